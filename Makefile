@@ -1,0 +1,66 @@
+# make demo | make test: each works as the first and only command on a fresh clone.
+# Needs make, git and Python 3.11 or newer (choose one with `make test PYTHON=python3.13`).
+
+PYTHON ?= python3
+WORKERS ?= 3
+
+VENV := .venv
+BENCH_VENV := .venv-bench
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+BENCH_READY := $(BENCH_VENV)/.ready
+# In variables, since a comma would part the arguments of $(call ...).
+EXTRAS := demo,dev
+BENCH_EXTRAS := bench,compression
+PIP_FLAGS := --quiet --quiet --disable-pip-version-check --no-input
+
+export PIP_NO_WARN_SCRIPT_LOCATION := 1
+
+.PHONY: setup demo test check bench docs clean
+.DEFAULT_GOAL := test
+
+setup: $(READY)
+
+demo: $(READY)
+	@$(BIN)/headrace demo
+
+test: check
+	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
+
+check: $(READY)
+	@$(BIN)/ruff format --check --quiet . || { echo "run: $(BIN)/ruff format ." >&2; exit 1; }
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo --no-cache
+
+bench: $(BENCH_READY)
+	@$(BENCH_VENV)/bin/python -m benchmarks
+
+docs: $(READY)
+	@$(BIN)/python docs/architecture.py
+
+clean:
+	rm -rf $(VENV) $(BENCH_VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis \
+	    .import_linter_cache
+	find src tests benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# An environment that has its stamp is brought up to date; one without (new, or left half made by an
+# interrupted run) is made from nothing. The stamp goes first and comes back last.
+define make_environment
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "Headrace needs Python 3.11 or newer, and '$(PYTHON)' is not (or is not there);" \
+	        "name another one: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	    echo "'$(PYTHON)' lacks the venv module; install it (on Debian and Ubuntu the package" \
+	        "python3-venv) or name another Python: make $(MAKECMDGOALS) PYTHON=..." >&2; exit 1; }
+	@echo "setting up $(1) (the first time takes a minute or two)"
+	@if [ -e $(1)/.ready ]; then rm -f $(1)/.ready; else $(PYTHON) -m venv --clear $(1); fi
+	@$(1)/bin/python -m pip install $(PIP_FLAGS) $(2)
+	@touch $(1)/.ready
+endef
+
+$(READY): pyproject.toml constraints.txt
+	$(call make_environment,$(VENV),--constraint constraints.txt --editable '.[$(EXTRAS)]')
+
+$(BENCH_READY): pyproject.toml
+	$(call make_environment,$(BENCH_VENV),--editable '.[$(BENCH_EXTRAS)]')

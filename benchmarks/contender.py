@@ -1,0 +1,194 @@
+"""The process of one contender: build, check, warm up, then a timed round whenever asked.
+
+Started by `measure` as `python -m benchmarks.contender QUESTION WORKLOAD CONTENDER INPUTS`; reads
+one JSON command a line and answers with one JSON line. With only QUESTION and INPUTS it writes
+the question's input files.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import importlib.util
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, TextIO
+
+from benchmarks.workload import Check, Consume, Contender, Elements, Pipeline, Workload
+
+__all__ = ["Rounds", "drain", "main"]
+
+#: The clock is read once a stride; a stride is kept between these two lengths (seconds).
+_STRIDE_AT_LEAST, _STRIDE_AT_MOST = 0.002, 0.02
+
+
+def main(arguments: list[str]) -> int:
+    """Serve one contender until told to stop, or write a question's inputs."""
+    question = importlib.import_module(f"benchmarks.{arguments[0]}")
+    if len(arguments) == 2:
+        question.write_inputs(Path(arguments[1]))
+        return 0
+    _, workload_name, contender_name, inputs = arguments
+    workload = next(w for w in question.WORKLOADS if w.name == workload_name)
+    contender = next(c for c in workload.contenders if c.name == contender_name)
+    with _answers() as answers, ExitStack() as stack:
+        _serve(workload, contender, Path(inputs), stack, answers)
+    return 0
+
+
+def _serve(
+    workload: Workload, contender: Contender, inputs: Path, stack: ExitStack, answers: TextIO
+) -> None:
+    rounds: Rounds | None = None
+    for line in sys.stdin:
+        command = json.loads(line)
+        answer: dict[str, Any]
+        try:
+            if command["do"] == "stop":
+                break
+            if command["do"] == "build":
+                missing = [m for m in contender.needs if importlib.util.find_spec(m) is None]
+                if missing:
+                    answer = {"missing": missing}
+                else:
+                    rounds = Rounds(
+                        contender.build(inputs, stack),
+                        contender.consume or workload.consume,
+                        workload.reopen,
+                    )
+                    rounds.check(contender.check or workload.check)
+                    answer = rounds.run(command["seconds"], ramp=0.0)
+            elif rounds is None:
+                answer = {"failed": "asked for a round before it was built"}
+            else:
+                answer = rounds.run(command["seconds"], command["ramp"])
+        except Exception as error:
+            # Reported, never hidden: it becomes "failed: ..." in the table.
+            answer = {"failed": f"{type(error).__name__}: {error}"}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+    if rounds is not None:
+        rounds.close()
+
+
+class Rounds:
+    """The timed rounds of one pipeline.
+
+    Args:
+        pipeline: Opens an iterator; opened again whenever one ends, and that is timed too.
+        consume: Uses an element and returns its items; None counts elements.
+        reopen: Open a fresh iterator for each round, or go on with the one that was checked.
+    """
+
+    def __init__(self, pipeline: Pipeline, consume: Consume | None, reopen: bool) -> None:
+        self._pipeline = pipeline
+        self._consume = consume
+        self._reopen = reopen
+        self._elements: Elements | None = None
+        self._first = 0.0
+
+    def check(self, check: Check) -> None:
+        """Check the elements of a fresh iterator, its first one included."""
+        first, elements = self._open()
+        check(chain([first], elements))
+
+    def run(self, seconds: float, ramp: float) -> dict[str, float]:
+        """Time one round.
+
+        Args:
+            seconds: How long to time.
+            ramp: Seconds to read before the clock starts, so that buffers filled while nobody
+                was reading are not counted.
+
+        Returns:
+            `first` (seconds from opening the iterator to its first element), `items`, `seconds`
+            and `rate`.
+        """
+        gc.collect()
+        if self._reopen or self._elements is None:
+            self.close()
+            element, elements = self._open()
+            if self._consume is not None:
+                self._consume(element)
+            del element
+        else:
+            elements = self._elements
+        _, _, elements = drain(self._pipeline, elements, self._consume, ramp)
+        items, took, self._elements = drain(self._pipeline, elements, self._consume, seconds)
+        if self._reopen:
+            del elements
+            self.close()
+        return {"first": self._first, "items": items, "seconds": took, "rate": items / took}
+
+    def close(self) -> None:
+        """Close the iterator in hand; may be called twice."""
+        elements, self._elements = self._elements, None
+        _close(elements)
+
+    def _open(self) -> tuple[Any, Elements]:
+        began = time.perf_counter()
+        self._elements = elements = self._pipeline()
+        element = next(elements)
+        self._first = time.perf_counter() - began
+        return element, elements
+
+
+def drain(
+    pipeline: Pipeline, elements: Elements, consume: Consume | None, seconds: float
+) -> tuple[int, float, Elements]:
+    """Read for about `seconds`, epoch after epoch; returns items, seconds taken and the iterator.
+
+    Raises:
+        ValueError: An epoch has no elements.
+    """
+    items, stride, fresh = 0, 1, False
+    start = now = time.perf_counter()
+    while now - start < seconds:
+        seen = 0
+        if consume is None:
+            for _ in islice(elements, stride):
+                seen += 1
+            items += seen
+        else:
+            for element in islice(elements, stride):
+                seen += 1
+                items += consume(element)
+        before, now = now, time.perf_counter()
+        if seen < stride:
+            if fresh and seen == 0:
+                raise ValueError("an epoch has no elements")
+            _close(elements)
+            elements, fresh = pipeline(), True
+            now = time.perf_counter()
+            continue
+        fresh = False
+        if now - before < _STRIDE_AT_LEAST:
+            stride *= 2
+        elif now - before > _STRIDE_AT_MOST:
+            stride = max(1, stride // 2)
+    return items, now - start, elements
+
+
+def _close(elements: Elements | None) -> None:
+    close = getattr(elements, "close", None)
+    if close is not None:
+        close()
+
+
+@contextmanager
+def _answers() -> Iterator[TextIO]:
+    # Frameworks print to standard output; answers get a descriptor of their own.
+    own = os.dup(1)
+    os.dup2(2, 1)
+    with os.fdopen(own, "w") as stream:
+        yield stream
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

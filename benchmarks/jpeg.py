@@ -1,0 +1,252 @@
+"""How fast are photographs decoded, resized and batched?
+
+1024 synthetic JPEGs of 500 x 375 (about 76 kB each), decoded, resized to 224 x 224 (bilinear) and
+batched by 64. Headrace and tf.data read them from 8 TFRecord shards of tf.Example; Grain and
+torch, to which TFRecord is foreign, from one file an image. All files are in the page cache.
+OpenCV is held to one thread a call for everybody: the contender brings the parallelism.
+"""
+# ruff: noqa: PLC0415  (a contender imports its own framework: see workload.py, rule 3)
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.workload import Contender, Elements, Pipeline, Target, Workload, expect
+
+__all__ = ["WORKLOADS", "write_inputs"]
+
+IMAGES, SHARDS, BATCH, SIDE = 1024, 8, 64, 224
+_HEIGHT, _WIDTH, _QUALITY = 375, 500, 90
+
+#: Decoders may round differently (fast and exact inverse transforms): mean levels of 255.
+_TOLERANCE = 3.0
+
+
+def write_inputs(directory: Path) -> None:
+    """Write every image as a file, and all of them into TFRecord shards."""
+    import cv2
+
+    from benchmarks.inputs import encode_example, write_tfrecord
+
+    generator = np.random.default_rng(0)
+    encoded = []
+    for number in range(IMAGES):
+        image = _synthetic_image(cv2, generator)
+        done, data = cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, _QUALITY])
+        expect(done, f"image {number} could not be encoded")
+        encoded.append(data.tobytes())
+        (directory / f"{number:05}.jpg").write_bytes(encoded[-1])
+    size = IMAGES // SHARDS
+    for shard in range(SHARDS):
+        numbers = range(shard * size, (shard + 1) * size)
+        records = (encode_example(encoded[n], n) for n in numbers)
+        write_tfrecord(directory / f"{shard}.tfrecord", records)
+
+
+def _synthetic_image(cv2: Any, generator: np.random.Generator) -> Any:
+    """Smooth colours, some shapes, and enough grain for the size of a photograph."""
+    coarse = generator.integers(0, 256, (12, 16, 3), dtype=np.uint8)
+    image = cv2.resize(coarse, (_WIDTH, _HEIGHT), interpolation=cv2.INTER_CUBIC)
+    for _ in range(8):
+        x, y, radius = (int(v) for v in generator.integers(10, 375, 3))
+        colour = tuple(int(v) for v in generator.integers(0, 256, 3))
+        cv2.circle(image, (x, y), radius // 4, colour, thickness=-1)
+    grain = generator.integers(-_GRAIN, _GRAIN + 1, image.shape, dtype=np.int16)
+    return np.clip(image + grain, 0, 255).astype(np.uint8)
+
+
+#: Half the width of the grain, in levels; sets the files' size.
+_GRAIN = 19
+
+
+def _jpegs(inputs: Path) -> list[str]:
+    return [str(path) for path in sorted(inputs.glob("*.jpg"))]
+
+
+def _shards(inputs: Path) -> list[str]:
+    return [str(path) for path in sorted(inputs.glob("*.tfrecord"))]
+
+
+def _one_threaded_cv2() -> Any:
+    import cv2
+
+    cv2.setNumThreads(1)
+    return cv2
+
+
+def _decode(cv2: Any, data: bytes) -> Any:
+    """RGB, uint8, (224, 224, 3)."""
+    image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB)
+    return cv2.resize(image, (SIDE, SIDE), interpolation=cv2.INTER_LINEAR)
+
+
+class _Check:
+    """One epoch holds every image once, and a sample of them looks as it should."""
+
+    def __init__(self, sample: int = 16) -> None:
+        self.sample = sample
+
+    def __call__(self, batches: Elements) -> None:
+        cv2 = _one_threaded_cv2()
+        generator = np.random.default_rng(0)
+        expected = {
+            n: cv2.resize(image, (SIDE, SIDE), interpolation=cv2.INTER_LINEAR)[..., ::-1]
+            for n, image in enumerate(_synthetic_image(cv2, generator) for _ in range(self.sample))
+        }
+        seen: list[int] = []
+        for images, labels in islice(batches, IMAGES // BATCH):
+            images, labels = np.asarray(images), np.asarray(labels)
+            expect(
+                images.shape == (BATCH, SIDE, SIDE, 3) and images.dtype == np.uint8,
+                f"images are {images.dtype} {images.shape}",
+            )
+            expect(labels.shape == (BATCH,), f"labels are {labels.shape}")
+            for image, label in zip(images, labels.tolist(), strict=True):
+                if label in expected:
+                    gap = np.abs(image.astype(np.int16) - expected[label]).mean()
+                    expect(gap < _LOSS + _TOLERANCE, f"image {label} is off by {gap:.1f} levels")
+            seen.extend(labels.tolist())
+        expect(sorted(seen) == list(range(IMAGES)), "an epoch is not every image once")
+
+
+#: What JPEG at this quality itself loses of the grain, in mean levels.
+_LOSS = 6.0
+
+
+def _headrace(inputs: Path, _: ExitStack) -> Pipeline:
+    import headrace as hr
+
+    cv2 = _one_threaded_cv2()
+    features = {
+        "image": hr.io.FixedLenFeature((), bytes),
+        "label": hr.io.FixedLenFeature((), np.int64),
+    }
+
+    def load(record: bytes) -> Any:
+        example = hr.io.parse_example(record, features)
+        return _decode(cv2, example["image"]), example["label"]
+
+    dataset = (
+        hr.TFRecordDataset(_shards(inputs))
+        .repeat()
+        .map(load, num_parallel_calls=hr.AUTOTUNE)
+        .batch(BATCH)
+        .prefetch(hr.AUTOTUNE)
+    )
+    return lambda: iter(dataset)
+
+
+def _tf_data(inputs: Path, _: ExitStack) -> Pipeline:
+    import tensorflow as tf
+
+    features = {
+        "image": tf.io.FixedLenFeature([], tf.string),
+        "label": tf.io.FixedLenFeature([], tf.int64),
+    }
+
+    def load(record: Any) -> Any:
+        example = tf.io.parse_single_example(record, features)
+        image = tf.io.decode_jpeg(example["image"], channels=3)
+        return tf.cast(tf.image.resize(image, [SIDE, SIDE]), tf.uint8), example["label"]
+
+    dataset = (
+        tf.data.TFRecordDataset(_shards(inputs))
+        .repeat()
+        .map(load, num_parallel_calls=tf.data.AUTOTUNE)
+        .batch(BATCH)
+        .prefetch(tf.data.AUTOTUNE)
+    )
+    return lambda: dataset.as_numpy_iterator()
+
+
+def _grain(inputs: Path, _: ExitStack) -> Pipeline:
+    import grain
+
+    cv2, paths = _one_threaded_cv2(), _jpegs(inputs)
+
+    def load(number: int) -> Any:
+        return _decode(cv2, Path(paths[number]).read_bytes()), number
+
+    dataset = (
+        grain.MapDataset.source(range(IMAGES)).repeat().map(load).batch(BATCH).to_iter_dataset()
+    )
+    return lambda: iter(dataset)
+
+
+def _torch(inputs: Path, _: ExitStack) -> Pipeline:
+    import torch
+    from torch.utils.data import DataLoader, Dataset
+
+    cv2, paths = _one_threaded_cv2(), _jpegs(inputs)
+
+    class Images(Dataset[Any]):
+        def __len__(self) -> int:
+            return 1000 * IMAGES  # the others repeat; an end of epoch would drain the workers
+
+        def __getitem__(self, number: int) -> Any:
+            number %= IMAGES
+            data = Path(paths[number]).read_bytes()
+            return torch.from_numpy(_decode(cv2, data)), number
+
+    def start(_: int) -> None:
+        cv2.setNumThreads(1)
+
+    loader = DataLoader(Images(), batch_size=BATCH, num_workers=2, worker_init_fn=start)
+    return lambda: iter(loader)
+
+
+def _two_threads(inputs: Path, stack: ExitStack) -> Pipeline:
+    cv2 = _one_threaded_cv2()
+    data = [Path(path).read_bytes() for path in _jpegs(inputs)]
+    pool = stack.enter_context(ThreadPoolExecutor(2))
+
+    def load(numbers: range) -> Any:
+        return np.stack([_decode(cv2, data[n]) for n in numbers]), np.array(numbers)
+
+    def batches() -> Iterator[Any]:
+        starts = cycle(range(0, IMAGES, BATCH))
+        waiting: deque[Future[Any]] = deque()
+        while True:
+            while len(waiting) < 4:
+                start = next(starts)
+                waiting.append(pool.submit(load, range(start, start + BATCH)))
+            yield waiting.popleft().result()
+
+    return batches
+
+
+def _count(batch: Any) -> int:
+    return len(batch[1])
+
+
+_BEST = ("tf.data", "grain, default threads", "torch DataLoader, 2 workers")
+
+WORKLOADS = (
+    Workload(
+        name="JPEG, decode + resize",
+        unit="images",
+        check=_Check(),
+        consume=_count,
+        contenders=(
+            Contender(name="headrace", build=_headrace, needs=("headrace", "cv2"), role="headrace"),
+            Contender(name="tf.data", build=_tf_data, needs=("tensorflow",)),
+            Contender(name="grain, default threads", build=_grain, needs=("grain", "cv2")),
+            Contender(name="torch DataLoader, 2 workers", build=_torch, needs=("torch", "cv2")),
+            Contender(
+                name="OpenCV, 2 threads, a batch each",
+                build=_two_threads,
+                needs=("cv2",),
+                role="limit",
+            ),
+        ),
+        targets=(Target(of=_BEST, at_least=1.0),),
+    ),
+)

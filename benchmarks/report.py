@@ -1,0 +1,262 @@
+"""What was measured, as one table, with the machine that it was measured on."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import Measurement, ratio
+from benchmarks.workload import Workload
+
+__all__ = ["Result", "machine", "results_table", "store", "thread_round_trip"]
+
+_PACKAGES = (
+    "headrace",
+    "numpy",
+    "pyzmq",
+    "google-crc32c",
+    "opencv-python-headless",
+    "tensorflow",
+    "tensorflow-cpu",
+    "torch",
+    "grain",
+)
+
+_HEADER = (
+    "workload",
+    "contender",
+    "rate (median)",
+    "slowest to fastest round",
+    "first element",
+    "headrace is",
+    "target",
+)
+
+
+#: Rounds further apart than this are called noisy: something else was using the machine.
+_NOISY = 1.5
+
+#: A ratio to a limit above this is called impossible: the limit was disturbed, or is none.
+_ABOVE_LIMIT = 1.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """A workload that was run: its name, its measurements and its table rows."""
+
+    workload: str
+    date: str
+    measurements: list[dict[str, Any]]
+    rows: list[list[str]]
+
+    @classmethod
+    def of(cls, workload: Workload, measurements: list[Measurement]) -> Result:
+        """Judge the measurements of a workload."""
+        return cls(
+            workload=workload.name,
+            date=datetime.now(UTC).date().isoformat(),
+            measurements=[
+                {"rate": m.rate, "first": m.first, "unit": workload.unit, **asdict(m)}
+                for m in measurements
+            ],
+            rows=_rows(workload, measurements),
+        )
+
+
+def machine() -> dict[str, str]:
+    """Cores, memory, versions: what a figure depends on, and nothing that names the machine."""
+    facts = {
+        "cores": str(len(os.sched_getaffinity(0))),
+        "cpu": _first_value("/proc/cpuinfo", "model name"),
+        "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB",
+        "system": platform.system(),
+        "python": platform.python_version(),
+    }
+    for package in _PACKAGES:
+        try:
+            facts[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return facts
+
+
+def thread_round_trip(times: int = 2000) -> float:
+    """Microseconds for two threads to wake each other in turn: what handing over an element costs.
+
+    It differs tenfold between machines, and so do the ratios of contenders that hand every element
+    from thread to thread to those that do not.
+    """
+    there, back = threading.Semaphore(0), threading.Semaphore(0)
+
+    def answer() -> None:
+        for _ in range(times):
+            there.acquire()
+            back.release()
+
+    thread = threading.Thread(target=answer, daemon=True)
+    thread.start()
+    began = time.perf_counter()
+    for _ in range(times):
+        there.release()
+        back.acquire()
+    took = time.perf_counter() - began
+    thread.join()
+    return took / times * 1e6
+
+
+def results_table(results: Iterable[Result]) -> str:
+    """One Markdown table, readable as plain text."""
+    rows = [list(_HEADER), *(row for result in results for row in result.rows)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
+    lines = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"
+        for row in rows
+    ]
+    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    return "\n".join(lines)
+
+
+def store(directory: Path, results: list[Result], order: list[str], how: str) -> None:
+    """Write results.json and RESULTS.md; keep stored workloads that were not run this time.
+
+    Stored figures of another machine or of other versions are dropped, not mixed in.
+
+    Args:
+        directory: Where the two files are.
+        results: What was run.
+        order: The names of all workloads, in the table's order.
+        how: One sentence on rounds and seconds.
+    """
+    facts = machine()
+    kept: dict[str, Result] = {}
+    stored = directory / "results.json"
+    if stored.exists():
+        old = json.loads(stored.read_text())
+        if old["machine"] == facts:
+            kept = {entry["workload"]: Result(**entry) for entry in old["results"]}
+    kept |= {result.workload: result for result in results}
+    ordered = [kept[name] for name in order if name in kept]
+    round_trip = round(thread_round_trip())
+    how += f" Two threads wake each other in turn in {round_trip} µs on this machine."
+    content = {
+        "machine": facts,
+        "thread_round_trip_us": round_trip,
+        "how": how,
+        "results": [asdict(result) for result in ordered],
+    }
+    stored.write_text(json.dumps(content, indent=1) + "\n")
+    (directory / "RESULTS.md").write_text(_page(facts, how, ordered))
+
+
+def _page(facts: dict[str, str], how: str, results: list[Result]) -> str:
+    dates = sorted({result.date for result in results})
+    described = ", ".join(f"{name} {value}" for name, value in facts.items())
+    return (
+        "# Benchmarks\n\n"
+        "Written by `python -m benchmarks`; each workload is described at the top of its file.\n\n"
+        f"{results_table(results)}\n\n"
+        f"**How.** {how} Rates are medians over the rounds. *headrace is* compares round by round: "
+        "the median of the rounds' ratios, so above 1 Headrace is the faster one; where Headrace "
+        "runs in two ways, both are given in the order of their rows. *First element* is the time "
+        "from opening an iterator over a pipeline that is built and warm. A row in italics is a "
+        "bound set by the machine or by Python, not a product.\n\n"
+        f"**Machine.** {described}; measured {' to '.join(dates[:1] + dates[1:][-1:])}.\n"
+    )
+
+
+def _rows(workload: Workload, measurements: list[Measurement]) -> list[list[str]]:
+    ours = [m for m in measurements if m.role == "headrace"]
+    rows = []
+    for m in measurements:
+        compared = [] if m.role == "headrace" else [ratio(own, [m]) for own in ours]
+        rows.append(
+            [
+                workload.name,
+                f"*{m.contender}*" if m.role == "limit" else m.contender,
+                m.problem or _rate(m.rate, workload),
+                "–" if m.problem else _span(m.rates, workload),
+                "–" if m.first is None else _duration(m.first),
+                " / ".join(_times(value) for value in compared) or "–",
+                _verdicts(workload, measurements, m.contender) or _doubt(m, compared) or "–",
+            ]
+        )
+    return rows
+
+
+def _doubt(limit: Measurement, ratios: list[float | None]) -> str:
+    """What to say of a limit that Headrace seems to exceed; empty if it does not."""
+    if limit.role == "limit" and any(r is not None and r > _ABOVE_LIMIT for r in ratios):
+        return "ABOVE THE LIMIT: do not trust this workload's figures"
+    return ""
+
+
+def _verdicts(workload: Workload, measurements: list[Measurement], contender: str) -> str:
+    """The targets of one contender, each with what became of it."""
+    by_name = {m.contender: m for m in measurements}
+    said = []
+    for target in workload.targets:
+        if target.by != contender:
+            continue
+        reached = ratio(by_name[target.by], [by_name[name] for name in target.of])
+        of = target.of[0] if len(target.of) == 1 else "the best of " + ", ".join(target.of)
+        if reached is None:
+            outcome = "unknown"
+        else:
+            outcome = ("met" if reached >= target.at_least else "MISSED") + f", {_times(reached)}"
+        said.append(f"{target.at_least:g}x {of}: {outcome}")
+    return "; ".join(said)
+
+
+def _rate(rate: float | None, workload: Workload) -> str:
+    if rate is None:
+        return "–"
+    if workload.item_bytes is not None:
+        return f"{rate * workload.item_bytes / 1e9:.2f} GB/s"
+    return f"{_number(rate)} {workload.unit}/s"
+
+
+def _span(rates: list[float], workload: Workload) -> str:
+    scale = 1.0 if workload.item_bytes is None else workload.item_bytes / 1e9
+    form = _number if workload.item_bytes is None else "{:.2f}".format
+    noisy = ", NOISY" if max(rates) > _NOISY * min(rates) else ""
+    return f"{form(min(rates) * scale)} to {form(max(rates) * scale)}{noisy}"
+
+
+def _number(value: float) -> str:
+    if value >= 1e6:
+        return f"{value / 1e6:.3g} M"
+    if value >= 1e4:
+        return f"{value / 1e3:.3g} k"
+    return f"{value:.4g}"
+
+
+def _times(value: float | None) -> str:
+    if value is None:
+        return "?"
+    return f"{value:.0f}x" if value >= 20 else f"{value:.2g}x"
+
+
+def _duration(seconds: float) -> str:
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    if seconds >= 1e-3:
+        return f"{seconds * 1e3:.1f} ms"
+    return f"{seconds * 1e6:.0f} µs"
+
+
+def _first_value(path: str, key: str) -> str:
+    try:
+        lines = Path(path).read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    values = (line.partition(":")[2].strip() for line in lines if line.startswith(key))
+    return next(values, platform.machine())

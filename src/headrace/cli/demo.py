@@ -1,0 +1,197 @@
+"""`headrace demo`: real digits, through a dispatcher and two worker processes, into a classifier.
+
+    digits -> TFRecord shards -> list_files -> interleave -> parse -> augment -> shuffle -> batch
+           -> distribute(DYNAMIC) -> JAX
+
+The first run trains for a few epochs and counts how often each example was visited. In the second
+a worker is killed in the middle of an epoch, and training goes on with the other.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+import headrace as hr
+from headrace.cli.digits_classifier import Classifier, load_digits
+from headrace.cli.digits_data import NUM_SHARDS, training_data, write_shards
+
+__all__ = ["run_demo"]
+
+_EPOCHS = 12
+_WANTED_ACCURACY = 0.95
+_BATCHES_BEFORE_KILL = 8
+_EPOCHS_TO_KILL_IN = 5
+
+
+@dataclass
+class Epoch:
+    """What was seen of one epoch."""
+
+    visits: Counter[int] = field(default_factory=Counter)
+    loss: float = 0.0
+    accuracy: float = 0.0
+    batches: int = 0
+    seconds: float = 0.0
+    by_worker: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def examples(self) -> int:
+        """Examples that were delivered."""
+        return sum(self.visits.values())
+
+    def times(self) -> Counter[int]:
+        """How many examples were visited how often."""
+        return Counter(self.visits.values())
+
+
+class Kill:
+    """Kills a worker with SIGKILL once, in an epoch to which both have given some batches."""
+
+    def __init__(self, cluster: hr.service.LocalCluster) -> None:
+        self._cluster = cluster
+        self.after_batches = 0
+
+    @property
+    def was_done(self) -> bool:
+        """Whether a worker was killed."""
+        return self.after_batches > 0
+
+    def consider(self, epoch: Epoch) -> bool:
+        """Kill if it is time; return whether it was."""
+        shares = [n for n in epoch.by_worker.values() if n >= _BATCHES_BEFORE_KILL // 4]
+        if self.was_done or epoch.batches < _BATCHES_BEFORE_KILL or len(shares) < 2:
+            return False
+        self.after_batches = epoch.batches
+        self._cluster.kill_worker(0)
+        return True
+
+
+def train_epoch(classifier: Classifier, data: hr.Dataset) -> Iterator[Epoch]:
+    """Train for one epoch; yield what was seen so far after every batch."""
+    epoch = Epoch()
+    start = time.perf_counter()
+    with iter(data) as batches:
+        for batch in batches:
+            loss, accuracy = classifier.train(batch["image"], batch["label"])
+            epoch.visits.update(batch["number"].tolist())
+            epoch.batches += 1
+            # Running means over the batches so far.
+            epoch.loss += (loss - epoch.loss) / epoch.batches
+            epoch.accuracy += (accuracy - epoch.accuracy) / epoch.batches
+            epoch.seconds = time.perf_counter() - start
+            epoch.by_worker = hr.service.delivery_report(data)
+            yield epoch
+    epoch.seconds = time.perf_counter() - start
+    yield epoch
+
+
+def run_demo(epochs: int = _EPOCHS, console: Console | None = None) -> int:
+    """Run the demo; return the exit code: 0 if all that the last line says is true."""
+    console = console or Console()
+    began = time.perf_counter()
+    digits = load_digits()
+    total = len(digits.train_images)
+    problems: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="headrace-demo-") as name:
+        folder = Path(name)
+        write_shards(folder, digits.train_images, digits.train_labels)
+        console.print(
+            f"{total} handwritten digits in {NUM_SHARDS} TFRecord shards; "
+            f"{len(digits.test_images)} more are held out"
+        )
+        with hr.service.LocalCluster(num_workers=2, processes=True) as cluster:
+            console.print(
+                f"dispatcher at {cluster.target}, workers in processes "
+                + " and ".join(str(worker.pid) for worker in cluster.workers)
+            )
+            names = {worker.address: f"w{i}" for i, worker in enumerate(cluster.workers)}
+            classifier = Classifier(seed=0)
+            data = training_data(folder, cluster.target, read_ahead=8)
+            for number in range(1, epochs + 1):
+                epoch = _show(console, f"epoch {number}/{epochs}", classifier, data, total, names)
+                if epoch.times() != {1: total}:
+                    problems.append(f"epoch {number} visited {_visits(epoch, total)}")
+            accuracy = classifier.accuracy(digits.test_images, digits.test_labels)
+            console.print(f"held-out accuracy {accuracy:.3f}")
+
+            console.print("\nsecond run: a worker is killed in the middle of an epoch")
+            data = training_data(folder, cluster.target, read_ahead=2)
+            kill = Kill(cluster)
+            survivor = Classifier(seed=1)
+            for number in range(1, _EPOCHS_TO_KILL_IN + 1):
+                hit = _show(console, f"epoch {number}", survivor, data, total, names, kill)
+                if kill.was_done:
+                    break
+            console.print(f"training went on: the epoch ended, {_visits(hit, total)}")
+            if not kill.was_done:
+                problems.append("no epoch was shared by both workers, so none was killed")
+            elif max(hit.visits.values()) > 1:
+                problems.append(f"after the kill some examples came twice: {_visits(hit, total)}")
+            elif hit.batches <= kill.after_batches:
+                problems.append("no batch came after the worker was killed")
+    if accuracy < _WANTED_ACCURACY:
+        problems.append(f"held-out accuracy {accuracy:.3f} is below {_WANTED_ACCURACY}")
+    if problems:
+        console.print("demo: failed: " + "; ".join(problems), style="red", soft_wrap=True)
+        return 1
+    console.print(
+        f"demo: ok: each of {total} training examples was visited exactly once in each of "
+        f"{epochs} epochs; with a worker killed, {_visits(hit, total)}; held-out accuracy "
+        f"{accuracy:.3f}; {time.perf_counter() - began:.0f} s",
+        soft_wrap=True,
+        highlight=False,
+    )
+    return 0
+
+
+def _show(
+    console: Console,
+    title: str,
+    classifier: Classifier,
+    data: hr.Dataset,
+    total: int,
+    names: dict[str, str],
+    kill: Kill | None = None,
+) -> Epoch:
+    """Train for one epoch under a progress bar; kill worker 0 on the way if asked to."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=12),
+        TextColumn("{task.completed:>4.0f}/{task.total:.0f}"),
+        TextColumn("{task.fields[facts]}"),
+    )
+    epoch = Epoch()
+    with Progress(*columns, console=console) as progress:
+        bar = progress.add_task(title, total=total, facts="")
+        for epoch in train_epoch(classifier, data):
+            shares = " ".join(f"{names.get(a, a)} {n}" for a, n in sorted(epoch.by_worker.items()))
+            rate = epoch.examples / max(epoch.seconds, 1e-9)
+            progress.update(
+                bar,
+                completed=epoch.examples,
+                facts=f"loss {epoch.loss:.2f} acc {epoch.accuracy:.3f} {rate:,.0f}/s {shares}",
+            )
+            if kill is not None and kill.consider(epoch):
+                progress.console.print(f"killed worker w0 after {epoch.examples} examples")
+    return epoch
+
+
+def _visits(epoch: Epoch, total: int) -> str:
+    times = epoch.times()
+    parts = [f"{count} examples {_often(often)}" for often, count in sorted(times.items())]
+    unseen = total - sum(times.values())
+    if unseen:
+        parts.append(f"{unseen} not at all")
+    return "visited " + ", ".join(parts)
+
+
+def _often(times: int) -> str:
+    return {1: "once", 2: "twice"}.get(times, f"{times} times")

@@ -1,0 +1,172 @@
+"""`headrace doctor`: what of this machine would hurt, and what to do about it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import mmap
+import os
+import platform
+import resource
+import socket
+import sys
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+__all__ = ["Finding", "Verdict", "examine", "findings"]
+
+_CORE = (
+    "numpy",
+    "msgspec",
+    "pyzmq",
+    "cloudpickle",
+    "fsspec",
+    "google-crc32c",
+    "prometheus-client",
+)
+_OPTIONAL = {"pyarrow": "arrow", "jax": "jax", "torch": "torch", "zstandard": "compression"}
+_ENOUGH_FILES = 4096
+_ENOUGH_SHARED_MEMORY = 512 << 20
+
+
+class Verdict(Enum):
+    """How a finding bears on running Headrace here."""
+
+    FINE = "fine"
+    SLOW = "would hurt"
+    BROKEN = "does not work"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        subject: What was looked at.
+        verdict: How it bears on running here.
+        found: What was found.
+        remedy: What to do; empty where nothing is needed.
+    """
+
+    subject: str
+    verdict: Verdict
+    found: str
+    remedy: str = ""
+
+
+def examine() -> None:
+    """Look at this machine: what would hurt, and what to do."""
+    table = Table("what", "verdict", "found", "what to do", box=None, pad_edge=False)
+    styles = {Verdict.FINE: "green", Verdict.SLOW: "yellow", Verdict.BROKEN: "bold red"}
+    found = findings()
+    for finding in found:
+        style = styles[finding.verdict]
+        verdict = f"[{style}]{finding.verdict.value}[/{style}]"
+        table.add_row(finding.subject, verdict, finding.found, finding.remedy)
+    Console().print(table)
+    if any(finding.verdict is Verdict.BROKEN for finding in found):
+        raise typer.Exit(1)
+
+
+def findings() -> list[Finding]:
+    """Look at everything that Headrace depends on."""
+    return [
+        _python(),
+        _cores(),
+        _memory_files(),
+        _shared_memory_size(),
+        _open_files(),
+        _loopback(),
+        *(_dependency(name) for name in _CORE),
+        *(_optional(name, extra) for name, extra in _OPTIONAL.items()),
+    ]
+
+
+def _python() -> Finding:
+    found = f"{platform.python_implementation()} {platform.python_version()}, {platform.platform()}"
+    if sys.platform != "linux":
+        return Finding("platform", Verdict.SLOW, found, "Headrace is tested on Linux alone")
+    return Finding("platform", Verdict.FINE, found)
+
+
+def _cores() -> Finding:
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    if cores < 2:
+        return Finding(
+            "cores", Verdict.SLOW, f"{cores}", "run workers elsewhere: training wants this core"
+        )
+    return Finding("cores", Verdict.FINE, f"{cores}; up to as many `worker --processes`")
+
+
+def _memory_files() -> Finding:
+    subject = "memory between processes"
+    if not hasattr(os, "memfd_create"):
+        return Finding(
+            subject, Verdict.SLOW, "no memfd here", "data between local processes goes by sockets"
+        )
+    try:
+        descriptor = os.memfd_create("headrace-doctor", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(descriptor, mmap.PAGESIZE)
+            with mmap.mmap(descriptor, mmap.PAGESIZE) as memory:
+                memory[0] = 1
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        remedy = "allow memfd_create in the sandbox; until then local data goes by sockets"
+        return Finding(subject, Verdict.SLOW, f"memfd fails: {error}", remedy)
+    return Finding(subject, Verdict.FINE, "memfd works")
+
+
+def _shared_memory_size() -> Finding:
+    directory = Path("/dev/shm")
+    if not directory.is_dir():
+        return Finding("/dev/shm", Verdict.SLOW, "not there", "mount a tmpfs at /dev/shm")
+    status = os.statvfs(directory)
+    free, size = status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
+    found = f"{free >> 20} MiB free of {size >> 20} MiB"
+    if free < _ENOUGH_SHARED_MEMORY:
+        remedy = "give the container more (docker: --shm-size 2g); frameworks' loaders use it"
+        return Finding("/dev/shm", Verdict.SLOW, found, remedy)
+    return Finding("/dev/shm", Verdict.FINE, found)
+
+
+def _open_files() -> Finding:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    words = {resource.RLIM_INFINITY: "no limit"}
+    found = f"{words.get(soft, soft)} (may be raised to {words.get(hard, hard)})"
+    if soft != resource.RLIM_INFINITY and soft < _ENOUGH_FILES:
+        remedy = f"ulimit -n {_ENOUGH_FILES} before a dispatcher: each peer takes two or three"
+        return Finding("open files", Verdict.SLOW, found, remedy)
+    return Finding("open files", Verdict.FINE, found)
+
+
+def _loopback() -> Finding:
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            address = server.getsockname()
+            with socket.create_connection(address, timeout=5.0):
+                pass
+    except OSError as error:
+        remedy = "allow TCP on 127.0.0.1: dispatcher and workers talk by it even on one machine"
+        return Finding("ports on loopback", Verdict.BROKEN, str(error), remedy)
+    return Finding("ports on loopback", Verdict.FINE, "free ones are given and can be reached")
+
+
+def _dependency(name: str) -> Finding:
+    try:
+        return Finding(name, Verdict.FINE, importlib.metadata.version(name))
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(name, Verdict.BROKEN, "not installed", f"pip install {name}")
+
+
+def _optional(name: str, extra: str) -> Finding:
+    try:
+        return Finding(name, Verdict.FINE, importlib.metadata.version(name))
+    except importlib.metadata.PackageNotFoundError:
+        remedy = f"if you want it: pip install 'headrace[{extra}]'"
+        return Finding(name, Verdict.FINE, "not installed (optional)", remedy)

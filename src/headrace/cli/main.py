@@ -1,0 +1,70 @@
+"""Entry point of the `headrace` command."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from typing import Annotated
+
+import typer
+
+from headrace.cli import doctor, inspect, keys, serve
+from headrace.cli.failures import CommandGroup
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    cls=CommandGroup,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+app.command("dispatcher")(serve.run_dispatcher)
+app.command("worker")(serve.run_worker)
+app.command("status")(inspect.show_status)
+app.command("doctor")(doctor.examine)
+app.add_typer(keys.app, name="keys")
+
+
+@app.command("demo")
+def _run_demo() -> None:
+    """Train a classifier on real digits through a dispatcher and two workers; kill one."""
+    try:
+        from headrace.cli.demo import run_demo  # noqa: PLC0415 - optional: jax, scikit-learn
+    except ModuleNotFoundError as error:
+        print(
+            f"headrace: the demo needs {error.name}: pip install 'headrace[demo]'", file=sys.stderr
+        )
+        raise typer.Exit(1) from error
+    raise typer.Exit(run_demo())
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"headrace {importlib.metadata.version('headrace')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show a traceback when something fails.")
+    ] = False,
+) -> None:
+    """Feed training jobs from a service: pipelines run on workers, off the training hosts."""
+
+
+def main() -> None:
+    """Run the command that the arguments name."""
+    app(prog_name="headrace")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,276 @@
+"""`headrace dispatcher` and `headrace worker`: servers that run until they are told to stop."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Protocol
+
+import typer
+
+from headrace import metrics
+from headrace.cli.failures import wrong_arguments
+from headrace.cli.signals import STOP_SIGNALS, Signals
+from headrace.cli.supervise import run_children
+from headrace.errors import CancelledError
+from headrace.service import DispatcherConfig, DispatchServer, WorkerConfig, WorkerServer
+from headrace.transport.security import Security
+
+__all__ = ["run_dispatcher", "run_worker"]
+
+Port = Annotated[int, typer.Option(help="Where to listen; 0 takes a free one.")]
+Host = Annotated[str, typer.Option(help="Whom to listen for; the default is this machine alone.")]
+Keys = Annotated[
+    Path | None,
+    typer.Option(envvar="HEADRACE_KEYS", help="Directory made by `headrace keys new`."),
+]
+MetricsPort = Annotated[
+    int | None,
+    typer.Option(help="Serve Prometheus metrics there, for this machine alone."),
+]
+
+
+class RunningServer(Protocol):
+    """What both servers can do."""
+
+    def start(self) -> None:
+        """Listen, and return when the server can be used."""
+
+    def stop(self) -> None:
+        """Stop listening and join all threads; ends a `start` that waits."""
+
+
+def run_dispatcher(
+    port: Annotated[
+        int,
+        typer.Option(
+            envvar="HEADRACE_PORT",
+            help="Where to listen; 0 takes a free one.",
+        ),
+    ] = 5050,
+    host: Host = "127.0.0.1",
+    work_dir: Annotated[
+        Path | None,
+        typer.Option(envvar="HEADRACE_WORK_DIR", help="Directory of the journal."),
+    ] = None,
+    fault_tolerant: Annotated[
+        bool,
+        typer.Option(help="Keep every fact in --work-dir, and go on from there when restarted."),
+    ] = False,
+    worker_timeout: Annotated[
+        int | None,
+        typer.Option(metavar="MS", help="Silence after which a worker counts as lost."),
+    ] = None,
+    job_gc_timeout: Annotated[
+        int | None,
+        typer.Option(
+            min=-1,
+            metavar="MS",
+            help="How long an iteration without clients is kept; -1: for ever.",
+        ),
+    ] = None,
+    job_gc_check_interval: Annotated[
+        int | None,
+        typer.Option(metavar="MS", help="Time between looks for what nobody needs."),
+    ] = None,
+    worker_address: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="A fixed worker of the static sharding policies; once for each, in shard order.",
+        ),
+    ] = None,
+    keys: Keys = None,
+    metrics_port: MetricsPort = None,
+) -> None:
+    """Run a dispatcher until Ctrl-C or SIGTERM."""
+    with wrong_arguments():
+        _check_ports("--metrics-port", metrics_port)
+        config = DispatcherConfig(
+            port=port,
+            host=host,
+            work_dir=work_dir,
+            fault_tolerant_mode=fault_tolerant,
+            worker_addresses=worker_address or None,
+            job_gc_check_interval_ms=job_gc_check_interval,
+            job_gc_timeout_ms=job_gc_timeout,
+            worker_timeout_ms=worker_timeout,
+            security=None if keys is None else Security.load(keys, "server"),
+        )
+    server = DispatchServer(config, start=False)
+    _serve("dispatcher", server, lambda: server.target, metrics_port)
+
+
+def run_worker(
+    dispatcher: Annotated[
+        str,
+        typer.Option(
+            envvar="HEADRACE_DISPATCHER", metavar="HOST:PORT", help="The dispatcher to work for."
+        ),
+    ],
+    processes: Annotated[
+        int, typer.Option(help="Worker processes to run, each a worker of its own.")
+    ] = 1,
+    port: Port = 0,
+    host: Host = "127.0.0.1",
+    worker_address: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help='Where clients find this worker; "%port%" in it stands for the port.',
+        ),
+    ] = None,
+    tag: Annotated[
+        list[str] | None, typer.Option(help="A word that describes the worker; once for each.")
+    ] = None,
+    data_transfer_protocol: Annotated[
+        str | None, typer.Option(help="shm, tcp or local; the best by default.")
+    ] = None,
+    dispatcher_timeout: Annotated[
+        int | None,
+        typer.Option(metavar="MS", help="How long to wait for a dispatcher that is away."),
+    ] = None,
+    preload: Annotated[
+        list[str] | None, typer.Option(metavar="MODULE", help="Import it first; once for each.")
+    ] = None,
+    keys: Keys = None,
+    metrics_port: MetricsPort = None,
+    with_parent: Annotated[bool, typer.Option("--with-parent", hidden=True)] = False,
+) -> None:
+    """Run one worker, or several in processes of their own, until Ctrl-C or SIGTERM.
+
+    With --processes N and a --port, the workers listen at that port and the N - 1 after it.
+    """
+    with wrong_arguments():
+        if processes < 1:
+            raise ValueError(f"--processes {processes} must be at least 1")
+        _check_ports("--port", port, processes)
+        _check_ports("--metrics-port", metrics_port, processes)
+        config = WorkerConfig(
+            dispatcher,
+            worker_address=worker_address,
+            port=port,
+            host=host,
+            dispatcher_timeout_ms=dispatcher_timeout,
+            data_transfer_protocol=data_transfer_protocol,
+            worker_tags=tag,
+            preload=tuple(preload or ()),
+            security=None if keys is None else Security.load(keys, "server"),
+        )
+    if processes == 1:
+        for module in config.preload:
+            _import(module)
+        server = WorkerServer(config, start=False)
+        _serve("worker", server, lambda: server.address, metrics_port, with_parent=with_parent)
+        return
+    arguments = _worker_arguments(config, keys)
+    commands = []
+    for number in range(processes):
+        ports = ["--port", str(port and port + number)]
+        if metrics_port is not None:
+            ports += ["--metrics-port", str(metrics_port and metrics_port + number)]
+        commands.append([*arguments, *ports])
+    failed = run_children(commands)
+    if failed:
+        raise typer.Exit(1)
+    print(f"{processes} workers stopped", flush=True)
+
+
+def _worker_arguments(config: WorkerConfig, keys: Path | None) -> list[str]:
+    """Write the configuration of one of several workers as the arguments of a command."""
+    arguments = ["worker", "--with-parent", "--host", config.host]
+    options = {
+        "--dispatcher": config.dispatcher_address,
+        "--worker-address": config.worker_address,
+        "--data-transfer-protocol": config.data_transfer_protocol,
+        "--dispatcher-timeout": config.dispatcher_timeout_ms,
+        "--keys": keys,
+    }
+    for option, value in options.items():
+        if value is not None:
+            arguments += [option, str(value)]
+    repeated: dict[str, Sequence[str]] = {
+        "--tag": config.worker_tags or (),
+        "--preload": config.preload,
+    }
+    for option, values in repeated.items():
+        for value in values:
+            arguments += [option, value]
+    return arguments
+
+
+def _serve(
+    role: str,
+    server: RunningServer,
+    address: Callable[[], str],
+    metrics_port: int | None,
+    *,
+    with_parent: bool = False,
+) -> None:
+    """Start the server, say where it is, wait for Ctrl-C or SIGTERM, stop it.
+
+    `start` may wait long for a peer, so it runs beside the main thread, which can stop it.
+    """
+    parent = [sys.stdin] if with_parent else []
+    # Python's own handlers are back while the server stops: a second Ctrl-C does not wait.
+    with ExitStack() as stack, Signals() as signals:
+        start = _Start(server, signals)
+        stack.callback(start.thread.join)
+        stack.callback(server.stop)
+        start.thread.start()
+        told = False
+        while not STOP_SIGNALS & signals.wait(closing=parent):
+            if start.error is not None:
+                # Some of what the configuration says can only be judged when it is used.
+                with wrong_arguments():
+                    raise start.error
+            if start.done and not told:
+                told = True
+                if metrics_port is not None:
+                    metrics_at = stack.enter_context(metrics.expose(metrics_port))
+                    print(f"metrics at http://127.0.0.1:{metrics_at}/metrics", flush=True)
+                print(f"{role} ready at {address()}", flush=True)
+    if start.error is not None and not isinstance(start.error, CancelledError):
+        raise start.error
+    print(f"{role} stopped", flush=True)
+
+
+class _Start:
+    """A server's `start` on a thread of its own; wakes the main thread when it is done."""
+
+    def __init__(self, server: RunningServer, signals: Signals) -> None:
+        self._server = server
+        self._signals = signals
+        self.done = False
+        self.error: Exception | None = None
+        self.thread = threading.Thread(target=self._run, name="headrace-start", daemon=True)
+
+    def _run(self) -> None:
+        try:
+            self._server.start()
+            self.done = True
+        except Exception as error:
+            self.error = error
+        self._signals.wake()
+
+
+def _check_ports(option: str, first: int | None, processes: int = 1) -> None:
+    if first is None:
+        return
+    if not 0 <= first <= 65535:
+        raise ValueError(f"{option} {first} must be between 0 and 65535")
+    if first + processes - 1 > 65535:
+        raise ValueError(f"{option} {first} leaves no room for {processes} processes")
+
+
+def _import(module: str) -> None:
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        raise typer.BadParameter(
+            f"--preload {module}: {error}; is its folder in PYTHONPATH?"
+        ) from error

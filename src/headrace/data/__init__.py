@@ -1,0 +1,1 @@
+"""Datasets: a plan with methods, and the iterator that its user sees."""

@@ -1,0 +1,415 @@
+"""The Dataset: a plan with methods. Each method makes a node; the checks are the nodes' own."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from headrace.data.iterator import DatasetIterator
+from headrace.element.spec import Spec, spec_of
+from headrace.element.tree import flatten
+from headrace.errors import FailedPreconditionError
+from headrace.execution.build import start
+from headrace.plan import traverse
+from headrace.plan.batching import Batch, Unbatch
+from headrace.plan.buffering import Cache, Prefetch
+from headrace.plan.combining import DEFAULT_CYCLE_LENGTH, Concatenate, Interleave, Zip
+from headrace.plan.elements import FromSource
+from headrace.plan.elementwise import Filter, Map
+from headrace.plan.node import AUTOTUNE, Node, call_site
+from headrace.plan.options import Options, WithOptions
+from headrace.plan.ordering import Enumerate, Repeat, Shard, Shuffle, Skip, Take
+from headrace.plan.source import INFINITE, UNKNOWN, Source
+from headrace.rewrites.optimize import optimize
+from headrace.sources.files import FileNamesSource, as_names
+from headrace.sources.generator import GeneratorSource
+from headrace.sources.memory import RangeSource, SlicesSource, TensorsSource
+from headrace.sources.text import TextLineSource
+from headrace.sources.tfrecord import TFRecordSource
+
+__all__ = ["Dataset", "TFRecordDataset", "TextLineDataset"]
+
+
+class Dataset:
+    """Elements in a fixed order, to be read any number of times.
+
+    An element is an array, a NumPy scalar, `bytes` or `str`, or a dict, tuple, namedtuple or
+    dataclass of such. A dataset does nothing until it is iterated over; each `iter` is a new pass,
+    in which shuffles draw anew.
+    """
+
+    def __init__(self, plan: Node) -> None:
+        if not isinstance(plan, Node):
+            raise TypeError(f"`plan` must be a plan node, but got {type(plan).__name__}")
+        self._plan = plan
+        self._passes = itertools.count()
+
+    @property
+    def plan(self) -> Node:
+        """What the dataset does, as a value."""
+        return self._plan
+
+    # --- sources ------------------------------------------------------------------------------
+
+    @staticmethod
+    def from_source(source: Source) -> Dataset:
+        """Return the elements of anything with the Source contract (`headrace.plan.source`)."""
+        return Dataset(FromSource(source=_checked(source), location=call_site()))
+
+    @staticmethod
+    def range(*args: int, output_type: Any = np.int64) -> Dataset:
+        """Return the numbers of `range(*args)`, as scalars of `output_type`."""
+        return Dataset.from_source(RangeSource(*_range_bounds(args), dtype=output_type))
+
+    @staticmethod
+    def from_tensors(x: Any) -> Dataset:
+        """Return a dataset of one element, `x`."""
+        return Dataset.from_source(TensorsSource(x))
+
+    @staticmethod
+    def from_tensor_slices(x: Any) -> Dataset:
+        """Return the rows of arrays: one element for each index of their common first axis."""
+        return Dataset.from_source(SlicesSource(x))
+
+    @staticmethod
+    def from_generator(
+        generator: Callable[..., Any],
+        *,
+        args: Sequence[Any] | None = None,
+        output_signature: Spec | None = None,
+    ) -> Dataset:
+        """Return what `generator(*args)` yields; it is called anew for each pass.
+
+        Args:
+            generator: A function that returns an iterable of elements.
+            args: Its arguments.
+            output_signature: Spec that every element must match; None: that of the first element.
+        """
+        return Dataset.from_source(GeneratorSource(generator, tuple(args or ()), output_signature))
+
+    @staticmethod
+    def list_files(patterns: Any, shuffle: bool | None = None, seed: int | None = None) -> Dataset:
+        """Return the names of the files that match glob patterns, as `str`.
+
+        Args:
+            patterns: A pattern, path or fsspec URL, or a list of them.
+            shuffle: Whether to order them at random, anew in each pass; None is True.
+            seed: Seed of that order.
+
+        Raises:
+            NotFoundError: A pattern matches no file.
+        """
+        source = FileNamesSource.matching(patterns)
+        files = Dataset.from_source(source)
+        return files if shuffle is False else files.shuffle(source.size, seed=seed)
+
+    @staticmethod
+    def zip(*datasets: Any) -> Dataset:
+        """Return tuples of the n-th elements of several datasets; the shortest ends it.
+
+        A single argument may be any nested structure of datasets: elements have its structure.
+        """
+        nested = datasets[0] if len(datasets) == 1 else datasets
+        members, structure = flatten(nested)
+        plans = tuple(_plan_of("datasets", member) for member in members)
+        return Dataset(Zip(datasets=plans, structure=structure, location=call_site()))
+
+    # --- transformations ----------------------------------------------------------------------
+
+    def map(
+        self,
+        map_func: Callable[..., Any],
+        num_parallel_calls: int | None = None,
+        deterministic: bool | None = None,
+    ) -> Dataset:
+        """Replace each element by `map_func(element)`.
+
+        Args:
+            map_func: Called with the element; a tuple is passed as several arguments. A function
+                that is plain arithmetic is called with whole columns.
+            num_parallel_calls: Threads that call it, or `AUTOTUNE`; None: on the reading thread.
+            deterministic: False yields results as they are ready; None: as the options say.
+        """
+        return Dataset(
+            Map(
+                input=self._plan,
+                fn=map_func,
+                num_parallel_calls=num_parallel_calls,
+                deterministic=deterministic,
+                location=call_site(),
+            )
+        )
+
+    def filter(self, predicate: Callable[..., Any]) -> Dataset:
+        """Keep the elements for which `predicate(element)` is true."""
+        return Dataset(Filter(input=self._plan, predicate=predicate, location=call_site()))
+
+    def batch(
+        self,
+        batch_size: int,
+        drop_remainder: bool = False,
+        num_parallel_calls: int | None = None,
+        deterministic: bool | None = None,
+    ) -> Dataset:
+        """Stack `batch_size` consecutive elements into one, in fresh memory.
+
+        Args:
+            batch_size: Elements to a batch.
+            drop_remainder: Whether to leave out a last batch that is smaller.
+            num_parallel_calls: Accepted as in tf.data; stacking is one copy and needs no threads.
+            deterministic: Accepted as in tf.data.
+        """
+        return Dataset(
+            Batch(
+                input=self._plan,
+                size=batch_size,
+                drop_remainder=drop_remainder,
+                location=call_site(),
+            )
+        )
+
+    def unbatch(self) -> Dataset:
+        """Split each element along its first axis."""
+        return Dataset(Unbatch(input=self._plan, location=call_site()))
+
+    def shuffle(
+        self,
+        buffer_size: int,
+        seed: int | None = None,
+        reshuffle_each_iteration: bool | None = True,
+    ) -> Dataset:
+        """Yield elements at random from a buffer that is filled in order.
+
+        Args:
+            buffer_size: Elements in the buffer; with as many as the dataset has, every order is
+                equally likely.
+            seed: Seed of the order; None: another in each run.
+            reshuffle_each_iteration: Whether each pass has an order of its own.
+        """
+        return Dataset(
+            Shuffle(
+                input=self._plan,
+                buffer_size=buffer_size,
+                seed=seed,
+                reshuffle_each_iteration=reshuffle_each_iteration is not False,
+                location=call_site(),
+            )
+        )
+
+    def repeat(self, count: int | None = None) -> Dataset:
+        """Go over the elements `count` times; None or -1: without end."""
+        endless = count is None or count == -1
+        return Dataset(
+            Repeat(input=self._plan, count=None if endless else count, location=call_site())
+        )
+
+    def take(self, count: int) -> Dataset:
+        """Yield the first `count` elements; -1: all."""
+        return Dataset(Take(input=self._plan, count=count, location=call_site()))
+
+    def skip(self, count: int) -> Dataset:
+        """Leave out the first `count` elements; -1: all."""
+        return Dataset(Skip(input=self._plan, count=count, location=call_site()))
+
+    def shard(self, num_shards: int, index: int) -> Dataset:
+        """Yield every `num_shards`-th element, from element `index` on."""
+        return Dataset(
+            Shard(input=self._plan, num_shards=num_shards, index=index, location=call_site())
+        )
+
+    def enumerate(self, start: int = 0) -> Dataset:
+        """Pair each element with its number: `(int64, element)`."""
+        return Dataset(Enumerate(input=self._plan, start=start, location=call_site()))
+
+    def flat_map(self, map_func: Callable[..., Any]) -> Dataset:
+        """Yield all elements of the dataset `map_func(element)`, element after element."""
+        return self._interleaved(map_func, cycle_length=1)
+
+    def interleave(
+        self,
+        map_func: Callable[..., Any],
+        cycle_length: int | None = None,
+        block_length: int | None = None,
+        num_parallel_calls: int | None = None,
+        deterministic: bool | None = None,
+    ) -> Dataset:
+        """Read the datasets `map_func(element)` of several elements in turn.
+
+        Args:
+            map_func: Returns a Dataset for an element.
+            cycle_length: How many are open at once; None or `AUTOTUNE`: 8, on every machine.
+            block_length: How many elements to take from each in its turn; None: 1.
+            num_parallel_calls: Threads that read them ahead, or `AUTOTUNE`.
+            deterministic: False takes from those that are ready.
+        """
+        automatic = cycle_length is None or cycle_length == AUTOTUNE
+        return self._interleaved(
+            map_func,
+            cycle_length=DEFAULT_CYCLE_LENGTH if automatic else cycle_length,
+            block_length=1 if block_length is None else block_length,
+            num_parallel_calls=num_parallel_calls,
+            deterministic=deterministic,
+        )
+
+    def _interleaved(self, fn: Callable[..., Any], **arguments: Any) -> Dataset:
+        return Dataset(Interleave(input=self._plan, fn=fn, location=call_site(), **arguments))
+
+    def concatenate(self, dataset: Dataset) -> Dataset:
+        """Yield these elements, then those of `dataset`."""
+        second = _plan_of("dataset", dataset)
+        return Dataset(Concatenate(first=self._plan, second=second, location=call_site()))
+
+    def prefetch(self, buffer_size: int = AUTOTUNE) -> Dataset:
+        """Read up to `buffer_size` elements ahead on a thread; AUTOTUNE: up to 64 MiB."""
+        return Dataset(Prefetch(input=self._plan, buffer_size=buffer_size, location=call_site()))
+
+    def cache(self, filename: str | os.PathLike[str] = "") -> Dataset:
+        """Keep the elements of the first complete pass, in memory or in a file."""
+        name = os.fspath(filename) if isinstance(filename, os.PathLike) else filename
+        return Dataset(Cache(input=self._plan, filename=name, location=call_site()))
+
+    def apply(self, transformation_func: Callable[[Dataset], Dataset]) -> Dataset:
+        """Return `transformation_func(self)`."""
+        result = transformation_func(self)
+        if not isinstance(result, Dataset):
+            raise TypeError(
+                f"`transformation_func` must return a Dataset, but returned {type(result).__name__}"
+            )
+        return result
+
+    def with_options(self, options: Options) -> Dataset:
+        """Run this and all steps before it with `options`."""
+        return Dataset(WithOptions(input=self._plan, options=options, location=call_site()))
+
+    def options(self) -> Options:
+        """Return the options that were set on the way to this dataset."""
+        merged = Options()
+        for node in traverse.walk(self._plan):
+            if isinstance(node, WithOptions):
+                merged = merged.merged_with(node.options)
+        return merged
+
+    # --- looking ------------------------------------------------------------------------------
+
+    @property
+    def element_spec(self) -> Spec:
+        """Spec of the elements: a nested structure of `ArraySpec`.
+
+        Where only a user's function can tell, one element is computed to find out.
+        """
+        return traverse.element_spec(self._plan, infer=_infer)
+
+    def cardinality(self) -> int:
+        """Return the number of elements, `INFINITE_CARDINALITY` or `UNKNOWN_CARDINALITY`."""
+        return traverse.cardinality(self._plan)
+
+    def __len__(self) -> int:
+        size = self.cardinality()
+        if size == INFINITE:
+            raise TypeError("the dataset is infinite and has no length")
+        if size == UNKNOWN:
+            raise TypeError("the length of this dataset is known only by reading it")
+        return size
+
+    def __bool__(self) -> bool:
+        return True  # `if dataset:` asks whether there is one, not whether it is empty
+
+    def explain(self) -> str:
+        """Return the plan as written and as it is run, as text."""
+        return (
+            f"as written\n{traverse.outline(self._plan, 1)}\n"
+            f"as run\n{traverse.outline(optimize(self._plan), 1)}"
+        )
+
+    def __repr__(self) -> str:
+        spec = traverse.element_spec(self._plan)
+        return f"<Dataset {type(self._plan).__name__} element_spec={spec!r}>"
+
+    # --- reading ------------------------------------------------------------------------------
+
+    def __iter__(self) -> DatasetIterator:
+        return DatasetIterator(self._plan, next(self._passes), lambda: self.element_spec)
+
+    def as_numpy_iterator(self) -> DatasetIterator:
+        """Return an iterator over the elements; elements are NumPy already."""
+        return iter(self)
+
+
+def _checked(source: Source) -> Source:
+    if not isinstance(source, Source):
+        raise TypeError(f"`source` must have the Source contract, but is {type(source).__name__}")
+    return source
+
+
+def _range_bounds(args: tuple[int, ...]) -> tuple[int, int, int]:
+    if not 1 <= len(args) <= 3:
+        raise TypeError(f"`range` takes 1 to 3 arguments, but got {len(args)}")
+    start, stop, step = (0, *args, 1) if len(args) == 1 else (*args, 1)[:3]
+    return start, stop, step
+
+
+def _plan_of(name: str, dataset: Any) -> Node:
+    if not isinstance(dataset, Dataset):
+        raise TypeError(f"`{name}` must be a Dataset, but got {type(dataset).__name__}")
+    return dataset.plan
+
+
+def _infer(plan: Node) -> Spec:
+    iterator = start(optimize(plan), seed=0)
+    try:
+        chunk = iterator.next_chunk(1)
+    finally:
+        iterator.close()
+    if chunk is None:
+        raise FailedPreconditionError(
+            f"the elements of an empty dataset have no known spec: {plan.describe()}"
+        )
+    return spec_of(chunk.rows()[0])
+
+
+def _file_dataset(filenames: Any, make: Callable[[Any], Source], reads: int | None) -> Dataset:
+    """Return the elements of files named by a string, a list, or a dataset of names."""
+    if isinstance(filenames, Dataset):
+        return filenames.interleave(
+            lambda name: Dataset.from_source(make([name])),
+            cycle_length=reads or 1,
+            num_parallel_calls=reads,
+        )
+    if reads is None:
+        return Dataset.from_source(make(filenames))
+    names = as_names("filenames", filenames)
+    return _file_dataset(Dataset.from_source(FileNamesSource(names, names)), make, reads)
+
+
+def TFRecordDataset(  # noqa: N802 - the field's name
+    filenames: Any, compression_type: str | None = None, num_parallel_reads: int | None = None
+) -> Dataset:
+    """Return the records of TFRecord files, as `bytes`; every checksum is verified.
+
+    Args:
+        filenames: A path or fsspec URL, a list of them, or a Dataset of them.
+        compression_type: "GZIP", "ZLIB", "" or None.
+        num_parallel_reads: Files to read at once, in turn; None: one after the other.
+    """
+    return _file_dataset(
+        filenames, lambda names: TFRecordSource(names, compression_type), num_parallel_reads
+    )
+
+
+def TextLineDataset(  # noqa: N802 - the field's name
+    filenames: Any, compression_type: str | None = None, num_parallel_reads: int | None = None
+) -> Dataset:
+    """Return the lines of text files, as `bytes` without their ends.
+
+    Args:
+        filenames: A path or fsspec URL, a list of them, or a Dataset of them.
+        compression_type: "GZIP", "ZLIB", "" or None.
+        num_parallel_reads: Files to read at once, in turn; None: one after the other.
+    """
+    return _file_dataset(
+        filenames, lambda names: TextLineSource(names, compression_type), num_parallel_reads
+    )

@@ -1,0 +1,127 @@
+"""A chunk: n elements that travel together, as rows or as columns, whichever is at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from headrace.element import stack as stacking
+from headrace.element.stack import Stacked
+from headrace.element.structure import Element
+from headrace.errors import InvalidElementError
+
+__all__ = ["Chunk", "concatenate"]
+
+
+class Chunk:
+    """Elements in order. A chunk and what it holds are not to be changed in place.
+
+    Holds rows (a list of elements), columns (one stacked element), or both once one was asked of
+    the other.
+    """
+
+    __slots__ = ("_columns", "_rows", "size")
+
+    size: int
+    """Number of elements."""
+
+    def __init__(self, rows: list[Element] | None, columns: Stacked, size: int) -> None:
+        self._rows = rows
+        self._columns = columns
+        self.size = size
+
+    @classmethod
+    def of_rows(cls, rows: list[Element]) -> Chunk:
+        """Return a chunk of these elements; the list now belongs to it."""
+        return cls(rows, _UNKNOWN, len(rows))
+
+    @classmethod
+    def of_columns(cls, columns: Stacked, size: int) -> Chunk:
+        """Return a chunk of the `size` rows of a stacked element."""
+        return cls(None, columns, size)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __repr__(self) -> str:
+        return f"Chunk({self.size} {'columnar' if self.is_columnar else 'rows'})"
+
+    @property
+    def is_columnar(self) -> bool:
+        """Whether columns are at hand, so that `columns` costs nothing."""
+        return self._columns is not _UNKNOWN
+
+    def rows(self) -> list[Element]:
+        """Return the elements; arrays are views when they were columns. Remembered."""
+        if self._rows is None:
+            self._rows = stacking.unstack(self._columns, self.size)
+        return self._rows
+
+    def columns(self) -> Stacked:
+        """Return the elements as one stacked element. Remembered.
+
+        Raises:
+            InvalidElementError: The elements differ in structure, shape or dtype, or there are
+                none.
+        """
+        if self._columns is _UNKNOWN:
+            if not self._rows:
+                raise InvalidElementError(
+                    "a chunk of no rows has no columns; ask for its rows instead"
+                )
+            self._columns = stacking.stack(self._rows)
+        return self._columns
+
+    def slice(self, start: int, stop: int) -> Chunk:
+        """Return elements `start` to `stop` - 1, as views; both are clipped to the chunk."""
+        start = max(start, 0)
+        stop = max(min(stop, self.size), start)
+        if start == 0 and stop == self.size:
+            return self
+        rows = None if self._rows is None else self._rows[start:stop]
+        if self._columns is _UNKNOWN:
+            return Chunk(rows, _UNKNOWN, stop - start)
+        return Chunk(rows, stacking.slice_rows(self._columns, start, stop), stop - start)
+
+    def take(self, indices: Any) -> Chunk:
+        """Return the elements at `indices` (a sequence of int, or an array of one axis)."""
+        if self._columns is not _UNKNOWN:
+            return Chunk(None, stacking.take(self._columns, indices), len(indices))
+        rows = self.rows()
+        chosen = indices.tolist() if isinstance(indices, np.ndarray) else indices
+        return Chunk.of_rows([rows[index] for index in chosen])
+
+
+def concatenate(chunks: Sequence[Chunk]) -> Chunk:
+    """Return the elements of all chunks in order; one chunk comes back as it is.
+
+    Columns stay columns where all chunks have them and their rows are alike.
+
+    Raises:
+        ValueError: There are no chunks.
+    """
+    if not len(chunks):
+        raise ValueError("chunks is empty; at least one chunk is needed")
+    if len(chunks) == 1:
+        return chunks[0]
+    if all(chunk.is_columnar for chunk in chunks):
+        try:
+            joined = stacking.concatenate([chunk.columns() for chunk in chunks])
+        except InvalidElementError:
+            # Chunks may differ in shape, as elements may: that is what rows are for.
+            pass
+        else:
+            return Chunk.of_columns(joined, sum(map(len, chunks)))
+    rows: list[Element] = []
+    for chunk in chunks:
+        rows.extend(chunk.rows())
+    return Chunk.of_rows(rows)
+
+
+class _Unknown:
+    """The columns that were not made yet; None is a possible element."""
+
+
+_UNKNOWN = _Unknown()

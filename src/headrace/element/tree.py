@@ -1,0 +1,258 @@
+"""What an element is: `normalize` turns what users return into arrays, scalars, bytes and str."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from operator import is_
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.element.structure import (
+    Element,
+    Kind,
+    Structure,
+    component,
+    container_kind,
+    field_names,
+    flatten,
+    flatten_like,
+    map_leaves,
+    rebuild,
+    unflatten,
+)
+from headrace.errors import InvalidElementError
+
+__all__ = [
+    "Element",
+    "Structure",
+    "check_strings",
+    "component",
+    "flatten",
+    "flatten_like",
+    "map_leaves",
+    "normalize",
+    "unflatten",
+]
+
+#: Types whose instances are leaves as they are. Object, bytes and str scalars of NumPy are not.
+_NORMAL_SCALARS = frozenset(
+    [cls for cls in np.sctypeDict.values() if not issubclass(cls, (np.flexible, np.object_))]
+    + [bytes, str, type(None)]
+)
+#: Kinds of dtype whose arrays are leaves as they are.
+_NORMAL_KINDS = frozenset("biufcmM")
+
+
+def normalize(element: Element) -> Element:
+    """Return `element` with leaves of the kinds that Headrace carries.
+
+    Python numbers become NumPy scalars (int64, uint64 beyond it, float64, bool, complex128), lists
+    become arrays, arrays without axes become scalars, arrays of dtype S or U become object arrays
+    of bytes or str, and what has `__array__` becomes an array. What is normal already is returned
+    as the same object, containers included.
+
+    Raises:
+        InvalidElementError: A leaf is something else; the message names the component.
+    """
+    cls = type(element)
+    if cls in _NORMAL_SCALARS:
+        return element
+    if cls is np.ndarray:
+        if element.ndim and element.dtype.kind in _NORMAL_KINDS:
+            return element
+    elif cls is dict:
+        # The loop over a flat dict of arrays is the common case and stays in this frame.
+        for key, value in element.items():
+            value_cls = type(value)
+            if type(key) is not str or not (
+                value_cls in _NORMAL_SCALARS
+                or (value_cls is np.ndarray and value.ndim and value.dtype.kind in _NORMAL_KINDS)
+            ):
+                break
+        else:
+            return element
+    return _normalize(element, "")
+
+
+def check_strings(array: NDArray[Any], path: str) -> type | None:
+    """Return whether an object array holds bytes or str; None when it holds nothing.
+
+    Raises:
+        InvalidElementError: It holds something else, or both.
+    """
+    found = set(map(type, array.ravel().tolist()))
+    if len(found) == 1:
+        (only,) = found
+        if only is bytes or only is str:
+            return only
+    elif not found:
+        return None
+    names = ", ".join(sorted(cls.__name__ for cls in found))
+    raise InvalidElementError(
+        f"{component(path)} is an object array of shape {array.shape} that holds {names}; "
+        "an object array may hold bytes or str, all of one kind: use a numeric dtype, or a tuple "
+        "or dict for values of different kinds"
+    )
+
+
+def _normalize(value: Any, path: str) -> Any:
+    cls = type(value)
+    if cls in _NORMAL_SCALARS:
+        return value
+    if cls is np.ndarray:
+        return _normalize_array(value, path)
+    convert = _CONVERSIONS.get(cls)
+    if convert is not None:
+        return convert(value, path)
+    kind = container_kind(cls)
+    if kind == Kind.LEAF:
+        return _normalize_other(value, path)
+    if isinstance(value, type):
+        raise _refusal(value, path)
+    if kind == Kind.DICT:
+        return _normalize_dict(value, path)
+    if kind == Kind.TUPLE:
+        parts = [_normalize(item, f"{path}[{index}]") for index, item in enumerate(value)]
+        return value if cls is tuple and _same(parts, value) else tuple(parts)
+    names = field_names(cls)
+    if kind == Kind.NAMEDTUPLE:
+        parts = [_normalize(v, f"{path}.{n}") for n, v in zip(names, value, strict=True)]
+        return value if _same(parts, value) else tuple.__new__(cls, parts)
+    fields = [getattr(value, name) for name in names]
+    parts = [_normalize(v, f"{path}.{n}") for n, v in zip(names, fields, strict=True)]
+    return value if _same(parts, fields) else rebuild(cls, names, parts)
+
+
+def _same(parts: Iterable[Any], values: Iterable[Any]) -> bool:
+    return all(map(is_, parts, values))
+
+
+def _normalize_dict(value: dict[Any, Any], path: str) -> dict[Any, Any]:
+    changed = type(value) is not dict
+    made = {}
+    for key, item in value.items():
+        if type(key) is not str and type(key) is not int:
+            raise InvalidElementError(
+                f"{component(path)} is a dict with the key {key!r} of type {type(key).__name__}; "
+                "keys must be str or int"
+            )
+        part = _normalize(item, f"{path}[{key!r}]")
+        changed = changed or part is not item
+        made[key] = part
+    return made if changed else value
+
+
+def _normalize_array(array: NDArray[Any], path: str) -> Any:
+    dtype = array.dtype
+    if dtype.kind in "SUT":
+        array = array.astype(object)
+    elif dtype.kind == "O":
+        held = set(map(type, array.ravel().tolist()))
+        if held - {bytes, str}:
+            # A subclass such as np.str_ is made plain; anything else is refused just below.
+            plain = np.empty(array.shape, object)
+            plain.reshape(-1)[:] = [_plain_string(item) for item in array.ravel().tolist()]
+            array = plain
+        check_strings(array, path)
+    elif dtype.hasobject:
+        raise InvalidElementError(
+            f"{component(path)} has the dtype {dtype}, which holds Python objects; "
+            "use numeric fields, or one component for each field"
+        )
+    return array if array.ndim else array[()]
+
+
+def _plain_string(item: Any) -> Any:
+    if isinstance(item, bytes):
+        return bytes(item)
+    return str(item) if isinstance(item, str) else item
+
+
+def _from_int(value: int, path: str) -> Any:
+    if -(1 << 63) <= value < 1 << 63:
+        return np.int64(value)
+    if 0 <= value < 1 << 64:
+        return np.uint64(value)
+    raise InvalidElementError(
+        f"{component(path)} is the integer {value}, which does not fit into 64 bits; "
+        "use a float, or bytes"
+    )
+
+
+def _from_list(value: list[Any], path: str) -> Any:
+    try:
+        array = np.asarray(value)
+        if array.dtype.kind in "SU":
+            # Once more from the list: dtypes S and U would strip trailing NULs.
+            array = np.array(value, object)
+    except (ValueError, TypeError) as error:
+        raise InvalidElementError(
+            f"{component(path)} is a list that does not make an array ({error}); a list stands "
+            "for an array: give all its items one shape, or use a tuple for separate components"
+        ) from error
+    return _normalize_array(array, path)
+
+
+_CONVERSIONS: dict[type, Callable[[Any, str], Any]] = {
+    int: _from_int,
+    float: lambda value, path: np.float64(value),
+    bool: lambda value, path: np.bool_(value),
+    complex: lambda value, path: np.complex128(value),
+    list: _from_list,
+    np.str_: lambda value, path: str(value),
+    np.bytes_: lambda value, path: bytes(value),
+    bytearray: lambda value, path: bytes(value),
+    memoryview: lambda value, path: bytes(value),
+}
+
+
+#: For subclasses of Python's own types, such as the members of an IntEnum.
+_SUBCLASS_CONVERSIONS: dict[type, Callable[[Any, str], Any]] = {
+    bytes: lambda value, path: bytes(value),
+    str: lambda value, path: str.__str__(value),
+    int: lambda value, path: _from_int(int(value), path),
+    float: lambda value, path: np.float64(value),
+    complex: lambda value, path: np.complex128(value),
+}
+
+
+def _normalize_other(value: Any, path: str) -> Any:
+    """Normalize an instance of a type that has no entry in the tables."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise InvalidElementError(
+            f"{component(path)} is a masked array, whose mask would be lost; "
+            "use array.filled(), or a tuple of array.data and array.mask"
+        )
+    if isinstance(value, np.generic) and not isinstance(value, (np.bytes_, np.str_)):
+        # Structured scalars and those of dtypes that other packages define.
+        if value.dtype.hasobject:
+            raise _refusal(value, path)
+        return value
+    for base, convert in _SUBCLASS_CONVERSIONS.items():
+        if isinstance(value, base):
+            return convert(value, path)
+    if hasattr(value, "__array__") and not isinstance(value, type):
+        try:
+            array = np.asarray(value)
+        except Exception as error:
+            raise InvalidElementError(
+                f"{component(path)} is a {_type_name(value)} that does not make a NumPy array: "
+                f"{error}"
+            ) from error
+        return _normalize_array(array, path)
+    raise _refusal(value, path)
+
+
+def _type_name(value: Any) -> str:
+    cls = type(value)
+    module = cls.__module__
+    return cls.__qualname__ if module == "builtins" else f"{module}.{cls.__qualname__}"
+
+
+def _refusal(value: Any, path: str) -> InvalidElementError:
+    return InvalidElementError(
+        f"{component(path)} is a {_type_name(value)}, which is not an element; use arrays, "
+        "numbers, bytes or str, nested in dicts, tuples, namedtuples or dataclasses"
+    )

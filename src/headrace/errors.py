@@ -1,0 +1,129 @@
+"""Every error that Headrace raises at run time, in one tree.
+
+    HeadraceError
+    ├── OutOfRangeError        (StopIteration)      nothing is left to read
+    ├── UnavailableError       (ConnectionError)    a peer cannot be reached; try again later
+    ├── DeadlineExceededError  (TimeoutError)       no answer came in the time allowed
+    ├── CancelledError         (RuntimeError)       the work was called off
+    ├── AbortedError           (RuntimeError)       the work was overtaken by something else
+    ├── DataLossError          (ValueError)         a record is corrupt
+    ├── FailedPreconditionError (RuntimeError)      the system is not in a state that allows this
+    ├── NotFoundError          (LookupError)        the thing that was named does not exist
+    ├── AlreadyExistsError     (ValueError)         the name is taken by something else
+    ├── InvalidElementError    (ValueError)         an element cannot be batched, described or sent
+    ├── UnauthenticatedError   (PermissionError)    the peer did not prove who it is
+    └── UserFunctionError      (RuntimeError)       a function of the user's raised
+
+Each also derives from the builtin that a Python user would catch. Wrong arguments are plain
+`ValueError` and `TypeError`, raised where they are written. Errors carry plain values only, so that
+they cross process boundaries as text.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "AbortedError",
+    "AlreadyExistsError",
+    "CancelledError",
+    "DataLossError",
+    "DeadlineExceededError",
+    "FailedPreconditionError",
+    "HeadraceError",
+    "InvalidElementError",
+    "NotFoundError",
+    "OutOfRangeError",
+    "UnauthenticatedError",
+    "UnavailableError",
+    "UserFunctionError",
+]
+
+
+class HeadraceError(Exception):
+    """What every run-time error of Headrace derives from."""
+
+
+class OutOfRangeError(HeadraceError, StopIteration):
+    """Nothing is left to read; a `for` loop takes it for its end."""
+
+
+class UnavailableError(HeadraceError, ConnectionError):
+    """A peer cannot be reached now; another try may succeed."""
+
+
+class DeadlineExceededError(HeadraceError, TimeoutError):
+    """No answer came in the time allowed."""
+
+
+class CancelledError(HeadraceError, RuntimeError):
+    """The work was called off before it was done."""
+
+
+class AbortedError(HeadraceError, RuntimeError):
+    """The work was overtaken by something else and may be tried again."""
+
+
+class DataLossError(HeadraceError, ValueError):
+    """Stored data is corrupt; the message names the file and the byte offset."""
+
+
+class FailedPreconditionError(HeadraceError, RuntimeError):
+    """The system is not in a state that allows this; trying again does not help."""
+
+
+class NotFoundError(HeadraceError, LookupError):
+    """The thing that was named does not exist."""
+
+
+class AlreadyExistsError(HeadraceError, ValueError):
+    """The name is taken by something that differs."""
+
+
+class InvalidElementError(HeadraceError, ValueError):
+    """An element cannot be batched, described or sent; the message names the component."""
+
+
+class UnauthenticatedError(HeadraceError, PermissionError):
+    """The peer did not prove who it is."""
+
+
+class UserFunctionError(HeadraceError, RuntimeError):
+    """A function of the user's raised while it produced an element.
+
+    Attributes:
+        position: Index of the element in the stage that called the function, counted from 0 in
+            this pass over the data; -1 where it is not known.
+        original_type: Name of the exception's class, as in `"ValueError"`.
+        original_traceback: The formatted traceback of the exception, also in the message.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        position: int = -1,
+        original_type: str = "",
+        original_traceback: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.position = position
+        self.original_type = original_type
+        self.original_traceback = original_traceback
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _restore_user_function_error, (
+            str(self),
+            self.position,
+            self.original_type,
+            self.original_traceback,
+        )
+
+
+def _restore_user_function_error(
+    message: str, position: int, original_type: str, original_traceback: str
+) -> UserFunctionError:
+    return UserFunctionError(
+        message,
+        position=position,
+        original_type=original_type,
+        original_traceback=original_traceback,
+    )

@@ -1,0 +1,1 @@
+"""Execution: each plan node's iterator, in the twin of the file that describes the node."""

@@ -1,0 +1,85 @@
+"""Steps that make one stream of several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.element.spec import Spec, relax
+from headrace.element.tree import Structure, unflatten
+from headrace.plan.node import AUTOTUNE, Node, check_callable, check_int
+from headrace.plan.source import INFINITE, UNKNOWN
+
+__all__ = ["DEFAULT_CYCLE_LENGTH", "Concatenate", "Interleave", "Zip"]
+
+DEFAULT_CYCLE_LENGTH = 8
+"""Streams read in turn when the user names no number. A constant rather than the number of cores:
+the order of the elements is then the same on every machine."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Zip(Node):
+    """Join the n-th elements of several inputs into one structure; the shortest ends it."""
+
+    datasets: tuple[Node, ...]
+    structure: Structure
+
+    def __post_init__(self) -> None:
+        if not self.datasets:
+            raise ValueError("`zip` needs at least one dataset")
+
+    def spec(self, *inputs: Spec) -> Spec | None:
+        return unflatten(self.structure, list(inputs))
+
+    def cardinality(self, *inputs: int) -> int:
+        finite = [n for n in inputs if n >= 0]
+        if 0 in finite:
+            return 0
+        if UNKNOWN in inputs:
+            return UNKNOWN
+        return min(finite) if finite else INFINITE
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Concatenate(Node):
+    """All elements of `first`, then all of `second`."""
+
+    first: Node
+    second: Node
+
+    def spec(self, *inputs: Spec) -> Spec | None:
+        return relax(inputs[0], inputs[1])
+
+    def cardinality(self, *inputs: int) -> int:
+        if INFINITE in inputs:
+            return INFINITE
+        return UNKNOWN if UNKNOWN in inputs else inputs[0] + inputs[1]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Interleave(Node):
+    """Open the dataset `fn(element)` for `cycle_length` elements at a time; read them in turn.
+
+    `flat_map` is the same with a cycle of one.
+    """
+
+    input: Node
+    fn: Callable[..., Any]
+    cycle_length: int = DEFAULT_CYCLE_LENGTH
+    block_length: int = 1
+    num_parallel_calls: int | None = None
+    deterministic: bool | None = None
+
+    def __post_init__(self) -> None:
+        check_callable("map_func", self.fn)
+        check_int("cycle_length", self.cycle_length, minimum=1)
+        check_int("block_length", self.block_length, minimum=1)
+        if self.num_parallel_calls is not None:
+            check_int("num_parallel_calls", self.num_parallel_calls, minimum=1, also=(AUTOTUNE,))
+
+    def spec(self, *inputs: Spec) -> Spec | None:
+        return None
+
+    def cardinality(self, *inputs: int) -> int:
+        return 0 if inputs[0] == 0 else UNKNOWN

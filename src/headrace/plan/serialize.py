@@ -1,0 +1,72 @@
+"""Plans as bytes, users' functions included."""
+
+from __future__ import annotations
+
+import pickle
+
+import cloudpickle
+
+from headrace.errors import FailedPreconditionError
+from headrace.plan.node import Node, describe_function
+from headrace.plan.traverse import walk
+
+__all__ = ["dump_plan", "load_plan"]
+
+
+def dump_plan(plan: Node) -> bytes:
+    """Return the plan as bytes.
+
+    Raises:
+        FailedPreconditionError: Something in the plan cannot be pickled; the message names the
+            step, the function and what it holds.
+    """
+    try:
+        return bytes(cloudpickle.dumps(plan, protocol=5))
+    except Exception as error:
+        raise FailedPreconditionError(
+            f"this dataset cannot be sent to another process: {_culprit(plan) or error}. Create "
+            "such things inside the function (or once per process, in a module), not outside it"
+        ) from error
+
+
+def load_plan(data: bytes) -> Node:
+    """Return the plan that `dump_plan` made. Runs code: only for bytes that are trusted."""
+    plan = pickle.loads(data)
+    if not isinstance(plan, Node):
+        raise FailedPreconditionError(f"expected a pickled plan, found {type(plan).__name__}")
+    return plan
+
+
+def _culprit(plan: Node) -> str | None:
+    for node in walk(plan):
+        for name, value in node.parameters().items():
+            problem = _problem(value)
+            if problem is None:
+                continue
+            if callable(value):
+                step = f"{type(node).__name__} at {node.location}" if node.location else ""
+                inside = _captured(value) or problem
+                return f"the function {describe_function(value)} of {step} holds {inside}"
+            return f"{type(node).__name__}.{name}: {problem}"
+    return None
+
+
+def _captured(fn: object) -> str | None:
+    code = getattr(fn, "__code__", None)
+    if code is None:
+        return None
+    cells = getattr(fn, "__closure__", None) or ()
+    held = {n: c.cell_contents for n, c in zip(code.co_freevars, cells, strict=True)}
+    held |= {n: v for n, v in getattr(fn, "__globals__", {}).items() if n in code.co_names}
+    for name, value in held.items():
+        if (problem := _problem(value)) is not None:
+            return f"`{name}`, {problem}"
+    return None
+
+
+def _problem(value: object) -> str | None:
+    try:
+        cloudpickle.dumps(value, protocol=5)
+    except Exception as error:
+        return f"a {type(value).__name__} that cannot be pickled ({error})"
+    return None

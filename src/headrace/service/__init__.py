@@ -1,0 +1,38 @@
+"""The data service: pipelines run by workers, read by clients, coordinated by a dispatcher.
+
+    config         frozen records and addresses
+    messages       the words that the parts exchange
+    dispatcher/    knows datasets, workers, jobs and tasks; never sees an element
+    worker/        runs tasks, hands out their elements
+    client/        reads tasks; a Source again
+    dataset        `distribute`, `register_dataset`, `from_dataset_id`
+    local_cluster  all of it on this machine
+
+The dispatcher sees plans and splits, workers and clients see elements.
+"""
+
+from headrace.service.config import DispatcherConfig, ShardingPolicy, WorkerConfig
+from headrace.service.dataset import (
+    delivery_report,
+    distribute,
+    from_dataset_id,
+    register_dataset,
+)
+from headrace.service.dispatcher.server import DispatchServer
+from headrace.service.local_cluster import LocalCluster
+from headrace.service.worker.server import WorkerServer
+from headrace.transport.security import Security
+
+__all__ = [
+    "DispatchServer",
+    "DispatcherConfig",
+    "LocalCluster",
+    "Security",
+    "ShardingPolicy",
+    "WorkerConfig",
+    "WorkerServer",
+    "delivery_report",
+    "distribute",
+    "from_dataset_id",
+    "register_dataset",
+]

@@ -1,0 +1,290 @@
+"""How the service is told what to do: frozen records, sharding policies and addresses.
+
+Everything here is checked when it is written, so that a wrong value is reported where it stands
+and not by a server that starts later.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+
+from headrace.transport import address as addresses
+from headrace.transport.security import Security
+
+__all__ = [
+    "DispatcherConfig",
+    "ShardingPolicy",
+    "WorkerConfig",
+    "parse_processing_mode",
+    "parse_service",
+]
+
+PROTOCOL = "tcp"
+"""What carries calls to the dispatcher; written before "://" in a service string."""
+TRANSFER_PROTOCOLS = ("shm", "tcp", "local")
+"""What may carry elements from workers to clients."""
+
+
+class ShardingPolicy(enum.IntEnum):
+    """How the workers share a dataset among them."""
+
+    OFF = 0
+    """Every worker produces the whole dataset."""
+    DYNAMIC = 1
+    """Parts are dealt to whoever asks: each element once; at most once when workers are lost."""
+    FILE = 2
+    """Each worker its share of the files."""
+    DATA = 3
+    """Each worker its share of the elements."""
+    FILE_OR_DATA = 4
+    """FILE where the dataset reads files, else DATA."""
+    HINT = 5
+    """`shard(SHARD_HINT, ...)` in the dataset becomes the worker's own shard."""
+
+
+_MODE_NAMES = {
+    "parallel_epochs": ShardingPolicy.OFF,
+    "distributed_epoch": ShardingPolicy.DYNAMIC,
+}
+
+
+def parse_processing_mode(value: object) -> ShardingPolicy:
+    """Return the policy that `value` names.
+
+    Args:
+        value: A member of `ShardingPolicy`, "parallel_epochs" (OFF) or "distributed_epoch"
+            (DYNAMIC); plain numbers are refused, for nobody could read them.
+
+    Raises:
+        ValueError: It is anything else.
+    """
+    if isinstance(value, ShardingPolicy):
+        return value
+    if isinstance(value, str) and value in _MODE_NAMES:
+        return _MODE_NAMES[value]
+    raise ValueError(
+        "processing_mode should be a `headrace.service.ShardingPolicy`, "
+        f'"parallel_epochs", or "distributed_epoch". Got {value!r}.'
+    )
+
+
+def parse_service(service: object) -> str:
+    """Return the dispatcher's address, "host:port".
+
+    Args:
+        service: "tcp://host:port", "host:port", or the tuple ("tcp", "host:port").
+
+    Raises:
+        ValueError: It is not written so.
+    """
+    if isinstance(service, tuple):
+        if len(service) != 2 or not all(isinstance(part, str) for part in service):
+            raise ValueError(
+                "`service` as a tuple must be (protocol, address), two strings as in "
+                f'("tcp", "127.0.0.1:5050"); got {service!r}'
+            )
+        protocol, address = str(service[0]), str(service[1])
+    elif isinstance(service, str):
+        if service.count("://") > 1:
+            raise ValueError(f"Malformed `service` string has multiple '://': {service}")
+        protocol, separator, address = service.partition("://")
+        if not separator:
+            protocol, address = PROTOCOL, service
+    else:
+        raise ValueError(
+            f"`service` must be a string, but `service` was of type {type(service)}. "
+            f"service={service!r}"
+        )
+    if not service or not address:
+        raise ValueError("`service` must not be empty")
+    if protocol != PROTOCOL:
+        raise ValueError(
+            f"`service` names the protocol {protocol!r}; the service speaks {PROTOCOL!r}, as in "
+            f'"{PROTOCOL}://127.0.0.1:5050"; got service={service!r}'
+        )
+    try:
+        addresses.split(address)
+    except ValueError as error:
+        raise ValueError(
+            f'`service` must be "host:port" or "tcp://host:port", got {service!r}: {error}'
+        ) from None
+    return address
+
+
+@dataclass(frozen=True)
+class DispatcherConfig:
+    """What a dispatcher is told.
+
+    Attributes:
+        port: Where it listens; 0 takes any free port.
+        host: Whom it listens for; the default lets only this machine in.
+        work_dir: Directory of the journal.
+        fault_tolerant_mode: Whether every fact is kept in `work_dir`, so that a dispatcher started
+            there again goes on where this one ended.
+        worker_addresses: The fixed workers of the static sharding policies, in shard order.
+        job_gc_check_interval_ms: Milliseconds between looks for what is not needed; None: 1 s.
+        job_gc_timeout_ms: How long an iteration without a client is kept; None: 5 minutes; -1: for
+            ever.
+        worker_timeout_ms: Silence after which a worker counts as lost; None: 10 s.
+        worker_max_concurrent_snapshots: Snapshots that one worker writes at a time; 0: a default.
+        security: Keys of this server and of who may enter; None: open, on loopback.
+        client_timeout_ms: Silence after which a client counts as gone; None: 5 minutes.
+        gc_dynamic_sharding_jobs: Whether `job_gc_timeout_ms` holds for named DYNAMIC jobs as well;
+            what was dealt of a collected iteration is dealt again, so each element may come twice.
+    """
+
+    port: int = 0
+    host: str = "127.0.0.1"
+    work_dir: str | os.PathLike[str] | None = None
+    fault_tolerant_mode: bool = False
+    worker_addresses: Sequence[str] | None = None
+    job_gc_check_interval_ms: int | None = None
+    job_gc_timeout_ms: int | None = None
+    worker_timeout_ms: int | None = None
+    worker_max_concurrent_snapshots: int = 0
+    security: Security | None = None
+    _: KW_ONLY
+    client_timeout_ms: int | None = None
+    gc_dynamic_sharding_jobs: bool = False
+
+    def __post_init__(self) -> None:
+        _check_place(self.port, self.host)
+        _check_path("work_dir", self.work_dir)
+        _check_flag("fault_tolerant_mode", self.fault_tolerant_mode)
+        _check_flag("gc_dynamic_sharding_jobs", self.gc_dynamic_sharding_jobs)
+        if self.fault_tolerant_mode and self.work_dir is None:
+            raise ValueError(
+                "Cannot enable fault tolerant mode without configuring a work dir. Make sure to "
+                "set `work_dir` in the `config` object passed to `DispatchServer`."
+            )
+        if self.worker_addresses is not None:
+            _check_strings("worker_addresses", self.worker_addresses)
+            object.__setattr__(self, "worker_addresses", tuple(self.worker_addresses))
+        _check_number("job_gc_check_interval_ms", self.job_gc_check_interval_ms, least=0)
+        _check_number("job_gc_timeout_ms", self.job_gc_timeout_ms, least=-1)
+        _check_number("worker_timeout_ms", self.worker_timeout_ms, least=0)
+        _check_number("client_timeout_ms", self.client_timeout_ms, least=0)
+        _check_number(
+            "worker_max_concurrent_snapshots", self.worker_max_concurrent_snapshots, least=0
+        )
+        _check_security(self.security)
+
+
+@dataclass(frozen=True)
+class WorkerConfig:
+    """What a worker is told.
+
+    Attributes:
+        dispatcher_address: "host:port" of the dispatcher.
+        worker_address: Where clients find this worker; None: `host` and the port it got; "%port%"
+            in it stands for that port.
+        port: Where it listens; 0 takes any free port.
+        host: Whom it listens for; the default lets only this machine in.
+        heartbeat_interval_ms: Milliseconds between heartbeats; None: as the dispatcher asks, 1 s.
+        dispatcher_timeout_ms: How long a dispatcher that is away is waited for; None: 1 hour.
+        data_transfer_protocol: What carries the elements: "shm", "tcp", "local"; None: the best.
+        worker_tags: Words that describe the worker, such as "COLOCATED".
+        cross_trainer_cache_size_bytes: Memory for elements kept for other trainers; None: default.
+        preload: Names of modules that are imported at the start.
+        security: Keys of this server and of who may enter; None: open, on loopback.
+    """
+
+    dispatcher_address: str
+    worker_address: str | None = None
+    port: int = 0
+    host: str = "127.0.0.1"
+    heartbeat_interval_ms: int | None = None
+    dispatcher_timeout_ms: int | None = None
+    data_transfer_protocol: str | None = None
+    worker_tags: Sequence[str] | None = None
+    cross_trainer_cache_size_bytes: int | None = None
+    preload: Sequence[str] = ()
+    security: Security | None = None
+
+    def __post_init__(self) -> None:
+        if self.dispatcher_address is None or self.dispatcher_address == "":
+            raise ValueError(
+                "Must specify a `dispatcher_address` in the `config` passed to `WorkerServer`; "
+                f"got dispatcher_address={self.dispatcher_address!r}"
+            )
+        _check_string("dispatcher_address", self.dispatcher_address)
+        try:
+            address = parse_service(self.dispatcher_address)
+        except ValueError as error:
+            raise ValueError(
+                f'dispatcher_address={self.dispatcher_address!r} must be "host:port": {error}'
+            ) from None
+        object.__setattr__(self, "dispatcher_address", address)
+        _check_place(self.port, self.host)
+        if self.worker_address is not None:
+            _check_string("worker_address", self.worker_address)
+        _check_number("heartbeat_interval_ms", self.heartbeat_interval_ms, least=0)
+        _check_number("dispatcher_timeout_ms", self.dispatcher_timeout_ms, least=0)
+        if self.data_transfer_protocol is not None:
+            _check_string("data_transfer_protocol", self.data_transfer_protocol)
+            if self.data_transfer_protocol not in TRANSFER_PROTOCOLS:
+                raise ValueError(
+                    f"data_transfer_protocol={self.data_transfer_protocol!r} must be None or one "
+                    f"of {', '.join(TRANSFER_PROTOCOLS)}"
+                )
+        for name in ("worker_tags", "preload"):
+            words = getattr(self, name)
+            if words is not None:
+                _check_strings(name, words)
+                object.__setattr__(self, name, tuple(words))
+        _check_number(
+            "cross_trainer_cache_size_bytes", self.cross_trainer_cache_size_bytes, least=1
+        )
+        _check_security(self.security)
+
+
+def _check_place(port: object, host: object) -> None:
+    _check_number("port", port, least=0, none=False)
+    if isinstance(port, int) and port > 65535:
+        raise ValueError(f"port={port} must be between 0 and 65535")
+    _check_string("host", host)
+
+
+def _check_number(name: str, value: object, *, least: int, none: bool = True) -> None:
+    if value is None and none:
+        return
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{name}={value!r} must be an int, got a {type(value).__name__}")
+    if value < least:
+        raise ValueError(f"{name}={value} must be at least {least}")
+
+
+def _check_flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}={value!r} must be True or False, got a {type(value).__name__}")
+
+
+def _check_string(name: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"{name}={value!r} must be a string, got a {type(value).__name__}")
+    if not value:
+        raise ValueError(f"{name}={value!r} must not be empty")
+
+
+def _check_strings(name: str, values: object) -> None:
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        raise TypeError(f"{name}={values!r} must be a list of strings")
+    for position, value in enumerate(values):
+        _check_string(f"{name}[{position}]", value)
+
+
+def _check_path(name: str, value: object) -> None:
+    if value is None:
+        return
+    if not isinstance(value, (str, os.PathLike)):
+        raise TypeError(f"{name}={value!r} must be a path, got a {type(value).__name__}")
+    if not os.fspath(value):
+        raise ValueError(f"{name}={value!r} must not be empty")
+
+
+def _check_security(value: object) -> None:
+    if value is not None and not isinstance(value, Security):
+        raise TypeError(f"security={value!r} must be a Security, got a {type(value).__name__}")

@@ -1,0 +1,12 @@
+"""Sources: where elements come from, each a value that opens readers.
+
+memory          range, from_tensor_slices, from_tensors
+generator       from_generator
+files           names by pattern; files opened, local or by URL
+compression     GZIP and ZLIB, block by block
+record_files    the walk through files of records, whatever their format
+tfrecord        TFRecord files, read and written
+text            lines of text files
+example         tf.Example: features to bytes and back
+wire_format     the few rules of protocol buffers that tf.Example needs
+"""

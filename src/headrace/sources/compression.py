@@ -1,0 +1,140 @@
+"""Inflate compressed files block by block, and deflate what is written.
+
+The names are those of tf.data: `""` or None for none, `"GZIP"`, `"ZLIB"`. Every byte that was
+stored before a damaged place is given out before the damage is reported.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Protocol
+
+from headrace.errors import DataLossError
+
+__all__ = ["ByteStream", "Compression", "InflatingStream", "check_compression", "deflater"]
+
+Compression = str
+"""One of `""`, `"GZIP"` and `"ZLIB"`."""
+
+_WINDOW_BITS = {"GZIP": 31, "ZLIB": 15}
+_RAW_BLOCK = 128 << 10
+
+
+class ByteStream(Protocol):
+    """What a record reader needs from an open file."""
+
+    def read(self, size: int, /) -> bytes:
+        """Return 1 to `size` bytes, or `b""` at the end."""
+
+    def close(self) -> None:
+        """Release the file. May be called twice."""
+
+
+def check_compression(compression_type: str | None) -> Compression:
+    """Return the compression that an argument names.
+
+    Raises:
+        ValueError: It is none of None, `""`, `"GZIP"`, `"ZLIB"`.
+    """
+    if compression_type is None or compression_type == "":
+        return ""
+    if isinstance(compression_type, str) and compression_type in _WINDOW_BITS:
+        return compression_type
+    raise ValueError(
+        f'compression_type must be None, "", "GZIP" or "ZLIB" (in capitals), got '
+        f"{compression_type!r}"
+    )
+
+
+def deflater(compression: Compression) -> zlib._Compress:
+    """Return a compressor for `"GZIP"` or `"ZLIB"`; its output depends on its input alone."""
+    return zlib.compressobj(wbits=_WINDOW_BITS[compression])
+
+
+class InflatingStream:
+    """Gives the bytes that a compressed stream holds.
+
+    A GZIP file may hold several members one after another, as `cat a.gz b.gz` makes them.
+
+    Args:
+        raw: The compressed bytes; closed together with this stream.
+        compression: `"GZIP"` or `"ZLIB"`.
+        name: The file's name, for messages.
+    """
+
+    def __init__(self, raw: ByteStream, compression: Compression, name: str) -> None:
+        self._raw = raw
+        self._compression = compression
+        self._name = name
+        self._inflater = zlib.decompressobj(wbits=_WINDOW_BITS[compression])
+        self._input = b""
+        self._inside = False
+        self._damage: DataLossError | None = None
+
+    def read(self, size: int, /) -> bytes:
+        """Return 1 to `size` inflated bytes, or `b""` at the end.
+
+        Raises:
+            DataLossError: The stream is damaged here, or ends too early.
+        """
+        while self._damage is None:
+            if not self._input and not self._fill():
+                return b""
+            output = self._inflate(size)
+            if output:
+                return output
+        raise self._damage
+
+    def close(self) -> None:
+        """Close the file below. May be called twice."""
+        self._raw.close()
+
+    def _fill(self) -> bool:
+        """Fetch compressed bytes; return False at a proper end."""
+        self._input = self._raw.read(_RAW_BLOCK)
+        if self._input:
+            return True
+        if not self._inside:
+            return False
+        self._damage = DataLossError(
+            f"{self._name}: the {self._compression} stream ends before it is complete; the file "
+            f"was cut short"
+        )
+        raise self._damage
+
+    def _inflate(self, size: int) -> bytes:
+        if not self._inside:
+            if self._compression == "GZIP":
+                # Zero bytes between and behind members are padding.
+                self._input = self._input.lstrip(b"\0")
+            if not self._input:
+                return b""
+            self._inside = True
+        before = self._inflater.copy()
+        try:
+            output = self._inflater.decompress(self._input, size)
+        except zlib.error as error:
+            output = self._salvage(before)
+            self._damage = DataLossError(
+                f"{self._name}: the {self._compression} stream is damaged ({error})"
+            )
+            return output
+        self._input = self._inflater.unconsumed_tail
+        if self._inflater.eof:
+            self._input = self._inflater.unused_data
+            self._inside = False
+            self._inflater = zlib.decompressobj(wbits=_WINDOW_BITS[self._compression])
+        return output
+
+    def _salvage(self, inflater: zlib._Decompress) -> bytes:
+        """Return what `inflater` gives up to the byte where it fails.
+
+        zlib drops the output of the call that fails, so the block is fed again byte by byte.
+        """
+        pieces = []
+        try:
+            for at in range(len(self._input)):
+                pieces.append(inflater.decompress(self._input[at : at + 1]))
+        except zlib.error:
+            pass
+        return b"".join(pieces)

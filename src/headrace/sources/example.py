@@ -1,0 +1,279 @@
+"""tf.Example: bytes to named arrays, one example or a batch at once, without protocol buffers."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import DataLossError, InvalidElementError
+from headrace.sources import wire_format
+from headrace.sources.features import Feature, FixedLenFeature, VarLenFeature
+from headrace.sources.wire_format import BYTES_LIST, FLOAT_LIST, INT64_LIST, Located
+
+__all__ = ["parse_example"]
+
+_KIND_NAMES = {0: "nothing", BYTES_LIST: "bytes", FLOAT_LIST: "float", INT64_LIST: "int64"}
+_FEATURES = (FixedLenFeature, VarLenFeature)
+_FLOAT = np.dtype("<f4")
+_FLOAT_STRUCT = struct.Struct("<f")
+
+
+def parse_example(
+    serialized: bytes | Sequence[bytes] | NDArray[Any], features: Mapping[str, Feature]
+) -> dict[str, Any]:
+    """Return the features of one example, or of a batch of them.
+
+    Args:
+        serialized: A serialized tf.Example as bytes; or a sequence or object array of n of them.
+        features: By name, what to read; other features of the examples are passed over.
+
+    Returns:
+        By name, in the order of `features`. Of one example: a `FixedLenFeature` gives a value of
+        its shape (a NumPy scalar, bytes or str for `()`), a `VarLenFeature` an array of shape
+        [k]. Of a batch: a `FixedLenFeature` gives an array of shape [n, *shape]; a `VarLenFeature`
+        gives `{"values": array of shape [sum of all k], "lengths": int64 array of shape [n]}`, the
+        values of all examples one behind the other. Lists of bytes give object arrays.
+
+    Raises:
+        DataLossError: An example is no tf.Example.
+        InvalidElementError: A feature is missing, of another kind or length, or does not fit its
+            dtype.
+        TypeError, ValueError: An argument is wrong.
+    """
+    if not (type(features) is dict or isinstance(features, Mapping)) or not features:
+        raise ValueError(f"features must be a mapping that names a feature, got {features!r}")
+    for name, feature in features.items():
+        if not isinstance(feature, _FEATURES):
+            raise TypeError(
+                f"features must hold FixedLenFeature or VarLenFeature, got {feature!r} for {name!r}"
+            )
+    names = [name.encode() for name in features]
+    if isinstance(serialized, bytes):
+        located = _locate(serialized, names, None)
+        return {
+            name: _read_one(serialized, located.get(key), name, feature)
+            for (name, feature), key in zip(features.items(), names, strict=True)
+        }
+    rows = _check_rows(serialized)
+    columns = _Columns(rows, names)
+    return {
+        name: columns.read(key, name, feature)
+        for (name, feature), key in zip(features.items(), names, strict=True)
+    }
+
+
+def _check_rows(serialized: Any) -> list[bytes]:
+    if isinstance(serialized, np.ndarray) and serialized.ndim != 1:
+        raise ValueError(
+            f"serialized must be bytes or of shape [n], got an array of shape {serialized.shape}"
+        )
+    rows: list[bytes] | None = None
+    if isinstance(serialized, np.ndarray):
+        rows = serialized.tolist()
+    elif isinstance(serialized, Iterable) and not isinstance(serialized, str | Mapping):
+        rows = list(serialized)
+    if rows is None or not all(isinstance(row, bytes) for row in rows):
+        raise TypeError(
+            f"serialized must be bytes or a sequence of bytes, got {type(serialized).__name__}"
+            + ("" if rows is None else " of something else")
+        )
+    return rows
+
+
+def _locate(data: bytes, names: Sequence[bytes], index: int | None) -> dict[bytes, Located]:
+    try:
+        return wire_format.locate(data, names)
+    except wire_format.WireFormatError as error:
+        raise DataLossError(f"{_which(index)} is no tf.Example: {error}") from error
+
+
+def _which(index: int | None) -> str:
+    return "the example" if index is None else f"example {index} of the batch"
+
+
+def _payload(
+    data: bytes, located: Located | None, name: str, feature: Feature, index: int | None
+) -> Any:
+    """Return a feature's values: a list of bytes, or packed numbers."""
+    if located is None or (located[0] == 0 and not located[1]):
+        if isinstance(feature, VarLenFeature):
+            return [] if feature.kind == BYTES_LIST else b""
+        if feature.default is None:
+            raise InvalidElementError(
+                f"{_which(index)} has no feature {name!r}; give it a default_value if that may be"
+            )
+        return feature.default
+    kind, spans = located
+    if kind != feature.kind:
+        raise InvalidElementError(
+            f"feature {name!r} of {_which(index)} is a list of {_KIND_NAMES[kind]}, but dtype "
+            f"{feature.dtype} asks for one of {_KIND_NAMES[feature.kind]}"
+        )
+    if kind == BYTES_LIST:
+        return [data[start:stop] for start, stop in spans]
+    if len(spans) == 1:
+        ((start, stop),) = spans
+        return data[start:stop]
+    return b"".join([data[start:stop] for start, stop in spans])
+
+
+def _unpack(payload: Any, name: str, feature: Feature, index: int | None) -> Any:
+    """Return values of shape [k] in the dtype that is asked for, writable."""
+    try:
+        if feature.kind == FLOAT_LIST:
+            if len(payload) % 4:
+                raise wire_format.WireFormatError(f"{len(payload)} bytes are no list of floats")
+            return np.frombuffer(payload, _FLOAT).astype(feature.dtype)
+        if feature.kind == INT64_LIST:
+            return _narrow(wire_format.decode_varints(payload), name, feature)
+        column = np.empty(len(payload), object)
+        column[:] = [item.decode() for item in payload] if feature.dtype == "U" else payload
+        return column
+    except (wire_format.WireFormatError, UnicodeDecodeError) as error:
+        raise DataLossError(f"feature {name!r} of {_which(index)} is damaged: {error}") from error
+
+
+def _narrow(values: NDArray[np.int64], name: str, feature: Feature) -> NDArray[Any]:
+    dtype = feature.dtype
+    if dtype == np.int64:
+        return values
+    made = values.astype(dtype)
+    lost = made.astype(np.int64) != values
+    if dtype == np.uint64:
+        lost = values < 0
+    if lost.any():
+        wrong = int(values[lost.argmax()])
+        raise InvalidElementError(f"feature {name!r} holds {wrong}, which {dtype} cannot hold")
+    return made
+
+
+def _read_one(data: bytes, located: Located | None, name: str, feature: Feature) -> Any:
+    if located is not None and len(located[1]) == 1 and type(feature) is FixedLenFeature:
+        # One value as it is stored: no array in between.
+        kind, ((start, stop),) = located
+        if kind == feature.plain_scalar:
+            if kind == BYTES_LIST:
+                return data[start:stop]
+            if kind == FLOAT_LIST and stop - start == 4:
+                return np.float32(_FLOAT_STRUCT.unpack_from(data, start)[0])
+            if kind == INT64_LIST and stop - start == 1 and data[start] < 0x80:
+                return np.int64(data[start])
+    values = _unpack(_payload(data, located, name, feature, None), name, feature, None)
+    if isinstance(feature, VarLenFeature):
+        return values
+    if len(values) != feature.count:
+        raise _wrong_count(len(values), name, feature, None)
+    if feature.shape == ():
+        return values[0]
+    return values.reshape(feature.shape)
+
+
+def _wrong_count(
+    found: int, name: str, feature: FixedLenFeature, index: int | None
+) -> InvalidElementError:
+    return InvalidElementError(
+        f"feature {name!r} of {_which(index)} has {found} values, but its shape "
+        f"{feature.shape} takes {feature.count}; use VarLenFeature if the number varies"
+    )
+
+
+class _Columns:
+    """Reads features of many examples, each feature of all examples at once.
+
+    Examples of one layout (those of fixed shapes mostly are) form a matrix of bytes: values lie in
+    the same columns in every row, so that only the first row is parsed.
+    """
+
+    def __init__(self, rows: list[bytes], names: Sequence[bytes]) -> None:
+        self._rows = rows
+        self._matrix: NDArray[np.uint8] | None = None
+        self._located: list[dict[bytes, Located]] = []
+        if not rows:
+            return
+        first = _locate(rows[0], names, 0)
+        if len(rows) > 1 and len(set(map(len, rows))) == 1:
+            self._matrix = _as_matrix(rows, first)
+        if self._matrix is not None:
+            self._located = [first]
+        else:
+            self._located = [_locate(row, names, index) for index, row in enumerate(rows)]
+
+    def read(self, key: bytes, name: str, feature: Feature) -> Any:
+        payloads = self._payloads(key, name, feature)
+        if feature.kind == BYTES_LIST:
+            counts = np.fromiter(map(len, payloads), np.int64, len(payloads))
+            values = _unpack([item for items in payloads for item in items], name, feature, None)
+        else:
+            sizes = np.fromiter(map(len, payloads), np.int64, len(payloads))
+            values, counts = self._unpack_numbers(payloads, sizes, name, feature)
+        if isinstance(feature, VarLenFeature):
+            return {"values": values, "lengths": counts}
+        wrong = counts != feature.count
+        if wrong.any():
+            index = int(wrong.argmax())
+            raise _wrong_count(int(counts[index]), name, feature, index)
+        return values.reshape(len(self._rows), *feature.shape)
+
+    def _payloads(self, key: bytes, name: str, feature: Feature) -> list[Any]:
+        if self._matrix is None:
+            payloads: list[Any] = []
+            as_list = feature.kind == BYTES_LIST
+            for index, (row, places) in enumerate(zip(self._rows, self._located, strict=True)):
+                place = places.get(key)
+                if place is not None and place[0] == feature.kind and len(place[1]) == 1:
+                    start, stop = place[1][0]
+                    payloads.append([row[start:stop]] if as_list else row[start:stop])
+                else:
+                    payloads.append(_payload(row, place, name, feature, index))
+            return payloads
+        located = self._located[0].get(key)
+        if located is not None and len(located[1]) == 1 and located[0] == feature.kind:
+            ((start, stop),) = located[1]
+            if feature.kind == BYTES_LIST:
+                return [[row[start:stop]] for row in self._rows]
+            return [row[start:stop] for row in self._rows]
+        return [
+            _payload(row, located, name, feature, index) for index, row in enumerate(self._rows)
+        ]
+
+    def _unpack_numbers(
+        self, payloads: list[bytes], sizes: NDArray[np.int64], name: str, feature: Feature
+    ) -> tuple[Any, NDArray[np.int64]]:
+        """Return all values of shape [sum of k], and k for each example."""
+        joined = b"".join(payloads)
+        if feature.kind == FLOAT_LIST:
+            whole, counts = sizes % 4 == 0, sizes // 4
+        else:
+            # A number ends where a byte's top bit is not set.
+            ends = np.zeros(len(joined) + 1, np.int64)
+            np.cumsum(np.frombuffer(joined, np.uint8) < 0x80, out=ends[1:])
+            stops = np.cumsum(sizes)
+            counts = ends[stops] - ends[stops - sizes]
+            whole = (sizes == 0) | (np.diff(ends, append=0)[stops - 1] == 1)
+        if not whole.all():
+            index = int((~whole).argmax())
+            raise DataLossError(
+                f"feature {name!r} of {_which(index)} is damaged: it ends inside a number"
+            )
+        return _unpack(joined, name, feature, None), counts
+
+
+def _as_matrix(rows: list[bytes], first: dict[bytes, Located]) -> NDArray[np.uint8] | None:
+    """Return examples of one length as bytes of shape [n, length], if they have one layout."""
+    matrix = np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), len(rows[0]))
+    frame = np.ones(len(rows[0]), bool)
+    for _, spans in first.values():
+        for start, stop in spans:
+            frame[start:stop] = False
+    columns = np.flatnonzero(frame)
+    parts = np.split(columns, np.flatnonzero(np.diff(columns) > 1) + 1)
+    for part in parts:
+        if len(part):
+            begin, end = int(part[0]), int(part[-1]) + 1
+            if (matrix[:, begin:end] != matrix[0, begin:end]).any():
+                return None
+    return matrix

@@ -1,0 +1,322 @@
+"""Elements from a Python generator."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from headrace.element.chunk import Chunk
+from headrace.element.spec import ArraySpec, Spec, check
+from headrace.element.structure import Element, component, flatten, flatten_like, unflatten
+from headrace.element.tree import normalize
+from headrace.errors import FailedPreconditionError, InvalidElementError, UserFunctionError
+from headrace.plan.source import Position, Reader
+from headrace.sources.memory import check_limit, check_range
+
+__all__ = ["GeneratorSource"]
+
+_PATIENCE = 0.001
+"""Seconds for which one call of read() goes on collecting elements."""
+
+_PYTHON_VALUES = (bool, int, float, complex, list)
+
+
+@dataclass(frozen=True, eq=False)
+class GeneratorSource:
+    """What a generator function yields; each reader calls the function anew.
+
+    Python numbers and lists take the dtypes of the signature where no value is lost (rounding to
+    a narrower float is no loss). Arrays and NumPy scalars must have them.
+
+    Args:
+        generator: A function that returns an iterable.
+        args: What to call it with.
+        output_signature: Spec of the elements; None to take them as they come.
+    """
+
+    generator: Callable[..., Iterable[Any]]
+    args: tuple[Any, ...] = ()
+    output_signature: Spec | None = None
+
+    def __post_init__(self) -> None:
+        generator: Any = self.generator
+        if not callable(generator):
+            advice = "pass a function that returns an iterable"
+            if isinstance(generator, Iterator):
+                advice = (
+                    "pass the generator function itself, without calling it, so that the data "
+                    "can be read more than once; its arguments go into args"
+                )
+            raise TypeError(f"generator must be callable, got {type(generator).__name__}: {advice}")
+        object.__setattr__(self, "args", () if self.args is None else tuple(self.args))
+        if self.output_signature is not None:
+            leaves, structure = flatten(self.output_signature)
+            for leaf, path in zip(leaves, structure.paths, strict=True):
+                if not isinstance(leaf, ArraySpec):
+                    raise TypeError(
+                        f"output_signature must hold ArraySpec, but {component(path)} is {leaf!r}"
+                    )
+
+    @property
+    def size(self) -> int:
+        return 1
+
+    @property
+    def element_spec(self) -> Spec | None:
+        return self.output_signature
+
+    @property
+    def elements_per_index(self) -> int | None:
+        return None
+
+    @property
+    def splittable(self) -> bool:
+        return True
+
+    def open(self, start: int, stop: int, position: Position = None) -> Reader:
+        check_range(start, stop, 1)
+        return _GeneratorReader(self, start == stop, position)
+
+
+class _GeneratorReader:
+    """Position: number of elements consumed; restored by passing over as many."""
+
+    def __init__(self, source: GeneratorSource, empty: bool, position: Position) -> None:
+        if position is not None and (type(position) is not int or position < 0):
+            raise ValueError(f"position must be a number of elements, got {position!r}")
+        self._source = source
+        self._convert = _converter(source.output_signature)
+        self._consumed: int = position or 0
+        self._to_skip = self._consumed
+        self._iterator: Iterator[Any] | None = None
+        self._generated: Any = None
+        self._error: Exception | None = None
+        self._ended = empty
+        self._closed = False
+
+    def read(self, limit: int) -> Chunk | None:
+        check_limit(limit)
+        if self._closed:
+            raise FailedPreconditionError("this reader is closed; open another one")
+        rows: list[Element] = []
+        if self._error is None and not self._ended:
+            self._collect(rows, limit)
+        if rows:
+            self._consumed += len(rows)
+            return Chunk.of_rows(rows)
+        if self._error is not None:
+            error, self._error = self._error, None
+            self._consumed += 1
+            raise error
+        return None
+
+    def get_position(self) -> Position:
+        return self._consumed
+
+    def close(self) -> None:
+        self._closed = True
+        generated, self._generated, self._iterator = self._generated, None, None
+        close = getattr(generated, "close", None)
+        # One that runs at this moment, on another thread, ends when that thread lets go of it.
+        if close is not None and not getattr(generated, "gi_running", False):
+            close()
+
+    def _collect(self, rows: list[Element], limit: int) -> None:
+        """Append elements while they come quickly; keep an error for when its turn comes."""
+        started = time.perf_counter()
+        if self._iterator is None and not self._begin():
+            return
+        assert self._iterator is not None
+        iterator, convert = self._iterator, self._convert
+        now = time.perf_counter
+        for _ in range(limit):
+            try:
+                element = next(iterator)
+            except StopIteration:
+                self._ended = True
+                return
+            except Exception as error:
+                self._ended = True
+                self._error = self._blame(error, self._consumed + len(rows))
+                return
+            try:
+                rows.append(convert(element))
+            except InvalidElementError as error:
+                self._error = InvalidElementError(
+                    f"element {self._consumed + len(rows)} of the generator {self._name()}: {error}"
+                )
+                self._error.__cause__ = error
+                return
+            if now() - started >= _PATIENCE:
+                return
+
+    def _begin(self) -> bool:
+        """Call the function and pass over what was consumed; return whether more may come."""
+        try:
+            self._generated = self._source.generator(*self._source.args)
+            self._iterator = iter(self._generated)
+        except Exception as error:
+            self._ended = True
+            self._error = self._blame(error, 0)
+            return False
+        for index in range(self._to_skip):
+            try:
+                next(self._iterator)
+            except StopIteration:
+                self._ended = True
+                return False
+            except Exception as error:
+                self._ended = True
+                # The error that ended it at the last element passed over was reported then.
+                if index < self._to_skip - 1:
+                    self._error = self._blame(error, index)
+                return False
+        return True
+
+    def _blame(self, error: Exception, position: int) -> UserFunctionError:
+        trace = "".join(traceback.format_exception(error))
+        made = UserFunctionError(
+            f"the generator {self._name()} raised {type(error).__name__} at element {position}: "
+            f"{error}\n\n{trace}",
+            position=position,
+            original_type=type(error).__name__,
+            original_traceback=trace,
+        )
+        made.__cause__ = error
+        return made
+
+    def _name(self) -> str:
+        function = self._source.generator
+        return str(getattr(function, "__qualname__", None) or repr(function))
+
+
+def _converter(signature: Spec | None) -> Callable[[Any], Element]:
+    """Return what makes an element of a value that was yielded, and checks it."""
+    if signature is None:
+        return normalize
+    specs, structure = flatten(signature)
+    leaves = [_Leaf(spec, path) for spec, path in zip(specs, structure.paths, strict=True)]
+    if len(specs) == 1 and specs[0] is signature:
+        return leaves[0].convert
+    converts = [leaf.convert for leaf in leaves]
+
+    def convert_nested(value: Any) -> Element:
+        values = flatten_like(structure, value)
+        return unflatten(
+            structure, [convert(item) for convert, item in zip(converts, values, strict=True)]
+        )
+
+    if type(signature) is dict and all(isinstance(s, ArraySpec) for s in signature.values()):
+        by_key = dict(zip(structure.root.keys, converts, strict=True))
+        keys = by_key.keys()
+
+        def convert_flat(value: Any) -> Element:
+            # The commonest structure, without the general walk.
+            if type(value) is dict and value.keys() == keys:
+                return {key: convert(value[key]) for key, convert in by_key.items()}
+            return convert_nested(value)
+
+        return convert_flat
+
+    return convert_nested
+
+
+class _Leaf:
+    """Makes a component of what was yielded for it, as its spec asks."""
+
+    def __init__(self, spec: ArraySpec, path: str) -> None:
+        self._spec = spec
+        self._path = path
+        self._dtype = spec.dtype
+        self._shape = spec.shape
+        self._make: type[Any] = spec.dtype.type
+        #: What a Python number must be within, to be made a scalar without further questions.
+        self._python_type: Any = None
+        self._low, self._high = 0, 0
+        if not spec.shape and spec.dtype.kind in "iu":
+            limits = np.iinfo(spec.dtype)
+            self._python_type, self._low, self._high = int, int(limits.min), int(limits.max)
+        elif not spec.shape and spec.dtype == np.float64:
+            self._python_type = float
+        self._unbounded = self._python_type is float
+
+    def convert(self, value: Any) -> Any:
+        """Return the component.
+
+        Raises:
+            InvalidElementError: It does not fit the spec.
+        """
+        if type(value) is self._python_type and (
+            self._unbounded or self._low <= value <= self._high
+        ):
+            return self._make(value)
+        if self._fits(value):
+            return value
+        plain = isinstance(value, _PYTHON_VALUES) and not isinstance(value, np.generic)
+        if plain and self._dtype.kind not in "SU":
+            value = self._cast(value)
+            if self._fits(value):
+                return value
+        try:
+            made = normalize(value)
+            check(self._spec, made)
+        except InvalidElementError as error:
+            # They know the component alone, without the element that it belongs to.
+            text, place = str(error), component(self._path)
+            named = text.replace(component(""), place, 1)
+            raise InvalidElementError(named if place in named else f"{place}: {text}") from error
+        return made
+
+    def _fits(self, value: Any) -> bool:
+        if not isinstance(value, np.ndarray | np.generic) or value.dtype != self._dtype:
+            return False
+        if value.dtype.kind not in "biufcmM" or (type(value) is np.ndarray and not value.ndim):
+            return False
+        found, wanted = value.shape, self._shape
+        return found == wanted or (
+            len(found) == len(wanted)
+            and all(n is None or n == m for m, n in zip(found, wanted, strict=True))
+        )
+
+    def _cast(self, value: Any) -> Any:
+        """Return a Python value as an array or scalar of the spec's dtype, if none is lost."""
+        dtype = self._dtype
+        found: Any = normalize(value)
+        if not isinstance(found, np.ndarray | np.generic) or found.dtype.kind not in "biufc":
+            return found
+        if found.size == 0 or found.dtype == dtype:
+            return found.astype(dtype)
+        if not _may_become(found.dtype.kind, dtype.kind):
+            raise self._refusal(value)
+        with np.errstate(all="ignore"):
+            cast: Any = found.astype(dtype)
+            if found.dtype.kind in "fc":
+                # A narrower float rounds; it must not run over.
+                same = np.isfinite(cast) | ~np.isfinite(found)
+            else:
+                same = (cast.astype(found.dtype) == found) & (np.less(cast, 0) == np.less(found, 0))
+        if not np.all(same):
+            raise self._refusal(value)
+        return cast
+
+    def _refusal(self, value: Any) -> InvalidElementError:
+        text = repr(value)
+        shown = text if len(text) <= 60 else text[:57] + "..."
+        return InvalidElementError(
+            f"{component(self._path)} is {shown}, which {self._dtype} cannot hold without loss; "
+            f"yield other values, or change the signature"
+        )
+
+
+def _may_become(found: str, wanted: str) -> bool:
+    """Tell whether Python values of one kind of dtype stand for those of another."""
+    order = "b", "iu", "f", "c"
+    ranks = {kind: rank for rank, kinds in enumerate(order) for kind in kinds}
+    if found == "b" or wanted == "b":
+        return found == wanted
+    return wanted in ranks and ranks[found] <= ranks[wanted]

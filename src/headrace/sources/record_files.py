@@ -1,0 +1,249 @@
+"""Walk through files of records, whatever their format.
+
+A format is a function that cuts a block of bytes into records (`Cutter`). Everything else is here
+and the same for all formats: files in turn, compressed or not, blocks, positions, errors.
+
+Rule 1. A position is `[file, offset, records]`: so many records behind a byte offset at which a
+        record begins. Offsets count inflated bytes.
+Rule 2. Records before a damaged place are given out before the error. Reading goes on at the next
+        record where the format still knows its place, else at the next file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from headrace.element.chunk import Chunk
+from headrace.errors import FailedPreconditionError, HeadraceError, UnavailableError
+from headrace.plan.source import Position
+from headrace.sources.compression import ByteStream, Compression
+from headrace.sources.files import open_file
+from headrace.sources.memory import check_limit
+
+__all__ = ["BLOCK_SIZE", "Cut", "Cutter", "RecordFilesReader", "check_buffer_size"]
+
+BLOCK_SIZE = 1 << 20
+"""Bytes that are read and cut at once."""
+
+_LARGEST_READ = 64 << 20
+
+
+@dataclass(slots=True)
+class Cut:
+    """The records at the front of a block.
+
+    Attributes:
+        records: Whole records, in order.
+        used: Number of bytes that they, and the damaged record behind them if there is one, take.
+        needs: Number of bytes from `used` on that the next record takes; 0 if that is not known.
+        error: What is wrong with the record behind them, if something is.
+        resumes: With an error: whether a record begins at `used`.
+    """
+
+    records: list[Any]
+    used: int
+    needs: int = 0
+    error: HeadraceError | None = None
+    resumes: bool = False
+
+
+Cutter: TypeAlias = Callable[[bytes, bool, str, int], Cut]
+"""Cuts `(block, whether the file ends with it, the file's name, the block's offset in it)`."""
+
+
+def check_buffer_size(buffer_size: int | None) -> int:
+    """Return the number of bytes to read at once.
+
+    Raises:
+        ValueError, TypeError: It is not a positive int or None.
+    """
+    if buffer_size is None:
+        return BLOCK_SIZE
+    if not isinstance(buffer_size, int) or isinstance(buffer_size, bool):
+        raise TypeError(f"buffer_size must be an int or None, got {buffer_size!r}")
+    if buffer_size < 1:
+        raise ValueError(f"buffer_size must be at least 1 byte, got {buffer_size}")
+    return buffer_size
+
+
+class RecordFilesReader:
+    """Reads the records of several files, one file after another.
+
+    Args:
+        names: The files of the source.
+        start: Index of the first file to read.
+        stop: Index behind the last.
+        cut: The format.
+        compression: How the files are compressed.
+        block_size: Bytes to read at once.
+        position: Where to begin, if not at the beginning.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        start: int,
+        stop: int,
+        cut: Cutter,
+        compression: Compression,
+        block_size: int,
+        position: Position = None,
+    ) -> None:
+        file, offset, taken = _check_position(position, start, stop)
+        self._names = names
+        self._stop = stop
+        self._cut = cut
+        self._compression = compression
+        self._block_size = block_size
+        self._file = file
+        #: Where the records at hand begin, and where those behind them do.
+        self._offset = self._next_offset = offset
+        #: Of the records at hand, how many were given out. More than there are while a restored
+        #: reader still has to pass over some.
+        self._taken = taken
+        self._records: list[Any] = []
+        self._error: HeadraceError | None = None
+        self._resumes = False
+        #: What was read and not cut yet, from `_next_offset` on.
+        self._rest = b""
+        self._rest_is_new = False
+        self._at_end = False
+        self._needs = 0
+        self._stream: ByteStream | None = None
+        self._closed = False
+
+    def read(self, limit: int) -> Chunk | None:
+        check_limit(limit)
+        if self._closed:
+            raise FailedPreconditionError("this reader is closed; open another one")
+        while True:
+            records, taken = self._records, self._taken
+            if taken < len(records):
+                self._taken = stop = min(taken + limit, len(records))
+                whole = stop - taken == len(records)
+                return Chunk.of_rows(records if whole else records[taken:stop])
+            if self._error is not None:
+                self._raise_error()
+            if self._stream is None and not self._open():
+                return None
+            self._advance()
+
+    def get_position(self) -> Position:
+        if not self._error and self._taken == len(self._records):
+            return [self._file, self._next_offset, 0]
+        return [self._file, self._offset, self._taken]
+
+    def close(self) -> None:
+        self._closed = True
+        self._close_stream()
+        self._records, self._rest, self._taken = [], b"", 0
+        self._offset = self._next_offset
+
+    def _open(self) -> bool:
+        if self._file >= self._stop:
+            return False
+        name = self._names[self._file]
+        try:
+            self._stream = open_file(name, self._compression, self._next_offset)
+        except HeadraceError as error:
+            self._fail(error)
+        return True
+
+    def _advance(self) -> None:
+        """Cut the next block into records."""
+        if self._stream is None:
+            return
+        name = self._names[self._file]
+        rest = self._rest
+        if not self._rest_is_new:
+            size = min(self._needs - len(rest), _LARGEST_READ)
+            if not self._records:
+                # A record larger than what is at hand: ask for ever more, or joining gets slow.
+                size = max(size, len(rest))
+            try:
+                block = self._stream.read(max(size, self._block_size))
+            except HeadraceError as error:
+                self._fail(error)
+                return
+            except OSError as error:
+                at = self._next_offset + len(rest)
+                made = UnavailableError(f"{name!r} cannot be read at byte {at}: {error}")
+                made.__cause__ = error
+                self._fail(made)
+                return
+            self._at_end = not block
+            rest = rest + block if rest else block
+        cut = self._cut(rest, self._at_end, name, self._next_offset)
+        self._taken -= len(self._records)
+        self._offset = self._next_offset
+        self._next_offset += cut.used
+        self._records, self._error, self._resumes = cut.records, cut.error, cut.resumes
+        self._needs = cut.needs
+        self._rest = rest[cut.used :]
+        # Behind a damaged record the block is cut further before more is read.
+        self._rest_is_new = cut.error is not None and bool(self._rest)
+        if self._at_end and cut.error is None:
+            self._finish_file()
+
+    def _finish_file(self) -> None:
+        """Leave a file whose records are all at hand: the next position is in the next file."""
+        self._close_stream()
+        if self._records:
+            # They are still to be given out; positions in between stay in this file.
+            self._error = _EndOfFileError()
+        else:
+            self._next_file()
+
+    def _fail(self, error: HeadraceError) -> None:
+        """Have `error` raised next; no record is at hand then."""
+        self._taken -= len(self._records)
+        self._offset = self._next_offset
+        self._records, self._error, self._resumes = [], error, False
+
+    def _raise_error(self) -> None:
+        """Raise the pending error, the position behind it."""
+        error, self._error = self._error, None
+        assert error is not None
+        self._taken = 0
+        self._records = []
+        self._offset = self._next_offset
+        if not self._resumes:
+            self._close_stream()
+            self._next_file()
+        if not isinstance(error, _EndOfFileError):
+            raise error
+
+    def _next_file(self) -> None:
+        self._file += 1
+        self._offset = self._next_offset = self._taken = self._needs = 0
+        self._rest = b""
+        self._records = []
+        self._at_end = self._rest_is_new = self._resumes = False
+
+    def _close_stream(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.close()
+
+
+class _EndOfFileError(HeadraceError):
+    """Stands where an error would: behind the last records of a file. Never raised."""
+
+
+def _check_position(position: Position, start: int, stop: int) -> tuple[int, int, int]:
+    if position is None:
+        return start, 0, 0
+    if (
+        not isinstance(position, list | tuple)
+        or len(position) != 3
+        or not all(type(value) is int and value >= 0 for value in position)
+        or not start <= position[0] <= stop
+    ):
+        raise ValueError(
+            f"position must be [file, offset, records] with a file from {start} to {stop}, got "
+            f"{position!r}"
+        )
+    file, offset, records = position
+    return file, offset, records

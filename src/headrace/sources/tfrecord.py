@@ -1,0 +1,268 @@
+"""TFRecord files: records of bytes, framed by their length and two checksums.
+
+A record is stored as
+
+    length         8 bytes, little endian
+    length check   4 bytes, masked CRC-32C of the 8 bytes before
+    data           `length` bytes
+    data check     4 bytes, masked CRC-32C of the data
+
+A masked checksum is the checksum turned right by 15 bits, plus a constant, so that checksums of
+data that holds checksums stay good. Both are checked for every record.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from functools import lru_cache
+from types import TracebackType
+
+import google_crc32c
+import numpy as np
+
+from headrace.element.spec import ArraySpec, Spec
+from headrace.errors import DataLossError, FailedPreconditionError
+from headrace.plan.source import Position, Reader
+from headrace.sources.compression import check_compression, deflater
+from headrace.sources.files import FileName, as_names, create_file
+from headrace.sources.memory import check_range
+from headrace.sources.record_files import Cut, RecordFilesReader, check_buffer_size
+
+__all__ = ["TFRecordSource", "TFRecordWriter", "cut_records", "masked_crc"]
+
+_HEADER = struct.Struct("<QI")
+_LENGTH = struct.Struct("<Q")
+_CHECK = struct.Struct("<I")
+_CHECK_AND_HEADER = struct.Struct("<IQI")
+_MASK = 0xA282EAD8
+_MANY = 16
+
+_crc = google_crc32c.value
+
+
+def masked_crc(data: bytes) -> int:
+    """Return the masked CRC-32C of `data`."""
+    crc: int = _crc(data)
+    return ((crc >> 15 | crc << 17) + _MASK) & 0xFFFFFFFF
+
+
+# Records of one length have one length check, so that most checks are a lookup.
+@lru_cache(maxsize=1 << 14)
+def _length_check(length: int) -> int:
+    return masked_crc(_LENGTH.pack(length))
+
+
+def cut_records(block: bytes, at_end: bool, name: str, offset: int) -> Cut:
+    """Cut a block into the records that it holds whole."""
+    size = len(block)
+    error: DataLossError | None = None
+    records, checks = _cut_equals(block)
+    needs = 0
+    begin = len(records) * (16 + len(records[0])) if records else 0
+    if size - begin >= 12:
+        add_record, add_check = records.append, checks.append
+        unpack = _CHECK_AND_HEADER.unpack_from
+        length, length_check = _HEADER.unpack_from(block, begin)
+        while True:
+            if length_check != _length_check(length):
+                error = DataLossError(
+                    f"{name}: the record at byte {offset + begin} is damaged: its length does "
+                    f"not match its checksum; what follows in this file cannot be found"
+                )
+                break
+            data = begin + 12
+            end = data + length
+            if end + 16 > size:
+                # The last whole record has no header behind it in this block.
+                if end + 4 <= size:
+                    add_record(block[data:end])
+                    checks += _CHECK.unpack_from(block, end)
+                    begin = end + 4
+                else:
+                    needs = length + 16
+                break
+            add_record(block[data:end])
+            check, length, length_check = unpack(block, end)
+            add_check(check)
+            begin = end + 4
+    bad = _find_mismatch(records, checks)
+    if bad is not None:
+        begin = sum(map(len, records[:bad])) + 16 * bad
+        error = DataLossError(
+            f"{name}: the record at byte {offset + begin} is damaged: its "
+            f"{len(records[bad])} bytes of data do not match their checksum"
+        )
+        used = begin + 16 + len(records[bad])
+        return Cut(records[:bad], used, error=error, resumes=True)
+    if at_end and error is None and begin < size:
+        error = DataLossError(
+            f"{name}: the record at byte {offset + begin} is cut short: {size - begin} bytes of "
+            f"{needs or 'at least 16'} are there, then the file ends"
+        )
+    return Cut(records, begin, needs, error)
+
+
+def _cut_equals(block: bytes) -> tuple[list[bytes], list[int]]:
+    """Return the records at the front that are all of one length, if they are many, and checks.
+
+    Files of records of one length are common, and cut without a step of Python for each.
+    """
+    if len(block) < 12:
+        return [], []
+    length, length_check = _HEADER.unpack_from(block)
+    stride = length + 16
+    count = len(block) // stride
+    if count < _MANY or block[stride : stride + 12] != block[:12]:
+        return [], []
+    if length == 0 or length_check != _length_check(length):
+        return [], []
+    layout = np.dtype(
+        {
+            "names": ["length", "length_check", "data", "check"],
+            "formats": ["<u8", "<u4", f"V{length}", "<u4"],
+            "offsets": [0, 8, 12, 12 + length],
+            "itemsize": stride,
+        }
+    )
+    rows = np.frombuffer(block, layout, count)
+    other = (rows["length"] != length) | (rows["length_check"] != length_check)
+    if other.any():
+        count = int(other.argmax())
+        rows = rows[:count]
+    return rows["data"].tolist(), rows["check"].tolist()
+
+
+def _find_mismatch(records: list[bytes], checks: list[int]) -> int | None:
+    """Return the index of the first record that does not match its check."""
+    if not records:
+        return None
+    crc = np.fromiter(map(_crc, records), np.uint32, len(records))
+    masked = (crc >> np.uint32(15) | crc << np.uint32(17)) + np.uint32(_MASK)
+    wrong = masked != np.array(checks, np.uint32)
+    return int(wrong.argmax()) if wrong.any() else None
+
+
+@dataclass(frozen=True)
+class TFRecordSource:
+    """The records of TFRecord files as `bytes`; an index is a file.
+
+    Args:
+        filenames: A local path or fsspec URL, or several.
+        compression_type: None, `""`, `"GZIP"` or `"ZLIB"`.
+        buffer_size: Bytes to read at once; None for a good size.
+    """
+
+    filenames: tuple[str, ...]
+    compression_type: str | None = None
+    buffer_size: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "filenames", as_names("filenames", self.filenames))
+        object.__setattr__(self, "compression_type", check_compression(self.compression_type))
+        check_buffer_size(self.buffer_size)
+
+    @property
+    def size(self) -> int:
+        return len(self.filenames)
+
+    @property
+    def element_spec(self) -> Spec | None:
+        return ArraySpec((), np.dtype("S"))
+
+    @property
+    def elements_per_index(self) -> int | None:
+        return None
+
+    @property
+    def splittable(self) -> bool:
+        return True
+
+    def open(self, start: int, stop: int, position: Position = None) -> Reader:
+        check_range(start, stop, self.size)
+        return RecordFilesReader(
+            self.filenames,
+            start,
+            stop,
+            cut_records,
+            check_compression(self.compression_type),
+            check_buffer_size(self.buffer_size),
+            position,
+        )
+
+
+class TFRecordWriter:
+    """Writes records to a TFRecord file. A context manager.
+
+    Args:
+        path: A local path or fsspec URL; what it held before is lost.
+        compression_type: None, `""`, `"GZIP"` or `"ZLIB"`.
+
+    Raises:
+        NotFoundError: The folder does not exist.
+    """
+
+    def __init__(self, path: FileName, compression_type: str | None = None) -> None:
+        compression = check_compression(compression_type)
+        (self._name,) = as_names("path", [path])
+        self._deflater = deflater(compression) if compression else None
+        self._file = create_file(self._name)
+        self._closed = False
+
+    def write(self, record: bytes | bytearray | memoryview) -> None:
+        """Append one record.
+
+        Raises:
+            TypeError: It is not bytes.
+            FailedPreconditionError: The writer is closed.
+        """
+        if not isinstance(record, bytes):
+            if not isinstance(record, bytearray | memoryview):
+                raise TypeError(
+                    f"record must be bytes, got {type(record).__name__}; encode it first, as with "
+                    f"encode_example"
+                )
+            record = bytes(record)
+        self._check_open()
+        length = len(record)
+        framed = b"".join(
+            (
+                _HEADER.pack(length, _length_check(length)),
+                record,
+                _CHECK.pack(masked_crc(record)),
+            )
+        )
+        self._file.write(framed if self._deflater is None else self._deflater.compress(framed))
+
+    def flush(self) -> None:
+        """Hand everything written so far to the operating system, or to the remote file system."""
+        self._check_open()
+        if self._deflater is not None:
+            self._file.write(self._deflater.flush(2))  # 2: Z_SYNC_FLUSH
+        self._file.flush()
+
+    def close(self) -> None:
+        """Complete the file. May be called twice."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if self._deflater is not None:
+                self._file.write(self._deflater.flush())
+        finally:
+            self._file.close()
+
+    def __enter__(self) -> TFRecordWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise FailedPreconditionError(f"the writer of {self._name!r} is closed")

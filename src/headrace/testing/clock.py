@@ -1,0 +1,31 @@
+"""A clock that stands still until it is told to move."""
+
+from __future__ import annotations
+
+__all__ = ["ManualClock"]
+
+
+class ManualClock:
+    """A stand-in for `time.monotonic`: call it for the time, `advance` it to let time pass.
+
+    Attributes:
+        now: The time that it shows, in seconds.
+    """
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        """Return the time in seconds."""
+        return self.now
+
+    def advance(self, seconds: float) -> float:
+        """Let `seconds` pass; return the time then.
+
+        Raises:
+            ValueError: `seconds` is negative.
+        """
+        if seconds < 0:
+            raise ValueError(f"seconds={seconds!r}: a clock does not go back")
+        self.now += seconds
+        return self.now

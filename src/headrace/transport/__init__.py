@@ -1,0 +1,1 @@
+"""How peers talk: one contract (`channel`), carried in the process, by socket or shared memory."""

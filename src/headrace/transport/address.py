@@ -1,0 +1,62 @@
+"""Addresses, written "host:port" (an IPv6 host in brackets)."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+
+from headrace.errors import UnavailableError
+
+__all__ = ["is_loopback", "join", "resolve", "split"]
+
+
+def split(address: str) -> tuple[str, int]:
+    """Take "host:port" apart.
+
+    Raises:
+        ValueError: It is not written so, or the port is not between 1 and 65535.
+    """
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or "/" in host:
+        raise ValueError(f'address={address!r} is not written "host:port", as in "127.0.0.1:5050"')
+    if not port.isascii() or not port.isdigit() or not 1 <= int(port) <= 65535:
+        raise ValueError(f"address={address!r}: {port!r} is not a port between 1 and 65535")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def join(host: str, port: int) -> str:
+    """Write an address; the opposite of `split`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server that listens at `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def resolve(host: str, port: int) -> str:
+    """Look the host up; return the address with the host's number.
+
+    Raises:
+        UnavailableError: The name is not known now.
+    """
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        pass
+    else:
+        return join(host, port)
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise UnavailableError(
+            f"the host name {host!r} of {join(host, port)} cannot be resolved: {error}"
+        ) from error
+    # IPv4 first: a server told to listen at "localhost" listens at 127.0.0.1.
+    found.sort(key=lambda entry: entry[0] != socket.AF_INET)
+    return join(str(found[0][4][0]), port)

@@ -1,0 +1,113 @@
+"""The contract of a channel: calls between two peers, whatever carries them.
+
+A *message* is a tagged `msgspec.Struct`; it may travel with *buffers*, raw memory that no hop
+copies unless it has to. Three carriers keep this contract: `inprocess` (same process), `zeromq`
+(sockets), and `zeromq` with `shared_memory` under it (same host).
+
+Rule 1. A channel belongs to one thread at a time; a server's `Request` may be answered from any.
+Rule 2. Every request is answered exactly once: by `reply` or by `fail`.
+Rule 3. A request that was sent is either answered, or `receive` raises `UnavailableError` because
+        the peer is gone. The channel never waits for a peer that is not alive, and never resends
+        on its own: only the caller knows whether a request may be repeated.
+Rule 4. What is under way is bounded by the caller: a server sends buffers only in answer to a
+        request, so the number of unanswered requests is the sender's credit.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
+
+import msgspec
+
+__all__ = ["Buffer", "Channel", "Handler", "Reply", "Request", "Server"]
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+"""Raw memory. Buffers received from a peer are writable memoryviews, aligned to 64 bytes when they
+are 64 bytes or longer and came through shared memory."""
+
+
+class Reply(NamedTuple):
+    """What came back for one request."""
+
+    ticket: int
+    """The number that `Channel.send` returned for the request."""
+    message: msgspec.Struct | Exception
+    """The answer, or the error that the peer's handler answered with."""
+    buffers: Sequence[Buffer]
+    """Raw memory that came with it, valid for as long as any view of it is held."""
+
+
+class Channel(ABC):
+    """The calling end of a connection to one server."""
+
+    @property
+    @abstractmethod
+    def address(self) -> str:
+        """Where the peer listens, as "host:port"."""
+
+    @abstractmethod
+    def send(self, message: msgspec.Struct, buffers: Sequence[Buffer] = ()) -> int:
+        """Send a request without waiting; return its ticket."""
+
+    @abstractmethod
+    def receive(self, timeout: float) -> Reply | None:
+        """Return the next answer to any unanswered request, or None when `timeout` seconds passed.
+
+        Raises:
+            UnavailableError: The peer is gone. All unanswered requests are forgotten; the channel
+                connects again by itself on the next `send`.
+        """
+
+    @abstractmethod
+    def call(
+        self, message: msgspec.Struct, buffers: Sequence[Buffer] = (), *, timeout: float
+    ) -> tuple[msgspec.Struct, Sequence[Buffer]]:
+        """Send a request and wait for its answer; no other request may be unanswered.
+
+        Raises:
+            DeadlineExceededError: No answer in `timeout` seconds (an answer that comes later is
+                dropped).
+            UnavailableError: The peer cannot be reached, or is gone.
+            HeadraceError: What the peer's handler answered with.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the connection; unanswered requests are forgotten. May be called twice."""
+
+
+class Request(ABC):
+    """One request as the server's handler sees it."""
+
+    message: msgspec.Struct
+    buffers: Sequence[Buffer]
+    peer: str
+    """Who asks: stable for the life of the peer's channel."""
+
+    @abstractmethod
+    def reply(self, message: msgspec.Struct, buffers: Sequence[Buffer] = ()) -> None:
+        """Answer, from any thread; does not block. Does nothing once the server is closed."""
+
+    @abstractmethod
+    def fail(self, error: Exception) -> None:
+        """Answer with an error; one of `headrace.errors` arrives as the same class."""
+
+
+Handler: TypeAlias = Callable[[Sequence[Request]], None]
+"""Called on the server's one thread with all requests in hand, in order of arrival. Must not block;
+what takes time is answered later, from another thread. An exception fails the whole batch."""
+
+
+class Server(ABC):
+    """The answering end: an address, one thread, one handler."""
+
+    @property
+    @abstractmethod
+    def address(self) -> str:
+        """Where it listens, as "host:port"."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop listening and join the thread. May be called twice."""

@@ -1,0 +1,58 @@
+"""Who owns ZeroMQ's threads: one context for a process, there while somebody uses it."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import zmq
+
+__all__ = ["SharedContext", "shared_context"]
+
+
+class SharedContext:
+    """A context that the first user starts and the last one ends."""
+
+    def __init__(self) -> None:
+        # Reentrant: the garbage collector may close a channel, and so call `give_back`, while this
+        # very thread is inside `borrow`.
+        self._lock = threading.RLock()
+        self._users = 0
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        #: Contexts of the processes that this one was forked from; nobody may end them here.
+        self._inherited: list[zmq.Context[zmq.Socket[bytes]]] = []
+
+    def borrow(self) -> zmq.Context[zmq.Socket[bytes]]:
+        """Return the context; each call is owed one `give_back`, after its sockets are closed."""
+        with self._lock:
+            self._users += 1
+            if self._context is None:
+                # Half the cores: ZeroMQ's threads copy and encrypt, the rest is the user's.
+                self._context = zmq.Context(max(1, min(4, (os.cpu_count() or 2) // 2)))
+                self._context.max_sockets = 65536
+            return self._context
+
+    def give_back(self) -> None:
+        """End the context if nobody else uses it; may wait as long as its sockets linger."""
+        with self._lock:
+            self._users -= 1
+            ended = None if self._users else self._context
+            if ended is not None:
+                self._context = None
+        if ended is not None:
+            ended.term()
+
+    def start_afresh(self) -> None:
+        """Leave everything to the parent; called in a process that was just forked."""
+        self._lock = threading.RLock()
+        self._users = 0
+        if self._context is not None:
+            self._inherited.append(self._context)
+            self._context = None
+
+
+shared_context = SharedContext()
+"""The context of this process's channels, and of its servers that check no keys (ZeroMQ asks one
+authenticator per context, so a server that does has a context of its own)."""
+
+os.register_at_fork(after_in_child=shared_context.start_afresh)

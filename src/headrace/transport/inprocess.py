@@ -1,0 +1,294 @@
+"""The carrier for peers in one process: messages pass by reference, through queues.
+
+A buffer that is writable is handed over as it is; one that is read-only is copied, because what
+arrives must be writable and the sender kept it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from queue import Empty, SimpleQueue
+from typing import Any, get_args
+
+import msgspec
+
+from headrace.errors import (
+    DeadlineExceededError,
+    FailedPreconditionError,
+    HeadraceError,
+    UnavailableError,
+)
+from headrace.transport.channel import Buffer, Channel, Handler, Reply, Request, Server
+from headrace.transport.envelope import decode_error, encode_error, flat_views
+
+__all__ = ["connect", "is_local", "serve"]
+
+_log = logging.getLogger(__name__)
+_servers: dict[str, InProcessServer] = {}
+_servers_lock = threading.Lock()
+_numbers = itertools.count(1)
+
+
+def serve(handler: Handler, *, request_type: Any, host: str = "inprocess", port: int = 0) -> Server:
+    """Answer requests of this process with `handler`.
+
+    Args:
+        handler: See `channel.Handler`.
+        request_type: The messages it understands: a `msgspec.Struct` class or a union of them.
+        host: First half of the address; any name.
+        port: Second half; 0 takes a number that is free.
+
+    Raises:
+        OSError: The address is taken.
+    """
+    with _servers_lock:
+        if port == 0:
+            port = next(n for n in _numbers if f"{host}:{n}" not in _servers)
+        address = f"{host}:{port}"
+        if address in _servers:
+            raise OSError(
+                errno.EADDRINUSE,
+                f"port {port} on {host} is in use by another server of this process",
+            )
+        server = InProcessServer(handler, request_type, address)
+        _servers[address] = server
+    return server
+
+
+def connect(address: str) -> Channel:
+    """Open a channel to the server of this process at `address`, there already or not yet."""
+    return InProcessChannel(address)
+
+
+def is_local(address: str) -> bool:
+    """Whether a server of this process answers at `address` without sockets."""
+    return address in _servers
+
+
+class InProcessServer(Server):
+    """A thread that takes requests from a queue."""
+
+    def __init__(self, handler: Handler, request_type: Any, address: str) -> None:
+        self._handler = handler
+        self._types: tuple[type, ...] = get_args(request_type) or (request_type,)
+        self._address = address
+        self._inbox: SimpleQueue[_InProcessRequest | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._closed = False
+        #: Open channels' queues by peer, told when the server closes.
+        self._listeners: dict[str, SimpleQueue[Reply | None]] = {}
+        self._thread = threading.Thread(
+            target=self._run, name=f"headrace-server-{address}", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def address(self) -> str:
+        return self._address
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def attach(self, peer: str, outbox: SimpleQueue[Reply | None]) -> bool:
+        """Take note of a channel; False if the server is closed."""
+        with self._lock:
+            if not self._closed:
+                self._listeners[peer] = outbox
+            return not self._closed
+
+    def detach(self, peer: str) -> None:
+        with self._lock:
+            self._listeners.pop(peer, None)
+
+    def take(self, request: _InProcessRequest) -> None:
+        self._inbox.put(request)
+
+    def deliver(self, peer: str, reply: Reply) -> None:
+        """Hand an answer to the channel that waits for it, if it still does."""
+        outbox = self._listeners.get(peer)
+        if outbox is not None:
+            outbox.put(reply)
+
+    def _run(self) -> None:
+        while (first := self._inbox.get()) is not None:
+            batch = [first, *itertools.islice(self._in_hand(), 255)]
+            known = [request for request in batch if self._understands(request)]
+            if not known:
+                continue
+            try:
+                self._handler(known)
+            except BaseException as error:
+                _log.debug("the handler of %s raised", self._address, exc_info=True)
+                for request in known:
+                    request.fail(error if isinstance(error, Exception) else _called_off(error))
+
+    def _in_hand(self) -> Iterator[_InProcessRequest]:
+        with contextlib.suppress(Empty):
+            while (request := self._inbox.get_nowait()) is not None:
+                yield request
+            self._inbox.put(None)
+
+    def _understands(self, request: _InProcessRequest) -> bool:
+        if isinstance(request.message, self._types):
+            return True
+        request.fail(
+            FailedPreconditionError(
+                f"the server at {self._address} does not understand this request: "
+                f"{type(request.message).__name__}"
+            )
+        )
+        return False
+
+    def close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            listeners = list(self._listeners.values())
+            self._listeners.clear()
+        with _servers_lock:
+            if _servers.get(self._address) is self:
+                del _servers[self._address]
+        self._inbox.put(None)
+        for outbox in listeners:
+            outbox.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+
+class _InProcessRequest(Request):
+    __slots__ = ("_server", "_ticket", "_unanswered", "buffers", "message", "peer")
+
+    def __init__(
+        self,
+        server: InProcessServer,
+        peer: str,
+        ticket: int,
+        message: msgspec.Struct,
+        buffers: Sequence[Buffer],
+    ) -> None:
+        self._server = server
+        self._ticket = ticket
+        self._unanswered = [True]
+        self.peer = peer
+        self.message = message
+        self.buffers = buffers
+
+    def reply(self, message: msgspec.Struct, buffers: Sequence[Buffer] = ()) -> None:
+        self._answer(message, _receivable(buffers))
+
+    def fail(self, error: Exception) -> None:
+        # Through the text form, so that the same errors arrive as over a socket.
+        self._answer(decode_error(encode_error(error)), ())
+
+    def _answer(self, message: msgspec.Struct | Exception, buffers: Sequence[Buffer]) -> None:
+        try:
+            self._unanswered.pop()
+        except IndexError:
+            return
+        self._server.deliver(self.peer, Reply(self._ticket, message, buffers))
+
+
+class InProcessChannel(Channel):
+    """A queue of answers, attached to one server at a time."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._peer = f"inprocess-{next(_numbers)}"
+        self._tickets = itertools.count(1)
+        self._unanswered: set[int] = set()
+        self._server: InProcessServer | None = None
+        self._inbox: SimpleQueue[Reply | None] = SimpleQueue()
+        self._closed = False
+
+    @property
+    def address(self) -> str:
+        return self._address
+
+    def send(self, message: msgspec.Struct, buffers: Sequence[Buffer] = ()) -> int:
+        if self._closed:
+            raise FailedPreconditionError(f"the channel to {self._address} is closed")
+        received = _receivable(buffers)
+        if self._server is None or (self._server.closed and not self._unanswered):
+            self._attach()
+        ticket = next(self._tickets)
+        self._unanswered.add(ticket)
+        if self._server is not None:
+            self._server.take(
+                _InProcessRequest(self._server, self._peer, ticket, message, received)
+            )
+        return ticket
+
+    def _attach(self) -> None:
+        self._inbox = SimpleQueue()
+        server = _servers.get(self._address)
+        self._server = server
+        if server is None or not server.attach(self._peer, self._inbox):
+            self._server = None
+            self._inbox.put(None)
+
+    def receive(self, timeout: float) -> Reply | None:
+        if self._closed:
+            raise FailedPreconditionError(f"the channel to {self._address} is closed")
+        until = time.monotonic() + timeout
+        while True:
+            try:
+                reply = self._inbox.get(timeout=max(0.0, until - time.monotonic()))
+            except Empty:
+                return None
+            if reply is None:
+                found = self._server is not None
+                self._server = None
+                if not self._unanswered:
+                    continue
+                self._unanswered.clear()
+                raise UnavailableError(
+                    f"the server at {self._address} closed"
+                    if found
+                    else f"no server of this process answers at {self._address}"
+                )
+            if reply.ticket in self._unanswered:
+                self._unanswered.discard(reply.ticket)
+                return reply
+
+    def call(
+        self, message: msgspec.Struct, buffers: Sequence[Buffer] = (), *, timeout: float
+    ) -> tuple[msgspec.Struct, Sequence[Buffer]]:
+        if self._unanswered:
+            raise FailedPreconditionError(
+                f"call() while {len(self._unanswered)} earlier requests are unanswered"
+            )
+        ticket = self.send(message, buffers)
+        reply = self.receive(timeout)
+        if reply is None:
+            self._unanswered.discard(ticket)
+            raise DeadlineExceededError(
+                f"{self._address} did not answer {type(message).__name__} in {timeout:g} s"
+            )
+        if isinstance(reply.message, Exception):
+            raise reply.message
+        return reply.message, reply.buffers
+
+    def close(self) -> None:
+        self._closed = True
+        self._unanswered.clear()
+        if self._server is not None:
+            self._server.detach(self._peer)
+            self._server = None
+
+
+def _receivable(buffers: Sequence[Buffer]) -> Sequence[Buffer]:
+    if not buffers:
+        return ()
+    return [memoryview(bytearray(view)) if view.readonly else view for view in flat_views(buffers)]
+
+
+def _called_off(error: BaseException) -> HeadraceError:
+    return HeadraceError(f"the handler was stopped by {type(error).__name__}: {error}")

@@ -1,0 +1,184 @@
+"""Who may talk to whom, and that nobody listens: CURVE keys and the list of clients let in."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import zmq
+
+__all__ = ["Security", "new_keys"]
+
+_SERVER_PUBLIC = "server.key"
+_SERVER_SECRET = "server.key_secret"
+_CLIENT_PUBLIC = "client.key"
+_CLIENT_SECRET = "client.key_secret"
+_CLIENTS = "authorized_clients"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Security:
+    """The keys of one role.
+
+    Attributes:
+        role: "server" or "client"; a process that is both holds two records.
+        public_key: Own public key, 40 characters (Z85).
+        secret_key: Own secret key, 40 characters (Z85).
+        server_key: For a client: the public key of the servers it trusts.
+        authorized_clients: For a server: who may enter: public keys, or a directory whose files
+            ending in `.key` hold one each, read again when it changes.
+    """
+
+    role: Literal["server", "client"]
+    public_key: str
+    secret_key: str = field(repr=False)
+    server_key: str = ""
+    authorized_clients: frozenset[str] | Path = frozenset()
+
+    def __post_init__(self) -> None:
+        if self.role not in ("server", "client"):
+            raise ValueError(f'role={self.role!r} must be "server" or "client"')
+        for name, key in (("public_key", self.public_key), ("secret_key", self.secret_key)):
+            if len(key) != 40:
+                raise ValueError(f"{name} has {len(key)} characters; a key has 40")
+        if self.role == "client" and len(self.server_key) != 40:
+            raise ValueError("a client needs server_key, the public key of its servers")
+
+    @classmethod
+    def load(cls, directory: str | os.PathLike[str], role: Literal["server", "client"]) -> Security:
+        """Read the keys of a role from a directory made by `new_keys`.
+
+        Raises:
+            ValueError: The directory lacks a file, or a file holds no key.
+        """
+        folder = Path(directory)
+        if role == "server":
+            return cls(
+                role=role,
+                public_key=_read_key(folder / _SERVER_PUBLIC),
+                secret_key=_read_key(folder / _SERVER_SECRET),
+                authorized_clients=folder / _CLIENTS,
+            )
+        return cls(
+            role=role,
+            public_key=_read_key(folder / _CLIENT_PUBLIC),
+            secret_key=_read_key(folder / _CLIENT_SECRET),
+            server_key=_read_key(folder / _SERVER_PUBLIC),
+        )
+
+    def as_client(self) -> Security:
+        """Return the keys with which a server calls another server of the same service.
+
+        Servers that share a key pair trust each other: each lets its own key in.
+        """
+        if self.role == "client":
+            return self
+        return Security(
+            role="client",
+            public_key=self.public_key,
+            secret_key=self.secret_key,
+            server_key=self.public_key,
+        )
+
+    def apply(self, socket: zmq.Socket[bytes], role: Literal["server", "client"]) -> None:
+        """Make a socket, not yet bound or connected, encrypt and prove who it is.
+
+        Raises:
+            ValueError: These are the keys of the other role.
+        """
+        self.check_role(role)
+        socket.curve_publickey = self.public_key.encode()
+        socket.curve_secretkey = self.secret_key.encode()
+        if role == "server":
+            socket.curve_server = True
+            socket.zap_domain = b"headrace"
+        else:
+            socket.curve_serverkey = self.server_key.encode()
+
+    def check_role(self, role: Literal["server", "client"]) -> None:
+        """Refuse the keys of the other role.
+
+        Raises:
+            ValueError: These are the keys of the other role.
+        """
+        if self.role != role:
+            raise ValueError(
+                f"security= holds the keys of a {self.role}; this end is a {role}: "
+                f'use Security.load(directory, "{role}")'
+            )
+
+
+class AllowList:
+    """Decides which clients a server lets in: those listed, and servers that share its own key.
+
+    Its `callback` is what pyzmq's authenticator asks.
+    """
+
+    def __init__(self, clients: frozenset[str] | Path, own_key: str = "") -> None:
+        self._clients = clients
+        self._own_key = own_key
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        """Whether the client with this public key (Z85) may enter."""
+        name = key.decode("ascii", "replace")
+        return bool(name) and (name == self._own_key or name in self._authorized())
+
+    def _authorized(self) -> frozenset[str]:
+        if isinstance(self._clients, frozenset):
+            return self._clients
+        # A handshake is rare and the folder small: read it each time, so that a key that was
+        # removed or replaced a moment ago counts at once.
+        keys = set()
+        for file in sorted(self._clients.glob("*.key")):
+            with contextlib.suppress(OSError, ValueError):
+                keys.add(_read_key(file))
+        return frozenset(keys)
+
+
+def new_keys(directory: str | os.PathLike[str]) -> Path:
+    """Create the keys of a server and of a first client, who is let in.
+
+    Writes `server.key`, `server.key_secret`, `client.key`, `client.key_secret` and the folder
+    `authorized_clients` with a copy of `client.key`. Secrets can be read by their owner only.
+
+    Returns:
+        The directory.
+
+    Raises:
+        FileExistsError: There are keys already; they are left alone.
+    """
+    folder = Path(directory)
+    for name in (_SERVER_PUBLIC, _SERVER_SECRET, _CLIENT_PUBLIC, _CLIENT_SECRET):
+        if (folder / name).exists():
+            raise FileExistsError(
+                f"{folder / name} exists; choose another directory or remove the old keys first"
+            )
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (folder / _CLIENTS).mkdir(mode=0o700, exist_ok=True)
+    for public, secret in ((_SERVER_PUBLIC, _SERVER_SECRET), (_CLIENT_PUBLIC, _CLIENT_SECRET)):
+        public_key, secret_key = zmq.curve_keypair()
+        _write_new(folder / public, public_key, 0o644)
+        _write_new(folder / secret, secret_key, 0o600)
+        if public == _CLIENT_PUBLIC:
+            _write_new(folder / _CLIENTS / public, public_key, 0o644)
+    return folder
+
+
+def _write_new(path: Path, key: bytes, mode: int) -> None:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        file.write(key + b"\n")
+
+
+def _read_key(path: Path) -> str:
+    try:
+        key = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"no key can be read from {path}: {error}; create keys with `headrace keys new DIR`"
+        ) from error
+    if len(key) != 40:
+        raise ValueError(f"{path} holds {len(key)} characters where a key has 40")
+    return key

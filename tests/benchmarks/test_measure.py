@@ -1,0 +1,37 @@
+"""Contenders in their processes: what goes wrong in one is told, and nothing stays behind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks import small_rows
+from benchmarks.measure import Effort, measure
+
+pytestmark = pytest.mark.heavy
+
+EFFORT = Effort(seconds=0.02, ramp=0.0, rounds=2)
+WORKLOAD = small_rows.WORKLOADS[0]
+LIMIT = WORKLOAD.contenders[-1]
+
+
+def test_a_contender_that_runs_has_a_rate_and_a_first_element_for_each_round(
+    tmp_path: Path,
+) -> None:
+    workload = replace(WORKLOAD, contenders=(LIMIT,))
+    (measured,) = measure("small_rows", workload, EFFORT, tmp_path)
+    assert measured.problem is None
+    assert len(measured.rates) == len(measured.firsts) == 2
+    assert min(measured.rates) > 0
+
+
+def test_a_contender_that_breaks_is_told_and_the_others_run(tmp_path: Path) -> None:
+    unknown = replace(LIMIT, name="nobody by this name")
+    workload = replace(WORKLOAD, contenders=(unknown, LIMIT))
+    broken, fine = measure("small_rows", workload, EFFORT, tmp_path)
+    assert broken.problem is not None
+    assert broken.problem.startswith("failed: ended with status 1")
+    assert broken.rate is None
+    assert fine.problem is None

@@ -1,0 +1,111 @@
+"""The table hides nothing: problems, missed targets, noise and impossible figures are in it."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from benchmarks.measure import Measurement, ratio
+from benchmarks.report import Result, results_table, store
+from benchmarks.workload import Contender, Elements, Pipeline, Target, Workload
+
+
+def _build(_: Path, __: ExitStack) -> Pipeline:
+    return lambda: iter(())
+
+
+def _check(_: Elements) -> None:
+    return None
+
+
+WORKLOAD = Workload(
+    name="rows",
+    unit="rows",
+    check=_check,
+    contenders=(
+        Contender(name="headrace", build=_build, role="headrace"),
+        Contender(name="peer", build=_build),
+        Contender(name="bound", build=_build, role="limit"),
+    ),
+    targets=(Target(of=("peer",), at_least=5.0),),
+)
+
+
+def _measured(
+    ours: list[float], peer: list[float], bound: list[float], problem: str | None = None
+) -> list[Measurement]:
+    firsts = [0.01] * len(ours)
+    return [
+        Measurement(contender="headrace", role="headrace", rates=ours, firsts=firsts),
+        Measurement(contender="peer", role="peer", rates=peer, firsts=firsts, problem=problem),
+        Measurement(contender="bound", role="limit", rates=bound, firsts=firsts),
+    ]
+
+
+def test_a_ratio_is_the_median_of_the_rounds_and_not_the_ratio_of_medians() -> None:
+    ours, peer, _ = _measured([10.0, 40.0, 60.0], [10.0, 10.0, 30.0], [1.0] * 3)
+    assert ratio(ours, [peer]) == 2.0
+
+
+def test_the_best_of_several_is_taken_round_by_round() -> None:
+    ours, first, second = _measured([8.0, 8.0, 8.0], [1.0, 4.0, 2.0], [2.0, 1.0, 4.0])
+    assert ratio(ours, [first, second]) == 2.0
+
+
+def test_there_is_no_ratio_to_one_that_did_not_run() -> None:
+    ours, peer, bound = _measured([8.0], [1.0], [1.0], problem="failed: it fell")
+    assert ratio(ours, [peer]) is None
+    assert ratio(ours, [peer, bound]) is None
+
+
+@pytest.mark.parametrize("problem", ["not installed", "failed: ValueError: wrong data: the order"])
+def test_a_problem_stands_in_the_table_and_leaves_the_target_unknown(problem: str) -> None:
+    table = results_table([Result.of(WORKLOAD, _measured([8.0], [], [9.0], problem))])
+    assert problem in table
+    assert "5x peer: unknown" in table
+
+
+def test_a_missed_target_is_called_missed() -> None:
+    table = results_table([Result.of(WORKLOAD, _measured([8.0], [2.0], [9.0]))])
+    assert "5x peer: MISSED, 4x" in table
+
+
+def test_a_met_target_is_called_met() -> None:
+    table = results_table([Result.of(WORKLOAD, _measured([12.0], [2.0], [13.0]))])
+    assert "5x peer: met, 6x" in table
+    assert "LIMIT" not in table
+
+
+def test_rounds_far_apart_are_called_noisy() -> None:
+    table = results_table([Result.of(WORKLOAD, _measured([10.0, 16.0], [2.0, 2.1], [20.0, 21.0]))])
+    assert table.count("NOISY") == 1
+
+
+def test_a_rate_above_its_limit_is_not_believed() -> None:
+    table = results_table([Result.of(WORKLOAD, _measured([12.0], [2.0], [6.0]))])
+    assert "ABOVE THE LIMIT" in table
+
+
+def test_stored_results_keep_other_workloads_of_the_same_machine(tmp_path: Path) -> None:
+    first = Result.of(WORKLOAD, _measured([12.0], [2.0], [13.0]))
+    other = Result(workload="other", date=first.date, measurements=[], rows=[])
+    store(tmp_path, [first], ["rows", "other"], "How.")
+    store(tmp_path, [other], ["rows", "other"], "How.")
+    stored = json.loads((tmp_path / "results.json").read_text())
+    assert [entry["workload"] for entry in stored["results"]] == ["rows", "other"]
+    assert "5x peer: met" in (tmp_path / "RESULTS.md").read_text()
+
+
+def test_stored_results_of_another_machine_are_dropped(tmp_path: Path) -> None:
+    first = Result.of(WORKLOAD, _measured([12.0], [2.0], [13.0]))
+    store(tmp_path, [first], ["rows", "other"], "How.")
+    stored = json.loads((tmp_path / "results.json").read_text())
+    stored["machine"]["cores"] = "1000"
+    (tmp_path / "results.json").write_text(json.dumps(stored))
+    other = Result(workload="other", date=first.date, measurements=[], rows=[])
+    store(tmp_path, [other], ["rows", "other"], "How.")
+    stored = json.loads((tmp_path / "results.json").read_text())
+    assert [entry["workload"] for entry in stored["results"]] == ["other"]

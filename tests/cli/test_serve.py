@@ -1,0 +1,223 @@
+"""The commands that run servers, as real processes: what they print, and how they end."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+
+import headrace as hr
+from headrace.transport.security import new_keys
+
+pytestmark = [pytest.mark.heavy, pytest.mark.system]
+
+_SECONDS = 45.0
+
+
+class Command:
+    """A running `headrace` command and the lines that it has printed."""
+
+    def __init__(self, *arguments, env=None):
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "headrace.cli.main", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, **(env or {})},
+        )
+        self.lines = {"stdout": [], "stderr": []}
+        self._more = threading.Condition()
+        self._readers = [
+            threading.Thread(target=self._read, args=(name,), daemon=True) for name in self.lines
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def _read(self, name):
+        for line in getattr(self.process, name):
+            with self._more:
+                self.lines[name].append(line.rstrip("\n"))
+                self._more.notify_all()
+
+    def find(self, pattern, count=1, stream="stdout"):
+        """Wait until `count` lines match; return the matches."""
+
+        def found():
+            return [match for line in self.lines[stream] if (match := re.search(pattern, line))]
+
+        with self._more:
+            assert self._more.wait_for(lambda: len(found()) >= count, _SECONDS), (
+                f"no {count} lines like {pattern!r} in {self.lines}"
+            )
+            return found()
+
+    def end(self, number=None):
+        """Send a signal, if one is given; wait for the end; return the exit code."""
+        if number is not None:
+            self.process.send_signal(number)
+        code = self.process.wait(_SECONDS)
+        for reader in self._readers:
+            reader.join()
+        self.process.stdout.close()
+        self.process.stderr.close()
+        return code
+
+
+@pytest.fixture
+def run():
+    commands = []
+
+    def start(*arguments, env=None):
+        commands.append(Command(*arguments, env=env))
+        return commands[-1]
+
+    yield start
+    for command in commands:
+        if command.process.poll() is None:
+            command.process.terminate()
+    for command in commands:
+        if not command.process.stdout.closed:
+            command.end()
+
+
+@pytest.fixture
+def dispatcher(run):
+    command = run("dispatcher", "--port", "0")
+    [ready] = command.find(r"dispatcher ready at tcp://(127\.0\.0\.1:\d+)")
+    command.address = ready[1]
+    return command
+
+
+def status(address, *options):
+    return subprocess.run(
+        [sys.executable, "-m", "headrace.cli.main", "status", address, *options],
+        capture_output=True,
+        text=True,
+        timeout=_SECONDS,
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_dispatcher_runs_until_it_is_told_to_stop(dispatcher, number):
+    assert dispatcher.end(number) == 0
+    assert dispatcher.lines["stdout"][-1] == "dispatcher stopped"
+    assert dispatcher.lines["stderr"] == []
+
+
+def test_a_dataset_is_read_through_a_dispatcher_and_two_worker_processes(run, dispatcher):
+    workers = run("worker", "--dispatcher", dispatcher.address, "--processes", "2")
+    addresses = {match[1] for match in workers.find(r"worker ready at (127\.0\.0\.1:\d+)", 2)}
+    assert len(addresses) == 2
+    data = hr.Dataset.range(100).apply(
+        hr.service.distribute(
+            processing_mode=hr.service.ShardingPolicy.OFF, service=dispatcher.address
+        )
+    )
+    with iter(data) as elements:
+        first = next(elements)
+        told = status(dispatcher.address)
+        assert sorted([first, *elements]) == sorted([*range(100)] * 2)
+    assert told.returncode == 0, told.stderr
+    assert "2 workers, 1 dataset, 1 job" in told.stdout
+    assert all(address in told.stdout for address in addresses)
+    assert workers.end(signal.SIGINT) == 0
+    assert workers.lines["stdout"][-1] == "2 workers stopped"
+    assert workers.lines["stderr"] == []
+
+
+def test_a_worker_process_that_is_killed_is_told_of_and_the_others_go_on(run, dispatcher):
+    workers = run("worker", "--dispatcher", dispatcher.address, "--processes", "2")
+    workers.find("worker ready", 2)
+    pid = workers.process.pid
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    os.kill(int(children[0]), signal.SIGKILL)
+    workers.find(rf"process {children[0]} was killed by signal 9; 1 of 2 are left", stream="stderr")
+    assert workers.process.poll() is None
+    assert workers.end(signal.SIGTERM) == 1
+
+
+def test_when_the_command_itself_is_killed_its_worker_processes_end(run, dispatcher):
+    workers = run("worker", "--dispatcher", dispatcher.address, "--processes", "2")
+    workers.find("worker ready", 2)
+    workers.process.kill()
+    # The children hold the other end of these pipes: their end is the end of the output.
+    assert workers.end() == -signal.SIGKILL
+    assert workers.lines["stdout"].count("worker stopped") == 2
+
+
+def test_a_worker_that_waits_for_its_dispatcher_can_be_stopped(run):
+    worker = run("worker", "--dispatcher", "127.0.0.1:1")
+    deadline = time.monotonic() + _SECONDS
+    while not catches_sigterm(worker.process.pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert worker.end(signal.SIGTERM) == 0
+    assert worker.lines["stdout"] == ["worker stopped"]
+
+
+def catches_sigterm(pid):
+    caught = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
+    return bool(int(caught[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+
+def test_a_worker_without_a_dispatcher_gives_up_in_its_time_with_one_line(run):
+    worker = run("worker", "--dispatcher", "127.0.0.1:1", "--dispatcher-timeout", "300")
+    assert worker.end() == 1
+    [line] = worker.lines["stderr"]
+    assert "127.0.0.1:1" in line
+
+
+def test_a_port_in_use_is_one_line_and_exit_code_1(run):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        command = run("dispatcher", "--port", str(port))
+        assert command.end() == 1
+    [line] = command.lines["stderr"]
+    assert str(port) in line
+
+
+def test_with_debug_a_failure_shows_its_traceback(run):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        command = run("--debug", "dispatcher", "--port", str(taken.getsockname()[1]))
+        assert command.end() == 1
+    assert any("Traceback" in line for line in command.lines["stderr"])
+
+
+def test_metrics_are_served_when_asked_for(run):
+    command = run("dispatcher", "--port", "0", "--metrics-port", "0")
+    [at] = command.find(r"metrics at (http://\S+)")
+    with urlopen(at[1]) as answer:
+        assert b"headrace_splits_granted_total" in answer.read()
+    assert command.end(signal.SIGTERM) == 0
+
+
+def test_the_dispatcher_can_be_named_in_the_environment(run, dispatcher):
+    worker = run("worker", env={"HEADRACE_DISPATCHER": dispatcher.address})
+    worker.find("worker ready")
+    assert worker.end(signal.SIGTERM) == 0
+
+
+def test_a_dispatcher_with_keys_answers_those_who_have_them(run, tmp_path):
+    new_keys(tmp_path)
+    command = run("dispatcher", "--port", "0", "--keys", str(tmp_path))
+    [ready] = command.find(r"ready at tcp://(\S+)")
+    assert status(ready[1], "--keys", str(tmp_path)).returncode == 0
+    stranger = status(ready[1])
+    assert stranger.returncode == 1
+    assert "keys" in stranger.stderr
+
+
+def test_an_address_that_others_can_reach_needs_keys(run):
+    command = run("dispatcher", "--port", "0", "--host", "0.0.0.0")
+    assert command.end() == 2
+    assert "headrace keys new" in " ".join(command.lines["stderr"])
+    assert not any("Traceback" in line for line in command.lines["stderr"])

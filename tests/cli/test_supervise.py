@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from headrace.cli import supervise
+from headrace.cli.supervise import run_children
+
+pytestmark = pytest.mark.heavy
+
+
+def test_when_all_children_end_by_themselves_so_does_the_command(capfd):
+    assert run_children([["--version"], ["--version"]]) == 0
+    out, err = capfd.readouterr()
+    assert out.count("headrace ") == 2
+    assert "ended with exit code 0; 0 of 2 are left" in err
+
+
+def test_a_child_that_fails_is_told_of_and_the_command_fails(capfd):
+    assert run_children([["--version"], ["no-such-command"]]) == 1
+    assert "ended with exit code 2" in capfd.readouterr().err
+
+
+def test_a_stop_signal_stops_the_children(monkeypatch, capfd):
+    class SignalThatCameAtOnce(supervise.Signals):
+        def __enter__(self):
+            super().__enter__()
+            os.kill(os.getpid(), signal.SIGTERM)
+            return self
+
+    monkeypatch.setattr(supervise, "Signals", SignalThatCameAtOnce)
+    worker = ["worker", "--with-parent", "--dispatcher", "127.0.0.1:1"]
+    assert run_children([worker, worker]) == 0
+    assert capfd.readouterr().out.count("worker stopped") == 2

@@ -1,0 +1,73 @@
+"""Rules that every test keeps: it leaves nothing behind, and a failure can be repeated."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+
+from headrace.service.messages import Done, Ping
+from headrace.testing import ManualClock, assert_no_leaks
+from headrace.transport import zeromq
+from headrace.transport.channel import Request
+
+# Not derandomised: each run tries other examples, and prints the blob that repeats a failure. The
+# deadline is off because a shared machine's speed is no property of the code.
+settings.register_profile(
+    "headrace",
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.register_profile(
+    "quick", settings.get_profile("headrace"), max_examples=15, phases=set(Phase) - {Phase.explain}
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "headrace"))
+
+# What libraries keep for the life of the process, by a part of its description, and why.
+KEPT_BY_LIBRARIES = (
+    "/.hypothesis/",  # the example database
+    "/dev/null",  # opened once by subprocess
+    "asyncio_",  # the event loop's default executor
+    "execnet",  # pytest-xdist talks to its parent
+    "/dev/urandom",
+)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _process_wide_sockets() -> None:
+    """Open what all sockets of a process share and keep, before the first test is watched.
+
+    That is ZeroMQ's context (I/O threads, eventfds) and pyzmq's collector of buffers that were
+    sent without a copy.
+    """
+
+    def answer(requests: Sequence[Request]) -> None:
+        for request in requests:
+            request.reply(Done(), [bytes(1 << 20)])
+
+    server = zeromq.serve(answer, request_type=Ping)
+    try:
+        channel = zeromq.connect(server.address, reply_type=Done, shared_memory=False)
+        try:
+            channel.call(Ping(), [bytes(1 << 20)], timeout=30.0)
+        finally:
+            channel.close()
+    finally:
+        server.close()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that leaves a thread, process, descriptor or shared memory behind."""
+    grace = 10.0 if request.node.get_closest_marker("system") else 3.0
+    with assert_no_leaks(grace=grace, allowed=KEPT_BY_LIBRARIES):
+        yield
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """A clock at 1000 s that only the test moves."""
+    return ManualClock(1000.0)

@@ -1,0 +1,160 @@
+"""Specs: made, compared, relaxed, checked, sent."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.element.spec import (
+    ArraySpec,
+    batched,
+    check,
+    decode_spec,
+    encode_spec,
+    relax,
+    spec_of,
+    unbatched,
+)
+from headrace.element.stack import stack
+from headrace.errors import DataLossError, InvalidElementError
+from tests.element.strategies import Example, Pair, elements
+
+
+def test_a_spec_shows_its_shape_and_dtype() -> None:
+    assert repr(ArraySpec((None, 28, 28), np.uint8)) == (
+        "ArraySpec(shape=(None, 28, 28), dtype=uint8)"
+    )
+    assert repr(ArraySpec((), bytes, "key")) == "ArraySpec(shape=(), dtype=bytes, name='key')"
+    assert repr(ArraySpec((), str)) == "ArraySpec(shape=(), dtype=str)"
+
+
+def test_specs_are_values() -> None:
+    a, b = ArraySpec([2, None], "i4"), ArraySpec((np.int64(2), None), np.int32)
+    assert a == b
+    assert hash(a) == hash(b)
+    assert a != ArraySpec((2, 3), "i4")
+    assert a != ArraySpec((2, None), "i4", name="x")
+    assert pickle.loads(pickle.dumps(a)) == a
+    with pytest.raises(AttributeError, match="immutable"):
+        a.shape = (1,)
+
+
+@pytest.mark.parametrize("dtype", [bytes, "S", "S7", np.dtype("S3")])
+def test_all_dtypes_of_bytes_are_one(dtype: Any) -> None:
+    assert ArraySpec((), dtype).dtype == np.dtype("S")
+
+
+@pytest.mark.parametrize("dtype", [str, "U", "U7", np.dtypes.StringDType()])
+def test_all_dtypes_of_str_are_one(dtype: Any) -> None:
+    assert ArraySpec((), dtype).dtype == np.dtype("U")
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "words"),
+    [
+        ((-1,), "i4", "shape must hold lengths >= 0"),
+        ((1.5,), "i4", "shape must hold"),
+        (3, "i4", "shape must be a tuple"),
+        ((), object, "must not hold Python objects"),
+        ((), [("a", object)], "must not hold Python objects"),
+        ((), "nonsense", "nonsense"),
+    ],
+)
+def test_wrong_arguments_fail_at_once(shape: Any, dtype: Any, words: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=words):
+        ArraySpec(shape, dtype)
+
+
+@given(elements)
+def test_an_element_fits_its_own_spec(element: Any) -> None:
+    check(spec_of(element), element)
+
+
+@given(elements, st.integers(1, 3))
+def test_a_stacked_element_has_the_batched_spec(element: Any, size: int) -> None:
+    spec = spec_of(element)
+    check(batched(spec, size), stack([element] * size))
+    assert unbatched(batched(spec, None)) == spec
+
+
+@given(elements)
+def test_a_spec_travels(element: Any) -> None:
+    spec = {"inner": batched(spec_of(element), None), "named": ArraySpec((None,), "f4", "n")}
+    assert decode_spec(encode_spec(spec)) == spec
+
+
+def test_a_spec_without_axes_cannot_be_unbatched() -> None:
+    with pytest.raises(ValueError, match=r"component \['b'\] has no axis"):
+        unbatched({"a": ArraySpec((2,), "i4"), "b": ArraySpec((), "i4")})
+
+
+def test_relaxing_keeps_what_is_common() -> None:
+    a = {"x": ArraySpec((2, 3), "i4", "n"), "y": ArraySpec((), bytes)}
+    b = {"y": ArraySpec((), bytes), "x": ArraySpec((2, 5), "i4", "m")}
+    assert relax(a, b) == {"x": ArraySpec((2, None), "i4"), "y": ArraySpec((), bytes)}
+    assert relax(a, a) == a
+
+
+@pytest.mark.parametrize(
+    "other",
+    [ArraySpec((2,), "i8"), ArraySpec((2, 2), "i4"), (ArraySpec((2,), "i4"),)],
+)
+def test_what_has_no_common_spec_is_refused(other: Any) -> None:
+    with pytest.raises(InvalidElementError, match=r"\['x'\]"):
+        relax({"x": ArraySpec((2,), "i4")}, {"x": other})
+
+
+@pytest.mark.parametrize(
+    ("element", "words"),
+    [
+        (np.zeros((2, 4), "f4"), r"component \.image has shape \(2, 4\), but the spec says"),
+        (np.zeros(2, "f4"), r"component \.image has shape \(2,\)"),
+        (np.zeros((2, 3)), r"component \.image has dtype float64"),
+        (b"x", r"component \.image has dtype bytes"),
+        ((1,), r"at \.image"),
+    ],
+)
+def test_an_element_that_does_not_fit_is_refused(element: Any, words: str) -> None:
+    spec = Pair(ArraySpec((None, 3), "f4"), ArraySpec((), str))
+    check(spec, Pair(np.zeros((7, 3), "f4"), "x"))
+    with pytest.raises(InvalidElementError, match=words):
+        check(spec, Pair(element, "x"))
+
+
+def test_an_empty_array_of_strings_fits_bytes_and_str() -> None:
+    check(ArraySpec((0,), str), np.empty(0, object))
+    check(ArraySpec((None,), bytes), np.empty(0, object))
+
+
+@given(st.binary(max_size=60))
+def test_bytes_that_are_no_spec_are_refused(data: bytes) -> None:
+    with pytest.raises(DataLossError):
+        decode_spec(b"\x92" + data + b"\xc1")
+
+
+def test_classes_that_are_not_here_are_stood_in_for() -> None:
+    for cls in (Pair, Example):
+        spec = cls(ArraySpec((), "i4"), ArraySpec((2,), "f4"))
+        sent = encode_spec(spec)
+        assert type(decode_spec(sent)) is cls
+        # A module of this name, of equal length, is not imported: it must not be looked for.
+        away = sent.replace(b"tests.element", b"tests.absent_")
+        made = decode_spec(away)
+        assert type(made) is not cls
+        assert type(made).__name__ == cls.__name__
+        assert type(decode_spec(encode_spec(made))) is type(made)
+        assert decode_spec(encode_spec(made)) == made
+
+
+def test_a_class_with_other_fields_is_not_taken_for_the_one_that_was_sent() -> None:
+    sent = encode_spec(Pair(ArraySpec((), "i4"), ArraySpec((2,), "f4")))
+    made = decode_spec(sent.replace(b"label", b"other"))
+    assert type(made) is not Pair
+    assert made.other == ArraySpec((2,), "f4")
+    with pytest.raises(DataLossError, match="not a class of plain fields"):
+        decode_spec(sent.replace(b"label", b"a b c"))

@@ -1,0 +1,245 @@
+"""What the steps yield: values worked out by hand, in the words of tf.data."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+
+import numpy as np
+import pytest
+
+import headrace as hr
+from headrace.errors import InvalidElementError, UserFunctionError
+
+Dataset = hr.Dataset
+
+
+def values(dataset):
+    with iter(dataset) as iterator:
+        return [x.tolist() if hasattr(x, "tolist") else x for x in iterator]
+
+
+def test_interleave_takes_blocks_in_turn_and_fills_a_place_that_became_free():
+    dataset = Dataset.range(1, 6).interleave(
+        lambda x: Dataset.from_tensors(x).repeat(6), cycle_length=2, block_length=4
+    )
+    assert values(dataset) == (
+        [1] * 4 + [2] * 4 + [1] * 2 + [2] * 2 + [3] * 4 + [4] * 4 + [3] * 2 + [4] * 2
+        + [5] * 6
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("cycle", [1, 2, 3, 7])
+@pytest.mark.parametrize("block", [1, 2, 5])
+def test_a_threaded_interleave_has_the_order_of_a_plain_one(cycle, block):
+    def inner(x):
+        return Dataset.range(int(x) % 6).map(lambda y: y)
+
+    plain = Dataset.range(13).interleave(inner, cycle, block)
+    threaded = Dataset.range(13).interleave(inner, cycle, block, num_parallel_calls=3)
+    assert values(plain) == values(threaded)
+
+
+def test_a_shuffle_yields_nothing_before_the_buffer_has_reached_it():
+    order = values(Dataset.range(1000).shuffle(10, seed=1))
+    assert sorted(order) == list(range(1000))
+    assert all(value < place + 10 for place, value in enumerate(order))
+    assert order != list(range(1000))
+
+
+def test_a_seeded_shuffle_is_the_same_on_rows_and_on_indices():
+    by_index = Dataset.range(5000).shuffle(100, seed=7)
+    by_row = Dataset.range(5000).map(lambda x: x if x < 0 else x + 0).shuffle(100, seed=7)
+    assert values(by_index) == values(by_row)
+
+
+def test_each_pass_is_shuffled_anew_unless_told_otherwise():
+    dataset = Dataset.range(50).shuffle(50, seed=3)
+    assert values(dataset) != values(dataset)
+    fixed = Dataset.range(50).shuffle(50, seed=3, reshuffle_each_iteration=False)
+    assert values(fixed) == values(fixed)
+    epochs = values(Dataset.range(50).shuffle(50, seed=3).repeat(2))
+    assert epochs[:50] != epochs[50:]
+    assert values(Dataset.range(50).shuffle(50, seed=3)) == values(
+        Dataset.range(50).shuffle(50, seed=3)
+    )
+
+
+def test_a_full_shuffle_has_every_order_equally_often():
+    seen = Counter(tuple(values(Dataset.range(3).shuffle(3, seed=s))) for s in range(1200))
+    # Six orders, 200 each, give or take five standard deviations (12.9 each).
+    assert len(seen) == 6
+    assert max(seen.values()) < 265
+    assert min(seen.values()) > 135
+
+
+def test_a_batch_is_memory_of_its_own():
+    rows = np.zeros((6, 2), np.uint8)
+    for batch in Dataset.from_tensor_slices(rows).batch(3):
+        batch += 1
+    assert not rows.any()
+
+
+def test_elements_from_a_cache_can_be_written_to_without_harm():
+    dataset = Dataset.from_tensor_slices(np.zeros((4, 2))).cache()
+    for _ in range(2):
+        for row in dataset:
+            assert row.tolist() == [0.0, 0.0]
+            row += 1
+
+
+def test_a_cache_calls_the_function_once_for_all_iterators():
+    calls = []
+
+    def note(x):
+        calls.append(int(x))
+        return x
+
+    dataset = Dataset.range(4).map(note).cache()
+    assert values(dataset) == values(dataset) == values(dataset.map(lambda x: x)) == [0, 1, 2, 3]
+    assert calls == [0, 1, 2, 3]
+
+
+def test_a_cache_that_was_not_read_to_its_end_is_filled_again():
+    dataset = Dataset.range(4).cache()
+    assert values(dataset.take(2)) == [0, 1]
+    assert values(dataset) == [0, 1, 2, 3]
+
+
+def test_tuples_are_passed_as_arguments():
+    pairs = Dataset.zip(Dataset.range(3), Dataset.range(10, 13))
+    assert values(pairs.map(lambda a, b: int(a) + int(b))) == [10, 12, 14]
+    assert values(pairs.map(lambda a, b: a + b)) == [10, 12, 14]
+    assert values(Dataset.range(3).enumerate().filter(lambda i, x: i != 1).map(lambda i, x: x)) == [
+        0,
+        2,
+    ]
+
+
+def test_the_first_element_does_not_wait_for_the_second():
+    release = threading.Event()
+
+    def slow():
+        yield 1
+        release.wait(30)
+        yield 2
+
+    with iter(Dataset.from_generator(slow).map(lambda x: x + 0 if x else x)) as iterator:
+        assert next(iterator) == 1
+        release.set()
+        assert next(iterator) == 2
+
+
+def test_parallel_calls_overlap_in_time():
+    both = threading.Barrier(2, timeout=20)
+
+    def meet(x):
+        both.wait()
+        return x
+
+    assert values(Dataset.range(2).map(meet, num_parallel_calls=2)) == [0, 1]
+
+
+def test_unordered_results_do_not_wait_for_a_slow_one():
+    slow = threading.Event()
+
+    def work(x):
+        if x == 0:
+            slow.wait(20)
+        return x
+
+    dataset = Dataset.range(4).map(work, num_parallel_calls=2, deterministic=False)
+    with iter(dataset) as iterator:
+        first = next(iterator)
+        slow.set()
+        rest = list(iterator)
+    assert first != 0
+    assert sorted([first, *rest]) == [0, 1, 2, 3]
+
+
+def test_options_make_parallel_steps_unordered():
+    slow = threading.Event()
+    options = hr.Options()
+    options.deterministic = False
+    dataset = Dataset.range(4).map(
+        lambda x: (slow.wait(20) if x == 0 else None, x)[1], num_parallel_calls=2
+    )
+    with iter(dataset.with_options(options)) as iterator:
+        assert next(iterator) != 0
+        slow.set()
+        assert len(list(iterator)) == 3
+
+
+@pytest.mark.parametrize("calls", [None, 2])
+def test_an_error_comes_in_its_turn_and_the_rest_after_it(calls):
+    def fail(x):
+        if x in (3, 4):
+            raise KeyError("no such thing")
+        return x if x >= 0 else -x
+
+    got, errors = [], []
+    with iter(Dataset.range(8).map(fail, num_parallel_calls=calls)) as iterator:
+        while True:
+            try:
+                got.append(int(next(iterator)))
+            except StopIteration:
+                break
+            except UserFunctionError as error:
+                got.append((error.position, error.original_type))
+                errors.append(error)
+    assert got == [0, 1, 2, (3, "KeyError"), (4, "KeyError"), 5, 6, 7]
+    for error in errors:
+        assert "no such thing" in str(error)
+        assert "in fail" in str(error)
+        assert isinstance(error.__cause__, KeyError)
+
+
+def test_a_failing_predicate_or_inner_dataset_is_the_users_error():
+    with pytest.raises(UserFunctionError, match="filter"):
+        values(Dataset.range(3).filter(lambda x: {}[int(x)]))
+    with pytest.raises(UserFunctionError, match="must return a Dataset, but returned int"):
+        values(Dataset.range(3).flat_map(lambda x: 5))
+    with pytest.raises(UserFunctionError, match=r"interleave.*raised ZeroDivisionError"):
+        values(Dataset.range(3).interleave(lambda x: 1 // 0))
+
+
+def test_ragged_elements_cannot_be_batched():
+    dataset = Dataset.range(4).map(lambda x: np.zeros(int(x))).batch(4)
+    with pytest.raises(InvalidElementError, match="padded_batch"):
+        values(dataset)
+
+
+def test_an_abandoned_iterator_leaves_no_thread():
+    dataset = Dataset.range(1000).map(lambda x: np.sum(x), num_parallel_calls=2).prefetch(2)
+    before = threading.active_count()
+    for _ in dataset:
+        break
+    deadline = time.monotonic() + 10
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() == before
+
+
+def test_a_prefetch_that_is_closed_while_it_waits_ends():
+    release = threading.Event()
+
+    def stuck():
+        yield 1
+        release.wait(30)
+
+    iterator = iter(Dataset.from_generator(stuck).prefetch(4))
+    assert next(iterator) == 1
+    threading.Timer(0.5, release.set).start()
+    iterator.close()
+    assert next(iterator, "end") == "end"
+
+
+def test_repeat_of_nothing_ends():
+    assert values(Dataset.range(0).repeat()) == []
+    assert values(Dataset.range(5).filter(lambda x: x > 9).repeat()) == []
+
+
+def test_zip_of_a_structure_and_the_shortest():
+    dataset = Dataset.zip({"a": Dataset.range(3), "b": (Dataset.range(5), Dataset.range(9))})
+    assert [(e["a"], e["b"]) for e in dataset] == [(i, (i, i)) for i in range(3)]

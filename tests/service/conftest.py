@@ -1,0 +1,22 @@
+"""What the process keeps for its life is taken before the first test, so that it is no leak."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.data.dataset import Dataset
+from headrace.service import LocalCluster, distribute
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _warm() -> None:
+    """Start the threads that ZeroMQ's context and pyzmq's collector keep."""
+    with LocalCluster(num_workers=1, processes=False) as cluster:
+        for protocol in ("shm", "tcp"):
+            list(
+                Dataset.range(1 << 16)
+                .batch(1 << 16)
+                .apply(
+                    distribute("parallel_epochs", cluster.target, data_transfer_protocol=protocol)
+                )
+            )

@@ -1,0 +1,190 @@
+"""Jobs, iterations and tasks."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.errors import AlreadyExistsError, FailedPreconditionError, NotFoundError
+from headrace.service import messages
+from headrace.service.config import ShardingPolicy
+from tests.service.dispatcher.scenario import DYNAMIC, OFF, Scenario
+
+
+@pytest.fixture
+def scene(scene: Scenario) -> Scenario:
+    """One dataset, two workers."""
+    scene.register()
+    scene.add_worker("v")
+    scene.add_worker("w")
+    return scene
+
+
+def test_opening_gives_each_worker_one_task(scene: Scenario) -> None:
+    opened = scene.open("c")
+    assert opened.iteration_id == 2000
+    assert [(task.task_id, task.worker_address) for task in opened.tasks] == [
+        (4000, "v:1"),
+        (4001, "w:1"),
+    ]
+    assert not opened.finished
+
+
+def test_opening_again_by_the_same_client_changes_nothing(scene: Scenario) -> None:
+    first = scene.open("c")
+    facts = len(scene.facts)
+    assert scene.open("c") == first
+    assert len(scene.facts) == facts
+
+
+def test_a_worker_that_joins_late_gets_a_task_of_every_unfinished_iteration(
+    scene: Scenario,
+) -> None:
+    scene.open("c")
+    scene.open("d")
+    scene.finish("v", 4000)
+    scene.finish("w", 4001)
+    scene.add_worker("late")
+    assert len(scene.heartbeat("c").tasks) == 0
+    assert [task.worker_id for task in scene.heartbeat("d").tasks] == ["v", "w", "late"]
+
+
+def test_an_iteration_without_workers_waits_for_one() -> None:
+    scene = Scenario()
+    scene.register()
+    opened = scene.open("c")
+    assert (opened.tasks, opened.finished) == ((), False)
+    assert not scene.heartbeat("c").finished
+    scene.add_worker("w")
+    assert len(scene.heartbeat("c").tasks) == 1
+    scene.check()
+
+
+def test_clients_of_a_name_share_an_iteration_and_others_do_not(scene: Scenario) -> None:
+    shared = {scene.open(each, job_name="job").iteration_id for each in ("a", "b")}
+    own = {scene.open(each).iteration_id for each in ("c", "d")}
+    assert len(shared) == 1
+    assert len(own) == 2
+    assert not shared & own
+
+
+def test_repetitions_of_a_job_are_iterations_of_their_own(scene: Scenario) -> None:
+    ids = [scene.open("a", job_name="job", repetition=each).iteration_id for each in (0, 1, 2)]
+    assert len(set(ids)) == 3
+    assert scene.open("b", job_name="job", repetition=1).iteration_id == ids[1]
+
+
+def test_a_client_that_opens_another_repetition_has_left_the_one_before(scene: Scenario) -> None:
+    for repetition in range(3):
+        opened = scene.open("c", repetition=repetition)
+    assert scene.state.clients == {"c": opened.iteration_id}
+    assert len(scene.state.iterations) == len(scene.state.jobs) == 1
+
+
+def test_equal_datasets_share_a_named_job(scene: Scenario) -> None:
+    other = scene.register()
+    first, second = scene.open("a", "1000", job_name="j"), scene.open("b", other, job_name="j")
+    assert first.iteration_id == second.iteration_id
+
+
+def test_a_name_that_belongs_to_another_job_is_refused(scene: Scenario) -> None:
+    scene.open("a", job_name="job")
+    other = scene.register(fingerprint="other")
+    said = "Tried to create job with name job, but found an existing job with different parameters"
+    with pytest.raises(AlreadyExistsError, match=said) as caught:
+        scene.open("b", other, job_name="job", processing_mode=DYNAMIC, target_workers="ANY")
+    assert "Existing processing mode: <OFF>; got <DYNAMIC>" in str(caught.value)
+    assert "Existing target workers: <AUTO>; got <ANY>" in str(caught.value)
+    assert "Existing dataset: <1000>; got <1001>" in str(caught.value)
+
+
+def test_the_job_of_a_name_survives_a_restart(scene: Scenario) -> None:
+    scene.open("a", job_name="job")
+    scene.restart()
+    with pytest.raises(AlreadyExistsError, match="existing job"):
+        scene.open("b", job_name="job", processing_mode=DYNAMIC)
+
+
+def test_dynamic_needs_sources_that_can_be_split(scene: Scenario) -> None:
+    dataset_id = scene.register(sizes=())
+    with pytest.raises(FailedPreconditionError, match="source that cannot be split"):
+        scene.open("c", dataset_id, processing_mode=DYNAMIC)
+    assert scene.open("c", dataset_id, processing_mode=OFF).tasks
+
+
+def test_modes_that_are_not_offered_are_refused_by_name(scene: Scenario) -> None:
+    with pytest.raises(FailedPreconditionError, match="FILE_OR_DATA"):
+        scene.open("c", processing_mode=ShardingPolicy.FILE_OR_DATA)
+
+
+def test_an_iteration_is_finished_when_all_its_tasks_are(scene: Scenario) -> None:
+    scene.open("c", job_name="job")
+    scene.finish("v", 4000)
+    assert not scene.heartbeat("c").finished
+    scene.finish("w", 4001)
+    assert scene.heartbeat("c") == messages.ClientUpdate(tasks=(), finished=True)
+    late = scene.open("d", job_name="job")
+    assert (late.tasks, late.finished) == ((), True)
+    assert scene.open("e", job_name="job", repetition=1).tasks
+
+
+def test_finishing_twice_is_once(scene: Scenario) -> None:
+    scene.open("c")
+    scene.finish("v", 4000)
+    facts = len(scene.facts)
+    scene.finish("v", 4000)
+    assert len(scene.facts) == facts
+
+
+def test_an_unknown_task_is_refused(scene: Scenario) -> None:
+    scene.open("c")
+    with pytest.raises(NotFoundError, match="task 9 is not known"):
+        scene.finish("v", 9)
+    with pytest.raises(NotFoundError, match="belongs to worker v"):
+        scene.finish("w", 4000)
+
+
+def test_a_worker_is_told_what_its_task_is_about(scene: Scenario) -> None:
+    scene.open("c", processing_mode=DYNAMIC, repetition=3)
+    assert scene.ask(messages.GetTask(worker_id="w", task_id=4001)) == messages.TaskDefinition(
+        task_id=4001, iteration_id=2000, dataset_id="1000", processing_mode=1, repetition=3
+    )
+    with pytest.raises(NotFoundError, match="not for worker v"):
+        scene.ask(messages.GetTask(worker_id="v", task_id=4001))
+    scene.finish("w", 4001)
+    with pytest.raises(NotFoundError, match="finished on worker w"):
+        scene.ask(messages.GetTask(worker_id="w", task_id=4001))
+
+
+def test_a_clients_own_job_goes_with_it(scene: Scenario) -> None:
+    scene.open("c")
+    scene.close("c")
+    assert not scene.state.jobs
+    assert not scene.state.tasks
+    assert scene.beat("v", 4000) == (4000,)
+    scene.close("c")
+    with pytest.raises(NotFoundError, match="Unknown iteration client id c"):
+        scene.heartbeat("c")
+
+
+def test_a_thousand_own_jobs_leave_nothing_behind(scene: Scenario) -> None:
+    for number in range(1000):
+        opened = scene.open(f"client {number}")
+        for task in opened.tasks:
+            scene.finish(task.worker_id, task.task_id)
+        scene.close(f"client {number}")
+    state = scene.state
+    left = [state.jobs, state.iterations, state.tasks, state.clients, state.owners]
+    assert not any(left)
+
+
+def test_status_tells_who_is_there(scene: Scenario) -> None:
+    scene.open("c", job_name="job")
+    scene.now += 2
+    status = scene.ask(messages.GetStatus())
+    assert [(each.worker_id, each.seconds_since_heartbeat) for each in status.workers] == [
+        ("v", 2.0),
+        ("w", 2.0),
+    ]
+    (job,) = status.jobs
+    assert (job.name, job.iterations, job.running_tasks, job.clients) == ("job", 1, 2, 1)
+    assert status.datasets == 1

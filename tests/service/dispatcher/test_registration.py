@@ -1,0 +1,122 @@
+"""Datasets and workers become known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headrace.errors import AlreadyExistsError, NotFoundError
+from headrace.service import messages
+from headrace.service.dispatcher import updates
+from tests.service.dispatcher.scenario import Scenario, registration
+
+
+def test_datasets_are_numbered_from_1000_and_equal_ones_are_two(scene: Scenario) -> None:
+    assert [scene.register(), scene.register(), scene.register()] == ["1000", "1001", "1002"]
+
+
+def test_a_repeated_registration_finds_what_the_first_one_made(scene: Scenario) -> None:
+    assert scene.register(token="a") == scene.register(token="a")
+    assert len(scene.state.datasets) == 1
+
+
+def test_numbers_pass_over_ids_that_were_chosen(scene: Scenario) -> None:
+    scene.register(dataset_id="1000")
+    scene.register(dataset_id="1002")
+    assert [scene.register(), scene.register()] == ["1001", "1003"]
+
+
+def test_the_same_dataset_under_a_chosen_id_is_registered_once(scene: Scenario) -> None:
+    assert scene.register(dataset_id="mine") == scene.register(dataset_id="mine") == "mine"
+    assert len(scene.state.datasets) == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("element_spec", b"other", "element spec"),
+        ("cardinality", 7, "cardinality: 100; got 7"),
+        ("compression", None, "compression: 'AUTO'; got None"),
+        ("fingerprint", "other", "different plan"),
+    ],
+)
+def test_a_different_dataset_under_a_taken_id_is_refused(
+    scene: Scenario, field: str, value: Any, said: str
+) -> None:
+    scene.register(dataset_id="mine")
+    with pytest.raises(AlreadyExistsError, match="should have the same structure") as caught:
+        scene.register(dataset_id="mine", **{field: value})
+    assert said in str(caught.value)
+
+
+def test_what_is_known_of_a_dataset_is_told(scene: Scenario) -> None:
+    dataset_id = scene.register(sizes=())
+    told = scene.ask(messages.GetDataset(dataset_id=dataset_id))
+    assert told == messages.DatasetDescription(
+        dataset_id="1000",
+        fingerprint="fingerprint",
+        element_spec=b"spec",
+        cardinality=100,
+        splittable=False,
+        compression="AUTO",
+    )
+
+
+def test_an_unknown_dataset_is_refused_by_name(scene: Scenario) -> None:
+    with pytest.raises(NotFoundError, match="Dataset id nope not found"):
+        scene.ask(messages.GetDataset(dataset_id="nope"))
+    with pytest.raises(NotFoundError, match="Dataset id nope not found"):
+        scene.ask(messages.GetPlan(dataset_id="nope"))
+
+
+def test_equal_plans_are_kept_once_and_never_in_a_fact(scene: Scenario) -> None:
+    decisions = [
+        scene.dispatcher.decide(registration(token=token, plan=b"p" * 1000), 0.0)
+        for token in ("a", "b")
+    ]
+    digests = {decision.updates[0].plan for decision in decisions}  # type: ignore[union-attr]
+    assert len(digests) == 1
+    assert all(decision.plan_to_store == b"p" * 1000 for decision in decisions)
+    assert all(len(digest) == 32 for digest in digests)
+
+
+def test_a_worker_that_registers_again_keeps_its_tasks(scene: Scenario) -> None:
+    scene.register()
+    scene.add_worker("w")
+    scene.open("c")
+    facts = len(scene.facts)
+    scene.add_worker("w")
+    assert len(scene.facts) == facts
+    scene.add_worker("w", tags=("COLOCATED",))
+    assert scene.state.workers["w"].tags == ("COLOCATED",)
+    assert scene.state.workers["w"].tasks == {4000}
+
+
+def test_a_worker_at_an_old_ones_address_means_that_the_old_one_is_gone(scene: Scenario) -> None:
+    scene.register()
+    scene.add_worker("old", "host:1")
+    scene.open("c")
+    scene.add_worker("new", "host:1")
+    assert updates.WorkerLost("old") in scene.facts
+    assert [task.worker_id for task in scene.heartbeat("c").tasks] == ["new"]
+
+
+def test_a_worker_that_moved_begins_anew_at_its_new_address(scene: Scenario) -> None:
+    scene.register()
+    scene.add_worker("w", "host:1")
+    scene.open("c")
+    scene.add_worker("w", "host:2")
+    (task,) = scene.heartbeat("c").tasks
+    assert (task.task_id, task.worker_address) == (4001, "host:2")
+
+
+def test_a_worker_is_asked_for_four_heartbeats_in_its_timeout() -> None:
+    patient, strict = Scenario(), Scenario(worker_timeout=0.2, heartbeat_interval=0.05)
+    assert patient.add_worker("w").heartbeat_interval == 1.0
+    assert strict.add_worker("w").heartbeat_interval == 0.05
+
+
+def test_a_worker_without_an_address_is_refused(scene: Scenario) -> None:
+    with pytest.raises(ValueError, match="address=''"):
+        scene.ask(messages.RegisterWorker(worker_id="w", address=""))

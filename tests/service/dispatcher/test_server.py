@@ -1,0 +1,216 @@
+"""The dispatcher behind its port."""
+
+from __future__ import annotations
+
+import gc
+import socket
+import threading
+import time
+import uuid
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.errors import FailedPreconditionError, NotFoundError, UnavailableError
+from headrace.service import messages
+from headrace.service.config import DispatcherConfig
+from headrace.service.dispatcher.server import DispatchServer
+from headrace.service.dispatcher.stub import DispatcherStub
+from tests.service.dispatcher.scenario import DYNAMIC, opening, registration, split_request
+
+
+def connected(server: DispatchServer) -> DispatcherStub:
+    return DispatcherStub(server.target.removeprefix("tcp://"))
+
+
+def worker(worker_id: str) -> messages.RegisterWorker:
+    return messages.RegisterWorker(worker_id=worker_id, address=f"{worker_id}:1")
+
+
+def kept_in(path: Path, **fields: Any) -> DispatcherConfig:
+    return DispatcherConfig(work_dir=path, fault_tolerant_mode=True, **fields)
+
+
+def test_a_server_starts_and_stops_once_and_any_number_of_calls_is_fine() -> None:
+    server = DispatchServer(start=False)
+    server.start()
+    target = server.target
+    server.start()
+    assert server.target == target
+    assert target.startswith("tcp://127.0.0.1:")
+    server.join(timeout=0.01)
+    server.stop()
+    server.stop()
+    server.join()
+    with pytest.raises(RuntimeError, match="Server cannot be started after it has been stopped"):
+        server.start()
+
+
+def test_a_server_listens_at_the_port_it_was_told() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with DispatchServer(DispatcherConfig(port)) as server:
+        assert server.target == f"tcp://127.0.0.1:{port}"
+        with pytest.raises(OSError, match=str(port)):
+            DispatchServer(DispatcherConfig(port))
+
+
+def test_join_returns_when_another_thread_stops_the_server() -> None:
+    server = DispatchServer()
+    stopper = threading.Thread(target=server.stop)
+    stopper.start()
+    server.join()
+    stopper.join()
+
+
+def test_a_server_that_is_dropped_stops() -> None:
+    server = DispatchServer()
+    dropped = weakref.ref(server)
+    address = server.target.removeprefix("tcp://")
+    del server
+    gc.collect()
+    assert dropped() is None
+    with DispatcherStub(address) as stub, pytest.raises(UnavailableError):
+        stub.get_status(messages.GetStatus(), timeout=1.0)
+
+
+def test_a_server_that_never_started_has_nothing_to_stop() -> None:
+    server = DispatchServer(start=False)
+    with pytest.raises(RuntimeError, match="before it is started"):
+        print(server.target)
+    assert server.num_workers() == 0
+    server.stop()
+
+
+@pytest.mark.parametrize("fault_tolerant", [True, False])
+def test_every_request_is_answered_in_its_own_words(tmp_path: Path, fault_tolerant: bool) -> None:
+    config = DispatcherConfig(work_dir=tmp_path, fault_tolerant_mode=fault_tolerant)
+    with DispatchServer(config) as server, connected(server) as stub:
+        plan = b"p" * 5_000_000
+        dataset_id = stub.register_dataset(registration(plan=plan)).dataset_id
+        assert stub.get_plan(messages.GetPlan(dataset_id=dataset_id)).plan == plan
+        assert stub.get_dataset(messages.GetDataset(dataset_id=dataset_id)).splittable
+        assert server.num_workers() == 0
+        assert stub.register_worker(worker("w")).heartbeat_interval == 1.0
+        assert server.num_workers() == 1
+        opened = stub.open_iteration(opening("c", dataset_id, processing_mode=DYNAMIC))
+        (task,) = opened.tasks
+        lookup = messages.GetTask(worker_id="w", task_id=task.task_id)
+        assert stub.get_task(lookup).dataset_id == dataset_id
+        granted = stub.get_split(split_request(task.task_id, 0))
+        assert (granted.start, granted.stop) == (0, 50)
+        beat = messages.WorkerHeartbeat(worker_id="w", tasks=(1, task.task_id))
+        assert stub.worker_heartbeat(beat).tasks_to_delete == (1,)
+        report = messages.ReportUnreachable(client_id="c", task_id=task.task_id)
+        stub.report_unreachable(report)
+        stub.finish_task(messages.FinishTask(worker_id="w", task_id=task.task_id))
+        assert stub.client_heartbeat(messages.ClientHeartbeat(client_id="c")).finished
+        stub.close_iteration(messages.CloseIteration(client_id="c"))
+        status = stub.get_status(messages.GetStatus())
+        assert (len(status.workers), len(status.jobs), status.datasets) == (1, 0, 1)
+
+
+def test_an_error_of_one_request_fails_that_one_only() -> None:
+    with DispatchServer() as server:
+        stubs = [connected(server) for _ in range(8)]
+        outcomes: list[str] = []
+
+        def ask(number: int) -> None:
+            try:
+                if number % 2:
+                    stubs[number].get_dataset(messages.GetDataset(dataset_id="nope"))
+                else:
+                    stubs[number].register_worker(worker(f"w{number}"))
+                outcomes.append("done")
+            except NotFoundError:
+                outcomes.append("not found")
+
+        threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for stub in stubs:
+            stub.close()
+        assert sorted(outcomes) == ["done"] * 4 + ["not found"] * 4
+        assert server.num_workers() == 4
+
+
+def test_a_dispatcher_that_starts_again_goes_on_where_it_ended(tmp_path: Path) -> None:
+    port = 0
+    name = uuid.uuid4().hex
+    taken: list[range] = []
+    for run in range(3):
+        with DispatchServer(kept_in(tmp_path, port=port)) as server, connected(server) as stub:
+            port = int(server.target.rpartition(":")[2])
+            dataset_id = stub.register_dataset(registration(token=name)).dataset_id
+            assert dataset_id == "1000"
+            if run == 0:
+                stub.register_worker(worker("w"))
+            assert server.num_workers() == 1
+            request = opening("c", dataset_id, processing_mode=DYNAMIC, job_name=name)
+            (task,) = stub.open_iteration(request).tasks
+            for number in range(5):
+                request = split_request(task.task_id, 5 * run + number)
+                granted = stub.get_split(request)
+                assert stub.get_split(request) == granted
+                taken.append(range(granted.start, granted.stop))
+    assert [index for part in taken for index in part] == list(range(taken[-1].stop))
+    assert taken[-1].stop > 90
+
+
+def test_a_connection_outlives_the_dispatcher(tmp_path: Path) -> None:
+    first = DispatchServer(kept_in(tmp_path))
+    port = int(first.target.rpartition(":")[2])
+    with connected(first) as stub:
+        stub.register_worker(worker("w"))
+        first.stop()
+        with pytest.raises(UnavailableError):
+            stub.get_status(messages.GetStatus(), timeout=1.0)
+        with DispatchServer(kept_in(tmp_path, port=port)):
+            beat = messages.WorkerHeartbeat(worker_id="w", tasks=())
+            until = time.monotonic() + 20
+            while True:
+                try:
+                    assert stub.worker_heartbeat(beat).tasks_to_delete == ()
+                    break
+                except UnavailableError:
+                    assert time.monotonic() < until
+
+
+def test_two_dispatchers_cannot_share_a_work_dir(tmp_path: Path) -> None:
+    with (
+        DispatchServer(kept_in(tmp_path)),
+        pytest.raises(FailedPreconditionError, match="another dispatcher"),
+    ):
+        DispatchServer(kept_in(tmp_path))
+
+
+def test_silence_is_noticed_without_anyone_asking() -> None:
+    config = DispatcherConfig(worker_timeout_ms=100)
+    with DispatchServer(config) as server, connected(server) as stub:
+        stub.register_worker(worker("w"))
+        until = time.monotonic() + 20
+        while server.num_workers():
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        beat = messages.WorkerHeartbeat(worker_id="w", tasks=())
+        with pytest.raises(NotFoundError, match="register again"):
+            stub.worker_heartbeat(beat)
+
+
+def test_what_the_journal_refuses_did_not_happen(tmp_path: Path) -> None:
+    with DispatchServer(kept_in(tmp_path)) as server, connected(server) as stub:
+        stub.register_worker(worker("v"))
+        journal: Any = server._desk._journal  # type: ignore[union-attr]
+        journal._database.execute("PRAGMA query_only = ON")
+        with pytest.raises(UnavailableError, match="cannot be written"):
+            stub.register_worker(worker("w"))
+        journal._database.execute("PRAGMA query_only = OFF")
+        status = stub.get_status(messages.GetStatus())
+        assert [each.worker_id for each in status.workers] == ["v"]
+        stub.register_worker(worker("w"))
+        assert server.num_workers() == 2

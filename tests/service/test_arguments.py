@@ -1,0 +1,103 @@
+"""Wrong arguments fail where they are written, before anything is connected."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import headrace as hr
+from headrace.service import (
+    ShardingPolicy,
+    WorkerConfig,
+    WorkerServer,
+    distribute,
+    from_dataset_id,
+    register_dataset,
+)
+
+NOWHERE = "127.0.0.1:1"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"processing_mode": "invalid"}, r"ShardingPolicy.*distributed_epoch.*Got 'invalid'\."),
+        ({"processing_mode": 0}, "Got 0"),
+        ({"processing_mode": None}, "Got None"),
+        ({"processing_mode": ShardingPolicy.FILE}, "FILE is not supported by this version"),
+        ({"processing_mode": ShardingPolicy.HINT}, "it supports OFF and DYNAMIC"),
+        ({"service": ""}, "^`service` must not be empty$"),
+        ({"service": 1}, "`service` must be a string"),
+        ({"service": "a://b://c"}, "multiple '://'"),
+        ({"service": "grp://127.0.0.1:1"}, "grp"),
+        ({"job_name": ""}, "`job_name` must not be empty"),
+        ({"job_name": 5}, "`job_name` must be a string"),
+        ({"consumer_index": 0}, "must be set together"),
+        ({"num_consumers": 2}, "must be set together"),
+        ({"consumer_index": 0, "num_consumers": 2}, "`job_name` must be set"),
+        (
+            {"consumer_index": 0, "num_consumers": 2, "job_name": "j"},
+            "coordinated reads .* not supported by this version",
+        ),
+        ({"max_outstanding_requests": 0}, "must be at least 1"),
+        ({"max_outstanding_requests": -5}, "must be at least 1"),
+        ({"data_transfer_protocol": "grpc"}, "`data_transfer_protocol` must be None or one of"),
+        ({"compression": "foo"}, "Invalid `compression` argument: foo"),
+        ({"cross_trainer_cache": object()}, "cross_trainer_cache.*not supported"),
+        ({"target_workers": "foo"}, "Unrecognized target workers: 'foo'"),
+        ({"visitation": "exactly_once"}, "visitation='exactly_once' is not supported with OFF"),
+    ],
+)
+def test_distribute_refuses(changes: dict[str, Any], message: str) -> None:
+    arguments = {"processing_mode": ShardingPolicy.OFF, "service": NOWHERE, **changes}
+    with pytest.raises(ValueError, match=message):
+        distribute(**arguments)
+    arguments.pop("compression", None)
+    if "visitation" not in arguments and "compression" not in changes:
+        with pytest.raises(ValueError, match=message):
+            from_dataset_id(dataset_id="1000", **arguments)
+
+
+def test_dynamic_accepts_the_name_of_its_own_visitation() -> None:
+    distribute(ShardingPolicy.DYNAMIC, NOWHERE, visitation="at_most_once")
+
+
+@pytest.mark.parametrize("credit", ["3", 2.5, True])
+def test_a_credit_that_is_no_integer_is_refused(credit: Any) -> None:
+    with pytest.raises(TypeError, match="`max_outstanding_requests` must be an integer"):
+        distribute(ShardingPolicy.OFF, NOWHERE, max_outstanding_requests=credit)
+
+
+def test_an_id_or_dataset_of_another_type_is_refused() -> None:
+    with pytest.raises(TypeError, match="`dataset_id` must be a string"):
+        register_dataset(NOWHERE, hr.Dataset.range(1), dataset_id=5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="`dataset` must be a Dataset"):
+        register_dataset(NOWHERE, [1, 2])  # type: ignore[arg-type]
+
+
+def test_what_cannot_be_pickled_is_named_when_it_is_registered() -> None:
+    handle = (value for value in range(3))
+    dataset = hr.Dataset.range(3).map(lambda x: x + next(handle))
+    with pytest.raises(hr.errors.FailedPreconditionError, match="`handle`, a generator"):
+        dataset.apply(distribute(ShardingPolicy.OFF, NOWHERE))
+
+
+def test_a_worker_needs_a_dispatcher() -> None:
+    with pytest.raises(ValueError, match="Must specify a `dispatcher_address`"):
+        WorkerServer(WorkerConfig(dispatcher_address=""))
+
+
+def test_a_worker_whose_dispatcher_does_not_answer_says_so() -> None:
+    config = WorkerConfig(dispatcher_address=NOWHERE, dispatcher_timeout_ms=100)
+    with pytest.raises(hr.errors.UnavailableError, match="cannot register: the dispatcher at"):
+        WorkerServer(config)
+
+
+def test_a_worker_that_was_stopped_cannot_be_started() -> None:
+    worker = WorkerServer(WorkerConfig(dispatcher_address=NOWHERE), start=False)
+    worker.stop()
+    worker.stop()
+    worker.join()
+    with pytest.raises(RuntimeError, match="cannot be started after it has been stopped"):
+        worker.start()

@@ -1,0 +1,145 @@
+"""DYNAMIC: each element of a source goes to one worker."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import headrace as hr
+from headrace.service import LocalCluster, ShardingPolicy, distribute
+from tests.service.reading import numbers
+
+pytestmark = pytest.mark.system
+
+Range = hr.Dataset.range
+
+
+@pytest.fixture
+def cluster() -> Iterator[LocalCluster]:
+    with LocalCluster(num_workers=1, processes=False) as cluster:
+        yield cluster
+
+
+def dynamic(cluster: LocalCluster, dataset: hr.Dataset, **options: Any) -> hr.Dataset:
+    return dataset.apply(distribute(ShardingPolicy.DYNAMIC, cluster.target, **options))
+
+
+def single(value: Any) -> hr.Dataset:
+    return hr.Dataset.from_tensors(value)
+
+
+@pytest.mark.parametrize(
+    ("plan", "expected"),
+    [
+        (lambda: Range(100), list(range(100))),
+        (lambda: hr.Dataset.from_tensor_slices([5, 1, 2, 4]), [1, 2, 4, 5]),
+        (lambda: hr.Dataset.from_tensor_slices([1, 5, 0]).interleave(single), [0, 1, 5]),
+        (
+            lambda: hr.Dataset.from_tensor_slices([1, 5, 0]).interleave(
+                single, num_parallel_calls=2
+            ),
+            [0, 1, 5],
+        ),
+        (lambda: hr.Dataset.from_tensor_slices([1, 5, 0]).flat_map(single), [0, 1, 5]),
+        (lambda: Range(20).repeat(5), sorted(list(range(20)) * 5)),
+        (lambda: Range(20).shuffle(20).repeat(5), sorted(list(range(20)) * 5)),
+        (lambda: Range(100).concatenate(Range(100, 200)), list(range(200))),
+        (lambda: Range(0), []),
+    ],
+)
+@pytest.mark.parametrize("job_name", [None, "job_name"])
+def test_two_workers_deliver_each_element_once(
+    cluster: LocalCluster,
+    plan: Callable[[], hr.Dataset],
+    expected: list[int],
+    job_name: str | None,
+) -> None:
+    cluster.add_worker()
+    assert sorted(numbers(dynamic(cluster, plan(), job_name=job_name))) == expected
+
+
+def test_the_old_name_means_the_same(cluster: LocalCluster) -> None:
+    cluster.add_worker()
+    dataset = Range(100).apply(distribute("distributed_epoch", cluster.target))
+    assert sorted(numbers(dataset)) == list(range(100))
+
+
+def test_repeat_after_distribute_deals_anew(cluster: LocalCluster) -> None:
+    cluster.add_worker()
+    dataset = dynamic(cluster, Range(20)).repeat(5)
+    assert sorted(numbers(dataset)) == sorted(list(range(20)) * 5)
+
+
+def test_an_endless_dataset_comes_evenly(cluster: LocalCluster) -> None:
+    cluster.add_worker()
+    with iter(dynamic(cluster, Range(20).repeat())) as reader:
+        seen = Counter(int(next(reader)) for _ in range(1000))
+    assert min(seen.values()) > 25
+    assert len(seen) == 20
+
+
+def test_workers_that_get_nothing_of_a_repetition_go_on_to_the_next(
+    cluster: LocalCluster,
+) -> None:
+    for _ in range(4):
+        cluster.add_worker()
+    with iter(dynamic(cluster, Range(1).repeat())) as reader:
+        assert {int(next(reader)) for _ in range(20)} == {0}
+        for index in range(4):
+            cluster.stop_worker(index)
+        assert {int(next(reader)) for _ in range(20)} == {0}
+
+
+def test_zipped_sources_are_dealt_in_step_to_one_worker(cluster: LocalCluster) -> None:
+    pairs = list(dynamic(cluster, hr.Dataset.zip(Range(10), Range(10))))
+    assert [(int(a), int(b)) for a, b in pairs] == [(i, i) for i in range(10)]
+
+
+def test_a_zip_within_a_zip_is_dealt_in_step(cluster: LocalCluster) -> None:
+    a = Range(10)
+    rows = list(dynamic(cluster, hr.Dataset.zip(a, a, hr.Dataset.zip(a, a), a)))
+    flat = [(int(p), int(q), int(r), int(s), int(t)) for p, q, (r, s), t in rows]
+    assert flat == [(i,) * 5 for i in range(10)]
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_what_the_longer_side_has_left_is_dropped_in_each_repetition(
+    cluster: LocalCluster, times: int
+) -> None:
+    plan = hr.Dataset.zip(Range(200), Range(1000)).repeat(times)
+    pairs = [(int(a), int(b)) for a, b in dynamic(cluster, plan)]
+    assert pairs == [(i, i) for i in range(200)] * times
+
+
+def test_three_workers_zip_as_many_as_the_shorter_side_has(cluster: LocalCluster) -> None:
+    cluster.add_worker()
+    cluster.add_worker()
+    pairs = list(dynamic(cluster, hr.Dataset.zip(Range(200), Range(1000))))
+    assert len(pairs) == 200
+
+
+def test_one_worker_keeps_the_order_of_what_is_joined(cluster: LocalCluster) -> None:
+    plan = Range(100).concatenate(Range(100, 200))
+    assert numbers(dynamic(cluster, plan)) == list(range(200))
+
+
+def test_a_dataset_inside_a_function_is_not_dealt(cluster: LocalCluster) -> None:
+    cluster.add_worker()
+    cluster.add_worker()
+    plan = Range(5).flat_map(lambda _: hr.Dataset.from_tensor_slices(["a", "b", "c"]).repeat(10))
+    assert Counter(map(str, dynamic(cluster, plan))) == {"a": 50, "b": 50, "c": 50}
+
+
+def test_what_cannot_be_split_is_refused_with_advice(cluster: LocalCluster) -> None:
+    twice = dynamic(cluster, dynamic(cluster, Range(3)))
+    with pytest.raises(hr.errors.FailedPreconditionError, match="cannot be split"):
+        list(twice)
+
+
+def test_a_generator_is_run_by_one_of_the_workers(cluster: LocalCluster) -> None:
+    cluster.add_worker()
+    generated = hr.Dataset.from_generator(lambda: iter(range(30)))
+    assert numbers(dynamic(cluster, generated)) == list(range(30))

@@ -1,0 +1,56 @@
+"""A service with keys: who has them reads, who has none is told so at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import headrace as hr
+from headrace.errors import UnauthenticatedError, UnavailableError
+from headrace.service import (
+    DispatcherConfig,
+    DispatchServer,
+    Security,
+    ShardingPolicy,
+    WorkerConfig,
+    WorkerServer,
+    distribute,
+)
+from headrace.transport.security import new_keys
+
+pytestmark = pytest.mark.system
+
+
+def test_a_dataset_is_read_through_a_service_with_keys(tmp_path: Path) -> None:
+    new_keys(tmp_path / "keys")
+    servers = Security.load(tmp_path / "keys", "server")
+    client = Security.load(tmp_path / "keys", "client")
+    with DispatchServer(DispatcherConfig(security=servers)) as dispatcher:
+        address = dispatcher.target.removeprefix("tcp://")
+        with WorkerServer(WorkerConfig(address, security=servers)):
+            read = distribute(
+                ShardingPolicy.DYNAMIC,
+                dispatcher.target,
+                security=client,
+                data_transfer_protocol="tcp",
+            )
+            dataset = hr.Dataset.range(20).map(lambda x: x + 1).apply(read)
+            assert sorted(int(x) for x in dataset) == list(range(1, 21))
+
+
+def test_whoever_has_no_key_or_another_is_refused(tmp_path: Path) -> None:
+    new_keys(tmp_path / "keys")
+    new_keys(tmp_path / "others")
+    servers = Security.load(tmp_path / "keys", "server")
+    stranger = Security.load(tmp_path / "others", "client")
+    with DispatchServer(DispatcherConfig(security=servers)) as dispatcher:
+        for keys in (None, stranger):
+            read = distribute(ShardingPolicy.OFF, dispatcher.target, security=keys)
+            with pytest.raises((UnauthenticatedError, UnavailableError)):
+                hr.Dataset.range(3).apply(read)
+
+
+def test_an_address_that_others_can_reach_needs_keys() -> None:
+    with pytest.raises(ValueError, match="headrace keys new"):
+        DispatchServer(DispatcherConfig(host="0.0.0.0"))

@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import gzip
+import os
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from headrace.errors import (
+    DataLossError,
+    FailedPreconditionError,
+    NotFoundError,
+    UnavailableError,
+)
+from headrace.plan.source import IndexedSource
+from headrace.sources.compression import check_compression
+from headrace.sources.files import FileNamesSource, as_names, create_file, match_files, open_file
+from tests.sources.conformance import check_source
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("b.txt", "a.txt", "c.csv", "sub/d.txt", "[odd].txt"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(name.encode())
+    return tmp_path
+
+
+@pytest.fixture
+def memory() -> Iterator[str]:
+    system = fsspec.filesystem("memory")
+    system.mkdir("/rivers", create_parents=True)
+    for name in ("b.txt", "a.txt"):
+        with system.open(f"/rivers/{name}", "wb") as file:
+            file.write(name.encode())
+    yield "memory://rivers"
+    system.rm("/rivers", recursive=True)
+
+
+def names_in(folder: Path, names: tuple[str, ...]) -> list[str]:
+    return [os.path.relpath(name, folder) for name in names]
+
+
+def test_patterns_give_sorted_files_and_no_folders(folder: Path) -> None:
+    assert names_in(folder, match_files(f"{folder}/*")) == [
+        "[odd].txt",
+        "a.txt",
+        "b.txt",
+        "c.csv",
+    ]
+    assert names_in(folder, match_files(folder / "?.txt")) == ["a.txt", "b.txt"]
+    assert names_in(folder, match_files([f"{folder}/**/*.txt", folder / "a.txt"])) == [
+        "[odd].txt",
+        "a.txt",
+        "b.txt",
+        "sub/d.txt",
+    ]
+    assert names_in(folder, match_files(f"file://{folder}/c*")) == ["c.csv"]
+
+
+def test_a_name_that_exists_is_no_pattern(folder: Path) -> None:
+    assert names_in(folder, match_files(folder / "[odd].txt")) == ["[odd].txt"]
+
+
+def test_patterns_of_urls_give_urls_that_open(memory: str) -> None:
+    names = match_files(f"{memory}/*.txt")
+
+    assert [name.rpartition("/")[2] for name in names] == ["a.txt", "b.txt"]
+    stream = open_file(names[0])
+    assert stream.read(100) == b"a.txt"
+    stream.close()
+    assert match_files(f"{memory}/a.txt") == (f"{memory}/a.txt",)
+
+
+def test_what_matches_nothing_is_named(folder: Path, memory: str) -> None:
+    with pytest.raises(NotFoundError, match=r"No files matched pattern: .*\*\.none"):
+        match_files(f"{folder}/*.none")
+    with pytest.raises(NotFoundError, match=r"No such file: .*gone"):
+        match_files([f"{folder}/*.txt", f"{folder}/gone"])
+    with pytest.raises(NotFoundError, match=r"No such file: .*gone"):
+        match_files(f"{memory}/gone")
+
+
+@pytest.mark.parametrize("names", [3, None, b"bytes", [b"bytes"], ["a", 3]])
+def test_names_are_text_or_paths(names: object) -> None:
+    with pytest.raises(TypeError, match="filenames must"):
+        as_names("filenames", names)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("names", ["", [], ["a", ""]])
+def test_names_are_not_empty(names: object) -> None:
+    with pytest.raises(ValueError, match="empty"):
+        as_names("filenames", names)  # type: ignore[arg-type]
+
+
+def test_file_names_are_a_source(folder: Path) -> None:
+    source = FileNamesSource.matching([f"{folder}/*.txt"])
+
+    assert isinstance(source, IndexedSource)
+    assert source.patterns == (f"{folder}/*.txt",)
+    check_source(source, list(match_files(f"{folder}/*.txt")))
+
+
+@pytest.mark.parametrize("compression_type", ["gzip", "GZ", 3, "bz2"])
+def test_unknown_compressions_are_refused(compression_type: object) -> None:
+    with pytest.raises(
+        ValueError, match=f'"GZIP" or "ZLIB" .in capitals., got {compression_type!r}'
+    ):
+        check_compression(compression_type)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("compression", ["", "GZIP", "ZLIB"])
+@pytest.mark.parametrize("remote", [False, True])
+def test_files_open_at_any_offset_of_their_content(
+    tmp_path: Path, memory: str, compression: str, remote: bool
+) -> None:
+    content = os.urandom(100) * 3000
+    name = f"{memory}/x" if remote else str(tmp_path / "x")
+    stored = {"": bytes, "GZIP": gzip.compress, "ZLIB": zlib.compress}[compression](content)
+    with create_file(name) as file:
+        file.write(stored)
+
+    for offset in (0, 1, 299_999, 300_000, 300_001):
+        stream = open_file(name, compression, offset)
+        pieces = list(iter(lambda stream=stream: stream.read(1000), b""))
+        stream.close()
+        stream.close()
+        assert b"".join(pieces) == content[offset:]
+        assert all(len(piece) <= 1000 for piece in pieces)
+
+
+def test_gzip_files_may_have_several_members_and_padding(tmp_path: Path) -> None:
+    path = tmp_path / "x.gz"
+    path.write_bytes(gzip.compress(b"one ") + gzip.compress(b"") + gzip.compress(b"two") + bytes(9))
+    stream = open_file(str(path), "GZIP")
+
+    assert b"".join(iter(lambda: stream.read(3), b"")) == b"one two"
+    stream.close()
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "trailer"])
+def test_damaged_streams_give_what_is_good_then_say_so(tmp_path: Path, damage: str) -> None:
+    content = os.urandom(50_000)
+    stored = bytearray(gzip.compress(content))
+    if damage == "cut":
+        del stored[40_000:]
+    elif damage == "trailer":
+        stored[-6] ^= 1
+    else:
+        stored[20_000:20_100] = bytes(range(100))
+    path = tmp_path / "x.gz"
+    path.write_bytes(stored)
+    stream = open_file(str(path), "GZIP")
+    good = bytearray()
+
+    def drain() -> None:
+        while piece := stream.read(1 << 20):
+            good.extend(piece)
+
+    with pytest.raises(DataLossError, match=r"x\.gz: the GZIP stream"):
+        drain()
+    stream.close()
+    assert len(good) > 15_000
+    assert content.startswith(good[:15_000])
+    if damage != "flipped":
+        assert content.startswith(good)
+
+
+def test_what_cannot_be_opened_is_explained(folder: Path) -> None:
+    with pytest.raises(NotFoundError, match=r"No such file: .*gone"):
+        open_file(str(folder / "gone"))
+    with pytest.raises(FailedPreconditionError, match="is a folder"):
+        open_file(str(folder))
+    with pytest.raises(NotFoundError, match="No such file"):
+        create_file(str(folder / "gone" / "file"))
+    with pytest.raises(UnavailableError, match="cannot be opened"):
+        open_file(str(folder / ("x" * 300)))

@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from headrace.element.spec import ArraySpec
+from headrace.plan.source import INFINITE, IndexedSource
+from headrace.sources.memory import RangeSource, SlicesSource, TensorsSource
+from tests.sources.conformance import check_source, read_all
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+@pytest.mark.parametrize(
+    ("start", "stop", "step", "dtype"),
+    [
+        (0, 23, 1, np.int64),
+        (5, -6, -3, np.int64),
+        (-4, 4, 3, np.int8),
+        (0, 10, 1, np.float32),
+        (3, 3, 1, np.int64),
+        (4, 0, 1, np.int64),
+        ((1 << 63) - 3, (1 << 63) - 1, 1, np.int64),
+    ],
+)
+def test_a_range_is_that_of_python(start: int, stop: int, step: int, dtype: Any) -> None:
+    source = RangeSource(start, stop, step, dtype)
+
+    assert isinstance(source, IndexedSource)
+    assert source.element_spec == ArraySpec((), dtype)
+    check_source(source, [np.dtype(dtype).type(value) for value in range(start, stop, step)])
+
+
+def test_a_range_without_stop_has_no_end() -> None:
+    source = RangeSource(7, None, 2)
+
+    reader = source.open(10, INFINITE)
+    chunk = reader.read(3)
+
+    assert source.size == INFINITE
+    assert chunk is not None
+    assert chunk.rows() == [27, 29, 31]
+    assert reader.get_position() == 13
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((0, 10, 0), "step must not be 0"),
+        ((0, 300, 1, np.uint8), "holds 299, which dtype uint8"),
+        ((-1, 3, 1, np.uint64), "holds -1"),
+        ((0, 3, 1, np.bool_), "integers or floats, got bool"),
+    ],
+)
+def test_a_range_that_cannot_be_is_refused(arguments: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RangeSource(*arguments)
+
+
+def test_a_range_takes_integers_only() -> None:
+    with pytest.raises(TypeError, match=r"stop must be an int, got 1\.5"):
+        RangeSource(0, 1.5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "components",
+    [
+        np.arange(24, dtype=np.int16).reshape(12, 2),
+        {"x": np.linspace(0, 1, 9, dtype=np.float32), "y": (np.eye(9), list(range(9)))},
+        Pair(["a", "bc", "d\0"], [b"x", b"", b"z\0"]),
+        np.asfortranarray(np.arange(20.0).reshape(5, 4)),
+        np.zeros((0, 3)),
+    ],
+)
+def test_slices_are_rows_of_every_component(components: Any) -> None:
+    source = SlicesSource(components)
+    arrays, rows = source.components, []
+    for index in range(source.size):
+        if isinstance(arrays, dict):
+            rows.append({"x": arrays["x"][index], "y": tuple(a[index] for a in arrays["y"])})
+        elif isinstance(arrays, Pair):
+            rows.append(Pair(arrays.left[index], arrays.right[index]))
+        else:
+            rows.append(arrays[index])
+
+    assert isinstance(source, IndexedSource)
+    check_source(source, rows)
+
+
+def test_lists_of_text_are_slices_of_str() -> None:
+    source = SlicesSource(["one", "three"])
+
+    assert source.element_spec == ArraySpec((), str)
+    assert read_all(source.open(0, 2)) == ["one", "three"]
+
+
+def test_components_of_different_lengths_are_named() -> None:
+    with pytest.raises(ValueError, match=r"component \['a'\]: 3, component \['b'\]: 4"):
+        SlicesSource({"a": np.zeros(3), "b": np.zeros(4)})
+
+
+@pytest.mark.parametrize("value", [3, np.float32(1), "text", b"bytes"])
+def test_what_has_no_axis_has_no_slices(value: Any) -> None:
+    with pytest.raises(ValueError, match=r"component \[1\]: it has no axis"):
+        SlicesSource((np.zeros(2), value))
+
+
+def test_nothing_has_no_slices() -> None:
+    with pytest.raises(ValueError, match="no array"):
+        SlicesSource({})
+
+
+@pytest.mark.parametrize("count", [4, 2000])
+def test_gathered_runs_are_copies(count: int) -> None:
+    array = np.arange(5000)
+    gathered = SlicesSource(array).gather(np.arange(2, 2 + count))
+
+    assert gathered.tolist() == list(range(2, 2 + count))
+    gathered[:] = -1
+    assert array.tolist() == list(range(5000))
+
+
+def test_what_only_looks_like_a_run_is_gathered() -> None:
+    indices = np.arange(2000)
+    indices[[5, 6]] = 6, 5
+
+    assert SlicesSource(np.arange(5000)).gather(indices).tolist() == indices.tolist()
+
+
+@pytest.mark.parametrize(
+    "element", [{"x": [1, 2], "y": "text", "z": b"b"}, 3.5, np.eye(2), (np.float16(1), None)]
+)
+def test_tensors_are_one_element(element: Any) -> None:
+    source = TensorsSource(element)
+
+    assert isinstance(source, IndexedSource)
+    check_source(source, [source.element])
+
+
+@pytest.mark.parametrize(("start", "stop"), [(-1, 2), (2, 1), (0, 5), (0, INFINITE)])
+def test_ranges_outside_of_a_source_are_refused(start: int, stop: int) -> None:
+    with pytest.raises(ValueError, match="cannot open indices"):
+        SlicesSource(np.zeros(4)).open(start, stop)
+
+
+@pytest.mark.parametrize("position", [5, 0, "2", 1.5])
+def test_positions_outside_of_a_split_are_refused(position: Any) -> None:
+    with pytest.raises(ValueError, match="position must be an index from 1 to 4"):
+        RangeSource(0, 4).open(1, 4, position)
+
+
+def test_readers_are_asked_for_at_least_one() -> None:
+    with pytest.raises(ValueError, match="limit must be at least 1, got 0"):
+        RangeSource(0, 4).open(0, 4).read(0)

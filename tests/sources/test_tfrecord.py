@@ -1,0 +1,275 @@
+from __future__ import annotations
+
+import base64
+import os
+import struct
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from headrace.element.spec import ArraySpec
+from headrace.errors import DataLossError, FailedPreconditionError, NotFoundError
+from headrace.plan.source import Reader
+from headrace.sources.tfrecord import TFRecordSource, TFRecordWriter, masked_crc
+from tests.sources.conformance import check_source, read_all
+
+#: What TensorFlow wrote for these records.
+GOLDEN_RECORDS = [b"", b"abc", bytes(range(40)) * 8]
+GOLDEN = {
+    "": (
+        "0000000000DFc`X*y@6!0{{R300000u$f5?VPa!$SMec00RR910000k=VVO)0RjUA1qKHQ2?`4g4Gs?w"
+        "5fT#=6&4p585$cL9UdPbAtECrB_<~T0RjUA1qKHQ2?`4g4Gs?w5fT#=6&4p585$cL9UdPbAtECrB_<~T"
+        "0RjUA1qKHQ2?`4g4Gs?w5fT#=6&4p585$cL9UdPbAtECrB_<~T0RjUA1qKHQ2?`4g4Gs?w5fT#=6&4p5"
+        "85$cL9UdPbAtECrB_<~T0RjUA1qKHQ2?`4g4Gs?w5fT#=6&4p585$cL9UdPbAtECrB_<~T0RjUA1qKHQ"
+        "2?`4g4Gs?w5fT#=6&4p585$cL9UdPbAtECrB_<~T0RjUA1qKHQ2?`4g4Gs?w5fT#=6&4p585$cL9UdPb"
+        "AtECrB_<~T0RjUA1qKHQ2?`4g4Gs?w5fT#=6&4p585$cL9UdPbAtECrB_=1uAAvs"
+    ),
+    "GZIP": (
+        "ABzY80000000U!SfB;SA8SFP+H7#O>@;A)%<V#FS&I|vj=)edO(tDob%fQIQ%)-jX&cVsW&BM#bFCZu+"
+        "EFvl<E+Hu;Eh8%@ub`-;tfH!>KB^A8x})-q_5kdYKeKZI000"
+    ),
+    "ZLIB": (
+        "c${NkfB;SA8SFP+H7#O>@;A)%<V#FS&I|vj=)edO(tDob%fQIQ%)-jX&cVsW&BM#bFCZu+EFvl<E+Hu;"
+        "Eh8%@ub`-;tfH!>KB^A8x})-q_5l3<BwY"
+    ),
+}
+
+
+def write(path: Path, records: list[bytes], compression: str | None = None) -> str:
+    with TFRecordWriter(path, compression) as writer:
+        for record in records:
+            writer.write(record)
+    return str(path)
+
+
+def records_of(count: int) -> list[bytes]:
+    return [bytes([index % 251]) * (index * 7 % 50) for index in range(count)]
+
+
+@pytest.mark.parametrize("compression", ["", "GZIP", "ZLIB"])
+@pytest.mark.parametrize("buffer_size", [None, 1, 64])
+def test_records_come_back_as_they_were_written(
+    tmp_path: Path, compression: str, buffer_size: int | None
+) -> None:
+    records = records_of(60)
+    names = [
+        write(tmp_path / "a", records[:40], compression),
+        write(tmp_path / "b", [], compression),
+        write(tmp_path / "c", records[40:], compression),
+    ]
+    source = TFRecordSource(names, compression, buffer_size)  # type: ignore[arg-type]
+
+    assert source.element_spec == ArraySpec((), bytes)
+    check_source(source, records)
+
+
+@pytest.mark.parametrize("compression", GOLDEN)
+def test_files_that_tensorflow_wrote_are_read(tmp_path: Path, compression: str) -> None:
+    path = tmp_path / "golden"
+    path.write_bytes(base64.b85decode(GOLDEN[compression]))
+
+    check_source(TFRecordSource(path, compression), GOLDEN_RECORDS)  # type: ignore[arg-type]
+
+
+def test_files_are_those_that_tensorflow_writes(tmp_path: Path) -> None:
+    name = write(tmp_path / "x", GOLDEN_RECORDS)
+
+    assert Path(name).read_bytes() == base64.b85decode(GOLDEN[""])
+
+
+def test_checksums_are_masked_castagnoli() -> None:
+    # The check value of CRC-32C for "123456789" is 0xE3069283.
+    crc = 0xE3069283
+    masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+    assert masked_crc(b"123456789") == masked
+
+
+def test_many_records_over_many_blocks(tmp_path: Path) -> None:
+    records = [os.urandom(size) for size in (100, 5, 0, 70_000, 3_000_000, 1) * 5]
+    source = TFRecordSource((write(tmp_path / "x", records),))
+
+    assert read_all(source.open(0, 1)) == records
+
+
+@pytest.mark.parametrize("size", [0, 1, 30])
+@pytest.mark.parametrize("tail", [[], [b"another"], [b"", b"x" * 30, b"y" * 31]])
+def test_runs_of_records_of_one_length(tmp_path: Path, size: int, tail: list[bytes]) -> None:
+    # Zeros at the end of a record are part of it.
+    records = [bytes([index]) * (size // 2) + bytes(size - size // 2) for index in range(40)] + tail
+    source = TFRecordSource((write(tmp_path / "x", records),), None, 700)
+
+    check_source(source, records)
+
+
+def drain(reader: Reader) -> tuple[list[bytes], list[DataLossError]]:
+    """Read on behind errors, and restore the reader at each place."""
+    rows: list[bytes] = []
+    errors: list[DataLossError] = []
+    while True:
+        try:
+            chunk = reader.read(3)
+        except DataLossError as error:
+            errors.append(error)
+            continue
+        if chunk is None:
+            return rows, errors
+        rows += chunk.rows()
+
+
+@pytest.mark.parametrize("buffer_size", [None, 10])
+@pytest.mark.parametrize("compression", ["", "GZIP"])
+@pytest.mark.parametrize("count", [10, 100])
+def test_damaged_data_costs_one_record(
+    tmp_path: Path, buffer_size: int | None, compression: str, count: int
+) -> None:
+    records = [b"%03d" % index * 10 for index in range(count)]
+    content = bytearray(Path(write(tmp_path / "plain", records)).read_bytes())
+    content[46 * 4 + 20] ^= 1
+    content[46 * 6 + 43] ^= 1
+    path = tmp_path / "x"
+    with fsspec.open(str(path), "wb", compression="gzip" if compression else None) as file:
+        file.write(bytes(content))
+    source = TFRecordSource((str(path),), compression, buffer_size)
+
+    rows, errors = drain(source.open(0, 1))
+
+    assert rows == records[:4] + records[5:6] + records[7:]
+    assert [str(error) for error in errors] == [
+        f"{path}: the record at byte {46 * bad} is damaged: its 30 bytes of data do not match "
+        f"their checksum"
+        for bad in (4, 6)
+    ]
+
+
+@pytest.mark.parametrize("count", [10, 100])
+def test_a_damaged_length_costs_the_rest_of_the_file(tmp_path: Path, count: int) -> None:
+    records = [b"x" * 30] * count
+    name = write(tmp_path / "x", records)
+    content = bytearray(Path(name).read_bytes())
+    content[46 * 4] ^= 1
+    Path(name).write_bytes(content)
+    other = write(tmp_path / "y", [b"next"])
+
+    rows, errors = drain(TFRecordSource((name, other)).open(0, 2))
+
+    assert rows == [*records[:4], b"next"]
+    (error,) = errors
+    assert f"x: the record at byte {46 * 4} is damaged: its length" in str(error)
+
+
+@pytest.mark.parametrize("cut", [1, 11, 12, 30, 45])
+@pytest.mark.parametrize("buffer_size", [None, 7])
+def test_a_file_that_ends_in_a_record_says_so(
+    tmp_path: Path, cut: int, buffer_size: int | None
+) -> None:
+    name = write(tmp_path / "x", [b"x" * 30] * 3)
+    Path(name).write_bytes(Path(name).read_bytes()[: 46 * 2 + cut])
+
+    rows, errors = drain(TFRecordSource((name,), None, buffer_size).open(0, 1))
+
+    assert rows == [b"x" * 30] * 2
+    (error,) = errors
+    assert f"the record at byte 92 is cut short: {cut} bytes of" in str(error)
+
+
+def test_a_length_beyond_the_file_reads_no_more_than_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    length = struct.pack("<Q", 1 << 60)
+    path.write_bytes(length + struct.pack("<I", masked_crc(length)) + b"few bytes")
+
+    rows, errors = drain(TFRecordSource((str(path),)).open(0, 1))
+
+    assert rows == []
+    assert "is cut short" in str(errors[0])
+
+
+def test_positions_between_errors_restore(tmp_path: Path) -> None:
+    records = [b"%03d" % index * 10 for index in range(8)]
+    name = write(tmp_path / "x", records)
+    content = bytearray(Path(name).read_bytes())
+    content[46 * 4 + 20] ^= 1
+    Path(name).write_bytes(content)
+    source = TFRecordSource((name,))
+
+    def outcomes(reader: Reader) -> list[Any]:
+        found: list[Any] = []
+        while True:
+            try:
+                chunk = reader.read(1)
+            except DataLossError as error:
+                found.append(str(error))
+                continue
+            if chunk is None:
+                return found
+            found += chunk.rows()
+
+    whole = outcomes(source.open(0, 1))
+    reader = source.open(0, 1)
+    assert len(whole) == 8
+    for done in range(9):
+        assert outcomes(source.open(0, 1, reader.get_position())) == whole[done:]
+        try:
+            reader.read(1)
+        except DataLossError:
+            assert done == 4
+    reader.close()
+
+
+def test_missing_files_are_named_when_their_turn_comes(tmp_path: Path) -> None:
+    reader = TFRecordSource((str(tmp_path / "gone"),)).open(0, 1)
+
+    with pytest.raises(NotFoundError, match=r"No such file: .*gone"):
+        reader.read(1)
+    assert reader.read(1) is None
+
+
+def test_urls_are_written_and_read() -> None:
+    with TFRecordWriter("memory://streams/x.tfrecord", "GZIP") as writer:
+        writer.write(b"one")
+        writer.write(bytearray(b"two"))
+        writer.write(memoryview(b"three"))
+
+    check_source(
+        TFRecordSource("memory://streams/x.tfrecord", "GZIP"),  # type: ignore[arg-type]
+        [b"one", b"two", b"three"],
+    )
+
+
+@pytest.mark.parametrize("compression", ["", "GZIP"])
+def test_flushed_records_are_there_before_the_file_is_closed(
+    tmp_path: Path, compression: str
+) -> None:
+    writer = TFRecordWriter(tmp_path / "x", compression)
+    writer.write(b"one")
+    writer.flush()
+
+    reader = TFRecordSource((str(tmp_path / "x"),), compression).open(0, 1)
+    chunk = reader.read(1)
+    reader.close()
+    writer.close()
+    writer.close()
+
+    assert chunk is not None
+    assert chunk.rows() == [b"one"]
+    with pytest.raises(FailedPreconditionError, match="is closed"):
+        writer.write(b"two")
+    with pytest.raises(FailedPreconditionError, match="is closed"):
+        writer.flush()
+
+
+def test_records_are_bytes(tmp_path: Path) -> None:
+    with (
+        TFRecordWriter(tmp_path / "x") as writer,
+        pytest.raises(TypeError, match="record must be bytes, got str"),
+    ):
+        writer.write("text")  # type: ignore[arg-type]
+
+
+def test_writers_need_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError):
+        TFRecordWriter(tmp_path / "gone" / "x")
+    with pytest.raises(ValueError, match="compression_type"):
+        TFRecordWriter(tmp_path / "x", "gzip")

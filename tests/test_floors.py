@@ -1,0 +1,79 @@
+"""The architecture, checked: who imports whom, and what `import headrace` costs."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from importlinter.cli import lint_imports
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "src" / "headrace"
+
+OPTIONAL = {
+    "array_record",
+    "cv2",
+    "jax",
+    "keras",
+    "lz4",
+    "ml_dtypes",
+    "pandas",
+    "pyarrow",
+    "sklearn",
+    "tensorflow",
+    "torch",
+    "zstandard",
+}
+
+
+def imports(path):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.partition(".")[0]
+
+
+def test_imports_go_down_only(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    # No cache: test processes run side by side.
+    code = lint_imports(no_cache=True)
+    assert code == 0, capsys.readouterr().out
+
+
+def test_each_optional_dependency_is_imported_by_one_file():
+    importers = defaultdict(set)
+    for path in PACKAGE.rglob("*.py"):
+        for name in OPTIONAL.intersection(imports(path)):
+            importers[name].add(str(path.relative_to(PACKAGE)))
+    assert {name: sorted(paths) for name, paths in importers.items() if len(paths) > 1} == {}
+
+
+@pytest.mark.parametrize(
+    "folder",
+    sorted({path.parent for path in PACKAGE.rglob("*.py")}),
+    ids=lambda folder: str(folder.relative_to(PACKAGE.parent)),
+)
+def test_every_folder_has_a_caption(folder):
+    caption = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8")))
+    assert caption
+
+
+def test_importing_headrace_loads_nothing_heavy_and_starts_no_thread():
+    program = (
+        "import sys, threading, os\n"
+        "before = set(os.listdir('/proc/self/fd'))\n"
+        "import headrace\n"
+        f"print(sorted({OPTIONAL!r} & sys.modules.keys()), threading.active_count(),\n"
+        "      [os.readlink(f'/proc/self/fd/{n}') for n in os.listdir('/proc/self/fd')\n"
+        "       if n not in before and os.path.exists(f'/proc/self/fd/{n}')])\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.split() == ["[]", "1", "[]"]

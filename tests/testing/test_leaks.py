@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from headrace.testing import ManualClock, assert_no_leaks
+
+
+def test_code_that_gives_everything_back_passes():
+    with assert_no_leaks(grace=0.0):
+        os.close(os.open("/dev/zero", os.O_RDONLY))
+
+
+def test_a_thread_that_still_runs_is_named():
+    leave = threading.Event()
+    thread = threading.Thread(target=leave.wait, name="forgotten", daemon=True)
+    with pytest.raises(AssertionError, match="thread 'forgotten'"), assert_no_leaks(grace=0.0):
+        thread.start()
+    leave.set()
+    thread.join()
+
+
+def test_a_thread_that_ends_within_the_grace_is_no_leak():
+    leave = threading.Event()
+    thread = threading.Thread(target=leave.wait, daemon=True)
+    with assert_no_leaks(grace=30.0):
+        thread.start()
+        leave.set()
+
+
+def test_an_open_file_is_named():
+    opened = []
+    with (
+        pytest.raises(AssertionError, match=r"file descriptor \d+ -> /dev/zero"),
+        assert_no_leaks(grace=0.0),
+    ):
+        opened.append(os.open("/dev/zero", os.O_RDONLY))
+    os.close(opened[0])
+
+
+def test_a_child_process_is_named():
+    started = []
+    with pytest.raises(AssertionError, match=r"child process \d+: "), assert_no_leaks(grace=0.0):
+        started.append(
+            subprocess.Popen(
+                [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL
+            )
+        )
+    started[0].communicate()
+
+
+def test_shared_memory_of_ours_is_named():
+    entry = Path(f"/dev/shm/headrace-{os.getpid()}-left")
+    with pytest.raises(AssertionError, match=f"shared memory {entry}"), assert_no_leaks(grace=0.0):
+        entry.touch()
+    entry.unlink()
+
+
+def test_shared_memory_of_another_live_process_is_not_ours():
+    entry = Path(f"/dev/shm/headrace-{os.getppid()}-other")
+    with assert_no_leaks(grace=0.0):
+        entry.touch()
+    entry.unlink()
+
+
+def test_what_is_allowed_does_not_count():
+    with assert_no_leaks(grace=0.0, allowed=["/dev/zero"]):
+        opened = os.open("/dev/zero", os.O_RDONLY)
+    os.close(opened)
+
+
+def test_the_error_of_the_block_itself_comes_first():
+    opened = []
+
+    def open_and_fail():
+        opened.append(os.open("/dev/zero", os.O_RDONLY))
+        raise RuntimeError("the real one")
+
+    with pytest.raises(RuntimeError, match="the real one"), assert_no_leaks(grace=0.0):
+        open_and_fail()
+    os.close(opened[0])
+
+
+def test_a_manual_clock_moves_only_when_told():
+    clock = ManualClock(5.0)
+    assert (clock(), clock()) == (5.0, 5.0)
+    clock.advance(2.5)
+    assert clock() == 7.5
+
+
+def test_a_manual_clock_does_not_go_back():
+    with pytest.raises(ValueError, match="seconds=-1"):
+        ManualClock().advance(-1)

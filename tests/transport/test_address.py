@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import pytest
+
+from headrace.errors import UnavailableError
+from headrace.transport import address as addresses
+
+
+@pytest.mark.parametrize(
+    ("address", "parts"),
+    [("host:1", ("host", 1)), ("127.0.0.1:65535", ("127.0.0.1", 65535)), ("[::1]:80", ("::1", 80))],
+)
+def test_an_address_is_host_and_port(address, parts):
+    assert addresses.split(address) == parts
+    assert addresses.join(*parts) == address
+
+
+@pytest.mark.parametrize(
+    "address", ["", "host", ":5050", "host:", "host:0", "host:65536", "host:-1", "tcp://host:1"]
+)
+def test_what_is_no_address_is_refused_in_words(address):
+    with pytest.raises(ValueError, match="address="):
+        addresses.split(address)
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [("127.0.0.1", True), ("localhost", True), ("::1", True), ("0.0.0.0", False), ("a.b", False)],
+)
+def test_loopback_is_told_from_the_network(host, loopback):
+    assert addresses.is_loopback(host) is loopback
+
+
+def test_a_number_is_its_own_resolution():
+    assert addresses.resolve("127.0.0.1", 5) == "127.0.0.1:5"
+    assert addresses.resolve("::1", 5) == "[::1]:5"
+
+
+def test_localhost_is_looked_up_as_ipv4():
+    assert addresses.resolve("localhost", 5) == "127.0.0.1:5"
+
+
+def test_a_name_that_nobody_knows_is_unavailable():
+    with pytest.raises(UnavailableError, match="cannot be resolved"):
+        addresses.resolve("no-such-host.invalid", 5)

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import contextlib
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace import errors
+from headrace.transport.envelope import (
+    ErrorText,
+    RequestHeader,
+    decode_error,
+    decode_request_header,
+    encode,
+    encode_error,
+    flat_views,
+)
+from tests.transport.words import Echo
+
+
+@given(st.integers(0, 2**63), st.integers())
+def test_a_header_keeps_its_message_encoded(ticket, number):
+    number %= 2**63
+    header = RequestHeader(ticket, 0, msgspec.Raw(encode(Echo(number=number))))
+    again = decode_request_header(encode(header))
+    assert again.ticket == ticket
+    assert msgspec.msgpack.decode(again.body, type=Echo) == Echo(number=number)
+
+
+@given(st.binary(max_size=200))
+def test_bytes_of_chance_are_a_header_or_a_decode_error(data):
+    with contextlib.suppress(msgspec.DecodeError, ValueError):
+        assert isinstance(decode_request_header(data), RequestHeader)
+
+
+@given(st.text(st.characters(codec=None)), st.sampled_from(sorted(errors.__all__)))
+def test_any_text_crosses_in_our_errors(text, name):
+    kind = getattr(errors, name)
+    again = decode_error(encode_error(kind(text)))
+    assert type(again) is kind
+    assert str(again) == text.encode("utf-8", "backslashreplace").decode()
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (ValueError("a"), ValueError, "a"),
+        (KeyError("a"), KeyError, "'a'"),
+        (OSError(2, "No such file", "x"), OSError, "[Errno 2] No such file: 'x'"),
+        (UnicodeDecodeError("utf-8", b"a", 0, 1, "bad"), errors.HeadraceError, None),
+        (ValueError(), ValueError, ""),
+    ],
+)
+def test_builtin_errors_cross_where_text_makes_them(error, kind, text):
+    again = decode_error(encode_error(error))
+    if type(error) is FileNotFoundError:
+        kind = FileNotFoundError
+    assert type(again) is kind
+    if text is not None:
+        assert str(again) == text
+
+
+@pytest.mark.parametrize("name", ["SystemExit", "KeyboardInterrupt", "eval", "Exploit", ""])
+def test_a_name_that_is_no_known_error_becomes_a_headrace_error(name):
+    again = decode_error(encode(ErrorText(name, "text")))
+    assert type(again) is errors.HeadraceError
+    assert str(again) == f"{name}: text"
+
+
+def test_flat_views_take_any_contiguous_memory():
+    array = np.arange(12, dtype=np.float64).reshape(3, 4)
+    views = flat_views([b"abc", bytearray(b"de"), array.data, np.zeros((0, 5)).data])
+    assert [view.tobytes() for view in views] == [b"abc", b"de", array.tobytes(), b""]
+    assert all(view.format == "B" and view.ndim == 1 for view in views)
+
+
+def test_flat_views_refuse_what_is_no_buffer():
+    with pytest.raises(TypeError):
+        flat_views(["text"])

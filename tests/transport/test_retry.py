@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import itertools
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.errors import (
+    CancelledError,
+    DeadlineExceededError,
+    NotFoundError,
+    UnavailableError,
+)
+from headrace.testing import ManualClock
+from headrace.transport.retry import RetryPolicy, call_with_retry, delays
+from tests.transport.words import Echo, Echoed
+
+
+class ScriptedChannel:
+    """Answers calls from a list of answers and errors, each after the time it is said to take."""
+
+    address = "127.0.0.1:5050"
+
+    def __init__(self, clock, *script):
+        self.clock = clock
+        self.script = iter(script)
+        self.timeouts = []
+
+    def call(self, message, buffers=(), *, timeout):
+        self.timeouts.append(timeout)
+        seconds, answer = next(self.script)
+        self.clock.advance(seconds)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer, buffers
+
+
+def call(channel, policy, **options):
+    clock = channel.clock
+    return call_with_retry(
+        channel,
+        Echo(),
+        policy,
+        attempt_timeout=5.0,
+        clock=clock,
+        sleep=clock.advance,
+        chance=lambda: 0.0,
+        **options,
+    )
+
+
+def test_delays_grow_up_to_the_largest():
+    policy = RetryPolicy(first_delay=1, backoff=2, max_delay=5, jitter=0)
+    assert list(itertools.islice(delays(policy, lambda: 0.5), 5)) == [1, 2, 4, 5, 5]
+
+
+@given(
+    first=st.floats(0, 10),
+    backoff=st.floats(1, 10),
+    most=st.floats(0, 10),
+    jitter=st.floats(0, 1),
+    chances=st.lists(st.floats(0, 1, exclude_max=True), min_size=1, max_size=50),
+)
+def test_a_delay_is_between_zero_and_the_largest(first, backoff, most, jitter, chances):
+    policy = RetryPolicy(first_delay=first, backoff=backoff, max_delay=most, jitter=jitter)
+    chance = iter(chances)
+    for delay in itertools.islice(delays(policy, lambda: next(chance)), len(chances)):
+        assert 0 <= delay <= most
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("deadline", -1), ("first_delay", -0.1), ("backoff", 0.9), ("jitter", 1.5), ("max_delay", -1)],
+)
+def test_a_policy_that_makes_no_sense_is_refused(name, value):
+    with pytest.raises(ValueError, match=f"{name}={value}"):
+        RetryPolicy(**{name: value})
+
+
+def test_a_call_is_repeated_until_it_is_answered(clock: ManualClock):
+    gone, late = UnavailableError("gone"), DeadlineExceededError("late")
+    channel = ScriptedChannel(clock, (0, gone), (5, late), (1, Echoed(number=4)))
+    began = clock()
+    message, buffers = call(channel, RetryPolicy(), buffers=[b"x"])
+    assert (message, buffers) == (Echoed(number=4), [b"x"])
+    assert clock() - began == pytest.approx(5 + 1 + 0.05 + 0.065)
+
+
+def test_an_answer_that_is_an_error_is_not_repeated(clock: ManualClock):
+    channel = ScriptedChannel(clock, (0, NotFoundError("no such dataset")))
+    with pytest.raises(NotFoundError, match="no such dataset"):
+        call(channel, RetryPolicy())
+
+
+def test_at_the_deadline_the_error_tells_the_story(clock: ManualClock):
+    channel = ScriptedChannel(clock, *[(0, UnavailableError("connection refused"))] * 1000)
+    began = clock()
+    with pytest.raises(UnavailableError) as caught:
+        call(channel, RetryPolicy(deadline=30))
+    assert 25 < clock() - began < 30
+    text = str(caught.value)
+    assert "127.0.0.1:5050 for 30 s" in text
+    assert "is it running" in text
+    assert "connection refused" in text
+
+
+def test_no_try_lasts_beyond_the_deadline(clock: ManualClock):
+    late = DeadlineExceededError("late")
+    channel = ScriptedChannel(clock, (5, late), (2.9, late))
+    with pytest.raises(UnavailableError):
+        call(channel, RetryPolicy(deadline=8, first_delay=0.1))
+    assert channel.timeouts == pytest.approx([5, 2.9])
+
+
+def test_a_call_that_is_stopped_begins_no_other_try(clock: ManualClock):
+    stop = threading.Event()
+    stop.set()
+    channel = ScriptedChannel(clock)
+    with pytest.raises(CancelledError, match="called off after 0 tries"):
+        call(channel, RetryPolicy(), stop=stop)
+    assert channel.timeouts == []

@@ -1,0 +1,345 @@
+"""What only real processes and real sockets can show."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import zmq
+
+from headrace.errors import UnavailableError
+from headrace.transport import zeromq
+from headrace.transport.channel import Channel
+from headrace.transport.context import shared_context
+from tests.transport.conftest import Carrier
+from tests.transport.words import Count, Echo, Echoed, Hold, Make, TestReply
+
+
+def eventually(seconds: float, condition: Callable[[], bool]) -> bool:
+    until = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def call_until_answered(channel: Channel, number: int, seconds: float = 20.0) -> None:
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            assert channel.call(Echo(number=number), timeout=10)[0] == Echoed(number=number)
+            return
+        except UnavailableError:
+            assert time.monotonic() < until
+            time.sleep(0.02)
+
+
+def test_a_killed_peer_is_told_at_once_and_found_again(network: Carrier, start_peer):
+    peer = start_peer(keys=network.keys)
+    channel = network.connect(peer.address)
+    kept = [channel.call(Make(number=n, size=100_000), timeout=20)[1][0] for n in range(4)]
+    for _ in range(3):
+        channel.send(Hold())
+    peer.kill()
+    # Far below any heartbeat: the kernel closes the socket and the monitor says so.
+    with pytest.raises(UnavailableError):
+        channel.receive(3)
+    assert channel.receive(0) is None
+    with pytest.raises(UnavailableError):
+        channel.call(Echo(), timeout=3)
+    for n, buffer in enumerate(kept):
+        assert bytes(buffer) == bytes([n]) * 100_000
+    start_peer(int(peer.address.rpartition(":")[2]), network.keys)
+    call_until_answered(channel, 7)
+    for n in range(5):
+        _, (buffer,) = channel.call(Make(number=n, size=100_000), timeout=20)
+        assert bytes(buffer) == bytes([n]) * 100_000
+
+
+@pytest.mark.heavy
+def test_a_peer_that_stands_still_is_unavailable_before_long(network: Carrier, start_peer):
+    peer = start_peer(keys=network.keys)
+    channel = network.connect(peer.address)
+    call_until_answered(channel, 1)
+    os.kill(peer.process.pid, signal.SIGSTOP)
+    os.waitpid(peer.process.pid, os.WUNTRACED)  # Until it does stand still.
+    try:
+        channel.send(Echo())
+        with pytest.raises(UnavailableError):
+            assert channel.receive(30) is not None
+    finally:
+        os.kill(peer.process.pid, signal.SIGCONT)
+    call_until_answered(channel, 2)
+
+
+def test_an_arena_of_a_closed_channel_is_freed(start_peer):
+    peer = start_peer()
+    watcher = zeromq.connect(peer.address, reply_type=TestReply, shared_memory=False)
+    channel = zeromq.connect(peer.address, reply_type=TestReply)
+    kept = channel.call(Make(number=1, size=100_000), timeout=20)[1]
+    assert watcher.call(Count(), timeout=10)[0] == Echoed(number=1)
+    channel.close()
+    assert eventually(10, lambda: watcher.call(Count(), timeout=10)[0] == Echoed(number=0))
+    assert bytes(kept[0]) == b"\1" * 100_000
+    watcher.close()
+
+
+CONSUMER = """
+import sys, time
+from headrace.transport import zeromq
+from tests.transport.words import Make, TestReply
+channel = zeromq.connect(sys.argv[1], reply_type=TestReply)
+kept = [channel.call(Make(number=n, size=200_000), timeout=20)[1] for n in range(10)]
+assert channel._mappings.slots_held > 5
+print("holding", flush=True)
+time.sleep(60)
+"""
+
+
+def test_an_arena_of_a_killed_consumer_is_freed(start_peer, run_python):
+    peer = start_peer()
+    consumer = run_python("-c", CONSUMER, peer.address)
+    assert consumer.stdout.readline() == "holding\n"
+    watcher = zeromq.connect(peer.address, reply_type=TestReply, shared_memory=False)
+    assert watcher.call(Count(), timeout=10)[0] == Echoed(number=1)
+    consumer.kill()
+    consumer.wait(10)
+    assert eventually(20, lambda: watcher.call(Count(), timeout=10)[0] == Echoed(number=0))
+    watcher.close()
+
+
+def test_large_replies_take_the_way_through_shared_memory(start_peer):
+    peer = start_peer()
+    channel = zeromq.connect(peer.address, reply_type=TestReply)
+    kept = []
+    for n in range(6):
+        _, (buffer,) = channel.call(Make(number=n, size=100_000), timeout=20)
+        kept.append(buffer)
+    assert channel._mappings.slots_held == 5, "all but the first, which brought the offer"
+    kept.clear()
+    del buffer
+    assert channel._mappings.slots_held == 0
+    channel.close()
+
+
+def test_a_consumer_that_only_receives_gives_slots_back():
+    carrier = Carrier("shared-memory")
+    server, channel = carrier.pair()
+    channel.call(Make(number=1, size=1_000_000), timeout=20)
+    channel.call(Make(number=1, size=1_000_000), timeout=20)
+    for n in range(100):
+        channel.send(Make(number=n, size=20_000))
+    for n in range(100):
+        reply = channel.receive(20)
+        assert bytes(reply.buffers[0]) == bytes([n]) * 20_000
+        del reply
+    (_, arena) = next(iter(server._arenas.values()))
+    channel.call(Echo(), timeout=20)
+    assert arena.slots_in_use <= 8
+    carrier.close()
+
+
+def test_garbage_sent_to_the_port_does_no_harm(network: Carrier):
+    server, channel = network.pair()
+    host, port = server.address.split(":")
+    seed = 3
+    rng = np.random.default_rng(seed)
+    for size in (1, 10, 64, 1000, 100_000):
+        with socket.create_connection((host, int(port)), timeout=5) as stranger:
+            stranger.sendall(rng.bytes(size))
+    with socket.create_connection((host, int(port)), timeout=5) as stranger:
+        # A ZMTP greeting, then a frame that claims to be enormous.
+        greeting = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL" + bytes(16 + 32)
+        stranger.sendall(greeting + b"\x02" + struct.pack(">Q", 2**62) + b"x" * 1000)
+    assert channel.call(Echo(number=1), timeout=10)[0] == Echoed(number=1)
+
+
+def test_messages_that_are_no_requests_do_no_harm():
+    carrier = Carrier("tcp")
+    server, channel = carrier.pair()
+    seed = 4
+    rng = np.random.default_rng(seed)
+    context = zmq.Context()
+    dealer = context.socket(zmq.DEALER)
+    dealer.linger = 1000
+    dealer.connect(f"tcp://{server.address}")
+    messages = [[b""], [b"", b"", b""], [b"\xc1"], [b"\x94\x01\x00\xa1x"], [b"\x92\x01\x00"]]
+    messages += [[b"\x91" * 100_000], [b"\x94\xff\x00\x91\x91\xc0", b"x" * 100_000]]
+    messages += [[rng.bytes(int(size))] for size in rng.integers(0, 100, 300)]
+    for parts in messages:
+        dealer.send_multipart(parts)
+    for n in range(20):
+        assert channel.call(Echo(number=n), timeout=10)[0] == Echoed(number=n)
+    dealer.close()
+    context.term()
+    carrier.close()
+
+
+def test_a_channel_to_something_that_never_speaks_is_unavailable():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        channel = zeromq.connect(f"127.0.0.1:{port}", reply_type=TestReply)
+        with pytest.raises(UnavailableError, match="before it began"):
+            channel.call(Echo(), timeout=30)
+        channel.close()
+
+
+def test_a_channel_to_something_that_speaks_otherwise_is_unavailable():
+    with socket.create_server(("127.0.0.1", 0)) as web:
+        port = web.getsockname()[1]
+
+        def answer() -> None:
+            connection, _ = web.accept()
+            with connection:
+                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n" + b"sorry " * 100)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        channel = zeromq.connect(f"127.0.0.1:{port}", reply_type=TestReply)
+        with pytest.raises((UnavailableError, PermissionError)):
+            channel.call(Echo(), timeout=30)
+        channel.close()
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def test_a_host_that_is_not_loopback_is_refused_without_keys_before_anything_is_bound():
+    with pytest.raises(ValueError, match=r"needs security=.*headrace keys new"):
+        zeromq.serve(lambda requests: None, request_type=Echo, host="0.0.0.0")
+
+
+@pytest.mark.parametrize("port", [-1, 65536])
+def test_a_port_that_is_none_is_refused(port):
+    with pytest.raises(ValueError, match=f"port={port}"):
+        zeromq.serve(lambda requests: None, request_type=Echo, port=port)
+
+
+def test_an_address_that_is_none_is_refused():
+    with pytest.raises(ValueError, match="address='nowhere'"):
+        zeromq.connect("nowhere", reply_type=TestReply)
+
+
+def test_localhost_serves_and_is_found():
+    server = zeromq.serve(
+        lambda requests: [request.reply(Echoed(number=1)) for request in requests],
+        request_type=Echo,
+        host="localhost",
+    )
+    assert server.address.startswith("localhost:")
+    channel = zeromq.connect(server.address, reply_type=TestReply)
+    assert channel.call(Echo(), timeout=10)[0] == Echoed(number=1)
+    channel.close()
+    server.close()
+
+
+def test_what_is_opened_and_closed_many_times_leaves_nothing(network: Carrier):
+    def once() -> None:
+        server, channel = network.pair()
+        for n in range(3):
+            channel.call(Make(number=n, size=100_000), timeout=20)
+        channel.close()
+        server.close()
+
+    once()
+    descriptors, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+    for _ in range(20):
+        once()
+    assert eventually(5, lambda: len(os.listdir("/proc/self/fd")) <= descriptors)
+    assert threading.active_count() <= threads
+
+
+def test_memory_does_not_grow_with_the_number_of_replies(network: Carrier):
+    _, channel = network.pair()
+
+    def read(count: int) -> None:
+        waiting = 0
+        for n in range(count):
+            channel.send(Make(number=n, size=1_000_000))
+            waiting += 1
+            if waiting == 4:
+                assert channel.receive(20) is not None
+                waiting -= 1
+        for _ in range(waiting):
+            assert channel.receive(20) is not None
+
+    def resident() -> int:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    read(50)
+    before = resident()
+    read(300)
+    assert resident() - before < 60_000_000, "300 MB were read"
+
+
+def test_a_channel_that_was_dropped_without_close_leaves_no_sockets():
+    users = shared_context._users
+    carrier = Carrier("tcp")
+    server = carrier.serve()
+    channel = zeromq.connect(server.address, reply_type=TestReply)
+    channel.call(Echo(), timeout=10)
+    assert shared_context._users == users + 2
+    del channel
+    assert shared_context._users == users + 1
+    carrier.close()
+    assert shared_context._users == users
+
+
+FORGETFUL = """
+import sys
+from headrace.transport import zeromq
+from headrace.transport.security import Security
+from tests.transport.peer import TestHandler
+from tests.transport.words import Echo, Hold, Make, TestReply, TestRequest
+keys = sys.argv[1] if len(sys.argv) > 1 else None
+server = zeromq.serve(TestHandler(), request_type=TestRequest,
+                      security=Security.load(keys, "server") if keys else None)
+channel = zeromq.connect(server.address, reply_type=TestReply,
+                         security=Security.load(keys, "client") if keys else None)
+kept = [channel.call(Make(number=1, size=200_000), timeout=20) for _ in range(4)]
+channel.send(Hold())
+lost = zeromq.connect("127.0.0.1:9", reply_type=TestReply)
+lost.send(Echo())
+print("done", flush=True)
+"""
+
+
+def test_a_process_that_closes_nothing_ends_all_the_same(network: Carrier, run_python):
+    process = run_python("-c", FORGETFUL, *([str(network.keys)] if network.keys else []))
+    output, _ = process.communicate(timeout=30)
+    assert output == "done\n"
+    assert process.returncode == 0
+
+
+FORK = """
+import os
+from headrace.transport import zeromq
+from tests.transport.peer import TestHandler
+from tests.transport.words import Echo, Echoed, TestReply, TestRequest
+server = zeromq.serve(TestHandler(), request_type=TestRequest)
+channel = zeromq.connect(server.address, reply_type=TestReply)
+channel.call(Echo(), timeout=10)
+pid = os.fork()
+assert channel.call(Echo(number=5), timeout=10)[0] == Echoed(number=5)
+if pid == 0:
+    channel.close()
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+assert channel.call(Echo(number=6), timeout=10)[0] == Echoed(number=6)
+channel.close()
+server.close()
+print("done")
+"""
+
+
+def test_a_forked_child_has_a_connection_of_its_own(run_python):
+    output, _ = run_python("-c", FORK).communicate(timeout=30)
+    assert output == "done\n"

@@ -1,0 +1,60 @@
+"""The words of the transport's tests, understood by `peer.py` and by the tests alike."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+
+class Word(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    pass
+
+
+class Echo(Word):
+    """-> Echoed, with the same buffers."""
+
+    number: int = 0
+
+
+class Make(Word):
+    """-> Echoed, with one buffer of `size` bytes that hold `number` modulo 256."""
+
+    number: int
+    size: int
+
+
+class Fail(Word):
+    """-> the error of this name."""
+
+    name: str
+
+
+class Hold(Word):
+    """Not answered before a `Release`."""
+
+    number: int = 0
+
+
+class Release(Word):
+    """Answer all that is held, latest first, then this. -> Echoed."""
+
+
+class Explode(Word):
+    """The handler itself raises."""
+
+
+class Count(Word):
+    """-> Echoed with the number of arenas the server keeps."""
+
+
+class Echoed(Word):
+    number: int = 0
+
+
+class Stranger(Word):
+    """A word that servers do not know."""
+
+
+TestRequest: TypeAlias = Echo | Make | Fail | Hold | Release | Explode | Count
+TestReply: TypeAlias = Echoed
