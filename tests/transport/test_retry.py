@@ -14,35 +14,32 @@ from headrace.errors import (
     UnavailableError,
 )
 from headrace.testing import ManualClock
-from headrace.transport.retry import RetryPolicy, call_with_retry, delays
-from tests.transport.words import Echo, Echoed
+from headrace.transport.retry import RetryPolicy, delays, retry
 
 
-class ScriptedChannel:
-    """Answers calls from a list of answers and errors, each after the time it is said to take."""
-
-    address = "127.0.0.1:5050"
+class ScriptedPeer:
+    """Answers from a list of answers and errors, each after the time it is said to take."""
 
     def __init__(self, clock, *script):
         self.clock = clock
         self.script = iter(script)
         self.timeouts = []
 
-    def call(self, message, buffers=(), *, timeout):
+    def ask(self, timeout):
         self.timeouts.append(timeout)
         seconds, answer = next(self.script)
         self.clock.advance(seconds)
         if isinstance(answer, Exception):
             raise answer
-        return answer, buffers
+        return answer
 
 
-def call(channel, policy, **options):
-    clock = channel.clock
-    return call_with_retry(
-        channel,
-        Echo(),
+def call(peer, policy, **options):
+    clock = peer.clock
+    return retry(
+        peer.ask,
         policy,
+        whom="the dispatcher at 127.0.0.1:5050",
         attempt_timeout=5.0,
         clock=clock,
         sleep=clock.advance,
@@ -81,43 +78,42 @@ def test_a_policy_that_makes_no_sense_is_refused(name, value):
 
 def test_a_call_is_repeated_until_it_is_answered(clock: ManualClock):
     gone, late = UnavailableError("gone"), DeadlineExceededError("late")
-    channel = ScriptedChannel(clock, (0, gone), (5, late), (1, Echoed(number=4)))
+    peer = ScriptedPeer(clock, (0, gone), (5, late), (1, 4))
     began = clock()
-    message, buffers = call(channel, RetryPolicy(), buffers=[b"x"])
-    assert (message, buffers) == (Echoed(number=4), [b"x"])
+    assert call(peer, RetryPolicy()) == 4
     assert clock() - began == pytest.approx(5 + 1 + 0.05 + 0.065)
 
 
 def test_an_answer_that_is_an_error_is_not_repeated(clock: ManualClock):
-    channel = ScriptedChannel(clock, (0, NotFoundError("no such dataset")))
+    peer = ScriptedPeer(clock, (0, NotFoundError("no such dataset")))
     with pytest.raises(NotFoundError, match="no such dataset"):
-        call(channel, RetryPolicy())
+        call(peer, RetryPolicy())
 
 
 def test_at_the_deadline_the_error_tells_the_story(clock: ManualClock):
-    channel = ScriptedChannel(clock, *[(0, UnavailableError("connection refused"))] * 1000)
+    peer = ScriptedPeer(clock, *[(0, UnavailableError("connection refused"))] * 1000)
     began = clock()
     with pytest.raises(UnavailableError) as caught:
-        call(channel, RetryPolicy(deadline=30))
+        call(peer, RetryPolicy(deadline=30))
     assert 25 < clock() - began < 30
     text = str(caught.value)
-    assert "127.0.0.1:5050 for 30 s" in text
+    assert "the dispatcher at 127.0.0.1:5050 did not answer for 30 s" in text
     assert "is it running" in text
     assert "connection refused" in text
 
 
 def test_no_try_lasts_beyond_the_deadline(clock: ManualClock):
     late = DeadlineExceededError("late")
-    channel = ScriptedChannel(clock, (5, late), (2.9, late))
+    peer = ScriptedPeer(clock, (5, late), (2.9, late))
     with pytest.raises(UnavailableError):
-        call(channel, RetryPolicy(deadline=8, first_delay=0.1))
-    assert channel.timeouts == pytest.approx([5, 2.9])
+        call(peer, RetryPolicy(deadline=8, first_delay=0.1))
+    assert peer.timeouts == pytest.approx([5, 2.9])
 
 
 def test_a_call_that_is_stopped_begins_no_other_try(clock: ManualClock):
     stop = threading.Event()
     stop.set()
-    channel = ScriptedChannel(clock)
+    peer = ScriptedPeer(clock)
     with pytest.raises(CancelledError, match="called off after 0 tries"):
-        call(channel, RetryPolicy(), stop=stop)
-    assert channel.timeouts == []
+        call(peer, RetryPolicy(), stop=stop.wait)
+    assert peer.timeouts == []

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Callable
 from typing import TypeVar
 
 from headrace.data.dataset import Dataset
 from headrace.element.spec import Spec, decode_spec, encode_spec
-from headrace.errors import DeadlineExceededError, NotFoundError, UnavailableError
+from headrace.errors import NotFoundError
 from headrace.plan import traverse
 from headrace.plan.elements import FromSource
 from headrace.plan.fingerprint import fingerprint
@@ -25,6 +24,7 @@ from headrace.service.config import (
 )
 from headrace.service.dispatcher.stub import DispatcherStub
 from headrace.service.messages import GetDataset, RegisterDataset
+from headrace.transport.retry import RetryPolicy, retry
 from headrace.transport.security import Security
 
 __all__ = ["delivery_report", "distribute", "from_dataset_id", "register_dataset"]
@@ -36,7 +36,7 @@ _AUTOTUNE = -1
 _SUPPORTED_MODES = (ShardingPolicy.OFF, ShardingPolicy.DYNAMIC)
 _COMPRESSIONS = ("AUTO", None)
 _TARGETS = ("AUTO", "ANY", "LOCAL")
-_PATIENCE_SECONDS = 60.0
+_PATIENCE = RetryPolicy(deadline=60.0)
 _CALL_SECONDS = 5.0
 
 
@@ -148,7 +148,7 @@ def register_dataset(
         dataset_id=dataset_id or None,
     )
     registered = _patiently(
-        address, security, lambda stub: stub.register_dataset(message, timeout=_CALL_SECONDS)
+        address, security, lambda stub, timeout: stub.register_dataset(message, timeout=timeout)
     )
     return registered.dataset_id
 
@@ -207,7 +207,7 @@ def from_dataset_id(
         known = _patiently(
             parse_service(service),
             security,
-            lambda stub: stub.get_dataset(GetDataset(dataset_id=name), timeout=_CALL_SECONDS),
+            lambda stub, timeout: stub.get_dataset(GetDataset(dataset_id=name), timeout=timeout),
         )
     except NotFoundError as error:
         raise NotFoundError(
@@ -369,22 +369,13 @@ def _dataset_name(dataset_id: object) -> str:
     return str(dataset_id)
 
 
-def _patiently(address: str, security: Security | None, ask: Callable[[DispatcherStub], T]) -> T:
-    until = time.monotonic() + _PATIENCE_SECONDS
-    delay = 0.02
-    stub = DispatcherStub(address, security=security)
-    try:
-        while True:
-            try:
-                return ask(stub)
-            except (UnavailableError, DeadlineExceededError) as error:
-                if time.monotonic() > until:
-                    raise UnavailableError(
-                        f"the dispatcher at {address} did not answer in "
-                        f"{_PATIENCE_SECONDS:.0f} s ({error}); is it running, and reachable from "
-                        "here?"
-                    ) from error
-            time.sleep(delay)
-            delay = min(delay * 2, 1.0)
-    finally:
-        stub.close()
+def _patiently(
+    address: str, security: Security | None, ask: Callable[[DispatcherStub, float], T]
+) -> T:
+    with DispatcherStub(address, security=security) as stub:
+        return retry(
+            lambda timeout: ask(stub, timeout),
+            _PATIENCE,
+            whom=f"the dispatcher at {address}",
+            attempt_timeout=_CALL_SECONDS,
+        )

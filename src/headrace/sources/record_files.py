@@ -11,18 +11,29 @@ Rule 2. Records before a damaged place are given out before the error. Reading g
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from headrace.element.chunk import Chunk
-from headrace.errors import FailedPreconditionError, HeadraceError, UnavailableError
-from headrace.plan.source import Position
-from headrace.sources.compression import ByteStream, Compression
-from headrace.sources.files import open_file
-from headrace.sources.memory import check_limit
+import numpy as np
 
-__all__ = ["BLOCK_SIZE", "Cut", "Cutter", "RecordFilesReader", "check_buffer_size"]
+from headrace.element.chunk import Chunk
+from headrace.element.spec import ArraySpec, Spec
+from headrace.errors import FailedPreconditionError, HeadraceError, UnavailableError
+from headrace.plan.source import Position, Reader
+from headrace.sources.compression import ByteStream, Compression, check_compression
+from headrace.sources.files import as_names, open_file
+from headrace.sources.memory import check_limit, check_range
+
+__all__ = [
+    "BLOCK_SIZE",
+    "Cut",
+    "Cutter",
+    "RecordFilesReader",
+    "RecordFilesSource",
+    "check_buffer_size",
+]
 
 BLOCK_SIZE = 1 << 20
 """Bytes that are read and cut at once."""
@@ -66,6 +77,59 @@ def check_buffer_size(buffer_size: int | None) -> int:
     if buffer_size < 1:
         raise ValueError(f"buffer_size must be at least 1 byte, got {buffer_size}")
     return buffer_size
+
+
+@dataclass(frozen=True)
+class RecordFilesSource(ABC):
+    """The records of files of one format; an index is a file. A subclass is a format.
+
+    Args:
+        filenames: A local path or fsspec URL, or several.
+        compression_type: None, `""`, `"GZIP"` or `"ZLIB"`.
+        buffer_size: Bytes to read at once; None for a good size.
+    """
+
+    filenames: tuple[str, ...]
+    compression_type: str | None = None
+    buffer_size: int | None = None
+
+    @staticmethod
+    @abstractmethod
+    def cut(block: bytes, at_end: bool, name: str, offset: int) -> Cut:
+        """Cut a block into records: see `Cutter`."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "filenames", as_names("filenames", self.filenames))
+        object.__setattr__(self, "compression_type", check_compression(self.compression_type))
+        check_buffer_size(self.buffer_size)
+
+    @property
+    def size(self) -> int:
+        return len(self.filenames)
+
+    @property
+    def element_spec(self) -> Spec | None:
+        return ArraySpec((), np.dtype("S"))
+
+    @property
+    def elements_per_index(self) -> int | None:
+        return None
+
+    @property
+    def splittable(self) -> bool:
+        return True
+
+    def open(self, start: int, stop: int, position: Position = None) -> Reader:
+        check_range(start, stop, self.size)
+        return RecordFilesReader(
+            self.filenames,
+            start,
+            stop,
+            self.cut,
+            check_compression(self.compression_type),
+            check_buffer_size(self.buffer_size),
+            position,
+        )
 
 
 class RecordFilesReader:

@@ -2,16 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import numpy as np
-
-from headrace.element.spec import ArraySpec, Spec
-from headrace.plan.source import Position, Reader
-from headrace.sources.compression import check_compression
-from headrace.sources.files import as_names
-from headrace.sources.memory import check_range
-from headrace.sources.record_files import Cut, RecordFilesReader, check_buffer_size
+from headrace.sources.record_files import Cut, RecordFilesSource
 
 __all__ = ["TextLineSource", "cut_lines"]
 
@@ -31,49 +22,7 @@ def cut_lines(block: bytes, at_end: bool, name: str, offset: int) -> Cut:
     return Cut(lines, used)
 
 
-@dataclass(frozen=True)
-class TextLineSource:
-    r"""The lines of text files as `bytes`, without their ends (`\n` or `\r\n`); an index is a file.
+class TextLineSource(RecordFilesSource):
+    r"""Lines of text files as `bytes`, without `\n` or `\r\n` at the end; an index is a file."""
 
-    Args:
-        filenames: A local path or fsspec URL, or several.
-        compression_type: None, `""`, `"GZIP"` or `"ZLIB"`.
-        buffer_size: Bytes to read at once; None for a good size.
-    """
-
-    filenames: tuple[str, ...]
-    compression_type: str | None = None
-    buffer_size: int | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "filenames", as_names("filenames", self.filenames))
-        object.__setattr__(self, "compression_type", check_compression(self.compression_type))
-        check_buffer_size(self.buffer_size)
-
-    @property
-    def size(self) -> int:
-        return len(self.filenames)
-
-    @property
-    def element_spec(self) -> Spec | None:
-        return ArraySpec((), np.dtype("S"))
-
-    @property
-    def elements_per_index(self) -> int | None:
-        return None
-
-    @property
-    def splittable(self) -> bool:
-        return True
-
-    def open(self, start: int, stop: int, position: Position = None) -> Reader:
-        check_range(start, stop, self.size)
-        return RecordFilesReader(
-            self.filenames,
-            start,
-            stop,
-            cut_lines,
-            check_compression(self.compression_type),
-            check_buffer_size(self.buffer_size),
-            position,
-        )
+    cut = staticmethod(cut_lines)

@@ -14,20 +14,16 @@ data that holds checksums stay good. Both are checked for every record.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from functools import lru_cache
 from types import TracebackType
 
 import google_crc32c
 import numpy as np
 
-from headrace.element.spec import ArraySpec, Spec
 from headrace.errors import DataLossError, FailedPreconditionError
-from headrace.plan.source import Position, Reader
 from headrace.sources.compression import check_compression, deflater
 from headrace.sources.files import FileName, as_names, create_file
-from headrace.sources.memory import check_range
-from headrace.sources.record_files import Cut, RecordFilesReader, check_buffer_size
+from headrace.sources.record_files import Cut, RecordFilesSource
 
 __all__ = ["TFRecordSource", "TFRecordWriter", "cut_records", "masked_crc"]
 
@@ -143,52 +139,10 @@ def _find_mismatch(records: list[bytes], checks: list[int]) -> int | None:
     return int(wrong.argmax()) if wrong.any() else None
 
 
-@dataclass(frozen=True)
-class TFRecordSource:
-    """The records of TFRecord files as `bytes`; an index is a file.
+class TFRecordSource(RecordFilesSource):
+    """The records of TFRecord files as `bytes`; an index is a file. Every checksum is verified."""
 
-    Args:
-        filenames: A local path or fsspec URL, or several.
-        compression_type: None, `""`, `"GZIP"` or `"ZLIB"`.
-        buffer_size: Bytes to read at once; None for a good size.
-    """
-
-    filenames: tuple[str, ...]
-    compression_type: str | None = None
-    buffer_size: int | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "filenames", as_names("filenames", self.filenames))
-        object.__setattr__(self, "compression_type", check_compression(self.compression_type))
-        check_buffer_size(self.buffer_size)
-
-    @property
-    def size(self) -> int:
-        return len(self.filenames)
-
-    @property
-    def element_spec(self) -> Spec | None:
-        return ArraySpec((), np.dtype("S"))
-
-    @property
-    def elements_per_index(self) -> int | None:
-        return None
-
-    @property
-    def splittable(self) -> bool:
-        return True
-
-    def open(self, start: int, stop: int, position: Position = None) -> Reader:
-        check_range(start, stop, self.size)
-        return RecordFilesReader(
-            self.filenames,
-            start,
-            stop,
-            cut_records,
-            check_compression(self.compression_type),
-            check_buffer_size(self.buffer_size),
-            position,
-        )
+    cut = staticmethod(cut_records)
 
 
 class TFRecordWriter:

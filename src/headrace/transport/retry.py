@@ -1,20 +1,19 @@
-"""Calling again: for requests that may be repeated, until an answer comes or patience ends."""
+"""Asking again: for requests that may be repeated, until an answer comes or patience ends."""
 
 from __future__ import annotations
 
 import itertools
 import random
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-
-import msgspec
+from typing import TypeVar
 
 from headrace.errors import CancelledError, DeadlineExceededError, UnavailableError
-from headrace.transport.channel import Buffer, Channel
 
-__all__ = ["RetryPolicy", "call_with_retry", "delays"]
+__all__ = ["RetryPolicy", "delays", "retry"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,55 +56,52 @@ def delays(policy: RetryPolicy, chance: Callable[[], float]) -> Iterator[float]:
         delay = min(delay * policy.backoff, policy.max_delay)
 
 
-def call_with_retry(
-    channel: Channel,
-    message: msgspec.Struct,
+def retry(
+    ask: Callable[[float], T],
     policy: RetryPolicy,
     *,
+    whom: str,
     attempt_timeout: float,
-    buffers: Sequence[Buffer] = (),
-    stop: threading.Event | None = None,
+    stop: Callable[[float], bool] | None = None,
     clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], object] | None = None,
+    sleep: Callable[[float], object] = time.sleep,
     chance: Callable[[], float] = random.random,
-) -> tuple[msgspec.Struct, Sequence[Buffer]]:
-    """Call, and call again while the peer cannot be reached or does not answer.
+) -> T:
+    """Ask, and ask again while the peer cannot be reached or does not answer.
 
     Args:
-        channel: Where to call; no other request may be unanswered on it.
-        message: A request that may be repeated.
+        ask: Makes one try, of something that may be repeated, in the seconds that it is given.
         policy: How long to try.
+        whom: Who is asked, for the error: "the dispatcher at 127.0.0.1:5050".
         attempt_timeout: Seconds that one try may take, at most the rest of the deadline.
-        buffers: Raw memory that goes with each try.
-        stop: When it is set, no other try begins.
+        stop: Waits so many seconds, or until the caller gives up; says whether it has. None:
+            nothing but the deadline ends the tries.
         clock: Tells the time in seconds.
-        sleep: Waits so many seconds; by default it waits for `stop`, too.
+        sleep: Waits so many seconds, where there is no `stop`.
         chance: See `delays`.
 
     Raises:
         UnavailableError: No answer by the deadline; says who, how long, and what would do.
-        CancelledError: `stop` was set.
-        HeadraceError: What the peer's handler answered with; such a call is not repeated.
+        CancelledError: `stop` said so.
+        Exception: Whatever else `ask` raises; it is not repeated.
     """
-    pause = sleep or (stop.wait if stop is not None else time.sleep)
     began = clock()
     waits = delays(policy, chance)
     for tries in itertools.count(1):
-        if stop is not None and stop.is_set():
-            raise CancelledError(
-                f"{type(message).__name__} to {channel.address} was called off after "
-                f"{tries - 1} tries"
-            )
+        if stop is not None and stop(0.0):
+            raise CancelledError(f"{whom}: called off after {tries - 1} tries")
         left = policy.deadline - (clock() - began)
         try:
-            return channel.call(message, buffers, timeout=max(0.0, min(attempt_timeout, left)))
+            return ask(max(0.0, min(attempt_timeout, left)))
         except (UnavailableError, DeadlineExceededError) as error:
             wait = next(waits)
             if clock() - began + wait >= policy.deadline:
                 raise UnavailableError(
-                    f"nobody answered {type(message).__name__} at {channel.address} for "
-                    f"{policy.deadline:g} s ({tries} tries): is it running, and is this its "
-                    f"address? The last try: {error}"
+                    f"{whom} did not answer for {policy.deadline:g} s ({tries} tries): is it "
+                    f"running, and is this its address? The last try: {error}"
                 ) from error
-        pause(wait)
+        if stop is None:
+            sleep(wait)
+        else:
+            stop(wait)
     raise AssertionError("unreachable")

@@ -38,6 +38,7 @@ from headrace.service.messages import (
 )
 from headrace.transport import inprocess
 from headrace.transport.channel import Channel
+from headrace.transport.retry import RetryPolicy, retry
 
 __all__ = ["RemoteReader"]
 
@@ -47,7 +48,7 @@ _HEARTBEAT_SECONDS = 1.0
 _SOON_SECONDS = 0.02
 _CALL_SECONDS = 2.0
 _CLOSE_SECONDS = 0.5
-_OPEN_SECONDS = 60.0
+_OPEN_PATIENCE = RetryPolicy(deadline=60.0)
 _WAIT_SECONDS = 0.5
 _NO_WORKER_SECONDS = 5.0
 
@@ -239,20 +240,12 @@ class RemoteReader:
     # --- the dispatcher -----------------------------------------------------------------------
 
     def _open(self, stub: DispatcherStub) -> IterationOpened:
-        until = time.monotonic() + _OPEN_SECONDS
-        delay = _SOON_SECONDS
-        while True:
-            try:
-                return stub.open_iteration(self._opening, timeout=_CALL_SECONDS)
-            except (UnavailableError, DeadlineExceededError) as error:
-                if time.monotonic() > until:
-                    raise UnavailableError(
-                        f"the dispatcher at {self._dispatcher} did not answer in "
-                        f"{_OPEN_SECONDS:.0f} s ({error}); is it running, and reachable from "
-                        "here?"
-                    ) from error
-            time.sleep(delay)
-            delay = min(delay * 2, _HEARTBEAT_SECONDS)
+        return retry(
+            lambda timeout: stub.open_iteration(self._opening, timeout=timeout),
+            _OPEN_PATIENCE,
+            whom=f"the dispatcher at {self._dispatcher}",
+            attempt_timeout=_CALL_SECONDS,
+        )
 
     def _beat(self, stub: DispatcherStub) -> None:
         delay = _SOON_SECONDS

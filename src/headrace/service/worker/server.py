@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 import uuid
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
 from headrace.errors import (
-    CancelledError,
-    DeadlineExceededError,
     HeadraceError,
     NotFoundError,
     UnavailableError,
@@ -31,6 +28,7 @@ from headrace.service.worker.task_set import TaskSet
 from headrace.transport import address as addresses
 from headrace.transport import inprocess, zeromq
 from headrace.transport.channel import Request, Server
+from headrace.transport.retry import RetryPolicy, retry
 
 __all__ = ["WorkerServer"]
 
@@ -38,8 +36,6 @@ _log = logging.getLogger(__name__)
 
 _DISPATCHER_SECONDS = 3600.0
 _CALL_SECONDS = 2.0
-_FIRST_DELAY = 0.05
-_LAST_DELAY = 2.0
 
 
 class WorkerServer:
@@ -179,29 +175,17 @@ class WorkerServer:
         return _DISPATCHER_SECONDS if milliseconds is None else max(1, milliseconds) / 1000
 
     def _register_first(self) -> float:
-        stub = self._connect()
-        until = time.monotonic() + self._timeout()
-        delay = _FIRST_DELAY
-        try:
-            while True:
-                try:
-                    return self._register(stub)
-                except (UnavailableError, DeadlineExceededError) as error:
-                    left = until - time.monotonic()
-                    if left <= 0:
-                        raise UnavailableError(
-                            f"the worker at {self._address} cannot register: the dispatcher at "
-                            f"{self._config.dispatcher_address} did not answer in "
-                            f"{self._timeout():g} s ({error}). Start it, or correct "
-                            "`dispatcher_address`"
-                        ) from error
-                if self._stopping.wait(min(delay, max(0.0, left))):
-                    raise CancelledError("the worker was stopped before it had registered")
-                delay = min(delay * 2, _LAST_DELAY)
-        finally:
-            stub.close()
+        with self._connect() as stub:
+            return retry(
+                lambda timeout: self._register(stub, timeout),
+                RetryPolicy(deadline=self._timeout()),
+                whom=f"the dispatcher at {self._config.dispatcher_address}, with which the "
+                f"worker at {self._address} wants to register,",
+                attempt_timeout=_CALL_SECONDS,
+                stop=self._stopping.wait,
+            )
 
-    def _register(self, stub: DispatcherStub) -> float:
+    def _register(self, stub: DispatcherStub, timeout: float = _CALL_SECONDS) -> float:
         """Register under a new id, with an empty set of tasks; return the heartbeat interval."""
         worker_id = uuid.uuid4().hex
         tasks = TaskSet(worker_id, self._connect, self._timeout())
@@ -215,7 +199,7 @@ class WorkerServer:
                     address=self._address,
                     tags=tuple(self._config.worker_tags or ()),
                 ),
-                timeout=_CALL_SECONDS,
+                timeout=timeout,
             )
         except BaseException:
             self._tasks = None

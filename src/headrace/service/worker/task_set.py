@@ -11,7 +11,6 @@ import contextlib
 import itertools
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from queue import SimpleQueue
@@ -44,6 +43,7 @@ from headrace.service.messages import (
 from headrace.service.worker.split_feed import SplitFeed
 from headrace.service.worker.task_runner import TaskRunner
 from headrace.transport.channel import Request
+from headrace.transport.retry import RetryPolicy, retry
 
 __all__ = ["TaskSet"]
 
@@ -52,8 +52,6 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _ASK_SECONDS = 1.0
-_FIRST_DELAY = 0.05
-_LAST_DELAY = 1.0
 _REMEMBERED = 10_000
 _KEPT_FINISHED = 32
 
@@ -174,9 +172,9 @@ class TaskSet:
 
     def _start_task(self, task_id: int, stub: DispatcherStub) -> None:
         lookup = GetTask(worker_id=self.worker_id, task_id=task_id)
-        definition = self._patiently(lambda: stub.get_task(lookup, timeout=_ASK_SECONDS))
+        definition = self._patiently(lambda timeout: stub.get_task(lookup, timeout=timeout))
         wanted = GetPlan(dataset_id=definition.dataset_id)
-        plan = self._patiently(lambda: stub.get_plan(wanted, timeout=10.0)).plan
+        plan = self._patiently(lambda timeout: stub.get_plan(wanted, timeout=10 * timeout)).plan
         stopped = threading.Event()
         with self._lock:
             if self._closed.is_set() or task_id not in self._parked:
@@ -219,7 +217,9 @@ class TaskSet:
         stub = held.enter_context(self._connected())
 
         def ask(request: GetSplit) -> SplitGranted:
-            return self._patiently(lambda: stub.get_split(request, timeout=_ASK_SECONDS), stopped)
+            return self._patiently(
+                lambda timeout: stub.get_split(request, timeout=timeout), stopped
+            )
 
         feed = SplitFeed(definition.task_id, ask, stopped)
         return start(node, epoch=epoch, splits=feed)
@@ -251,19 +251,16 @@ class TaskSet:
             if not keep:
                 stub.close()
 
-    def _patiently(self, ask: Callable[[], T], stopped: threading.Event | None = None) -> T:
+    def _patiently(self, ask: Callable[[float], T], stopped: threading.Event | None = None) -> T:
         """Ask the dispatcher until it answers, for as long as the worker bears it."""
-        until = time.monotonic() + self._dispatcher_timeout
-        delay = _FIRST_DELAY
-        while True:
-            try:
-                return ask()
-            except (UnavailableError, DeadlineExceededError):
-                if time.monotonic() > until:
-                    raise
-            if (stopped or self._closed).wait(delay) or self._closed.is_set():
-                raise CancelledError("the task was called off while the dispatcher was away")
-            delay = min(delay * 2, _LAST_DELAY)
+        given_up = stopped or self._closed
+        return retry(
+            ask,
+            RetryPolicy(deadline=self._dispatcher_timeout, max_delay=1.0),
+            whom="the worker's dispatcher",
+            attempt_timeout=_ASK_SECONDS,
+            stop=lambda seconds: given_up.wait(seconds) or self._closed.is_set(),
+        )
 
     def _remember(self, task_id: int, *, finished: bool) -> None:
         self._gone[task_id] = finished
