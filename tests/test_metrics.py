@@ -15,12 +15,6 @@ def value(name, **labels):
     ("count", "name", "labels", "amount"),
     [
         (lambda: metrics.count_delivered(32), "headrace_elements_delivered_total", {}, 32),
-        (
-            lambda: metrics.count_frame_bytes("shm", 4096),
-            "headrace_frame_bytes_total",
-            {"carrier": "shm"},
-            4096,
-        ),
         (metrics.count_split_granted, "headrace_splits_granted_total", {}, 1),
         (metrics.count_user_function_error, "headrace_user_function_errors_total", {}, 1),
     ],

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, start_http_server
 
 __all__ = [
     "REGISTRY",
-    "Carrier",
     "count_delivered",
-    "count_frame_bytes",
     "count_split_granted",
     "count_user_function_error",
     "expose",
 ]
-
-Carrier = Literal["inprocess", "shm", "tcp"]
 
 REGISTRY = CollectorRegistry()
 """All counters below and nothing else, so that a user's own registry stays the user's."""
@@ -26,12 +21,6 @@ REGISTRY = CollectorRegistry()
 _DELIVERED = Counter(
     "headrace_elements_delivered",
     "Elements that a client received from the service.",
-    registry=REGISTRY,
-)
-_FRAME_BYTES = Counter(
-    "headrace_frame_bytes",
-    "Bytes of element buffers received, by what carried them.",
-    ["carrier"],
     registry=REGISTRY,
 )
 _SPLITS = Counter(
@@ -54,11 +43,6 @@ count_user_function_error: Callable[[], None] = _USER_ERRORS.inc
 def count_delivered(elements: int) -> None:
     """Count elements that a client received."""
     _DELIVERED.inc(elements)
-
-
-def count_frame_bytes(carrier: Carrier, size: int) -> None:
-    """Count `size` bytes of element buffers that `carrier` brought."""
-    _FRAME_BYTES.labels(carrier).inc(size)
 
 
 @contextmanager

@@ -146,10 +146,13 @@ STEPS = {
 def test_a_rewritten_plan_has_the_same_elements(names, size):
     dataset = Dataset.range(size)
     for name in names:
-        if dataset.cardinality() == 0 or not execute(dataset.plan):
-            break
+        with np.errstate(over="ignore"):
+            if dataset.cardinality() == 0 or not execute(dataset.plan):
+                break
         dataset = STEPS[name](dataset)
-    before, after = execute(dataset.plan), execute(optimize(dataset.plan))
+    # NumPy warns of an overflow in a scalar and not in a column; the bits are the same.
+    with np.errstate(over="ignore"):
+        before, after = execute(dataset.plan), execute(optimize(dataset.plan))
     assert len(before) == len(after)
     for a, b in zip(before, after, strict=True):
         assert np.array_equal(a, b)

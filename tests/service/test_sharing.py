@@ -276,3 +276,20 @@ def test_a_state_of_a_remote_iterator_is_refused_with_advice(cluster: LocalClust
     iterator.close()
     with pytest.raises(hr.errors.FailedPreconditionError, match="cannot be restored yet"):
         iter(dataset).set_state(state)
+
+
+def test_a_reader_skips_the_repetitions_that_another_has_had(cluster: LocalCluster) -> None:
+    fast, slow = (off(cluster, hr.Dataset.range(10), job_name="job").repeat() for _ in range(2))
+    with iter(fast) as ahead, iter(slow) as behind:
+        assert [int(next(ahead)) for _ in range(30)] == list(range(10)) * 3
+        assert len([next(behind) for _ in range(30)]) == 30
+
+
+def test_a_spec_that_does_not_fit_the_dataset_is_refused(cluster: LocalCluster) -> None:
+    dataset_id = register_dataset(cluster.target, hr.Dataset.range(10).batch(2))
+    wider = hr.ArraySpec((None,), "int64")
+    known = from_dataset_id("parallel_epochs", cluster.target, dataset_id, element_spec=wider)
+    assert known.element_spec == wider
+    for wrong in (hr.ArraySpec((None,), "float32"), hr.ArraySpec((3,), "int64"), (wider, wider)):
+        with pytest.raises(ValueError, match="was registered with"):
+            from_dataset_id("parallel_epochs", cluster.target, dataset_id, element_spec=wrong)

@@ -138,8 +138,19 @@ def test_what_only_looks_like_a_run_is_gathered() -> None:
 def test_tensors_are_one_element(element: Any) -> None:
     source = TensorsSource(element)
 
-    assert isinstance(source, IndexedSource)
     check_source(source, [source.element])
+
+
+def test_tensors_are_not_copied_and_cannot_be_written_to() -> None:
+    array = np.zeros(3)
+    chunk = TensorsSource({"x": array}).open(0, 1).read(1)
+    assert chunk is not None
+    given = chunk.rows()[0]["x"]
+
+    assert np.shares_memory(given, array)
+    with pytest.raises(ValueError, match="read-only"):
+        given += 1
+    assert array.flags.writeable
 
 
 @pytest.mark.parametrize(("start", "stop"), [(-1, 2), (2, 1), (0, 5), (0, INFINITE)])

@@ -61,6 +61,16 @@ def test_buffers_arrive_intact_and_writable(carrier: Carrier, sizes: list[int]):
                 assert view[0] == 7
 
 
+@pytest.mark.heavy
+def test_a_huge_buffer_crosses_both_ways(carrier: Carrier):
+    _, channel = carrier.pair()
+    seed = 12
+    sent = np.random.default_rng(seed).bytes(70_000_001)
+    _, (buffer, small) = channel.call(Echo(), [sent, b"small"], timeout=50)
+    assert buffer == sent
+    assert small == b"small"
+
+
 def test_a_buffer_of_any_shape_and_type_travels_as_bytes(carrier: Carrier):
     _, channel = carrier.pair()
     array = np.arange(6, dtype=np.int32).reshape(2, 3)

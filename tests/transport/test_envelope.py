@@ -10,13 +10,16 @@ from hypothesis import strategies as st
 
 from headrace import errors
 from headrace.transport.envelope import (
+    LARGEST_FRAME,
     ErrorText,
     RequestHeader,
+    cut,
     decode_error,
     decode_request_header,
     encode,
     encode_error,
     flat_views,
+    join,
 )
 from tests.transport.words import Echo
 
@@ -80,3 +83,24 @@ def test_flat_views_take_any_contiguous_memory():
 def test_flat_views_refuse_what_is_no_buffer():
     with pytest.raises(TypeError):
         flat_views(["text"])
+
+
+def test_buffers_of_usual_size_stay_whole():
+    views = flat_views([b"a", b"", bytes(LARGEST_FRAME)])
+    assert cut(views) == (views, ())
+    assert join(views, ()) == views
+
+
+def test_a_huge_buffer_travels_in_pieces():
+    sizes = [0, 5, 2 * LARGEST_FRAME + 1]
+    views = flat_views([bytes([size % 251]) * size for size in sizes])
+    frames, pieces = cut(views)
+    assert pieces == (1, 1, 3)
+    assert max(frame.nbytes for frame in frames) == LARGEST_FRAME
+    assert join(frames, pieces) == views
+
+
+@pytest.mark.parametrize("pieces", [(1,), (3,), (2, 0), (-1, 3)])
+def test_frames_that_were_not_announced_are_refused(pieces):
+    with pytest.raises(ValueError, match="2 frames came"):
+        join([memoryview(b"a"), memoryview(b"b")], pieces)

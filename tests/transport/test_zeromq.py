@@ -340,6 +340,34 @@ print("done")
 """
 
 
+FORK_INPROCESS = """
+import os
+from headrace.errors import UnavailableError
+from headrace.transport import inprocess
+from tests.transport.peer import TestHandler
+from tests.transport.words import Echo, TestRequest
+server = inprocess.serve(TestHandler(), request_type=TestRequest)
+channel = inprocess.connect(server.address)
+channel.call(Echo(), timeout=10)
+pid = os.fork()
+if pid == 0:
+    code = int(inprocess.is_local(server.address))
+    try:
+        channel.call(Echo(), timeout=10)
+    except UnavailableError:
+        os._exit(code)
+    os._exit(2)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+channel.call(Echo(), timeout=10)
+print("done")
+"""
+
+
+def test_a_forked_child_does_not_wait_for_servers_that_stayed_behind(run_python):
+    output, _ = run_python("-c", FORK_INPROCESS).communicate(timeout=30)
+    assert output == "done\n"
+
+
 def test_a_forked_child_has_a_connection_of_its_own(run_python):
     output, _ = run_python("-c", FORK).communicate(timeout=30)
     assert output == "done\n"

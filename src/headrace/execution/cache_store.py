@@ -131,7 +131,11 @@ class FileStore(Store):
             self._file.write(_HEAD.pack(_MAGIC, seed))
         else:
             self._file = path.open("rb")
-            self._index()
+            try:
+                self._index()
+            except BaseException:
+                self._file.close()
+                raise
 
     @staticmethod
     def find(node: Cache) -> FileStore | None:

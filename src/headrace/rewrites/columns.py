@@ -11,7 +11,8 @@ of Python. It is the same only if the function is *elementwise*, which is proved
    value, its items or anything else, it raises, and the function is left alone.
 
 Elements that are combined must have the same shape: broadcasting one component against another
-would mean something else on columns.
+would mean something else on columns. What does differ is a warning: NumPy warns when a scalar
+integer overflows and is silent about columns.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from headrace.data.dataset import Dataset
-from headrace.element.spec import Spec, decode_spec, encode_spec
-from headrace.errors import NotFoundError
+from headrace.element.spec import Spec, decode_spec, encode_spec, relax
+from headrace.errors import InvalidElementError, NotFoundError
 from headrace.plan import traverse
 from headrace.plan.elements import FromSource
 from headrace.plan.fingerprint import fingerprint
@@ -214,8 +214,14 @@ def from_dataset_id(
             f"Dataset id {name} not found. It must be registered with `register_dataset` before "
             "calling `from_dataset_id`."
         ) from error
-    if element_spec is None and known.element_spec:
-        element_spec = decode_spec(known.element_spec)
+    if known.element_spec:
+        registered = decode_spec(known.element_spec)
+        if element_spec is not None and not _covers(element_spec, registered):
+            raise ValueError(
+                f"`element_spec` is {element_spec!r}, but dataset {name} was registered with "
+                f"{registered!r}; leave it out, or correct it"
+            )
+        element_spec = element_spec or registered
     scoped = None if job_name is None else f"dataset_id={name}/{job_name}"
     return build(name, element_spec, known.cardinality, scoped)
 
@@ -232,6 +238,13 @@ def delivery_report(dataset: Dataset) -> dict[str, int]:
             for address, count in node.source.elements_by_worker().items():
                 report[address] = report.get(address, 0) + count
     return report
+
+
+def _covers(wide: Spec, narrow: Spec) -> bool:
+    try:
+        return bool(relax(narrow, wide) == wide)
+    except InvalidElementError:
+        return False
 
 
 def _checked_build(

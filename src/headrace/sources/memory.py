@@ -259,6 +259,9 @@ def _as_run(indices: NDArray[np.int64]) -> slice | None:
 class TensorsSource:
     """One element.
 
+    It is given out as it is, not copied, however often it is read; so its arrays are read-only to
+    whoever gets it.
+
     Args:
         element: The element; lists are made arrays and numbers NumPy scalars.
     """
@@ -267,7 +270,7 @@ class TensorsSource:
     _spec: Spec = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "element", normalize(self.element))
+        object.__setattr__(self, "element", map_leaves(_read_only, normalize(self.element)))
         object.__setattr__(self, "_spec", spec_of(self.element))
 
     @property
@@ -292,12 +295,10 @@ class TensorsSource:
             lambda _start, _stop: Chunk.of_rows([self.element]), start, stop, position
         )
 
-    def gather(self, indices: NDArray[np.int64]) -> Any:
-        shape = np.asarray(indices).shape
-        return map_leaves(lambda leaf: _fill(shape, leaf), self.element)
 
-
-def _fill(shape: tuple[int, ...], leaf: Any) -> NDArray[Any]:
-    if isinstance(leaf, bytes | str):
-        return np.full(shape, leaf, object)
-    return np.broadcast_to(leaf, shape + leaf.shape).copy()
+def _read_only(leaf: Any) -> Any:
+    if not isinstance(leaf, np.ndarray):
+        return leaf
+    view = leaf.view()
+    view.flags.writeable = False
+    return view

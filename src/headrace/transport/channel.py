@@ -25,7 +25,9 @@ __all__ = ["Buffer", "Channel", "Handler", "Reply", "Request", "Server"]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 """Raw memory. Buffers received from a peer are writable memoryviews, aligned to 64 bytes when they
-are 64 bytes or longer and came through shared memory."""
+are 64 bytes or longer and came through shared memory. A buffer that was given to `send` or `reply`
+must not change afterwards, and what is writable is given away: peers in one process get that very
+memory. Give a read-only view (`memoryview.toreadonly`) of what is kept, as of a cache."""
 
 
 class Reply(NamedTuple):
@@ -58,6 +60,7 @@ class Channel(ABC):
         Raises:
             UnavailableError: The peer is gone. All unanswered requests are forgotten; the channel
                 connects again by itself on the next `send`.
+            UnauthenticatedError: The peer did not let this channel in; otherwise the same.
         """
 
     @abstractmethod

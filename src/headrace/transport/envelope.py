@@ -22,6 +22,7 @@ from headrace.transport.shared_memory import MemoryReport, Offer, Placement
 __all__ = [
     "ERROR",
     "GOODBYE",
+    "LARGEST_FRAME",
     "NOTHING",
     "NOTICE",
     "REPLY",
@@ -29,12 +30,14 @@ __all__ = [
     "ErrorText",
     "ReplyHeader",
     "RequestHeader",
+    "cut",
     "decode_error",
     "decode_reply_header",
     "decode_request_header",
     "encode",
     "encode_error",
     "flat_views",
+    "join",
     "receive_buffers",
 ]
 
@@ -48,7 +51,11 @@ GOODBYE = 2
 REPLY = 0
 ERROR = 1
 
+LARGEST_FRAME = 32 << 20
+"""Bytes of a buffer that one frame may carry."""
+
 _OWN_ALLOCATION_BYTES = 16 << 10
+_MORE_TO_COME = int(zmq.RCVMORE)
 
 _encoder = msgspec.msgpack.Encoder()
 encode = _encoder.encode
@@ -59,22 +66,27 @@ NOTHING = msgspec.Raw(encode(None))
 
 
 class RequestHeader(msgspec.Struct, array_like=True, frozen=True):
-    """The first frame of what a channel sends."""
+    """The first frame of what a channel sends.
+
+    `pieces` tells how many frames make each buffer; empty where each is one frame.
+    """
 
     ticket: int
     kind: int
     body: msgspec.Raw
     report: MemoryReport | None = None
+    pieces: tuple[int, ...] = ()
 
 
 class ReplyHeader(msgspec.Struct, array_like=True, frozen=True):
-    """The first frame of what a server sends."""
+    """The first frame of what a server sends; `pieces` as in a request."""
 
     ticket: int
     kind: int
     body: msgspec.Raw
     placement: Placement | None = None
     offer: Offer | None = None
+    pieces: tuple[int, ...] = ()
 
 
 class ErrorText(msgspec.Struct, array_like=True, frozen=True):
@@ -170,10 +182,52 @@ def _flat_view(buffer: Buffer) -> memoryview:
     return view.cast("B") if view.nbytes else memoryview(b"")
 
 
+def cut(views: list[memoryview]) -> tuple[list[memoryview], tuple[int, ...]]:
+    """Cut buffers into frames; return the frames, and how many make each buffer.
+
+    A peer shows that it is alive by whole frames alone, so a frame must not take longer on a slow
+    network than the peer's patience. Most buffers stay whole: then the counts are empty.
+    """
+    if all(view.nbytes <= LARGEST_FRAME for view in views):
+        return views, ()
+    frames: list[memoryview] = []
+    counts: list[int] = []
+    for view in views:
+        starts = range(0, max(1, view.nbytes), LARGEST_FRAME)
+        frames += [view[start : start + LARGEST_FRAME] for start in starts]
+        counts.append(len(starts))
+    return frames, tuple(counts)
+
+
+def join(frames: list[memoryview], pieces: tuple[int, ...]) -> list[memoryview]:
+    """Undo `cut`.
+
+    Raises:
+        ValueError: The frames are not as many as `pieces` tells.
+    """
+    if not pieces:
+        return frames
+    if min(pieces) < 1 or sum(pieces) != len(frames):
+        raise ValueError(f"{len(frames)} frames came where {pieces} were announced")
+    rest = iter(frames)
+    return [_joined([next(rest) for _ in range(count)]) for count in pieces]
+
+
+def _joined(frames: list[memoryview]) -> memoryview:
+    if len(frames) == 1:
+        return frames[0]
+    whole = memoryview(bytearray(sum(frame.nbytes for frame in frames)))
+    at = 0
+    for frame in frames:
+        whole[at : at + frame.nbytes] = frame
+        at += frame.nbytes
+    return whole
+
+
 def receive_buffers(socket: zmq.Socket[bytes]) -> list[memoryview]:
     """Read the rest of the multi-part message whose last part was just read from `socket`."""
     buffers: list[memoryview] = []
-    more = socket.rcvmore
+    more = socket.getsockopt(_MORE_TO_COME)
     while more:
         frame = socket.recv(copy=False)
         more = frame.more

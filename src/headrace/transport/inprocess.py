@@ -10,6 +10,7 @@ import contextlib
 import errno
 import itertools
 import logging
+import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -106,6 +107,10 @@ class InProcessServer(Server):
     def detach(self, peer: str) -> None:
         with self._lock:
             self._listeners.pop(peer, None)
+
+    def abandon(self) -> None:
+        """Count as closed, without a thread to join; called in a process that was just forked."""
+        self._closed = True
 
     def take(self, request: _InProcessRequest) -> None:
         self._inbox.put(request)
@@ -282,6 +287,18 @@ class InProcessChannel(Channel):
         if self._server is not None:
             self._server.detach(self._peer)
             self._server = None
+
+
+def _leave_servers_to_the_parent() -> None:
+    # A forked child has the servers' records but not their threads: nobody would ever answer.
+    global _servers_lock
+    _servers_lock = threading.Lock()
+    for server in _servers.values():
+        server.abandon()
+    _servers.clear()
+
+
+os.register_at_fork(after_in_child=_leave_servers_to_the_parent)
 
 
 def _receivable(buffers: Sequence[Buffer]) -> Sequence[Buffer]:

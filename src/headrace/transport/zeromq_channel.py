@@ -40,10 +40,12 @@ from headrace.transport.envelope import (
     REQUEST,
     ReplyHeader,
     RequestHeader,
+    cut,
     decode_error,
     decode_reply_header,
     encode,
     flat_views,
+    join,
     receive_buffers,
 )
 from headrace.transport.security import Security
@@ -59,6 +61,11 @@ _HEARTBEAT_MS = 1_000
 _SILENCE_MS = 4_000
 _NEVER_MS = 0x7FFF_0000
 _RELEASES_WORTH_A_NOTICE = 8
+# Plain numbers: pyzmq's enumerations take longer to combine than a message to send.
+_NOW = int(zmq.DONTWAIT)
+_MORE_NOW = int(zmq.DONTWAIT | zmq.SNDMORE)
+_IN = int(zmq.POLLIN)
+_STATE = int(zmq.EVENTS)
 
 _EVENTS = (
     zmq.Event.CONNECTED
@@ -112,7 +119,9 @@ class ZeroMQChannel(Channel):
         ticket = next(self._tickets)
         self._unanswered.add(ticket)
         if connection is not None:
-            self._write(connection, RequestHeader(ticket, REQUEST, body, self._report()), views)
+            views, pieces = cut(views)
+            header = RequestHeader(ticket, REQUEST, body, self._report(), pieces)
+            self._write(connection, header, views)
         return ticket
 
     def _connected(self) -> _Connection | None:
@@ -161,12 +170,12 @@ class ZeroMQChannel(Channel):
     ) -> None:
         dealer = connection.dealer
         if not views:
-            dealer.send(encode(header), zmq.DONTWAIT)
+            dealer.send(encode(header), _NOW)
             return
-        dealer.send(encode(header), zmq.SNDMORE | zmq.DONTWAIT)
+        dealer.send(encode(header), _MORE_NOW)
         for view in views[:-1]:
-            dealer.send(view, zmq.SNDMORE | zmq.DONTWAIT, copy=False)
-        dealer.send(views[-1], zmq.DONTWAIT, copy=False)
+            dealer.send(view, _MORE_NOW, copy=False)
+        dealer.send(views[-1], _NOW, copy=False)
 
     def receive(self, timeout: float) -> Reply | None:
         if self._closed:
@@ -187,16 +196,13 @@ class ZeroMQChannel(Channel):
                 # Nothing was asked, so nothing comes: the caller's time passes as agreed.
                 time.sleep(max(0.0, until - time.monotonic()))
                 return None
-            reply_in_hand = self._read(connection)
-            if reply_in_hand is not None:
+            answered, news = connection.wait(max(0.0, until - time.monotonic()))
+            if answered and (found := self._read(connection)) is not None:
                 self._tell_releases(connection)
-                return reply_in_hand
-            wait = until - time.monotonic()
-            if wait <= 0 and timeout > 0:
-                return None
-            if connection.wait(max(0.0, wait)):
+                return found
+            if news:
                 self._look_after(connection)
-            elif timeout <= 0:
+            elif time.monotonic() >= until:
                 return None
 
     def _look_after(self, connection: _Connection) -> None:
@@ -219,12 +225,13 @@ class ZeroMQChannel(Channel):
         dealer = connection.dealer
         while True:
             try:
-                first = dealer.recv(zmq.DONTWAIT)
+                first = dealer.recv(_NOW)
             except zmq.Again:
                 return None
-            buffers: Sequence[Buffer] = receive_buffers(dealer)
+            frames = receive_buffers(dealer)
             try:
                 header: ReplyHeader = decode_reply_header(first)
+                buffers: Sequence[Buffer] = join(frames, header.pieces)
             except (msgspec.MsgspecError, ValueError, RecursionError):
                 continue
             if header.offer is not None:
@@ -347,19 +354,22 @@ class _Connection:
         """Whether the server took the connection and ended it before the handshake was done."""
         return self._connected and not self._handshaken
 
-    def wait(self, seconds: float) -> bool:
-        """Wait until something arrived; True if the monitor has news."""
+    def wait(self, seconds: float) -> tuple[bool, bool]:
+        """Wait until something arrives; tell whether messages did, and whether news did."""
         # Rounded up: a wait of less than a millisecond must not become a busy loop.
         ready = self._poller.poll(math.ceil(seconds * 1000))
-        return any(socket is self._monitor for socket, _ in ready)
+        answered = news = False
+        for socket, _ in ready:
+            if socket is self.dealer:
+                answered = True
+            else:
+                news = True
+        return answered, news
 
     def is_lost(self) -> bool:
         """Read the monitor's news; tell whether the connection is over (`reason` says why)."""
-        while True:
-            try:
-                news = recv_monitor_message(self._monitor, zmq.DONTWAIT)
-            except zmq.Again:
-                return self.reason is not None
+        while int(self._monitor.getsockopt(_STATE)) & _IN:
+            news = recv_monitor_message(self._monitor, _NOW)
             event = zmq.Event(news["event"])
             if event == zmq.Event.CONNECTED:
                 self._connected = True
@@ -367,6 +377,7 @@ class _Connection:
                 self._handshaken = True
             elif self.reason is None or isinstance(self.reason, UnavailableError):
                 self.reason = self._explain(event)
+        return self.reason is not None
 
     def established(self) -> bool:
         """Whether the peer can be told something now."""

@@ -27,10 +27,12 @@ from headrace.transport.envelope import (
     REQUEST,
     ReplyHeader,
     RequestHeader,
+    cut,
     decode_request_header,
     encode,
     encode_error,
     flat_views,
+    join,
     receive_buffers,
 )
 from headrace.transport.security import AllowList, Security
@@ -56,6 +58,9 @@ _ZERO_COPY_BYTES = 64 << 10
 _SWEEP_SECONDS = 3.0
 _REBIND_SECONDS = 1.0
 _LINGER_MS = 200
+# Plain numbers: pyzmq's enumerations take longer to combine than a message to send.
+_NOW = int(zmq.DONTWAIT)
+_MORE_NOW = int(zmq.DONTWAIT | zmq.SNDMORE)
 
 _Answer = tuple[bytes, bytes, Sequence[memoryview]]
 
@@ -254,7 +259,7 @@ class ZeroMQServer(Server):
         router = self._router
         for _ in range(_BATCH):
             try:
-                route = router.recv(zmq.DONTWAIT)
+                route = router.recv(_NOW)
             except zmq.Again:
                 break
             request = self._read_request(route)
@@ -276,10 +281,11 @@ class ZeroMQServer(Server):
 
     def _read_request(self, route: bytes) -> _ZeroMQRequest | None:
         router = self._router
-        first = router.recv() if router.rcvmore else b""
+        first = router.recv()  # A ROUTER always has one after the routing id.
         buffers = receive_buffers(router)
         try:
             header: RequestHeader = decode_request_header(first)
+            buffers = join(buffers, header.pieces)
         except (msgspec.MsgspecError, ValueError, RecursionError):
             _log.debug("dropped what is no request, %d bytes from %r", len(first), route)
             return None
@@ -334,14 +340,14 @@ class ZeroMQServer(Server):
         while outbox:
             route, header, buffers = outbox.popleft()
             try:
-                router.send(route, zmq.SNDMORE | zmq.DONTWAIT)
+                router.send(route, _MORE_NOW)
                 if not buffers:
-                    router.send(header, zmq.DONTWAIT)
+                    router.send(header, _NOW)
                     continue
-                router.send(header, zmq.SNDMORE | zmq.DONTWAIT)
+                router.send(header, _MORE_NOW)
                 for view in buffers[:-1]:
-                    router.send(view, zmq.SNDMORE | zmq.DONTWAIT, copy=False)
-                router.send(buffers[-1], zmq.DONTWAIT, copy=False)
+                    router.send(view, _MORE_NOW, copy=False)
+                router.send(buffers[-1], _NOW, copy=False)
             except zmq.ZMQError as error:
                 _log.debug("an answer of %s was not sent: %s", self._address, error)
 
@@ -399,13 +405,12 @@ class _ZeroMQRequest(Request):
         placed: Placement | Offer | None = None
         if views and self._arena is not None:
             placed = self._arena.place(views)
-        if placed is None:
-            header = ReplyHeader(self._ticket, REPLY, body)
-        elif isinstance(placed, Placement):
+        if isinstance(placed, Placement):
             header = ReplyHeader(self._ticket, REPLY, body, placed)
             views = []
         else:
-            header = ReplyHeader(self._ticket, REPLY, body, None, placed)
+            views, pieces = cut(views)
+            header = ReplyHeader(self._ticket, REPLY, body, None, placed, pieces)
         self._server.post((self._route, encode(header), views))
 
     def fail(self, error: Exception) -> None:

@@ -24,6 +24,7 @@ from headrace.errors import (
     NotFoundError,
     UnavailableError,
 )
+from headrace.metrics import count_delivered
 from headrace.plan.source import Position
 from headrace.service.client.schedule import Budget
 from headrace.service.client.task_reader import TaskReader
@@ -152,6 +153,7 @@ class RemoteReader:
         part = whole.slice(self._offset, self._offset + limit)
         self._offset += part.size
         self._received += part.size
+        count_delivered(part.size)
         address = current.task.task.worker_address
         self.delivered[address] = self.delivered.get(address, 0) + part.size
         return part

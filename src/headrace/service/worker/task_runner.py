@@ -26,8 +26,10 @@ from headrace.errors import (
     AbortedError,
     CancelledError,
     HeadraceError,
+    UserFunctionError,
 )
 from headrace.execution.iterator import ElementIterator
+from headrace.metrics import count_user_function_error
 from headrace.service.messages import Elements, GetElements
 from headrace.service.worker.delivery import Delivery
 from headrace.transport.channel import Buffer, Request
@@ -243,6 +245,8 @@ class TaskRunner:
                 return
             if error is not None:
                 told = _told(error)
+                if isinstance(told, UserFunctionError):
+                    count_user_function_error()
                 failures = failures + 1 if str(told) == last_words else 1
                 last_words = str(told)
                 self._put(Frame(first=self._produced, count=0, error=told))

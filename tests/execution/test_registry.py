@@ -1,0 +1,28 @@
+"""Every plan node has exactly one iterator, in the file that is the twin of its own."""
+
+from __future__ import annotations
+
+import headrace.execution.build
+from headrace.execution.iterator import make_iterator
+from headrace.plan import batching, buffering, combining, elements, elementwise, options, ordering
+from headrace.plan.node import Node
+
+#: `shuffle` is a part of `ordering` that has grown a file of its own.
+TWINS = {"shuffle": "ordering", "elementwise": "elementwise"}
+
+
+def nodes() -> set[type]:
+    found: set[type] = set()
+    for module in (batching, buffering, combining, elements, elementwise, options, ordering):
+        kinds = {v for v in vars(module).values() if isinstance(v, type) and issubclass(v, Node)}
+        found |= {kind for kind in kinds if kind is not Node}
+    return found
+
+
+def test_every_node_has_an_iterator_in_its_twin():
+    assert headrace.execution.build
+    registry = {kind: made for kind, made in make_iterator.registry.items() if kind is not object}
+    assert set(registry) == nodes()
+    for kind, made in registry.items():
+        place = made.__module__.rpartition(".")[2]
+        assert TWINS.get(place, place) == kind.__module__.rpartition(".")[2], kind
