@@ -1,7 +1,8 @@
 """Headrace: feeds and coordinates distributed training, in Python, independent of any framework."""
 
 from headrace import errors, io, service
-from headrace.data.dataset import Dataset, TextLineDataset, TFRecordDataset
+from headrace.data.dataset import Dataset
+from headrace.data.files import TextLineDataset, TFRecordDataset
 from headrace.data.iterator import DatasetIterator
 from headrace.element.spec import ArraySpec
 from headrace.plan.node import AUTOTUNE

@@ -7,8 +7,8 @@ from headrace.execution.iterator import make_iterator
 from headrace.plan import batching, buffering, combining, elements, elementwise, options, ordering
 from headrace.plan.node import Node
 
-#: `shuffle` is a part of `ordering` that has grown a file of its own.
-TWINS = {"shuffle": "ordering", "elementwise": "elementwise"}
+#: Iterators that have grown files of their own, and whose part they are.
+TWINS = {"shuffle": "ordering", "interleave": "combining"}
 
 
 def nodes() -> set[type]:

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from headrace.transport.free_list import FreeList
 from headrace.transport.shared_memory import (
     Arena,
-    FreeList,
     HostIdentity,
     Mappings,
     MemoryReport,

@@ -25,13 +25,11 @@ from headrace.plan.options import Options, WithOptions
 from headrace.plan.ordering import Enumerate, Repeat, Shard, Shuffle, Skip, Take
 from headrace.plan.source import INFINITE, UNKNOWN, Source
 from headrace.rewrites.optimize import optimize
-from headrace.sources.files import FileNamesSource, as_names
+from headrace.sources.files import FileNamesSource
 from headrace.sources.generator import GeneratorSource
 from headrace.sources.memory import RangeSource, SlicesSource, TensorsSource
-from headrace.sources.text import TextLineSource
-from headrace.sources.tfrecord import TFRecordSource
 
-__all__ = ["Dataset", "TFRecordDataset", "TextLineDataset"]
+__all__ = ["Dataset"]
 
 
 class Dataset:
@@ -369,47 +367,3 @@ def _infer(plan: Node) -> Spec:
             f"the elements of an empty dataset have no known spec: {plan.describe()}"
         )
     return spec_of(chunk.rows()[0])
-
-
-def _file_dataset(filenames: Any, make: Callable[[Any], Source], reads: int | None) -> Dataset:
-    """Return the elements of files named by a string, a list, or a dataset of names."""
-    if isinstance(filenames, Dataset):
-        return filenames.interleave(
-            lambda name: Dataset.from_source(make([name])),
-            cycle_length=reads or 1,
-            num_parallel_calls=reads,
-        )
-    if reads is None:
-        return Dataset.from_source(make(filenames))
-    names = as_names("filenames", filenames)
-    return _file_dataset(Dataset.from_source(FileNamesSource(names, names)), make, reads)
-
-
-def TFRecordDataset(  # noqa: N802 - the field's name
-    filenames: Any, compression_type: str | None = None, num_parallel_reads: int | None = None
-) -> Dataset:
-    """Return the records of TFRecord files, as `bytes`; every checksum is verified.
-
-    Args:
-        filenames: A path or fsspec URL, a list of them, or a Dataset of them.
-        compression_type: "GZIP", "ZLIB", "" or None.
-        num_parallel_reads: Files to read at once, in turn; None: one after the other.
-    """
-    return _file_dataset(
-        filenames, lambda names: TFRecordSource(names, compression_type), num_parallel_reads
-    )
-
-
-def TextLineDataset(  # noqa: N802 - the field's name
-    filenames: Any, compression_type: str | None = None, num_parallel_reads: int | None = None
-) -> Dataset:
-    """Return the lines of text files, as `bytes` without their ends.
-
-    Args:
-        filenames: A path or fsspec URL, a list of them, or a Dataset of them.
-        compression_type: "GZIP", "ZLIB", "" or None.
-        num_parallel_reads: Files to read at once, in turn; None: one after the other.
-    """
-    return _file_dataset(
-        filenames, lambda names: TextLineSource(names, compression_type), num_parallel_reads
-    )

@@ -12,6 +12,7 @@ from headrace.execution import (  # noqa: F401
     combining,
     elements,
     elementwise,
+    interleave,
     options,
     ordering,
     shuffle,

@@ -23,7 +23,6 @@ import os
 import random
 import threading
 import weakref
-from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,9 +31,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from headrace.transport.free_list import PAGE, FreeList
+
 __all__ = [
     "Arena",
-    "FreeList",
     "HostIdentity",
     "Mappings",
     "MemoryReport",
@@ -46,7 +46,6 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
-_PAGE = 4096
 _ALIGNMENT = 64
 _numbers = itertools.count(random.SystemRandom().getrandbits(62))
 
@@ -155,63 +154,6 @@ def _start_time(pid: int) -> int:
 # --- which bytes are free --------------------------------------------------------------------
 
 
-class FreeList:
-    """Deal out ranges of 0 .. `size`: first fit, whole pages, neighbours joined on return."""
-
-    #: `_starts` and `_ends` are sorted; range i is _starts[i] .. _ends[i], never empty, and never
-    #: touches range i + 1. `_taken` maps the start of each range dealt out to its length.
-
-    def __init__(self, size: int) -> None:
-        self.size = size - size % _PAGE
-        self._starts = [0] if self.size else []
-        self._ends = [self.size] if self.size else []
-        self._taken: dict[int, int] = {}
-
-    @property
-    def free_bytes(self) -> int:
-        return self.size - sum(self._taken.values())
-
-    @property
-    def unused(self) -> bool:
-        return not self._taken
-
-    def take(self, size: int) -> int | None:
-        """Return the start of `size` bytes that are now taken; None where no gap is so large."""
-        size = max(_PAGE, -(-size // _PAGE) * _PAGE)
-        for index, start in enumerate(self._starts):
-            rest = self._ends[index] - start - size
-            if rest < 0:
-                continue
-            if rest:
-                self._starts[index] = start + size
-            else:
-                del self._starts[index], self._ends[index]
-            self._taken[start] = size
-            return start
-        return None
-
-    def put_back(self, start: int) -> None:
-        """Return what `take` dealt out.
-
-        Raises:
-            KeyError: Nothing is taken that starts there.
-        """
-        end = start + self._taken.pop(start)
-        index = bisect_left(self._starts, start)
-        joins_next = index < len(self._starts) and self._starts[index] == end
-        joins_last = index > 0 and self._ends[index - 1] == start
-        if joins_next and joins_last:
-            self._ends[index - 1] = self._ends[index]
-            del self._starts[index], self._ends[index]
-        elif joins_next:
-            self._starts[index] = start
-        elif joins_last:
-            self._ends[index - 1] = end
-        else:
-            insort(self._starts, start)
-            insort(self._ends, end)
-
-
 # --- the server's end ------------------------------------------------------------------------
 
 
@@ -302,9 +244,9 @@ class Arena:
         if any(not segment.accepted for segment in self._segments.values()):
             return None  # One offer at a time.
         allowed = self._options.total_bytes - sum(s.free.size for s in self._segments.values())
-        pages = -(-size // _PAGE) * _PAGE
+        pages = -(-size // PAGE) * PAGE
         wanted = min(max(self._options.segment_bytes, 4 * pages), allowed)
-        wanted -= wanted % _PAGE
+        wanted -= wanted % PAGE
         if wanted < pages:
             return None
         try:

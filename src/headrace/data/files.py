@@ -1,0 +1,58 @@
+"""Datasets of the records of files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from headrace.data.dataset import Dataset
+from headrace.plan.source import Source
+from headrace.sources.files import FileNamesSource, as_names
+from headrace.sources.text import TextLineSource
+from headrace.sources.tfrecord import TFRecordSource
+
+__all__ = ["TFRecordDataset", "TextLineDataset"]
+
+
+def _records(filenames: Any, make: Callable[[Any], Source], reads: int | None) -> Dataset:
+    """Return the elements of files named by a string, a list, or a dataset of names."""
+    if isinstance(filenames, Dataset):
+        return filenames.interleave(
+            lambda name: Dataset.from_source(make([name])),
+            cycle_length=reads or 1,
+            num_parallel_calls=reads,
+        )
+    if reads is None:
+        return Dataset.from_source(make(filenames))
+    names = as_names("filenames", filenames)
+    return _records(Dataset.from_source(FileNamesSource(names, names)), make, reads)
+
+
+def TFRecordDataset(  # noqa: N802 - the field's name
+    filenames: Any, compression_type: str | None = None, num_parallel_reads: int | None = None
+) -> Dataset:
+    """Return the records of TFRecord files, as `bytes`; every checksum is verified.
+
+    Args:
+        filenames: A path or fsspec URL, a list of them, or a Dataset of them.
+        compression_type: "GZIP", "ZLIB", "" or None.
+        num_parallel_reads: Files to read at once, in turn; None: one after the other.
+    """
+    return _records(
+        filenames, lambda names: TFRecordSource(names, compression_type), num_parallel_reads
+    )
+
+
+def TextLineDataset(  # noqa: N802 - the field's name
+    filenames: Any, compression_type: str | None = None, num_parallel_reads: int | None = None
+) -> Dataset:
+    """Return the lines of text files, as `bytes` without their ends.
+
+    Args:
+        filenames: A path or fsspec URL, a list of them, or a Dataset of them.
+        compression_type: "GZIP", "ZLIB", "" or None.
+        num_parallel_reads: Files to read at once, in turn; None: one after the other.
+    """
+    return _records(
+        filenames, lambda names: TextLineSource(names, compression_type), num_parallel_reads
+    )

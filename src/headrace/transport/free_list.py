@@ -1,0 +1,67 @@
+"""The free list of a segment: which bytes are taken; no memory, only numbers."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+
+__all__ = ["PAGE", "FreeList"]
+
+PAGE = 4096
+"""Bytes that a slot is a multiple of."""
+
+
+class FreeList:
+    """Deal out ranges of 0 .. `size`: first fit, whole pages, neighbours joined on return."""
+
+    #: `_starts` and `_ends` are sorted; range i is _starts[i] .. _ends[i], never empty, and never
+    #: touches range i + 1. `_taken` maps the start of each range dealt out to its length.
+
+    def __init__(self, size: int) -> None:
+        self.size = size - size % PAGE
+        self._starts = [0] if self.size else []
+        self._ends = [self.size] if self.size else []
+        self._taken: dict[int, int] = {}
+
+    @property
+    def free_bytes(self) -> int:
+        return self.size - sum(self._taken.values())
+
+    @property
+    def unused(self) -> bool:
+        return not self._taken
+
+    def take(self, size: int) -> int | None:
+        """Return the start of `size` bytes that are now taken; None where no gap is so large."""
+        size = max(PAGE, -(-size // PAGE) * PAGE)
+        for index, start in enumerate(self._starts):
+            rest = self._ends[index] - start - size
+            if rest < 0:
+                continue
+            if rest:
+                self._starts[index] = start + size
+            else:
+                del self._starts[index], self._ends[index]
+            self._taken[start] = size
+            return start
+        return None
+
+    def put_back(self, start: int) -> None:
+        """Return what `take` dealt out.
+
+        Raises:
+            KeyError: Nothing is taken that starts there.
+        """
+        end = start + self._taken.pop(start)
+        index = bisect_left(self._starts, start)
+        joins_next = index < len(self._starts) and self._starts[index] == end
+        joins_last = index > 0 and self._ends[index - 1] == start
+        if joins_next and joins_last:
+            self._ends[index - 1] = self._ends[index]
+            del self._starts[index], self._ends[index]
+        elif joins_next:
+            self._starts[index] = start
+        elif joins_last:
+            self._ends[index - 1] = end
+        else:
+            insort(self._starts, start)
+            insort(self._ends, end)
