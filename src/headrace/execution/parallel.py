@@ -21,7 +21,7 @@ from headrace.plan.elementwise import Map
 
 __all__ = ["ParallelMapIterator"]
 
-_TASK_SECONDS = 0.005
+_TASK_SECONDS = 0.01
 _LONGEST_RUN = 1024
 _RUNS_PER_THREAD = 2
 
