@@ -12,7 +12,8 @@ from headrace.execution.build import draw_seed, start
 from headrace.execution.iterator import ElementIterator
 from headrace.execution.pace import Pace
 from headrace.plan.node import Node
-from headrace.plan.traverse import outline
+from headrace.plan.options import Options
+from headrace.plan.traverse import has_free_order, outline
 from headrace.rewrites.optimize import optimize
 
 __all__ = ["DatasetIterator"]
@@ -34,7 +35,8 @@ class DatasetIterator:
         self._element_spec = element_spec
         self._iterator: ElementIterator | None = None
         self._is_closed = False
-        self._pace = Pace()
+        # A state within a chunk means "skip so many of what comes": that needs a fixed order.
+        self._pace = Pace(most=1) if has_free_order(plan, Options()) else Pace()
         self._rows: list[Any] = []
         self._offset = 0
         self._before: Any = None  # state of `_iterator` before the rows in hand

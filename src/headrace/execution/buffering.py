@@ -14,6 +14,7 @@ from headrace.execution.iterator import ElementIterator, State, make_iterator
 from headrace.execution.pace import Pace
 from headrace.plan.buffering import Cache, Prefetch
 from headrace.plan.node import AUTOTUNE
+from headrace.plan.traverse import has_free_order
 
 __all__ = ["CacheIterator", "PrefetchIterator"]
 
@@ -52,6 +53,8 @@ class PrefetchIterator(ElementIterator):
     def __init__(self, node: Prefetch, context: Context) -> None:
         self._input = make_iterator(node.input, context.below(0))
         self._size = node.buffer_size
+        # A state within a chunk means "skip so many of what comes": that needs a fixed order.
+        self._most = 1 if has_free_order(node.input, context.options) else 1024
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._begin()
@@ -98,7 +101,7 @@ class PrefetchIterator(ElementIterator):
 
     def _read(self) -> None:
         most = self._size if self._size != AUTOTUNE else _AUTOTUNE_ELEMENTS
-        pace = Pace(most=max(1, min(1024, most // _FEWEST_CHUNKS)))
+        pace = Pace(most=max(1, min(self._most, most // _FEWEST_CHUNKS)))
         while True:
             with self._changed:
                 while self._is_full() and not self._is_closed:

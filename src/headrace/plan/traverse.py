@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from headrace.element.spec import Spec
+from headrace.plan.combining import Interleave
+from headrace.plan.elementwise import Map
 from headrace.plan.node import Node
+from headrace.plan.options import Options, WithOptions
 
-__all__ = ["cardinality", "element_spec", "outline", "transform", "walk"]
+__all__ = ["cardinality", "element_spec", "has_free_order", "outline", "transform", "walk"]
 
 
 def walk(plan: Node) -> Iterator[Node]:
@@ -47,6 +50,18 @@ def element_spec(plan: Node, infer: Callable[[Node], Spec] | None = None) -> Spe
         inputs.append(spec)
     spec = plan.spec(*inputs)
     return infer(plan) if spec is None and infer is not None else spec
+
+
+def has_free_order(plan: Node, options: Options) -> bool:
+    """Say whether some step yields elements as they are ready, in an order that is not repeated."""
+    match plan:
+        case WithOptions():
+            options = options.merged_with(plan.options)
+        case Map() | Interleave() if plan.num_parallel_calls is not None:
+            wish = options.deterministic if plan.deterministic is None else plan.deterministic
+            if wish is False:
+                return True
+    return any(has_free_order(node, options) for node in plan.inputs)
 
 
 def outline(plan: Node, depth: int = 0) -> str:

@@ -191,8 +191,10 @@ class TaskSet:
             for number in finished[:-_KEPT_FINISHED]:
                 del self._runners[number]
                 self._remember(number, finished=True)
-        for request in parked:
-            runner.take(request)
+            # Under the lock: a client's next request must not overtake those that waited, or its
+            # answers would be numbered in another order than its elements.
+            for request in parked:
+                runner.take(request)
 
     def _fail_parked(self, task_id: int, error: Exception) -> None:
         with self._lock:
