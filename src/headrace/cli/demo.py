@@ -130,7 +130,11 @@ def run_demo(epochs: int = _EPOCHS, console: Console | None = None) -> int:
                 hit = _show(console, f"epoch {number}", survivor, data, total, names, kill)
                 if kill.was_done:
                     break
-            console.print(f"training went on: the epoch ended, {_visits(hit, total)}")
+            console.print(
+                f"training went on: the epoch ended, {_visits(hit, total)} (at most once: what the "
+                "killed worker had taken and not delivered is missing from this epoch)",
+                soft_wrap=True,
+            )
             if not kill.was_done:
                 problems.append("no epoch was shared by both workers, so none was killed")
             elif max(hit.visits.values()) > 1:

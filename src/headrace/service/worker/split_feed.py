@@ -15,8 +15,8 @@ from headrace.service.messages import GetSplit, SplitGranted
 
 __all__ = ["SplitFeed", "next_want"]
 
-_SOON = 0.025
-_LATE = 0.25
+_SOON = 0.01
+_LATE = 0.1
 _MOST = 1 << 24
 
 
