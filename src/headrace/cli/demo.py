@@ -25,7 +25,7 @@ from headrace.cli.digits_data import NUM_SHARDS, training_data, write_shards
 
 __all__ = ["run_demo"]
 
-_EPOCHS = 12
+_EPOCHS = 15
 _WANTED_ACCURACY = 0.95
 _BATCHES_BEFORE_KILL = 8
 _EPOCHS_TO_KILL_IN = 5
