@@ -3,6 +3,7 @@
 
 PYTHON ?= python3
 WORKERS ?= 3
+TIMES ?= 20
 
 VENV := .venv
 BENCH_VENV := .venv-bench
@@ -16,8 +17,18 @@ PIP_FLAGS := --quiet --quiet --disable-pip-version-check --no-input
 
 export PIP_NO_WARN_SCRIPT_LOCATION := 1
 
-.PHONY: setup demo test check bench docs clean
+.PHONY: help setup demo test check soak bench docs clean
 .DEFAULT_GOAL := test
+
+help:
+	@echo "make setup   a virtual environment in .venv, with everything that is needed"
+	@echo "make demo    train a classifier through a dispatcher and two worker processes"
+	@echo "make test    all checks and tests (WORKERS=3 processes)"
+	@echo "make check   format, lint, types, floors"
+	@echo "make soak    the tests of the service twenty times over (TIMES=20)"
+	@echo "make bench   the benchmarks, in an environment of their own"
+	@echo "make docs    draw docs/architecture.svg again"
+	@echo "make clean   remove environments and caches"
 
 setup: $(READY)
 
@@ -32,6 +43,12 @@ check: $(READY)
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo --no-cache
+
+soak: $(READY)
+	@for round in $$(seq $(TIMES)); do \
+	    echo "round $$round of $(TIMES)"; \
+	    $(BIN)/python -m pytest -q -n 2 --dist worksteal tests/service tests/transport || exit 1; \
+	done
 
 bench: $(BENCH_READY)
 	@$(BENCH_VENV)/bin/python -m benchmarks

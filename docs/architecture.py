@@ -63,7 +63,7 @@ def draw() -> str:
         ], "client"),
         box(335, 20, 250, 110, "dispatcher", [
             "decide, journal, apply, reply",
-            "deals ranges of indices (splits)",
+            "deals ranges of positions (units)",
             "never opens a plan",
         ], "dispatcher"),
         box(335, 200, 250, 130, "worker process 1 .. n", [
@@ -76,7 +76,7 @@ def draw() -> str:
             "files: TFRecord, text, ...",
             "arrays, generators",
             "local paths and fsspec URLs",
-            "split = a range of indices",
+            "any range of indices by itself",
         ], "plain"),
         box(20, 215, 250, 100, "your loop", [
             "for batch in dataset: ...",
@@ -88,7 +88,7 @@ def draw() -> str:
         arrow(145, 130, 145, 212, "", (0, 0)),
         arrow(270, 60, 332, 60, "plan", (286, 52)),
         arrow(332, 100, 273, 100, "tasks", (284, 118)),
-        arrow(440, 130, 440, 197, "plan, splits", (362, 168)),
+        arrow(440, 130, 440, 197, "plan, units", (362, 168)),
         arrow(500, 197, 500, 133, "heartbeat, done", (508, 168)),
         f"<text x='152' y='178' {FONT} font-size='12' fill='{QUIET}'>iter(dataset)</text>",
         f"<text x='20' y='372' {FONT} font-size='13' fill='{WATER}'>"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import logging
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,16 @@ def imports(path):
             yield node.module.partition(".")[0]
 
 
+@pytest.fixture
+def loggers_as_they_were() -> Iterator[None]:
+    """The linter disables every logger that exists when it sets up its own."""
+    yield
+    for logger in logging.Logger.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger):
+            logger.disabled = False
+
+
+@pytest.mark.usefixtures("loggers_as_they_were")
 def test_imports_go_down_only(monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     # No cache: test processes run side by side.

@@ -17,6 +17,16 @@ def value(name, **labels):
         (lambda: metrics.count_delivered(32), "headrace_elements_delivered_total", {}, 32),
         (metrics.count_split_granted, "headrace_splits_granted_total", {}, 1),
         (metrics.count_user_function_error, "headrace_user_function_errors_total", {}, 1),
+        (metrics.count_request_too_large, "headrace_requests_too_large_total", {}, 1),
+        (metrics.count_answer_withheld, "headrace_answers_withheld_total", {}, 1),
+        (metrics.count_connection_cut, "headrace_connections_cut_total", {}, 1),
+        (metrics.count_memory_refused, "headrace_memory_refused_total", {}, 1),
+        (
+            lambda: metrics.count_handshake_refused("keys"),
+            "headrace_handshakes_refused_total",
+            {"reason": "keys"},
+            1,
+        ),
     ],
 )
 def test_a_count_moves_its_own_counter(count, name, labels, amount):

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
+
+import pytest
 
 import headrace as hr
 
 TOP = {
-    "AUTOTUNE", "INFINITE_CARDINALITY", "UNKNOWN_CARDINALITY", "ArraySpec", "Dataset",
-    "DatasetIterator", "Options", "TFRecordDataset", "TextLineDataset", "errors", "io", "service",
+    "AUTOTUNE", "INFINITE_CARDINALITY", "UNKNOWN_CARDINALITY", "ArraySpec", "Chunk", "Dataset",
+    "DatasetIterator", "IndexedSource", "Options", "Reader", "Source", "TFRecordDataset",
+    "TextLineDataset", "errors", "io", "service", "testing",
 }  # fmt: skip
 SERVICE = {
     "DispatchServer", "DispatcherConfig", "LocalCluster", "Security", "ShardingPolicy",
@@ -52,6 +57,16 @@ def test_arguments_are_those_of_tf_data():
         "max_outstanding_requests", "data_transfer_protocol", "compression",
         "cross_trainer_cache", "target_workers", "visitation",
     ]  # fmt: skip
+
+
+def test_the_testing_package_is_loaded_when_it_is_asked_for():
+    assert set(hr.testing.__all__) == {
+        "ManualClock", "Resources", "assert_no_leaks", "check_source",
+    }  # fmt: skip
+    code = "import sys, headrace; assert not {'pytest', 'headrace.testing'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    with pytest.raises(AttributeError, match="no attribute 'absent'"):
+        _ = hr.absent
 
 
 def test_every_public_thing_says_what_it_is():

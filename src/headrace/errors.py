@@ -35,6 +35,7 @@ __all__ = [
     "UnauthenticatedError",
     "UnavailableError",
     "UserFunctionError",
+    "describe_error",
 ]
 
 
@@ -47,7 +48,15 @@ class OutOfRangeError(HeadraceError, StopIteration):
 
 
 class UnavailableError(HeadraceError, ConnectionError):
-    """A peer cannot be reached now; another try may succeed."""
+    """A peer cannot be reached now; another try may succeed.
+
+    Attributes:
+        refused: Whether the peer refused or reset the connection, as the kernel does for a process
+            that ended. False where it is only silent, or where that is not known; an error that
+            crossed the wire says False.
+    """
+
+    refused: bool = False
 
 
 class DeadlineExceededError(HeadraceError, TimeoutError):
@@ -116,6 +125,16 @@ class UserFunctionError(HeadraceError, RuntimeError):
             self.original_type,
             self.original_traceback,
         )
+
+
+def describe_error(error: BaseException) -> str:
+    """Return "Type: text" of an exception, whatever its `__str__` does."""
+    name = type(error).__name__
+    try:
+        text = str(error)
+    except Exception as failure:
+        text = f"(its text cannot be shown: __str__ raised {type(failure).__name__})"
+    return f"{name}: {text}" if text else name
 
 
 def _restore_user_function_error(

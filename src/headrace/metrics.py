@@ -9,7 +9,12 @@ from prometheus_client import CollectorRegistry, Counter, start_http_server
 
 __all__ = [
     "REGISTRY",
+    "count_answer_withheld",
+    "count_connection_cut",
     "count_delivered",
+    "count_handshake_refused",
+    "count_memory_refused",
+    "count_request_too_large",
     "count_split_granted",
     "count_user_function_error",
     "expose",
@@ -34,10 +39,50 @@ _USER_ERRORS = Counter(
     registry=REGISTRY,
 )
 
+_HANDSHAKES = Counter(
+    "headrace_handshakes_refused",
+    "Connections to servers that ended before they began: wrong keys, or no peer of ours.",
+    ["reason"],
+    registry=REGISTRY,
+)
+_TOO_LARGE = Counter(
+    "headrace_requests_too_large",
+    "Requests that servers refused because of their size.",
+    registry=REGISTRY,
+)
+_WITHHELD = Counter(
+    "headrace_answers_withheld",
+    "Answers that were dropped because their peers had too many bytes unread.",
+    registry=REGISTRY,
+)
+_CUT = Counter(
+    "headrace_connections_cut",
+    "Connections that servers ended because their peers had stopped reading.",
+    registry=REGISTRY,
+)
+_MEMORY = Counter(
+    "headrace_memory_refused",
+    "Offers of shared memory that were refused because they named something else.",
+    registry=REGISTRY,
+)
+
 count_split_granted: Callable[[], None] = _SPLITS.inc
 """Count one split that was dealt out."""
 count_user_function_error: Callable[[], None] = _USER_ERRORS.inc
 """Count one exception of a user's function."""
+count_request_too_large: Callable[[], None] = _TOO_LARGE.inc
+"""Count one request that a server refused because of its size."""
+count_answer_withheld: Callable[[], None] = _WITHHELD.inc
+"""Count one answer that was dropped because its peer had too many bytes unread."""
+count_connection_cut: Callable[[], None] = _CUT.inc
+"""Count one connection that a server ended because its peer had stopped reading."""
+count_memory_refused: Callable[[], None] = _MEMORY.inc
+"""Count one offer of shared memory that named something else."""
+
+
+def count_handshake_refused(reason: str) -> None:
+    """Count one connection that ended before it began: "keys", "protocol" or "ended"."""
+    _HANDSHAKES.labels(reason).inc()
 
 
 def count_delivered(elements: int) -> None:

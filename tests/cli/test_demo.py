@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from collections import Counter
+from types import SimpleNamespace
 
 import pytest
+
+from headrace.cli.demo import _BATCHES_BEFORE_KILL, Epoch, Kill
+from headrace.cli.digits_data import BATCH_SIZE
 
 
 @pytest.mark.heavy
@@ -22,4 +28,41 @@ def test_the_demo_trains_survives_a_kill_and_says_so():
     last = done.stdout.strip().splitlines()[-1]
     assert last.startswith("demo: ok")
     assert "each of 1437 training examples was visited exactly once" in last
+    assert re.search(r"\b(\d+) of 1437 (examples were lost with worker w0|lost)", last)
+    assert "and the next epoch was whole" in last
     assert "killed worker w0 after" in done.stdout
+
+
+def epoch(visits, by_worker, batches=_BATCHES_BEFORE_KILL):
+    return Epoch(visits=Counter(visits), batches=batches, by_worker=by_worker)
+
+
+class Cluster:
+    """Two workers, of which some were killed."""
+
+    def __init__(self):
+        self.workers = [SimpleNamespace(address="a:1"), SimpleNamespace(address="b:1")]
+        self.killed = []
+
+    def kill_worker(self, index):
+        self.killed.append(index)
+
+
+def test_a_worker_is_killed_once_and_only_when_both_have_delivered_a_batch():
+    cluster = Cluster()
+    kill = Kill(cluster)
+    assert not kill.consider(epoch({}, {"a:1": 512, "b:1": BATCH_SIZE - 1}))
+    assert not kill.consider(epoch({}, {"a:1": 256, "b:1": 256}, _BATCHES_BEFORE_KILL - 1))
+    assert not kill.was_done
+    assert kill.consider(epoch({}, {"a:1": 256, "b:1": 256}))
+    assert not kill.consider(epoch({}, {"a:1": 512, "b:1": 512}))
+    assert kill.was_done
+    assert cluster.killed == [0]
+
+
+def test_what_the_other_worker_delivered_after_the_kill_is_counted():
+    kill = Kill(Cluster())
+    assert kill.delivered_since(epoch({}, {"b:1": 9})) == 0
+    kill.consider(epoch({}, {"a:1": 256, "b:1": 256}))
+    assert kill.delivered_since(epoch({}, {"a:1": 300, "b:1": 256})) == 0
+    assert kill.delivered_since(epoch({}, {"a:1": 300, "b:1": 700})) == 444

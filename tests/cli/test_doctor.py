@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from headrace.cli import doctor
 from headrace.cli.main import app
+from headrace.service import DispatchServer
 
 
 def finding(subject):
@@ -61,6 +62,56 @@ def test_the_command_fails_when_something_is_broken(no_loopback):
     result = CliRunner().invoke(app, ["doctor"])
     assert result.exit_code == 1
     assert "does not work" in result.stdout
+
+
+def test_the_extra_to_install_is_shown_with_its_brackets(monkeypatch):
+    monkeypatch.setattr(doctor, "_OPTIONAL", {"no-such-package": "arrow"})
+    result = CliRunner().invoke(app, ["doctor"], env={"COLUMNS": "300"})
+    assert "headrace[arrow]" in result.stdout
+
+
+@pytest.mark.parametrize("columns", ["50", "80"])
+def test_in_a_narrow_terminal_what_is_to_be_typed_is_not_cut(monkeypatch, columns):
+    monkeypatch.setattr(doctor, "_OPTIONAL", {"no-such-package": "compression"})
+    result = CliRunner().invoke(app, ["doctor"], env={"COLUMNS": columns})
+    assert "'headrace[compression]'" in result.stdout
+    assert "…" not in result.stdout
+
+
+def test_keras_and_lz4_are_looked_for():
+    assert {"keras", "lz4"} <= {found.subject for found in doctor.findings()}
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict", "words"),
+    [
+        ("max 100000\n", doctor.Verdict.FINE, "no limit"),
+        ("50000 100000\n", doctor.Verdict.SLOW, "0.5 cores"),
+        ("unreadable", doctor.Verdict.FINE, "none is set"),
+    ],
+)
+def test_a_quota_below_the_cores_would_hurt(tmp_path, text, verdict, words):
+    limits = tmp_path / "cpu.max"
+    limits.write_text(text)
+    found = doctor._quota(limits)
+    assert (found.verdict, words in found.found) == (verdict, True)
+
+
+def test_a_dispatcher_that_is_not_there_is_broken_and_the_remedy_asks_the_right_questions():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    result = CliRunner().invoke(app, ["doctor", f"127.0.0.1:{port}"], env={"COLUMNS": "300"})
+    assert result.exit_code == 1
+    assert f"dispatcher at 127.0.0.1:{port}" in result.stdout
+    assert "is it running" in result.stdout
+
+
+def test_a_dispatcher_without_workers_would_hurt():
+    with DispatchServer() as dispatcher:
+        address = dispatcher.target.split("://")[1]
+        result = CliRunner().invoke(app, ["doctor", address], env={"COLUMNS": "300"})
+    assert result.exit_code == 0
+    assert "headrace worker --dispatcher" in result.stdout
 
 
 def test_the_command_succeeds_when_nothing_is_broken():

@@ -35,11 +35,12 @@ def test_help_names_every_command():
         (["worker", "--dispatcher", "a:1", "--data-transfer-protocol", "pigeon"], "pigeon"),
         (["worker", "--dispatcher", "a:1", "--preload", "no_such_module"], "no_such_module"),
         (["worker", "--dispatcher", "a:1", "--port", "65535", "--processes", "2"], "65535"),
-        (["dispatcher", "--fault-tolerant"], "work_dir"),
+        (["dispatcher", "--fault-tolerant"], "--work-dir"),
         (["dispatcher", "--port", "70000"], "70000"),
         (["dispatcher", "--keys", "/no/such/directory"], "/no/such/directory"),
         (["dispatcher", "--metrics-port", "-1"], "--metrics-port -1"),
         (["status", "nonsense"], "nonsense"),
+        (["doctor", "nonsense"], "nonsense"),
         (["status", "a:1", "--timeout", "0"], "--timeout 0"),
     ],
 )

@@ -135,15 +135,104 @@ def test_a_dataset_is_read_through_a_dispatcher_and_two_worker_processes(run, di
     assert workers.lines["stderr"] == []
 
 
-def test_a_worker_process_that_is_killed_is_told_of_and_the_others_go_on(run, dispatcher):
+def test_a_worker_process_that_is_killed_is_reported_and_started_again(run, dispatcher):
     workers = run("worker", "--dispatcher", dispatcher.address, "--processes", "2")
     workers.find("worker ready", 2)
     pid = workers.process.pid
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     os.kill(int(children[0]), signal.SIGKILL)
-    workers.find(rf"process {children[0]} was killed by signal 9; 1 of 2 are left", stream="stderr")
-    assert workers.process.poll() is None
-    assert workers.end(signal.SIGTERM) == 1
+    workers.find(
+        rf"process {children[0]} was killed by signal 9 and is started again in 0.5 s; 1 of 2 are",
+        stream="stderr",
+    )
+    workers.find("worker ready", 3)
+    assert workers.end(signal.SIGTERM) == 0
+
+
+def test_a_worker_process_that_a_function_ends_with_code_0_is_started_again(
+    run, dispatcher, tmp_path
+):
+    workers = run("worker", "--dispatcher", dispatcher.address, "--processes", "2")
+    workers.find("worker ready", 2)
+    ended = tmp_path / "ended"
+
+    def ends_once(x):
+        if x == 50 and not ended.exists():
+            ended.touch()
+            os._exit(0)
+        return x
+
+    data = hr.Dataset.range(100).map(ends_once)
+    assert len(list(data.apply(hr.service.distribute("distributed_epoch", dispatcher.address)))) > 0
+    workers.find("ended with exit code 0 and is started again in 0.5 s", stream="stderr")
+    workers.find("worker ready", 3)
+    assert workers.end(signal.SIGTERM) == 0
+
+
+def test_a_worker_process_that_is_asked_to_leave_alone_is_not_started_again(run, dispatcher):
+    workers = run("worker", "--dispatcher", dispatcher.address, "--processes", "2")
+    workers.find("worker ready", 2)
+    pid = workers.process.pid
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    os.kill(int(children[0]), signal.SIGTERM)
+    workers.find(
+        rf"process {children[0]} left when a signal asked it to; 1 of 2 are left", stream="stderr"
+    )
+    assert workers.end(signal.SIGTERM) == 0
+
+
+def test_worker_processes_that_cannot_start_are_not_started_again(run):
+    workers = run(
+        "worker", "--dispatcher", "127.0.0.1:1", "--dispatcher-timeout", "1", "--processes", "2"
+    )
+    assert workers.end() == 1
+    assert not any("started again" in line for line in workers.lines["stderr"])
+
+
+def copies(address):
+    data = hr.Dataset.range(1 << 40)
+    return iter(
+        data.apply(
+            hr.service.distribute(processing_mode=hr.service.ShardingPolicy.OFF, service=address)
+        )
+    )
+
+
+def test_a_worker_that_is_to_stop_delivers_what_it_has_first(run, dispatcher):
+    worker = run("worker", "--dispatcher", dispatcher.address)
+    worker.find("worker ready")
+    with copies(dispatcher.address) as elements:
+        first = next(elements)
+        worker.process.send_signal(signal.SIGTERM)
+        worker.find("delivers what it has")
+        assert worker.process.poll() is None
+        # An endless copy ends after what had been made of it, in order, and lets the worker go.
+        rest = [int(element) for element in elements]
+    assert rest == list(range(first + 1, first + 1 + len(rest)))
+    assert worker.end() == 0
+    assert worker.lines["stdout"][-1] == "worker stopped"
+    assert worker.lines["stderr"] == []
+
+
+@pytest.mark.parametrize("options", [[], ["--processes", "2"]])
+def test_a_second_signal_stops_a_worker_at_once(run, dispatcher, options):
+    worker = run("worker", "--dispatcher", dispatcher.address, "--drain-timeout", "600", *options)
+    worker.find("worker ready")
+    with copies(dispatcher.address) as elements:
+        next(elements)
+        worker.process.send_signal(signal.SIGINT)
+        worker.find("delivers what it has")
+        since = time.monotonic()
+        assert worker.end(signal.SIGTERM) == 0
+        assert time.monotonic() - since < 10.0
+
+
+def test_a_worker_delivers_no_longer_than_its_drain_timeout(run, dispatcher):
+    worker = run("worker", "--dispatcher", dispatcher.address, "--drain-timeout", "0.2")
+    worker.find("worker ready")
+    with copies(dispatcher.address) as elements:
+        next(elements)
+        assert worker.end(signal.SIGTERM) == 0
 
 
 def test_when_the_command_itself_is_killed_its_worker_processes_end(run, dispatcher):

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+import warnings
+
 import pytest
 
 import headrace as hr
-from headrace.errors import FailedPreconditionError, OutOfRangeError
+from headrace.errors import FailedPreconditionError, OutOfRangeError, UserFunctionError
 
 Dataset = hr.Dataset
 
@@ -22,25 +27,104 @@ def test_get_next_ends_with_an_error_that_is_a_stop_iteration():
 def test_a_closed_iterator_is_at_its_end():
     with iter(Dataset.range(5)) as iterator:
         assert next(iterator) == 0
+        state = iterator.get_state()
     assert list(iterator) == []
+    assert iterator.get_state() == state
     iterator.close()
+    iterator.set_state(state)
+    assert [int(x) for x in iterator] == [1, 2, 3, 4]
 
 
-def test_a_state_of_another_pipeline_is_refused():
-    state = iter(Dataset.range(5).shuffle(2)).get_state()
-    with pytest.raises(FailedPreconditionError, match="other steps"):
-        iter(Dataset.range(5)).set_state(state)
+def test_the_saved_form():
+    dataset = Dataset.range(9).filter(lambda x: bool(x % 2)).shuffle(2, seed=3).prefetch(2)
+    options = hr.Options(seed=11)
+    iterator = iter(dataset.with_options(options))
+    next(iterator)
+    state = iterator.get_state()
+    assert state == json.loads(json.dumps(state))
+    assert {key: state[key] for key in ("version", "seed", "pass")} == {
+        "version": 2,
+        "seed": 11,
+        "pass": 0,
+    }
+    assert [step[0] for step in state["plan"]] == ["RangeSource", "filter", "shuffle"]
+    assert list(state["at"]) == ["stream"]
+
+
+@pytest.mark.parametrize(
+    ("saved", "restored", "message"),
+    [
+        (lambda: Dataset.range(5).shuffle(2), lambda: Dataset.range(5), "step 2, shuffle"),
+        (lambda: Dataset.range(5).shuffle(2), lambda: Dataset.range(5).shuffle(3), "was 2, is 3"),
+        (lambda: Dataset.range(5).shuffle(2, seed=1), lambda: Dataset.range(5).shuffle(2), "seed"),
+        (lambda: Dataset.range(5).batch(2), lambda: Dataset.range(5).batch(3), "was 2, is 3"),
+        (lambda: Dataset.range(9).shard(3, 0), lambda: Dataset.range(9).shard(3, 1), "index"),
+        (lambda: Dataset.range(9), lambda: Dataset.range(8), "RangeSource"),
+        (lambda: Dataset.range(9).map(abs), lambda: Dataset.range(9).map(int), "abs"),
+        (
+            lambda: Dataset.range(9).interleave(Dataset.from_tensors, cycle_length=2),
+            lambda: Dataset.range(9).interleave(Dataset.from_tensors, cycle_length=4),
+            "cycle_length was 2, is 4",
+        ),
+    ],
+)
+def test_a_state_of_another_pipeline_is_refused_by_the_step_that_differs(saved, restored, message):
+    state = iter(saved()).get_state()
+    iterator = iter(restored())
+    with pytest.raises(FailedPreconditionError, match=message):
+        iterator.set_state(state)
+    assert len(list(iterator)) > 0
+
+
+def test_what_is_no_state_of_this_version_is_refused():
+    iterator = iter(Dataset.range(5))
+    state = iterator.get_state()
     with pytest.raises(TypeError, match="`state`"):
-        iter(Dataset.range(5)).set_state("here")
+        iterator.set_state("here")
     with pytest.raises(FailedPreconditionError, match="version 99"):
-        iter(Dataset.range(5)).set_state({**iter(Dataset.range(5)).get_state(), "version": 99})
+        iterator.set_state({**state, "version": 99})
+    old = {"version": 1, "plan": "3a", "seed": 1, "epoch": 0, "skip": 0, "at": None}
+    with pytest.raises(FailedPreconditionError, match="version 1, and this Headrace reads"):
+        iterator.set_state(old)
+    with pytest.raises(FailedPreconditionError, match="positions"):
+        iterator.set_state({**state, "at": {"positions": {}}})
+
+
+def test_a_function_whose_code_changed_is_warned_of():
+    def saved():
+        def fn(x):
+            return x + 1
+
+        return Dataset.range(5).map(fn)
+
+    def restored():
+        def fn(x):
+            return x + 2
+
+        return Dataset.range(5).map(fn)
+
+    first, second = iter(saved()), iter(restored())
+    next(first)
+    state = json.loads(json.dumps(first.get_state()).replace("saved", "restored"))
+    # The names of functions count: theirs are made alike.
+    state["plan"] = [
+        [*new[:2], *old[2:]]
+        for old, new in zip(state["plan"], second.get_state()["plan"], strict=True)
+    ]
+    with pytest.warns(UserWarning, match="code of its function has changed"):
+        second.set_state(state)
+    assert next(second) == 3
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        first.set_state(first.get_state())
 
 
 def test_the_state_of_an_index_plan_is_small_however_large_the_buffer():
     iterator = iter(Dataset.range(10**7).shuffle(50_000).repeat().batch(256))
     for _ in range(100):
         next(iterator)
-    assert len(repr(iterator.get_state())) < 500
+    assert iterator.get_state()["at"] == {"stream": 100}
+    assert len(json.dumps(iterator.get_state())) < 500
 
 
 def test_an_iterator_can_go_back():
@@ -51,5 +135,87 @@ def test_an_iterator_can_go_back():
     assert [int(x) for x in iterator] == first
 
 
+def test_a_state_can_be_taken_before_between_and_after_all_elements():
+    dataset = Dataset.range(3).filter(lambda x: bool(x >= 0))
+    iterator = iter(dataset)
+    states = [iterator.get_state()]
+    for _ in iterator:
+        states.append(iterator.get_state())
+    states.append(iterator.get_state())
+    for state, count in zip(states, [3, 2, 1, 0, 0], strict=True):
+        iterator.set_state(state)
+        assert iterator.get_state() == state
+        assert len(list(iterator)) == count
+
+
+def test_errors_of_elements_on_the_way_are_not_raised_by_a_restore():
+    def fail(x):
+        return 1 // 0 if x == 2 else x
+
+    dataset = Dataset.range(20).map(fail).filter(lambda x: bool(x >= 0)).shuffle(8, seed=1)
+    iterator = iter(dataset)
+    with pytest.raises(UserFunctionError):
+        next(iterator)
+    next(iterator)
+    state = iterator.get_state()
+    rest = [int(x) for x in iterator]
+    other = iter(dataset)
+    other.set_state(state)
+    assert [int(x) for x in other] == rest
+
+
+def test_passes_differ_and_options_fix_the_seed():
+    dataset = Dataset.range(50).shuffle(50)
+    fixed = dataset.with_options(hr.Options(seed=4))
+    again = dataset.with_options(hr.Options(seed=4))
+    first, second = [int(x) for x in fixed], [int(x) for x in fixed]
+    assert first != second
+    assert [int(x) for x in again] == first
+    later = dataset.with_options(hr.Options(seed=5)).with_options(hr.Options(seed=4))
+    assert [int(x) for x in later] == first
+
+
+def test_a_step_that_changes_only_speed_changes_no_order():
+    plain = Dataset.range(50).shuffle(7).filter(lambda x: bool(x >= 0)).shuffle(5)
+    with_more = (
+        Dataset.range(50)
+        .map(lambda x: x)
+        .prefetch(3)
+        .shuffle(7)
+        .map(abs, num_parallel_calls=2)
+        .filter(lambda x: bool(x >= 0))
+        .prefetch(2)
+        .shuffle(5)
+    )
+    options = hr.Options(seed=4)
+    assert list(plain.with_options(options)) == list(with_more.with_options(options))
+
+
 def test_element_spec_of_an_iterator():
     assert iter(Dataset.range(3).batch(2)).element_spec == hr.ArraySpec((None,), "int64")
+
+
+def test_an_unfinished_iterator_is_quiet_at_exit():
+    program = (
+        "import headrace as hr, threading\n"
+        "ds = hr.Dataset.range(10**6).map(lambda x: x if x else x, num_parallel_calls=2)\n"
+        "its = [iter(ds.prefetch(4)), iter(ds), iter(hr.Dataset.range(9).map(str).prefetch(2))]\n"
+        "its += [iter(hr.Dataset.range(99).interleave(hr.Dataset.range, num_parallel_calls=2))]\n"
+        "for it in its:\n"
+        "    next(it)\n"
+        "loop = [its]\n"
+        "loop.append(loop)\n"
+        "class Holder:\n"
+        "    held = its\n"
+        "threading.Thread(target=lambda: threading.main_thread().join(), daemon=False).start()\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("state", [{"version": 2}, {"version": 2, "plan": [], "seed": 1}])
+def test_a_state_that_is_not_whole_is_refused(state):
+    with pytest.raises(hr.errors.FailedPreconditionError, match="'at'"):
+        iter(hr.Dataset.range(3)).set_state(state)

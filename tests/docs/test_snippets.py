@@ -9,9 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
+
+from headrace.cli.main import app
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DESIGN = sorted((ROOT / "docs" / "design").glob("*.md"))
 BLOCKS = [
     pytest.param(block, id=f"{page.name}-{number}")
     for page in PAGES
@@ -36,7 +40,7 @@ def test_a_snippet_runs(block: str, tmp_path: Path):
 
 
 def test_the_pages_have_snippets():
-    assert len(BLOCKS) >= 7
+    assert len(BLOCKS) >= 15
 
 
 def test_the_picture_is_the_one_that_its_source_draws():
@@ -45,6 +49,35 @@ def test_the_picture_is_the_one_that_its_source_draws():
 
 
 def test_links_between_pages_lead_somewhere():
-    for page in [*PAGES, ROOT / "ARCHITECTURE.md"]:
+    for page in [*PAGES, *DESIGN, *ROOT.glob("[AC]*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_every_page_can_be_reached_from_the_readme():
+    linked = re.findall(r"\]\(([^)#:]+)\)", (ROOT / "README.md").read_text())
+    assert {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")} <= set(linked)
+
+
+def test_the_make_targets_that_the_pages_name_exist_and_help_lists_them():
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
+    helped = set(re.findall(r'@echo "make ([a-z]+)', makefile))
+    named = {
+        name
+        for page in [*PAGES, ROOT / "CONTRIBUTING.md"]
+        for name in re.findall(r"(?:^ {4}|`)make ([a-z]+)", page.read_text(), re.MULTILINE)
+    }
+    assert named <= targets
+    assert helped | {"help"} == targets
+
+
+def test_the_options_that_the_pages_name_are_options_of_the_command():
+    text = "".join(page.read_text() for page in PAGES)
+    known = {
+        option
+        for command in get_command(app).commands.values()
+        for parameter in command.params
+        for option in parameter.opts
+    }
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) <= known

@@ -16,6 +16,7 @@ from headrace.element.spec import (
     check,
     decode_spec,
     encode_spec,
+    loosened,
     relax,
     spec_of,
     unbatched,
@@ -158,3 +159,12 @@ def test_a_class_with_other_fields_is_not_taken_for_the_one_that_was_sent() -> N
     assert made.other == ArraySpec((2,), "f4")
     with pytest.raises(DataLossError, match="not a class of plain fields"):
         decode_spec(sent.replace(b"label", b"a b c"))
+
+
+def test_one_element_proves_its_structure_dtypes_and_numbers_of_axes() -> None:
+    spec = {"x": ArraySpec((3, 4), np.uint8, name="image"), "y": (ArraySpec((), bytes),)}
+
+    assert loosened(spec) == {
+        "x": ArraySpec((None, None), np.uint8, name="image"),
+        "y": (ArraySpec((), bytes),),
+    }

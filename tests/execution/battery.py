@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 import headrace as hr
 from headrace.element.tree import flatten
+from headrace.errors import UserFunctionError
 
 
 def equal(a: Any, b: Any) -> bool:
@@ -24,33 +26,80 @@ def equal(a: Any, b: Any) -> bool:
     )
 
 
+def elements_of(iterator: hr.DatasetIterator, most: int) -> Iterator[Any]:
+    """Yield up to `most` elements; those whose function fails are passed over."""
+    while most > 0:
+        try:
+            element = next(iterator)
+        except StopIteration:
+            return
+        except UserFunctionError:
+            continue
+        most -= 1
+        yield element
+
+
 def read_with_states(iterator: hr.DatasetIterator, most: int) -> tuple[list[Any], list[Any]]:
-    """Return the elements, and the state before each and behind the last."""
-    elements, states = [], [json.loads(json.dumps(iterator.get_state()))]
-    for element in iterator:
+    """Return the elements, and the state before each and after the last."""
+    elements, states = [], [saved(iterator)]
+    for element in elements_of(iterator, most):
         elements.append(element)
-        states.append(json.loads(json.dumps(iterator.get_state())))
-        if len(elements) == most:
-            break
+        states.append(saved(iterator))
     return elements, states
 
 
+def saved(iterator: hr.DatasetIterator) -> Any:
+    """Return the iterator's state as it comes back from a file."""
+    return json.loads(json.dumps(iterator.get_state()))
+
+
 def assert_restores_everywhere(
-    make: Callable[[], hr.Dataset], *, most: int = 200, every: int = 1, ordered: bool = True
+    make: Callable[[], hr.Dataset],
+    *,
+    others: Sequence[Callable[[], hr.Dataset]] = (),
+    most: int = 200,
+    ordered: bool = True,
+    seed: int = 0,
 ) -> list[Any]:
-    """Read a dataset, then restore a fresh one at every state and compare the rest."""
+    """Read a dataset, then restore at every state and compare the rest.
+
+    States are restored in random order: each into a fresh iterator, and into one that is used for
+    all of them.
+
+    Args:
+        make: Makes the dataset.
+        others: Make datasets that say the same and run otherwise; states fit these, too.
+        most: Elements to read.
+        ordered: Whether the elements come in the same order.
+        seed: Of the order of the states.
+    """
     with iter(make()) as iterator:
         elements, states = read_with_states(iterator, most)
-    for position in range(0, len(states), every):
-        with iter(make()) as restored:
-            restored.set_state(states[position])
-            rest = [element for element, _ in zip(restored, elements[position:], strict=False)]
-            if len(elements) < most:
-                assert next(restored, None) is None, f"too many elements from {position}"
-        want = elements[position:]
-        if not ordered:
-            rest, want = sorted(rest, key=repr), sorted(want, key=repr)
-        assert len(rest) == len(want), f"{len(rest)} elements from state {position}: {want=}"
-        for number, (got, wanted) in enumerate(zip(rest, want, strict=True)):
-            assert equal(got, wanted), f"state {position}, element {number}: {got!r} != {wanted!r}"
+    makers = [make, *others]
+    used = [iter(maker()) for maker in makers]
+    places = list(range(len(states)))
+    random.Random(seed).shuffle(places)
+    for turn, position in enumerate(places):
+        maker = turn % len(makers)
+        with iter(makers[maker]()) as fresh:
+            for restored in (fresh, used[maker]):
+                # One more than there are, where the dataset was read to its end.
+                rest, more = elements[position:], len(elements) < most
+                _assert_same_rest(restored, states[position], rest, len(rest) + more, ordered)
+    for iterator in used:
+        iterator.close()
     return elements
+
+
+def _assert_same_rest(
+    restored: hr.DatasetIterator, state: Any, want: list[Any], count: int, ordered: bool
+) -> None:
+    restored.set_state(state)
+    assert saved(restored) == state
+    place = json.dumps(state["at"])
+    got = list(elements_of(restored, count))
+    if not ordered:
+        got, want = sorted(got, key=repr), sorted(want, key=repr)
+    assert len(got) == len(want), f"{len(got)} elements instead of {len(want)} from {place}"
+    for number, (one, wanted) in enumerate(zip(got, want, strict=True)):
+        assert equal(one, wanted), f"element {number} after {place}: {one!r} != {wanted!r}"

@@ -8,15 +8,16 @@ from headrace.plan import batching, buffering, combining, elements, elementwise,
 from headrace.plan.node import Node
 
 #: Iterators that have grown files of their own, and whose part they are.
-TWINS = {"shuffle": "ordering", "interleave": "combining"}
+TWINS = {"shuffle": "ordering", "interleave": "combining", "caching": "buffering"}
 
 
-def nodes() -> set[type]:
-    found: set[type] = set()
+def nodes() -> set[type[Node]]:
+    found: set[type[Node]] = set()
     for module in (batching, buffering, combining, elements, elementwise, options, ordering):
         kinds = {v for v in vars(module).values() if isinstance(v, type) and issubclass(v, Node)}
         found |= {kind for kind in kinds if kind is not Node}
-    return found
+    # The normal form has no options: they hold for the whole plan.
+    return found - {options.WithOptions}
 
 
 def test_every_node_has_an_iterator_in_its_twin():

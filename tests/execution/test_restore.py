@@ -1,92 +1,106 @@
-"""Every pipeline continues from every state, in a fresh iterator, with the same rest."""
+"""Every pipeline continues from every state, in fresh and used iterators, with the same rest."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import headrace as hr
 
-from .battery import assert_restores_everywhere
+from .battery import assert_restores_everywhere, elements_of, read_with_states, saved
+from .pipelines import PIPELINES, SOURCES, STEPS, failing, nested, odd_or_half
 
 Dataset = hr.Dataset
-
-
-def odd_or_half(x: np.int64) -> np.int64:
-    """Branch, so that it is called element by element."""
-    return x * 2 if x % 2 else x // 2
-
-
-def numbers():
-    yield from range(23)
-
-
-def nested(x: np.int64) -> hr.Dataset:
-    return Dataset.range(int(x) % 4).map(lambda y: y + 10)
-
-
-PIPELINES = {
-    "range": lambda: Dataset.range(17),
-    "slices": lambda: Dataset.from_tensor_slices(
-        {"a": np.arange(20).reshape(10, 2), "b": [b"x"] * 10}
-    ),
-    "tensors": lambda: Dataset.from_tensors((np.arange(3), "s")),
-    "generator": lambda: Dataset.from_generator(numbers),
-    "map": lambda: Dataset.range(30).map(odd_or_half),
-    "columns": lambda: Dataset.range(30).map(lambda x: x * x),
-    "filter": lambda: Dataset.range(30).filter(lambda x: bool(x % 3)),
-    "column filter": lambda: Dataset.range(30).filter(lambda x: x % 3 == 0),
-    "batch": lambda: Dataset.range(23).batch(4),
-    "drop": lambda: Dataset.range(23).batch(4, drop_remainder=True),
-    "batch of batches": lambda: Dataset.range(24).batch(2).batch(3),
-    "mapped batch": lambda: Dataset.range(23).map(odd_or_half).batch(4),
-    "unbatch": lambda: Dataset.range(23).map(odd_or_half).batch(5).unbatch(),
-    "take skip": lambda: Dataset.range(30).skip(5).take(11),
-    "shard": lambda: Dataset.range(31).map(odd_or_half).shard(4, 2),
-    "index shard": lambda: Dataset.range(31).shard(4, 3),
-    "enumerate": lambda: Dataset.range(9).map(odd_or_half).enumerate(5),
-    "repeat": lambda: Dataset.range(5).repeat(4),
-    "endless": lambda: Dataset.range(5).shuffle(3, seed=1).repeat(),
-    "shuffle": lambda: Dataset.range(60).shuffle(7),
-    "full shuffle": lambda: Dataset.range(20).shuffle(100, seed=4),
-    "row shuffle": lambda: Dataset.range(60).map(odd_or_half).shuffle(7),
-    "full row shuffle": lambda: Dataset.range(20).map(odd_or_half).shuffle(100),
-    "generator shuffle": lambda: Dataset.from_generator(numbers).shuffle(5, seed=2),
-    "shuffled epochs": lambda: Dataset.range(20).shuffle(6, seed=3).repeat(3).batch(7),
-    "zip": lambda: Dataset.zip(Dataset.range(20).shuffle(5), Dataset.range(13).map(odd_or_half)),
-    "concatenate": lambda: Dataset.range(5).concatenate(Dataset.range(7).map(odd_or_half)),
-    "flat_map": lambda: Dataset.range(9).flat_map(nested),
-    "interleave": lambda: Dataset.range(9).interleave(nested, cycle_length=3, block_length=2),
-    "wide interleave": lambda: Dataset.range(5).interleave(
-        lambda x: Dataset.range(9).map(lambda y: y + 1)
-    ),
-    "threaded interleave": lambda: Dataset.range(9).interleave(
-        nested, cycle_length=3, num_parallel_calls=2
-    ),
-    "prefetch": lambda: Dataset.range(20).map(odd_or_half).prefetch(3),
-    "autotuned prefetch": lambda: Dataset.range(20).map(odd_or_half).prefetch(hr.AUTOTUNE),
-    "threaded map": lambda: Dataset.range(40).map(odd_or_half, num_parallel_calls=3),
-    "cache": lambda: Dataset.range(9).map(odd_or_half).cache().repeat(3),
-    "shuffled cache": lambda: Dataset.range(9).shuffle(9).cache().repeat(3),
-    "training": lambda: (
-        Dataset.range(40)
-        .shuffle(16)
-        .map(odd_or_half, num_parallel_calls=2)
-        .repeat(2)
-        .batch(6)
-        .prefetch(2)
-    ),
-}
 
 
 @pytest.mark.parametrize("name", PIPELINES)
 def test_every_state_continues_with_the_same_rest(name):
     assert_restores_everywhere(PIPELINES[name])
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("lower", STEPS)
+def test_every_step_above_every_other_continues_with_the_same_rest(source, lower):
+    for upper, step in STEPS.items():
+
+        def make(step=step):
+            return step(STEPS[lower](SOURCES[source]()))
+
+        try:
+            assert_restores_everywhere(make, most=12, seed=len(upper))
+        except AssertionError as error:
+            raise AssertionError(f"{upper} above {lower} above {source}: {error}") from error
+
+
+@pytest.mark.parametrize("steps", [(), ("filter",), ("flat_map",), ("shuffle",), ("failing map",)])
+def test_states_do_not_depend_on_what_changes_only_speed(steps):
+    def make(threads, ahead, cycle_threads):
+        dataset = Dataset.range(40)
+        for step in steps:
+            dataset = STEPS[step](dataset)
+        if ahead is not None:
+            dataset = dataset.prefetch(ahead)
+        dataset = dataset.map(odd_or_half, num_parallel_calls=threads)
+        dataset = dataset.interleave(nested, 3, 2, num_parallel_calls=cycle_threads)
+        return dataset if ahead is None else dataset.prefetch(ahead)
+
+    assert_restores_everywhere(
+        lambda: make(None, None, None),
+        others=[lambda: make(2, 3, None), lambda: make(4, None, 2), lambda: make(None, 1, 3)],
+        most=40,
+    )
+    assert_restores_everywhere(
+        lambda: make(3, hr.AUTOTUNE, 2), others=[lambda: make(None, None, None)], most=40
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["generated batches, mapped", "drawn flat_map", "concatenate, interleave", "training"]
+)
+def test_a_state_is_restored_in_another_process(name):
+    with iter(PIPELINES[name]()) as iterator:
+        elements, states = read_with_states(iterator, 100)
+    position = len(elements) // 2
+    program = (
+        "import json, sys\n"
+        "from tests.execution.battery import elements_of\n"
+        "from tests.execution.pipelines import PIPELINES\n"
+        f"with iter(PIPELINES[{name!r}]()) as iterator:\n"
+        "    iterator.set_state(json.load(sys.stdin))\n"
+        "    print(repr([x.tolist() for x in elements_of(iterator, 100)]))\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program],
+        input=json.dumps(states[position]),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=Path(__file__).parents[2],
+    )
+    assert result.stderr == ""
+    assert result.stdout.strip() == repr([x.tolist() for x in elements[position:]])
+
+
+def test_a_place_survives_without_its_hints():
+    def without_hints(state):
+        if isinstance(state, dict):
+            return {key: without_hints(value) for key, value in state.items() if key != "hint"}
+        return [without_hints(item) for item in state] if isinstance(state, list) else state
+
+    make = PIPELINES["generated batches, zipped"]
+    with iter(make()) as iterator:
+        elements, states = read_with_states(iterator, 30)
+    for position in (0, 1, 7, 30):
+        with iter(make()) as restored:
+            restored.set_state(without_hints(states[position]))
+            rest = [batch.tolist() for batch, _ in elements_of(restored, len(elements) - position)]
+            assert rest == [batch.tolist() for batch, _ in elements[position:]]
 
 
 def test_an_unordered_map_loses_and_repeats_nothing_from_any_state():
@@ -123,42 +137,52 @@ def test_records_and_lines_are_restored_within_a_file(tmp_path: Path):
     assert len(assert_restores_everywhere(lines)) == 10
 
 
-STEPS = st.sampled_from(
-    [
-        lambda ds: ds.map(odd_or_half),
-        lambda ds: ds.map(lambda x: x + 1),
-        lambda ds: ds.map(odd_or_half, num_parallel_calls=2),
-        lambda ds: ds.filter(lambda x: x % 3 != 0),
-        lambda ds: ds.shuffle(4),
-        lambda ds: ds.shuffle(50, seed=9),
-        lambda ds: ds.repeat(2),
-        lambda ds: ds.take(19),
-        lambda ds: ds.skip(3),
-        lambda ds: ds.shard(2, 1),
-        lambda ds: ds.batch(3).unbatch(),
-        lambda ds: ds.prefetch(2),
-        lambda ds: ds.cache(),
-        lambda ds: ds.flat_map(lambda x: Dataset.range(int(x) % 3)),
-        lambda ds: ds.interleave(lambda x: Dataset.range(int(x) % 5), cycle_length=2),
-        lambda ds: ds.concatenate(Dataset.range(4)),
-    ]
-)
+def test_passing_over_elements_on_the_way_calls_no_function_of_theirs():
+    calls = []
+
+    def note(x):
+        calls.append(int(x))
+        return x
+
+    def make():
+        return Dataset.range(100).map(note).take(90).skip(10).shard(2, 1)
+
+    with iter(make()) as iterator:
+        next(iterator)
+        state = saved(iterator)
+    with iter(make()) as restored:
+        restored.set_state(state)
+        calls.clear()
+        assert [int(next(restored)) for _ in range(3)] == [13, 15, 17]
+    assert calls == [13, 15, 17]
 
 
 @settings(max_examples=60)
-@given(steps=st.lists(STEPS, max_size=5), size=st.integers(0, 25), position=st.integers(0, 60))
-def test_any_pipeline_restores_anywhere(steps, size, position):
+@given(
+    steps=st.lists(st.sampled_from(sorted(STEPS)), max_size=5),
+    source=st.sampled_from(sorted(SOURCES)),
+    position=st.integers(0, 60),
+    visited=st.integers(0, 60),
+)
+def test_any_pipeline_restores_anywhere(steps, source, position, visited):
     def make():
-        dataset = Dataset.range(size)
+        dataset = SOURCES[source]()
         for step in steps:
-            dataset = step(dataset)
+            dataset = STEPS[step](dataset)
         return dataset
 
     with iter(make()) as first:
-        for _ in range(position):
-            next(first, None)
-        state = json.loads(json.dumps(first.get_state()))
-        want = [next(first, None) for _ in range(100)]
-    with iter(make()) as second:
-        second.set_state(state)
-        assert [next(second, None) for _ in range(100)] == want
+        list(elements_of(first, position))
+        state = saved(first)
+        want = [int(x) for x in elements_of(first, 60)]
+    with iter(make()) as fresh, iter(make()) as used:
+        list(elements_of(used, visited))
+        for second in (fresh, used):
+            second.set_state(state)
+            assert saved(second) == state
+            assert [int(x) for x in elements_of(second, 60)] == want
+
+
+def test_the_failing_map_of_these_tests_fails():
+    with pytest.raises(KeyError):
+        failing(3)

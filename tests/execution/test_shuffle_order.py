@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.execution.shuffle_order import Draws, drawn_from, slot_ordinals
+from headrace.execution.shuffle_order import Draws, Exchange, slot_ordinals
 
 
 def simulate(slots, held, incoming):
@@ -23,7 +23,7 @@ def test_a_block_of_draws_gives_what_single_draws_give(size, count, seed):
     held, incoming = np.arange(size), np.arange(size, size + count)
     expected_held = held.tolist()
     expected = simulate(slots.tolist(), expected_held, incoming.tolist())
-    assert drawn_from(slots, held, incoming).tolist() == expected
+    assert Exchange(slots).apply(held, incoming).tolist() == expected
     assert held.tolist() == expected_held
 
 
@@ -48,3 +48,14 @@ def test_draws_are_uniform():
     # Each slot is drawn 1000 times, give or take five standard deviations (31.5 each).
     assert drawn.min() > 840
     assert drawn.max() < 1160
+
+
+def test_an_exchange_moves_the_columns_of_an_element_together():
+    slots = Draws([3], 4).take(30)
+    numbers, names = np.arange(4), np.array([b"%d" % n for n in range(4)], object)
+    incoming = np.arange(4, 34)
+    exchange = Exchange(slots)
+    out = exchange.apply(numbers, incoming)
+    out_names = exchange.apply(names, np.array([b"%d" % n for n in incoming], object))
+    assert [b"%d" % n for n in out] == out_names.tolist()
+    assert [b"%d" % n for n in numbers] == names.tolist()

@@ -24,6 +24,7 @@ NOWHERE = "127.0.0.1:1"
     [
         ({"processing_mode": "invalid"}, r"ShardingPolicy.*distributed_epoch.*Got 'invalid'\."),
         ({"processing_mode": 0}, "Got 0"),
+        ({"processing_mode": "dynamic"}, r"Did you mean ShardingPolicy\.DYNAMIC\?"),
         ({"processing_mode": None}, "Got None"),
         ({"processing_mode": ShardingPolicy.FILE}, "FILE is not supported by this version"),
         ({"processing_mode": ShardingPolicy.HINT}, "it supports OFF and DYNAMIC"),
@@ -46,6 +47,7 @@ NOWHERE = "127.0.0.1:1"
         ({"compression": "foo"}, "Invalid `compression` argument: foo"),
         ({"cross_trainer_cache": object()}, "cross_trainer_cache.*not supported"),
         ({"target_workers": "foo"}, "Unrecognized target workers: 'foo'"),
+        ({"wait_timeout": 0}, "`wait_timeout` must be more than 0 seconds"),
         ({"visitation": "exactly_once"}, "visitation='exactly_once' is not supported with OFF"),
     ],
 )

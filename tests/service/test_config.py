@@ -12,6 +12,7 @@ from headrace.service.config import (
     DispatcherConfig,
     ShardingPolicy,
     WorkerConfig,
+    check_reachable,
     parse_processing_mode,
     parse_service,
 )
@@ -116,8 +117,8 @@ def test_fields_come_in_the_documented_order() -> None:
 
 
 def test_good_values_are_kept(tmp_path: Path) -> None:
-    config = DispatcherConfig(0, "127.0.0.1", tmp_path, True, ["a:1"], job_gc_timeout_ms=-1)
-    assert config.worker_addresses == ("a:1",)
+    config = DispatcherConfig(0, "127.0.0.1", tmp_path, True, job_gc_timeout_ms=-1)
+    assert config.work_dir == tmp_path
     assert WorkerConfig("tcp://a:1", worker_tags=["x"]).worker_tags == ("x",)
     assert WorkerConfig("tcp://a:1").dispatcher_address == "a:1"
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -186,3 +187,37 @@ def test_a_workers_bad_values_are_named(
     with pytest.raises(kind) as caught:
         WorkerConfig(**{"dispatcher_address": "127.0.0.1:5050", **fields})
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        (DispatcherConfig, {"worker_addresses": ["a:1"]}),
+        (DispatcherConfig, {"worker_addresses": []}),
+        (DispatcherConfig, {"worker_max_concurrent_snapshots": 2}),
+        (WorkerConfig, {"dispatcher_address": "a:1", "data_transfer_protocol": "tcp"}),
+        (WorkerConfig, {"dispatcher_address": "a:1", "cross_trainer_cache_size_bytes": 1 << 30}),
+    ],
+)
+def test_settings_that_would_do_nothing_are_refused(kind: Any, fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="is not supported by this version; use"):
+        kind(**fields)
+
+
+@pytest.mark.parametrize("address", ["host:1", "10.0.0.7:5050", "[fe80::1]:80", "localhost:9"])
+def test_an_address_that_clients_can_find_is_accepted(address: str) -> None:
+    check_reachable(address)
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:5050", "[::]:5050", "*:1", "[::0]:1"])
+def test_an_address_that_stands_for_all_of_a_machine_is_refused(address: str) -> None:
+    with pytest.raises(ValueError, match=r"every address of its machine.*worker_address"):
+        check_reachable(address)
+
+
+@pytest.mark.parametrize(
+    "address", ["nonsense", "", ":1", "a b:1", "a\n:1", "host:0", "host:99999"]
+)
+def test_an_address_that_cannot_be_read_is_refused(address: str) -> None:
+    with pytest.raises(ValueError, match="address="):
+        check_reachable(address)

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import gzip
+import io
 import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import fsspec
+import numpy as np
 import pytest
 
 from headrace.errors import (
@@ -17,8 +19,15 @@ from headrace.errors import (
 )
 from headrace.plan.source import IndexedSource
 from headrace.sources.compression import check_compression
-from headrace.sources.files import FileNamesSource, as_names, create_file, match_files, open_file
-from tests.sources.conformance import check_source
+from headrace.sources.files import (
+    FileNamesSource,
+    as_names,
+    create_file,
+    expand_braces,
+    match_files,
+    open_file,
+)
+from headrace.testing.conformance import check_source
 
 
 @pytest.fixture
@@ -85,7 +94,41 @@ def test_what_matches_nothing_is_named(folder: Path, memory: str) -> None:
         match_files(f"{memory}/gone")
 
 
-@pytest.mark.parametrize("names", [3, None, b"bytes", [b"bytes"], ["a", 3]])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a/b",
+        b"a/b",
+        Path("a/b"),
+        np.str_("a/b"),
+        np.bytes_(b"a/b"),
+        np.array("a/b"),
+        np.array(b"a/b"),
+        np.array("a/b", object),
+    ],
+)
+def test_names_are_taken_however_they_are_written(name: object) -> None:
+    for given in (name, [name], (name,), iter([name])):
+        names = as_names("filenames", given)  # type: ignore[arg-type]
+        assert names == ("a/b",)
+        assert type(names[0]) is str
+
+
+@pytest.mark.parametrize("dtype", [object, "U", "S"])
+def test_an_array_of_names_is_several(dtype: object) -> None:
+    assert as_names("filenames", np.array(["a", "b"], dtype)) == ("a", "b")  # type: ignore[call-overload]
+
+
+def test_an_open_file_is_refused_with_its_name(folder: Path) -> None:
+    with open(folder / "a.txt") as text, open(folder / "a.txt", "rb") as binary:
+        for opened in (text, binary, [text]):
+            with pytest.raises(TypeError, match=r"an open file .*pass its name, '.*a\.txt'"):
+                as_names("filenames", opened)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"an open file .BytesIO.; pass the file's name"):
+        as_names("filenames", io.BytesIO(b"a"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("names", [3, None, [["a"]], ["a", 3], [np.array(["a"])]])
 def test_names_are_text_or_paths(names: object) -> None:
     with pytest.raises(TypeError, match="filenames must"):
         as_names("filenames", names)  # type: ignore[arg-type]
@@ -95,6 +138,61 @@ def test_names_are_text_or_paths(names: object) -> None:
 def test_names_are_not_empty(names: object) -> None:
     with pytest.raises(ValueError, match="empty"):
         as_names("filenames", names)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("plain", ["plain"]),
+        ("{a,b}", ["a", "b"]),
+        ("s{0..2}.tar", ["s0.tar", "s1.tar", "s2.tar"]),
+        ("s{08..10}", ["s08", "s09", "s10"]),
+        ("s{2..0}", ["s2", "s1", "s0"]),
+        ("{-1..1}", ["-1", "0", "1"]),
+        ("{a,b}{0..1}", ["a0", "a1", "b0", "b1"]),
+        ("x{a,{b,c}d}", ["xa", "xbd", "xcd"]),
+        ("{,un}known", ["known", "unknown"]),
+        ("{a,a}", ["a"]),
+        ("{}", ["{}"]),
+        ("{name}.txt", ["{name}.txt"]),
+        ("{a..c}", ["{a..c}"]),
+        ("{a,b", ["{a,b"]),
+    ],
+)
+def test_braces_are_expanded_as_in_a_shell(pattern: str, names: list[str]) -> None:
+    assert expand_braces(pattern) == names
+
+
+def test_braces_that_stand_for_too_many_names_are_refused() -> None:
+    for pattern in ("{0..99999999999}", "{0..9999}{0..9999}"):
+        with pytest.raises(ValueError, match="more than 1048576 names"):
+            expand_braces(pattern)
+
+
+def test_patterns_with_braces_name_files(folder: Path, memory: str) -> None:
+    assert names_in(folder, match_files(f"{folder}/{{a,b}}.txt")) == ["a.txt", "b.txt"]
+    assert names_in(folder, match_files(f"{folder}/{{a,c}}.*")) == ["a.txt", "c.csv"]
+    assert len(match_files(f"{memory}/{{a,b}}.txt")) == 2
+    with pytest.raises(NotFoundError, match=r"No such file: .*z\.txt"):
+        match_files(f"{folder}/{{a,z}}.txt")
+
+
+def test_a_file_whose_name_has_braces_is_taken_as_it_is(folder: Path) -> None:
+    (folder / "{x,y}").write_bytes(b"")
+    assert names_in(folder, match_files(folder / "{x,y}")) == ["{x,y}"]
+
+
+def test_a_pattern_that_matches_folders_alone_says_so(folder: Path) -> None:
+    with pytest.raises(NotFoundError, match=r"matches folders .1. .*write '.*/s\*/\*'"):
+        match_files(f"{folder}/s*")
+    with pytest.raises(NotFoundError, match=r"it is a folder, not a file; write '.*/sub/\*'"):
+        match_files(f"{folder}/sub")
+
+
+def test_a_pattern_where_a_name_belongs_is_advised(folder: Path) -> None:
+    for name in ("*.txt", "{a,b}.txt"):
+        with pytest.raises(NotFoundError, match=r"use Dataset\.list_files"):
+            open_file(str(folder / name))
 
 
 def test_file_names_are_a_source(folder: Path) -> None:

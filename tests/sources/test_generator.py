@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from headrace.element.spec import ArraySpec
 from headrace.errors import InvalidElementError, UserFunctionError
 from headrace.sources.generator import GeneratorSource
-from tests.sources.conformance import assert_same, check_source, read_all
+from headrace.testing.conformance import assert_same, check_source, read_all
 
 
 def count(stop: int) -> Iterator[int]:
@@ -145,21 +146,207 @@ def test_an_error_in_the_call_is_the_users() -> None:
     assert reader.read(1) is None
 
 
-def test_slow_elements_come_one_at_a_time() -> None:
-    class Clock:
-        now = 0.0
+def counted(calls: list[int], stop: int = 10) -> Iterator[int]:
+    for index in range(stop):
+        calls.append(index)
+        yield index
 
-    def slow() -> Iterator[int]:
-        for index in range(3):
-            Clock.now += 10.0
+
+@pytest.mark.parametrize("limit", [1, 3, 10])
+def test_the_generator_runs_for_what_was_asked_for_and_no_further(limit: int) -> None:
+    calls: list[int] = []
+    reader = GeneratorSource(counted, (calls,)).open(0, 1)
+
+    chunk = reader.read(limit)
+
+    assert chunk is not None
+    assert chunk.rows() == calls == list(range(limit))
+    reader.close()
+
+
+def test_a_generator_may_wait_for_its_consumer() -> None:
+    answers = [0]
+
+    def feedback() -> Iterator[int]:
+        for _ in range(5):
+            yield answers[-1]
+
+    reader = GeneratorSource(feedback).open(0, 1)
+    seen = []
+    while (chunk := reader.read(1)) is not None:
+        seen.append(int(chunk.rows()[0]))
+        answers.append(seen[-1] + 1)
+
+    assert seen == [0, 1, 2, 3, 4]
+
+
+BUFFER = np.zeros(2)
+REUSED: dict[str, Any] = {}
+LISTED = [np.zeros(2), np.zeros(2)]
+
+
+def one_buffer() -> Iterator[Any]:
+    for index in range(6):
+        BUFFER[:] = index
+        yield BUFFER
+
+
+def one_dict() -> Iterator[Any]:
+    for index in range(6):
+        REUSED["x"] = index
+        yield REUSED
+
+
+def one_buffer_in_a_new_dict() -> Iterator[Any]:
+    for element in one_buffer():
+        yield {"x": element, "y": (element[:1], 1)}
+
+
+def a_list_of_arrays() -> Iterator[Any]:
+    for index in range(6):
+        LISTED[0][:] = index
+        yield LISTED
+
+
+FIRST = {
+    one_buffer: lambda row: row[0],
+    one_dict: lambda row: row["x"],
+    one_buffer_in_a_new_dict: lambda row: row["x"][0],
+    a_list_of_arrays: lambda row: row[0][0],
+}
+
+
+@pytest.mark.parametrize("limit", [1, 4, 100])
+@pytest.mark.parametrize("generator", list(FIRST))
+def test_what_is_yielded_again_and_again_is_taken_over_each_time(
+    generator: Any, limit: int
+) -> None:
+    rows = read_all(GeneratorSource(generator).open(0, 1), limit)
+
+    assert [int(FIRST[generator](row)) for row in rows] == list(range(6))
+
+
+@pytest.mark.parametrize(
+    ("generator", "signature"),
+    [
+        (one_buffer, ArraySpec((2,), np.float64)),
+        (one_dict, {"x": ArraySpec((), np.int64)}),
+        (
+            one_buffer_in_a_new_dict,
+            {
+                "x": ArraySpec((2,), np.float64),
+                "y": (ArraySpec((1,), np.float64), ArraySpec((), int)),
+            },
+        ),
+    ],
+)
+def test_with_a_signature_too(generator: Any, signature: Any) -> None:
+    rows = read_all(GeneratorSource(generator, (), signature).open(0, 1))
+
+    assert [int(FIRST[generator](row)) for row in rows] == list(range(6))
+
+
+@pytest.mark.parametrize("signature", [None, {"x": ArraySpec((3,), np.float64)}])
+def test_a_new_array_is_not_copied(signature: Any) -> None:
+    addresses = []
+
+    def make() -> Iterator[Any]:
+        for _ in range(3):
+            addresses.append(0)
+            yield {"x": noted()}
+
+    def noted() -> Any:
+        array = np.ones(3)
+        addresses[-1] = array.ctypes.data
+        return array
+
+    rows = read_all(GeneratorSource(make, (), signature).open(0, 1))
+
+    assert [row["x"].ctypes.data for row in rows] == addresses
+
+
+class Stop(BaseException):
+    pass
+
+
+@pytest.mark.parametrize(
+    "exception", [KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError, Stop]
+)
+def test_an_interruption_passes_and_moves_nothing(exception: type[BaseException]) -> None:
+    interruptions = [exception("now")]
+
+    def interrupted() -> Iterator[int]:
+        for index in range(8):
+            if index == 5 and interruptions:
+                raise interruptions.pop()
             yield index
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("headrace.sources.generator.time.perf_counter", lambda: Clock.now)
-        reader = GeneratorSource(slow).open(0, 1)
-        sizes = [chunk.size for chunk in iter(lambda: reader.read(100), None)]
+    reader = GeneratorSource(interrupted).open(0, 1)
+    first = reader.read(3)
+    assert first is not None
+    with pytest.raises(exception):
+        reader.read(4)
 
-    assert sizes == [1, 1, 1]
+    assert reader.get_position() == 3
+    assert first.rows() + read_all(reader) == list(range(8))
+
+
+def test_a_generator_object_that_ends_by_stop_iteration_of_its_own_is_an_error() -> None:
+    def careless() -> Iterator[int]:
+        yield 1
+        next(iter(()))
+
+    reader = GeneratorSource(careless).open(0, 1)
+    assert reader.read(1) is not None
+    with pytest.raises(UserFunctionError, match="raised at element 1: RuntimeError"):
+        reader.read(1)
+
+
+def test_a_call_that_raises_stop_iteration_is_an_error() -> None:
+    def careless() -> list[int]:
+        raise StopIteration
+
+    with pytest.raises(UserFunctionError, match="raised at element 0: StopIteration"):
+        GeneratorSource(careless).open(0, 1).read(1)
+
+
+class Unreadable:
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise StopIteration
+
+
+def test_an_element_whose_conversion_stops_is_named_and_does_not_end_the_data() -> None:
+    reader = GeneratorSource(lambda: [1, Unreadable(), 3]).open(0, 1)
+
+    assert reader.read(1) is not None
+    with pytest.raises(InvalidElementError, match=r"element 1 of the generator.*Unreadable"):
+        reader.read(5)
+    assert read_all(reader) == [3]
+
+
+class UnprintableError(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+def test_an_error_without_text_is_reported() -> None:
+    def failing() -> Iterator[int]:
+        raise UnprintableError
+        yield 1
+
+    with pytest.raises(UserFunctionError, match=r"UnprintableError: .its text cannot be shown"):
+        GeneratorSource(failing).open(0, 1).read(1)
+
+
+def test_a_bare_yield_is_refused() -> None:
+    def forgetful() -> Iterator[Any]:
+        yield 1
+        yield
+
+    reader = GeneratorSource(forgetful).open(0, 1)
+    assert reader.read(5) is not None
+    with pytest.raises(InvalidElementError, match=r"element 1 of the generator .*after `yield`"):
+        reader.read(5)
 
 
 def test_closing_closes_the_generator() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from headrace.element.spec import ArraySpec
 from headrace.errors import NotFoundError
 from headrace.sources.text import TextLineSource, cut_lines
-from tests.sources.conformance import check_source, read_all
+from headrace.testing.conformance import check_source, read_all
 
 
 @pytest.fixture

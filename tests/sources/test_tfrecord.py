@@ -13,7 +13,7 @@ from headrace.element.spec import ArraySpec
 from headrace.errors import DataLossError, FailedPreconditionError, NotFoundError
 from headrace.plan.source import Reader
 from headrace.sources.tfrecord import TFRecordSource, TFRecordWriter, masked_crc
-from tests.sources.conformance import check_source, read_all
+from headrace.testing.conformance import check_source, read_all
 
 #: What TensorFlow wrote for these records.
 GOLDEN_RECORDS = [b"", b"abc", bytes(range(40)) * 8]
@@ -273,3 +273,30 @@ def test_writers_need_a_folder(tmp_path: Path) -> None:
         TFRecordWriter(tmp_path / "gone" / "x")
     with pytest.raises(ValueError, match="compression_type"):
         TFRecordWriter(tmp_path / "x", "gzip")
+
+
+class Watched(tuple[str, ...]):
+    """Names that may be looked up, and not gone through."""
+
+    def __iter__(self) -> Any:
+        raise AssertionError("opening one file goes through the names of all")
+
+    __contains__ = index = count = __iter__  # type: ignore[assignment]
+
+
+def test_opening_one_file_looks_at_no_other_name(tmp_path: Path) -> None:
+    path = tmp_path / "records"
+    with TFRecordWriter(path) as writer:
+        writer.write(b"record")
+    source = TFRecordSource((str(path),) * 10_000)
+    object.__setattr__(source, "filenames", Watched(source.filenames))
+
+    assert read_all(source.open(7000, 7001)) == [b"record"]
+    assert read_all(source.open(7000, 7001, [7001, 0, 0])) == []
+
+
+def test_an_index_is_a_file() -> None:
+    source = TFRecordSource(("a", "b"))
+
+    assert source.index_holds == "file"
+    assert source.paths == ("a", "b")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -47,7 +48,7 @@ class Carrier:
         self._closing.callback(server.close)
         return server
 
-    def connect(self, address: str) -> Channel:
+    def connect(self, address: str, **options: Any) -> Channel:
         if self.name == "inprocess":
             channel = inprocess.connect(address)
         else:
@@ -56,6 +57,7 @@ class Carrier:
                 reply_type=TestReply,
                 security=Security.load(self.keys, "client") if self.keys else None,
                 shared_memory=self.name == "shared-memory",
+                **options,
             )
         self._closing.callback(channel.close)
         return channel
@@ -93,6 +95,13 @@ class Peer:
         assert self.process.stdout is not None
         self.address = self.process.stdout.readline().strip()
         assert self.address, "the peer did not start"
+
+    def stop(self) -> None:
+        os.kill(self.process.pid, signal.SIGSTOP)
+        os.waitpid(self.process.pid, os.WUNTRACED)  # Until it does stand still.
+
+    def go_on(self) -> None:
+        os.kill(self.process.pid, signal.SIGCONT)
 
     def kill(self) -> None:
         self.process.kill()

@@ -72,7 +72,7 @@ class TestHandler:
             case Explode():
                 raise errors.NotFoundError("the handler raised")
             case Count():
-                request.reply(Echoed(number=self.server.arenas))
+                request.reply(Echoed(number=len(self.server.arenas)))
 
 
 def main() -> None:

@@ -65,7 +65,7 @@ def test_buffers_arrive_intact_and_writable(carrier: Carrier, sizes: list[int]):
 def test_a_huge_buffer_crosses_both_ways(carrier: Carrier):
     _, channel = carrier.pair()
     seed = 12
-    sent = np.random.default_rng(seed).bytes(70_000_001)
+    sent = np.random.default_rng(seed).bytes(60_000_001)
     _, (buffer, small) = channel.call(Echo(), [sent, b"small"], timeout=50)
     assert buffer == sent
     assert small == b"small"
@@ -139,7 +139,9 @@ def test_a_peer_has_one_name_and_no_other_has_it(carrier: Carrier):
     assert peers[0] == peers[1] != peers[2]
 
 
-@pytest.mark.parametrize("name", sorted(set(errors.__all__) - {"UserFunctionError"}))
+@pytest.mark.parametrize(
+    "name", sorted(set(errors.__all__) - {"UserFunctionError", "describe_error"})
+)
 def test_our_errors_arrive_as_the_same_class(carrier: Carrier, name: str):
     _, channel = carrier.pair()
     ticket = channel.send(Fail(name=name))

@@ -39,7 +39,10 @@ def test_bytes_of_chance_are_a_header_or_a_decode_error(data):
         assert isinstance(decode_request_header(data), RequestHeader)
 
 
-@given(st.text(st.characters(codec=None)), st.sampled_from(sorted(errors.__all__)))
+@given(
+    st.text(st.characters(codec=None)),
+    st.sampled_from(sorted(set(errors.__all__) - {"describe_error"})),
+)
 def test_any_text_crosses_in_our_errors(text, name):
     kind = getattr(errors, name)
     again = decode_error(encode_error(kind(text)))
@@ -87,8 +90,8 @@ def test_flat_views_refuse_what_is_no_buffer():
 
 def test_buffers_of_usual_size_stay_whole():
     views = flat_views([b"a", b"", bytes(LARGEST_FRAME)])
-    assert cut(views) == (views, ())
-    assert join(views, ()) == views
+    assert cut(views) == (views, (1, 1, 1))
+    assert join(views, (1, 1, 1)) == views
 
 
 def test_a_huge_buffer_travels_in_pieces():
@@ -100,7 +103,7 @@ def test_a_huge_buffer_travels_in_pieces():
     assert join(frames, pieces) == views
 
 
-@pytest.mark.parametrize("pieces", [(1,), (3,), (2, 0), (-1, 3)])
+@pytest.mark.parametrize("pieces", [(), (1,), (3,), (1, 1, 1), (2, 0), (-1, 3)])
 def test_frames_that_were_not_announced_are_refused(pieces):
     with pytest.raises(ValueError, match="2 frames came"):
         join([memoryview(b"a"), memoryview(b"b")], pieces)

@@ -1,14 +1,24 @@
 from __future__ import annotations
 
+import logging
+import pickle
 import shutil
+import socket
 import stat
+import time
 from pathlib import Path
 
+import cloudpickle
 import pytest
 import zmq
 
+import headrace as hr
+from headrace import metrics
 from headrace.errors import UnauthenticatedError, UnavailableError
-from headrace.transport import zeromq
+from headrace.plan.serialize import dump_plan
+from headrace.service.client.options import ReadingOptions
+from headrace.service.client.source import RemoteSource
+from headrace.transport import inprocess, zeromq
 from headrace.transport.security import AllowList, Security, new_keys
 from tests.transport.peer import TestHandler
 from tests.transport.words import Echo, Echoed, TestReply, TestRequest
@@ -184,3 +194,155 @@ def test_files_that_hold_no_key_let_nobody_in(keys: Path):
     assert not allowed.callback("headrace", b"")
     assert not allowed.callback("headrace", b"\xff\xfe")
     assert allowed.callback("headrace", Security.load(keys, "client").public_key.encode())
+
+
+# --- roles -----------------------------------------------------------------------------------
+
+
+def pair() -> tuple[str, str]:
+    public, secret = zmq.curve_keypair()
+    return public.decode(), secret.decode()
+
+
+def role_seen_by(server_keys: Security | None, client_keys: Security | None) -> str | None:
+    seen = []
+
+    def note(requests):
+        for request in requests:
+            seen.append(request.role)
+            request.reply(Echoed(number=1))
+
+    server = zeromq.serve(note, request_type=TestRequest, security=server_keys)
+    try:
+        call(server.address, client_keys)
+    finally:
+        server.close()
+    return seen[0]
+
+
+def test_a_listed_client_and_a_listed_worker_are_told_apart(keys: Path):
+    security = Security.load(keys, "server")
+    worker = stranger(security)
+    (keys / "authorized_workers" / "first.key").write_text(worker.public_key + "\n")
+    assert role_seen_by(security, worker) == "worker"
+    assert role_seen_by(security, Security.load(keys, "client")) == "client"
+
+
+def test_a_server_with_the_same_keys_is_a_worker(keys: Path):
+    security = Security.load(keys, "server")
+    assert role_seen_by(security, security.as_client()) == "worker"
+
+
+def test_without_keys_nobody_has_a_role():
+    assert role_seen_by(None, None) is None
+
+
+def test_in_one_process_nobody_has_a_role():
+    seen = []
+
+    def note(requests):
+        for request in requests:
+            seen.append(request.role)
+            request.reply(Echoed())
+
+    server = inprocess.serve(note, request_type=TestRequest)
+    channel = inprocess.connect(server.address)
+    channel.call(Echo(), timeout=10)
+    assert seen == [None]
+    channel.close()
+    server.close()
+
+
+def test_lists_of_workers_may_be_sets_of_keys_and_a_worker_s_key_wins():
+    (server, _), (both, _), (worker, _), (client, _) = (pair() for _ in range(4))
+    allowed = AllowList(frozenset([client, both]), server, frozenset([worker, both]))
+    found = {key: allowed.role_of(key) for key in (server, both, worker, client, pair()[0], "")}
+    assert list(found.values()) == ["worker", "worker", "worker", "client", None, None]
+
+
+def test_a_directory_of_keys_without_a_list_of_workers_still_serves(keys: Path):
+    (keys / "authorized_workers").rmdir()
+    security = Security.load(keys, "server")
+    assert role_seen_by(security, Security.load(keys, "client")) == "client"
+
+
+# --- who was refused -------------------------------------------------------------------------
+
+
+def refusals(*reasons: str) -> float:
+    name = "headrace_handshakes_refused_total"
+    return sum(
+        metrics.REGISTRY.get_sample_value(name, {"reason": reason}) or 0.0 for reason in reasons
+    )
+
+
+@pytest.mark.parametrize("kind", ["unlisted", "without keys", "with another key"])
+def test_a_refused_handshake_is_counted_each_time_and_logged_once(
+    keys: Path, tmp_path: Path, open_server, caplog, kind: str
+):
+    security = Security.load(keys, "server")
+    server = open_server(security)
+    other = Security.load(new_keys(tmp_path / "other"), "server")
+    client = {
+        "unlisted": stranger(security),
+        "without keys": None,
+        "with another key": stranger(other),
+    }[kind]
+    # Who has no keys may be the first to end it, when both ends see that they differ.
+    reasons = ("keys",) if kind == "unlisted" else ("protocol", "ended")
+    before = refusals(*reasons)
+    with caplog.at_level(logging.WARNING, "headrace.transport"):
+        for _ in range(3):
+            with pytest.raises((UnauthenticatedError, UnavailableError)):
+                call(server.address, client)
+        until = time.monotonic() + 10
+        while refusals(*reasons) < before + 3 and time.monotonic() < until:
+            time.sleep(0.01)
+    assert refusals(*reasons) == before + 3
+    texts = [record.getMessage() for record in caplog.records]
+    if kind == "unlisted":
+        assert texts == ["refused a connection from 127.0.0.1: its key is on no list"]
+    # The address is not known of a connection that is over before the server looks.
+    assert len(set(texts)) == len(texts) <= 2
+    assert all("refused a connection from" in text for text in texts)
+
+
+def test_who_only_looks_whether_the_port_is_open_is_counted_and_not_logged(
+    keys: Path, open_server, caplog
+):
+    host, port = open_server(Security.load(keys, "server")).address.split(":")
+    before = refusals("ended")
+    with caplog.at_level(logging.WARNING, "headrace.transport"):
+        socket.create_connection((host, int(port)), timeout=5).close()
+        until = time.monotonic() + 10
+        while refusals("ended") < before + 1 and time.monotonic() < until:
+            time.sleep(0.01)
+    assert refusals("ended") == before + 1
+    assert not caplog.records
+
+
+def test_keys_that_were_loaded_travel_as_the_place_where_they_lie(tmp_path: Path) -> None:
+    keys = Security.load(new_keys(tmp_path / "keys"), "client")
+    data = cloudpickle.dumps(keys)
+    assert keys.secret_key.encode() not in data
+    assert pickle.loads(data) == keys
+
+
+def test_keys_that_were_not_loaded_do_not_travel(tmp_path: Path) -> None:
+    loaded = Security.load(new_keys(tmp_path / "keys"), "client")
+    keys = Security(
+        role="client",
+        public_key=loaded.public_key,
+        secret_key=loaded.secret_key,
+        server_key=loaded.server_key,
+    )
+    with pytest.raises(TypeError, match=r"Security\.load\(directory, 'client'\)"):
+        cloudpickle.dumps(keys)
+
+
+def test_no_secret_key_is_in_the_plan_of_a_dataset_that_reads_a_service(tmp_path: Path) -> None:
+    keys = Security.load(new_keys(tmp_path / "keys"), "client")
+    options = ReadingOptions(processing_mode="parallel_epochs", service="h:1", security=keys)
+    source = RemoteSource(options=options, dataset_id="1", cardinality=5)
+    plan = dump_plan(hr.Dataset.from_source(source).map(lambda x: x + 1).plan)
+    assert keys.secret_key.encode() not in plan

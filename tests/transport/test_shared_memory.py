@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from headrace.transport.arena import Arena
 from headrace.transport.free_list import FreeList
+from headrace.transport.mappings import Mappings
 from headrace.transport.shared_memory import (
-    Arena,
     HostIdentity,
-    Mappings,
     MemoryReport,
     Offer,
     Placement,
@@ -105,6 +105,7 @@ def place(arena: Arena, mappings: Mappings, data: list[bytes]) -> Placement:
         arena.hear(mappings.take_report())
         placed = arena.place([memoryview(buffer) for buffer in data])
     assert isinstance(placed, Placement)
+    arena.posted(placed)
     return placed
 
 
@@ -198,6 +199,7 @@ def test_when_all_is_held_there_is_no_waiting(arena: Arena):
         if placed is None:
             break
         if isinstance(placed, Placement):
+            arena.posted(placed)
             held.append(mappings.view(placed))
         else:
             mappings.consider(placed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import socket
 import struct
@@ -18,6 +19,7 @@ from headrace.errors import UnavailableError
 from headrace.transport import zeromq
 from headrace.transport.channel import Channel
 from headrace.transport.context import shared_context
+from headrace.transport.envelope import decode_error, encode, encode_error
 from tests.transport.conftest import Carrier
 from tests.transport.words import Count, Echo, Echoed, Hold, Make, TestReply
 
@@ -42,7 +44,7 @@ def call_until_answered(channel: Channel, number: int, seconds: float = 20.0) ->
             time.sleep(0.02)
 
 
-def test_a_killed_peer_is_told_at_once_and_found_again(network: Carrier, start_peer):
+def test_a_killed_peer_is_noticed_at_once_and_found_again(network: Carrier, start_peer):
     peer = start_peer(keys=network.keys)
     channel = network.connect(peer.address)
     kept = [channel.call(Make(number=n, size=100_000), timeout=20)[1][0] for n in range(4)]
@@ -50,11 +52,15 @@ def test_a_killed_peer_is_told_at_once_and_found_again(network: Carrier, start_p
         channel.send(Hold())
     peer.kill()
     # Far below any heartbeat: the kernel closes the socket and the monitor says so.
-    with pytest.raises(UnavailableError):
+    began = time.monotonic()
+    with pytest.raises(UnavailableError) as caught:
         channel.receive(3)
+    assert caught.value.refused
+    assert time.monotonic() - began < 1
     assert channel.receive(0) is None
-    with pytest.raises(UnavailableError):
+    with pytest.raises(UnavailableError) as caught:
         channel.call(Echo(), timeout=3)
+    assert caught.value.refused
     for n, buffer in enumerate(kept):
         assert bytes(buffer) == bytes([n]) * 100_000
     start_peer(int(peer.address.rpartition(":")[2]), network.keys)
@@ -65,18 +71,51 @@ def test_a_killed_peer_is_told_at_once_and_found_again(network: Carrier, start_p
 
 
 @pytest.mark.heavy
-def test_a_peer_that_stands_still_is_unavailable_before_long(network: Carrier, start_peer):
+def test_what_was_asked_before_a_pause_is_answered_after_it(network: Carrier, start_peer):
     peer = start_peer(keys=network.keys)
     channel = network.connect(peer.address)
     call_until_answered(channel, 1)
-    os.kill(peer.process.pid, signal.SIGSTOP)
-    os.waitpid(peer.process.pid, os.WUNTRACED)  # Until it does stand still.
+    peer.stop()
     try:
-        channel.send(Echo())
-        with pytest.raises(UnavailableError):
-            assert channel.receive(30) is not None
+        tickets = {channel.send(Make(number=n, size=100_000)) for n in range(5)}
+        assert channel.receive(3) is None
     finally:
-        os.kill(peer.process.pid, signal.SIGCONT)
+        peer.go_on()
+    while tickets:
+        reply = channel.receive(10)
+        assert reply is not None
+        tickets.remove(reply.ticket)
+
+
+@pytest.mark.heavy
+def test_a_connection_that_was_begun_in_a_pause_is_made_after_it(network: Carrier, start_peer):
+    peer = start_peer(keys=network.keys)
+    peer.stop()
+    channel = network.connect(peer.address)
+    try:
+        channel.send(Echo(number=1))
+        assert channel.receive(1) is None
+    finally:
+        peer.go_on()
+    assert channel.receive(10).message == Echoed(number=1)
+
+
+@pytest.mark.heavy
+def test_a_peer_that_stands_still_is_unavailable_but_did_not_refuse(network: Carrier, start_peer):
+    peer = start_peer(keys=network.keys)
+    channel = network.connect(peer.address, patience=1.0)
+    call_until_answered(channel, 1)
+    peer.stop()
+    try:
+        for _ in range(2):  # Established at first, then in a handshake that never ends.
+            channel.send(Echo())
+            began = time.monotonic()
+            with pytest.raises(UnavailableError, match="silent for") as caught:
+                assert channel.receive(30) is not None
+            assert not caught.value.refused
+            assert 0.9 < time.monotonic() - began < 10
+    finally:
+        peer.go_on()
     call_until_answered(channel, 2)
 
 
@@ -141,7 +180,7 @@ def test_a_consumer_that_only_receives_gives_slots_back():
         reply = channel.receive(20)
         assert bytes(reply.buffers[0]) == bytes([n]) * 20_000
         del reply
-    (_, arena) = next(iter(server._arenas.values()))
+    (arena,) = server.arenas
     channel.call(Echo(), timeout=20)
     assert arena.slots_in_use <= 8
     carrier.close()
@@ -186,9 +225,11 @@ def test_messages_that_are_no_requests_do_no_harm():
 def test_a_channel_to_something_that_never_speaks_is_unavailable():
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
-        channel = zeromq.connect(f"127.0.0.1:{port}", reply_type=TestReply)
-        with pytest.raises(UnavailableError, match="before it began"):
-            channel.call(Echo(), timeout=30)
+        channel = zeromq.connect(f"127.0.0.1:{port}", reply_type=TestReply, patience=0.5)
+        for _ in range(4):  # Never an error about keys: nobody turned us away.
+            with pytest.raises(UnavailableError, match="before it began") as caught:
+                channel.call(Echo(), timeout=30)
+            assert not caught.value.refused
         channel.close()
 
 
@@ -321,53 +362,156 @@ def test_a_process_that_closes_nothing_ends_all_the_same(network: Carrier, run_p
 
 FORK = """
 import os
-from headrace.transport import zeromq
+import pickle
+from headrace.errors import FailedPreconditionError
+from headrace.transport import inprocess, zeromq
 from tests.transport.peer import TestHandler
-from tests.transport.words import Echo, Echoed, TestReply, TestRequest
-server = zeromq.serve(TestHandler(), request_type=TestRequest)
-channel = zeromq.connect(server.address, reply_type=TestReply)
-channel.call(Echo(), timeout=10)
-pid = os.fork()
-assert channel.call(Echo(number=5), timeout=10)[0] == Echoed(number=5)
-if pid == 0:
+from tests.transport.words import Echo, Echoed, Hold, TestReply, TestRequest
+
+def refused(use):
+    try:
+        use()
+    except FailedPreconditionError as error:
+        return "before a fork" in str(error)
+    return False
+
+def in_child():
+    assert refused(lambda: channel.call(Echo(), timeout=10))
+    assert refused(lambda: channel.send(Echo()))
+    assert refused(lambda: channel.receive(10))
+    assert refused(lambda: handler.held[0].reply(Echoed()))
+    assert not inprocess.is_local(server.address)
     channel.close()
+    server.close()
+    if KIND == "zeromq":
+        own = connect()
+        assert own.call(Echo(number=5), timeout=10)[0] == Echoed(number=5)
+        own.close()
+
+def connect():
+    if KIND == "inprocess":
+        return inprocess.connect(server.address)
+    return zeromq.connect(server.address, reply_type=TestReply)
+
+handler = TestHandler()
+room = inprocess if KIND == "inprocess" else zeromq
+server = room.serve(handler, request_type=TestRequest)
+channel = connect()
+channel.send(Hold())
+while not handler.held:
+    channel.receive(0.01)
+pid = os.fork()
+if pid == 0:
+    try:
+        in_child()
+    except BaseException as error:
+        print(repr(error), flush=True)
+        os._exit(1)
     os._exit(0)
 assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-assert channel.call(Echo(number=6), timeout=10)[0] == Echoed(number=6)
+handler.held[0].reply(Echoed(number=6))
+assert channel.receive(10).message == Echoed(number=6)
 channel.close()
 server.close()
 print("done")
 """
 
 
-FORK_INPROCESS = """
-import os
-from headrace.errors import UnavailableError
-from headrace.transport import inprocess
+@pytest.mark.parametrize("kind", ["zeromq", "inprocess"])
+def test_a_forked_child_is_refused_what_belongs_to_its_parent(run_python, kind):
+    output, _ = run_python("-c", f"KIND = {kind!r}\n{FORK}").communicate(timeout=30)
+    assert output == "done\n"
+
+
+OUTLIVES = """
+import os, sys, time
+from headrace.transport import zeromq
 from tests.transport.peer import TestHandler
-from tests.transport.words import Echo, TestRequest
-server = inprocess.serve(TestHandler(), request_type=TestRequest)
-channel = inprocess.connect(server.address)
-channel.call(Echo(), timeout=10)
-pid = os.fork()
-if pid == 0:
-    code = int(inprocess.is_local(server.address))
-    try:
-        channel.call(Echo(), timeout=10)
-    except UnavailableError:
-        os._exit(code)
-    os._exit(2)
-assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-channel.call(Echo(), timeout=10)
-print("done")
+from tests.transport.words import Echo, TestReply, TestRequest
+server = zeromq.serve(TestHandler(), request_type=TestRequest)
+caller = zeromq.connect(sys.argv[1], reply_type=TestReply)
+caller.call(Echo(), timeout=10)
+print(server.address, flush=True)
+sys.stdin.readline()  # The other side is connected, too.
+child = os.fork()
+if child == 0:
+    sys.stdin.close()
+    time.sleep(60)
+    os._exit(0)
+print(child, flush=True)
+time.sleep(60)
 """
 
 
-def test_a_forked_child_does_not_wait_for_servers_that_stayed_behind(run_python):
-    output, _ = run_python("-c", FORK_INPROCESS).communicate(timeout=30)
-    assert output == "done\n"
+def test_a_child_that_outlives_its_parent_keeps_no_port_and_no_connection(start_peer, run_python):
+    peer = start_peer()
+    parent = run_python("-c", OUTLIVES, peer.address)
+    address = parent.stdout.readline().strip()
+    channel = zeromq.connect(address, reply_type=TestReply)
+    call_until_answered(channel, 1)
+    channel.send(Hold())
+    parent.stdin.write("go\n")
+    parent.stdin.flush()
+    child = int(parent.stdout.readline())
+    try:
+        parent.kill()
+        parent.wait(10)
+        began = time.monotonic()
+        with pytest.raises(UnavailableError) as caught:
+            channel.receive(10)
+        assert caught.value.refused
+        with pytest.raises(UnavailableError) as caught:
+            channel.call(Echo(), timeout=10)
+        assert caught.value.refused, "the port is closed, too"
+        assert time.monotonic() - began < 3
+        # The caller's connection is closed as well, so the peer lets its memory go.
+        watcher = zeromq.connect(peer.address, reply_type=TestReply, shared_memory=False)
+        assert eventually(10, lambda: watcher.call(Count(), timeout=10)[0] == Echoed(number=0))
+        watcher.close()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        channel.close()
 
 
-def test_a_forked_child_has_a_connection_of_its_own(run_python):
-    output, _ = run_python("-c", FORK).communicate(timeout=30)
-    assert output == "done\n"
+def test_a_loss_says_whether_it_was_refused_only_where_it_was_seen():
+    error = UnavailableError("gone")
+    assert error.refused is False
+    error.refused = True
+    again = decode_error(encode_error(error))
+    assert type(again) is UnavailableError
+    assert (str(again), again.refused) == ("gone", False)
+    assert pickle.loads(pickle.dumps(error)).refused is True
+
+
+def test_a_server_that_closes_has_refused_a_silent_one_has_not(carrier: Carrier):
+    server, channel = carrier.pair()
+    channel.send(Hold())
+    assert channel.receive(0.2) is None
+    server.close()
+    for _ in range(2):
+        with pytest.raises(UnavailableError) as caught:
+            assert channel.receive(10) is not None
+        assert caught.value.refused
+        channel.send(Echo())
+    channel.close()
+
+
+def test_a_request_that_breaks_off_in_the_middle_costs_its_connection_alone(monkeypatch):
+    carrier = Carrier("tcp")
+    _, channel = carrier.pair()
+    channel.call(Echo(), timeout=10)
+    channel.send(Hold())
+    real = channel._write
+
+    def fail(connection, header, views):
+        connection.dealer.send(encode(header), zmq.SNDMORE)
+        raise MemoryError("no memory")
+
+    monkeypatch.setattr(channel, "_write", fail)
+    with pytest.raises(MemoryError):
+        channel.send(Echo(), [b"x" * 100])
+    monkeypatch.setattr(channel, "_write", real)
+    with pytest.raises(UnavailableError, match="in the middle of a request"):
+        channel.receive(10)
+    assert channel.call(Echo(number=3), timeout=10)[0] == Echoed(number=3)
+    carrier.close()

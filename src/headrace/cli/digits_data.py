@@ -1,6 +1,10 @@
-"""The demo's data: digits as TFRecord shards, and the pipeline that the workers run.
+"""The demo's data: digits as TFRecord shards, and the pipeline that reads them.
 
 Apart from the demo itself, because workers import it: they need neither JAX nor scikit-learn.
+
+Shards are many and small, and what must see many examples (the shuffle, the batches) comes after
+`distribute`, in the training process. So a worker holds the examples of a few shards at any time,
+and no more than those are lost with it.
 """
 
 from __future__ import annotations
@@ -16,7 +20,9 @@ import headrace as hr
 __all__ = ["BATCH_SIZE", "NUM_SHARDS", "augment", "parse", "training_data", "write_shards"]
 
 BATCH_SIZE = 32
-NUM_SHARDS = 24
+NUM_SHARDS = 96
+
+_SHUFFLE_BUFFER = 256
 
 _FEATURES = {
     "image": hr.io.FixedLenFeature((), bytes),
@@ -75,14 +81,18 @@ def _interpolate(image: NDArray[np.float32], places: NDArray[np.float64]) -> NDA
 
 
 def training_data(folder: Path, target: str, *, read_ahead: int) -> hr.Dataset:
-    """Return the pipeline, run by the workers of the service at `target`."""
+    """Return the batches of an epoch; the service at `target` reads, parses and augments.
+
+    Args:
+        folder: Where the shards are.
+        target: The dispatcher.
+        read_ahead: Answers of workers that may wait here to be used.
+    """
     files = hr.Dataset.list_files(str(folder / "*.tfrecord"))
     return (
         files.interleave(hr.TFRecordDataset, cycle_length=2)
         .map(parse)
         .map(augment)
-        .shuffle(96)
-        .batch(BATCH_SIZE)
         .apply(
             hr.service.distribute(
                 processing_mode=hr.service.ShardingPolicy.DYNAMIC,
@@ -90,4 +100,6 @@ def training_data(folder: Path, target: str, *, read_ahead: int) -> hr.Dataset:
                 max_outstanding_requests=read_ahead,
             )
         )
+        .shuffle(_SHUFFLE_BUFFER)
+        .batch(BATCH_SIZE)
     )

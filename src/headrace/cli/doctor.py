@@ -12,10 +12,18 @@ import sys
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.markup import escape
+from rich.table import Column, Table
+
+from headrace.cli.failures import wrong_arguments
+from headrace.errors import HeadraceError
+from headrace.service.config import parse_service
+from headrace.service.dispatcher.stub import DispatcherStub
+from headrace.service.messages import GetStatus
 
 __all__ = ["Finding", "Verdict", "examine", "findings"]
 
@@ -28,7 +36,15 @@ _CORE = (
     "google-crc32c",
     "prometheus-client",
 )
-_OPTIONAL = {"pyarrow": "arrow", "jax": "jax", "torch": "torch", "zstandard": "compression"}
+_OPTIONAL = {
+    "pyarrow": "arrow",
+    "jax": "jax",
+    "torch": "torch",
+    "keras": "keras",
+    "lz4": "compression",
+    "zstandard": "compression",
+}
+_ANSWER_SECONDS = 3.0
 _ENOUGH_FILES = 4096
 _ENOUGH_SHARED_MEMORY = 512 << 20
 
@@ -58,16 +74,37 @@ class Finding:
     remedy: str = ""
 
 
-def examine() -> None:
+def examine(
+    dispatcher: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[HOST:PORT]", help="A dispatcher that should be reachable from here."
+        ),
+    ] = None,
+) -> None:
     """Look at this machine: what would hurt, and what to do."""
-    table = Table("what", "verdict", "found", "what to do", box=None, pad_edge=False)
+    if dispatcher is not None:
+        with wrong_arguments():
+            parse_service(dispatcher)
+    table = Table("what", "verdict", Column("found", overflow="fold"), box=None, pad_edge=False)
     styles = {Verdict.FINE: "green", Verdict.SLOW: "yellow", Verdict.BROKEN: "bold red"}
     found = findings()
+    if dispatcher is not None:
+        found.append(_dispatcher(dispatcher))
     for finding in found:
         style = styles[finding.verdict]
         verdict = f"[{style}]{finding.verdict.value}[/{style}]"
-        table.add_row(finding.subject, verdict, finding.found, finding.remedy)
-    Console().print(table)
+        # Escaped: brackets in what was found are no markup.
+        table.add_row(finding.subject, verdict, escape(finding.found))
+    console = Console()
+    console.print(table)
+    remedies = [finding for finding in found if finding.remedy]
+    if remedies:
+        console.print("\nwhat to do")
+    for finding in remedies:
+        # Not wrapped: what is to be typed must be whole, however narrow the terminal.
+        words = f"  {finding.subject}: {finding.remedy}"
+        console.print(words, soft_wrap=True, markup=False, highlight=False)
     if any(finding.verdict is Verdict.BROKEN for finding in found):
         raise typer.Exit(1)
 
@@ -77,6 +114,7 @@ def findings() -> list[Finding]:
     return [
         _python(),
         _cores(),
+        _quota(),
         _memory_files(),
         _shared_memory_size(),
         _open_files(),
@@ -100,6 +138,36 @@ def _cores() -> Finding:
             "cores", Verdict.SLOW, f"{cores}", "run workers elsewhere: training wants this core"
         )
     return Finding("cores", Verdict.FINE, f"{cores}; up to as many `worker --processes`")
+
+
+def _quota(limits: Path = Path("/sys/fs/cgroup/cpu.max")) -> Finding:
+    try:
+        quota, period = limits.read_text().split()
+    except (OSError, ValueError):
+        return Finding("CPU quota", Verdict.FINE, "none is set here")
+    if quota == "max":
+        return Finding("CPU quota", Verdict.FINE, "no limit")
+    allowed, cores = int(quota) / int(period), os.cpu_count() or 1
+    found = f"{allowed:.1f} cores' worth of time on {cores} cores"
+    if allowed < cores:
+        remedy = f"start about {max(1, int(allowed))} worker processes, or raise the quota"
+        return Finding("CPU quota", Verdict.SLOW, found, remedy)
+    return Finding("CPU quota", Verdict.FINE, found)
+
+
+def _dispatcher(service: str) -> Finding:
+    subject = f"dispatcher at {service}"
+    try:
+        with DispatcherStub(parse_service(service)) as stub:
+            status = stub.get_status(GetStatus(), timeout=_ANSWER_SECONDS)
+    except HeadraceError as error:
+        remedy = "is it running, is this its address, does a firewall lie between, has it keys?"
+        return Finding(subject, Verdict.BROKEN, str(error), remedy)
+    workers = len(status.workers)
+    if not workers:
+        remedy = f"headrace worker --dispatcher {service}"
+        return Finding(subject, Verdict.SLOW, "answers; no worker is registered", remedy)
+    return Finding(subject, Verdict.FINE, f"answers; {workers} workers")
 
 
 def _memory_files() -> Finding:

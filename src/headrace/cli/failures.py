@@ -33,7 +33,7 @@ class CommandGroup(TyperGroup):
         except (HeadraceError, OSError) as error:
             if ctx.params.get("debug"):
                 traceback.print_exc()
-            # An error without words of its own is told by its class.
+            # An error without words of its own is named by its class.
             print(f"headrace: {error or type(error).__name__}", file=sys.stderr)
             raise typer.Exit(1) from error
 

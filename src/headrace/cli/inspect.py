@@ -57,7 +57,7 @@ def _print(address: str, status: DispatcherStatus) -> None:
         for worker in status.workers:
             table.add_row(
                 worker.worker_id[:8],
-                worker.address,
+                f"{worker.address} (leaving)" if worker.leaving else worker.address,
                 str(worker.tasks),
                 f"{worker.seconds_since_heartbeat:.1f} s ago",
             )

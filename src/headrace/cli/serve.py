@@ -1,8 +1,9 @@
-"""`headrace dispatcher` and `headrace worker`: servers that run until they are told to stop."""
+"""`headrace dispatcher` and `headrace worker`: servers that run until they are stopped."""
 
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -15,9 +16,11 @@ import typer
 from headrace import metrics
 from headrace.cli.failures import wrong_arguments
 from headrace.cli.signals import STOP_SIGNALS, Signals
-from headrace.cli.supervise import run_children
+from headrace.cli.supervise import run_children, say_ready
 from headrace.errors import CancelledError
 from headrace.service import DispatcherConfig, DispatchServer, WorkerConfig, WorkerServer
+from headrace.service.local_worker import WORKER_ENVIRONMENT
+from headrace.service.worker.server import DRAIN_SECONDS, LEFT_CODE
 from headrace.transport.security import Security
 
 __all__ = ["run_dispatcher", "run_worker"]
@@ -77,25 +80,22 @@ def run_dispatcher(
         int | None,
         typer.Option(metavar="MS", help="Time between looks for what nobody needs."),
     ] = None,
-    worker_address: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="HOST:PORT",
-            help="A fixed worker of the static sharding policies; once for each, in shard order.",
-        ),
-    ] = None,
     keys: Keys = None,
     metrics_port: MetricsPort = None,
 ) -> None:
     """Run a dispatcher until Ctrl-C or SIGTERM."""
     with wrong_arguments():
         _check_ports("--metrics-port", metrics_port)
+        if fault_tolerant and work_dir is None:
+            raise ValueError(
+                "--fault-tolerant needs --work-dir: the directory in which the dispatcher keeps "
+                "its journal"
+            )
         config = DispatcherConfig(
             port=port,
             host=host,
             work_dir=work_dir,
             fault_tolerant_mode=fault_tolerant,
-            worker_addresses=worker_address or None,
             job_gc_check_interval_ms=job_gc_check_interval,
             job_gc_timeout_ms=job_gc_timeout,
             worker_timeout_ms=worker_timeout,
@@ -137,11 +137,22 @@ def run_worker(
     preload: Annotated[
         list[str] | None, typer.Option(metavar="MODULE", help="Import it first; once for each.")
     ] = None,
+    drain_timeout: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            metavar="SECONDS",
+            help="How long Ctrl-C or SIGTERM lets it deliver what it has; a second one stops it.",
+        ),
+    ] = DRAIN_SECONDS,
     keys: Keys = None,
     metrics_port: MetricsPort = None,
     with_parent: Annotated[bool, typer.Option("--with-parent", hidden=True)] = False,
 ) -> None:
     """Run one worker, or several in processes of their own, until Ctrl-C or SIGTERM.
+
+    It then takes no more work and delivers what it has; a second Ctrl-C or SIGTERM stops it at
+    once. With --processes, a process that crashes is started again.
 
     With --processes N and a --port, the workers listen at that port and the N - 1 after it.
     """
@@ -165,16 +176,24 @@ def run_worker(
         for module in config.preload:
             _import(module)
         server = WorkerServer(config, start=False)
-        _serve("worker", server, lambda: server.address, metrics_port, with_parent=with_parent)
+        _serve(
+            "worker",
+            server,
+            lambda: server.address,
+            metrics_port,
+            with_parent=with_parent,
+            drain=lambda: server.drain(drain_timeout),
+        )
         return
-    arguments = _worker_arguments(config, keys)
+    arguments = [*_worker_arguments(config, keys), "--drain-timeout", str(drain_timeout)]
     commands = []
     for number in range(processes):
         ports = ["--port", str(port and port + number)]
         if metrics_port is not None:
             ports += ["--metrics-port", str(metrics_port and metrics_port + number)]
         commands.append([*arguments, *ports])
-    failed = run_children(commands)
+    environment = {**WORKER_ENVIRONMENT, **os.environ}
+    failed = run_children(commands, environment=environment, patience=drain_timeout)
     if failed:
         raise typer.Exit(1)
     print(f"{processes} workers stopped", flush=True)
@@ -210,10 +229,12 @@ def _serve(
     metrics_port: int | None,
     *,
     with_parent: bool = False,
+    drain: Callable[[], None] | None = None,
 ) -> None:
     """Start the server, say where it is, wait for Ctrl-C or SIGTERM, stop it.
 
-    `start` may wait long for a peer, so it runs beside the main thread, which can stop it.
+    A server that can be drained is, until it is done or a second signal comes. `start` may wait
+    long for a peer, so it runs beside the main thread, which can stop it.
     """
     parent = [sys.stdin] if with_parent else []
     # Python's own handlers are back while the server stops: a second Ctrl-C does not wait.
@@ -222,21 +243,46 @@ def _serve(
         stack.callback(start.thread.join)
         stack.callback(server.stop)
         start.thread.start()
-        told = False
+        reported = False
         while not STOP_SIGNALS & signals.wait(closing=parent):
             if start.error is not None:
                 # Some of what the configuration says can only be judged when it is used.
                 with wrong_arguments():
                     raise start.error
-            if start.done and not told:
-                told = True
+            if start.done and not reported:
+                reported = True
                 if metrics_port is not None:
                     metrics_at = stack.enter_context(metrics.expose(metrics_port))
                     print(f"metrics at http://127.0.0.1:{metrics_at}/metrics", flush=True)
                 print(f"{role} ready at {address()}", flush=True)
+                if with_parent:
+                    say_ready()
+        if drain is not None and start.done:
+            print(f"{role} delivers what it has; a second signal stops it at once", flush=True)
+            _drain(drain, signals)
     if start.error is not None and not isinstance(start.error, CancelledError):
         raise start.error
     print(f"{role} stopped", flush=True)
+    if with_parent:
+        raise typer.Exit(LEFT_CODE)
+
+
+def _drain(drain: Callable[[], None], signals: Signals) -> None:
+    """Drain on a thread of its own until that is done, or another signal comes."""
+    done = threading.Event()
+
+    def run() -> None:
+        try:
+            drain()
+        finally:
+            done.set()
+            signals.wake()
+
+    thread = threading.Thread(target=run, name="headrace-drain", daemon=True)
+    thread.start()
+    # Whoever started us is not watched any more: that it is gone was the first signal perhaps.
+    while not done.is_set() and not STOP_SIGNALS & signals.wait():
+        pass
 
 
 class _Start:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from headrace.data.inference import infer_spec
 from headrace.data.iterator import DatasetIterator
-from headrace.element.spec import Spec, spec_of
+from headrace.element.spec import Spec
 from headrace.element.tree import flatten
-from headrace.errors import FailedPreconditionError
-from headrace.execution.build import start
 from headrace.plan import traverse
 from headrace.plan.batching import Batch, Unbatch
 from headrace.plan.buffering import Cache, Prefetch
@@ -23,8 +23,8 @@ from headrace.plan.elementwise import Filter, Map
 from headrace.plan.node import AUTOTUNE, Node, call_site
 from headrace.plan.options import Options, WithOptions
 from headrace.plan.ordering import Enumerate, Repeat, Shard, Shuffle, Skip, Take
-from headrace.plan.source import INFINITE, UNKNOWN, Source
-from headrace.rewrites.optimize import optimize
+from headrace.plan.source import INFINITE, UNKNOWN, Source, checked_source
+from headrace.rewrites.explain import explain
 from headrace.sources.files import FileNamesSource
 from headrace.sources.generator import GeneratorSource
 from headrace.sources.memory import RangeSource, SlicesSource, TensorsSource
@@ -37,12 +37,15 @@ class Dataset:
 
     An element is an array, a NumPy scalar, `bytes` or `str`, or a dict, tuple, namedtuple or
     dataclass of such. A dataset does nothing until it is iterated over; each `iter` is a new pass,
-    in which shuffles draw anew.
+    in which shuffles draw again.
     """
 
     def __init__(self, plan: Node) -> None:
         if not isinstance(plan, Node):
-            raise TypeError(f"`plan` must be a plan node, but got {type(plan).__name__}")
+            raise TypeError(
+                f"`plan` must be a plan node, but got {type(plan).__name__}; for data in memory "
+                "use Dataset.from_tensor_slices, for a generator Dataset.from_generator"
+            )
         self._plan = plan
         self._passes = itertools.count()
 
@@ -51,12 +54,16 @@ class Dataset:
         """What the dataset does, as a value."""
         return self._plan
 
+    def _then(self, step: Callable[..., Node], **arguments: Any) -> Dataset:
+        """Return a dataset with one step more."""
+        return Dataset(step(input=self._plan, location=call_site(), **arguments))
+
     # --- sources ------------------------------------------------------------------------------
 
     @staticmethod
     def from_source(source: Source) -> Dataset:
         """Return the elements of anything with the Source contract (`headrace.plan.source`)."""
-        return Dataset(FromSource(source=_checked(source), location=call_site()))
+        return Dataset(FromSource(source=checked_source(source), location=call_site()))
 
     @staticmethod
     def range(*args: int, output_type: Any = np.int64) -> Dataset:
@@ -80,7 +87,7 @@ class Dataset:
         args: Sequence[Any] | None = None,
         output_signature: Spec | None = None,
     ) -> Dataset:
-        """Return what `generator(*args)` yields; it is called anew for each pass.
+        """Return what `generator(*args)` yields; it is called again for each pass.
 
         Args:
             generator: A function that returns an iterable of elements.
@@ -95,7 +102,7 @@ class Dataset:
 
         Args:
             patterns: A pattern, path or fsspec URL, or a list of them.
-            shuffle: Whether to order them at random, anew in each pass; None is True.
+            shuffle: Whether to order them at random, another in each pass; None is True.
             seed: Seed of that order.
 
         Raises:
@@ -132,19 +139,16 @@ class Dataset:
             num_parallel_calls: Threads that call it, or `AUTOTUNE`; None: on the reading thread.
             deterministic: False yields results as they are ready; None: as the options say.
         """
-        return Dataset(
-            Map(
-                input=self._plan,
-                fn=map_func,
-                num_parallel_calls=num_parallel_calls,
-                deterministic=deterministic,
-                location=call_site(),
-            )
+        return self._then(
+            Map,
+            fn=map_func,
+            num_parallel_calls=num_parallel_calls,
+            deterministic=deterministic,
         )
 
     def filter(self, predicate: Callable[..., Any]) -> Dataset:
         """Keep the elements for which `predicate(element)` is true."""
-        return Dataset(Filter(input=self._plan, predicate=predicate, location=call_site()))
+        return self._then(Filter, predicate=predicate)
 
     def batch(
         self,
@@ -161,18 +165,11 @@ class Dataset:
             num_parallel_calls: Accepted as in tf.data; stacking is one copy and needs no threads.
             deterministic: Accepted as in tf.data.
         """
-        return Dataset(
-            Batch(
-                input=self._plan,
-                size=batch_size,
-                drop_remainder=drop_remainder,
-                location=call_site(),
-            )
-        )
+        return self._then(Batch, size=batch_size, drop_remainder=drop_remainder)
 
     def unbatch(self) -> Dataset:
         """Split each element along its first axis."""
-        return Dataset(Unbatch(input=self._plan, location=call_site()))
+        return self._then(Unbatch)
 
     def shuffle(
         self,
@@ -188,44 +185,36 @@ class Dataset:
             seed: Seed of the order; None: another in each run.
             reshuffle_each_iteration: Whether each pass has an order of its own.
         """
-        return Dataset(
-            Shuffle(
-                input=self._plan,
-                buffer_size=buffer_size,
-                seed=seed,
-                reshuffle_each_iteration=reshuffle_each_iteration is not False,
-                location=call_site(),
-            )
+        return self._then(
+            Shuffle,
+            buffer_size=buffer_size,
+            seed=seed,
+            reshuffle_each_iteration=reshuffle_each_iteration is not False,
         )
 
     def repeat(self, count: int | None = None) -> Dataset:
         """Go over the elements `count` times; None or -1: without end."""
-        endless = count is None or count == -1
-        return Dataset(
-            Repeat(input=self._plan, count=None if endless else count, location=call_site())
-        )
+        return self._then(Repeat, count=None if count == -1 else count)
 
     def take(self, count: int) -> Dataset:
         """Yield the first `count` elements; -1: all."""
-        return Dataset(Take(input=self._plan, count=count, location=call_site()))
+        return self._then(Take, count=count)
 
     def skip(self, count: int) -> Dataset:
         """Leave out the first `count` elements; -1: all."""
-        return Dataset(Skip(input=self._plan, count=count, location=call_site()))
+        return self._then(Skip, count=count)
 
     def shard(self, num_shards: int, index: int) -> Dataset:
         """Yield every `num_shards`-th element, from element `index` on."""
-        return Dataset(
-            Shard(input=self._plan, num_shards=num_shards, index=index, location=call_site())
-        )
+        return self._then(Shard, num_shards=num_shards, index=index)
 
     def enumerate(self, start: int = 0) -> Dataset:
         """Pair each element with its number: `(int64, element)`."""
-        return Dataset(Enumerate(input=self._plan, start=start, location=call_site()))
+        return self._then(Enumerate, start=start)
 
     def flat_map(self, map_func: Callable[..., Any]) -> Dataset:
         """Yield all elements of the dataset `map_func(element)`, element after element."""
-        return self._interleaved(map_func, cycle_length=1)
+        return self._then(Interleave, fn=map_func, cycle_length=1)
 
     def interleave(
         self,
@@ -245,16 +234,14 @@ class Dataset:
             deterministic: False takes from those that are ready.
         """
         automatic = cycle_length is None or cycle_length == AUTOTUNE
-        return self._interleaved(
-            map_func,
+        return self._then(
+            Interleave,
+            fn=map_func,
             cycle_length=DEFAULT_CYCLE_LENGTH if automatic else cycle_length,
             block_length=1 if block_length is None else block_length,
             num_parallel_calls=num_parallel_calls,
             deterministic=deterministic,
         )
-
-    def _interleaved(self, fn: Callable[..., Any], **arguments: Any) -> Dataset:
-        return Dataset(Interleave(input=self._plan, fn=fn, location=call_site(), **arguments))
 
     def concatenate(self, dataset: Dataset) -> Dataset:
         """Yield these elements, then those of `dataset`."""
@@ -263,12 +250,12 @@ class Dataset:
 
     def prefetch(self, buffer_size: int = AUTOTUNE) -> Dataset:
         """Read up to `buffer_size` elements ahead on a thread; AUTOTUNE: up to 64 MiB."""
-        return Dataset(Prefetch(input=self._plan, buffer_size=buffer_size, location=call_site()))
+        return self._then(Prefetch, buffer_size=buffer_size)
 
     def cache(self, filename: str | os.PathLike[str] = "") -> Dataset:
         """Keep the elements of the first complete pass, in memory or in a file."""
         name = os.fspath(filename) if isinstance(filename, os.PathLike) else filename
-        return Dataset(Cache(input=self._plan, filename=name, location=call_site()))
+        return self._then(Cache, filename=name)
 
     def apply(self, transformation_func: Callable[[Dataset], Dataset]) -> Dataset:
         """Return `transformation_func(self)`."""
@@ -280,16 +267,12 @@ class Dataset:
         return result
 
     def with_options(self, options: Options) -> Dataset:
-        """Run this and all steps before it with `options`."""
-        return Dataset(WithOptions(input=self._plan, options=options, location=call_site()))
+        """Run the whole dataset with `options`; what is set here wins over what was set before."""
+        return self._then(WithOptions, options=options)
 
     def options(self) -> Options:
-        """Return the options that were set on the way to this dataset."""
-        merged = Options()
-        for node in traverse.walk(self._plan):
-            if isinstance(node, WithOptions):
-                merged = merged.merged_with(node.options)
-        return merged
+        """Return the options with which this dataset is run."""
+        return traverse.merged_options(self._plan)
 
     # --- looking ------------------------------------------------------------------------------
 
@@ -297,9 +280,10 @@ class Dataset:
     def element_spec(self) -> Spec:
         """Spec of the elements: a nested structure of `ArraySpec`.
 
-        Where only a user's function can tell, one element is computed to find out.
+        Where only a user's function can tell, one element is computed to find out. Its structure,
+        dtypes and numbers of axes are then taken to be those of all, and lengths of axes to vary.
         """
-        return traverse.element_spec(self._plan, infer=_infer)
+        return infer_spec(self._plan)
 
     def cardinality(self) -> int:
         """Return the number of elements, `INFINITE_CARDINALITY` or `UNKNOWN_CARDINALITY`."""
@@ -317,11 +301,12 @@ class Dataset:
         return True  # `if dataset:` asks whether there is one, not whether it is empty
 
     def explain(self) -> str:
-        """Return the plan as written and as it is run, as text."""
-        return (
-            f"as written\n{traverse.outline(self._plan, 1)}\n"
-            f"as run\n{traverse.outline(optimize(self._plan), 1)}"
-        )
+        """Return the plan as written and as it is run, as text.
+
+        It says which part is arithmetic on positions (the index part), how many units a service
+        would deal out, and where a wish for free order is not followed.
+        """
+        return explain(self._plan)
 
     def __repr__(self) -> str:
         spec = traverse.element_spec(self._plan)
@@ -336,11 +321,17 @@ class Dataset:
         """Return an iterator over the elements; elements are NumPy already."""
         return iter(self)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The plan is all that counts: how often it was read so far is no part of it.
+        return Dataset, (self._plan,)
 
-def _checked(source: Source) -> Source:
-    if not isinstance(source, Source):
-        raise TypeError(f"`source` must have the Source contract, but is {type(source).__name__}")
-    return source
+    if not TYPE_CHECKING:  # or every name would pass for a method
+
+        def __getattr__(self, name: str) -> Any:
+            known = [method for method in dir(type(self)) if not method.startswith("_")]
+            near = difflib.get_close_matches(name, known, n=1)
+            cure = f"; did you mean {near[0]!r}?" if near else f"; it has: {', '.join(known)}"
+            raise AttributeError(f"Dataset has no method {name!r}{cure}", name=name, obj=self)
 
 
 def _range_bounds(args: tuple[int, ...]) -> tuple[int, int, int]:
@@ -354,16 +345,3 @@ def _plan_of(name: str, dataset: Any) -> Node:
     if not isinstance(dataset, Dataset):
         raise TypeError(f"`{name}` must be a Dataset, but got {type(dataset).__name__}")
     return dataset.plan
-
-
-def _infer(plan: Node) -> Spec:
-    iterator = start(optimize(plan), seed=0)
-    try:
-        chunk = iterator.next_chunk(1)
-    finally:
-        iterator.close()
-    if chunk is None:
-        raise FailedPreconditionError(
-            f"the elements of an empty dataset have no known spec: {plan.describe()}"
-        )
-    return spec_of(chunk.rows()[0])

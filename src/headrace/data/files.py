@@ -34,7 +34,8 @@ def TFRecordDataset(  # noqa: N802 - the field's name
     """Return the records of TFRecord files, as `bytes`; every checksum is verified.
 
     Args:
-        filenames: A path or fsspec URL, a list of them, or a Dataset of them.
+        filenames: A path or fsspec URL (str, bytes or os.PathLike), a list of them, or a Dataset
+            of them.
         compression_type: "GZIP", "ZLIB", "" or None.
         num_parallel_reads: Files to read at once, in turn; None: one after the other.
     """
@@ -49,7 +50,8 @@ def TextLineDataset(  # noqa: N802 - the field's name
     """Return the lines of text files, as `bytes` without their ends.
 
     Args:
-        filenames: A path or fsspec URL, a list of them, or a Dataset of them.
+        filenames: A path or fsspec URL (str, bytes or os.PathLike), a list of them, or a Dataset
+            of them.
         compression_type: "GZIP", "ZLIB", "" or None.
         num_parallel_reads: Files to read at once, in turn; None: one after the other.
     """

@@ -1,24 +1,34 @@
-"""The iterator that a user sees: one element at a time, with a state that can be saved."""
+"""The iterator that a user sees: one element at a time, with a state that can be saved.
+
+Its place is known at any moment, from the chunk that the last element came from. What is held in
+memory can be made again from the place: so an interruption (Ctrl-C) at any instruction loses
+nothing, and is no case of its own.
+"""
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
+import warnings
+import weakref
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
+from headrace.element.chunk import Chunk, States
 from headrace.element.spec import Spec
 from headrace.errors import FailedPreconditionError, OutOfRangeError
 from headrace.execution.build import draw_seed, start
-from headrace.execution.iterator import ElementIterator
+from headrace.execution.iterator import END, ElementIterator, State
 from headrace.execution.pace import Pace
+from headrace.plan.fixed_order import fixed_seeds
+from headrace.plan.identity import Entry, changed_functions, first_difference, identity
 from headrace.plan.node import Node
-from headrace.plan.options import Options
-from headrace.plan.traverse import has_free_order, outline
-from headrace.rewrites.optimize import optimize
+from headrace.plan.traverse import merged_options
 
 __all__ = ["DatasetIterator"]
 
-_VERSION = 1
+_VERSION = 2
+_NONE_AHEAD: list[Any] = []
 
 
 class DatasetIterator:
@@ -26,48 +36,99 @@ class DatasetIterator:
 
     Also a context manager; `close` (or the end, or garbage collection) releases its threads and
     files. Not for several threads at once.
+
+    After an interruption (KeyboardInterrupt, `sys.exit()` in a function of the pipeline) it goes on
+    with the element that was being made.
     """
 
-    def __init__(self, plan: Node, epoch: int, element_spec: Any = None) -> None:
+    def __init__(
+        self, plan: Node, pass_number: int = 0, element_spec: Callable[[], Spec] | None = None
+    ) -> None:
         self._plan = plan
-        self._epoch = epoch
-        self._seed = draw_seed()
+        self._pass = pass_number
+        seed = merged_options(plan).seed
+        self._seed = draw_seed() if seed is None else seed
+        #: Seeds of shuffles that have the same order in each pass.
+        self._fixed = fixed_seeds(plan)
         self._element_spec = element_spec
-        self._iterator: ElementIterator | None = None
-        self._is_closed = False
-        # A state within a chunk means "skip so many of what comes": that needs a fixed order.
-        self._pace = Pace(most=1) if has_free_order(plan, Options()) else Pace()
-        self._rows: list[Any] = []
+        self._identity: list[Entry] | None = None
+        #: What runs, for whoever closes it; [] before the first read.
+        self._running: list[ElementIterator] = []
+        self._finalizer = weakref.finalize(self, _close_quietly, self._running)
+        self._go_to(None)
+
+    def _go_to(self, state: State) -> None:
+        """Make `state` the place; it is gone to when the next element is asked for."""
+        self._states: States = lambda index: state
         self._offset = 0
-        self._before: Any = None  # state of `_iterator` before the rows in hand
+        self._rows: list[Any] = []
+        self._pace = Pace()
+        #: Whether what runs stands at the place. It does not while it is at work.
+        self._is_there = False
+        self._has_ended = False
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Any:
         offset = self._offset
-        if offset < len(self._rows):
+        rows = self._rows
+        if offset < len(rows):
             self._offset = offset + 1
-            return self._rows[offset]
+            return rows[offset]
         return self._refill()
 
     def _refill(self) -> Any:
-        if self._is_closed:
+        if not self._is_there:
+            if self._has_ended:
+                raise StopIteration
+            self._resume()
+        iterator = self._running[0]
+        # While this is at work the place stays what it was: an interruption leads back to it.
+        self._is_there = False
+        rows = _NONE_AHEAD
+        try:
+            if iterator.gives_rows:
+                row = iterator.next_row()
+                states, offset = iterator.place()
+            else:
+                # Let go of the rows in hand first: their memory serves for the next ones.
+                self._rows = []
+                chunk = self._next_chunk(iterator)
+                row = END
+                if chunk is not None:
+                    rows, states, offset = chunk.rows(), chunk.states, 1
+                    row = rows[0]
+        except Exception:
+            state = iterator.get_state()
+            self._states, self._offset = lambda index: state, 0
+            self._is_there = True
+            raise
+        if row is END:
+            iterator.close()
+            self._has_ended = True
             raise StopIteration
-        if self._iterator is None:
-            self._iterator = self._start()
-        self._before = self._iterator.get_state()
-        # Let go of the rows in hand first: their memory serves for the next ones.
-        self._rows, self._offset = [], 0
-        chunk = self._pace.next_chunk(self._iterator)
-        if chunk is None:
-            self._iterator.close()
-            raise StopIteration
-        self._rows, self._offset = chunk.rows(), 1
-        return self._rows[0]
+        # No call and no loop until the return: Python looks for signals only there.
+        self._states = states
+        self._offset = offset
+        self._rows = rows
+        self._is_there = True
+        return row
 
-    def _start(self) -> ElementIterator:
-        return start(optimize(self._plan), seed=self._seed, epoch=self._epoch)
+    def _next_chunk(self, iterator: ElementIterator) -> Chunk | None:
+        if iterator.reads_ahead_freely:
+            return self._pace.next_chunk(iterator)
+        return iterator.next_chunk(iterator.at_hand)
+
+    def _resume(self) -> None:
+        """Build what runs, at the place."""
+        state = self._states(self._offset)
+        _close_quietly(self._running)  # it may be anywhere
+        iterator = start(self._plan, seed=self._seed, fixed=self._fixed, pass_number=(self._pass,))
+        self._running.append(iterator)
+        if state is not None:
+            iterator.set_state(state)
+        self._states, self._offset = lambda index: state, 0
 
     def get_next(self) -> Any:
         """Return the next element.
@@ -85,6 +146,8 @@ class DatasetIterator:
     @property
     def element_spec(self) -> Spec:
         """Spec of the elements."""
+        if self._element_spec is None:
+            raise FailedPreconditionError("this iterator was made of a plan, without its spec")
         return self._element_spec()
 
     def get_state(self) -> dict[str, Any]:
@@ -93,59 +156,53 @@ class DatasetIterator:
         `set_state` on an iterator of the same dataset, in this process or another, continues with
         the same elements.
         """
-        if self._iterator is None:
-            inner, passed = None, 0
-        elif self._offset < len(self._rows):
-            inner, passed = self._before, self._offset
-        else:
-            inner, passed = self._iterator.get_state(), 0
-        return {
+        if self._identity is None:
+            self._identity = identity(self._plan)
+        stream = self._states(self._offset)
+        if stream is None:
+            # The beginning, too, is a place: of what a cache holds now, for one.
+            self._resume()
+            self._is_there = True
+            stream = self._running[0].get_state()
+        state = {
             "version": _VERSION,
-            "plan": _digest(self._plan),
+            "plan": self._identity,
             "seed": self._seed,
-            "epoch": self._epoch,
-            "skip": passed,
-            "at": inner,
+            "pass": self._pass,
+            "at": {"stream": stream},
         }
+        if self._fixed:
+            state["fixed"] = list(self._fixed)
+        return state
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Go to where `state` was taken.
 
+        It is gone to when the next element is asked for. Errors of elements that must be read
+        again on the way are not raised again.
+
         Raises:
-            FailedPreconditionError: The state is of another dataset or another version.
+            FailedPreconditionError: The state is of another dataset or another version; the message
+                names the first step that differs.
         """
-        if not isinstance(state, dict) or "version" not in state:
-            raise TypeError(f"`state` must be a value of `get_state`, but got {state!r:.80}")
-        if state["version"] != _VERSION:
-            raise FailedPreconditionError(
-                f"the state has version {state['version']!r}, this Headrace reads {_VERSION}"
-            )
-        if state["plan"] != _digest(self._plan):
-            raise FailedPreconditionError(
-                "the state was taken from a dataset with other steps; restore it into the dataset "
-                f"that it was taken from. This one is:\n{outline(self._plan)}"
-            )
+        _check(state, self._plan)
         self.close()
-        self._is_closed = False
-        self._seed, self._epoch = state["seed"], state["epoch"]
-        self._rows, self._offset = [], 0
-        if state["at"] is None and not state["skip"]:
-            return
-        self._iterator = self._start()
-        self._iterator.set_state(state["at"])
-        for _ in range(state["skip"]):
-            next(self, None)
+        self._seed, self._pass = state["seed"], state["pass"]
+        if len(state.get("fixed", ())) == len(self._fixed):
+            self._fixed = list(state.get("fixed", ()))
+        self._go_to(state["at"]["stream"])
 
     state_dict = get_state
     load_state_dict = set_state
 
     def close(self) -> None:
         """Release threads and files; the iterator is at its end then. May be called twice."""
-        self._is_closed = True
-        self._rows, self._offset = [], 0
-        iterator, self._iterator = self._iterator, None
-        if iterator is not None:
-            iterator.close()
+        self._has_ended = True
+        self._is_there = False
+        self._rows = []
+        while self._running:
+            self._running[-1].close()
+            self._running.pop()
 
     def __enter__(self) -> Self:
         return self
@@ -158,14 +215,42 @@ class DatasetIterator:
     ) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        # A loop that ended early leaves the iterator to the garbage collector.
-        if getattr(self, "_iterator", None) is not None:
-            self.close()
+
+def _close_quietly(running: list[ElementIterator]) -> None:
+    """Close what an iterator left running that was not read to its end, or at interpreter exit."""
+    for iterator in running:
+        with contextlib.suppress(Exception):
+            iterator.close()
+    running.clear()
 
 
-def _digest(plan: Node) -> str:
-    """Return a short name of the plan's steps, without where they were written."""
-    steps = [line.split("  # ")[0] for line in outline(plan).splitlines()]
-    kinds = "\n".join(step.split("(")[0] for step in steps)
-    return hashlib.blake2b(kinds.encode(), digest_size=8).hexdigest()
+def _check(state: Any, plan: Node) -> None:
+    """Raise unless `state` is one of this plan's; warn of functions that have changed since."""
+    if not isinstance(state, dict) or "version" not in state:
+        raise TypeError(f"`state` must be a value of `get_state`, but got {state!r:.80}")
+    if state["version"] != _VERSION:
+        raise FailedPreconditionError(
+            f"the state has version {state['version']!r}, and this Headrace reads version "
+            f"{_VERSION}; begin the pass again, or restore it with the Headrace that saved it"
+        )
+    missing = [name for name in ("plan", "seed", "pass", "at") if name not in state]
+    if missing:
+        raise FailedPreconditionError(
+            f"the state lacks {', '.join(map(repr, missing))}: it is no whole `get_state`; "
+            "restore one that was saved in full, or begin the pass again"
+        )
+    difference = first_difference(state["plan"], plan)
+    if difference is not None:
+        raise FailedPreconditionError(
+            f"the state was taken from a dataset with other steps: {difference}; restore it into "
+            "the dataset that it was taken from"
+        )
+    if "stream" not in state["at"]:
+        raise FailedPreconditionError(
+            f"the state says where a reading stood in terms of {', '.join(state['at'])}, which an "
+            "iterator in one process does not know"
+        )
+    for change in changed_functions(state["plan"], plan):
+        warnings.warn(
+            f"the state was saved by another version of the pipeline: {change}", stacklevel=3
+        )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -12,35 +12,62 @@ from headrace.element.stack import Stacked
 from headrace.element.structure import Element
 from headrace.errors import InvalidElementError
 
-__all__ = ["Chunk", "concatenate"]
+__all__ = ["Chunk", "States", "concatenate"]
+
+States: TypeAlias = Callable[[int], Any]
+"""The state of a stream before element i of a chunk of it; i == size: after the last. Called only
+when somebody asks, perhaps much later and on another thread, so it holds what it needs and reads
+nothing that changes."""
 
 
 class Chunk:
     """Elements in order. A chunk and what it holds are not to be changed in place.
 
     Holds rows (a list of elements), columns (one stacked element), or both once one was asked of
-    the other.
+    the other. A chunk that an iterator yields also knows the places of its elements (`state_at`).
     """
 
-    __slots__ = ("_columns", "_rows", "size")
+    __slots__ = ("_columns", "_rows", "_states", "size")
 
     size: int
     """Number of elements."""
 
-    def __init__(self, rows: list[Element] | None, columns: Stacked, size: int) -> None:
+    def __init__(
+        self,
+        rows: list[Element] | None,
+        columns: Stacked,
+        size: int,
+        states: States | None = None,
+    ) -> None:
         self._rows = rows
         self._columns = columns
+        self._states = states
         self.size = size
 
     @classmethod
-    def of_rows(cls, rows: list[Element]) -> Chunk:
+    def of_rows(cls, rows: list[Element], states: States | None = None) -> Chunk:
         """Return a chunk of these elements; the list now belongs to it."""
-        return cls(rows, _UNKNOWN, len(rows))
+        return cls(rows, _UNKNOWN, len(rows), states)
 
     @classmethod
-    def of_columns(cls, columns: Stacked, size: int) -> Chunk:
+    def of_columns(cls, columns: Stacked, size: int, states: States | None = None) -> Chunk:
         """Return a chunk of the `size` rows of a stacked element."""
-        return cls(None, columns, size)
+        return cls(None, columns, size, states)
+
+    def with_states(self, states: States) -> Chunk:
+        """Return the same elements at these places."""
+        return Chunk(self._rows, self._columns, self.size, states)
+
+    def state_at(self, index: int) -> Any:
+        """Return the state of the stream before element `index`; `size`: after the last."""
+        if self._states is None:
+            raise ValueError("these elements have no places: the chunk comes from no iterator")
+        return self._states(index)
+
+    @property
+    def states(self) -> States:
+        """What `state_at` calls, to be kept without the elements."""
+        return self.state_at if self._states is None else self._states
 
     def __len__(self) -> int:
         return self.size
@@ -81,12 +108,19 @@ class Chunk:
         if start == 0 and stop == self.size:
             return self
         rows = None if self._rows is None else self._rows[start:stop]
+        states = self._states
+        if states is not None and start:
+            whole = states
+            states = lambda index: whole(start + index)  # noqa: E731 - a name would cost a line
         if self._columns is _UNKNOWN:
-            return Chunk(rows, _UNKNOWN, stop - start)
-        return Chunk(rows, stacking.slice_rows(self._columns, start, stop), stop - start)
+            return Chunk(rows, _UNKNOWN, stop - start, states)
+        return Chunk(rows, stacking.slice_rows(self._columns, start, stop), stop - start, states)
 
     def take(self, indices: Any) -> Chunk:
-        """Return the elements at `indices` (a sequence of int, or an array of one axis)."""
+        """Return the elements at `indices` (a sequence of int, or an array of one axis).
+
+        They have no places: whoever leaves elements out knows where the others are.
+        """
         if self._columns is not _UNKNOWN:
             return Chunk(None, stacking.take(self._columns, indices), len(indices))
         rows = self.rows()

@@ -34,6 +34,7 @@ __all__ = [
     "decode_spec",
     "encode_spec",
     "leaf_spec",
+    "loosened",
     "relax",
     "spec_of",
     "unbatched",
@@ -175,6 +176,16 @@ def relax(a: Spec, b: Spec) -> Spec:
         shape = tuple([m if m == n else None for m, n in zip(x.shape, y.shape, strict=True)])
         made.append(ArraySpec(shape, x.dtype, x.name if x.name == y.name else None))
     return unflatten(structure, made)
+
+
+def loosened(spec: Spec) -> Spec:
+    """Return `spec` with all axes of unknown length: what one element proves of those like it.
+
+    Structure, dtypes and numbers of axes stay; the next element may have other lengths.
+    """
+    return map_leaves(
+        lambda leaf: ArraySpec((None,) * len(leaf.shape), leaf.dtype, leaf.name), spec
+    )
 
 
 def check(spec: Spec, element: Element) -> None:

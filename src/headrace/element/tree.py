@@ -25,6 +25,8 @@ from headrace.element.structure import (
 from headrace.errors import InvalidElementError
 
 __all__ = [
+    "NORMAL_KINDS",
+    "NORMAL_SCALARS",
     "Element",
     "Structure",
     "check_strings",
@@ -37,12 +39,12 @@ __all__ = [
 ]
 
 #: Types whose instances are leaves as they are. Object, bytes and str scalars of NumPy are not.
-_NORMAL_SCALARS = frozenset(
+NORMAL_SCALARS = frozenset(
     [cls for cls in np.sctypeDict.values() if not issubclass(cls, (np.flexible, np.object_))]
     + [bytes, str, type(None)]
 )
 #: Kinds of dtype whose arrays are leaves as they are.
-_NORMAL_KINDS = frozenset("biufcmM")
+NORMAL_KINDS = frozenset("biufcmM")
 
 
 def normalize(element: Element) -> Element:
@@ -57,18 +59,18 @@ def normalize(element: Element) -> Element:
         InvalidElementError: A leaf is something else; the message names the component.
     """
     cls = type(element)
-    if cls in _NORMAL_SCALARS:
+    if cls in NORMAL_SCALARS:
         return element
     if cls is np.ndarray:
-        if element.ndim and element.dtype.kind in _NORMAL_KINDS:
+        if element.ndim and element.dtype.kind in NORMAL_KINDS:
             return element
     elif cls is dict:
         # The loop over a flat dict of arrays is the common case and stays in this frame.
         for key, value in element.items():
             value_cls = type(value)
             if type(key) is not str or not (
-                value_cls in _NORMAL_SCALARS
-                or (value_cls is np.ndarray and value.ndim and value.dtype.kind in _NORMAL_KINDS)
+                value_cls in NORMAL_SCALARS
+                or (value_cls is np.ndarray and value.ndim and value.dtype.kind in NORMAL_KINDS)
             ):
                 break
         else:
@@ -99,7 +101,7 @@ def check_strings(array: NDArray[Any], path: str) -> type | None:
 
 def _normalize(value: Any, path: str) -> Any:
     cls = type(value)
-    if cls in _NORMAL_SCALARS:
+    if cls in NORMAL_SCALARS:
         return value
     if cls is np.ndarray:
         return _normalize_array(value, path)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from headrace.element.chunk import Chunk
+from headrace.element.chunk import Chunk, States
 from headrace.element.chunk import concatenate as concatenate_chunks
-from headrace.element.spec import spec_of, unbatched
-from headrace.element.stack import count
+from headrace.element.structure import Element, component, flatten
 from headrace.element.tree import map_leaves
+from headrace.errors import InvalidElementError
 from headrace.execution.context import Context
+from headrace.execution.dealt import units_done
 from headrace.execution.intake import Intake
 from headrace.execution.iterator import ElementIterator, State, make_iterator
+from headrace.execution.runs import mask_of, runs_of
+from headrace.execution.user_function import step_name
 from headrace.plan.batching import Batch, Unbatch
+from headrace.plan.node import Node
 
 __all__ = ["BatchIterator", "UnbatchIterator"]
 
@@ -19,110 +23,216 @@ _MOST_ELEMENTS = 1 << 16
 
 @make_iterator.register(Batch)
 class BatchIterator(ElementIterator):
-    """Stacks consecutive elements. A batch is fresh memory that its receiver owns."""
+    """Stacks consecutive elements. A batch is fresh memory that its receiver owns.
+
+    It holds nothing that its state would have to contain: the state is the place of the next
+    batch's first element. From there on an error within that batch is met again, so the state also
+    says which of the elements from that place on (by ordinal, as runs) have failed already; their
+    errors are not raised once more.
+    """
 
     def __init__(self, node: Batch, context: Context) -> None:
+        self._node = node
         self._size = node.size
-        self._drop_remainder = node.drop_remainder
-        self._intake = Intake(make_iterator(node.input, context.below(0)))
+        self._intake = Intake(make_iterator(node.input, context))
+        #: Whether a batch is made of one unit that is dealt, the last of which may be short.
+        self._is_unit = context.dealer is not None and _is_above_leaf(node, context)
+        self._begin(0)
+
+    @property
+    def reads_ahead_freely(self) -> bool:
+        return self._intake.input.reads_ahead_freely
+
+    def _begin(self, failed: int) -> None:
         self._parts: list[Chunk] = []  # of a batch that an error interrupted
-        self._have = 0
-        self._before: State = None  # where the elements in `_parts` came from
+        self._have = 0  # elements in them
+        self._met = 0  # elements from the place on, with those that failed
+        #: Bit i: number i from the place on has failed, and its error was raised.
+        self._failed = failed
 
     def next_chunk(self, limit: int) -> Chunk | None:
         size = self._size
-        if not self._have:
-            if limit > 1 and self._intake.in_hand == 0:
-                whole = self._several(limit)
-                if whole is not None:
-                    return whole
-            self._before = self._intake.get_state()
+        if limit > 1 and not self._have and not self._failed:
+            whole = self._several(limit)
+            if whole is not None:
+                return whole
         while self._have < size:
-            part = self._intake.take(size - self._have)
+            wanted = size - self._have
+            if self._is_unit and self._have:
+                wanted = self._left_of_unit(wanted)
+            try:
+                part = self._intake.take(wanted) if wanted else None
+            except Exception:
+                if self._is_known_failure():
+                    continue
+                raise
             if part is None:
                 break
             self._parts.append(part)
             self._have += part.size
-        if not self._have or (self._drop_remainder and self._have < size):
-            self._parts, self._have = [], 0
+            self._met += part.size
+        parts, have, failed, met = self._parts, self._have, self._failed, self._met
+        self._begin(failed >> met)
+        if not have or (self._node.drop_remainder and have < size):
             return None
-        parts, self._parts, self._have = self._parts, [], 0
-        return Chunk.of_rows([concatenate_chunks(parts).columns()])
+        try:
+            batch = concatenate_chunks(parts).columns()
+        except InvalidElementError as error:
+            raise InvalidElementError(f"{step_name(self._node)} cannot stack: {error}") from error
+        first, places, end, left = parts[0].states, parts[-1].states, parts[-1].size, self._failed
+        if failed >> (met - 1) & 1:  # the input ended with one that failed
+            after = self._intake.get_state()
+            places = lambda index: after  # noqa: E731 - a name would cost a line
+
+        def states(index: int) -> State:
+            return _state(left, places(end)) if index else _state(failed, first(0))
+
+        return Chunk.of_rows([batch], states)
+
+    def _is_known_failure(self) -> bool:
+        """Count an error of the input; say whether it was raised before the state was saved."""
+        is_known = bool(self._failed >> self._met & 1)
+        self._failed |= 1 << self._met
+        self._met += 1
+        if not self._have:  # the place is after it
+            self._begin(self._failed >> self._met)
+        return is_known
 
     def _several(self, limit: int) -> Chunk | None:
         """Return several whole batches at once, if as many elements come as one block."""
         size = self._size
         if limit * size > _MOST_ELEMENTS:
             limit = max(1, _MOST_ELEMENTS // size)
-        chunk = self._intake.take(limit * size)
+        chunk = self._intake.look(limit * size)
+        if chunk is None or not chunk.is_columnar:
+            return None
+        whole = min(self._intake.in_hand // size, limit)
+        if not whole:
+            return None
+        taken = self._intake.take(whole * size)
+        assert taken is not None
+        shaped = map_leaves(
+            lambda leaf: leaf.reshape(whole, size, *leaf.shape[1:]), taken.columns()
+        )
+        states = taken.states
+        return Chunk.of_columns(shaped, whole, lambda index: _state(0, states(index * size)))
+
+    def _left_of_unit(self, wanted: int) -> int:
+        """Return how many of the next elements are of the unit that the batch began with."""
+        chunk = self._intake.look(wanted)
         if chunk is None:
-            return None
-        whole = chunk.size // size
-        if not whole or not chunk.is_columnar:
-            self._intake.put_back(chunk.size)
-            return None
-        self._intake.put_back(chunk.size - whole * size)
-        columns = chunk.columns() if chunk.size == whole * size else None
-        if columns is None:
-            columns = chunk.slice(0, whole * size).columns()
-        shaped = map_leaves(lambda leaf: leaf.reshape(whole, size, *leaf.shape[1:]), columns)
-        return Chunk.of_columns(shaped, whole)
+            return 0
+        unit, offset = units_done(self._parts[0].state_at(0)), self._intake.offset
+        for index in range(offset, min(offset + wanted, chunk.size)):
+            if units_done(chunk.state_at(index)) != unit:
+                return index - offset
+        return wanted
 
     def get_state(self) -> State:
-        return self._before if self._have else self._intake.get_state()
+        place = self._parts[0].state_at(0) if self._parts else self._intake.get_state()
+        return _state(self._failed, place)
 
     def set_state(self, state: State) -> None:
-        self._parts, self._have = [], 0
-        self._intake.set_state(state)
+        self._begin(mask_of(state["failed"]))
+        self._intake.set_state(state["input"])
+
+    def seek(self, position: int) -> None:
+        self._begin(0)
+        self._intake.seek(position * self._size)
 
     def close(self) -> None:
-        self._parts, self._have = [], 0
+        self._begin(0)
         self._intake.close()
+
+
+def _state(failed: int, place: State) -> State:
+    return {"failed": runs_of(failed), "input": place}
+
+
+def _is_above_leaf(node: Node, context: Context) -> bool:
+    """Say whether batches are units: only steps that keep the count lie between it and a leaf."""
+    while id(node) not in context.leaves:
+        if not (isinstance(node, Batch) or node.keeps_count) or not node.inputs:
+            return False
+        (node,) = node.inputs
+    return True
 
 
 @make_iterator.register(Unbatch)
 class UnbatchIterator(ElementIterator):
-    """Yields the rows of its input's elements."""
+    """Yields the rows of its input's elements; the state says how many of one were yielded."""
 
     def __init__(self, node: Unbatch, context: Context) -> None:
-        self._input = make_iterator(node.input, context.below(0))
-        self._begin()
+        self._node = node
+        self._intake = Intake(make_iterator(node.input, context))
+        self._begin(0)
 
-    def _begin(self) -> None:
-        self._before: State = None  # of the input, before the element in hand
-        self._batch: Chunk | None = None
-        self._offset = 0
+    @property
+    def reads_ahead_freely(self) -> bool:
+        return self._intake.input.reads_ahead_freely
+
+    def _begin(self, offset: int) -> None:
+        self._rows: Chunk | None = None  # of the element in hand
+        self._places: States | None = None  # before and after that element
+        self._offset = offset  # rows of it, or of the next one, that were passed
 
     def next_chunk(self, limit: int) -> Chunk | None:
-        while self._batch is None or self._offset >= self._batch.size:
-            before = self._input.get_state()
-            chunk = self._input.next_chunk(1)
-            if chunk is None:
-                self._begin()
+        while self._rows is None or self._offset >= self._rows.size:
+            # Only of an element that a state names were rows passed before it is read.
+            passed = 0 if self._rows is not None else self._offset
+            self._begin(0)  # where an error is raised, the place is before the next element
+            outer = self._intake.take(1)
+            if outer is None:
                 return None
-            element = chunk.rows()[0]
-            unbatched(spec_of(element))  # refuses what has no first axis
-            self._before, self._offset = before, 0
-            self._batch = Chunk.of_columns(element, count(element))
+            (element,) = outer.rows()
+            self._rows = Chunk.of_columns(element, self._count(element))
+            self._places, self._offset = outer.states, passed
         start = self._offset
-        self._offset = min(start + limit, self._batch.size)
-        return self._batch.slice(start, self._offset)
+        self._offset = min(start + limit, self._rows.size)
+        assert self._places is not None
+        rows = self._rows.slice(start, self._offset)
+        return rows.with_states(_row_places(self._places, start, self._rows.size))
+
+    def _count(self, element: Element) -> int:
+        """Return the number of rows, which all components must have alike."""
+        leaves, structure = flatten(element)
+        lengths = {
+            path: len(leaf) if getattr(leaf, "ndim", 0) else None
+            for path, leaf in zip(structure.paths, leaves, strict=True)
+        }
+        if None in lengths.values() or len(set(lengths.values())) != 1:
+            found = ", ".join(
+                f"{component(path)} has {'no axis' if length is None else f'{length} rows'}"
+                for path, length in lengths.items()
+            )
+            raise InvalidElementError(
+                f"{step_name(self._node)} takes elements apart along their first axis, which all "
+                f"components must have alike; {found or 'this element has no components'}"
+            )
+        return next(iter(lengths.values())) or 0
 
     def get_state(self) -> State:
-        if self._batch is None or self._offset >= self._batch.size:
-            return {"offset": 0, "input": self._input.get_state()}
-        return {"offset": self._offset, "input": self._before}
+        if self._rows is None:
+            return {"offset": self._offset, "input": self._intake.get_state()}
+        assert self._places is not None
+        return _row_places(self._places, self._offset, self._rows.size)(0)
 
     def set_state(self, state: State) -> None:
-        self._begin()
-        self._input.set_state(state["input"])
-        offset = state["offset"]
-        while offset:
-            passed = self.next_chunk(offset)
-            if passed is None:
-                break
-            offset -= passed.size
+        self._begin(state["offset"])
+        self._intake.set_state(state["input"])
 
     def close(self) -> None:
-        self._begin()
-        self._input.close()
+        self._begin(0)
+        self._intake.close()
+
+
+def _row_places(places: States, start: int, size: int) -> States:
+    """Return the places of rows `start` and following of an element with `size` rows."""
+
+    def states(index: int) -> State:
+        offset = start + index
+        if offset < size:
+            return {"offset": offset, "input": places(0)}
+        return {"offset": 0, "input": places(1)}
+
+    return states

@@ -14,8 +14,8 @@ from typing import BinaryIO
 
 from headrace.element.chunk import Chunk
 from headrace.element.wire import decode, encode
-from headrace.errors import DataLossError
-from headrace.plan.buffering import Cache, CacheKey
+from headrace.errors import DataLossError, FailedPreconditionError
+from headrace.plan.buffering import CacheKey
 
 __all__ = ["FileStore", "MemoryStore", "SharedMemoryStore", "Store", "memory_store"]
 
@@ -110,16 +110,21 @@ def _copy(chunk: Chunk) -> Chunk:
     return decode(frames)
 
 
-_MAGIC = b"HRCACHE1"
-_HEAD = struct.Struct("<8sq")  # magic, seed
+_MAGIC = b"HRCACHE2"
+_FAMILY = b"HRCACHE"
+_HEAD = struct.Struct("<8sqH")  # magic, seed, bytes of the identity, which follows
 _COUNT = struct.Struct("<qq")  # elements in the frame, buffers in the frame
 _LENGTH = struct.Struct("<q")
 
 
 class FileStore(Store):
-    """Frames in a file: written under another name, renamed when complete."""
+    """Frames in a file: written under another name, renamed when complete.
 
-    def __init__(self, path: Path, partial: Path | None, seed: int) -> None:
+    The file begins with the identity of the plan whose elements it holds, so that it is not served
+    to another one.
+    """
+
+    def __init__(self, path: Path, partial: Path | None, seed: int, identity: str) -> None:
         self.seed = seed
         self._path = path
         self._partial = partial
@@ -128,48 +133,94 @@ class FileStore(Store):
         if partial is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file: BinaryIO = partial.open("wb")
-            self._file.write(_HEAD.pack(_MAGIC, seed))
+            name = identity.encode()
+            self._file.write(_HEAD.pack(_MAGIC, seed, len(name)) + name)
         else:
             self._file = path.open("rb")
             try:
+                self._check_head(identity)
                 self._index()
             except BaseException:
                 self._file.close()
                 raise
 
     @staticmethod
-    def find(node: Cache) -> FileStore | None:
-        """Return the complete cache of this name, if there is one."""
-        path = Path(node.filename)
-        return FileStore(path, None, 0) if path.exists() else None
+    def find(filename: str, identity: str) -> FileStore | None:
+        """Return the complete cache of this name, if there is one.
+
+        Raises:
+            FailedPreconditionError: It holds the elements of another plan, or is of a version that
+                does not say whose elements it holds.
+            DataLossError: It is no cache file, or a damaged one.
+        """
+        path = Path(filename)
+        return FileStore(path, None, 0, identity) if path.exists() else None
 
     @staticmethod
-    def create(node: Cache, seed: int) -> FileStore:
-        """Return a new cache to be filled."""
-        path = Path(node.filename)
-        return FileStore(path, path.with_name(f"{path.name}.partial-{uuid.uuid4().hex[:8]}"), seed)
+    def create(filename: str, seed: int, identity: str) -> FileStore:
+        """Return a new cache to be filled.
+
+        Args:
+            filename: Its name once it is complete.
+            seed: Seed of the run whose elements these are.
+            identity: What tells the plan whose elements these are from others.
+        """
+        path = Path(filename)
+        partial = path.with_name(f"{path.name}.partial-{uuid.uuid4().hex[:8]}")
+        return FileStore(path, partial, seed, identity)
+
+    def _check_head(self, identity: str) -> None:
+        head = self._file.read(_HEAD.size)
+        if not head.startswith(_FAMILY):
+            raise DataLossError(f"{self._path} is not a cache file; remove it or name another")
+        if not head.startswith(_MAGIC):
+            raise FailedPreconditionError(
+                f"cache file {self._path} was written by another version of Headrace; remove it, "
+                "and it is written again"
+            )
+        if len(head) < _HEAD.size:
+            raise self._cut_short()
+        _, self.seed, length = _HEAD.unpack(head)
+        found = self._exactly(length).decode(errors="replace")
+        if found != identity:
+            raise FailedPreconditionError(
+                f"cache file {self._path} holds the elements of another pipeline ({found}, this "
+                f"one is {identity}); remove it if that pipeline was changed into this one, or "
+                "name another file"
+            )
 
     def _index(self) -> None:
-        head = self._file.read(_HEAD.size)
-        if len(head) < _HEAD.size or head[:8] != _MAGIC:
-            raise DataLossError(f"{self._path} is not a cache file; remove it or name another")
-        self.seed = _HEAD.unpack(head)[1]
-        first, offset, size = 0, _HEAD.size, self._path.stat().st_size
+        first, offset, size = 0, self._file.tell(), os.fstat(self._file.fileno()).st_size
         while offset < size:
             self._file.seek(offset)
-            elements, buffers = _COUNT.unpack(self._exactly(_COUNT.size))
-            lengths = struct.unpack(f"<{buffers}q", self._exactly(_LENGTH.size * buffers))
+            elements, lengths = self._frame_head(size)
             self._starts.append((first, elements, offset))
             first += elements
             offset = self._file.tell() + sum(lengths)
         if offset != size:
-            raise DataLossError(f"cache file {self._path} ends inside a frame; remove it")
+            raise self._cut_short()
+
+    def _frame_head(self, size: int) -> tuple[int, tuple[int, ...]]:
+        """Read how many elements a frame has, and the length of each of its buffers."""
+        elements, buffers = _COUNT.unpack(self._exactly(_COUNT.size))
+        if elements < 1 or not 0 <= buffers * _LENGTH.size <= size:
+            raise self._damaged()
+        lengths = struct.unpack(f"<{buffers}q", self._exactly(_LENGTH.size * buffers))
+        if any(not 0 <= length <= size for length in lengths):
+            raise self._damaged()
+        return elements, lengths
 
     def _exactly(self, count: int) -> bytes:
         data = self._file.read(count)
         if len(data) != count:
-            raise DataLossError(f"cache file {self._path} ends inside a frame; remove it")
+            raise self._cut_short()
         return data
+
+    def _damaged(self) -> DataLossError:
+        return DataLossError(f"cache file {self._path} is damaged; remove it")
+
+    def _cut_short(self) -> DataLossError:
+        return DataLossError(f"cache file {self._path} ends inside a frame; remove it")
 
     def append(self, chunk: Chunk) -> None:
         frames = [memoryview(frame).cast("B") for frame in encode(chunk)]
@@ -202,9 +253,11 @@ class FileStore(Store):
 
     def _load(self, offset: int) -> Chunk:
         self._file.seek(offset)
-        _, buffers = _COUNT.unpack(self._exactly(_COUNT.size))
-        lengths = struct.unpack(f"<{buffers}q", self._exactly(_LENGTH.size * buffers))
-        return decode([bytearray(self._exactly(length)) for length in lengths])
+        elements, lengths = self._frame_head(os.fstat(self._file.fileno()).st_size)
+        chunk = decode([bytearray(self._exactly(length)) for length in lengths])
+        if chunk.size != elements:
+            raise self._damaged()
+        return chunk
 
     def close(self) -> None:
         self._file.close()

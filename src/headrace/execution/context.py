@@ -1,70 +1,158 @@
-"""What the iterators of one plan share: chance, options, and where splits come from."""
+"""What the iterators of one plan share: chance, options, and where units come from."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import hashlib
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
+from headrace.plan.node import Node
 from headrace.plan.options import Options
 
-__all__ = ["Context", "SplitProvider"]
+__all__ = ["Context", "Dealer", "Run", "place_number"]
 
 
-class SplitProvider(Protocol):
-    """Deals out the sources of a plan, part by part."""
+class Run(NamedTuple):
+    """Positions of a leaf that were dealt together: `start` to `stop` - 1."""
 
-    def next_split(self, source: int, repetition: tuple[int, ...]) -> tuple[int, int] | None:
-        """Return the next range of indices (start, stop) of a source, or None: no more of it.
+    start: int
+    stop: int
+    unit: int
+    """Positions in a unit; the last unit of a run may have fewer."""
+    dealt: int
+    """Units that were dealt before it."""
 
-        Args:
-            source: The source's number in `plan.splits` order.
-            repetition: Which pass over the source this is; a later pass is a larger tuple.
-        """
+    def done(self, position: int) -> int:
+        """Return how many units are whole, in dealt order, before this position of the run."""
+        units = position - self.start
+        return self.dealt + (
+            -(-units // self.unit) if position == self.stop else units // self.unit
+        )
+
+    def begun(self, position: int) -> int:
+        """Return how many units, in dealt order, have positions before this one of the run."""
+        return self.dealt - (self.start - position) // self.unit
+
+
+class Dealer(Protocol):
+    """Deals the units of a plan, as runs of positions of its leaves (`dealt`)."""
+
+    def head(self) -> tuple[int, tuple[int, ...]] | None:
+        """Return the leaf and the passes that the next run lies in, or None: no more comes."""
+
+    def take(self, leaf: int, passes: tuple[int, ...]) -> Run | None:
+        """Return the next run, or None if it lies elsewhere."""
+
+    def begin(self, units: int) -> None:
+        """Take note that a leaf handed out positions of units before this number."""
+
+    @property
+    def dealt(self) -> int:
+        """Units that were dealt so far in the runs that were taken."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
     """The circumstances in which a node's iterator is made."""
 
+    build: Callable[[Node, Context], Any]
+    """Makes the iterator of a dataset that a user's function returned, from its plan as written,
+    in the context that `nested` gives."""
     seed: int
     """What random steps without a seed of their own draw from."""
-    epoch: tuple[int, ...] = (0,)
-    """Which pass this is: the user's iteration, then that of each `repeat` around the node."""
-    path: tuple[int, ...] = ()
-    """The node's place in the plan: tells one random step from another."""
+    passes: tuple[int, ...] = (0,)
+    """Which pass this is: the user's iteration, then that of each `repeat` around the node; in a
+    nested dataset also the number of the outer element's place."""
+    given: int = 0
+    """How many of `passes` a nested dataset was opened with; those of its own repeats follow."""
+    outer: tuple[int, ...] = ()
+    """Numbers of the steps that opened this dataset, outermost first; () for the plan itself."""
+    places: tuple[int, ...] = ()
+    """Numbers of the places of the outer elements that it was opened for, outermost first."""
     options: Options = field(default_factory=Options)
-    splits: SplitProvider | None = None
-    """None: every source is read whole."""
-    source_numbers: Mapping[int, int] = field(default_factory=dict)
-    """`id` of a source node -> its number; a source that is not here is read whole."""
+    """The options of the whole plan."""
+    free: frozenset[int] = frozenset()
+    """`id` of each step that yields elements as they are ready (`plan.free_order`)."""
+    dealer: Dealer | None = None
+    """Deals units of the plan to its leaves; None: they are read whole."""
+    leaves: Mapping[int, int] = field(default_factory=dict)
+    """`id` of a leaf node -> its number in the deal."""
+    cache_seeds: dict[Any, int] = field(default_factory=dict)
+    """Key of a cache -> the seed of the elements that it has in this iteration, once decided: in
+    all passes the same."""
+    fills_cache: bool = False
+    """Whether a cache is filled: caches below have the elements of this context's seed, too."""
+    contain_exits: bool = False
+    """Whether SystemExit and the like from a user's function become a UserFunctionError."""
     parallelism: int = 2
     """Threads that AUTOTUNE stands for."""
 
-    def below(self, place: int) -> Context:
-        """Return the context of a node's input number `place`."""
-        return dataclasses.replace(self, path=(*self.path, place))
-
     def in_pass(self, number: int) -> Context:
         """Return the context of pass `number` within this one."""
-        return dataclasses.replace(self, epoch=(*self.epoch, number))
+        return dataclasses.replace(self, passes=(*self.passes, number))
 
-    def first_pass(self, seed: int) -> Context:
-        """Return the context of the same place in the very first pass of a run with `seed`."""
-        return dataclasses.replace(self, seed=seed, epoch=(0,) * len(self.epoch))
+    def nested(self, step: int, place: int) -> Context:
+        """Return the context of a dataset that step number `step` opens for the element there."""
+        # Without the checks of `replace`: this is done for each element of an outer dataset.
+        context = object.__new__(Context)
+        context.__dict__.update(
+            self.__dict__,
+            passes=(*self.passes, place),
+            given=len(self.passes) + 1,
+            outer=(*self.outer, step),
+            places=(*self.places, place),
+            free=_NONE_FREE,
+            dealer=None,
+            leaves={},
+            cache_seeds={},
+        )
+        return context
 
-    def with_options(self, options: Options) -> Context:
-        """Return the context with `options` laid over its own."""
-        merged = self.options.merged_with(options)
-        seed = self.seed if options.seed is None else options.seed
-        return dataclasses.replace(self, options=merged, seed=seed)
+    def entropy(self, number: int | None) -> list[int]:
+        """Return what step `number` of this dataset draws from, if it has no seed of its own."""
+        path = (*self.outer, number or 0)
+        return [2, self.seed & _MASK, len(path), *path, *self.passes]
 
-    def is_ordered(self, deterministic: bool | None) -> bool:
-        """Say whether a parallel stage must keep its input's order."""
-        wish = self.options.deterministic if deterministic is None else deterministic
-        return wish is not False
+    def fixed_entropy(self, number: int | None, drawn_seed: int | None) -> list[int]:
+        """Return what step `number` draws from, if it is to draw the same in each pass.
+
+        Args:
+            number: Of a step without a seed of its own.
+            drawn_seed: What was drawn for it when it was made. A nested dataset is made for each
+                outer element, so there the place of that element decides.
+        """
+        if not self.outer and drawn_seed is not None:
+            return [3, drawn_seed & _MASK]
+        path = (*self.outer, number or 0)
+        return [3, self.seed & _MASK, len(path), *path, *self.places]
 
     def threads(self, calls: int) -> int:
         """Return the number of threads that `num_parallel_calls` asks for."""
         return self.parallelism if calls < 0 else calls
+
+
+def place_number(state: Any) -> int:
+    """Return the number of a place, 64 bits: a hash of the state there without its hints.
+
+    It is the same where the plan is dealt out and where one process reads it.
+    """
+    text = str(state) if type(state) is int else _as_json(_without_hints(state))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def _without_hints(state: Any) -> Any:
+    if isinstance(state, dict):
+        if "at" in state:  # a position, beside what the reader has to know
+            return state["at"]
+        return {key: _without_hints(value) for key, value in state.items() if key != "hint"}
+    if isinstance(state, list):
+        return [_without_hints(value) for value in state]
+    return state
+
+
+_as_json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+_NONE_FREE: frozenset[int] = frozenset()
+_MASK = (1 << 64) - 1

@@ -1,99 +1,359 @@
-"""Iterators over sources: split by split, or gathered by index."""
+"""Iterators over what a plan begins with: numbers, and elements read by their numbers."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
 import numpy as np
 
-from headrace.element.chunk import Chunk
+from headrace.element.chunk import Chunk, States
+from headrace.element.structure import flatten
+from headrace.errors import FailedPreconditionError
 from headrace.execution.context import Context
-from headrace.execution.iterator import ElementIterator, State, make_iterator
-from headrace.plan.elements import FromSource, Gather
-from headrace.plan.source import Reader
+from headrace.execution.dealt import DealtLeaf
+from headrace.execution.intake import Intake
+from headrace.execution.iterator import (
+    END,
+    MOST_FAILURES,
+    ElementIterator,
+    State,
+    make_iterator,
+)
+from headrace.execution.stage import Stage
+from headrace.plan.elements import FromSource, Gather, Indices, Read
+from headrace.plan.node import Node
+from headrace.plan.source import INFINITE, Position, Reader, Source
+from headrace.plan.traverse import cardinality
 
-__all__ = ["GatherIterator", "SourceIterator"]
+__all__ = ["GatherIterator", "IndexPart", "IndicesIterator", "ReadIterator"]
 
 
-@make_iterator.register(FromSource)
-class SourceIterator(ElementIterator):
-    """Reads a source's splits in turn."""
+@make_iterator.register(Indices)
+class IndicesIterator(ElementIterator):
+    """Counts from the first; its state is how many were counted."""
 
-    def __init__(self, node: FromSource, context: Context) -> None:
-        self._source = node.source
-        number = context.source_numbers.get(id(node))
-        self._deal = None
-        if context.splits is not None and number is not None:
-            provider, repetition = context.splits, context.epoch
-            self._deal = lambda: provider.next_split(number, repetition)
-        self._reader: Reader | None = None
-        #: None: not begun. "end": over. Else the split that the reader reads.
-        self._split: tuple[int, int] | str | None = None
+    def __init__(self, node: Indices, context: Context) -> None:
+        self._first = node.start
+        self._size = node.size
+        self._next = 0
 
     def next_chunk(self, limit: int) -> Chunk | None:
-        while self._split != "end":
-            if self._reader is None:
-                split = self._next_split()
-                if split is None:
-                    self._split = "end"
-                    break
-                self._split = split
-                self._reader = self._source.open(*split)
-            chunk = self._reader.read(limit)
-            if chunk is not None:
-                return chunk
-            self._reader.close()
-            self._reader = None
-        return None
-
-    def _next_split(self) -> tuple[int, int] | None:
-        if self._deal is not None:
-            return self._deal()
-        return (0, self._source.size) if self._split is None else None
+        start = self._next
+        stop = start + limit if self._size == INFINITE else min(start + limit, self._size)
+        if stop <= start:
+            return None
+        self._next = stop
+        numbers = np.arange(self._first + start, self._first + stop)
+        return Chunk.of_columns(numbers, stop - start, start.__add__)
 
     def get_state(self) -> State:
-        if self._reader is None:
-            # Between splits there is nothing to come of the one before.
-            return "end" if self._split is not None else None
-        assert isinstance(self._split, tuple)
-        return [*self._split, self._reader.get_position()]
+        return self._next
 
     def set_state(self, state: State) -> None:
-        self.close()
-        if isinstance(state, list):
-            start, stop, position = state
-            self._split = (start, stop)
-            self._reader = self._source.open(start, stop, position)
-        else:
-            self._split = state
+        self._next = state
+
+    def skip(self, count: int) -> int:
+        if self._size != INFINITE:
+            count = max(0, min(count, self._size - self._next))
+        self._next += count
+        return count
+
+    def seek(self, position: int) -> None:
+        self._next = position
+
+
+class IndexPart(ElementIterator):
+    """A whole index part of a plan: its state is the number of elements that were passed.
+
+    The steps inside only have to read and to seek.
+    """
+
+    def __init__(self, node: Node, context: Context) -> None:
+        self._node = node
+        self._steps = make_iterator(node, context)
+        self._position = 0
+        #: Whether the steps are at `_position`. They seek before the first read, so that a step
+        #: that leaves elements out does not read them.
+        self._is_there = False
+
+    def next_chunk(self, limit: int) -> Chunk | None:
+        start = self._position
+        if not self._is_there:
+            self._steps.seek(start)
+            self._is_there = True
+        chunk = self._steps.next_chunk(limit)
+        if chunk is None:
+            return None
+        self._position = start + chunk.size
+        return chunk.with_states(start.__add__)
+
+    def get_state(self) -> State:
+        return self._position
+
+    def set_state(self, state: State) -> None:
+        self._position = state
+        self._is_there = False
+
+    def seek(self, position: int) -> None:
+        self.set_state(position)
+
+    def skip(self, count: int) -> int:
+        size = cardinality(self._node)
+        count = count if size == INFINITE else max(0, min(count, size - self._position))
+        self.set_state(self._position + count)
+        return count
 
     def close(self) -> None:
+        self._steps.close()
+
+
+def _index_part(node: Node, context: Context) -> ElementIterator:
+    if context.dealer is not None:
+        return DealtLeaf(node, context)
+    if isinstance(node, Indices):  # each number is its own position
+        return IndicesIterator(node, context)
+    return IndexPart(node, context)
+
+
+@make_iterator.register(Gather)
+class GatherIterator(Stage):
+    """Fetches the elements at the indices of its input, a chunk at once."""
+
+    def __init__(self, node: Gather, context: Context) -> None:
+        super().__init__(_index_part(node.input, context))
+        self._source = node.source
+        self._is_free = not node.source.runs_user_code
+
+    @property
+    def reads_ahead_freely(self) -> bool:
+        return self._is_free
+
+    def _work(self, limit: int) -> Chunk | None:
+        while True:
+            chunk = self._intake.look(limit)
+            if chunk is None:
+                return None
+            start = self._intake.offset
+            part = chunk.slice(start, start + (1 if chunk is self._one_by_one else limit))
+            try:
+                made = self._gather(part)
+            except Exception as error:
+                if part.size == 1:
+                    self._failure = error
+                    return None
+                self._one_by_one = chunk
+                continue
+            self._intake.use(part.size)
+            return made
+
+    def _gather(self, chunk: Chunk) -> Chunk:
+        if not chunk.is_columnar:
+            rows = chunk.rows()
+            leaves, _ = flatten(rows[0])
+            if any(isinstance(leaf, np.ndarray) for leaf in leaves):  # batches of any size
+                return Chunk.of_rows([self._source.gather(row) for row in rows], chunk.states)
+        return Chunk.of_columns(self._source.gather(chunk.columns()), chunk.size, chunk.states)
+
+    def skip(self, count: int) -> int:
+        self._failure = None
+        return self._intake.skip(count)
+
+
+class ReadIterator(ElementIterator):
+    """Reads what a source holds at the indices of its input, index by index.
+
+    The state is the place of the index, how many of its elements were passed, how many errors
+    were raised between them if any were (`failed`), and a hint that only saves time: a position
+    of the reader, and how many elements were passed since.
+    """
+
+    def __init__(self, source: Source, indices: ElementIterator, open_: _Open) -> None:
+        self.gives_rows = source.runs_user_code
+        self._open = open_
+        self._refusal = source.cannot_restore
+        self._intake = Intake(indices)
+        self._reader: Reader | None = None
+        self._place: State = None  # of the index that the reader reads
+        self._ordinal = 0  # elements of it that were passed
+        self._failed = 0  # errors of it that were raised
+        self._has_positions = True  # those of the reader tell where it goes on
+        self._pending: dict[str, Any] | None = None  # a state to go to before the next read
+
+    @property
+    def reads_ahead_freely(self) -> bool:
+        return not self.gives_rows
+
+    def next_chunk(self, limit: int) -> Chunk | None:
+        while True:
+            reader = self._reader or self._next_reader()
+            if reader is None:
+                return None
+            position, ordinal = reader.get_position(), self._ordinal
+            try:
+                chunk = reader.read(limit)
+            except Exception:
+                self._count_error(reader, position)
+                raise
+            if chunk is not None:
+                self._ordinal = ordinal + chunk.size
+                return chunk.with_states(self._places(reader, position, ordinal, chunk.size))
+            self._reader = None
+            reader.close()
+
+    def next_row(self) -> Any:
+        while True:
+            reader = self._reader or self._next_reader()
+            if reader is None:
+                return END
+            try:
+                chunk = reader.read(1)
+            except Exception:
+                # The readers of user code count elements, and stay where they fail.
+                self._count_error(reader, reader.get_position())
+                raise
+            if chunk is not None:
+                self._ordinal += 1
+                return chunk.rows()[0]
+            self._reader = None
+            reader.close()
+
+    def place(self) -> tuple[States, int]:
+        if self._reader is None:
+            return super().place()
+        return self._places(self._reader, self._reader.get_position(), self._ordinal, 0), 0
+
+    def _count_error(self, reader: Reader, before: Position) -> None:
+        self._failed += 1
+        if reader.get_position() == before:
+            self._has_positions = False  # from there it would fail again
+
+    def _places(self, reader: Reader, before: Position, ordinal: int, size: int) -> States:
+        """Return the places of `size` elements that a reader gave from position `before` on."""
+        if not self._has_positions:
+            place, failed = self._place, self._failed
+            return lambda index: _state(place, ordinal + index, failed)
+        return _hinted(self._place, ordinal, self._failed, before, size, reader.get_position())
+
+    def _next_reader(self) -> Reader | None:
+        """Open the next index, or go to the state that was set; None: there are no more."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            self._intake.set_state(pending["index"])
+        index = self._intake.take(1)
+        if index is None:
+            return None
+        self._place, self._ordinal, self._failed = index.state_at(0), 0, 0
+        self._has_positions = True
+        (number,) = index.rows()
+        if pending is not None:
+            self._ordinal, self._failed = pending["ordinal"], pending.get("failed", 0)
+        self._reader = self._open_at(int(number), pending or {})
+        return self._reader
+
+    def _open_at(self, number: int, state: dict[str, Any]) -> Reader:
+        """Open an index where its reader stood in this state."""
+        ordinal, failed = self._ordinal, self._failed
+        if not ordinal and not failed:
+            return self._open(number, None)
+        if "hint" in state:
+            position, since = state["hint"]
+            reader = self._open(number, position)
+            _pass_over(reader, since)
+            return reader
+        reader = self._open(number, None)
+        self._has_positions = not failed
+        if not _pass_over(reader, ordinal, failed):
+            # What failed does not any more, and the element after it was read.
+            reader.close()
+            reader = self._open(number, None)
+            _pass_over(reader, ordinal)
+        return reader
+
+    def get_state(self) -> State:
+        if self._pending is not None:
+            return self._pending
+        if self._reader is None:
+            return {"index": self._intake.get_state(), "ordinal": 0}
+        return self._places(self._reader, self._reader.get_position(), self._ordinal, 0)(0)
+
+    def set_state(self, state: State) -> None:
+        if self._refusal and state["ordinal"]:
+            raise FailedPreconditionError(self._refusal)
+        self._close_reader()
+        self._pending = state
+
+    def close(self) -> None:
+        self._close_reader()
+        self._intake.close()
+
+    def _close_reader(self) -> None:
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.close()
 
 
-@make_iterator.register(Gather)
-class GatherIterator(ElementIterator):
-    """Fetches the elements at the indices of its input, a chunk at once."""
+_Open: TypeAlias = Callable[[int, Position], Reader]
 
-    def __init__(self, node: Gather, context: Context) -> None:
-        self._source = node.source
-        self._input = make_iterator(node.input, context.below(0))
 
-    def next_chunk(self, limit: int) -> Chunk | None:
-        chunk = self._input.next_chunk(limit)
+@make_iterator.register(Read)
+def _make_read(node: Read, context: Context) -> ElementIterator:
+    source, passes = node.source, context.passes
+
+    def open_(index: int, position: Position) -> Reader:
+        return source.open(index, index + 1, position, pass_number=passes)
+
+    return ReadIterator(source, _index_part(node.input, context), open_)
+
+
+@make_iterator.register(FromSource)
+def _make_source(node: FromSource, context: Context) -> ElementIterator:
+    """Read a source that cannot be read in parts: as if it had one index."""
+    source, passes = node.source, context.passes
+
+    def open_(index: int, position: Position) -> Reader:
+        return source.open(0, source.size, position, pass_number=passes)
+
+    return ReadIterator(source, IndicesIterator(Indices(size=1), context), open_)
+
+
+def _hinted(
+    place: State, ordinal: int, failed: int, before: Position, size: int, after: Position
+) -> States:
+    """Return the places of `size` elements that a reader gave, and its positions around them."""
+
+    def states(index: int) -> State:
+        state = _state(place, ordinal + index, failed)
+        state["hint"] = [after, 0] if index == size else [before, index]
+        return state
+
+    return states
+
+
+def _state(place: State, ordinal: int, failed: int) -> dict[str, Any]:
+    state = {"index": place, "ordinal": ordinal}
+    if failed:
+        state["failed"] = failed
+    return state
+
+
+def _pass_over(reader: Reader, count: int, failures: int = 0) -> bool:
+    """Read past elements and errors; say whether there were as many errors.
+
+    Elements that fail count as none, as when they were passed before.
+    """
+    failed = 0
+    while count or failed < failures:
+        try:
+            chunk = reader.read(count or 1)
+        except Exception:
+            failed += 1
+            if failed > MOST_FAILURES + failures:
+                raise
+            continue
         if chunk is None:
-            return None
-        if not chunk.is_columnar:
-            rows = chunk.rows()
-            if isinstance(rows[0], np.ndarray):
-                return Chunk.of_rows([self._source.gather(row) for row in rows])
-        return Chunk.of_columns(self._source.gather(chunk.columns()), chunk.size)
-
-    def get_state(self) -> State:
-        return self._input.get_state()
-
-    def set_state(self, state: State) -> None:
-        self._input.set_state(state)
-
-    def close(self) -> None:
-        self._input.close()
+            return True
+        if not count:
+            return False
+        count -= chunk.size
+    return True

@@ -1,107 +1,110 @@
-"""An intake: the input of a stage, read in exact amounts, with a place that can be saved.
+"""An intake: the input of a stage, read in exact amounts, with the place of each element.
 
-Stages that take an exact number of elements, or read ahead, keep some that they have not used.
-The intake holds those, and remembers where the input stood before it gave them: its place is
-"the input in this state, then skip so many", which is small and needs nothing from memory.
+A stage that takes an exact number of elements, or is interrupted by an error, leaves some that its
+input has given. The intake holds those. It needs nothing else to know its place: the chunk in hand
+knows the state of the stream before each of its elements.
 """
 
 from __future__ import annotations
 
 from headrace.element.chunk import Chunk
 from headrace.execution.iterator import ElementIterator, State
+from headrace.execution.pace import Pace
 
-__all__ = ["Intake", "skip"]
-
-_MOST_FAILURES = 1000
-"""Failures in a row of skips after which an input is taken to fail for ever."""
+__all__ = ["Intake"]
 
 
 class Intake:
-    """Reads an input iterator in exact amounts."""
+    """Reads an input iterator in exact amounts.
 
-    __slots__ = ("_before", "_chunk", "_offset", "input")
+    There are two ways to read: `take` returns elements. `look` leaves them in hand, for a stage
+    that does not know beforehand how many it will use; it calls `use` when it does.
+    """
+
+    __slots__ = ("_pace", "chunk", "input", "offset")
+
+    _pace: Pace | None
+
+    chunk: Chunk | None
+    """What is in hand: its elements before `offset` were used, and at least one was not."""
+    offset: int
 
     def __init__(self, input_: ElementIterator) -> None:
         self.input = input_
-        self._before: State = None
-        #: The chunk in hand; its elements before `_offset` were taken. Taken whole: offset == size.
-        self._chunk: Chunk | None = None
-        self._offset = 0
+        self.chunk = None
+        self.offset = 0
+        self._pace = None
 
     @property
     def in_hand(self) -> int:
         """Elements that can be taken without asking the input."""
-        return 0 if self._chunk is None else self._chunk.size - self._offset
+        return 0 if self.chunk is None else self.chunk.size - self.offset
 
-    def take(self, count: int, pull: int = 0) -> Chunk | None:
-        """Return 1 to `count` elements, or None at the end of the input.
-
-        Args:
-            count: The most to return.
-            pull: Elements to ask the input for when none are in hand; `count` if that is more.
-        """
-        chunk, offset = self._chunk, self._offset
-        if chunk is None or offset >= chunk.size:
-            self._before = self.input.get_state()
-            # Forgotten first: if the input raises, nothing is in hand and the place is behind.
-            self._chunk = None
-            chunk = self.input.next_chunk(max(count, pull))
-            if chunk is None:
-                return None
-            self._chunk = chunk
-            self._offset = offset = 0
-        if offset == 0 and chunk.size <= count:
-            self._offset = chunk.size
-            return chunk
-        end = min(offset + count, chunk.size)
-        self._offset = end
+    def take(self, count: int) -> Chunk | None:
+        """Return 1 to `count` elements, or None at the end; asks for no more than `count`."""
+        chunk, offset = self.chunk, self.offset
+        if chunk is None:
+            chunk = self.input.next_chunk(count)
+            if chunk is None or chunk.size <= count:
+                return chunk
+            offset = 0
+        end = offset + count
+        if end >= chunk.size:
+            self.chunk = None
+            return chunk.slice(offset, chunk.size)
+        self.chunk, self.offset = chunk, end
         return chunk.slice(offset, end)
 
-    def put_back(self, count: int) -> None:
-        """Undo the last `count` elements of the last `take`."""
-        assert self._chunk is not None
-        assert count <= self._offset
-        self._offset -= count
+    def look(self, count: int) -> Chunk | None:
+        """Return the chunk in hand; if there is none, that of the next 1 to `count` elements."""
+        if self.chunk is None:
+            self.chunk = self.input.next_chunk(count)
+            self.offset = 0
+        return self.chunk
+
+    def look_ahead(self, count: int) -> Chunk | None:
+        """Return the same, but ask for more than `count` elements where that is free."""
+        if self.chunk is None and self.input.reads_ahead_freely:
+            if self._pace is None:
+                self._pace = Pace()
+            self.chunk = self._pace.ask(self.input, count)
+            self.offset = 0
+            return self.chunk
+        return self.look(count)
+
+    def use(self, count: int) -> None:
+        """Pass on over `count` of the elements in hand."""
+        assert self.chunk is not None
+        end = self.offset + count
+        if end == self.chunk.size:
+            self.chunk = None
+        else:
+            self.offset = end
+
+    def skip(self, count: int) -> int:
+        """Pass over up to `count` elements, calling as little as possible; return how many."""
+        held = min(count, self.in_hand)
+        if held:
+            self.use(held)
+        return held + self.input.skip(count - held) if held < count else held
 
     def get_state(self) -> State:
-        """Return the place of the next element to be taken."""
-        if self._chunk is None or self._offset >= self._chunk.size:
+        """Return the place of the next element."""
+        if self.chunk is None:
             return self.input.get_state()
-        if self._offset == 0:
-            return self._before
-        return {"skip": self._offset, "at": self._before}
+        return self.chunk.state_at(self.offset)
 
     def set_state(self, state: State) -> None:
         """Go to a place that `get_state` returned."""
-        self._chunk = None
-        self._offset = 0
-        if isinstance(state, dict) and "skip" in state:
-            self.input.set_state(state["at"])
-            skip(self.input, state["skip"])
-        else:
-            self.input.set_state(state)
+        self.chunk = None
+        self.input.set_state(state)
+
+    def seek(self, position: int) -> None:
+        """Make the input's element number `position` the next one (`ElementIterator.seek`)."""
+        self.chunk = None
+        self.input.seek(position)
 
     def close(self) -> None:
         """Close the input."""
-        self._chunk = None
+        self.chunk = None
         self.input.close()
-
-
-def skip(iterator: ElementIterator, count: int) -> int:
-    """Read past up to `count` elements; return how many there were.
-
-    Elements that fail count as none, as they did when they were first passed.
-    """
-    passed = failed = 0
-    while passed < count:
-        try:
-            chunk = iterator.next_chunk(count - passed)
-        except Exception:
-            failed += 1
-            if failed > _MOST_FAILURES + count:
-                raise
-            continue
-        if chunk is None:
-            break
-        passed += chunk.size
-    return passed

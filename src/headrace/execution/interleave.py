@@ -1,321 +1,403 @@
-"""The interleave iterator: datasets that a function opens, several read in turn."""
+"""The iterator of `interleave` and `flat_map`: datasets that a function opens, read in turn.
+
+    input --function--> opened --turn--> slots --strips--> chunk
+
+Whose turn it is, is arithmetic (`interleave_order`). A chunk ends where a dataset would have to be
+opened, so no function is called before its element is asked for. With threads, datasets are
+opened and read ahead, and come into the same slots in the same turns; so states are the same.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import wait as wait_for
-from typing import Any, Protocol, runtime_checkable
+from collections import deque
 
 from headrace.element.chunk import Chunk
-from headrace.errors import UserFunctionError
 from headrace.execution.context import Context
-from headrace.execution.intake import Intake, skip
-from headrace.execution.iterator import ElementIterator, State, make_iterator
-from headrace.execution.pace import Pace
-from headrace.execution.user_function import caller, user_error
+from headrace.execution.inner import ClosedError, Inner, Opened, Readers
+from headrace.execution.interleave_order import (
+    VACANT,
+    Fill,
+    Strip,
+    Turn,
+    next_strip,
+    turn_after,
+)
+from headrace.execution.interleave_places import Log, OuterPlace, Places, state_of
+from headrace.execution.iterator import MOST_FAILURES, ElementIterator, State, make_iterator
+from headrace.execution.mixing import Held, Strand, mixed
+from headrace.execution.outer import Outer
+from headrace.execution.user_function import step_name
 from headrace.plan.combining import Interleave
-from headrace.plan.node import Node
 
 __all__ = ["InterleaveIterator"]
-
-
-@runtime_checkable
-class _HasPlan(Protocol):
-    """What a user's function returns to name a dataset: anything with a plan."""
-
-    @property
-    def plan(self) -> Node: ...
-
-
-class _Slot:
-    """One open dataset of an interleave, read ahead by a thread if there is a pool."""
-
-    def __init__(self, origin: State, number: int, iterator: ElementIterator, least: int) -> None:
-        self.origin = origin  # place of the outer element
-        self.number = number  # of the outer element
-        self.iterator = iterator
-        self.pace = Pace(least=least)
-        self.before: State = None  # of the iterator, before what is in hand
-        self.rows: list[Any] = []  # in hand ...
-        self.offset = 0  # ... of which these were taken
-        self.pending: Future[Chunk | None] | None = None
-        self.pending_before: State = None
-        self.has_ended = False
-
-    @property
-    def in_hand(self) -> int:
-        return len(self.rows) - self.offset
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether it can be taken from, or is known to have ended, without waiting."""
-        return self.in_hand > 0 or self.has_ended or self.pending is None or self.pending.done()
-
-    def read_ahead(self, pool: ThreadPoolExecutor) -> None:
-        if self.pending is None and not self.has_ended:
-            self.pending_before = self.iterator.get_state()
-            self.pending = pool.submit(self.pace.next_chunk, self.iterator)
-
-    def fill(self) -> bool:
-        """Have at least one element in hand; return False at the end."""
-        while not self.in_hand and not self.has_ended:
-            if self.pending is not None:
-                pending, self.pending = self.pending, None
-                self.before = self.pending_before
-                chunk = pending.result()
-            else:
-                self.before = self.iterator.get_state()
-                chunk = self.pace.next_chunk(self.iterator)
-            if chunk is None:
-                self.has_ended = True
-                self.iterator.close()
-            else:
-                self.rows, self.offset = chunk.rows(), 0
-        return self.in_hand > 0
-
-    def take(self, count: int) -> list[Any]:
-        start = self.offset
-        self.offset = min(start + count, len(self.rows))
-        return self.rows[start : self.offset]
-
-    def get_state(self) -> State:
-        if self.has_ended:
-            return None
-        if self.in_hand:
-            inner, passed = self.before, self.offset
-        elif self.pending is not None:
-            inner, passed = self.pending_before, 0
-        else:
-            inner, passed = self.iterator.get_state(), 0
-        return {"origin": self.origin, "number": self.number, "inner": inner, "skip": passed}
-
-    def close(self) -> None:
-        if self.pending is not None:
-            self.pending.cancel()
-            wait_for([self.pending])
-            self.pending = None
-        self.iterator.close()
 
 
 @make_iterator.register(Interleave)
 class InterleaveIterator(ElementIterator):
     """Reads the datasets that a function returns for its input's elements, several in turn.
 
-    When a dataset ends, its place in the cycle is taken by that of the next outer element.
+    When a dataset ends, its slot is taken by that of the next outer element.
     """
 
     def __init__(self, node: Interleave, context: Context) -> None:
-        self._node = node
-        self._call: Callable[[Any], Any] = caller(node.fn)
-        self._context = context
-        self._intake = Intake(make_iterator(node.input, context.below(0)))
+        kind = "flat_map" if node.cycle_length == 1 else None
+        self._step = step_name(node, kind)
+        self._outer = Outer(node, context, self._step)
         self._threads = (
             0 if node.num_parallel_calls is None else context.threads(node.num_parallel_calls)
         )
-        self._is_ordered = context.is_ordered(node.deterministic)
-        self._pool: ThreadPoolExecutor | None = None
-        self._slots: list[_Slot | None] = [None] * node.cycle_length
+        self._is_free = id(node) in context.free
+        self._cycle = node.cycle_length
+        # In a cycle of one all turns are alike.
+        self._block = node.block_length if self._cycle > 1 else 1
+        self._readers: Readers | None = None
+        self._slots: list[Inner | None] = []
+        self._ahead: deque[Opened] = deque()
         self._begin()
 
     def _begin(self) -> None:
-        for slot in self._slots:
-            if slot is not None:
-                slot.close()
-        self._slots = [None] * self._node.cycle_length
-        self._current = 0  # the slot whose turn it is
-        self._taken = 0  # of its block
-        self._opened = 0  # outer elements so far
-        self._outer_has_ended = False
-        self._failure: Exception | None = None  # to raise once what came before it was returned
+        self._drop()
+        self._was_free = False  # reading ahead in the dataset that ended last
+        self._slots = [None] * self._cycle
+        self._in_hand = [0] * self._cycle
+        self._turn = Turn(0, 0)
+        #: Opened, and in no slot yet: the next ones first.
+        self._ahead = deque()
+        self._has_ended = False  # the input has, and this was found out in a turn
+        #: An error to raise after what came before it, and the dataset that it came from.
+        self._failure: tuple[Exception, Inner] | None = None
+
+    @property
+    def reads_ahead_freely(self) -> bool:
+        open_ones = [slot for slot in self._slots if slot is not None]
+        if not open_ones:
+            return self._was_free  # the next ones are taken to be like the last
+        return all(slot.iterator.reads_ahead_freely for slot in open_ones)
+
+    # --- reading --------------------------------------------------------------------------------
 
     def next_chunk(self, limit: int) -> Chunk | None:
-        if len(self._slots) == 1 and not self._threads:
-            return self._next_flat(limit)
+        try:
+            return self._next_chunk(limit)
+        except ClosedError:  # by another thread
+            return None
+
+    def _next_chunk(self, limit: int) -> Chunk | None:
         if self._failure is not None:
-            failure, self._failure = self._failure, None
+            failure, inner = self._failure
+            self._failure = None
+            inner.pass_over_error()
             raise failure
-        rows: list[Any] = []
-        while len(rows) < limit:
+        if self._cycle == 1 and not self._threads:
+            return self._next_of_one(limit)
+        log = Log(self._places(), self._turn, self._block)
+        strands: list[Strand] = []
+        size = 0
+        was_free = self.reads_ahead_freely
+        if self._threads:
+            self._open_ahead()
+        while size < limit:
+            found = next_strip(self._in_hand, self._turn, self._block, limit - size)
+            if found is None:
+                break
+            if isinstance(found, Fill):
+                if was_free and not self.reads_ahead_freely:
+                    # More may not have been meant, now that it costs calls.
+                    limit = size + 1
+                self._turn = _turn_at(found.slot, self._turn)
+                log.turn(self._turn)
+                if not self._have_in_hand(found.slot, size, limit - size, log):
+                    break
+                continue
+            strands.append(self._take(found))
+            log.take(found)
+            size += found.size
+            if self._cycle == 1:
+                break  # chunks pass as they are
+        return mixed(strands).with_states(log.states()) if size else None
+
+    def _next_of_one(self, limit: int) -> Chunk | None:
+        """Return elements of one dataset after the other: all turns are alike."""
+        was_free = self.reads_ahead_freely
+        while True:
+            inner = self._slots[0]
+            if inner is None:
+                if self._has_ended or not self._open(0):
+                    return None
+                inner = self._slots[0]
+                assert inner is not None
+            if inner.held is not None:
+                break
+            if was_free and not inner.iterator.reads_ahead_freely:
+                limit = 1  # more may not have been meant, now that it costs calls
             try:
-                slot = self._turn()
-            except Exception as failure:
-                if not rows:
-                    raise
-                self._failure = failure
+                more = inner.read(limit)
+            except Exception:
+                inner.pass_over_error()
+                raise
+            if more:
                 break
-            if slot is None:
-                break
-            self._take_block(slot, rows, limit)
-        return Chunk.of_rows(rows) if rows else None
+            self._vacate(0)
+        count = min(limit, inner.in_hand)
+        states, start = inner.states, inner.index
+        held, _ = inner.take(count)
+        self._in_hand[0] = inner.in_hand
+        # The place of what is open, whatever is opened later.
+        outer, turn, open_one = self._outer_place(), self._turn, inner
 
-    def _take_block(self, slot: _Slot, rows: list[Any], limit: int) -> None:
-        block = self._node.block_length
-        if block == 1 and self._take_rounds(rows, limit):
-            return
-        taken = slot.take(min(block - self._taken, limit - len(rows)))
-        rows += taken
-        self._taken += len(taken)
-        if self._taken == block:
-            self._advance()
+        def states_at(index: int) -> State:
+            return state_of(([(open_one, states, start + index)], outer), turn)
 
-    def _take_rounds(self, rows: list[Any], limit: int) -> bool:
-        """Take whole rounds of one element a slot at once; False if no whole round is in hand."""
-        slots = self._slots
-        if any(slot is None or slot.has_ended for slot in slots):
-            return False
-        order = [slots[(self._current + i) % len(slots)] for i in range(len(slots))]
-        rounds = min(
-            min(slot.in_hand for slot in order if slot is not None),
-            (limit - len(rows)) // len(slots),
-        )
-        if rounds < 2:
-            return False
-        mixed: list[Any] = [None] * (rounds * len(slots))
-        for i, slot in enumerate(order):
-            assert slot is not None
-            mixed[i :: len(slots)] = slot.take(rounds)
-        rows += mixed
+        return held.chunk.slice(start, start + count).with_states(states_at)
+
+    def _have_in_hand(self, slot: int, size: int, limit: int, log: Log) -> bool:
+        """Open or read what the slot needs whose turn it is, or give the turn to another.
+
+        Args:
+            slot: It has nothing in hand.
+            size: Elements that the chunk has already.
+            limit: Elements that it may have still.
+            log: Where it is noted.
+
+        Returns:
+            False: the chunk ends here, for more would have to be opened, waited for or raised.
+        """
+        inner = self._slots[slot]
+        if inner is None:
+            if size and (not self._ahead or self._ahead[0].error is not None):
+                return False
+            if self._open(slot):
+                log.place(slot, self._slots[slot])
+            log.outer(self._outer_place())
+            return True
+        if self._threads and not inner.is_ready:
+            if self._is_free and self._turn_to_ready(log):
+                return True
+            if size:
+                return False
+            if self._is_free:
+                self._wait_for_any()
+                return True
+        try:
+            has_more = self._fill(slot, inner, limit)
+        except ClosedError:
+            raise
+        except Exception as failure:
+            if size:
+                self._failure = failure, inner
+                return False
+            inner.pass_over_error()
+            raise
+        log.place(slot, inner if has_more else None)
+        log.turn(self._turn)
         return True
 
-    def _advance(self) -> None:
-        self._current = (self._current + 1) % len(self._slots)
-        self._taken = 0
+    def _take(self, strip: Strip) -> Strand:
+        """Take a strip out of the slots' hands."""
+        count = strip.each * strip.rounds
+        parts: list[tuple[Held, int]] = []
+        for slot in strip.slots:
+            held_by = self._slots[slot]
+            assert held_by is not None
+            parts.append(held_by.take(count))
+            self._in_hand[slot] -= count
+        self._turn = turn_after(strip, strip.size, self._turn, self._block, self._cycle)
+        return Strand(strip.each, strip.rounds, parts)
 
-    def _turn(self) -> _Slot | None:
-        """Return the slot to take from next, with an element in hand; None: all have ended."""
-        idle = 0
-        while idle <= len(self._slots):
-            slot = self._slots[self._current]
-            if slot is None and not self._outer_has_ended:
-                slot = self._open()
-            if self._threads:
-                self._read_ahead()
-                if slot is not None and not self._is_ordered and not slot.is_ready:
-                    self._find_ready()
-                    slot = self._slots[self._current]
-            if slot is not None and slot.fill():
-                return slot
-            if slot is not None:
-                self._slots[self._current] = None
-                idle = 0
+    def _fill(self, slot: int, inner: Inner, limit: int) -> bool:
+        """Have something in hand in a slot whose turn it is; False: it has ended."""
+        if self._threads:
+            assert self._readers is not None
+            readers = self._readers
+            readers.wait_for(inner, self._step)
+            more = inner.receive()
+            if more:
+                readers.read(inner)
+        else:
+            more = inner.read(*self._wish(inner, limit))
+        if more:
+            self._in_hand[slot] = inner.in_hand
+            return True
+        self._vacate(slot)
+        return False
+
+    def _vacate(self, slot: int) -> None:
+        """Close the dataset in a slot, which has ended; its turn is over."""
+        inner = self._slots[slot]
+        assert inner is not None
+        self._was_free = inner.iterator.reads_ahead_freely
+        inner.close()
+        self._slots[slot] = None
+        self._turn = Turn((slot + 1) % self._cycle, 0)
+        self._set_in_hand()
+
+    def _wish(self, inner: Inner, limit: int) -> tuple[int, bool]:
+        """Return how many elements to ask a dataset for, and whether more are welcome."""
+        if not inner.iterator.reads_ahead_freely:
+            # No more than comes next.
+            return (min(self._block - self._turn.taken, limit) if self._cycle > 1 else limit), False
+        if self._cycle == 1:
+            return limit, False
+        # Its share of what is asked for; then all run out together, and are filled together.
+        turns = -(-limit // self._block)
+        sharers = sum([slot is not None for slot in self._slots])
+        return -(-turns // sharers) * self._block - self._turn.taken, True
+
+    def _turn_to_ready(self, log: Log) -> bool:
+        """Give the turn to the next slot that need not be waited for; False: there is none."""
+        for ahead in range(self._cycle):
+            slot = (self._turn.current + ahead) % self._cycle
+            inner = self._slots[slot]
+            if inner is None:
+                is_ready = not self._has_ended and len(self._ahead) > 0
             else:
-                idle += 1
-            self._advance()
-        return None
+                is_ready = self._in_hand[slot] > 0 or inner.is_ready
+            if is_ready:
+                self._turn = _turn_at(slot, self._turn)
+                log.turn(self._turn)
+                return True
+        return False
 
-    def _read_ahead(self) -> None:
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="headrace-interleave")
-        for i, slot in enumerate(self._slots):
-            if slot is None and not self._outer_has_ended:
-                if i != self._current and not self._is_next_to_open(i):
-                    continue
-                slot = self._open(i)
-            if slot is not None and not slot.in_hand:
-                slot.read_ahead(self._pool)
+    def _wait_for_any(self) -> None:
+        assert self._readers is not None
+        open_ones = [slot for slot in self._slots if slot is not None]
+        self._readers.wait_for_any(open_ones, self._step)
 
-    def _is_next_to_open(self, place: int) -> bool:
-        """Whether no empty slot comes between the current one and this: the order of opening."""
-        at = self._current
-        while at != place:
-            if self._slots[at] is None:
-                return False
-            at = (at + 1) % len(self._slots)
-        # Only before the first round are all slots empty at once; then they open in turn.
-        return self._opened < len(self._slots)
+    def skip(self, count: int) -> int:
+        """Pass over elements; where a dataset can pass over its own, no function is called."""
+        passed = failed = 0
+        while passed < count:
+            try:
+                step = self._skip_some(count - passed)
+            except Exception:
+                failed += 1
+                if failed > MOST_FAILURES + count:
+                    raise
+                continue
+            if step is None:
+                break
+            passed += step
+        return passed
 
-    def _find_ready(self) -> None:
-        """Make a slot that need not be waited for the current one; wait if there is none."""
-        size = len(self._slots)
-        for i in range(1, size):
-            slot = self._slots[(self._current + i) % size]
-            if slot is not None and slot.is_ready:
-                self._current, self._taken = (self._current + i) % size, 0
-                return
-
-    def _open(self, place: int | None = None) -> _Slot | None:
-        """Open the dataset of the next outer element in a slot (the current one)."""
-        origin = self._intake.get_state()
-        outer = self._intake.take(1)
-        if outer is None:
-            self._outer_has_ended = True
+    def _skip_some(self, count: int) -> int | None:
+        """Pass over up to `count` elements in one turn; None: all have ended."""
+        if self._failure is not None:
+            self._failure[1].pass_over_error()
+            self._failure = None
+        found = next_strip(self._in_hand, self._turn, self._block, count)
+        if found is None:
             return None
-        number = self._opened
-        self._opened += 1
-        iterator = self._iterator_of(outer.rows()[0], number)
-        slot = _Slot(origin, number, iterator, least=self._node.block_length)
-        self._slots[self._current if place is None else place] = slot
-        return slot
+        if isinstance(found, Strip):
+            self._take(found)
+            return found.size
+        slot, self._turn = found.slot, _turn_at(found.slot, self._turn)
+        inner = self._slots[slot]
+        if inner is None:
+            self._open(slot)
+            return 0
+        if self._threads or inner.iterator.reads_ahead_freely:
+            try:
+                self._fill(slot, inner, count)
+            except Exception:
+                inner.pass_over_error()
+                raise
+            return 0
+        wish = self._wish(inner, count)[0]
+        passed = inner.skip(wish)
+        if passed:
+            strip = Strip((slot,), passed, 1)
+            self._turn = turn_after(strip, passed, self._turn, self._block, self._cycle)
+        if passed < wish:
+            self._vacate(slot)
+        return passed
 
-    def _iterator_of(self, element: Any, number: int) -> ElementIterator:
-        node = self._node
-        stage = "flat_map" if node.cycle_length == 1 else "interleave"
-        place = f"{stage} ({node.location})" if node.location else stage
-        try:
-            inner = self._call(element)
-        except Exception as error:
-            raise user_error(error, node.fn, place, number) from error
-        if not isinstance(inner, _HasPlan):
-            raise UserFunctionError(
-                f"the function of {place} must return a Dataset, but returned "
-                f"{type(inner).__name__} for element {number}",
-                position=number,
-                original_type="TypeError",
-            )
-        # Sources that a function opens are read whole, and are new for each outer element.
-        inner_context = self._context.below(1).in_pass(number)
-        return make_iterator(inner.plan, inner_context)
+    # --- opening --------------------------------------------------------------------------------
 
-    def _next_flat(self, limit: int) -> Chunk | None:
-        """A cycle of one, on this thread: chunks pass as they are, columns too."""
-        while True:
-            slot = self._slots[0]
-            if slot is None:
-                slot = None if self._outer_has_ended else self._open()
-                if slot is None:
-                    return None
-            if slot.in_hand:  # after a restore
-                return Chunk.of_rows(slot.take(limit))
-            chunk = slot.iterator.next_chunk(limit)
-            if chunk is not None:
-                return chunk
-            slot.close()
-            self._slots[0] = None
+    def _open(self, slot: int) -> bool:
+        """Put the next dataset into an empty slot; False: there is none."""
+        opened = self._ahead.popleft() if self._ahead else self._outer.next()
+        if opened.is_end:
+            self._has_ended = True
+            self._set_in_hand()
+            return False
+        if opened.error is not None:
+            raise opened.error
+        assert opened.inner is not None
+        self._slots[slot] = opened.inner
+        if self._threads:
+            self._open_ahead()
+        self._set_in_hand()
+        return True
 
-    # --- state --------------------------------------------------------------------------------
+    def _open_ahead(self) -> None:
+        """Open datasets for the slots that are empty, and one more, and have them all read."""
+        readers = self._readers
+        if readers is None:
+            readers = self._readers = Readers(self._threads)
+        wanted = 1 + sum([slot is None for slot in self._slots])
+        while len(self._ahead) < wanted and not self._has_ended:
+            if self._ahead and self._ahead[-1].is_end:
+                break
+            self._ahead.append(self._outer.next())
+            inner = self._ahead[-1].inner
+            if inner is not None:
+                readers.read(inner)
+
+    def _set_in_hand(self) -> None:
+        """Note what is in hand in each slot, after one of them changed."""
+        empty = VACANT if self._has_ended else 0
+        self._in_hand = [empty if slot is None else slot.in_hand for slot in self._slots]
+
+    # --- state ----------------------------------------------------------------------------------
+
+    def _outer_place(self) -> OuterPlace:
+        if self._ahead:
+            first = self._ahead[0]
+            return first.origin, first.number, self._has_ended
+        return (*self._outer.place(), self._has_ended)
+
+    def _places(self) -> Places:
+        slots = [None if slot is None else (slot, slot.states, slot.index) for slot in self._slots]
+        return slots, self._outer_place()
 
     def get_state(self) -> State:
-        return {
-            "input": self._intake.get_state(),
-            "slots": [None if slot is None else slot.get_state() for slot in self._slots],
-            "numbers": self._opened,
-            "current": self._current,
-            "taken": self._taken,
-            "ended": self._outer_has_ended,
-        }
+        return state_of(self._places(), self._turn)
 
     def set_state(self, state: State) -> None:
         self._begin()
-        for i, saved in enumerate(state["slots"]):
+        for slot, saved in enumerate(state["slots"]):
             if saved is None:
                 continue
-            self._intake.set_state(saved["origin"])
-            self._opened = saved["number"]
-            slot = self._open(i)
-            if slot is None:
-                raise RuntimeError("the input of an interleave is shorter than when it was saved")
-            slot.iterator.set_state(saved["inner"])
-            skip(slot.iterator, saved["skip"])
-        self._intake.set_state(state["input"])
-        self._opened = state["numbers"]
-        self._current, self._taken = state["current"], state["taken"]
-        self._outer_has_ended = state["ended"]
+            inner = self._outer.open_at(saved["origin"], saved["number"])
+            inner.set_state(saved["inner"])
+            self._slots[slot] = inner
+        self._outer.set_state(state["input"], state["numbers"])
+        self._turn = Turn(state["current"], state["taken"])
+        self._has_ended = state["ended"]
+        self._set_in_hand()
+        if self._threads:
+            self._readers = Readers(self._threads)
+            for open_one in filter(None, self._slots):
+                self._readers.read(open_one)
+
+    def _drop(self) -> None:
+        """Close all datasets that are open."""
+        readers, self._readers = self._readers, None
+        inners = [slot for slot in self._slots if slot is not None]
+        inners += [opened.inner for opened in self._ahead if opened.inner is not None]
+        self._slots, self._ahead = [], deque()
+        if readers is not None:
+            readers.close(inners, self._step)
+        else:
+            for inner in inners:
+                inner.close()
 
     def close(self) -> None:
         self._begin()
-        self._outer_has_ended = True
-        pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.shutdown(wait=True, cancel_futures=True)
-        self._intake.close()
+        self._has_ended = True
+        self._set_in_hand()
+        self._outer.close()
+
+
+def _turn_at(slot: int, turn: Turn) -> Turn:
+    return turn if turn.current == slot else Turn(slot, 0)

@@ -3,11 +3,18 @@
 Rule 1. `next_chunk` returns between 1 and `limit` elements, or None at the end; after None always
         None. What is at hand is returned rather than waited for.
 Rule 2. An element that fails raises when its turn comes: those before it were returned by earlier
-        calls, and the next call goes on behind it.
-Rule 3. `get_state` says where the next element comes from, as a small JSON value in terms of the
-        input's position, never of what is in memory. It is called for every chunk: it is cheap.
-Rule 4. `set_state` with any state of an iterator of the same plan continues with the same rest,
-        whatever the chunk limits, thread counts or machine.
+        calls, and the next call goes on after it.
+Rule 3. A state says where the next element comes from, as a small JSON value in terms of the
+        plan's normal form, never of what is in memory, of chunk sizes or of threads. Each chunk
+        knows the state before each of its elements (`Chunk.state_at`); `get_state` is the state
+        after all that was returned or raised. Both are cheap.
+Rule 4. `set_state` with any state of an iterator of the same plan, on a fresh or a used iterator,
+        continues with the same rest; right after it `get_state` returns an equal state.
+Rule 5. Where `reads_ahead_freely` is False, each element costs a call of a user's function: such
+        an input is asked for exactly what is needed, and computes exactly what it is asked for.
+        `next_row` is the cheap way to ask for one.
+Rule 6. What escapes that is no `Exception` (KeyboardInterrupt, SystemExit) may leave an iterator
+        anywhere. Whoever goes on afterwards builds it again from the last state.
 """
 
 from __future__ import annotations
@@ -16,22 +23,57 @@ from abc import ABC, abstractmethod
 from functools import singledispatch
 from typing import Any, TypeAlias
 
-from headrace.element.chunk import Chunk
+from headrace.element.chunk import Chunk, States
 from headrace.execution.context import Context
 from headrace.plan.node import Node
 
-__all__ = ["ElementIterator", "State", "make_iterator"]
+__all__ = ["END", "MOST_FAILURES", "ElementIterator", "State", "make_iterator"]
 
 State: TypeAlias = Any
 """A JSON value: None, bool, int, str, list, dict."""
+
+END: Any = type("End", (), {"__doc__": "What stands for an element when no more come."})()
+
+MOST_FAILURES = 1000
+"""Failures in a row of skips after which an input is taken to fail for ever."""
 
 
 class ElementIterator(ABC):
     """Yields a plan's elements, chunk by chunk."""
 
+    @property
+    def reads_ahead_freely(self) -> bool:
+        """Whether asking for more than is needed calls no function of the user's.
+
+        It may change with each read: a step that opens datasets learns it from them. So it is
+        looked at before each read where it matters, and never kept.
+        """
+        return True
+
+    gives_rows: bool = False
+    """Whether elements are best asked for one by one (`next_row`): each costs a user's call."""
+
+    @property
+    def at_hand(self) -> int:
+        """How many elements to ask for, where reading ahead is not free: about so many are made.
+
+        `next_chunk` waits for none of them but the first.
+        """
+        return 1
+
     @abstractmethod
     def next_chunk(self, limit: int) -> Chunk | None:
         """Return 1 to `limit` elements, or None at the end."""
+
+    def next_row(self) -> Any:
+        """Return the next element, or END."""
+        chunk = self.next_chunk(1)
+        return END if chunk is None else chunk.rows()[0]
+
+    def place(self) -> tuple[States, int]:
+        """Return what `get_state` is computed from: `states(index)`, now or later."""
+        state = self.get_state()
+        return (lambda index: state), 0
 
     @abstractmethod
     def get_state(self) -> State:
@@ -40,6 +82,30 @@ class ElementIterator(ABC):
     @abstractmethod
     def set_state(self, state: State) -> None:
         """Go to where `state` was taken."""
+
+    def skip(self, count: int) -> int:
+        """Pass over up to `count` elements; return how many there were.
+
+        Elements that fail count as none, as they did when they were first passed. A step that is
+        one-to-one passes over its input instead, and calls nothing.
+        """
+        passed = failed = 0
+        while passed < count:
+            try:
+                chunk = self.next_chunk(count - passed)
+            except Exception:
+                failed += 1
+                if failed > MOST_FAILURES + count:
+                    raise
+                continue
+            if chunk is None:
+                break
+            passed += chunk.size
+        return passed
+
+    def seek(self, position: int) -> None:
+        """Make element number `position` the next one. Only in the index part of a plan."""
+        raise TypeError(f"{type(self).__name__} is no part of an index stream")
 
     def close(self) -> None:  # noqa: B027 - most iterators hold nothing
         """Release threads and files, of the inputs too. May be called twice."""

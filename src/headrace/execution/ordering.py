@@ -1,26 +1,40 @@
-"""Iterators of the steps that choose elements without looking at them."""
+"""Iterators of the steps that choose elements without looking at them.
+
+Each works in the index part of a plan, where it is sought to a position (`seek`), and over other
+steps, where its state is a count of its own and its input's state.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
-from headrace.element.chunk import Chunk
+from headrace.element.chunk import Chunk, States
 from headrace.execution.context import Context
+from headrace.execution.dealt import DealtRepeat
 from headrace.execution.iterator import ElementIterator, State, make_iterator
+from headrace.execution.stage import chosen_states, states_in
+from headrace.plan.elements import FromSource
+from headrace.plan.node import Node
 from headrace.plan.ordering import Enumerate, Repeat, Shard, Skip, Take
-from headrace.plan.splits import split_sizes
+from headrace.plan.traverse import cardinality, walk
 
 __all__ = ["EnumerateIterator", "RepeatIterator", "ShardIterator", "SkipIterator", "TakeIterator"]
 
 _MOST_EMPTY_PASSES = 10_000
+_MOST_LEFT_OUT = 1 << 16
+"""Elements that `skip` reads at once."""
 
 
 class _Counting(ElementIterator):
     """An iterator over one input whose own state is a number."""
 
     def __init__(self, node: Take | Skip | Shard | Enumerate, context: Context) -> None:
-        self._input = make_iterator(node.input, context.below(0))
+        self._input = make_iterator(node.input, context)
         self._count = 0
+
+    @property
+    def reads_ahead_freely(self) -> bool:
+        return self._input.reads_ahead_freely
 
     def get_state(self) -> State:
         return {"count": self._count, "input": self._input.get_state()}
@@ -33,6 +47,11 @@ class _Counting(ElementIterator):
         self._input.close()
 
 
+def _counted(states: States, count: int) -> States:
+    """Return the places of elements that are number `count` and following."""
+    return lambda index: {"count": count + index, "input": states(index)}
+
+
 @make_iterator.register(Take)
 class TakeIterator(_Counting):
     """Ends after so many elements; counts those that it gave."""
@@ -42,14 +61,20 @@ class TakeIterator(_Counting):
         self._limit = node.count
 
     def next_chunk(self, limit: int) -> Chunk | None:
+        count = self._count
         if self._limit >= 0:
-            limit = min(limit, self._limit - self._count)
+            limit = min(limit, self._limit - count)
             if limit <= 0:
                 return None
         chunk = self._input.next_chunk(limit)
-        if chunk is not None:
-            self._count += chunk.size
-        return chunk
+        if chunk is None:
+            return None
+        self._count = count + chunk.size
+        return chunk.with_states(_counted(chunk.states, count))
+
+    def seek(self, position: int) -> None:
+        self._count = position
+        self._input.seek(position)
 
 
 @make_iterator.register(Skip)
@@ -62,12 +87,20 @@ class SkipIterator(_Counting):
 
     def next_chunk(self, limit: int) -> Chunk | None:
         while self._left_out < 0 or self._count < self._left_out:
-            rest = limit if self._left_out < 0 else self._left_out - self._count
-            chunk = self._input.next_chunk(rest)
+            rest = _MOST_LEFT_OUT if self._left_out < 0 else self._left_out - self._count
+            chunk = self._input.next_chunk(min(rest, _MOST_LEFT_OUT))
             if chunk is None:
                 return None
             self._count += chunk.size
-        return self._input.next_chunk(limit)
+        chunk = self._input.next_chunk(limit)
+        if chunk is None:
+            return None
+        return chunk.with_states(states_in("count", self._count, chunk.states))
+
+    def seek(self, position: int) -> None:
+        self._count = self._left_out
+        if self._left_out >= 0:
+            self._input.seek(self._left_out + position)
 
 
 @make_iterator.register(Shard)
@@ -80,14 +113,23 @@ class ShardIterator(_Counting):
         self._index = node.index
 
     def next_chunk(self, limit: int) -> Chunk | None:
+        shards = self._shards
         while True:
-            ahead = (self._index - self._count) % self._shards
-            chunk = self._input.next_chunk(ahead + 1 + (limit - 1) * self._shards)
+            count = self._count
+            ahead = (self._index - count) % shards
+            chunk = self._input.next_chunk(ahead + 1 + (limit - 1) * shards)
             if chunk is None:
                 return None
-            self._count += chunk.size
-            if ahead < chunk.size:
-                return chunk.take(np.arange(ahead, chunk.size, self._shards))
+            size = chunk.size
+            self._count = count + size
+            if ahead < size:
+                kept = range(ahead, size, shards)
+                states = chosen_states(_counted(chunk.states, count), kept, size)
+                return chunk.take(np.asarray(kept)).with_states(states)
+
+    def seek(self, position: int) -> None:
+        self._count = (position - 1) * self._shards + self._index + 1 if position else 0
+        self._input.seek(self._count)
 
 
 @make_iterator.register(Enumerate)
@@ -102,70 +144,98 @@ class EnumerateIterator(_Counting):
         chunk = self._input.next_chunk(limit)
         if chunk is None:
             return None
-        first = self._start + self._count
-        self._count += chunk.size
+        count = self._count
+        self._count = count + chunk.size
+        states = _counted(chunk.states, count)
+        first = self._start + count
         numbers = np.arange(first, first + chunk.size, dtype=np.int64)
         if chunk.is_columnar:
-            return Chunk.of_columns((numbers, chunk.columns()), chunk.size)
-        return Chunk.of_rows(list(zip(numbers, chunk.rows(), strict=True)))
+            return Chunk.of_columns((numbers, chunk.columns()), chunk.size, states)
+        return Chunk.of_rows(list(zip(numbers, chunk.rows(), strict=True)), states)
+
+    def seek(self, position: int) -> None:
+        self._count = position
+        self._input.seek(position)
 
 
 @make_iterator.register(Repeat)
+def _make_repeat(node: Repeat, context: Context) -> ElementIterator:
+    if context.dealer is not None:
+        return DealtRepeat(node, context, context.dealer)
+    return RepeatIterator(node, context)
+
+
 class RepeatIterator(ElementIterator):
-    """Makes its input anew for each pass."""
+    """Makes its input again for each pass."""
 
     def __init__(self, node: Repeat, context: Context) -> None:
         self._node = node
-        self._context = context.below(0)
-        self._count = node.count
-        self._pass = 0
+        self._context = context
+        self._begin(0)
+        self._patience = _MOST_EMPTY_PASSES if _is_shared(node.input) else 1
+
+    @property
+    def reads_ahead_freely(self) -> bool:
+        return self._input is None or self._input.reads_ahead_freely
+
+    def _begin(self, number: int) -> None:
+        self._count = self._node.count
+        self._empty_passes = 0  # in a row
+        self._open(number)
+
+    def _open(self, number: int) -> None:
+        self._pass = number
         self._input: ElementIterator | None = None
         self._is_empty = True  # nothing came in this pass yet
-        self._empty_passes = 0  # in a row
-        # Nothing will come of an empty input, however often it is read. But where the input is
-        # shared, others may have had all of a pass: of a source dealt out in splits, or read by
-        # several clients of a service.
-        shared = context.splits is not None or split_sizes(node.input) == ()
-        self._patience = _MOST_EMPTY_PASSES if shared else 1
+        if self._count is None or number < max(self._count, 1):
+            self._input = make_iterator(self._node.input, self._context.in_pass(number))
 
     def next_chunk(self, limit: int) -> Chunk | None:
-        while self._count is None or self._pass < self._count:
-            if self._input is None:
-                self._open()
-            assert self._input is not None
+        while self._input is not None and self._count != 0:
             chunk = self._input.next_chunk(limit)
             if chunk is not None:
                 self._is_empty = False
-                return chunk
-            self._input.close()
-            self._input = None
-            self._pass += 1
+                return chunk.with_states(states_in("pass", self._pass, chunk.states))
             self._empty_passes = self._empty_passes + 1 if self._is_empty else 0
             if self._count is None and self._empty_passes >= self._patience:
-                self._count = self._pass
+                return None
+            was_free = self._input.reads_ahead_freely
+            self._input.close()
+            self._open(self._pass + 1)
+            if was_free and not self.reads_ahead_freely:
+                limit = 1  # more may not have been meant, now that it may cost calls
         return None
 
-    def _open(self) -> None:
-        self._input = make_iterator(self._node.input, self._context.in_pass(self._pass))
-        self._is_empty = True
-
     def get_state(self) -> State:
-        if self._input is None:
-            return {"pass": self._pass, "input": None, "empty": True}
-        return {"pass": self._pass, "input": self._input.get_state(), "empty": self._is_empty}
+        place = None if self._input is None else self._input.get_state()
+        return {"pass": self._pass, "input": place}
 
     def set_state(self, state: State) -> None:
         self.close()
-        self._count = self._node.count
-        self._empty_passes = 0
-        self._pass = state["pass"]
-        if state["input"] is not None:
-            self._open()
-            assert self._input is not None
+        self._begin(state["pass"])
+        if self._input is not None:
             self._input.set_state(state["input"])
-            self._is_empty = state["empty"]
+            # What was passed is not known; at worst an empty input is read once more.
+            self._is_empty = False
+
+    def seek(self, position: int) -> None:
+        size = cardinality(self._node.input)
+        number, position = divmod(position, size) if size > 0 else (0, position)
+        if number != self._pass or self._input is None:
+            self.close()
+            self._begin(number)
+        if self._input is not None:
+            self._input.seek(position)
 
     def close(self) -> None:
         input_, self._input = self._input, None
         if input_ is not None:
             input_.close()
+
+
+def _is_shared(plan: Node) -> bool:
+    """Say whether others may have had all of a pass: several clients read from one service.
+
+    Nothing comes of any other input that was empty once, however often it is read.
+    """
+    return any(isinstance(node, FromSource) for node in walk(plan))

@@ -3,6 +3,9 @@
 Asking for many spreads the cost of asking; asking for few brings the first soon and holds little
 in memory. So a stage that reads ahead asks for one, and for twice as many each time that the
 answer came within `_SOON` seconds.
+
+An input that does not read ahead freely gives all that it was asked for, however long its user's
+function takes: ask such a one for few (`most`).
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ class Pace:
 
     __slots__ = ("_least", "_most", "_most_bytes", "limit")
 
-    def __init__(self, most: int = 1024, most_bytes: int = 1 << 18, least: int = 1) -> None:
+    def __init__(self, most: int = 1024, most_bytes: int = 1 << 17, least: int = 1) -> None:
         self._least = least
         self._most = max(most, least)
         self._most_bytes = most_bytes
@@ -39,16 +42,22 @@ class Pace:
 
     def next_chunk(self, iterator: ElementIterator) -> Chunk | None:
         """Return the iterator's next chunk."""
+        return self.ask(iterator, 1)
+
+    def ask(self, iterator: ElementIterator, least: int) -> Chunk | None:
+        """Return the iterator's next chunk, asking for at least `least` elements."""
         limit = self.limit
+        if limit < least:
+            limit = least
         start = time.perf_counter()
         chunk = iterator.next_chunk(limit)
         seconds = time.perf_counter() - start
         if chunk is None:
             return None
         if seconds > _LATE:
-            self.limit = max(self._least, limit // 2)
-        elif seconds < _SOON and chunk.size == limit < self._most:
-            bytes_each = frame_bytes(chunk) // chunk.size + 1
-            affordable = max(self._least, self._most_bytes // bytes_each)
-            self.limit = min(limit * 2, self._most, affordable)
+            self.limit = max(self._least, min(limit, self._most) // 2)
+        elif seconds < _SOON and self.limit < self._most:
+            # By time alone: a filter gives fewer than it was asked for, however many that are.
+            affordable = self._most_bytes * chunk.size // (frame_bytes(chunk) + 1)
+            self.limit = max(self._least, min(self.limit * 2, self._most, affordable))
         return chunk

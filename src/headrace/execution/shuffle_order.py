@@ -12,11 +12,12 @@ time that depends on its size alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Draws", "drawn_from", "slot_ordinals"]
+__all__ = ["Draws", "Exchange", "slot_ordinals"]
 
 _WORDS_PER_COUNT = 4  # Philox 4x64 makes four words each time that its counter is advanced by one.
 
@@ -63,27 +64,41 @@ class Draws:
         return (((words >> np.uint64(32)) * self._size) >> np.uint64(32)).astype(np.int64)
 
 
-def drawn_from(
-    slots: NDArray[np.int64], held: NDArray[np.int64], incoming: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """Draw `len(slots)` times; return what comes out, and leave in `held` what stays.
+class Exchange:
+    """What a number of draws yields and leaves, apart from what the slots hold.
 
     Args:
         slots: The slots drawn, in order.
-        held: What each slot holds; changed in place.
-        incoming: What each draw puts into the slot that it emptied.
     """
-    count = len(slots)
-    # Draw t yields what the latest earlier draw of the same slot put there. Sorting by (slot, t)
-    # brings these pairs side by side.
-    order = np.sort(slots * count + np.arange(count))
-    slot_of, draw = np.divmod(order, count)
-    out = held[slots]
-    again = slot_of[1:] == slot_of[:-1]
-    out[draw[1:][again]] = incoming[draw[:-1][again]]
-    last = np.append(~again, True)
-    held[slot_of[last]] = incoming[draw[last]]
-    return out
+
+    __slots__ = ("_draws", "_filled", "_later", "_source", "slots")
+
+    def __init__(self, slots: NDArray[np.int64]) -> None:
+        self.slots = slots
+        count = len(slots)
+        # Draw t yields what the latest earlier draw of the same slot put there. Sorting by
+        # (slot, t) brings these pairs side by side.
+        bits = (count - 1).bit_length()
+        order = np.sort(slots << bits | np.arange(count))
+        slot_of, draw = order >> bits, order & (1 << bits) - 1
+        again = slot_of[1:] == slot_of[:-1]
+        #: Draws that yield what an earlier one of these put in, and which draw that was.
+        self._later, self._source = draw[1:][again], draw[:-1][again]
+        last = np.append(~again, True)
+        #: The slots that were drawn, each once, and the draw that filled it last.
+        self._filled, self._draws = slot_of[last], draw[last]
+
+    def apply(self, held: NDArray[Any], incoming: NDArray[Any]) -> NDArray[Any]:
+        """Return what comes out, and leave in `held` what stays.
+
+        Args:
+            held: What each slot holds, one row a slot; changed in place.
+            incoming: What each draw puts into the slot that it emptied.
+        """
+        out = held[self.slots]
+        out[self._later] = incoming[self._source]
+        held[self._filled] = incoming[self._draws]
+        return out
 
 
 def slot_ordinals(draws: Draws, drawn: int, filled: int) -> NDArray[np.int64]:

@@ -3,44 +3,89 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from headrace.errors import HeadraceError, UserFunctionError
-from headrace.plan.node import describe_function
+from headrace.element.ownership import owned
+from headrace.errors import (
+    HeadraceError,
+    InvalidElementError,
+    OutOfRangeError,
+    UserFunctionError,
+    describe_error,
+)
+from headrace.plan.node import Node, describe_function
 
-__all__ = ["caller", "user_error"]
-
-
-def caller(fn: Callable[..., Any]) -> Callable[[Any], Any]:
-    """Return `fn` as a function of one element: a tuple is passed as several arguments."""
-
-    def call(element: Any) -> Any:
-        return fn(*element) if isinstance(element, tuple) else fn(element)
-
-    return call
+__all__ = ["UserFunction", "map_rows", "step_name"]
 
 
-def user_error(error: Exception, fn: Callable[..., Any], stage: str, position: int) -> Exception:
-    """Return the error to raise for one that `fn` raised: its traceback, and where it was.
+def step_name(node: Node, kind: str | None = None) -> str:
+    """Return how errors name a step: what it is, and where the user wrote it."""
+    kind = kind or node.kind
+    return f"{kind} ({node.location})" if node.location else kind
 
-    Errors of Headrace's own (a corrupt record in a nested dataset, say) pass as they are.
+
+class UserFunction:
+    """A user's function, as a step calls it.
+
+    Args:
+        fn: The function.
+        step: The name of the step, as `step_name` gives it.
+        contain_exits: Whether SystemExit and the like become a UserFunctionError, too.
     """
-    if isinstance(error, HeadraceError):
-        return error
-    text = "".join(traceback.format_exception(type(error), error, _user_frames(error)))
-    wrapped = UserFunctionError(
-        f"the function {describe_function(fn)} of {stage} raised {type(error).__name__} for "
-        f"element {position}: {error}\n\nOriginal traceback:\n{text}",
-        position=position,
-        original_type=type(error).__name__,
-        original_traceback=text,
-    )
-    wrapped.__cause__ = error
-    return wrapped
+
+    __slots__ = ("_contain_exits", "_step", "fn")
+
+    def __init__(self, fn: Callable[..., Any], step: str, contain_exits: bool) -> None:
+        self.fn = fn
+        self._step = step
+        self._contain_exits = contain_exits
+
+    def __call__(self, element: Any) -> Any:
+        """Call the function; a plain tuple is passed as several arguments."""
+        return self.fn(*element) if type(element) is tuple else self.fn(element)
+
+    def blame(self, error: BaseException, position: int) -> Exception:
+        """Return the error to raise for one that a call raised: its traceback, and where it was.
+
+        Errors of Headrace's own (a corrupt record in a nested dataset, say) stay as they are. So
+        do KeyboardInterrupt and, where they are not contained, SystemExit and the like: they are
+        raised at once.
+        """
+        if not isinstance(error, Exception):
+            if isinstance(error, KeyboardInterrupt) or not self._contain_exits:
+                raise error
+        elif isinstance(error, InvalidElementError):
+            made = InvalidElementError(f"element {position} of {self._step}: {error}")
+            made.__cause__ = error
+            return made
+        elif isinstance(error, HeadraceError) and not isinstance(error, OutOfRangeError):
+            return error
+        kind = type(error).__name__
+        text = "".join(traceback.format_exception(type(error), error, _user_frames(error)))
+        said = describe_error(error).removeprefix(kind).removeprefix(": ")
+        wrapped = UserFunctionError(
+            f"the function {describe_function(self.fn)} of {self._step} raised {kind} for element "
+            f"{position}: {said}\n\nOriginal traceback:\n{text}",
+            position=position,
+            original_type=kind,
+            original_traceback=text,
+        )
+        wrapped.__cause__ = error
+        return wrapped
 
 
-def _user_frames(error: Exception) -> Any:
+def map_rows(call: UserFunction, rows: Iterable[Any], results: list[Any]) -> None:
+    """Append what a `map` makes of each row; one that fails raises, and those before it are there.
+
+    The error is as the function raised it: see `UserFunction.blame`.
+    """
+    fn, append = call.fn, results.append
+    for row in rows:
+        append(owned(fn(*row) if type(row) is tuple else fn(row)))
+
+
+def _user_frames(error: BaseException) -> Any:
     """Return the traceback without the frames of this package that lead to the user's."""
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_globals.get("__name__", "").startswith(

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from headrace.element.spec import Spec, batched, unbatched
-from headrace.plan.node import Node, check_int
+from headrace.plan.node import Node
 from headrace.plan.source import INFINITE, UNKNOWN
 
 __all__ = ["Batch", "Unbatch"]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Batch(Node):
     """Stack `size` consecutive elements into one; the last batch may be smaller."""
+
+    kind: ClassVar[str] = "batch"
+    index_step: ClassVar[bool] = True
 
     input: Node
     size: int
     drop_remainder: bool = False
 
     def __post_init__(self) -> None:
-        check_int("batch_size", self.size, minimum=1)
+        self.keep_int("size", minimum=1, name="batch_size")
 
     def spec(self, *inputs: Spec) -> Spec | None:
         return batched(inputs[0], self.size if self.drop_remainder else None)
@@ -31,9 +35,12 @@ class Batch(Node):
         return inputs[0] // self.size if self.drop_remainder else -(-inputs[0] // self.size)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Unbatch(Node):
     """Split each element along its first axis into elements of its own."""
+
+    kind: ClassVar[str] = "unbatch"
+    reads_again: ClassVar[bool] = True
 
     input: Node
 

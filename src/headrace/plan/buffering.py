@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
-from headrace.plan.node import AUTOTUNE, Node, check_int
+from headrace.arguments import check_string
+from headrace.plan.node import AUTOTUNE, Node
 
 __all__ = ["Cache", "CacheKey", "Prefetch"]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Prefetch(Node):
     """Read up to `buffer_size` elements ahead, on a thread of its own."""
+
+    kind: ClassVar[str] = "prefetch"
+    is_transparent: ClassVar[bool] = True
+    one_to_one: ClassVar[bool] = True
+    keeps_count: ClassVar[bool] = True
+    speed_only: ClassVar[tuple[str, ...]] = ("buffer_size",)
 
     input: Node
     buffer_size: int = AUTOTUNE
 
     def __post_init__(self) -> None:
-        check_int("buffer_size", self.buffer_size, minimum=0, also=(AUTOTUNE,))
+        self.keep_int("buffer_size", minimum=0, also=(AUTOTUNE,))
 
 
 class CacheKey:
@@ -27,14 +35,22 @@ class CacheKey:
         return "CacheKey()"
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Cache(Node):
     """Keep the elements of the first complete pass: in memory, or in the file `filename`."""
+
+    kind: ClassVar[str] = "cache"
+    reads_again: ClassVar[bool] = True
+    keeps_count: ClassVar[bool] = True
 
     input: Node
     filename: str = ""
     key: CacheKey = field(default_factory=CacheKey)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.filename, str):
-            raise TypeError(f"`filename` must be a string, but got {self.filename!r}")
+        check_string("filename", self.filename)
+        if "://" in self.filename:
+            raise ValueError(
+                f"`filename` must be a path on a local disk, but is the URL {self.filename!r}; "
+                "name a local file, or leave it empty to keep the elements in memory"
+            )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
+from headrace.arguments import check_callable, check_flag
 from headrace.element.spec import Spec, relax
 from headrace.element.tree import Structure, unflatten
-from headrace.plan.node import AUTOTUNE, Node, check_callable, check_int
+from headrace.plan.node import AUTOTUNE, Node
 from headrace.plan.source import INFINITE, UNKNOWN
 
 __all__ = ["DEFAULT_CYCLE_LENGTH", "Concatenate", "Interleave", "Zip"]
@@ -18,9 +19,13 @@ DEFAULT_CYCLE_LENGTH = 8
 the order of the elements is then the same on every machine."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Zip(Node):
     """Join the n-th elements of several inputs into one structure; the shortest ends it."""
+
+    kind: ClassVar[str] = "zip"
+    reads_again: ClassVar[bool] = True
+    index_step: ClassVar[bool] = True
 
     datasets: tuple[Node, ...]
     structure: Structure
@@ -41,9 +46,12 @@ class Zip(Node):
         return min(finite) if finite else INFINITE
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Concatenate(Node):
     """All elements of `first`, then all of `second`."""
+
+    kind: ClassVar[str] = "concatenate"
+    index_step: ClassVar[bool] = True
 
     first: Node
     second: Node
@@ -57,12 +65,18 @@ class Concatenate(Node):
         return UNKNOWN if UNKNOWN in inputs else inputs[0] + inputs[1]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Interleave(Node):
     """Open the dataset `fn(element)` for `cycle_length` elements at a time; read them in turn.
 
     `flat_map` is the same with a cycle of one.
     """
+
+    kind: ClassVar[str] = "interleave"
+    reads_again: ClassVar[bool] = True
+    draws: ClassVar[bool] = True
+    own_spec: ClassVar[bool] = True
+    speed_only: ClassVar[tuple[str, ...]] = ("num_parallel_calls",)
 
     input: Node
     fn: Callable[..., Any]
@@ -73,13 +87,17 @@ class Interleave(Node):
 
     def __post_init__(self) -> None:
         check_callable("map_func", self.fn)
-        check_int("cycle_length", self.cycle_length, minimum=1)
-        check_int("block_length", self.block_length, minimum=1)
+        self.keep_int("cycle_length", minimum=1)
+        self.keep_int("block_length", minimum=1)
         if self.num_parallel_calls is not None:
-            check_int("num_parallel_calls", self.num_parallel_calls, minimum=1, also=(AUTOTUNE,))
+            self.keep_int("num_parallel_calls", minimum=1, also=(AUTOTUNE,))
+        check_flag("deterministic", self.deterministic)
 
     def spec(self, *inputs: Spec) -> Spec | None:
         return None
+
+    def frees_order(self, deterministic: bool | None) -> bool:
+        return (deterministic if self.deterministic is None else self.deterministic) is False
 
     def cardinality(self, *inputs: int) -> int:
         return 0 if inputs[0] == 0 else UNKNOWN

@@ -1,19 +1,30 @@
-"""Where a plan begins: the elements of a source, and elements gathered from one by index."""
+"""Where a plan begins: numbers, the elements of a source, and elements read by index."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from headrace.element.spec import ArraySpec, Spec, batched
+import numpy as np
+
+from headrace.element.spec import ArraySpec, Spec
 from headrace.plan.node import Node
+from headrace.plan.side_by_side import gathered_spec
 from headrace.plan.source import INFINITE, UNKNOWN, IndexedSource, Source
 
-__all__ = ["FromSource", "Gather"]
+__all__ = ["FromSource", "Gather", "Indices", "Read"]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class FromSource(Node):
-    """The elements of `source`, split by split."""
+    """The elements of `source`, index by index.
+
+    This is how users write it. In the normal form (`rewrites.normal`) only a source that cannot
+    be read in parts is left of it.
+    """
+
+    kind: ClassVar[str] = "source"
+    own_spec: ClassVar[bool] = True
 
     source: Source
 
@@ -21,26 +32,83 @@ class FromSource(Node):
         return self.source.element_spec
 
     def cardinality(self, *inputs: int) -> int:
-        if self.source.size == 0 or self.source.elements_per_index is None:
-            return 0 if self.source.size == 0 else UNKNOWN
-        if self.source.size == INFINITE:
-            return INFINITE
-        return self.source.size * self.source.elements_per_index
+        return _elements_of(self.source, self.source.size)
+
+    def source_written(self) -> Node | None:
+        """Return the plan that the source stands for, if it runs one elsewhere.
+
+        Numbers and identities of steps pass through such a source (its attribute `written`) as if
+        it were not there.
+        """
+        written: Node | None = getattr(self.source, "written", None)
+        return written
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Indices(Node):
+    """`size` integers from `start` on, or without end where `size` is INFINITE."""
+
+    kind: ClassVar[str] = "indices"
+    index_step: ClassVar[bool] = True
+    own_spec: ClassVar[bool] = True
+
+    size: int
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        self.keep_int("size", minimum=0, also=(INFINITE,))
+
+    def spec(self, *inputs: Spec) -> Spec | None:
+        return _INDEX
+
+    def cardinality(self, *inputs: int) -> int:
+        return self.size
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Gather(Node):
     """The elements of `source` at the indices that `input` yields.
 
-    An index element of shape `s` gives the elements at those indices, stacked on axes `s`.
+    An index element of shape `s` gives the elements at those indices, stacked on axes `s`. For
+    sources side by side it has their structure.
     """
+
+    kind: ClassVar[str] = "gather"
+    one_to_one: ClassVar[bool] = True
+    keeps_count: ClassVar[bool] = True
 
     input: Node
     source: IndexedSource
 
     def spec(self, *inputs: Spec) -> Spec | None:
-        spec = self.source.element_spec
-        indices: ArraySpec = inputs[0]
-        for size in reversed(indices.shape):
-            spec = batched(spec, size)
-        return spec
+        return gathered_spec(self.source, inputs[0])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Read(Node):
+    """The elements that `source` holds at the indices that `input` yields, index by index."""
+
+    kind: ClassVar[str] = "read"
+    own_spec: ClassVar[bool] = True
+
+    input: Node
+    source: Source
+
+    def spec(self, *inputs: Spec) -> Spec | None:
+        return self.source.element_spec
+
+    def cardinality(self, *inputs: int) -> int:
+        return _elements_of(self.source, inputs[0])
+
+
+def _elements_of(source: Source, indices: int) -> int:
+    """Return the number of elements that so many indices of a source hold."""
+    each = source.elements_per_index
+    if indices == 0 or each == 0:
+        return 0
+    if each is None or indices == UNKNOWN:
+        return UNKNOWN
+    return INFINITE if indices == INFINITE else indices * each
+
+
+_INDEX: Any = ArraySpec((), np.int64)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from headrace.plan.node import Node, check_int
+from headrace.arguments import check_flag, check_int
+from headrace.plan.node import Node
 
 __all__ = ["Options", "WithOptions"]
 
@@ -25,10 +26,10 @@ class Options:
     seed: int | None = None
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "deterministic" and value not in (None, True, False):
-            raise TypeError(f"`deterministic` must be a bool or None, but got {value!r}")
+        if name == "deterministic":
+            check_flag(name, value)
         if name == "seed" and value is not None:
-            check_int("seed", value, minimum=-(1 << 63))
+            value = check_int("seed", value, minimum=-(1 << 63))
         if name not in self.__dataclass_fields__:
             known = ", ".join(sorted(self.__dataclass_fields__))
             raise AttributeError(f"Options has no attribute {name!r}; it has: {known}")
@@ -40,9 +41,14 @@ class Options:
         return dataclasses.replace(self, **changes)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class WithOptions(Node):
-    """The same elements; `options` hold for this step and all below it."""
+    """The same elements; `options` hold for the whole plan, over what was set before."""
+
+    kind: ClassVar[str] = "options"
+    is_transparent: ClassVar[bool] = True
+    one_to_one: ClassVar[bool] = True
+    keeps_count: ClassVar[bool] = True
 
     input: Node
     options: Options

@@ -2,40 +2,57 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import secrets
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 from headrace.element.spec import ArraySpec, Spec
-from headrace.plan.node import Node, check_int
+from headrace.plan.node import Node
 from headrace.plan.source import INFINITE, UNKNOWN
 
 __all__ = ["Enumerate", "Repeat", "Shard", "Shuffle", "Skip", "Take"]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Shuffle(Node):
     """Yield elements at random from a buffer of `buffer_size` that is filled in order."""
+
+    kind: ClassVar[str] = "shuffle"
+    reads_again: ClassVar[bool] = True
+    draws: ClassVar[bool] = True
+    chooses: ClassVar[bool] = True
+    index_step: ClassVar[bool] = True
 
     input: Node
     buffer_size: int
     seed: int | None = None
     reshuffle_each_iteration: bool = True
+    drawn_seed: int | None = field(default=None, metadata={"unsaid": True})
+    """Where each pass has the same order and the user gave no seed: drawn when the step is made.
+    It does not tell the step from another, for a script draws a different one in each run."""
 
     def __post_init__(self) -> None:
-        check_int("buffer_size", self.buffer_size, minimum=1)
+        self.keep_int("buffer_size", minimum=1)
         if self.seed is not None:
-            check_int("seed", self.seed, minimum=-(1 << 63))
+            self.keep_int("seed", minimum=-(1 << 63))
+        elif not self.reshuffle_each_iteration and self.drawn_seed is None:
+            object.__setattr__(self, "drawn_seed", secrets.randbits(52))
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Repeat(Node):
     """Go over the input `count` times; None: without end."""
+
+    kind: ClassVar[str] = "repeat"
+    chooses: ClassVar[bool] = True
+    index_step: ClassVar[bool] = True
 
     input: Node
     count: int | None = None
 
     def __post_init__(self) -> None:
         if self.count is not None:
-            check_int("count", self.count, minimum=0)
+            self.keep_int("count", minimum=0)
 
     def cardinality(self, *inputs: int) -> int:
         if self.count == 0 or inputs[0] == 0:
@@ -45,15 +62,19 @@ class Repeat(Node):
         return UNKNOWN if inputs[0] == UNKNOWN else inputs[0] * self.count
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Take(Node):
     """Yield at most the first `count` elements; -1: all of them."""
+
+    kind: ClassVar[str] = "take"
+    chooses: ClassVar[bool] = True
+    index_step: ClassVar[bool] = True
 
     input: Node
     count: int
 
     def __post_init__(self) -> None:
-        check_int("count", self.count, minimum=0, also=(-1,))
+        self.keep_int("count", minimum=0, also=(-1,))
 
     def cardinality(self, *inputs: int) -> int:
         if self.count == -1 or inputs[0] == UNKNOWN:
@@ -61,15 +82,19 @@ class Take(Node):
         return self.count if inputs[0] == INFINITE else min(self.count, inputs[0])
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Skip(Node):
     """Leave out the first `count` elements; -1: all of them."""
+
+    kind: ClassVar[str] = "skip"
+    chooses: ClassVar[bool] = True
+    index_step: ClassVar[bool] = True
 
     input: Node
     count: int
 
     def __post_init__(self) -> None:
-        check_int("count", self.count, minimum=0, also=(-1,))
+        self.keep_int("count", minimum=0, also=(-1,))
 
     def cardinality(self, *inputs: int) -> int:
         if self.count == -1:
@@ -77,17 +102,21 @@ class Skip(Node):
         return inputs[0] if inputs[0] in (INFINITE, UNKNOWN) else max(0, inputs[0] - self.count)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Shard(Node):
     """Yield every `num_shards`-th element, from element `index` on."""
+
+    kind: ClassVar[str] = "shard"
+    chooses: ClassVar[bool] = True
+    index_step: ClassVar[bool] = True
 
     input: Node
     num_shards: int
     index: int
 
     def __post_init__(self) -> None:
-        check_int("num_shards", self.num_shards, minimum=1)
-        check_int("index", self.index, minimum=0)
+        self.keep_int("num_shards", minimum=1)
+        self.keep_int("index", minimum=0)
         if self.index >= self.num_shards:
             raise ValueError(
                 f"`index` must be between 0 and {self.num_shards - 1} "
@@ -100,15 +129,19 @@ class Shard(Node):
         return max(0, -(-(inputs[0] - self.index) // self.num_shards))
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Enumerate(Node):
     """Pair each element with its number, counted from `start`."""
+
+    kind: ClassVar[str] = "enumerate"
+    keeps_count: ClassVar[bool] = True
+    index_step: ClassVar[bool] = True
 
     input: Node
     start: int = 0
 
     def __post_init__(self) -> None:
-        check_int("start", self.start, minimum=-(1 << 63))
+        self.keep_int("start", minimum=-(1 << 63))
 
     def spec(self, *inputs: Spec) -> Spec | None:
         return (ArraySpec((), "int64"), inputs[0])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 
 import cloudpickle
 
 from headrace.errors import FailedPreconditionError
+from headrace.plan.fingerprint import looked_up_names
 from headrace.plan.node import Node, describe_function
 from headrace.plan.traverse import walk
 
@@ -52,12 +54,16 @@ def _culprit(plan: Node) -> str | None:
 
 
 def _captured(fn: object) -> str | None:
+    fn = getattr(fn, "func", fn)  # of a functools.partial
     code = getattr(fn, "__code__", None)
     if code is None:
         return None
+    names = looked_up_names(code)
+    held = {n: v for n, v in getattr(fn, "__globals__", {}).items() if n in names}
     cells = getattr(fn, "__closure__", None) or ()
-    held = {n: c.cell_contents for n, c in zip(code.co_freevars, cells, strict=True)}
-    held |= {n: v for n, v in getattr(fn, "__globals__", {}).items() if n in code.co_names}
+    for name, cell in zip(code.co_freevars, cells, strict=True):
+        with contextlib.suppress(ValueError):  # a variable that is assigned later
+            held[name] = cell.cell_contents
     for name, value in held.items():
         if (problem := _problem(value)) is not None:
             return f"`{name}`, {problem}"

@@ -1,22 +1,40 @@
 """The Source contract: where elements come from.
 
 A source has `size` indices: rows of an array, files, row groups. Each index holds elements in a
-fixed order, one (`elements_per_index == 1`) or any number (None: known only by reading). A *split*
-is a range of indices, so whoever deals out work needs to know a number and no code of the user's.
-A remote dataset is just another source.
+fixed order, one (`elements_per_index == 1`) or any number (None: known only by reading). Whoever
+deals out work needs to know a number of indices and no code of the user's. A remote dataset is just
+another source.
+
+A source is two classes: a `Source` that says what there is (small, picklable, opens nothing by
+itself) and a `Reader` of part of it. `headrace.testing.check_source` checks both. A source of one
+element an index, readable in any order, is an `IndexedSource`: `size` and `gather` are all of it.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from abc import ABC, abstractmethod
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.element.chunk import Chunk
 from headrace.element.spec import Spec
+from headrace.errors import FailedPreconditionError
 
-__all__ = ["INFINITE", "UNKNOWN", "IndexedSource", "Position", "Reader", "Source"]
+__all__ = [
+    "INFINITE",
+    "UNKNOWN",
+    "IndexHolds",
+    "IndexedReader",
+    "IndexedSource",
+    "Position",
+    "Reader",
+    "Source",
+    "check_limit",
+    "check_range",
+    "checked_source",
+]
 
 INFINITE = -1
 """A size or cardinality without end."""
@@ -26,18 +44,25 @@ UNKNOWN = -2
 Position: TypeAlias = Any
 """A reader's place: a JSON value (int, str, list, dict, None) of bounded size."""
 
+IndexHolds: TypeAlias = Literal["element", "file", "part"]
+"""What an index is: exactly one element, the elements of one file, or any other group."""
 
-@runtime_checkable
+
 class Reader(Protocol):
-    """Reads the elements of one split, in order."""
+    """Reads the elements of some indices, in order."""
 
     def read(self, limit: int) -> Chunk | None:
-        """Return the next 1 to `limit` elements, or None at the end of the split.
+        """Return the next 1 to `limit` elements, or None at the end.
 
-        Returns early rather than late: what is at hand without waiting (a block that was read)
-        may be returned together; a source whose elements each take time returns one at a time.
+        The elements are in memory that the caller owns. Returns early rather than late: what is at
+        hand without waiting (a block that was read) may be returned together. Where reading runs
+        user code (`Source.runs_user_code`) it returns `limit` elements, fewer only at the end or
+        before an error, and runs that code for no element more.
+
         An element that cannot be read raises when its turn comes, after the elements before it
-        were returned; the next call goes on behind it where that is possible, else ends.
+        were returned; the next call goes on after it where that is possible, else ends. An
+        exception that is no `Exception` (Ctrl-C, `sys.exit()`) passes through and leaves the
+        position where it was before the call.
         """
 
     def get_position(self) -> Position:
@@ -47,39 +72,186 @@ class Reader(Protocol):
         """Release files, sockets and threads. May be called twice."""
 
 
-@runtime_checkable
-class Source(Protocol):
-    """Something with `size` indices whose elements can be read split by split."""
+class Source(ABC):
+    """Something with `size` indices whose elements can be read, any range of indices by itself.
+
+    Derive from it to read what Headrace does not know: write `size` and `open`, and override what
+    is not as the defaults say. Each may be a property or a class attribute.
+    """
 
     @property
+    @abstractmethod
     def size(self) -> int:
         """Number of indices, or INFINITE."""
+
+    @abstractmethod
+    def open(
+        self,
+        start: int,
+        stop: int,
+        position: Position = None,
+        *,
+        pass_number: tuple[int, ...] = (),
+    ) -> Reader:
+        """Return a reader of indices `start` to `stop` - 1.
+
+        Cheap, whatever `size` is: an engine may open every index by itself.
+
+        Args:
+            start: The first index.
+            stop: The index after the last; may be INFINITE for a source without end.
+            position: Where to begin: what `Reader.get_position` returned, in any process.
+            pass_number: Which pass over the data this is, outermost first; most sources give the
+                same elements in every pass and ignore it.
+        """
 
     @property
     def element_spec(self) -> Spec | None:
         """Spec of one element, or None when only reading can tell."""
+        return None
 
     @property
     def elements_per_index(self) -> int | None:
         """Elements that each index holds, or None when only reading can tell."""
+        return None
 
     @property
     def splittable(self) -> bool:
         """Whether parts of it may be read by different workers."""
+        return True
 
-    def open(self, start: int, stop: int, position: Position = None) -> Reader:
-        """Return a reader of indices `start` to `stop` - 1, at `position` if one is given.
+    @property
+    def runs_user_code(self) -> bool:
+        """Whether reading runs code of the user's, so that nothing may be read unasked."""
+        return False
 
-        `stop` may be INFINITE for a source without end.
-        """
+    @property
+    def cannot_restore(self) -> str:
+        """Why reading cannot begin in the middle of the source, and what would do; "": it can."""
+        return ""
+
+    @property
+    def index_holds(self) -> IndexHolds:
+        """What an index is: one element, the elements of one file, or any other group."""
+        return "element" if self.elements_per_index == 1 else "part"
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Where an index is a file: the name of each; else empty."""
+        return ()
 
 
-@runtime_checkable
-class IndexedSource(Source, Protocol):
-    """A source of one element an index, that can be read in any order."""
+class IndexedSource(Source):
+    """A source of one element an index, that can be read in any order: write `size` and `gather`.
 
+    An element of shape `s` is a row of what `gather` returns, so all have one shape and dtype.
+    """
+
+    @abstractmethod
     def gather(self, indices: NDArray[np.int64]) -> Any:
         """Return the elements at `indices`, stacked: each component gets `indices`' axes in front.
 
-        `indices` may have any number of axes; the result is fresh memory that the caller owns.
+        `indices` may have any number of axes, may be empty and may name an index twice; the result
+        is fresh memory that the caller owns.
         """
+
+    @property
+    def elements_per_index(self) -> int | None:
+        """Always 1."""
+        return 1
+
+    def open(
+        self,
+        start: int,
+        stop: int,
+        position: Position = None,
+        *,
+        pass_number: tuple[int, ...] = (),
+    ) -> Reader:
+        """Return a reader that gathers indices `start` to `stop` - 1; its position is the next."""
+        check_range(start, stop, self.size)
+        return IndexedReader(self.gather, start, stop, position)
+
+
+class IndexedReader:
+    """Reads a source of one element an index; its position is the next index.
+
+    Args:
+        gather: Gives the elements at an array of indices, stacked.
+        start: The first index.
+        stop: The index after the last, or INFINITE.
+        position: Where to begin, if not at `start`.
+    """
+
+    def __init__(self, gather: Any, start: int, stop: int, position: Position = None) -> None:
+        self._gather: Any = gather
+        self._next = start if position is None else position
+        self._stop = stop
+        outside = type(self._next) is not int or self._next < start
+        if outside or (self._next > stop and stop != INFINITE):
+            raise ValueError(f"position must be an index from {start} to {stop}, got {position!r}")
+
+    def read(self, limit: int) -> Chunk | None:
+        check_limit(limit)
+        if self._gather is None:
+            raise FailedPreconditionError("this reader is closed; open another one")
+        stop = self._next + limit
+        if self._stop != INFINITE:
+            stop = min(stop, self._stop)
+        if stop == self._next:
+            return None
+        chunk = Chunk.of_columns(self._gather(np.arange(self._next, stop)), stop - self._next)
+        self._next = stop
+        return chunk
+
+    def get_position(self) -> Position:
+        return self._next
+
+    def close(self) -> None:
+        self._gather = None
+
+
+def check_range(start: int, stop: int, size: int) -> None:
+    """Check that `start` to `stop` - 1 are indices of a source.
+
+    Raises:
+        ValueError: They are not.
+    """
+    within = start >= 0 and (
+        (start <= stop or stop == INFINITE) if size == INFINITE else start <= stop <= size
+    )
+    if not within:
+        what = "without end" if size == INFINITE else f"of {size} indices"
+        raise ValueError(f"cannot open indices {start} to {stop} of a source {what}")
+
+
+def check_limit(limit: int) -> None:
+    """Check that a reader is asked for at least one element.
+
+    Raises:
+        ValueError: It is not.
+    """
+    if limit < 1:
+        raise ValueError(f"limit must be at least 1, got {limit}")
+
+
+def checked_source(source: Any) -> Source:
+    """Return `source` if it is one.
+
+    Raises:
+        TypeError: It is not; the message says what would do.
+    """
+    if isinstance(source, Source):
+        return source
+    name = type(source).__name__
+    if isinstance(source, type) and issubclass(source, Source):
+        cure = f"pass an instance: {source.__name__}(...)"
+    elif hasattr(source, "size") and hasattr(source, "open"):
+        cure = f"derive its class from it: class {name}(headrace.Source)"
+    elif isinstance(source, list | tuple | dict | np.ndarray):
+        cure = "for data in memory use Dataset.from_tensor_slices"
+    elif callable(source):
+        cure = "for a generator function use Dataset.from_generator"
+    else:
+        cure = "derive a class from it with `size` and `open`, or use Dataset.from_generator"
+    raise TypeError(f"`source` must be a headrace.Source, but is a {name}; {cure}")

@@ -1,71 +1,166 @@
-"""Walk a plan: in order, bottom up, as text."""
+"""Walk a plan: in order, bottom up, as text. Nothing here recurses: plans are deep."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
 
 from headrace.element.spec import Spec
-from headrace.plan.combining import Interleave
-from headrace.plan.elementwise import Map
-from headrace.plan.node import Node
+from headrace.plan.elements import FromSource
+from headrace.plan.node import Node, distinct
 from headrace.plan.options import Options, WithOptions
 
-__all__ = ["cardinality", "element_spec", "has_free_order", "outline", "transform", "walk"]
+__all__ = [
+    "cardinality",
+    "element_spec",
+    "fold",
+    "has_free_order",
+    "merged_options",
+    "outline",
+    "transform",
+    "walk",
+]
+
+T = TypeVar("T")
 
 
 def walk(plan: Node) -> Iterator[Node]:
-    """Yield all nodes, inputs before the step that takes them, left to right."""
-    for node in plan.inputs:
-        yield from walk(node)
-    yield plan
+    """Yield all nodes, inputs before the step that takes them, left to right.
+
+    A node that stands in the plan several times comes as often.
+    """
+    pending = [(plan, False)]
+    while pending:
+        node, is_ready = pending.pop()
+        if is_ready:
+            yield node
+        else:
+            pending.append((node, True))
+            pending.extend((input_, False) for input_ in reversed(node.inputs))
+
+
+def fold(plan: Node, visit: Callable[[Node, list[T]], T], *, once: bool = False) -> T:
+    """Return `visit(plan, results)`, where `results` are those of its inputs, found in this way.
+
+    Args:
+        plan: The plan.
+        visit: Called in `walk` order.
+        once: Call it once for a node that stands in the plan several times, instead of as often.
+    """
+    if once:
+        known: dict[int, T] = {}
+        for node in distinct([plan]):
+            known[id(node)] = visit(node, [known[id(input_)] for input_ in node.inputs])
+        return known[id(plan)]
+    results: list[T] = []
+    pending = [(plan, -1)]  # a node, and the number of its inputs once they are done
+    while pending:
+        node, count = pending.pop()
+        if count < 0:
+            inputs = node.inputs
+            pending.append((node, len(inputs)))
+            pending.extend((input_, -1) for input_ in reversed(inputs))
+        else:
+            place = len(results) - count
+            own = results[place:]
+            del results[place:]
+            results.append(visit(node, own))
+    return results[0]
 
 
 def transform(plan: Node, rule: Callable[[Node], Node]) -> Node:
-    """Return the plan with `rule` applied to every node, inputs first."""
-    inputs = plan.inputs
-    changed = [transform(node, rule) for node in inputs]
-    if any(new is not old for new, old in zip(changed, inputs, strict=True)):
-        plan = plan.with_inputs(changed)
-    return rule(plan)
+    """Return the plan with `rule` applied to every node, inputs first.
+
+    A node that stands in the plan several times does so in the result.
+    """
+
+    def changed(node: Node, inputs: list[Node]) -> Node:
+        if any(new is not old for new, old in zip(inputs, node.inputs, strict=True)):
+            node = node.with_inputs(inputs)
+        return rule(node)
+
+    return fold(plan, changed, once=True)
 
 
 def cardinality(plan: Node) -> int:
     """Return the number of elements, INFINITE, or UNKNOWN."""
-    return plan.cardinality(*[cardinality(node) for node in plan.inputs])
+    return fold(plan, lambda node, inputs: node.cardinality(*inputs), once=True)
 
 
-def element_spec(plan: Node, infer: Callable[[Node], Spec] | None = None) -> Spec | None:
+def element_spec(
+    plan: Node,
+    infer: Callable[[Node], Spec | None] | None = None,
+    known: dict[int, Spec | None] | None = None,
+) -> Spec | None:
     """Return the spec of the plan's elements.
 
     Args:
         plan: The plan.
-        infer: Called for a node whose spec only running can tell. Without it such a plan has no
-            spec, and None is returned.
+        infer: Called for a node whose spec only running can tell, and not for what lies below it
+            unless that is another step's input. Without it such a plan has no spec, and None is
+            returned; so it is where `infer` returns None for the plan.
+        known: Specs by the `id` of their nodes, for several calls about one plan; added to.
     """
-    inputs = []
-    for node in plan.inputs:
-        spec = element_spec(node, infer)
-        if spec is None:
-            return None
-        inputs.append(spec)
-    spec = plan.spec(*inputs)
-    return infer(plan) if spec is None and infer is not None else spec
+    known = {} if known is None else known
+    pending = [plan]
+    while pending:
+        node = pending[-1]
+        inputs = () if node.own_spec else node.inputs
+        missing = [input_ for input_ in inputs if id(input_) not in known]
+        if missing:
+            pending.extend(reversed(missing))
+            continue
+        pending.pop()
+        if id(node) in known:
+            continue
+        specs = [known[id(input_)] for input_ in inputs]
+        spec = None if any(one is None for one in specs) else node.spec(*specs)
+        if spec is None and infer is not None:
+            spec = infer(node)
+        known[id(node)] = spec
+    return known[id(plan)]
+
+
+def merged_options(plan: Node) -> Options:
+    """Return the options that hold for the whole plan: a later setting wins over an earlier."""
+    options = Options()
+    for node in distinct([plan]):
+        if isinstance(node, WithOptions):
+            options = options.merged_with(node.options)
+        elif isinstance(node, FromSource) and (written := node.source_written()) is not None:
+            options = options.merged_with(merged_options(written))
+    return options
 
 
 def has_free_order(plan: Node, options: Options) -> bool:
-    """Say whether some step yields elements as they are ready, in an order that is not repeated."""
-    match plan:
-        case WithOptions():
-            options = options.merged_with(plan.options)
-        case Map() | Interleave() if plan.num_parallel_calls is not None:
-            wish = options.deterministic if plan.deterministic is None else plan.deterministic
-            if wish is False:
-                return True
-    return any(has_free_order(node, options) for node in plan.inputs)
+    """Say whether some step may yield elements as they are ready, in an order not repeated.
+
+    Args:
+        plan: The plan.
+        options: What is set outside of it; wins over what the plan sets.
+    """
+    wish = merged_options(plan).merged_with(options).deterministic
+    return any(node.frees_order(wish) for node in distinct([plan]))
 
 
-def outline(plan: Node, depth: int = 0) -> str:
-    """Return the plan as indented text, the last step first."""
-    lines = ["  " * depth + plan.describe()]
-    lines += [outline(node, depth + 1) for node in plan.inputs]
+def outline(plan: Node, depth: int = 0, notes: Mapping[int, str] | None = None) -> str:
+    """Return the plan as indented text, the last step first.
+
+    Args:
+        plan: The plan.
+        depth: How far to indent it.
+        notes: What to say of some nodes, by their `id`.
+    """
+    notes = notes or {}
+    lines = []
+    pending = [(plan, depth)]
+    while pending:
+        node, level = pending.pop()
+        note = f"  <- {notes[id(node)]}" if id(node) in notes else ""
+        lines.append("  " * min(level, _DEEPEST_INDENT) + node.describe() + note)
+        pending.extend((input_, level + 1) for input_ in reversed(node.inputs))
     return "\n".join(lines)
+
+
+_DEEPEST_INDENT = 60
+"""In levels; without it the text of a long chain of steps would grow as its square."""

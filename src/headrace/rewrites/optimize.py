@@ -1,22 +1,58 @@
-"""The rules, in the order in which they are applied to each node, inputs first."""
+"""From a plan as written to the plan that is executed."""
 
 from __future__ import annotations
 
+from headrace.element.spec import Spec
+from headrace.plan.elementwise import Filter, Map
 from headrace.plan.node import Node
-from headrace.plan.traverse import transform
+from headrace.plan.traverse import element_spec, fold
 from headrace.rewrites.columns import map_columns
-from headrace.rewrites.index import gather_late
+from headrace.rewrites.normal import Normal, normalize
 
-__all__ = ["optimize"]
+__all__ = ["optimize", "prepare"]
 
-_RULES = (gather_late, map_columns)
+
+def prepare(plan: Node) -> Normal:
+    """Return what executes a plan as written: its normal form, optimised.
+
+    The same for the plan that a user iterates over and for the nested ones that its functions
+    return.
+    """
+    normal = normalize(plan)
+    optimized = optimize(normal.plan)
+    return normal if optimized is normal.plan else Normal(optimized, normal.options)
 
 
 def optimize(plan: Node) -> Node:
-    """Return a plan that yields the same elements, faster.
+    """Return a plan in normal form that yields the same elements, faster.
 
-    The sources keep their number and order, so that splits dealt for one plan fit the other.
+    States, numbers of steps and index parts are the same in both.
     """
-    for rule in _RULES:
-        plan = transform(plan, rule)
-    return plan
+    if not _calls_functions(plan):
+        return plan
+    known: dict[int, Spec | None] = {}  # each spec is worked out once
+
+    def spec_of(node: Node) -> Spec | None:
+        return element_spec(node, known=known)
+
+    def changed(node: Node, inputs: list[Node]) -> Node:
+        if any(new is not old for new, old in zip(inputs, node.inputs, strict=True)):
+            node = node.with_inputs(inputs)
+        return map_columns(node, spec_of)
+
+    # Each step of a normal form stands in one place.
+    return fold(plan, changed)
+
+
+def _calls_functions(plan: Node) -> bool:
+    """Say whether there is a step that an optimisation may change."""
+    pending = [plan]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, _WITH_FUNCTIONS):
+            return True
+        pending += node.inputs
+    return False
+
+
+_WITH_FUNCTIONS = (Map, Filter)

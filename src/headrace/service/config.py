@@ -1,4 +1,4 @@
-"""How the service is told what to do: frozen records, sharding policies and addresses.
+"""How the service is configured: frozen records, sharding policies and addresses.
 
 Everything here is checked when it is written, so that a wrong value is reported where it stands
 and not by a server that starts later.
@@ -7,6 +7,7 @@ and not by a server that starts later.
 from __future__ import annotations
 
 import enum
+import ipaddress
 import os
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -18,6 +19,7 @@ __all__ = [
     "DispatcherConfig",
     "ShardingPolicy",
     "WorkerConfig",
+    "check_reachable",
     "parse_processing_mode",
     "parse_service",
 ]
@@ -65,9 +67,12 @@ def parse_processing_mode(value: object) -> ShardingPolicy:
         return value
     if isinstance(value, str) and value in _MODE_NAMES:
         return _MODE_NAMES[value]
+    advice = ""
+    if isinstance(value, str) and value.upper() in ShardingPolicy.__members__:
+        advice = f" Did you mean ShardingPolicy.{value.upper()}?"
     raise ValueError(
         "processing_mode should be a `headrace.service.ShardingPolicy`, "
-        f'"parallel_epochs", or "distributed_epoch". Got {value!r}.'
+        f'"parallel_epochs", or "distributed_epoch". Got {value!r}.{advice}'
     )
 
 
@@ -114,9 +119,34 @@ def parse_service(service: object) -> str:
     return address
 
 
+def check_reachable(address: str) -> None:
+    """Refuse an address at which no client could find a worker.
+
+    Raises:
+        ValueError: It is not "host:port", or the host stands for every address of its machine.
+    """
+    host, _ = addresses.split(address)
+    if not host.isprintable() or any(letter.isspace() for letter in host):
+        raise ValueError(f"address={address!r}: {host!r} is not the name of a host")
+    if _is_wildcard(host):
+        raise ValueError(
+            f"address={address!r}: {host} stands for every address of its machine, and each client "
+            "would look for the worker on its own. Set `worker_address` in the WorkerConfig "
+            "(--worker-address) to the name by which clients reach the worker, as in "
+            '"myhost:%port%", where "%port%" stands for its port'
+        )
+
+
+def _is_wildcard(host: str) -> bool:
+    try:
+        return host == "*" or ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
+
 @dataclass(frozen=True)
 class DispatcherConfig:
-    """What a dispatcher is told.
+    """How a dispatcher runs.
 
     Attributes:
         port: Where it listens; 0 takes any free port.
@@ -124,12 +154,14 @@ class DispatcherConfig:
         work_dir: Directory of the journal.
         fault_tolerant_mode: Whether every fact is kept in `work_dir`, so that a dispatcher started
             there again goes on where this one ended.
-        worker_addresses: The fixed workers of the static sharding policies, in shard order.
+        worker_addresses: The fixed workers of the static sharding policies, in shard order; not
+            supported by this version.
         job_gc_check_interval_ms: Milliseconds between looks for what is not needed; None: 1 s.
         job_gc_timeout_ms: How long an iteration without a client is kept; None: 5 minutes; -1: for
             ever.
         worker_timeout_ms: Silence after which a worker counts as lost; None: 10 s.
-        worker_max_concurrent_snapshots: Snapshots that one worker writes at a time; 0: a default.
+        worker_max_concurrent_snapshots: Snapshots that one worker writes at a time; not supported
+            by this version.
         security: Keys of this server and of who may enter; None: open, on loopback.
         client_timeout_ms: Silence after which a client counts as gone; None: 5 minutes.
         gc_dynamic_sharding_jobs: Whether `job_gc_timeout_ms` holds for named DYNAMIC jobs as well;
@@ -155,6 +187,11 @@ class DispatcherConfig:
         _check_path("work_dir", self.work_dir)
         _check_flag("fault_tolerant_mode", self.fault_tolerant_mode)
         _check_flag("gc_dynamic_sharding_jobs", self.gc_dynamic_sharding_jobs)
+        if self.work_dir is not None and "://" in os.fspath(self.work_dir):
+            raise ValueError(
+                f"work_dir={os.fspath(self.work_dir)!r} is a URL: the journal needs a directory of "
+                "a local disk or a block volume, with locks that hold"
+            )
         if self.fault_tolerant_mode and self.work_dir is None:
             raise ValueError(
                 "Cannot enable fault tolerant mode without configuring a work dir. Make sure to "
@@ -163,6 +200,7 @@ class DispatcherConfig:
         if self.worker_addresses is not None:
             _check_strings("worker_addresses", self.worker_addresses)
             object.__setattr__(self, "worker_addresses", tuple(self.worker_addresses))
+            _refuse("worker_addresses", self.worker_addresses, "None: workers register themselves")
         _check_number("job_gc_check_interval_ms", self.job_gc_check_interval_ms, least=0)
         _check_number("job_gc_timeout_ms", self.job_gc_timeout_ms, least=-1)
         _check_number("worker_timeout_ms", self.worker_timeout_ms, least=0)
@@ -170,12 +208,15 @@ class DispatcherConfig:
         _check_number(
             "worker_max_concurrent_snapshots", self.worker_max_concurrent_snapshots, least=0
         )
+        if self.worker_max_concurrent_snapshots:
+            snapshots = self.worker_max_concurrent_snapshots
+            _refuse("worker_max_concurrent_snapshots", snapshots, "0")
         _check_security(self.security)
 
 
 @dataclass(frozen=True)
 class WorkerConfig:
-    """What a worker is told.
+    """How a worker runs.
 
     Attributes:
         dispatcher_address: "host:port" of the dispatcher.
@@ -185,9 +226,11 @@ class WorkerConfig:
         host: Whom it listens for; the default lets only this machine in.
         heartbeat_interval_ms: Milliseconds between heartbeats; None: as the dispatcher asks, 1 s.
         dispatcher_timeout_ms: How long a dispatcher that is away is waited for; None: 1 hour.
-        data_transfer_protocol: What carries the elements: "shm", "tcp", "local"; None: the best.
+        data_transfer_protocol: What carries the elements; not supported by this version: clients
+            choose, or take the best.
         worker_tags: Words that describe the worker, such as "COLOCATED".
-        cross_trainer_cache_size_bytes: Memory for elements kept for other trainers; None: default.
+        cross_trainer_cache_size_bytes: Memory for elements kept for other trainers; not supported
+            by this version.
         preload: Names of modules that are imported at the start.
         security: Keys of this server and of who may enter; None: open, on loopback.
     """
@@ -230,6 +273,11 @@ class WorkerConfig:
                     f"data_transfer_protocol={self.data_transfer_protocol!r} must be None or one "
                     f"of {', '.join(TRANSFER_PROTOCOLS)}"
                 )
+            _refuse(
+                "data_transfer_protocol",
+                self.data_transfer_protocol,
+                "None here, and `data_transfer_protocol` of `distribute`",
+            )
         for name in ("worker_tags", "preload"):
             words = getattr(self, name)
             if words is not None:
@@ -238,7 +286,13 @@ class WorkerConfig:
         _check_number(
             "cross_trainer_cache_size_bytes", self.cross_trainer_cache_size_bytes, least=1
         )
+        if self.cross_trainer_cache_size_bytes is not None:
+            _refuse("cross_trainer_cache_size_bytes", self.cross_trainer_cache_size_bytes, "None")
         _check_security(self.security)
+
+
+def _refuse(name: str, value: object, instead: str) -> None:
+    raise ValueError(f"{name}={value!r} is not supported by this version; use {instead}")
 
 
 def _check_place(port: object, host: object) -> None:

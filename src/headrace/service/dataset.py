@@ -2,42 +2,48 @@
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import uuid
 from collections.abc import Callable
 from typing import TypeVar
 
 from headrace.data.dataset import Dataset
 from headrace.element.spec import Spec, decode_spec, encode_spec, relax
-from headrace.errors import InvalidElementError, NotFoundError
+from headrace.errors import InvalidElementError, NotFoundError, UnavailableError
 from headrace.plan import traverse
 from headrace.plan.elements import FromSource
 from headrace.plan.fingerprint import fingerprint
 from headrace.plan.serialize import dump_plan
 from headrace.plan.source import INFINITE, UNKNOWN
-from headrace.plan.splits import split_sizes
+from headrace.rewrites.normal import normalize
+from headrace.rewrites.positions import deal_of
+from headrace.service.client.options import ReadingOptions
 from headrace.service.client.source import RemoteSource
-from headrace.service.config import (
-    TRANSFER_PROTOCOLS,
-    ShardingPolicy,
-    parse_processing_mode,
-    parse_service,
-)
+from headrace.service.config import ShardingPolicy, parse_service
 from headrace.service.dispatcher.stub import DispatcherStub
-from headrace.service.messages import GetDataset, RegisterDataset
+from headrace.service.messages import (
+    PLAN_PART_BYTES,
+    DatasetRegistered,
+    GetDataset,
+    PlanReceived,
+    PutPlan,
+    RegisterDataset,
+)
 from headrace.transport.retry import RetryPolicy, retry
 from headrace.transport.security import Security
 
 __all__ = ["delivery_report", "distribute", "from_dataset_id", "register_dataset"]
 
+_log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
-_MAX_OUTSTANDING_REQUESTS = 16
-_AUTOTUNE = -1
-_SUPPORTED_MODES = (ShardingPolicy.OFF, ShardingPolicy.DYNAMIC)
 _COMPRESSIONS = ("AUTO", None)
-_TARGETS = ("AUTO", "ANY", "LOCAL")
 _PATIENCE = RetryPolicy(deadline=60.0)
 _CALL_SECONDS = 5.0
+_LARGE_PLAN_BYTES = 64 << 20
+_MOST_TIMES_WANTED = 5
 
 
 def distribute(
@@ -53,6 +59,7 @@ def distribute(
     target_workers: str = "AUTO",
     visitation: str | None = None,
     *,
+    wait_timeout: float = 3600.0,
     security: Security | None = None,
 ) -> Callable[[Dataset], Dataset]:
     """Return a function for `Dataset.apply` that moves a dataset's work to a data service.
@@ -75,6 +82,9 @@ def distribute(
         cross_trainer_cache: Not supported by this version.
         target_workers: "AUTO" or "ANY": all workers; "LOCAL": those in this process.
         visitation: None, or with DYNAMIC "at_most_once", which is its default.
+        wait_timeout: Seconds without anybody alive who could deliver, after which reading raises
+            UnavailableError. A worker that is alive is waited for without end; a wait of ten
+            seconds is logged, with what is missing.
         security: Keys of this client, for a service that asks for them.
 
     Raises:
@@ -82,9 +92,9 @@ def distribute(
         FailedPreconditionError: (when applied) Something in the dataset cannot be pickled.
         UnavailableError: (when applied) The dispatcher did not answer for a minute.
     """
-    build = _checked_build(
-        processing_mode,
-        service,
+    options = ReadingOptions(
+        processing_mode=processing_mode,
+        service=service,
         job_name=job_name,
         consumer_index=consumer_index,
         num_consumers=num_consumers,
@@ -93,6 +103,7 @@ def distribute(
         cross_trainer_cache=cross_trainer_cache,
         target_workers=target_workers,
         visitation=visitation,
+        wait_timeout=wait_timeout,
         security=security,
     )
     _check_compression(compression)
@@ -100,7 +111,8 @@ def distribute(
     def apply(dataset: Dataset) -> Dataset:
         dataset_id = register_dataset(service, dataset, compression, security=security)
         plan = dataset.plan
-        return build(dataset_id, traverse.element_spec(plan), traverse.cardinality(plan), job_name)
+        spec, size = traverse.element_spec(plan), traverse.cardinality(plan)
+        return _reading(options, dataset_id, spec, size, job_name)
 
     return apply
 
@@ -136,21 +148,55 @@ def register_dataset(
         raise TypeError(f"`dataset_id` must be a string, but got {dataset_id!r}")
     plan = dataset.plan
     spec = traverse.element_spec(plan)
+    data = dump_plan(plan)
+    if len(data) > _LARGE_PLAN_BYTES:
+        _log.warning(
+            "this dataset is %d MB to send to workers, because it holds its data: read files on "
+            "the workers instead, or expect each worker to hold a copy",
+            len(data) >> 20,
+        )
+    deal = deal_of(normalize(plan).plan)
     message = RegisterDataset(
         token=uuid.uuid4().hex,
-        plan=dump_plan(plan),
+        digest=hashlib.sha256(data).digest(),
         fingerprint=fingerprint(plan),
         # Empty where only running can tell: that is for the workers, not for this process.
         element_spec=b"" if spec is None else encode_spec(spec),
         cardinality=traverse.cardinality(plan),
-        split_sizes=split_sizes(plan),
+        positions=None if deal is None else deal.size,
         compression=compression,
         dataset_id=dataset_id or None,
     )
-    registered = _patiently(
-        address, security, lambda stub, timeout: stub.register_dataset(message, timeout=timeout)
+    return _register(address, security, message, data)
+
+
+def _register(
+    address: str, security: Security | None, message: RegisterDataset, data: bytes
+) -> str:
+    """Register, after putting the plan if the dispatcher does not have it; return the id."""
+    for _ in range(_MOST_TIMES_WANTED):
+        registered: DatasetRegistered = _patiently(
+            address, security, lambda stub, timeout: stub.register_dataset(message, timeout=timeout)
+        )
+        if not registered.wanted:
+            return registered.dataset_id
+        _put_plan(address, security, message.digest, data)
+    raise UnavailableError(
+        f"the dispatcher at {address} forgets the dataset's plan as often as it is sent: is it "
+        "restarted again and again?"
     )
-    return registered.dataset_id
+
+
+def _put_plan(address: str, security: Security | None, digest: bytes, data: bytes) -> None:
+    offset = 0
+    while offset < len(data):
+        part = data[offset : offset + PLAN_PART_BYTES]
+        put = PutPlan(digest=digest, offset=offset, total=len(data), part=part)
+
+        def ask(stub: DispatcherStub, timeout: float, put: PutPlan = put) -> PlanReceived:
+            return stub.put_plan(put, timeout=timeout)
+
+        offset = _patiently(address, security, ask).received
 
 
 def from_dataset_id(
@@ -166,6 +212,7 @@ def from_dataset_id(
     cross_trainer_cache: object | None = None,
     target_workers: str = "AUTO",
     *,
+    wait_timeout: float = 3600.0,
     security: Security | None = None,
 ) -> Dataset:
     """Return a dataset that reads what `register_dataset` registered.
@@ -182,6 +229,7 @@ def from_dataset_id(
         data_transfer_protocol: As in `distribute`.
         cross_trainer_cache: Not supported by this version.
         target_workers: As in `distribute`.
+        wait_timeout: As in `distribute`.
         security: Keys of this client, for a service that asks for them.
 
     Raises:
@@ -189,9 +237,9 @@ def from_dataset_id(
         NotFoundError: No dataset was registered under this id.
         UnavailableError: The dispatcher did not answer for a minute.
     """
-    build = _checked_build(
-        processing_mode,
-        service,
+    options = ReadingOptions(
+        processing_mode=processing_mode,
+        service=service,
         job_name=job_name,
         consumer_index=consumer_index,
         num_consumers=num_consumers,
@@ -199,7 +247,7 @@ def from_dataset_id(
         data_transfer_protocol=data_transfer_protocol,
         cross_trainer_cache=cross_trainer_cache,
         target_workers=target_workers,
-        visitation=None,
+        wait_timeout=wait_timeout,
         security=security,
     )
     name = _dataset_name(dataset_id)
@@ -223,7 +271,7 @@ def from_dataset_id(
             )
         element_spec = element_spec or registered
     scoped = None if job_name is None else f"dataset_id={name}/{job_name}"
-    return build(name, element_spec, known.cardinality, scoped)
+    return _reading(options, name, element_spec, known.cardinality, scoped)
 
 
 def delivery_report(dataset: Dataset) -> dict[str, int]:
@@ -247,122 +295,22 @@ def _covers(wide: Spec, narrow: Spec) -> bool:
         return False
 
 
-def _checked_build(
-    processing_mode: object,
-    service: object,
-    *,
-    job_name: object,
-    consumer_index: object,
-    num_consumers: object,
-    max_outstanding_requests: object,
-    data_transfer_protocol: object,
-    cross_trainer_cache: object,
-    target_workers: object,
-    visitation: object,
-    security: Security | None,
-) -> Callable[[str, Spec | None, int, str | None], Dataset]:
-    """Check what `distribute` and `from_dataset_id` share; return what builds the dataset."""
-    mode = parse_processing_mode(processing_mode)
-    address = parse_service(service)
-    if mode not in _SUPPORTED_MODES:
-        raise ValueError(
-            f"processing_mode={mode.name} is not supported by this version; it supports OFF and "
-            "DYNAMIC"
-        )
-    if job_name is not None and not isinstance(job_name, str):
-        raise ValueError(
-            f"`job_name` must be a string, but `job_name` was of type {type(job_name)}. "
-            f"job_name={job_name!r}"
-        )
-    if job_name == "":
-        raise ValueError("`job_name` must not be empty")
-    _check_unsupported(consumer_index, num_consumers, job_name, cross_trainer_cache)
-    _check_visitation(mode, visitation)
-    credit = _checked_credit(max_outstanding_requests)
-    if data_transfer_protocol is not None and data_transfer_protocol not in TRANSFER_PROTOCOLS:
-        raise ValueError(
-            f"`data_transfer_protocol` must be None or one of {list(TRANSFER_PROTOCOLS)}, but got "
-            f"{data_transfer_protocol!r}"
-        )
-    if not isinstance(target_workers, str) or (target_workers.upper() or "AUTO") not in _TARGETS:
-        raise ValueError(
-            f"Unrecognized target workers: {target_workers!r}. Must be one of {list(_TARGETS)}."
-        )
-    target = target_workers.upper() or "AUTO"
-    protocol = data_transfer_protocol
-
-    def build(
-        dataset_id: str, element_spec: Spec | None, cardinality: int, job: str | None
-    ) -> Dataset:
-        if cardinality not in (0, INFINITE):
-            # How many workers there will be, and how many copies they make, nobody knows.
-            cardinality = UNKNOWN
-        source = RemoteSource(
-            service=address,
-            dataset_id=dataset_id,
-            processing_mode=mode,
-            cardinality=cardinality,
-            job_name=job,
-            max_outstanding_requests=credit,
-            data_transfer_protocol=None if protocol is None else str(protocol),
-            target_workers=target,
-            security=security,
-            element_spec=element_spec,
-        )
-        return Dataset.from_source(source)
-
-    return build
-
-
-def _check_unsupported(
-    consumer_index: object, num_consumers: object, job_name: object, cross_trainer_cache: object
-) -> None:
-    if (consumer_index is None) != (num_consumers is None):
-        raise ValueError(
-            "`consumer_index` and `num_consumers` must be set together, but got "
-            f"consumer_index={consumer_index!r} and num_consumers={num_consumers!r}"
-        )
-    if num_consumers is not None:
-        if job_name is None:
-            raise ValueError(
-                "`job_name` must be set when setting `num_consumers`. num_consumers was set to "
-                f"{num_consumers!r}."
-            )
-        raise ValueError(
-            f"coordinated reads (consumer_index={consumer_index!r}, num_consumers="
-            f"{num_consumers!r}) are not supported by this version; without them, readers that "
-            "share a `job_name` get their elements first come, first served"
-        )
-    if cross_trainer_cache is not None:
-        raise ValueError(
-            f"cross_trainer_cache={cross_trainer_cache!r} is not supported by this version; use "
-            "None"
-        )
-
-
-def _check_visitation(mode: ShardingPolicy, visitation: object) -> None:
-    own = {ShardingPolicy.DYNAMIC: ("at_most_once",)}.get(mode, ())
-    if visitation is not None and visitation not in own:
-        raise ValueError(
-            f"visitation={visitation!r} is not supported with {mode.name} by this version; use "
-            f"None{''.join(f' or {name!r}' for name in own)}"
-        )
-
-
-def _checked_credit(max_outstanding_requests: object) -> int:
-    if max_outstanding_requests is None or max_outstanding_requests == _AUTOTUNE:
-        return _MAX_OUTSTANDING_REQUESTS
-    if isinstance(max_outstanding_requests, bool) or not isinstance(max_outstanding_requests, int):
-        raise TypeError(
-            "`max_outstanding_requests` must be an integer or None, but got "
-            f"{max_outstanding_requests!r}"
-        )
-    if max_outstanding_requests < 1:
-        raise ValueError(
-            "`max_outstanding_requests` must be at least 1, or None, but got "
-            f"{max_outstanding_requests}"
-        )
-    return max_outstanding_requests
+def _reading(
+    options: ReadingOptions,
+    dataset_id: str,
+    element_spec: Spec | None,
+    cardinality: int,
+    job_name: str | None,
+) -> Dataset:
+    source = RemoteSource(
+        options=options,
+        dataset_id=dataset_id,
+        # How many workers there will be, and how many copies they make, nobody knows.
+        cardinality=cardinality if cardinality in (0, INFINITE) else UNKNOWN,
+        job_name=job_name,
+        spec=element_spec,
+    )
+    return Dataset.from_source(source)
 
 
 def _check_compression(compression: object) -> None:

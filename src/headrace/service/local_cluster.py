@@ -1,80 +1,39 @@
 """A whole data service on this machine: a dispatcher in this process, workers beside it.
 
 Workers are fresh interpreters, not forks: a fork would copy locks that other threads hold. Each
-watches a pipe from this process and ends with it, however this process ends.
+watches a pipe from this process and ends with it, however this process ends. This process watches
+them in turn: one that dies by itself is reported and replaced.
 """
 
 from __future__ import annotations
 
-import json
+import logging
 import os
 import random
-import select
-import signal
 import socket
-import subprocess
-import sys
-import tempfile
+import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import IO, Self
+from typing import Self
 
-from headrace.errors import FailedPreconditionError, UnavailableError
+from headrace.errors import FailedPreconditionError
 from headrace.service.config import DispatcherConfig, WorkerConfig
 from headrace.service.dispatcher.server import DispatchServer
+from headrace.service.local_worker import (
+    STOP_SECONDS,
+    LocalWorker,
+    restart_delay,
+    start_processes,
+)
 from headrace.service.worker.server import WorkerServer
 
 __all__ = ["LocalCluster", "LocalWorker"]
 
-_START_SECONDS = 60.0
-_STOP_SECONDS = 10.0
+_log = logging.getLogger(__name__)
 
-
-@dataclass
-class LocalWorker:
-    """One worker of a `LocalCluster`.
-
-    Attributes:
-        address: Where it listens.
-        pid: Its process; this process's own for a worker that runs here.
-    """
-
-    address: str
-    pid: int
-    _process: subprocess.Popen[bytes] | None = None
-    _server: WorkerServer | None = None
-
-    @property
-    def is_running(self) -> bool:
-        """Whether it was neither stopped nor killed."""
-        if self._process is not None:
-            return self._process.poll() is None
-        return self._server is not None
-
-    def stop(self) -> None:
-        """Stop it as one does on purpose."""
-        if self._server is not None:
-            self._server.stop()
-            self._server = None
-        if self._process is not None:
-            _release(self._process)
-            try:
-                self._process.wait(_STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-
-    def kill(self) -> None:
-        """Kill its process (SIGKILL), as a crash does."""
-        if self._process is None:
-            raise FailedPreconditionError(
-                f"the worker at {self.address} runs in this process and cannot be killed alone; "
-                "use LocalCluster(processes=True), or stop_worker()"
-            )
-        self._process.kill()
-        self._process.wait()
-        _release(self._process)
+_WATCH_SECONDS = 0.1
+_GOOD_LIFE_SECONDS = 60.0
 
 
 class LocalCluster:
@@ -88,6 +47,10 @@ class LocalCluster:
         worker_timeout_ms: Silence after which a worker counts as lost; None: the default.
         heartbeat_interval_ms: Milliseconds between the workers' heartbeats; None: the default.
         preload: Modules that each worker process imports at its start.
+        restart: Whether a worker process that dies by itself is replaced, after a delay that grows
+            while they go on dying. One that `kill_worker` killed is not.
+        environment: Variables for worker processes, which else get those of this process, except
+            that they see no accelerators.
 
     Raises:
         UnavailableError: A worker did not start; the message holds what it wrote.
@@ -102,6 +65,8 @@ class LocalCluster:
         worker_timeout_ms: int | None = None,
         heartbeat_interval_ms: int | None = None,
         preload: tuple[str, ...] = (),
+        restart: bool = True,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         if isinstance(num_workers, bool) or not isinstance(num_workers, int):
             raise TypeError(f"`num_workers` must be an integer, but got {num_workers!r}")
@@ -110,6 +75,8 @@ class LocalCluster:
         self._processes = processes
         self._heartbeat_interval_ms = heartbeat_interval_ms
         self._preload = tuple(preload)
+        self._restart = restart
+        self._environment = dict(environment or {})
         self._config = DispatcherConfig(
             port=0 if work_dir is None else _lasting_port(),
             work_dir=work_dir,
@@ -117,9 +84,16 @@ class LocalCluster:
             worker_timeout_ms=worker_timeout_ms,
         )
         self._workers: list[LocalWorker] = []
+        self._closing = threading.Event()
+        self._watcher: threading.Thread | None = None
         self._dispatcher = DispatchServer(self._config)
         try:
             self._add(num_workers)
+            if processes:
+                self._watcher = threading.Thread(
+                    target=self._watch, name="headrace-cluster-watch", daemon=True
+                )
+                self._watcher.start()
         except BaseException:
             self.close()
             raise
@@ -136,7 +110,7 @@ class LocalCluster:
 
     @property
     def workers(self) -> tuple[LocalWorker, ...]:
-        """All workers ever started, in order; stopped and killed ones included."""
+        """All workers ever started, in order; stopped, killed and replaced ones included."""
         return tuple(self._workers)
 
     def add_worker(self) -> LocalWorker:
@@ -166,12 +140,20 @@ class LocalCluster:
         self._dispatcher = DispatchServer(self._config)
 
     def close(self) -> None:
-        """Stop all workers, then the dispatcher. May be called twice."""
+        """Stop all workers, then the dispatcher. May be called twice.
+
+        Worker processes that do not end in a few seconds, as when a function of the user's holds
+        the interpreter's lock, are killed.
+        """
+        self._closing.set()
+        if self._watcher is not None:
+            self._watcher.join()
         for worker in self._workers:
-            if worker._process is not None:
-                _release(worker._process)
+            worker.release()
+        # They end side by side, and have one deadline.
+        until = time.monotonic() + STOP_SECONDS
         for worker in self._workers:
-            worker.stop()
+            worker.stop(until)
         self._dispatcher.stop()
 
     def __enter__(self) -> Self:
@@ -185,7 +167,46 @@ class LocalCluster:
     ) -> None:
         self.close()
 
-    def _add(self, count: int) -> list[LocalWorker]:
+    # --- watching -----------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """Report workers that die by themselves, and replace them."""
+        deaths, last_death = 0, 0.0
+        #: When the next worker is to be started, for each that is missing.
+        due: list[float] = []
+        while not self._closing.wait(_WATCH_SECONDS):
+            for worker in [worker for worker in self._workers if worker.has_died()]:
+                now = time.monotonic()
+                deaths = 1 if now - last_death > _GOOD_LIFE_SECONDS else deaths + 1
+                last_death = now
+                self._report(worker, restart_delay(deaths))
+                due.append(now + restart_delay(deaths))
+            if self._restart and due and due[0] <= time.monotonic():
+                try:
+                    self._add(1, self._closing.is_set)
+                    due.pop(0)
+                except Exception as error:
+                    if not self._closing.is_set():
+                        deaths, last_death = deaths + 1, time.monotonic()
+                        due[0] = last_death + restart_delay(deaths)
+                        _log.warning("no worker could be started: %s", error)
+
+    def _report(self, worker: LocalWorker, delay: float) -> None:
+        living = sum(other.is_running for other in self._workers)
+        _log.warning(
+            "worker process %d at %s %s; %d of the cluster's workers are left%s",
+            worker.pid,
+            worker.address,
+            worker.death,
+            living,
+            f", and another starts in {delay:g} s" if self._restart else "",
+        )
+
+    # --- starting -----------------------------------------------------------------------------
+
+    def _add(
+        self, count: int, is_called_off: Callable[[], bool] = lambda: False
+    ) -> list[LocalWorker]:
         address = self.target.partition("://")[2]
         if not self._processes:
             for _ in range(count):
@@ -195,64 +216,20 @@ class LocalCluster:
                         heartbeat_interval_ms=self._heartbeat_interval_ms,
                     )
                 )
-                self._workers.append(LocalWorker(server.address, os.getpid(), _server=server))
+                self._workers.append(LocalWorker(server.address, os.getpid(), server=server))
             return self._workers[len(self._workers) - count :]
-        started: list[tuple[subprocess.Popen[bytes], IO[bytes]]] = []
-        added: list[LocalWorker] = []
-        try:
-            started.extend(self._spawn(address) for _ in range(count))
-            until = time.monotonic() + _START_SECONDS
-            for process, words in started:
-                ready = _read_line(process, words, until)
-                added.append(LocalWorker(json.loads(ready)["address"], process.pid, process))
-        except BaseException:
-            for process, _ in started:
-                process.kill()
-                process.wait()
-                _release(process)
-            raise
-        finally:
-            for process, words in started:
-                words.close()
-                if process.stdout is not None:
-                    process.stdout.close()
+        added = start_processes(
+            count,
+            {
+                "dispatcher_address": address,
+                "heartbeat_interval_ms": self._heartbeat_interval_ms,
+                "preload": self._preload,
+            },
+            self._environment,
+            is_called_off,
+        )
         self._workers.extend(added)
         return added
-
-    def _spawn(self, dispatcher_address: str) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
-        log_to = _duplicate_of_stderr()
-        # What it writes until it is ready; an unnamed file, so that nothing is left behind.
-        words = tempfile.TemporaryFile()  # noqa: SIM115 - closed by the caller
-        options = {
-            "dispatcher_address": dispatcher_address,
-            "heartbeat_interval_ms": self._heartbeat_interval_ms,
-            "preload": self._preload,
-            "log_to": log_to,
-        }
-        # Functions of the user's modules travel by name: workers must find the same modules.
-        paths = [path or os.getcwd() for path in sys.path]
-        try:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "headrace.service.worker", json.dumps(options)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=words,
-                pass_fds=(log_to,),
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-                # Ctrl-C is for this process; the worker ends with its pipe.
-                process_group=0,
-            )
-        except BaseException:
-            words.close()
-            raise
-        finally:
-            os.close(log_to)
-        return process, words
-
-
-def _release(process: subprocess.Popen[bytes]) -> None:
-    if process.stdin is not None:
-        process.stdin.close()
 
 
 def _lasting_port() -> int:
@@ -270,36 +247,3 @@ def _lasting_port() -> int:
                 continue
         return port
     return 0
-
-
-def _duplicate_of_stderr() -> int:
-    try:
-        return os.dup(2)
-    except OSError:
-        return os.open(os.devnull, os.O_WRONLY)
-
-
-def _read_line(process: subprocess.Popen[bytes], words: IO[bytes], until: float) -> bytes:
-    """Return the line by which a worker says that it is ready."""
-    assert process.stdout is not None
-    line = b""
-    descriptor = process.stdout.fileno()
-    while not line.endswith(b"\n"):
-        left = until - time.monotonic()
-        ready, _, _ = select.select([descriptor], [], [], max(0.0, left))
-        piece = os.read(descriptor, 4096) if ready else b""
-        if not piece:
-            state = "ended" if ready else f"is not ready after {_START_SECONDS:.0f} s"
-            code = process.wait() if ready else None
-            words.seek(0)
-            raise UnavailableError(
-                f"worker process {process.pid} {state}"
-                f"{'' if code is None else _describe_code(code)}. It wrote:\n"
-                f"{words.read().decode(errors='replace').strip() or '(nothing)'}"
-            )
-        line += piece
-    return line
-
-
-def _describe_code(code: int) -> str:
-    return f" with code {code}" if code >= 0 else f" by {signal.Signals(-code).name}"

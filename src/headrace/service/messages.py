@@ -1,8 +1,12 @@
-"""The words of the service: what clients, workers and the dispatcher say to each other.
+"""What clients, workers and the dispatcher say to each other.
 
 Every request may be repeated: names are chosen by the one who asks (`token`, `client_id`,
-`worker_id`, request numbers), so a repeated request finds what the first one made. Replies follow
-the request's name in a comment. Nothing here has behaviour.
+`worker_id`, request numbers), so a repeated request finds what the first one made. The reply to a
+request stands at the end of its docstring, after an arrow. Nothing here has behaviour.
+
+*Units* are what a DYNAMIC iteration deals: positions of the plan, numbered from 0 over all passes.
+A range of units is (start, stop). Units "in dealt order" are numbered from 0 in the order in which
+they were dealt to one task: a task that was dealt (10, 13) and (40, 42) has its unit 41 as 4.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from typing import TypeAlias
 import msgspec
 
 __all__ = [
+    "PLAN_PART_BYTES",
     "ClientHeartbeat",
     "ClientUpdate",
     "CloseIteration",
@@ -22,6 +27,7 @@ __all__ = [
     "DispatcherStatus",
     "Done",
     "Elements",
+    "FailTask",
     "FinishTask",
     "GetDataset",
     "GetElements",
@@ -29,18 +35,25 @@ __all__ = [
     "GetSplit",
     "GetStatus",
     "GetTask",
+    "HandBack",
     "IterationOpened",
     "JobStatus",
+    "LostUnits",
     "OpenIteration",
     "Ping",
     "PlanBytes",
+    "PlanReceived",
+    "PutPlan",
     "RegisterDataset",
     "RegisterWorker",
     "ReportUnreachable",
+    "SettleTask",
     "SplitGranted",
     "TaskAddress",
     "TaskDefinition",
     "WorkerHeartbeat",
+    "WorkerLeaving",
+    "WorkerLeft",
     "WorkerRegistered",
     "WorkerReply",
     "WorkerRequest",
@@ -48,124 +61,222 @@ __all__ = [
     "WorkerUpdate",
 ]
 
+PLAN_PART_BYTES = 4 << 20
+"""A plan travels in parts of at most so many bytes."""
 
-class Word(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A message; its class name travels as its tag."""
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """What is sent; its class name travels as its tag."""
 
 
-class Done(Word, frozen=True):
+class Done(Message, frozen=True):
     """The request was carried out; there is nothing else to say."""
 
 
-class Ping(Word, frozen=True):
+class Ping(Message, frozen=True):
     """Are you there? -> Done."""
 
 
 # --- any client, to the dispatcher -----------------------------------------------------------
 
 
-class RegisterDataset(Word, frozen=True):
-    """Make a dataset known. -> DatasetRegistered."""
+class RegisterDataset(Message, frozen=True):
+    """Make a dataset known. The plan does not travel with it: where the reply says `wanted`, the
+    dispatcher has no plan with this digest and has registered nothing; put the plan (`PutPlan`),
+    then repeat this request. -> DatasetRegistered."""
 
     token: str
-    plan: bytes
-    """The pickled plan. The dispatcher stores these bytes and never opens them."""
+    digest: bytes
+    """SHA-256 of the pickled plan."""
     fingerprint: str
     """Equal for plans that say the same."""
     element_spec: bytes
     """The encoded spec (`element.spec.encode_spec`)."""
     cardinality: int
-    split_sizes: tuple[int, ...]
-    """Number of indices of each source in `plan.splits` order: INFINITE (-1) for one without end;
-    a plan with a source that cannot be split is described by the empty tuple."""
+    positions: int | None
+    """Number of units that can be dealt; INFINITE (-1): without end; None: the plan cannot be
+    dealt."""
     compression: str | None = "AUTO"
     dataset_id: str | None = None
 
 
-class DatasetRegistered(Word, frozen=True):
+class DatasetRegistered(Message, frozen=True):
+    """The reply to `RegisterDataset`."""
+
+    dataset_id: str
+    """Empty where the plan is wanted."""
+    wanted: bool = False
+    """Nothing was registered: the plan must be put first."""
+
+
+class PutPlan(Message, frozen=True):
+    """Store a part of a plan's bytes, of at most `PLAN_PART_BYTES`. Parts are put in order, each
+    from where the last reply stood; a plan that is stored already is all there after one. The
+    dispatcher never opens them. -> PlanReceived."""
+
+    digest: bytes
+    offset: int
+    total: int
+    """Bytes of the whole plan."""
+    part: bytes
+
+
+class PlanReceived(Message, frozen=True):
+    """The reply to `PutPlan`."""
+
+    received: int
+    """Bytes that the dispatcher has, from the beginning: the next part starts here, which may be
+    before the last one if the dispatcher was restarted. Equal to the total: the plan is stored."""
+
+
+class GetDataset(Message, frozen=True):
+    """Ask what is known of a dataset. -> DatasetDescription."""
+
     dataset_id: str
 
 
-class GetDataset(Word, frozen=True):
-    """What is known of a dataset? -> DatasetDescription."""
+class DatasetDescription(Message, frozen=True):
+    """The reply to `GetDataset`; the fields are those of `RegisterDataset`."""
 
     dataset_id: str
-
-
-class DatasetDescription(Word, frozen=True):
-    dataset_id: str
+    digest: bytes
     fingerprint: str
     element_spec: bytes
     cardinality: int
-    splittable: bool
+    positions: int | None
     compression: str | None
 
 
-class OpenIteration(Word, frozen=True):
-    """Join the job's iteration number `repetition`, making job and iteration if need be.
-    -> IterationOpened."""
+class OpenIteration(Message, frozen=True):
+    """Join the job's iteration for a pass, making job and iteration if need be. An open
+    iteration of this client is closed. -> IterationOpened."""
 
     client_id: str
     dataset_id: str
     processing_mode: int
     job_name: str | None
     """None: a job of this client's own."""
-    repetition: int
+    pass_number: tuple[int, ...]
+    """Which pass over the data, from the user's iteration inwards."""
+    seed: int
+    """For unseeded randomness, if this client is the first to open the iteration."""
     target_workers: str = "AUTO"
 
 
-class TaskAddress(Word, frozen=True):
+class TaskAddress(Message, frozen=True):
     """Where to read one task."""
 
     task_id: int
     worker_id: str
     worker_address: str
+    ticket: str
+    """Proves to the worker that the dispatcher sent the client. To be compared, not read."""
 
 
-class IterationOpened(Word, frozen=True):
+class IterationOpened(Message, frozen=True):
+    """The reply to `OpenIteration`."""
+
     iteration_id: int
     tasks: tuple[TaskAddress, ...]
+    seed: int
+    """The first opener's: the same for all clients and tasks of the iteration."""
     finished: bool
+    """The iteration is over: nothing is left to read."""
+    job_name: str = ""
+    finished_by: str = ""
+    """Only if finished: who used it up, in words that can stand in a warning."""
 
 
-class ClientHeartbeat(Word, frozen=True):
-    """I am alive and reading. -> ClientUpdate."""
+class ClientHeartbeat(Message, frozen=True):
+    """Say that a client is alive and reading. -> ClientUpdate (NotFoundError: the iteration was
+    given up, or the dispatcher is another one)."""
 
     client_id: str
+    known: int = -1
+    """The `version` of the last update; -1: none yet."""
 
 
-class ClientUpdate(Word, frozen=True):
+class LostUnits(Message, frozen=True):
+    """What one lost task was dealt, and no client received."""
+
+    worker_address: str
+    task_id: int
+    units: tuple[tuple[int, int], ...]
+    """Ranges of the iteration's stream, in order."""
+    count: int
+    """How many units that is."""
+    given_up: bool = False
+    """They were dealt again and again, and each time the worker died: they are dealt no more."""
+
+
+class ClientUpdate(Message, frozen=True):
+    """The reply to `ClientHeartbeat`."""
+
     tasks: tuple[TaskAddress, ...]
-    """Tasks to read: all of the iteration that are neither finished nor lost."""
+    """Tasks to read: all of the iteration that are neither over nor lost."""
     finished: bool
-    """No task is left and none will come: what was received is all there is."""
+    """No task is left, none will come, and nothing is left to settle: what was received is all
+    there is."""
+    settle: tuple[int, ...] = ()
+    """Lost tasks that this client must settle (`SettleTask`), also where it received nothing."""
+    lost: tuple[LostUnits, ...] = ()
+    """Only if finished: what was lost with workers."""
+    version: int = 0
+    """For `ClientHeartbeat.known`."""
+    same: bool = False
+    """Nothing changed since the version that the client knows: what that update said still holds,
+    and the other fields are empty."""
+    failed: str = ""
+    """Only if finished: not empty where the iteration was given up, with the reason."""
 
 
-class CloseIteration(Word, frozen=True):
-    """I read no more. -> Done."""
-
-    client_id: str
-
-
-class ReportUnreachable(Word, frozen=True):
-    """The worker of this task does not answer me; look closer. -> Done."""
+class SettleTask(Message, frozen=True):
+    """Say what this client received of a lost task, after which it takes no more of it. Units of
+    which nothing came to any of its clients are dealt again; of the others, those that came whole
+    to none are lost. A client that leaves a shared job early may settle tasks that still run.
+    -> Done."""
 
     client_id: str
     task_id: int
+    received: tuple[tuple[int, int], ...]
+    """Ranges of units in dealt order that arrived whole (`Elements.done_from`)."""
+    touched: tuple[tuple[int, int], ...] = ()
+    """Ranges of units in dealt order of which something may have arrived (`Elements.touched`)."""
 
 
-class GetStatus(Word, frozen=True):
-    """Who is there, and what is going on? -> DispatcherStatus."""
+class CloseIteration(Message, frozen=True):
+    """Stop reading. -> Done."""
+
+    client_id: str
 
 
-class WorkerStatus(Word, frozen=True):
+class ReportUnreachable(Message, frozen=True):
+    """Say that the worker of a task does not answer. -> Done."""
+
+    client_id: str
+    task_id: int
+    refused: bool
+    """The connection was refused or reset: nothing listens there any more. A worker that is only
+    silent is waited for."""
+
+
+class GetStatus(Message, frozen=True):
+    """Ask who is there, and what is going on. -> DispatcherStatus."""
+
+
+class WorkerStatus(Message, frozen=True):
+    """One worker, as the dispatcher sees it."""
+
     worker_id: str
     address: str
     seconds_since_heartbeat: float
     tasks: int
+    leaving: bool = False
 
 
-class JobStatus(Word, frozen=True):
+class JobStatus(Message, frozen=True):
+    """One job, as the dispatcher sees it."""
+
     job_id: int
     name: str
     dataset_id: str
@@ -175,102 +286,177 @@ class JobStatus(Word, frozen=True):
     clients: int
 
 
-class DispatcherStatus(Word, frozen=True):
+class DispatcherStatus(Message, frozen=True):
+    """The reply to `GetStatus`."""
+
     workers: tuple[WorkerStatus, ...]
     jobs: tuple[JobStatus, ...]
     datasets: int
+    incarnation: str = ""
 
 
 # --- a worker, to the dispatcher -------------------------------------------------------------
 
 
-class RegisterWorker(Word, frozen=True):
-    """I am here and take tasks. -> WorkerRegistered."""
+class RegisterWorker(Message, frozen=True):
+    """Say that a worker is there and takes tasks. -> WorkerRegistered."""
 
     worker_id: str
-    """Chosen anew each time that a worker process starts."""
+    """Another one each time that a worker process starts or registers again after it was lost."""
     address: str
+    """Where clients reach it, as "host:port"; not a wildcard such as 0.0.0.0."""
     tags: tuple[str, ...] = ()
 
 
-class WorkerRegistered(Word, frozen=True):
+class WorkerRegistered(Message, frozen=True):
+    """The reply to `RegisterWorker`."""
+
     heartbeat_interval: float
     """Seconds between heartbeats that keep this worker counted as alive with room to spare."""
+    incarnation: str
+    """Changes when a dispatcher starts without its journal: tasks of another one are over."""
 
 
-class WorkerHeartbeat(Word, frozen=True):
-    """I am alive; I run these tasks. -> WorkerUpdate (NotFoundError: register again)."""
+class WorkerHeartbeat(Message, frozen=True):
+    """Say that a worker is alive, and which tasks it holds. -> WorkerUpdate (NotFoundError:
+    register again)."""
 
     worker_id: str
     tasks: tuple[int, ...]
 
 
-class WorkerUpdate(Word, frozen=True):
+class WorkerUpdate(Message, frozen=True):
+    """The reply to `WorkerHeartbeat`."""
+
     tasks_to_delete: tuple[int, ...]
+    incarnation: str = ""
 
 
-class GetTask(Word, frozen=True):
-    """A client asked me for this task; what is it? -> TaskDefinition."""
+class WorkerLeaving(Message, frozen=True):
+    """Say that a worker is going to leave: it gets no new task and no new units, and delivers what
+    it has. -> Done."""
+
+    worker_id: str
+
+
+class WorkerLeft(Message, frozen=True):
+    """Say that a worker leaves now: it has delivered or handed back everything. What it did
+    neither with is lost. -> Done."""
+
+    worker_id: str
+
+
+class GetTask(Message, frozen=True):
+    """Ask what a task is about that a client asked for. -> TaskDefinition."""
 
     worker_id: str
     task_id: int
 
 
-class TaskDefinition(Word, frozen=True):
+class TaskDefinition(Message, frozen=True):
+    """The reply to `GetTask`."""
+
     task_id: int
     iteration_id: int
     dataset_id: str
+    digest: bytes
+    """Of the plan, for `GetPlan`."""
     processing_mode: int
-    repetition: int = 0
-    """The iteration's number within its job: a seeded shuffle draws anew in each."""
+    pass_number: tuple[int, ...]
+    seed: int
+    """The iteration's: the same for all its tasks."""
+    ticket: str
+    """What a client that the dispatcher sent shows, and what the worker shows the dispatcher."""
+    shard: int | None = None
+    of: int | None = None
+    starting_round: int | None = None
 
 
-class GetPlan(Word, frozen=True):
-    """-> PlanBytes."""
+class GetPlan(Message, frozen=True):
+    """Ask for a plan's bytes from `offset` on; the next part starts where this one ends.
+    -> PlanBytes."""
 
-    dataset_id: str
-
-
-class PlanBytes(Word, frozen=True):
-    plan: bytes
+    digest: bytes
+    offset: int = 0
 
 
-class GetSplit(Word, frozen=True):
-    """Give me the next part of a source. -> SplitGranted."""
+class PlanBytes(Message, frozen=True):
+    """The reply to `GetPlan`."""
 
-    task_id: int
-    source: int
-    """Index into the dataset's `split_sizes`."""
-    repetition: tuple[int, ...]
-    """Which pass over the source, compared as a tuple: a later one starts the source anew, an
-    earlier one is over."""
-    number: int
-    """0, 1, 2, ... for this task and source; the same number gets the same split."""
-    want: int
-    """Indices that the worker would like; it gets no more."""
+    part: bytes
+    """At most `PLAN_PART_BYTES`."""
+    total: int
+    """Bytes of the whole plan."""
 
 
-class SplitGranted(Word, frozen=True):
-    start: int
-    stop: int
-    """`start == stop`: nothing is left in this repetition."""
-
-
-class FinishTask(Word, frozen=True):
-    """The task's last element was handed out. -> Done."""
+class GetSplit(Message, frozen=True):
+    """Ask for the next units of a task. -> SplitGranted."""
 
     worker_id: str
     task_id: int
+    ticket: str
+    number: int
+    """How many grants the task has received so far; the same number gets the same units again. An
+    answer without units does not count."""
+    want: int
+    """Units that the worker would like; it gets no more."""
+    done: int
+    """All units before this one, in dealt order, are done: delivered and acknowledged. The
+    dispatcher forgets where they went."""
+
+
+class SplitGranted(Message, frozen=True):
+    """The reply to `GetSplit`: units from `start` to `stop` - 1."""
+
+    start: int
+    stop: int
+    """`start == stop` and not `wait`: nothing is left for this task."""
+    wait: bool = False
+    """Nothing now: the task has its share, or what others hold may yet come back. Ask again
+    soon."""
+    alone: bool = False
+    """Workers died with these units before: deliver what comes of them at once. Nothing more is
+    granted meanwhile."""
+
+
+class FinishTask(Message, frozen=True):
+    """Say that a task's last element was handed out. -> Done."""
+
+    worker_id: str
+    task_id: int
+    ticket: str
+
+
+class FailTask(Message, frozen=True):
+    """Say that a task ended by an error of the worker's own: what it did not deliver is lost.
+    -> Done."""
+
+    worker_id: str
+    task_id: int
+    ticket: str
+    reason: str
+
+
+class HandBack(Message, frozen=True):
+    """Say that units of a task were not delivered and never will be: they are dealt again.
+    -> Done."""
+
+    worker_id: str
+    task_id: int
+    ticket: str
+    units: tuple[tuple[int, int], ...]
+    """Ranges in dealt order."""
 
 
 # --- a client, to a worker -------------------------------------------------------------------
 
 
-class GetElements(Word, frozen=True):
-    """Give me the next elements of a task, first come, first served. -> Elements, with the chunk
+class GetElements(Message, frozen=True):
+    """Ask for the next elements of a task, first come, first served. -> Elements, with the chunk
     in its buffers (`element.wire`)."""
 
     task_id: int
+    ticket: str
     client_id: str
     number: int
     """0, 1, 2, ... for this client and task; the same number gets the same answer again."""
@@ -278,7 +464,9 @@ class GetElements(Word, frozen=True):
     """All answers with a number below this one have arrived and may be forgotten."""
 
 
-class Elements(Word, frozen=True):
+class Elements(Message, frozen=True):
+    """The reply to `GetElements`."""
+
     first: int
     """The task's own number of the first element in the chunk."""
     count: int
@@ -286,27 +474,44 @@ class Elements(Word, frozen=True):
     what came before is used up."""
     end: bool
     """The task has no more elements for anyone. No buffers come with it."""
+    done_from: int = 0
+    done_to: int = 0
+    """Units from `done_from` to `done_to` - 1, in dealt order, are whole with this chunk: all their
+    elements came in it or in earlier ones, to whichever clients. Equal: none."""
+    touched: int = 0
+    """Of units from this one on, in dealt order, nothing came with this answer or an earlier one;
+    of those before `done_from`, nothing came with this one."""
+    error: bytes | None = None
+    """What stands in an element's place, with `count` 0 (`transport.envelope.encode_error`). It is
+    data, whatever its class: an error as the answer itself is about the request alone."""
 
 
 DispatcherRequest: TypeAlias = (
     Ping
     | RegisterDataset
+    | PutPlan
     | GetDataset
     | OpenIteration
     | ClientHeartbeat
+    | SettleTask
     | CloseIteration
     | ReportUnreachable
     | GetStatus
     | RegisterWorker
     | WorkerHeartbeat
+    | WorkerLeaving
+    | WorkerLeft
     | GetTask
     | GetPlan
     | GetSplit
     | FinishTask
+    | FailTask
+    | HandBack
 )
 DispatcherReply: TypeAlias = (
     Done
     | DatasetRegistered
+    | PlanReceived
     | DatasetDescription
     | IterationOpened
     | ClientUpdate

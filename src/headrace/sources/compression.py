@@ -105,7 +105,7 @@ class InflatingStream:
     def _inflate(self, size: int) -> bytes:
         if not self._inside:
             if self._compression == "GZIP":
-                # Zero bytes between and behind members are padding.
+                # Zero bytes between and after members are padding.
                 self._input = self._input.lstrip(b"\0")
             if not self._input:
                 return b""

@@ -36,7 +36,7 @@ def parse_example(
         its shape (a NumPy scalar, bytes or str for `()`), a `VarLenFeature` an array of shape
         [k]. Of a batch: a `FixedLenFeature` gives an array of shape [n, *shape]; a `VarLenFeature`
         gives `{"values": array of shape [sum of all k], "lengths": int64 array of shape [n]}`, the
-        values of all examples one behind the other. Lists of bytes give object arrays.
+        values of all examples one after the other. Lists of bytes give object arrays.
 
     Raises:
         DataLossError: An example is no tf.Example.

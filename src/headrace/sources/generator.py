@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
-import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from headrace.element.chunk import Chunk
+from headrace.element.ownership import owned
 from headrace.element.spec import ArraySpec, Spec, check
 from headrace.element.structure import Element, component, flatten, flatten_like, unflatten
-from headrace.element.tree import normalize
-from headrace.errors import FailedPreconditionError, InvalidElementError, UserFunctionError
-from headrace.plan.source import Position, Reader
-from headrace.sources.memory import check_limit, check_range
+from headrace.element.tree import NORMAL_KINDS, normalize
+from headrace.errors import (
+    FailedPreconditionError,
+    InvalidElementError,
+    UserFunctionError,
+    describe_error,
+)
+from headrace.plan.source import Position, Reader, Source, check_limit, check_range
 
 __all__ = ["GeneratorSource"]
-
-_PATIENCE = 0.001
-"""Seconds for which one call of read() goes on collecting elements."""
 
 _PYTHON_VALUES = (bool, int, float, complex, list)
 
 
 @dataclass(frozen=True, eq=False)
-class GeneratorSource:
-    """What a generator function yields; each reader calls the function anew.
+class GeneratorSource(Source):
+    """What a generator function yields; each reader calls the function again.
+
+    It runs for the elements that were asked for and no further, and each is taken over, in memory
+    of its own, before it runs on: it may yield one buffer again and again.
 
     Python numbers and lists take the dtypes of the signature where no value is lost (rounding to
     a narrower float is no loss). Arrays and NumPy scalars must have them.
@@ -71,14 +76,17 @@ class GeneratorSource:
         return self.output_signature
 
     @property
-    def elements_per_index(self) -> int | None:
-        return None
-
-    @property
-    def splittable(self) -> bool:
+    def runs_user_code(self) -> bool:
         return True
 
-    def open(self, start: int, stop: int, position: Position = None) -> Reader:
+    def open(
+        self,
+        start: int,
+        stop: int,
+        position: Position = None,
+        *,
+        pass_number: tuple[int, ...] = (),
+    ) -> Reader:
         check_range(start, stop, 1)
         return _GeneratorReader(self, start == stop, position)
 
@@ -90,9 +98,8 @@ class _GeneratorReader:
         if position is not None and (type(position) is not int or position < 0):
             raise ValueError(f"position must be a number of elements, got {position!r}")
         self._source = source
-        self._convert = _converter(source.output_signature)
+        self._convert, self._may_share = _converter(source.output_signature)
         self._consumed: int = position or 0
-        self._to_skip = self._consumed
         self._iterator: Iterator[Any] | None = None
         self._generated: Any = None
         self._error: Exception | None = None
@@ -103,12 +110,11 @@ class _GeneratorReader:
         check_limit(limit)
         if self._closed:
             raise FailedPreconditionError("this reader is closed; open another one")
-        rows: list[Element] = []
         if self._error is None and not self._ended:
-            self._collect(rows, limit)
-        if rows:
-            self._consumed += len(rows)
-            return Chunk.of_rows(rows)
+            rows = self._collect(limit)
+            if rows:
+                self._consumed += len(rows)
+                return Chunk.of_rows(rows)
         if self._error is not None:
             error, self._error = self._error, None
             self._consumed += 1
@@ -126,34 +132,50 @@ class _GeneratorReader:
         if close is not None and not getattr(generated, "gi_running", False):
             close()
 
-    def _collect(self, rows: list[Element], limit: int) -> None:
-        """Append elements while they come quickly; keep an error for when its turn comes."""
-        started = time.perf_counter()
-        if self._iterator is None and not self._begin():
-            return
+    def _collect(self, limit: int) -> list[Element]:
+        """Return up to `limit` elements; keep an error for when its turn comes."""
+        try:
+            if self._iterator is None and not self._begin():
+                return []
+            return self._take(limit)
+        except BaseException:
+            # Ctrl-C, sys.exit(): what was collected goes, and the next call begins again at the
+            # element that this one began at. A generator that was left by an exception is over.
+            generated, self._generated, self._iterator = self._generated, None, None
+            self._error, self._ended = None, False
+            with suppress(Exception):
+                getattr(generated, "close", bool)()
+            raise
+
+    def _take(self, limit: int) -> list[Element]:
         assert self._iterator is not None
-        iterator, convert = self._iterator, self._convert
-        now = time.perf_counter
+        iterator, convert, may_share = self._iterator, self._convert, self._may_share
+        rows: list[Element] = []
+        append = rows.append
+        # A value waits here for its conversion: no variable may hold it then, see `owned`.
+        waiting: list[Any] = []
+        put, take = waiting.append, waiting.pop
         for _ in range(limit):
             try:
-                element = next(iterator)
+                put(next(iterator))
             except StopIteration:
                 self._ended = True
-                return
+                break
             except Exception as error:
                 self._ended = True
                 self._error = self._blame(error, self._consumed + len(rows))
-                return
+                break
             try:
-                rows.append(convert(element))
-            except InvalidElementError as error:
+                append(owned(convert(take())) if may_share else convert(take()))
+            except Exception as error:
+                known = isinstance(error, InvalidElementError)
                 self._error = InvalidElementError(
-                    f"element {self._consumed + len(rows)} of the generator {self._name()}: {error}"
+                    f"element {self._consumed + len(rows)} of the generator {self._name()}: "
+                    f"{error if known else describe_error(error)}"
                 )
                 self._error.__cause__ = error
-                return
-            if now() - started >= _PATIENCE:
-                return
+                break
+        return rows
 
     def _begin(self) -> bool:
         """Call the function and pass over what was consumed; return whether more may come."""
@@ -162,9 +184,10 @@ class _GeneratorReader:
             self._iterator = iter(self._generated)
         except Exception as error:
             self._ended = True
-            self._error = self._blame(error, 0)
+            # A call that failed was reported as element 0.
+            self._error = self._blame(error, 0) if not self._consumed else None
             return False
-        for index in range(self._to_skip):
+        for index in range(self._consumed):
             try:
                 next(self._iterator)
             except StopIteration:
@@ -173,7 +196,7 @@ class _GeneratorReader:
             except Exception as error:
                 self._ended = True
                 # The error that ended it at the last element passed over was reported then.
-                if index < self._to_skip - 1:
+                if index < self._consumed - 1:
                     self._error = self._blame(error, index)
                 return False
         return True
@@ -181,8 +204,8 @@ class _GeneratorReader:
     def _blame(self, error: Exception, position: int) -> UserFunctionError:
         trace = "".join(traceback.format_exception(error))
         made = UserFunctionError(
-            f"the generator {self._name()} raised {type(error).__name__} at element {position}: "
-            f"{error}\n\n{trace}",
+            f"the generator {self._name()} raised at element {position}: {describe_error(error)}"
+            f"\n\nOriginal traceback:\n{trace}",
             position=position,
             original_type=type(error).__name__,
             original_traceback=trace,
@@ -195,15 +218,20 @@ class _GeneratorReader:
         return str(getattr(function, "__qualname__", None) or repr(function))
 
 
-def _converter(signature: Spec | None) -> Callable[[Any], Element]:
-    """Return what makes an element of a value that was yielded, and checks it."""
+def _converter(signature: Spec | None) -> tuple[Callable[[Any], Element], bool]:
+    """Return what makes an element of a value and checks it; whether it may share its memory.
+
+    With a signature the result's containers are new ones.
+    """
     if signature is None:
-        return normalize
+        return owned, False
     specs, structure = flatten(signature)
-    leaves = [_Leaf(spec, path) for spec, path in zip(specs, structure.paths, strict=True)]
+    # Scalars do not change, so nobody can share them.
+    may_share = any(spec.shape or spec.dtype.kind == "V" for spec in specs)
+    leaves = zip(specs, structure.paths, strict=True)
+    converts = [_leaf_converter(spec, path) for spec, path in leaves]
     if len(specs) == 1 and specs[0] is signature:
-        return leaves[0].convert
-    converts = [leaf.convert for leaf in leaves]
+        return converts[0], may_share
 
     def convert_nested(value: Any) -> Element:
         values = flatten_like(structure, value)
@@ -212,18 +240,64 @@ def _converter(signature: Spec | None) -> Callable[[Any], Element]:
         )
 
     if type(signature) is dict and all(isinstance(s, ArraySpec) for s in signature.values()):
-        by_key = dict(zip(structure.root.keys, converts, strict=True))
-        keys = by_key.keys()
+        by_key = list(zip(structure.root.keys, converts, strict=True))
+        keys = signature.keys()
 
         def convert_flat(value: Any) -> Element:
             # The commonest structure, without the general walk.
             if type(value) is dict and value.keys() == keys:
-                return {key: convert(value[key]) for key, convert in by_key.items()}
+                return {key: convert(value[key]) for key, convert in by_key}
             return convert_nested(value)
 
-        return convert_flat
+        return convert_flat, may_share
 
-    return convert_nested
+    return convert_nested, may_share
+
+
+_PYTHON_TYPES = {"i": int, "u": int, "f": float, "b": bool, "S": bytes, "U": str}
+
+
+def _leaf_converter(spec: ArraySpec, path: str) -> Callable[[Any], Any]:
+    """Return what makes a component of a value; what is commonly yielded takes a short way."""
+    convert = _Leaf(spec, path).convert
+    dtype, shape, kind = spec.dtype, spec.shape, spec.dtype.kind
+    if not dtype.isnative or (kind not in _PYTHON_TYPES and not shape):
+        return convert
+    if shape:
+        if kind not in NORMAL_KINDS or None in shape:
+            return convert
+
+        def convert_array(value: Any) -> Any:
+            fits = type(value) is np.ndarray and value.shape == shape and value.dtype == dtype
+            return value if fits else convert(value)
+
+        return convert_array
+    python_type = _PYTHON_TYPES[kind]
+    if kind in "SU":
+        return lambda value: value if type(value) is python_type else convert(value)
+    low, high = _limits(dtype)
+    make = dtype.type
+
+    def convert_number(value: Any) -> Any:
+        cls = type(value)
+        if cls is make:
+            return value
+        if cls is python_type and low <= value <= high:
+            return make(value)
+        return convert(value)
+
+    return convert_number
+
+
+def _limits(dtype: np.dtype[Any]) -> tuple[Any, Any]:
+    """Return the least and the greatest number of a dtype, as Python's."""
+    if dtype.kind == "b":
+        return False, True
+    if dtype.kind == "f":
+        most = float(np.finfo(dtype).max)
+        return -most, most
+    limits = np.iinfo(dtype)
+    return int(limits.min), int(limits.max)
 
 
 class _Leaf:
@@ -234,16 +308,6 @@ class _Leaf:
         self._path = path
         self._dtype = spec.dtype
         self._shape = spec.shape
-        self._make: type[Any] = spec.dtype.type
-        #: What a Python number must be within, to be made a scalar without further questions.
-        self._python_type: Any = None
-        self._low, self._high = 0, 0
-        if not spec.shape and spec.dtype.kind in "iu":
-            limits = np.iinfo(spec.dtype)
-            self._python_type, self._low, self._high = int, int(limits.min), int(limits.max)
-        elif not spec.shape and spec.dtype == np.float64:
-            self._python_type = float
-        self._unbounded = self._python_type is float
 
     def convert(self, value: Any) -> Any:
         """Return the component.
@@ -251,10 +315,6 @@ class _Leaf:
         Raises:
             InvalidElementError: It does not fit the spec.
         """
-        if type(value) is self._python_type and (
-            self._unbounded or self._low <= value <= self._high
-        ):
-            return self._make(value)
         if self._fits(value):
             return value
         plain = isinstance(value, _PYTHON_VALUES) and not isinstance(value, np.generic)

@@ -3,104 +3,24 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from numpy.typing import NDArray
 
-from headrace.element.chunk import Chunk
 from headrace.element.spec import ArraySpec, Spec, spec_of, unbatched
-from headrace.element.structure import (
-    Element,
-    Structure,
-    component,
-    flatten,
-    map_leaves,
-    unflatten,
-)
+from headrace.element.structure import Element, Structure, component, flatten, unflatten
 from headrace.element.tree import normalize
-from headrace.errors import FailedPreconditionError
-from headrace.plan.source import INFINITE, Position, Reader
+from headrace.plan.source import INFINITE, IndexedSource
 
-__all__ = [
-    "IndexedReader",
-    "RangeSource",
-    "SlicesSource",
-    "TensorsSource",
-    "check_limit",
-    "check_range",
-]
-
-
-def check_range(start: int, stop: int, size: int) -> None:
-    """Check that `start` to `stop` - 1 are indices of a source.
-
-    Raises:
-        ValueError: They are not.
-    """
-    within = start >= 0 and (
-        (start <= stop or stop == INFINITE) if size == INFINITE else start <= stop <= size
-    )
-    if not within:
-        what = "without end" if size == INFINITE else f"of {size} indices"
-        raise ValueError(f"cannot open indices {start} to {stop} of a source {what}")
-
-
-def check_limit(limit: int) -> None:
-    """Check that a reader is asked for at least one element.
-
-    Raises:
-        ValueError: It is not.
-    """
-    if limit < 1:
-        raise ValueError(f"limit must be at least 1, got {limit}")
-
-
-class IndexedReader:
-    """Reads a source of one element an index; its position is the next index.
-
-    Args:
-        read: Gives the elements from one index up to another.
-        start: The first index.
-        stop: The index behind the last, or INFINITE.
-        position: Where to begin, if not at `start`.
-    """
-
-    def __init__(
-        self, read: Callable[[int, int], Chunk], start: int, stop: int, position: Position = None
-    ) -> None:
-        self._read: Callable[[int, int], Chunk] | None = read
-        self._next = start if position is None else position
-        self._stop = stop
-        outside = type(self._next) is not int or self._next < start
-        if outside or (self._next > stop and stop != INFINITE):
-            raise ValueError(f"position must be an index from {start} to {stop}, got {position!r}")
-
-    def read(self, limit: int) -> Chunk | None:
-        check_limit(limit)
-        if self._read is None:
-            raise FailedPreconditionError("this reader is closed; open another one")
-        stop = self._next + limit
-        if self._stop != INFINITE:
-            stop = min(stop, self._stop)
-        if stop == self._next:
-            return None
-        chunk = self._read(self._next, stop)
-        self._next = stop
-        return chunk
-
-    def get_position(self) -> Position:
-        return self._next
-
-    def close(self) -> None:
-        self._read = None
+__all__ = ["RangeSource", "SlicesSource", "TensorsSource"]
 
 
 @dataclass(frozen=True)
-class RangeSource:
+class RangeSource(IndexedSource):
     """The numbers from `start` up to `stop`, excluded, in steps of `step`.
 
     Args:
@@ -119,7 +39,7 @@ class RangeSource:
     def __post_init__(self) -> None:
         for name in ("start", "stop", "step"):
             value = getattr(self, name)
-            if name == "stop" and value is None:
+            if type(value) is int or (name == "stop" and value is None):
                 continue
             try:
                 object.__setattr__(self, name, operator.index(value))
@@ -136,11 +56,9 @@ class RangeSource:
             size = len(range(self.start, self.stop, self.step))
         object.__setattr__(self, "_size", size)
         last = self.start + max(size - 1, 0) * self.step
-        limits = np.iinfo(dtype if dtype.kind in "iu" and dtype.itemsize < 8 else np.int64)
-        if dtype.kind == "u":
-            limits = np.iinfo(dtype)
+        lowest, highest = _whole_numbers_of(dtype)
         for value in (self.start, last):
-            if size and not max(limits.min, -(1 << 63)) <= value <= min(limits.max, (1 << 63) - 1):
+            if size and not lowest <= value <= highest:
                 raise ValueError(f"the range holds {value}, which dtype {dtype} does not")
 
     @property
@@ -149,34 +67,34 @@ class RangeSource:
 
     @property
     def element_spec(self) -> Spec | None:
-        return ArraySpec((), self.dtype)
-
-    @property
-    def elements_per_index(self) -> int | None:
-        return 1
-
-    @property
-    def splittable(self) -> bool:
-        return True
-
-    def open(self, start: int, stop: int, position: Position = None) -> Reader:
-        check_range(start, stop, self.size)
-        return IndexedReader(self._read, start, stop, position)
+        return _scalar_spec(np.dtype(self.dtype))
 
     def gather(self, indices: NDArray[np.int64]) -> Any:
-        return (self.start + np.asarray(indices) * self.step).astype(self.dtype, copy=False)
+        # The sum is a new array: `indices` itself is never handed out.
+        indices = np.asarray(indices, np.int64)
+        made = (indices if self.step == 1 else indices * self.step) + self.start
+        return made.astype(self.dtype, copy=False)
 
-    def _read(self, start: int, stop: int) -> Chunk:
-        return Chunk.of_columns(self.gather(np.arange(start, stop)), stop - start)
+
+@lru_cache(maxsize=64)
+def _whole_numbers_of(dtype: np.dtype[Any]) -> tuple[int, int]:
+    """Return the least and the greatest integer that a range of this dtype may hold."""
+    limits = np.iinfo(dtype if dtype.kind in "iu" else np.int64)
+    return max(int(limits.min), -(1 << 63)), min(int(limits.max), (1 << 63) - 1)
+
+
+@lru_cache(maxsize=64)
+def _scalar_spec(dtype: np.dtype[Any]) -> ArraySpec:
+    return ArraySpec((), dtype)
 
 
 @dataclass(frozen=True, eq=False)
-class SlicesSource:
+class SlicesSource(IndexedSource):
     """The slices of arrays along their first axis.
 
     Args:
         components: A stacked element: nested arrays (lists are made arrays) whose first axes are
-            all of one length. The arrays are kept as they are, not copied; reading gives views.
+            all of one length. The arrays are kept as they are, not copied; reading copies rows.
     """
 
     components: Element
@@ -203,7 +121,8 @@ class SlicesSource:
             raise ValueError(
                 f"all components must have the same length along their first axis, got {found}"
             )
-        object.__setattr__(self, "components", components)
+        # Arrays are shared with whoever gave them; dicts and other containers are ours.
+        object.__setattr__(self, "components", unflatten(structure, leaves))
         object.__setattr__(self, "_size", len(leaves[0]))
         object.__setattr__(self, "_spec", unbatched(spec_of(components)))
         object.__setattr__(self, "_leaves", leaves)
@@ -217,18 +136,6 @@ class SlicesSource:
     def element_spec(self) -> Spec | None:
         return self._spec
 
-    @property
-    def elements_per_index(self) -> int | None:
-        return 1
-
-    @property
-    def splittable(self) -> bool:
-        return True
-
-    def open(self, start: int, stop: int, position: Position = None) -> Reader:
-        check_range(start, stop, self.size)
-        return IndexedReader(self._read, start, stop, position)
-
     def gather(self, indices: NDArray[np.int64]) -> Any:
         indices = np.asarray(indices)
         run = _as_run(indices)
@@ -236,11 +143,6 @@ class SlicesSource:
             return unflatten(self._structure, [leaf[run].copy() for leaf in self._leaves])
         # `take` beats indexing by a third at rows of an image, by four times at rows of numbers.
         return unflatten(self._structure, [leaf.take(indices, axis=0) for leaf in self._leaves])
-
-    def _read(self, start: int, stop: int) -> Chunk:
-        part = slice(start, stop)
-        columns = unflatten(self._structure, [leaf[part] for leaf in self._leaves])
-        return Chunk.of_columns(columns, stop - start)
 
 
 def _as_run(indices: NDArray[np.int64]) -> slice | None:
@@ -256,21 +158,24 @@ def _as_run(indices: NDArray[np.int64]) -> slice | None:
 
 
 @dataclass(frozen=True, eq=False)
-class TensorsSource:
-    """One element.
-
-    It is given out as it is, not copied, however often it is read; so its arrays are read-only to
-    whoever gets it.
+class TensorsSource(IndexedSource):
+    """One element; each reading gives a copy of it.
 
     Args:
-        element: The element; lists are made arrays and numbers NumPy scalars.
+        element: The element; lists are made arrays and numbers NumPy scalars. Its arrays are kept
+            as they are, not copied.
     """
 
     element: Element
     _spec: Spec = field(init=False, repr=False)
+    _leaves: list[Any] = field(init=False, repr=False)
+    _structure: Structure = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "element", map_leaves(_read_only, normalize(self.element)))
+        leaves, structure = flatten(normalize(self.element))
+        object.__setattr__(self, "element", unflatten(structure, leaves))
+        object.__setattr__(self, "_leaves", leaves)
+        object.__setattr__(self, "_structure", structure)
         object.__setattr__(self, "_spec", spec_of(self.element))
 
     @property
@@ -281,24 +186,15 @@ class TensorsSource:
     def element_spec(self) -> Spec | None:
         return self._spec
 
-    @property
-    def elements_per_index(self) -> int | None:
-        return 1
-
-    @property
-    def splittable(self) -> bool:
-        return True
-
-    def open(self, start: int, stop: int, position: Position = None) -> Reader:
-        check_range(start, stop, 1)
-        return IndexedReader(
-            lambda _start, _stop: Chunk.of_rows([self.element]), start, stop, position
-        )
+    def gather(self, indices: NDArray[np.int64]) -> Any:
+        shape = np.shape(indices)
+        return unflatten(self._structure, [_repeated(leaf, shape) for leaf in self._leaves])
 
 
-def _read_only(leaf: Any) -> Any:
-    if not isinstance(leaf, np.ndarray):
-        return leaf
-    view = leaf.view()
-    view.flags.writeable = False
-    return view
+def _repeated(leaf: Any, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Return a fresh array of this shape, each of whose entries is `leaf`."""
+    if isinstance(leaf, bytes | str):
+        return np.full(shape, leaf, object)
+    made = np.empty((*shape, *leaf.shape), leaf.dtype)
+    made[...] = leaf
+    return made

@@ -3,7 +3,7 @@
 A format is a function that cuts a block of bytes into records (`Cutter`). Everything else is here
 and the same for all formats: files in turn, compressed or not, blocks, positions, errors.
 
-Rule 1. A position is `[file, offset, records]`: so many records behind a byte offset at which a
+Rule 1. A position is `[file, offset, records]`: so many records after a byte offset at which a
         record begins. Offsets count inflated bytes.
 Rule 2. Records before a damaged place are given out before the error. Reading goes on at the next
         record where the format still knows its place, else at the next file.
@@ -11,20 +11,26 @@ Rule 2. Records before a damaged place are given out before the error. Reading g
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
 from headrace.element.chunk import Chunk
 from headrace.element.spec import ArraySpec, Spec
 from headrace.errors import FailedPreconditionError, HeadraceError, UnavailableError
-from headrace.plan.source import Position, Reader
+from headrace.plan.source import (
+    IndexHolds,
+    Position,
+    Reader,
+    Source,
+    check_limit,
+    check_range,
+)
 from headrace.sources.compression import ByteStream, Compression, check_compression
 from headrace.sources.files import as_names, open_file
-from headrace.sources.memory import check_limit, check_range
 
 __all__ = [
     "BLOCK_SIZE",
@@ -47,9 +53,9 @@ class Cut:
 
     Attributes:
         records: Whole records, in order.
-        used: Number of bytes that they, and the damaged record behind them if there is one, take.
+        used: Number of bytes that they, and the damaged record after them if there is one, take.
         needs: Number of bytes from `used` on that the next record takes; 0 if that is not known.
-        error: What is wrong with the record behind them, if something is.
+        error: What is wrong with the record after them, if something is.
         resumes: With an error: whether a record begins at `used`.
     """
 
@@ -80,7 +86,7 @@ def check_buffer_size(buffer_size: int | None) -> int:
 
 
 @dataclass(frozen=True)
-class RecordFilesSource(ABC):
+class RecordFilesSource(Source):
     """The records of files of one format; an index is a file. A subclass is a format.
 
     Args:
@@ -88,6 +94,8 @@ class RecordFilesSource(ABC):
         compression_type: None, `""`, `"GZIP"` or `"ZLIB"`.
         buffer_size: Bytes to read at once; None for a good size.
     """
+
+    speed_only: ClassVar[tuple[str, ...]] = ("buffer_size",)
 
     filenames: tuple[str, ...]
     compression_type: str | None = None
@@ -112,14 +120,21 @@ class RecordFilesSource(ABC):
         return ArraySpec((), np.dtype("S"))
 
     @property
-    def elements_per_index(self) -> int | None:
-        return None
+    def index_holds(self) -> IndexHolds:
+        return "file"
 
     @property
-    def splittable(self) -> bool:
-        return True
+    def paths(self) -> tuple[str, ...]:
+        return self.filenames
 
-    def open(self, start: int, stop: int, position: Position = None) -> Reader:
+    def open(
+        self,
+        start: int,
+        stop: int,
+        position: Position = None,
+        *,
+        pass_number: tuple[int, ...] = (),
+    ) -> Reader:
         check_range(start, stop, self.size)
         return RecordFilesReader(
             self.filenames,
@@ -138,7 +153,7 @@ class RecordFilesReader:
     Args:
         names: The files of the source.
         start: Index of the first file to read.
-        stop: Index behind the last.
+        stop: Index after the last.
         cut: The format.
         compression: How the files are compressed.
         block_size: Bytes to read at once.
@@ -162,7 +177,7 @@ class RecordFilesReader:
         self._compression = compression
         self._block_size = block_size
         self._file = file
-        #: Where the records at hand begin, and where those behind them do.
+        #: Where the records at hand begin, and where those after them do.
         self._offset = self._next_offset = offset
         #: Of the records at hand, how many were given out. More than there are while a restored
         #: reader still has to pass over some.
@@ -246,7 +261,7 @@ class RecordFilesReader:
         self._records, self._error, self._resumes = cut.records, cut.error, cut.resumes
         self._needs = cut.needs
         self._rest = rest[cut.used :]
-        # Behind a damaged record the block is cut further before more is read.
+        # After a damaged record the block is cut further before more is read.
         self._rest_is_new = cut.error is not None and bool(self._rest)
         if self._at_end and cut.error is None:
             self._finish_file()
@@ -267,7 +282,7 @@ class RecordFilesReader:
         self._records, self._error, self._resumes = [], error, False
 
     def _raise_error(self) -> None:
-        """Raise the pending error, the position behind it."""
+        """Raise the pending error, the position after it."""
         error, self._error = self._error, None
         assert error is not None
         self._taken = 0
@@ -293,7 +308,7 @@ class RecordFilesReader:
 
 
 class _EndOfFileError(HeadraceError):
-    """Stands where an error would: behind the last records of a file. Never raised."""
+    """Stands where an error would: after the last records of a file. Never raised."""
 
 
 def _check_position(position: Position, start: int, stop: int) -> tuple[int, int, int]:

@@ -70,7 +70,7 @@ def cut_records(block: bytes, at_end: bool, name: str, offset: int) -> Cut:
             data = begin + 12
             end = data + length
             if end + 16 > size:
-                # The last whole record has no header behind it in this block.
+                # The last whole record has no header after it in this block.
                 if end + 4 <= size:
                     add_record(block[data:end])
                     checks += _CHECK.unpack_from(block, end)

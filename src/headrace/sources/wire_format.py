@@ -74,7 +74,7 @@ def field(number: int, content: bytes) -> bytes:
 
 
 def encode_varints(values: NDArray[np.int64]) -> bytes:
-    """Return int64 of shape [n] as varints, one behind the other."""
+    """Return int64 of shape [n] as varints, one after the other."""
     if len(values) <= _LOOP_UP_TO:
         return b"".join([encode_varint(value & (1 << 64) - 1) for value in values.tolist()])
     rest = values.astype(np.uint64)
@@ -231,7 +231,7 @@ def _remember(head: bytes, name: bytes, value: Located, stop: int) -> None:
 
 
 def _locate_values(data: bytes, position: int, end: int, before: Located) -> Located:
-    """Return where the values of one feature lie, behind those of an earlier part of it."""
+    """Return where the values of one feature lie, after those of an earlier part of it."""
     kind, spans = before
     while position < end:
         key = data[position]
@@ -289,7 +289,7 @@ def _read_varint(data: bytes, position: int, end: int) -> tuple[int, int]:
 
 
 def _skip(data: bytes, position: int, end: int) -> int:
-    """Return the position behind a field of any kind."""
+    """Return the position after a field of any kind."""
     start = position
     key, position = _read_varint(data, position, end)
     wire_type = key & 7

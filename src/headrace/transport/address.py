@@ -57,6 +57,6 @@ def resolve(host: str, port: int) -> str:
         raise UnavailableError(
             f"the host name {host!r} of {join(host, port)} cannot be resolved: {error}"
         ) from error
-    # IPv4 first: a server told to listen at "localhost" listens at 127.0.0.1.
+    # IPv4 first: a server that listens at "localhost" listens at 127.0.0.1.
     found.sort(key=lambda entry: entry[0] != socket.AF_INET)
     return join(str(found[0][4][0]), port)

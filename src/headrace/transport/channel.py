@@ -10,14 +10,17 @@ Rule 3. A request that was sent is either answered, or `receive` raises `Unavail
         the peer is gone. The channel never waits for a peer that is not alive, and never resends
         on its own: only the caller knows whether a request may be repeated.
 Rule 4. What is under way is bounded by the caller: a server sends buffers only in answer to a
-        request, so the number of unanswered requests is the sender's credit.
+        request, so the number of unanswered requests is the sender's credit. A server drops
+        answers beyond a bound, with an `UnavailableError` in their place.
+Rule 5. Channels and servers belong to the process that made them. A forked child gets
+        `FailedPreconditionError` from those of its parent, and makes its own.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -58,8 +61,9 @@ class Channel(ABC):
         """Return the next answer to any unanswered request, or None when `timeout` seconds passed.
 
         Raises:
-            UnavailableError: The peer is gone. All unanswered requests are forgotten; the channel
-                connects again by itself on the next `send`.
+            UnavailableError: The peer is gone (`refused` is true), or has been silent for as long
+                as this channel waits. All unanswered requests are forgotten; the channel connects
+                again by itself on the next `send`.
             UnauthenticatedError: The peer did not let this channel in; otherwise the same.
         """
 
@@ -80,6 +84,21 @@ class Channel(ABC):
     def close(self) -> None:
         """Close the connection; unanswered requests are forgotten. May be called twice."""
 
+    # --- for an `Inbox`, which waits on many channels ---------------------------------------
+
+    @property
+    @abstractmethod
+    def has_news(self) -> bool:
+        """Whether `receive` would return or raise at once, whatever its sockets say."""
+
+    @abstractmethod
+    def sockets(self) -> Sequence[Any]:
+        """Return the ZeroMQ sockets that become readable when something arrives, if any."""
+
+    @abstractmethod
+    def listen(self, ring: Callable[[], None] | None) -> None:
+        """Have `ring` called, on any thread, when something arrives on other ways than sockets."""
+
 
 class Request(ABC):
     """One request as the server's handler sees it."""
@@ -88,6 +107,9 @@ class Request(ABC):
     buffers: Sequence[Buffer]
     peer: str
     """Who asks: stable for the life of the peer's channel."""
+    role: Literal["worker", "client"] | None
+    """What the peer's key says it is; None where the server checks no keys, and for peers in the
+    server's own process."""
 
     @abstractmethod
     def reply(self, message: msgspec.Struct, buffers: Sequence[Buffer] = ()) -> None:

@@ -7,7 +7,15 @@ import threading
 
 import zmq
 
-__all__ = ["SharedContext", "shared_context"]
+__all__ = ["SharedContext", "shared_context", "start_collector"]
+
+
+def start_collector() -> None:
+    """Have pyzmq start the thread that collects frames that were lent to ZeroMQ.
+
+    It would start with the first such frame, and wait without end if there is no descriptor left.
+    """
+    zmq.Frame(b"frame", copy=False, copy_threshold=0)
 
 
 class SharedContext:
@@ -27,6 +35,7 @@ class SharedContext:
         with self._lock:
             self._users += 1
             if self._context is None:
+                start_collector()
                 # Half the cores: ZeroMQ's threads copy and encrypt, the rest is the user's.
                 self._context = zmq.Context(max(1, min(4, (os.cpu_count() or 2) // 2)))
                 self._context.max_sockets = 65536

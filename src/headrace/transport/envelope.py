@@ -68,7 +68,8 @@ NOTHING = msgspec.Raw(encode(None))
 class RequestHeader(msgspec.Struct, array_like=True, frozen=True):
     """The first frame of what a channel sends.
 
-    `pieces` tells how many frames make each buffer; empty where each is one frame.
+    `pieces` tells how many frames make each buffer, so that a message that was broken off in the
+    middle is not taken for a whole one.
     """
 
     ticket: int
@@ -79,7 +80,10 @@ class RequestHeader(msgspec.Struct, array_like=True, frozen=True):
 
 
 class ReplyHeader(msgspec.Struct, array_like=True, frozen=True):
-    """The first frame of what a server sends; `pieces` as in a request."""
+    """The first frame of what a server sends; `pieces` as in a request.
+
+    `retired` names segments that the server has let go of. A header with ticket 0 answers nothing.
+    """
 
     ticket: int
     kind: int
@@ -87,6 +91,7 @@ class ReplyHeader(msgspec.Struct, array_like=True, frozen=True):
     placement: Placement | None = None
     offer: Offer | None = None
     pieces: tuple[int, ...] = ()
+    retired: tuple[int, ...] = ()
 
 
 class ErrorText(msgspec.Struct, array_like=True, frozen=True):
@@ -124,8 +129,7 @@ _KNOWN: dict[str, type[Exception]] = {
 
 def encode_error(error: Exception) -> bytes:
     """Write an error as the body of a reply."""
-    message = error.args[0] if len(error.args) == 1 else None
-    text = message if isinstance(message, str) else str(error)
+    text = _text_of(error)
     for kind in type(error).__mro__:
         # A subclass of one of ours that the other side may not know arrives as ours.
         if _KNOWN.get(kind.__name__) is kind and (
@@ -142,6 +146,17 @@ def encode_error(error: Exception) -> bytes:
             ErrorText(name, text, error.position, error.original_type, error.original_traceback)
         )
     return encode(ErrorText(name, text))
+
+
+def _text_of(error: Exception) -> str:
+    message = error.args[0] if len(error.args) == 1 else None
+    if isinstance(message, str):
+        return message
+    try:
+        return str(error)
+    except Exception as second:
+        # An error whose text cannot be made is still owed as an answer.
+        return f"(its text cannot be made: {type(second).__name__})"
 
 
 def decode_error(body: Any) -> Exception:
@@ -186,10 +201,10 @@ def cut(views: list[memoryview]) -> tuple[list[memoryview], tuple[int, ...]]:
     """Cut buffers into frames; return the frames, and how many make each buffer.
 
     A peer shows that it is alive by whole frames alone, so a frame must not take longer on a slow
-    network than the peer's patience. Most buffers stay whole: then the counts are empty.
+    network than the peer's patience. Most buffers stay whole.
     """
     if all(view.nbytes <= LARGEST_FRAME for view in views):
-        return views, ()
+        return views, (1,) * len(views)
     frames: list[memoryview] = []
     counts: list[int] = []
     for view in views:
@@ -205,9 +220,9 @@ def join(frames: list[memoryview], pieces: tuple[int, ...]) -> list[memoryview]:
     Raises:
         ValueError: The frames are not as many as `pieces` tells.
     """
-    if not pieces:
+    if len(pieces) == len(frames) and all(count == 1 for count in pieces):
         return frames
-    if min(pieces) < 1 or sum(pieces) != len(frames):
+    if min(pieces, default=0) < 1 or sum(pieces) != len(frames):
         raise ValueError(f"{len(frames)} frames came where {pieces} were announced")
     rest = iter(frames)
     return [_joined([next(rest) for _ in range(count)]) for count in pieces]

@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any, get_args
 
@@ -24,8 +24,10 @@ from headrace.errors import (
     FailedPreconditionError,
     HeadraceError,
     UnavailableError,
+    describe_error,
 )
 from headrace.transport.channel import Buffer, Channel, Handler, Reply, Request, Server
+from headrace.transport.descriptors import stays_with_parent
 from headrace.transport.envelope import decode_error, encode_error, flat_views
 
 __all__ = ["connect", "is_local", "serve"]
@@ -82,7 +84,8 @@ class InProcessServer(Server):
         self._inbox: SimpleQueue[_InProcessRequest | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._closed = False
-        #: Open channels' queues by peer, told when the server closes.
+        self._forked = False
+        #: Open channels' queues by peer, which get a None when the server closes.
         self._listeners: dict[str, SimpleQueue[Reply | None]] = {}
         self._thread = threading.Thread(
             target=self._run, name=f"headrace-server-{address}", daemon=True
@@ -110,7 +113,12 @@ class InProcessServer(Server):
 
     def abandon(self) -> None:
         """Count as closed, without a thread to join; called in a process that was just forked."""
-        self._closed = True
+        self._closed = self._forked = True
+
+    @property
+    def forked(self) -> bool:
+        """Whether this is a forked child's copy of a server of the parent."""
+        return self._forked
 
     def take(self, request: _InProcessRequest) -> None:
         self._inbox.put(request)
@@ -124,15 +132,21 @@ class InProcessServer(Server):
     def _run(self) -> None:
         while (first := self._inbox.get()) is not None:
             batch = [first, *itertools.islice(self._in_hand(), 255)]
-            known = [request for request in batch if self._understands(request)]
-            if not known:
-                continue
             try:
-                self._handler(known)
-            except BaseException as error:
-                _log.debug("the handler of %s raised", self._address, exc_info=True)
-                for request in known:
-                    request.fail(error if isinstance(error, Exception) else _called_off(error))
+                self._answer(batch)
+            except BaseException:
+                _log.exception("the server at %s goes on after an error", self._address)
+
+    def _answer(self, batch: list[_InProcessRequest]) -> None:
+        known = [request for request in batch if self._understands(request)]
+        if not known:
+            return
+        try:
+            self._handler(known)
+        except BaseException as error:
+            _log.debug("the handler of %s raised", self._address, exc_info=True)
+            for request in known:
+                request.fail(error if isinstance(error, Exception) else _called_off(error))
 
     def _in_hand(self) -> Iterator[_InProcessRequest]:
         with contextlib.suppress(Empty):
@@ -152,6 +166,8 @@ class InProcessServer(Server):
         return False
 
     def close(self) -> None:
+        if self._forked:
+            return
         with self._lock:
             if self._closed:
                 return
@@ -169,7 +185,7 @@ class InProcessServer(Server):
 
 
 class _InProcessRequest(Request):
-    __slots__ = ("_server", "_ticket", "_unanswered", "buffers", "message", "peer")
+    __slots__ = ("_server", "_ticket", "_unanswered", "buffers", "message", "peer", "role")
 
     def __init__(
         self,
@@ -183,6 +199,7 @@ class _InProcessRequest(Request):
         self._ticket = ticket
         self._unanswered = [True]
         self.peer = peer
+        self.role = None
         self.message = message
         self.buffers = buffers
 
@@ -198,7 +215,26 @@ class _InProcessRequest(Request):
             self._unanswered.pop()
         except IndexError:
             return
+        if self._server.forked:
+            raise FailedPreconditionError(
+                f"the server at {self._server.address} was started before a fork; it answers in "
+                "the process that started it"
+            )
         self._server.deliver(self.peer, Reply(self._ticket, message, buffers))
+
+
+class _Outbox(SimpleQueue[Reply | None]):
+    """What a server has answered one channel; None: it closed."""
+
+    def __init__(self, ring: Callable[[], None] | None) -> None:
+        super().__init__()
+        self.ring = ring
+
+    def put(self, item: Reply | None, block: bool = True, timeout: float | None = None) -> None:
+        super().put(item, block, timeout)
+        ring = self.ring
+        if ring is not None:
+            ring()
 
 
 class InProcessChannel(Channel):
@@ -210,16 +246,18 @@ class InProcessChannel(Channel):
         self._tickets = itertools.count(1)
         self._unanswered: set[int] = set()
         self._server: InProcessServer | None = None
-        self._inbox: SimpleQueue[Reply | None] = SimpleQueue()
+        self._ring: Callable[[], None] | None = None
+        self._inbox = _Outbox(None)
         self._closed = False
+        self._forked = False
+        stays_with_parent(self)
 
     @property
     def address(self) -> str:
         return self._address
 
     def send(self, message: msgspec.Struct, buffers: Sequence[Buffer] = ()) -> int:
-        if self._closed:
-            raise FailedPreconditionError(f"the channel to {self._address} is closed")
+        self._check_usable()
         received = _receivable(buffers)
         if self._server is None or (self._server.closed and not self._unanswered):
             self._attach()
@@ -231,8 +269,32 @@ class InProcessChannel(Channel):
             )
         return ticket
 
+    @property
+    def has_news(self) -> bool:
+        return not self._inbox.empty()
+
+    def sockets(self) -> Sequence[Any]:
+        return ()
+
+    def listen(self, ring: Callable[[], None] | None) -> None:
+        self._ring = self._inbox.ring = ring
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise FailedPreconditionError(f"the channel to {self._address} is closed")
+        if self._forked:
+            raise FailedPreconditionError(
+                f"the channel to {self._address} was opened before a fork; it belongs to the "
+                "process that opened it: open another one in this process"
+            )
+
+    def leave_to_parent(self) -> None:
+        """Refuse further use: the server's thread did not come along."""
+        self._forked = True
+        self._server = None
+
     def _attach(self) -> None:
-        self._inbox = SimpleQueue()
+        self._inbox = _Outbox(self._ring)
         server = _servers.get(self._address)
         self._server = server
         if server is None or not server.attach(self._peer, self._inbox):
@@ -240,8 +302,7 @@ class InProcessChannel(Channel):
             self._inbox.put(None)
 
     def receive(self, timeout: float) -> Reply | None:
-        if self._closed:
-            raise FailedPreconditionError(f"the channel to {self._address} is closed")
+        self._check_usable()
         until = time.monotonic() + timeout
         while True:
             try:
@@ -254,11 +315,13 @@ class InProcessChannel(Channel):
                 if not self._unanswered:
                     continue
                 self._unanswered.clear()
-                raise UnavailableError(
+                error = UnavailableError(
                     f"the server at {self._address} closed"
                     if found
                     else f"no server of this process answers at {self._address}"
                 )
+                error.refused = True
+                raise error
             if reply.ticket in self._unanswered:
                 self._unanswered.discard(reply.ticket)
                 return reply
@@ -266,6 +329,7 @@ class InProcessChannel(Channel):
     def call(
         self, message: msgspec.Struct, buffers: Sequence[Buffer] = (), *, timeout: float
     ) -> tuple[msgspec.Struct, Sequence[Buffer]]:
+        self._check_usable()
         if self._unanswered:
             raise FailedPreconditionError(
                 f"call() while {len(self._unanswered)} earlier requests are unanswered"
@@ -308,4 +372,4 @@ def _receivable(buffers: Sequence[Buffer]) -> Sequence[Buffer]:
 
 
 def _called_off(error: BaseException) -> HeadraceError:
-    return HeadraceError(f"the handler was stopped by {type(error).__name__}: {error}")
+    return HeadraceError(f"the handler was stopped by {describe_error(error)}")

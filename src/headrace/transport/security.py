@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -17,6 +18,7 @@ _SERVER_SECRET = "server.key_secret"
 _CLIENT_PUBLIC = "client.key"
 _CLIENT_SECRET = "client.key_secret"
 _CLIENTS = "authorized_clients"
+_WORKERS = "authorized_workers"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +31,9 @@ class Security:
         secret_key: Own secret key, 40 characters (Z85).
         server_key: For a client: the public key of the servers it trusts.
         authorized_clients: For a server: who may enter: public keys, or a directory whose files
-            ending in `.key` hold one each, read again when it changes.
+            ending in `.key` hold one each, read again when it changes. They enter as clients.
+        authorized_workers: For a server: who may enter as a worker, written in the same way.
+            Servers that share this server's key pair are workers without being listed.
     """
 
     role: Literal["server", "client"]
@@ -37,6 +41,19 @@ class Security:
     secret_key: str = field(repr=False)
     server_key: str = ""
     authorized_clients: frozenset[str] | Path = frozenset()
+    authorized_workers: frozenset[str] | Path = frozenset()
+    directory: Path | None = field(default=None, repr=False, compare=False)
+    """Where `load` read the keys."""
+
+    def __reduce__(self) -> tuple[Callable[..., Security], tuple[str, str]]:
+        # A pickled dataset is kept by the dispatcher and sent to every worker: a secret key in it
+        # would be no secret. Only the place where it lies travels.
+        if self.directory is None:
+            raise TypeError(
+                "secret keys do not travel: load them with Security.load(directory, "
+                f"{self.role!r}), and have the same directory on the machine that reads"
+            )
+        return Security.load, (str(self.directory), self.role)
 
     def __post_init__(self) -> None:
         if self.role not in ("server", "client"):
@@ -61,12 +78,15 @@ class Security:
                 public_key=_read_key(folder / _SERVER_PUBLIC),
                 secret_key=_read_key(folder / _SERVER_SECRET),
                 authorized_clients=folder / _CLIENTS,
+                authorized_workers=folder / _WORKERS,
+                directory=folder.absolute(),
             )
         return cls(
             role=role,
             public_key=_read_key(folder / _CLIENT_PUBLIC),
             secret_key=_read_key(folder / _CLIENT_SECRET),
             server_key=_read_key(folder / _SERVER_PUBLIC),
+            directory=folder.absolute(),
         )
 
     def as_client(self) -> Security:
@@ -112,37 +132,57 @@ class Security:
 
 
 class AllowList:
-    """Decides which clients a server lets in: those listed, and servers that share its own key.
+    """Decides who enters a server, and as what: those listed, and servers that share its own key.
 
     Its `callback` is what pyzmq's authenticator asks.
     """
 
-    def __init__(self, clients: frozenset[str] | Path, own_key: str = "") -> None:
+    def __init__(
+        self,
+        clients: frozenset[str] | Path,
+        own_key: str = "",
+        workers: frozenset[str] | Path = frozenset(),
+    ) -> None:
         self._clients = clients
+        self._workers = workers
         self._own_key = own_key
 
-    def callback(self, domain: str, key: bytes) -> bool:
-        """Whether the client with this public key (Z85) may enter."""
-        name = key.decode("ascii", "replace")
-        return bool(name) and (name == self._own_key or name in self._authorized())
+    @classmethod
+    def of(cls, security: Security) -> AllowList:
+        """Return what the keys of a server say."""
+        return cls(security.authorized_clients, security.public_key, security.authorized_workers)
 
-    def _authorized(self) -> frozenset[str]:
-        if isinstance(self._clients, frozenset):
-            return self._clients
-        # A handshake is rare and the folder small: read it each time, so that a key that was
-        # removed or replaced a moment ago counts at once.
-        keys = set()
-        for file in sorted(self._clients.glob("*.key")):
-            with contextlib.suppress(OSError, ValueError):
-                keys.add(_read_key(file))
-        return frozenset(keys)
+    def callback(self, domain: str, key: bytes) -> bool:
+        """Whether the peer with this public key (Z85) may enter."""
+        return self.role_of(key.decode("ascii", "replace")) is not None
+
+    def role_of(self, name: str) -> Literal["worker", "client"] | None:
+        """Return what the peer with this public key enters as; None if it may not enter."""
+        if not name:
+            return None
+        if name == self._own_key or name in _listed(self._workers):
+            return "worker"
+        return "client" if name in _listed(self._clients) else None
+
+
+def _listed(keys: frozenset[str] | Path) -> frozenset[str]:
+    if isinstance(keys, frozenset):
+        return keys
+    # A handshake is rare and the folder small: read it each time, so that a key that was removed
+    # or replaced a moment ago counts at once.
+    found = set()
+    for file in sorted(keys.glob("*.key")):
+        with contextlib.suppress(OSError, ValueError):
+            found.add(_read_key(file))
+    return frozenset(found)
 
 
 def new_keys(directory: str | os.PathLike[str]) -> Path:
     """Create the keys of a server and of a first client, who is let in.
 
     Writes `server.key`, `server.key_secret`, `client.key`, `client.key_secret` and the folder
-    `authorized_clients` with a copy of `client.key`. Secrets can be read by their owner only.
+    `authorized_clients` with a copy of `client.key`, and an empty folder `authorized_workers`.
+    Secrets can be read by their owner only.
 
     Returns:
         The directory.
@@ -157,7 +197,8 @@ def new_keys(directory: str | os.PathLike[str]) -> Path:
                 f"{folder / name} exists; choose another directory or remove the old keys first"
             )
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    (folder / _CLIENTS).mkdir(mode=0o700, exist_ok=True)
+    for name in (_CLIENTS, _WORKERS):
+        (folder / name).mkdir(mode=0o700, exist_ok=True)
     for public, secret in ((_SERVER_PUBLIC, _SERVER_SECRET), (_CLIENT_PUBLIC, _CLIENT_SECRET)):
         public_key, secret_key = zmq.curve_keypair()
         _write_new(folder / public, public_key, 0o644)

@@ -12,6 +12,7 @@ from typing import Any
 
 from headrace.transport import address as addresses
 from headrace.transport.channel import Channel, Handler, Server
+from headrace.transport.limits import LARGEST_REQUEST, ServerLimits
 from headrace.transport.security import Security
 from headrace.transport.shared_memory import SharedMemoryOptions
 from headrace.transport.zeromq_channel import ZeroMQChannel
@@ -28,6 +29,7 @@ def serve(
     port: int = 0,
     security: Security | None = None,
     shared_memory: SharedMemoryOptions | None = None,
+    limits: ServerLimits | None = None,
 ) -> Server:
     """Listen at `host` and `port` and answer requests with `handler`.
 
@@ -38,7 +40,8 @@ def serve(
         port: 0 takes one that is free.
         security: This server's keys and the clients that it lets in; required where `host` can be
             reached from another machine.
-        shared_memory: How much memory a channel on this host may be given; None for the defaults.
+        shared_memory: How much memory channels on this host may be given; None for the defaults.
+        limits: How much is taken from peers and kept for them; None for the defaults.
 
     Raises:
         ValueError: The host is not loopback and `security` is None, or the keys are a client's.
@@ -60,6 +63,7 @@ def serve(
         port=port,
         security=security,
         shared_memory=shared_memory or SharedMemoryOptions(),
+        limits=limits or ServerLimits(),
     )
 
 
@@ -69,6 +73,8 @@ def connect(
     reply_type: Any,
     security: Security | None = None,
     shared_memory: bool | None = None,
+    patience: float = 12.0,
+    request_bytes: int = LARGEST_REQUEST,
 ) -> Channel:
     """Open a channel to the server at `address`, which need not be there yet.
 
@@ -78,11 +84,20 @@ def connect(
         security: This client's keys and the server's public key, if the server wants them.
         shared_memory: False keeps everything on the socket; True and None use shared memory where
             both ends are processes of one host that may open each other's memory.
+        patience: Seconds for which the peer may be silent (stopped, unreachable) before the
+            connection is given up. What was asked before a shorter silence is answered after it. A
+            peer whose process has ended is noticed at once.
+        request_bytes: The largest request that `send` accepts. What the server takes is for its
+            `ServerLimits` to say; beyond that it ends the connection.
 
     Raises:
         ValueError: The address is not "host:port", or the keys are a server's.
     """
     addresses.split(address)
+    if not patience > 0:
+        raise ValueError(f"patience={patience} must be greater than 0 seconds")
+    if request_bytes < 1:
+        raise ValueError(f"request_bytes={request_bytes} must be at least 1")
     if security is not None:
         security.check_role("client")
     return ZeroMQChannel(
@@ -90,4 +105,6 @@ def connect(
         reply_type=reply_type,
         security=security,
         shared_memory=shared_memory is not False,
+        patience=patience,
+        request_bytes=request_bytes,
     )

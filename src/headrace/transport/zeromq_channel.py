@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
-import os
 import secrets
 import struct
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from headrace.errors import (
     DeadlineExceededError,
@@ -31,7 +28,7 @@ from headrace.errors import (
 )
 from headrace.transport import address as addresses
 from headrace.transport.channel import Buffer, Channel, Reply
-from headrace.transport.context import shared_context
+from headrace.transport.descriptors import stays_with_parent
 from headrace.transport.envelope import (
     ERROR,
     GOODBYE,
@@ -48,35 +45,18 @@ from headrace.transport.envelope import (
     join,
     receive_buffers,
 )
+from headrace.transport.mappings import Mappings
 from headrace.transport.security import Security
-from headrace.transport.shared_memory import Mappings, this_process
+from headrace.transport.shared_memory import this_process
+from headrace.transport.zeromq_connection import Connection
 
 __all__ = ["ZeroMQChannel"]
 
-_ZERO_COPY_BYTES = 64 << 10
 _TIMES_TURNED_AWAY = 3
-_CONNECT_MS = 5_000
-_HANDSHAKE_MS = 4_000
-_HEARTBEAT_MS = 1_000
-_SILENCE_MS = 4_000
-_NEVER_MS = 0x7FFF_0000
 _RELEASES_WORTH_A_NOTICE = 8
 # Plain numbers: pyzmq's enumerations take longer to combine than a message to send.
 _NOW = int(zmq.DONTWAIT)
 _MORE_NOW = int(zmq.DONTWAIT | zmq.SNDMORE)
-_IN = int(zmq.POLLIN)
-_STATE = int(zmq.EVENTS)
-
-_EVENTS = (
-    zmq.Event.CONNECTED
-    | zmq.Event.CLOSED
-    | zmq.Event.CONNECT_RETRIED
-    | zmq.Event.DISCONNECTED
-    | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
-    | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
-    | zmq.Event.HANDSHAKE_FAILED_AUTH
-    | zmq.Event.HANDSHAKE_SUCCEEDED
-)
 
 
 class ZeroMQChannel(Channel):
@@ -89,10 +69,14 @@ class ZeroMQChannel(Channel):
         reply_type: Any,
         security: Security | None,
         shared_memory: bool,
+        patience: float,
+        request_bytes: int,
     ) -> None:
         self._address = address
         self._decode = msgspec.msgpack.Decoder(reply_type).decode
         self._security = security
+        self._patience = patience
+        self._request_bytes = request_bytes
         self._id = b"H" + secrets.token_bytes(16)
         self._connections = itertools.count(1)
         self._tickets = itertools.count(1)
@@ -102,11 +86,13 @@ class ZeroMQChannel(Channel):
         self._lost: HeadraceError | None = None
         #: Connections in a row that the server took and ended before they began.
         self._turned_away = 0
-        self._connection: _Connection | None = None
+        self._connection: Connection | None = None
         self._mappings = Mappings()
         self._shares_memory = shared_memory
         self._introduced = False
         self._closed = False
+        self._forked = False
+        stays_with_parent(self)
 
     @property
     def address(self) -> str:
@@ -115,26 +101,36 @@ class ZeroMQChannel(Channel):
     def send(self, message: msgspec.Struct, buffers: Sequence[Buffer] = ()) -> int:
         body = msgspec.Raw(encode(message))
         views = flat_views(buffers)
+        size = len(body) + sum(view.nbytes for view in views)
+        if size > self._request_bytes:
+            raise ValueError(
+                f"a request of {size:,} bytes is larger than the {self._request_bytes:,} that a "
+                "server takes; send it in parts"
+            )
         connection = self._connected()
         ticket = next(self._tickets)
         self._unanswered.add(ticket)
         if connection is not None:
             views, pieces = cut(views)
             header = RequestHeader(ticket, REQUEST, body, self._report(), pieces)
-            self._write(connection, header, views)
+            try:
+                # A connection that has just ended takes nothing: `receive` hears why and says it.
+                with contextlib.suppress(zmq.Again):
+                    self._write(connection, header, views)
+            except BaseException:
+                # The next request would be taken for the rest of this one.
+                self._unanswered.discard(ticket)
+                self._lost = UnavailableError(
+                    f"the connection to {self._address} was given up in the middle of a request"
+                )
+                self._drop_connection()
+                raise
         return ticket
 
-    def _connected(self) -> _Connection | None:
-        """Return a connection to send on; None while a loss has yet to be told by `receive`."""
-        if self._closed:
-            raise FailedPreconditionError(f"the channel to {self._address} is closed")
+    def _connected(self) -> Connection | None:
+        """Return a connection to send on; None while `receive` has yet to report a loss."""
+        self._check_usable()
         connection = self._connection
-        if connection is not None and connection.pid != os.getpid():
-            # A forked child: the connection is the parent's.
-            self._connection = connection = None
-            self._id = b"H" + secrets.token_bytes(16)
-            self._mappings.forget()
-            self._unanswered.clear()
         if self._unanswered:
             return connection
         if connection is not None and connection.is_lost():
@@ -145,16 +141,29 @@ class ZeroMQChannel(Channel):
             self._introduced = False
             try:
                 host, port = addresses.split(self._address)
-                connection = _Connection(
+                connection = Connection(
                     self._address,
                     addresses.resolve(host, port),
                     self._id + struct.pack(">I", next(self._connections)),
                     self._security,
+                    self._patience,
                 )
             except UnavailableError as error:
                 self._lost = error
+            except (OSError, zmq.ZMQError) as error:
+                # No descriptor is left, most likely; there may be one in a moment.
+                self._lost = UnavailableError(f"cannot connect to {self._address}: {error}")
             self._connection = connection
         return connection
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise FailedPreconditionError(f"the channel to {self._address} is closed")
+        if self._forked:
+            raise FailedPreconditionError(
+                f"the channel to {self._address} was opened before a fork; it belongs to the "
+                "process that opened it: open another one in this process"
+            )
 
     def _report(self) -> Any:
         if not self._shares_memory:
@@ -166,7 +175,7 @@ class ZeroMQChannel(Channel):
 
     @staticmethod
     def _write(
-        connection: _Connection, header: RequestHeader, views: Sequence[memoryview] = ()
+        connection: Connection, header: RequestHeader, views: Sequence[memoryview] = ()
     ) -> None:
         dealer = connection.dealer
         if not views:
@@ -178,8 +187,7 @@ class ZeroMQChannel(Channel):
         dealer.send(views[-1], _NOW, copy=False)
 
     def receive(self, timeout: float) -> Reply | None:
-        if self._closed:
-            raise FailedPreconditionError(f"the channel to {self._address} is closed")
+        self._check_usable()
         until = time.monotonic() + timeout
         while True:
             while self._arrived:
@@ -197,15 +205,17 @@ class ZeroMQChannel(Channel):
                 time.sleep(max(0.0, until - time.monotonic()))
                 return None
             answered, news = connection.wait(max(0.0, until - time.monotonic()))
+            if news:
+                # First, and soon: how a connection ended can be seen only if its beginning was.
+                self._look_after(connection)
+                continue
             if answered and (found := self._read(connection)) is not None:
                 self._tell_releases(connection)
                 return found
-            if news:
-                self._look_after(connection)
-            elif time.monotonic() >= until:
+            if time.monotonic() >= until:
                 return None
 
-    def _look_after(self, connection: _Connection) -> None:
+    def _look_after(self, connection: Connection) -> None:
         if connection.is_lost():
             while (reply := self._read(connection)) is not None:
                 self._unanswered.add(reply.ticket)
@@ -213,14 +223,14 @@ class ZeroMQChannel(Channel):
             self._lost = self._judge(connection)
             self._drop_connection()
 
-    def _judge(self, connection: _Connection) -> HeadraceError | None:
+    def _judge(self, connection: Connection) -> HeadraceError | None:
         """Say why a connection was lost; a server that turns us away again and again means it."""
         self._turned_away = self._turned_away + 1 if connection.was_turned_away else 0
         if self._turned_away < _TIMES_TURNED_AWAY:
             return connection.reason
         return UnauthenticatedError(f"{connection.reason} ({self._turned_away} times in a row)")
 
-    def _read(self, connection: _Connection) -> Reply | None:
+    def _read(self, connection: Connection) -> Reply | None:
         """Return the next answer that has arrived and that someone waits for."""
         dealer = connection.dealer
         while True:
@@ -236,6 +246,8 @@ class ZeroMQChannel(Channel):
                 continue
             if header.offer is not None:
                 self._mappings.consider(header.offer)
+            if header.retired:
+                self._mappings.retire(header.retired)
             if header.ticket not in self._unanswered:
                 if header.placement is not None:
                     self._mappings.drop(header.placement)
@@ -256,7 +268,7 @@ class ZeroMQChannel(Channel):
                 )
             return Reply(header.ticket, message, buffers)
 
-    def _tell_releases(self, connection: _Connection) -> None:
+    def _tell_releases(self, connection: Connection) -> None:
         # Usually the next request carries them; a consumer that only receives says so itself.
         if self._mappings.releases_waiting >= _RELEASES_WORTH_A_NOTICE:
             report = self._mappings.take_report()
@@ -265,6 +277,7 @@ class ZeroMQChannel(Channel):
     def call(
         self, message: msgspec.Struct, buffers: Sequence[Buffer] = (), *, timeout: float
     ) -> tuple[msgspec.Struct, Sequence[Buffer]]:
+        self._check_usable()
         if self._unanswered:
             raise FailedPreconditionError(
                 f"call() while {len(self._unanswered)} earlier requests are unanswered"
@@ -294,6 +307,26 @@ class ZeroMQChannel(Channel):
         self._unanswered.clear()
         self._arrived.clear()
 
+    @property
+    def has_news(self) -> bool:
+        return bool(self._arrived) or (self._lost is not None and bool(self._unanswered))
+
+    def sockets(self) -> Sequence[Any]:
+        return () if self._connection is None else self._connection.sockets
+
+    def listen(self, ring: Callable[[], None] | None) -> None:
+        return
+
+    def leave_to_parent(self) -> None:
+        """Close the child's copy of the connection."""
+        self._forked = True
+        if self._connection is not None:
+            self._connection.close_in_child()
+            self._connection = None
+        self._mappings.forget()
+        self._unanswered.clear()
+        self._arrived.clear()
+
     def _drop_connection(self) -> None:
         if self._connection is not None:
             self._connection.close()
@@ -303,116 +336,3 @@ class ZeroMQChannel(Channel):
     def __del__(self) -> None:
         if not getattr(self, "_closed", True):
             self.close()
-
-
-class _Connection:
-    """A DEALER that connects once, and the monitor that tells how it fares."""
-
-    def __init__(
-        self,
-        address: str,
-        resolved: str,
-        routing_id: bytes,
-        security: Security | None,
-    ) -> None:
-        self.pid = os.getpid()
-        self.reason: HeadraceError | None = None
-        self._address = address
-        self._secure = security is not None
-        self._handshaken = False
-        self._connected = False
-        self.dealer = dealer = shared_context.borrow().socket(zmq.DEALER)
-        try:
-            self._set_up(resolved, routing_id, security)
-        except BaseException:
-            dealer.close()
-            shared_context.give_back()
-            raise
-
-    def _set_up(self, resolved: str, routing_id: bytes, security: Security | None) -> None:
-        dealer = self.dealer
-        dealer.linger = 0
-        dealer.sndhwm = dealer.rcvhwm = 0
-        dealer.copy_threshold = _ZERO_COPY_BYTES
-        dealer.ipv6 = True
-        dealer.routing_id = routing_id
-        dealer.connect_timeout = _CONNECT_MS
-        dealer.handshake_ivl = _HANDSHAKE_MS
-        dealer.heartbeat_ivl = _HEARTBEAT_MS
-        dealer.heartbeat_timeout = _SILENCE_MS
-        dealer.reconnect_ivl = _NEVER_MS
-        if security is not None:
-            security.apply(dealer, "client")
-        self._monitor = dealer.get_monitor_socket(_EVENTS)
-        self._poller = zmq.Poller()
-        self._poller.register(dealer, zmq.POLLIN)
-        self._poller.register(self._monitor, zmq.POLLIN)
-        dealer.connect(f"tcp://{resolved}")
-
-    @property
-    def was_turned_away(self) -> bool:
-        """Whether the server took the connection and ended it before the handshake was done."""
-        return self._connected and not self._handshaken
-
-    def wait(self, seconds: float) -> tuple[bool, bool]:
-        """Wait until something arrives; tell whether messages did, and whether news did."""
-        # Rounded up: a wait of less than a millisecond must not become a busy loop.
-        ready = self._poller.poll(math.ceil(seconds * 1000))
-        answered = news = False
-        for socket, _ in ready:
-            if socket is self.dealer:
-                answered = True
-            else:
-                news = True
-        return answered, news
-
-    def is_lost(self) -> bool:
-        """Read the monitor's news; tell whether the connection is over (`reason` says why)."""
-        while int(self._monitor.getsockopt(_STATE)) & _IN:
-            news = recv_monitor_message(self._monitor, _NOW)
-            event = zmq.Event(news["event"])
-            if event == zmq.Event.CONNECTED:
-                self._connected = True
-            elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
-                self._handshaken = True
-            elif self.reason is None or isinstance(self.reason, UnavailableError):
-                self.reason = self._explain(event)
-        return self.reason is not None
-
-    def established(self) -> bool:
-        """Whether the peer can be told something now."""
-        return self.pid == os.getpid() and not self.is_lost() and self._handshaken
-
-    def _explain(self, event: zmq.Event) -> HeadraceError:
-        at = self._address
-        if event in (zmq.Event.HANDSHAKE_FAILED_AUTH, zmq.Event.HANDSHAKE_FAILED_PROTOCOL):
-            return UnauthenticatedError(
-                f"the server at {at} does not let this client in: "
-                + (
-                    "the server's key is another one, or it does not know the client's"
-                    if self._secure
-                    else "it wants keys; pass security=Security.load(directory, 'client')"
-                )
-            )
-        if not self._connected:
-            return UnavailableError(f"nobody answers at {at}: connection refused or timed out")
-        if not self._handshaken:
-            return UnavailableError(
-                f"the server at {at} ended the connection before it began; "
-                + (
-                    "is server_key the key of this server?"
-                    if self._secure
-                    else "does it want keys?"
-                )
-            )
-        return UnavailableError(f"the connection to {at} was lost: the peer closed or is gone")
-
-    def close(self) -> None:
-        if self.pid != os.getpid():
-            return  # The parent's, before a fork: neither sockets nor context are ours.
-        self._poller.unregister(self.dealer)
-        self._poller.unregister(self._monitor)
-        self.dealer.disable_monitor()
-        self._monitor.close(linger=0)
-        self.dealer.close()
-        shared_context.give_back()

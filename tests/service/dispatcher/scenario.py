@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from typing import Any
 
 from headrace.service import messages
 from headrace.service.config import ShardingPolicy
-from headrace.service.dispatcher.decision import Limits
+from headrace.service.dispatcher.apply import apply
 from headrace.service.dispatcher.dispatcher import Dispatcher
+from headrace.service.dispatcher.limits import Limits
 from headrace.service.dispatcher.state import DispatcherState
-from headrace.service.dispatcher.updates import Update
+from headrace.service.dispatcher.updates import DispatcherStarted, Update
 
 OFF, DYNAMIC = ShardingPolicy.OFF, ShardingPolicy.DYNAMIC
 
+STARTED = DispatcherStarted(incarnation="run", secret=b"secret")
+PLAN = b"plan"
+
 
 class Scenario:
-    """A dispatcher, the facts that it came to, and the time."""
+    """A dispatcher, its facts, and the time."""
 
     def __init__(self, **limits: Any) -> None:
         self.now = 0.0
         self.limits = Limits(**limits)
-        self.facts: list[Update] = []
-        self.dispatcher = Dispatcher(DispatcherState(), self.limits, self.now)
+        self.facts: list[Update] = [STARTED]
+        self.dispatcher = Dispatcher(self.replay(), self.limits, self.now)
 
     @property
     def state(self) -> DispatcherState:
@@ -31,14 +36,26 @@ class Scenario:
     def ask(self, request: messages.DispatcherRequest) -> Any:
         before = copy.deepcopy(self.state)
         try:
-            decision = self.dispatcher.handle(request, self.now)
+            decision, facts = self.dispatcher.handle(request, self.now)
         except Exception:
             assert self.state == before, "a refused request changed the state"
             raise
-        self.facts += decision.updates
+        self.facts += facts
         return decision.reply
 
     def tick(self, seconds: float = 0.0) -> list[Update]:
+        """Let time pass, with a tick at each interval and one at the end."""
+        until = self.now + seconds
+        facts: list[Update] = []
+        while self.now < until:
+            self.now = min(self.now + self.limits.tick_interval, until)
+            facts += self.dispatcher.tick(self.now)
+        facts += self.dispatcher.tick(self.now)
+        self.facts += facts
+        return facts
+
+    def pause(self, seconds: float) -> list[Update]:
+        """Stop the dispatcher for a while; return what the first tick afterwards does."""
         self.now += seconds
         facts = self.dispatcher.tick(self.now)
         self.facts += facts
@@ -50,7 +67,7 @@ class Scenario:
     def replay(self) -> DispatcherState:
         state = DispatcherState()
         for fact in self.facts:
-            state.apply(fact)
+            apply(state, fact)
         return state
 
     def check(self) -> None:
@@ -59,13 +76,20 @@ class Scenario:
         presence = self.dispatcher.presence
         assert presence.workers.keys() == self.state.workers.keys()
         assert presence.clients.keys() == self.state.clients.keys()
-        assert presence.idle.keys() == self.state.iterations.keys()
+        assert presence.idle.keys() == presence.dealt.keys() == self.state.iterations.keys()
+        assert presence.lost.keys() <= self.state.iterations.keys()
         assert presence.suspects <= presence.workers.keys()
+        assert not presence.uploads.keys() & self.state.plans.keys()
 
     # --- requests, with what most scenarios do not care about filled in -------------------------
 
-    def register(self, sizes: tuple[int, ...] = (100,), **fields: Any) -> str:
-        request = registration(sizes, **{"token": f"token {len(self.facts)}", **fields})
+    def put_plan(self, plan: bytes = PLAN) -> Any:
+        digest = hashlib.sha256(plan).digest()
+        return self.ask(messages.PutPlan(digest=digest, offset=0, total=len(plan), part=plan))
+
+    def register(self, positions: int | None = 100, **fields: Any) -> str:
+        self.put_plan()
+        request = registration(positions, **{"token": f"token {len(self.facts)}", **fields})
         return str(self.ask(request).dataset_id)
 
     def add_worker(self, worker_id: str, address: str = "", **fields: Any) -> Any:
@@ -82,26 +106,81 @@ class Scenario:
         reply = self.ask(messages.WorkerHeartbeat(worker_id=worker_id, tasks=tasks))
         return tuple(reply.tasks_to_delete)
 
-    def finish(self, worker_id: str, task_id: int) -> None:
-        self.ask(messages.FinishTask(worker_id=worker_id, task_id=task_id))
+    def settle(
+        self,
+        client_id: str,
+        task_id: int,
+        *received: tuple[int, int],
+        touched: tuple[tuple[int, int], ...] = (),
+    ) -> None:
+        """Say what a client received whole, and of what else it received something."""
+        self.ask(
+            messages.SettleTask(
+                client_id=client_id, task_id=task_id, received=received, touched=touched
+            )
+        )
 
     def close(self, client_id: str) -> None:
         self.ask(messages.CloseIteration(client_id=client_id))
 
-    def split(self, task_id: int, number: int, **fields: Any) -> tuple[int, int]:
-        reply = self.ask(split_request(task_id, number, **fields))
+    def finish(self, worker_id: str, task_id: int) -> None:
+        self.ask(messages.FinishTask(worker_id=worker_id, **self.shown(task_id)))
+
+    def fail(self, worker_id: str, task_id: int, reason: str = "a bug") -> None:
+        self.ask(messages.FailTask(worker_id=worker_id, reason=reason, **self.shown(task_id)))
+
+    def leaving(self, worker_id: str) -> None:
+        self.ask(messages.WorkerLeaving(worker_id=worker_id))
+
+    def left(self, worker_id: str) -> None:
+        self.ask(messages.WorkerLeft(worker_id=worker_id))
+
+    def lose(self, worker_id: str) -> None:
+        """Let a worker be silent until it is lost, while everybody else is heard."""
+        while worker_id in self.state.workers:
+            self.tick(self.limits.tick_interval)
+            for other in [*self.state.workers]:
+                if other != worker_id:
+                    self.beat(other)
+            for client_id in [*self.state.clients]:
+                self.heartbeat(client_id)
+
+    def hand_back(self, worker_id: str, task_id: int, *units: tuple[int, int]) -> None:
+        self.ask(messages.HandBack(worker_id=worker_id, units=units, **self.shown(task_id)))
+
+    def deal(self, task_id: int, want: int = 1000, **fields: Any) -> Any:
+        """Ask for a task's next units; return the reply."""
+        return self.ask(self.split_request(task_id, want=want, **fields))
+
+    def split(self, task_id: int, want: int = 1000, **fields: Any) -> tuple[int, int]:
+        reply = self.deal(task_id, want, **fields)
+        assert not reply.wait
         return reply.start, reply.stop
 
+    def split_request(self, task_id: int, **fields: Any) -> messages.GetSplit:
+        task = self.state.tasks.get(task_id)
+        shown = {
+            "worker_id": "" if task is None else task.worker_id,
+            "number": 0 if task is None else task.grants,
+            "want": 1000,
+            "done": 0 if task is None else task.done,
+            **self.shown(task_id),
+        }
+        return messages.GetSplit(**{**shown, **fields})
 
-def registration(sizes: tuple[int, ...] = (100,), **fields: Any) -> messages.RegisterDataset:
+    def shown(self, task_id: int) -> dict[str, Any]:
+        return {"task_id": task_id, "ticket": self.state.ticket(task_id)}
+
+
+def registration(positions: int | None = 100, **fields: Any) -> messages.RegisterDataset:
     return messages.RegisterDataset(
         **{
             "token": "token",
-            "plan": b"plan",
+            "digest": hashlib.sha256(PLAN).digest(),
             "fingerprint": "fingerprint",
             "element_spec": b"spec",
             "cardinality": 100,
-            "split_sizes": sizes,
+            "positions": positions,
             **fields,
         }
     )
@@ -114,20 +193,8 @@ def opening(client_id: str, dataset_id: str = "1000", **fields: Any) -> messages
             "dataset_id": dataset_id,
             "processing_mode": OFF,
             "job_name": None,
-            "repetition": 0,
-            **fields,
-        }
-    )
-
-
-def split_request(task_id: int, number: int, **fields: Any) -> messages.GetSplit:
-    return messages.GetSplit(
-        **{
-            "task_id": task_id,
-            "source": 0,
-            "repetition": (0,),
-            "number": number,
-            "want": 1000,
+            "pass_number": (0,),
+            "seed": 7,
             **fields,
         }
     )

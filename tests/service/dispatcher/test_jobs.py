@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+from typing import Any
+
 import pytest
 
 from headrace.errors import AlreadyExistsError, FailedPreconditionError, NotFoundError
 from headrace.service import messages
 from headrace.service.config import ShardingPolicy
-from tests.service.dispatcher.scenario import DYNAMIC, OFF, Scenario
+from tests.service.dispatcher.scenario import DYNAMIC, OFF, PLAN, Scenario, opening
 
 
 @pytest.fixture
@@ -67,15 +70,26 @@ def test_clients_of_a_name_share_an_iteration_and_others_do_not(scene: Scenario)
     assert not shared & own
 
 
-def test_repetitions_of_a_job_are_iterations_of_their_own(scene: Scenario) -> None:
-    ids = [scene.open("a", job_name="job", repetition=each).iteration_id for each in (0, 1, 2)]
+def test_passes_of_a_job_are_iterations_of_their_own(scene: Scenario) -> None:
+    passes = [(0,), (1,), (1, 0)]
+    ids = [scene.open("a", job_name="job", pass_number=each).iteration_id for each in passes]
     assert len(set(ids)) == 3
-    assert scene.open("b", job_name="job", repetition=1).iteration_id == ids[1]
+    assert scene.open("b", job_name="job", pass_number=(1,)).iteration_id == ids[1]
 
 
-def test_a_client_that_opens_another_repetition_has_left_the_one_before(scene: Scenario) -> None:
-    for repetition in range(3):
-        opened = scene.open("c", repetition=repetition)
+def test_the_seed_of_an_iteration_is_its_first_openers(scene: Scenario) -> None:
+    assert scene.open("a", job_name="job", seed=5).seed == 5
+    assert scene.open("b", job_name="job", seed=6).seed == 5
+    assert scene.open("c", job_name="job", pass_number=(1,), seed=6).seed == 6
+    scene.restart()
+    assert scene.open("d", job_name="job", seed=7).seed == 5
+    lookup = messages.GetTask(worker_id="v", task_id=4000)
+    assert scene.ask(lookup).seed == 5
+
+
+def test_a_client_that_opens_another_pass_has_left_the_one_before(scene: Scenario) -> None:
+    for number in range(3):
+        opened = scene.open("c", pass_number=(number,))
     assert scene.state.clients == {"c": opened.iteration_id}
     assert len(scene.state.iterations) == len(scene.state.jobs) == 1
 
@@ -104,9 +118,9 @@ def test_the_job_of_a_name_survives_a_restart(scene: Scenario) -> None:
         scene.open("b", job_name="job", processing_mode=DYNAMIC)
 
 
-def test_dynamic_needs_sources_that_can_be_split(scene: Scenario) -> None:
-    dataset_id = scene.register(sizes=())
-    with pytest.raises(FailedPreconditionError, match="source that cannot be split"):
+def test_dynamic_needs_positions_that_can_be_dealt(scene: Scenario) -> None:
+    dataset_id = scene.register(positions=None)
+    with pytest.raises(FailedPreconditionError, match="no positions that could be dealt"):
         scene.open("c", dataset_id, processing_mode=DYNAMIC)
     assert scene.open("c", dataset_id, processing_mode=OFF).tasks
 
@@ -121,10 +135,79 @@ def test_an_iteration_is_finished_when_all_its_tasks_are(scene: Scenario) -> Non
     scene.finish("v", 4000)
     assert not scene.heartbeat("c").finished
     scene.finish("w", 4001)
-    assert scene.heartbeat("c") == messages.ClientUpdate(tasks=(), finished=True)
+    update = scene.heartbeat("c")
+    assert (update.tasks, update.finished) == ((), True)
     late = scene.open("d", job_name="job")
     assert (late.tasks, late.finished) == ((), True)
-    assert scene.open("e", job_name="job", repetition=1).tasks
+    assert scene.open("e", job_name="job", pass_number=(1,)).tasks
+
+
+def test_who_comes_too_late_hears_by_whom_the_pass_was_used_up() -> None:
+    scene = Scenario(gc_timeout=1.0)
+    scene.register()
+    scene.add_worker("w")
+    scene.open("trainer-1", job_name="job")
+    assert scene.open("trainer-2", job_name="job").finished_by == ""
+    scene.finish("w", 4000)
+    late = scene.open("late", job_name="job")
+    assert (late.finished, late.job_name) == (True, "job")
+    assert late.finished_by == "client trainer-1 and another"
+    for client in ("late", "trainer-1", "trainer-2"):
+        scene.close(client)
+    scene.tick(2.0)
+    assert not scene.state.iterations
+    scene.restart()
+    later = scene.open("later", job_name="job")
+    assert (later.finished, later.finished_by) == (True, "client trainer-1 and another")
+    scene.check()
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"client_id": ""}, "client_id=''"),
+        ({"job_name": ""}, "job_name=''"),
+        ({"seed": 1 << 63}, "seed=9223372036854775808"),
+        ({"pass_number": (-1,)}, "pass_number="),
+        ({"pass_number": (0,) * 100}, "pass_number="),
+        ({"pass_number": ((1 << 64) - 1,)}, "pass_number="),
+    ],
+)
+def test_an_opening_that_makes_no_sense_is_refused(
+    scene: Scenario, fields: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        scene.ask(opening(**{"client_id": "c", **fields}))
+
+
+def test_a_client_that_knows_everything_hears_nothing_twice(scene: Scenario) -> None:
+    scene.open("c", processing_mode=DYNAMIC)
+
+    def beat(known: int) -> messages.ClientUpdate:
+        reply: messages.ClientUpdate = scene.ask(
+            messages.ClientHeartbeat(client_id="c", known=known)
+        )
+        return reply
+
+    first = beat(-1)
+    assert (len(first.tasks), first.same) == (2, False)
+    again = beat(first.version)
+    assert (again.tasks, again.same, again.finished) == ((), True, False)
+    scene.split(4000, want=5)
+    assert beat(first.version).same
+    scene.add_worker("x")
+    joined = beat(first.version)
+    assert (len(joined.tasks), joined.same) == (3, False)
+    scene.lose("v")
+    lost = beat(joined.version)
+    assert (len(lost.tasks), lost.settle) == (2, (4000,))
+    scene.settle("c", 4000, touched=((0, 5),))
+    assert beat(lost.version).settle == ()
+    scene.finish("w", 4001)
+    scene.finish("x", 4002)
+    ended = beat(lost.version)
+    assert ended.finished
+    assert beat(ended.version) == ended
 
 
 def test_finishing_twice_is_once(scene: Scenario) -> None:
@@ -143,13 +226,30 @@ def test_an_unknown_task_is_refused(scene: Scenario) -> None:
         scene.finish("w", 4000)
 
 
-def test_a_worker_is_told_what_its_task_is_about(scene: Scenario) -> None:
-    scene.open("c", processing_mode=DYNAMIC, repetition=3)
+def test_the_ticket_of_a_task_is_its_own_and_stays(scene: Scenario) -> None:
+    tasks = scene.open("c", job_name="job").tasks
+    assert len({task.ticket for task in tasks}) == 2
+    scene.restart()
+    assert scene.heartbeat("c").tasks == tasks
+    lookup = messages.GetTask(worker_id="v", task_id=4000)
+    assert scene.ask(lookup).ticket == tasks[0].ticket
+
+
+def test_a_worker_learns_what_its_task_is_about(scene: Scenario) -> None:
+    scene.open("c", processing_mode=DYNAMIC, pass_number=(3, 1), seed=9)
     assert scene.ask(messages.GetTask(worker_id="w", task_id=4001)) == messages.TaskDefinition(
-        task_id=4001, iteration_id=2000, dataset_id="1000", processing_mode=1, repetition=3
+        task_id=4001,
+        iteration_id=2000,
+        dataset_id="1000",
+        digest=hashlib.sha256(PLAN).digest(),
+        processing_mode=1,
+        pass_number=(3, 1),
+        seed=9,
+        ticket=scene.state.ticket(4001),
     )
     with pytest.raises(NotFoundError, match="not for worker v"):
         scene.ask(messages.GetTask(worker_id="v", task_id=4001))
+    scene.split(4001)
     scene.finish("w", 4001)
     with pytest.raises(NotFoundError, match="finished on worker w"):
         scene.ask(messages.GetTask(worker_id="w", task_id=4001))
@@ -187,4 +287,6 @@ def test_status_tells_who_is_there(scene: Scenario) -> None:
     ]
     (job,) = status.jobs
     assert (job.name, job.iterations, job.running_tasks, job.clients) == ("job", 1, 2, 1)
-    assert status.datasets == 1
+    assert (status.datasets, status.incarnation) == (1, "run")
+    scene.leaving("v")
+    assert [each.leaving for each in scene.ask(messages.GetStatus()).workers] == [True, False]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from headrace.errors import AlreadyExistsError, NotFoundError
 from headrace.service import messages
 from headrace.service.dispatcher import updates
-from tests.service.dispatcher.scenario import Scenario, registration
+from tests.service.dispatcher.scenario import PLAN, Scenario, registration
 
 
 def test_datasets_are_numbered_from_1000_and_equal_ones_are_two(scene: Scenario) -> None:
@@ -50,15 +51,16 @@ def test_a_different_dataset_under_a_taken_id_is_refused(
     assert said in str(caught.value)
 
 
-def test_what_is_known_of_a_dataset_is_told(scene: Scenario) -> None:
-    dataset_id = scene.register(sizes=())
-    told = scene.ask(messages.GetDataset(dataset_id=dataset_id))
-    assert told == messages.DatasetDescription(
+def test_what_is_known_of_a_dataset_can_be_asked(scene: Scenario) -> None:
+    dataset_id = scene.register(positions=None)
+    known = scene.ask(messages.GetDataset(dataset_id=dataset_id))
+    assert known == messages.DatasetDescription(
         dataset_id="1000",
         fingerprint="fingerprint",
         element_spec=b"spec",
         cardinality=100,
-        splittable=False,
+        positions=None,
+        digest=hashlib.sha256(PLAN).digest(),
         compression="AUTO",
     )
 
@@ -66,19 +68,25 @@ def test_what_is_known_of_a_dataset_is_told(scene: Scenario) -> None:
 def test_an_unknown_dataset_is_refused_by_name(scene: Scenario) -> None:
     with pytest.raises(NotFoundError, match="Dataset id nope not found"):
         scene.ask(messages.GetDataset(dataset_id="nope"))
-    with pytest.raises(NotFoundError, match="Dataset id nope not found"):
-        scene.ask(messages.GetPlan(dataset_id="nope"))
 
 
-def test_equal_plans_are_kept_once_and_never_in_a_fact(scene: Scenario) -> None:
-    decisions = [
-        scene.dispatcher.decide(registration(token=token, plan=b"p" * 1000), 0.0)
-        for token in ("a", "b")
-    ]
-    digests = {decision.updates[0].plan for decision in decisions}  # type: ignore[union-attr]
-    assert len(digests) == 1
-    assert all(decision.plan_to_store == b"p" * 1000 for decision in decisions)
-    assert all(len(digest) == 32 for digest in digests)
+def test_a_dataset_whose_plan_is_not_here_is_not_registered(scene: Scenario) -> None:
+    request = registration()
+    wanted = messages.DatasetRegistered(dataset_id="", wanted=True)
+    assert scene.ask(request) == wanted
+    assert not scene.state.datasets
+    scene.put_plan()
+    assert scene.ask(request) == messages.DatasetRegistered(dataset_id="1000")
+
+
+@pytest.mark.parametrize(
+    "fields", [{"positions": -2}, {"positions": 1 << 61}, {"digest": b"short"}, {"digest": b""}]
+)
+def test_a_registration_that_makes_no_sense_is_refused(
+    scene: Scenario, fields: dict[str, Any]
+) -> None:
+    with pytest.raises(ValueError, match=r"positions=|digest has 32 bytes"):
+        scene.ask(registration(**fields))
 
 
 def test_a_worker_that_registers_again_keeps_its_tasks(scene: Scenario) -> None:
@@ -102,7 +110,7 @@ def test_a_worker_at_an_old_ones_address_means_that_the_old_one_is_gone(scene: S
     assert [task.worker_id for task in scene.heartbeat("c").tasks] == ["new"]
 
 
-def test_a_worker_that_moved_begins_anew_at_its_new_address(scene: Scenario) -> None:
+def test_a_worker_that_moved_begins_again_at_its_new_address(scene: Scenario) -> None:
     scene.register()
     scene.add_worker("w", "host:1")
     scene.open("c")
@@ -113,10 +121,20 @@ def test_a_worker_that_moved_begins_anew_at_its_new_address(scene: Scenario) -> 
 
 def test_a_worker_is_asked_for_four_heartbeats_in_its_timeout() -> None:
     patient, strict = Scenario(), Scenario(worker_timeout=0.2, heartbeat_interval=0.05)
-    assert patient.add_worker("w").heartbeat_interval == 1.0
+    assert patient.add_worker("w").heartbeat_interval == 0.5
     assert strict.add_worker("w").heartbeat_interval == 0.05
 
 
-def test_a_worker_without_an_address_is_refused(scene: Scenario) -> None:
-    with pytest.raises(ValueError, match="address=''"):
-        scene.ask(messages.RegisterWorker(worker_id="w", address=""))
+@pytest.mark.parametrize("address", ["", "nonsense", "host:port", "0.0.0.0:5050", "[::]:5050"])
+def test_a_worker_that_nobody_could_reach_is_refused(scene: Scenario, address: str) -> None:
+    scene.register()
+    scene.open("c")
+    with pytest.raises(ValueError, match="no client could read from it") as caught:
+        scene.ask(messages.RegisterWorker(worker_id="w", address=address))
+    assert f"address={address!r}" in str(caught.value)
+    assert scene.heartbeat("c").tasks == ()
+
+
+def test_a_worker_without_an_id_is_refused(scene: Scenario) -> None:
+    with pytest.raises(ValueError, match="worker_id=''"):
+        scene.ask(messages.RegisterWorker(worker_id="", address="host:1"))

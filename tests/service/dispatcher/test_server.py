@@ -1,9 +1,15 @@
-"""The dispatcher behind its port."""
+"""The dispatcher at its port."""
 
 from __future__ import annotations
 
 import gc
+import hashlib
+import os
+import random
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -18,7 +24,7 @@ from headrace.service import messages
 from headrace.service.config import DispatcherConfig
 from headrace.service.dispatcher.server import DispatchServer
 from headrace.service.dispatcher.stub import DispatcherStub
-from tests.service.dispatcher.scenario import DYNAMIC, opening, registration, split_request
+from tests.service.dispatcher.scenario import DYNAMIC, PLAN, opening, registration
 
 
 def connected(server: DispatchServer) -> DispatcherStub:
@@ -27,6 +33,30 @@ def connected(server: DispatchServer) -> DispatcherStub:
 
 def worker(worker_id: str) -> messages.RegisterWorker:
     return messages.RegisterWorker(worker_id=worker_id, address=f"{worker_id}:1")
+
+
+def put(stub: DispatcherStub, plan: bytes = PLAN) -> bytes:
+    """Put a plan as a client does; return its digest."""
+    digest, received = hashlib.sha256(plan).digest(), 0
+    while received < len(plan):
+        part = plan[received : received + messages.PLAN_PART_BYTES]
+        request = messages.PutPlan(digest=digest, offset=received, total=len(plan), part=part)
+        received = stub.put_plan(request).received
+    return digest
+
+
+def splitting(task: messages.TaskAddress, number: int, **fields: Any) -> messages.GetSplit:
+    return messages.GetSplit(
+        **{
+            "worker_id": task.worker_id,
+            "task_id": task.task_id,
+            "ticket": task.ticket,
+            "number": number,
+            "want": 1000,
+            "done": 0,
+            **fields,
+        }
+    )
 
 
 def kept_in(path: Path, **fields: Any) -> DispatcherConfig:
@@ -89,28 +119,46 @@ def test_a_server_that_never_started_has_nothing_to_stop() -> None:
 def test_every_request_is_answered_in_its_own_words(tmp_path: Path, fault_tolerant: bool) -> None:
     config = DispatcherConfig(work_dir=tmp_path, fault_tolerant_mode=fault_tolerant)
     with DispatchServer(config) as server, connected(server) as stub:
-        plan = b"p" * 5_000_000
-        dataset_id = stub.register_dataset(registration(plan=plan)).dataset_id
-        assert stub.get_plan(messages.GetPlan(dataset_id=dataset_id)).plan == plan
-        assert stub.get_dataset(messages.GetDataset(dataset_id=dataset_id)).splittable
+        plan = random.Random(5).randbytes(9_000_000)
+        digest = hashlib.sha256(plan).digest()
+        assert stub.register_dataset(registration(digest=digest)).wanted
+        assert put(stub, plan) == digest
+        dataset_id = stub.register_dataset(registration(digest=digest)).dataset_id
+        fetched = b""
+        while len(fetched) < len(plan):
+            fetched += stub.get_plan(messages.GetPlan(digest=digest, offset=len(fetched))).part
+        assert fetched == plan
+        assert stub.get_dataset(messages.GetDataset(dataset_id=dataset_id)).positions == 100
         assert server.num_workers() == 0
-        assert stub.register_worker(worker("w")).heartbeat_interval == 1.0
+        assert stub.register_worker(worker("w")).heartbeat_interval == 0.5
         assert server.num_workers() == 1
         opened = stub.open_iteration(opening("c", dataset_id, processing_mode=DYNAMIC))
         (task,) = opened.tasks
         lookup = messages.GetTask(worker_id="w", task_id=task.task_id)
-        assert stub.get_task(lookup).dataset_id == dataset_id
-        granted = stub.get_split(split_request(task.task_id, 0))
+        definition = stub.get_task(lookup)
+        assert (definition.dataset_id, definition.ticket) == (dataset_id, task.ticket)
+        granted = stub.get_split(splitting(task, 0))
         assert (granted.start, granted.stop) == (0, 50)
+        shown = {"worker_id": "w", "task_id": task.task_id, "ticket": task.ticket}
+        stub.hand_back(messages.HandBack(units=((40, 50),), **shown))
+        granted = stub.get_split(splitting(task, 1))
+        assert (granted.start, granted.stop) == (40, 50)
+        settle = messages.SettleTask(client_id="c", task_id=task.task_id, received=((0, 5),))
+        stub.settle_task(settle)
         beat = messages.WorkerHeartbeat(worker_id="w", tasks=(1, task.task_id))
         assert stub.worker_heartbeat(beat).tasks_to_delete == (1,)
-        report = messages.ReportUnreachable(client_id="c", task_id=task.task_id)
+        report = messages.ReportUnreachable(client_id="c", task_id=task.task_id, refused=False)
         stub.report_unreachable(report)
-        stub.finish_task(messages.FinishTask(worker_id="w", task_id=task.task_id))
+        stub.finish_task(messages.FinishTask(**shown))
+        stub.fail_task(messages.FailTask(reason="late", **shown))
         assert stub.client_heartbeat(messages.ClientHeartbeat(client_id="c")).finished
         stub.close_iteration(messages.CloseIteration(client_id="c"))
         status = stub.get_status(messages.GetStatus())
         assert (len(status.workers), len(status.jobs), status.datasets) == (1, 0, 1)
+        stub.worker_leaving(messages.WorkerLeaving(worker_id="w"))
+        assert stub.get_status(messages.GetStatus()).workers[0].leaving
+        stub.worker_left(messages.WorkerLeft(worker_id="w"))
+        assert server.num_workers() == 0
 
 
 def test_an_error_of_one_request_fails_that_one_only() -> None:
@@ -146,6 +194,7 @@ def test_a_dispatcher_that_starts_again_goes_on_where_it_ended(tmp_path: Path) -
     for run in range(3):
         with DispatchServer(kept_in(tmp_path, port=port)) as server, connected(server) as stub:
             port = int(server.target.rpartition(":")[2])
+            put(stub)
             dataset_id = stub.register_dataset(registration(token=name)).dataset_id
             assert dataset_id == "1000"
             if run == 0:
@@ -153,8 +202,8 @@ def test_a_dispatcher_that_starts_again_goes_on_where_it_ended(tmp_path: Path) -
             assert server.num_workers() == 1
             request = opening("c", dataset_id, processing_mode=DYNAMIC, job_name=name)
             (task,) = stub.open_iteration(request).tasks
-            for number in range(5):
-                request = split_request(task.task_id, 5 * run + number)
+            for number in range(2):
+                request = splitting(task, 2 * run + number)
                 granted = stub.get_split(request)
                 assert stub.get_split(request) == granted
                 taken.append(range(granted.start, granted.stop))
@@ -205,7 +254,7 @@ def test_silence_is_noticed_without_anyone_asking() -> None:
 def test_what_the_journal_refuses_did_not_happen(tmp_path: Path) -> None:
     with DispatchServer(kept_in(tmp_path)) as server, connected(server) as stub:
         stub.register_worker(worker("v"))
-        journal: Any = server._desk._journal  # type: ignore[union-attr]
+        journal: Any = server._core._journal  # type: ignore[union-attr]
         journal._database.execute("PRAGMA query_only = ON")
         with pytest.raises(UnavailableError, match="cannot be written"):
             stub.register_worker(worker("w"))
@@ -214,3 +263,84 @@ def test_what_the_journal_refuses_did_not_happen(tmp_path: Path) -> None:
         assert [each.worker_id for each in status.workers] == ["v"]
         stub.register_worker(worker("w"))
         assert server.num_workers() == 2
+
+
+def test_a_plan_that_did_not_arrive_whole_is_forgotten_by_a_restart(tmp_path: Path) -> None:
+    part = messages.PutPlan(digest=hashlib.sha256(b"plan").digest(), offset=0, total=4, part=b"pl")
+    with DispatchServer(kept_in(tmp_path)) as server, connected(server) as stub:
+        assert stub.put_plan(part).received == 2
+    with DispatchServer(kept_in(tmp_path)) as server, connected(server) as stub:
+        rest = messages.PutPlan(digest=part.digest, offset=2, total=4, part=b"an")
+        assert stub.put_plan(rest).received == 0
+        assert put(stub, b"plan") == part.digest
+
+
+DISPATCHER = """
+import sys, time
+from headrace.service import DispatcherConfig, DispatchServer
+with DispatchServer(DispatcherConfig(worker_timeout_ms=1000)) as server:
+    print(server.target.removeprefix("tcp://"), flush=True)
+    sys.stdin.read()
+"""
+
+
+class Heart(threading.Thread):
+    """A worker of which there is only the heartbeat."""
+
+    def __init__(self, address: str, worker_id: str) -> None:
+        super().__init__(daemon=True)
+        self.address, self.worker_id = address, worker_id
+        self.lost: Exception | None = None
+        self.stopped = threading.Event()
+
+    def run(self) -> None:
+        with DispatcherStub(self.address) as stub:
+            beat = messages.WorkerHeartbeat(worker_id=self.worker_id, tasks=())
+            while not self.stopped.wait(0.1):
+                try:
+                    stub.worker_heartbeat(beat, timeout=30.0)
+                except UnavailableError:
+                    continue
+                except Exception as error:
+                    self.lost = error
+                    return
+
+
+@pytest.mark.system
+@pytest.mark.heavy
+def test_a_dispatcher_that_was_stopped_for_a_while_declares_nobody_lost() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", DISPATCHER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    hearts: list[Heart] = []
+    try:
+        address = process.stdout.readline().strip()
+        with DispatcherStub(address) as stub:
+            for number in range(5):
+                stub.register_worker(worker(f"w{number}"))
+                hearts.append(Heart(address, f"w{number}"))
+                hearts[-1].start()
+            for _ in range(2):
+                time.sleep(0.3)
+                os.kill(process.pid, signal.SIGSTOP)
+                time.sleep(2.5)
+                os.kill(process.pid, signal.SIGCONT)
+            time.sleep(1.5)
+            status = stub.get_status(messages.GetStatus(), timeout=30.0)
+            assert [heart.lost for heart in hearts] == [None] * 5
+            assert len(status.workers) == 5
+            hearts[0].stopped.set()
+            until = time.monotonic() + 20
+            while len(stub.get_status(messages.GetStatus()).workers) != 4:
+                assert time.monotonic() < until, "silence is still noticed"
+                time.sleep(0.05)
+    finally:
+        for heart in hearts:
+            heart.stopped.set()
+            heart.join()
+        process.stdin.close()
+        process.stdout.close()
+        process.kill()
+        process.wait()

@@ -70,3 +70,20 @@ def test_each_frame_has_one_taker_whatever_is_repeated(
             delivery.give(client, number, frame)
             found = frame
         assert taken.setdefault(found, (client, number)) == (client, number)
+
+
+def test_bytes_are_counted_and_what_is_forgotten_is_returned() -> None:
+    delivery: Delivery[str] = Delivery()
+    delivery.hear("a", 0, now=0.0)
+    delivery.give("a", 0, "first", 10)
+    delivery.give("a", 1, "second", 20)
+    assert delivery.unacknowledged_bytes == 30
+    assert delivery.held_by("a") == (2, 30)
+
+    delivery.hear("a", 1, now=1.0)
+    assert delivery.held_by("a") == (1, 20)
+
+    assert delivery.forget_silent(now=100.0, silence=60.0) == ["second"]
+    assert delivery.unacknowledged_bytes == 0
+    assert delivery.is_forgotten("a", 1)
+    assert not delivery.is_forgotten("a", 2)

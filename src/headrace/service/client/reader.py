@@ -1,24 +1,25 @@
-"""The reader: all tasks of one iteration, in one queue.
+"""The reader: one thread between a session and its sockets, and what the consumer takes from it.
 
-    heartbeat thread   dispatcher -> which tasks there are, and whether more will come
-    task readers       workers -> chunks, each task in its order       (`task_reader`)
-    read()             takes chunks as they come, in pieces of the size that is asked for
+    I/O thread   inbox -> session (what happened) ; session -> channels (what is to be sent)
+    read()       takes what was delivered, in pieces of the size that is asked for
 
-Elements are used up, and acknowledged, when the consumer asks for those behind them.
+Elements are used up, and acknowledged, when the consumer asks for those after them.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
 
+import msgspec
+
+from headrace.element import wire
 from headrace.element.chunk import Chunk
 from headrace.errors import (
-    DeadlineExceededError,
     FailedPreconditionError,
     HeadraceError,
     NotFoundError,
@@ -26,38 +27,36 @@ from headrace.errors import (
 )
 from headrace.metrics import count_delivered
 from headrace.plan.source import Position
-from headrace.service.client.schedule import Budget
-from headrace.service.client.task_reader import TaskReader
+from headrace.service.client.session import Actions, Delivery, Session
+from headrace.service.client.wires import TaskEvent, Verdict, Wires
 from headrace.service.dispatcher.stub import DispatcherStub
 from headrace.service.messages import (
-    ClientHeartbeat,
+    ClientUpdate,
     CloseIteration,
+    Elements,
     IterationOpened,
+    LostUnits,
     OpenIteration,
     ReportUnreachable,
+    SettleTask,
     TaskAddress,
 )
 from headrace.transport import inprocess
-from headrace.transport.channel import Channel
+from headrace.transport.channel import Channel, Reply
+from headrace.transport.envelope import decode_error
+from headrace.transport.inbox import Inbox
 from headrace.transport.retry import RetryPolicy, retry
 
 __all__ = ["RemoteReader"]
 
 _log = logging.getLogger(__name__)
 
-_HEARTBEAT_SECONDS = 1.0
-_SOON_SECONDS = 0.02
 _CALL_SECONDS = 2.0
 _CLOSE_SECONDS = 0.5
 _OPEN_PATIENCE = RetryPolicy(deadline=60.0)
-_WAIT_SECONDS = 0.5
-_NO_WORKER_SECONDS = 5.0
-
-
-class _Result(NamedTuple):
-    task: TaskReader
-    number: int
-    value: Chunk | Exception
+_OPEN_WARNING_SECONDS = 5.0
+_LONGEST_WAIT = 5.0
+_RANGES_SHOWN = 5
 
 
 class RemoteReader:
@@ -66,9 +65,11 @@ class RemoteReader:
     Args:
         opening: What to open.
         dispatcher: The dispatcher's address, for messages.
-        dial: Opens a connection to the dispatcher, for the thread that calls it.
-        connect: Opens a channel to a worker's address, for the thread that calls it.
+        dial: Opens a connection to the dispatcher, for one call at a time.
+        connect_dispatcher: Opens a channel to the dispatcher.
+        connect: Opens a channel to a worker's address.
         max_outstanding_requests: Requests and unused answers that may be outstanding.
+        wait_timeout: Seconds without anybody who could deliver, after which reading fails.
         local_only: Whether to read the workers of this process alone.
 
     Raises:
@@ -82,254 +83,316 @@ class RemoteReader:
         *,
         dispatcher: str,
         dial: Callable[[], DispatcherStub],
+        connect_dispatcher: Callable[[], Channel],
         connect: Callable[[str], Channel],
         max_outstanding_requests: int,
+        wait_timeout: float = 3600.0,
         local_only: bool = False,
     ) -> None:
         self._opening = opening
         self._dispatcher = dispatcher
+        self._connect_dispatcher = connect_dispatcher
         self._connect = connect
         self._local_only = local_only
-        self._budget = Budget(max_outstanding_requests)
+        self._pid = os.getpid()
         self._changed = threading.Condition()
-        self._results: deque[_Result] = deque()
-        self._readers: dict[int, TaskReader] = {}
-        #: Readers whose threads run.
-        self._live: set[TaskReader] = set()
-        self._listed: set[int] = set()
-        self._unreachable: set[int] = set()
-        self._finished = False
-        self._fatal: Exception | None = None
-        self._current: _Result | None = None
+        #: Used under `_changed` alone.
+        self._session = Session(
+            opening.client_id,
+            dispatcher,
+            max_outstanding_requests,
+            time.monotonic(),
+            wait_timeout=wait_timeout,
+        )
+        self._results: deque[Delivery] = deque()
+        self._current: tuple[Delivery, Chunk] | None = None
         self._offset = 0
         self._received = 0
         self.delivered: dict[str, int] = {}
-        self._closing = threading.Event()
-        self._wake = threading.Event()
-        self._since = time.monotonic()
-        self._warned = False
-        # Opened here, kept by the heartbeat thread.
-        stub = dial()
-        try:
+        self._closing = False
+        self._reported_lost = False
+        with dial() as stub:
             opened = self._open(stub)
-            local = any(inprocess.is_local(task.worker_address) for task in opened.tasks)
-            if local_only and not opened.finished and not local:
-                raise FailedPreconditionError(
-                    "Local reads require local workers, but no local worker is found. Run a "
-                    '`WorkerServer` in this process, or use target_workers="AUTO"'
-                )
-        except BaseException:
-            stub.close()
-            raise
-        self._update(opened.tasks, opened.finished)
-        self._heartbeat = threading.Thread(
-            target=self._beat, args=(stub,), name="headrace-client-heartbeat", daemon=True
-        )
-        self._heartbeat.start()
+        if opened.finished and opened.finished_by:
+            _log.warning(
+                "job %r has no elements left in pass %s: %s. A job's pass is read once; choose "
+                "another job_name to read it again",
+                opened.job_name,
+                opening.pass_number,
+                opened.finished_by,
+            )
+        tasks, finished = self._readable(opened.tasks, opened.finished)
+        opened = msgspec.structs.replace(opened, tasks=tasks, finished=finished)
+        self._session.opened(opened, time.monotonic())
+        self._inbox = Inbox()
+        self._thread = threading.Thread(target=self._run, name="headrace-client", daemon=True)
+        self._thread.start()
+
+    # --- the consumer -------------------------------------------------------------------------
 
     def read(self, limit: int) -> Chunk | None:
+        self._check_process()
         while True:
-            current = self._current
-            if current is not None:
-                assert isinstance(current.value, Chunk)
-                if self._offset < current.value.size:
-                    return self._slice(current, current.value, limit)
-                self._use_up(current)
+            if self._current is not None:
+                delivery, chunk = self._current
+                if self._offset < chunk.size:
+                    return self._slice(delivery, chunk, limit)
+                self._use_up(delivery)
                 self._current = None
             result = self._next_result()
             if result is None:
-                if self._fatal is None:
-                    return None
-                # Nothing more can come. Closed here, for the consumer may keep the error, and the
-                # error keeps the consumer's frames and with them the iterator.
-                self.close()
-                raise self._fatal.with_traceback(None)
-            if isinstance(result.value, Exception):
+                self._end()
+                return None
+            if isinstance(result.payload, Exception):
                 self._use_up(result)
-                raise result.value
-            self._current, self._offset = result, 0
+                raise result.payload
+            try:
+                chunk = wire.decode(result.payload)
+            except HeadraceError:
+                self._use_up(result)
+                raise
+            self._current, self._offset = (result, chunk), 0
 
-    def _slice(self, current: _Result, whole: Chunk, limit: int) -> Chunk:
+    def _slice(self, delivery: Delivery, whole: Chunk, limit: int) -> Chunk:
         part = whole.slice(self._offset, self._offset + limit)
         self._offset += part.size
         self._received += part.size
         count_delivered(part.size)
-        address = current.task.task.worker_address
+        address = delivery.task.worker_address
         self.delivered[address] = self.delivered.get(address, 0) + part.size
         return part
 
-    def _use_up(self, result: _Result) -> None:
+    def _use_up(self, delivery: Delivery) -> None:
         with self._changed:
-            result.task.use_up(result.number)
-            self._changed.notify_all()
+            self._session.used_up(delivery.task.task_id, delivery.number)
+        self._inbox.wake()
 
-    def _next_result(self) -> _Result | None:
+    def _next_result(self) -> Delivery | None:
         with self._changed:
-            while not self._results:
-                over = self._finished and not self._live
-                if over or self._fatal is not None or self._closing.is_set():
-                    return None
-                self._warn_if_nobody_works()
-                self._changed.wait(_WAIT_SECONDS)
-            return self._results.popleft()
+            if not self._results and not self._session.is_over:
+                self._session.waiting(time.monotonic())
+                self._inbox.wake()
+                while not (self._results or self._session.is_over or self._closing):
+                    # In slices, so that a thread that died is noticed.
+                    self._changed.wait(_LONGEST_WAIT)
+                    if not self._thread.is_alive():
+                        break
+                self._session.waiting(None)
+            return self._results.popleft() if self._results else None
 
-    def _warn_if_nobody_works(self) -> None:
-        waited = time.monotonic() - self._since
-        if self._live or self._readers or self._warned or waited < _NO_WORKER_SECONDS:
-            return
-        self._warned = True
-        _log.warning(
-            "waited %.0f s for elements: no worker has registered with the dispatcher at %s; "
-            "start one, for example with `headrace worker --dispatcher %s`",
-            waited,
-            self._dispatcher,
-            self._dispatcher,
-        )
+    def _end(self) -> None:
+        failure = self._session.failure
+        if failure is not None:
+            # Nothing more can come. Closed here, for the consumer may keep the error, and the
+            # error keeps the consumer's frames and with them the iterator.
+            self.close()
+            raise failure.with_traceback(None)
+        if not self._reported_lost:
+            self._reported_lost = True
+            _warn_of_loss(self._session.lost)
 
     def get_position(self) -> Position:
-        return {"repetition": self._opening.repetition, "received": self._received}
+        return {"pass": list(self._opening.pass_number), "received": self._received}
 
     def elements_by_worker(self) -> dict[str, int]:
         """Return how many elements each worker, by address, has delivered so far."""
         return dict(self.delivered)
 
+    @property
+    def lost(self) -> tuple[LostUnits, ...]:
+        """What was lost with workers; known at the end of the iteration."""
+        return self._session.lost
+
     def close(self) -> None:
-        self._closing.set()
-        self._wake.set()
+        if self._pid != os.getpid():
+            return  # the parent's, before a fork
         with self._changed:
-            readers = list(self._readers.values())
+            self._closing = True
             self._results.clear()
             self._changed.notify_all()
-        for reader in readers:
-            reader.stop()
-        with self._changed:
-            self._changed.notify_all()
-        self._heartbeat.join()
-        with self._changed:
-            # The heartbeat may have begun to read another task meanwhile.
-            readers = list(self._readers.values())
-        for reader in readers:
-            reader.stop()
-            reader.join()
+        self._inbox.wake()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
         self._current = None
 
-    # --- what task readers tell (`TaskWatcher`) -----------------------------------------------
-
-    def deliver(self, task: TaskReader, number: int, result: Chunk | Exception) -> None:
-        self._results.append(_Result(task, number, result))
-        self._changed.notify_all()
-
-    def is_listed(self, task_id: int) -> bool:
-        return task_id in self._listed
-
-    def unreachable(self, task_id: int) -> None:
-        with self._changed:
-            self._unreachable.add(task_id)
-        self._wake.set()
-
-    def fail(self, error: Exception) -> None:
-        with self._changed:
-            self._fatal = error
-            self._changed.notify_all()
-
-    def ended(self, task: TaskReader) -> None:
-        with self._changed:
-            self._live.discard(task)
-            self._budget.remove(task.task.task_id)
-            self._changed.notify_all()
-        self._wake.set()
-
-    # --- the dispatcher -----------------------------------------------------------------------
-
-    def _open(self, stub: DispatcherStub) -> IterationOpened:
-        return retry(
-            lambda timeout: stub.open_iteration(self._opening, timeout=timeout),
-            _OPEN_PATIENCE,
-            whom=f"the dispatcher at {self._dispatcher}",
-            attempt_timeout=_CALL_SECONDS,
-        )
-
-    def _beat(self, stub: DispatcherStub) -> None:
-        delay = _SOON_SECONDS
-        try:
-            while True:
-                if self._live and not self._unreachable:
-                    delay = _SOON_SECONDS
-                    self._wake.wait(_HEARTBEAT_SECONDS)
-                elif not self._finished:
-                    # Waiting for the dispatcher's verdict: soon, then more and more patiently.
-                    self._closing.wait(delay)
-                    delay = min(delay * 2, _HEARTBEAT_SECONDS)
-                self._wake.clear()
-                if self._closing.is_set() or (self._finished and not self._live):
-                    break
-                self._beat_once(stub)
-                if self._fatal is not None:
-                    break
-            self._closing.wait()
-        finally:
-            self._say_goodbye(stub)
-            stub.close()
-
-    def _beat_once(self, stub: DispatcherStub) -> None:
-        with self._changed:
-            unreachable = sorted(self._unreachable)
-        client_id = self._opening.client_id
-        try:
-            for task_id in unreachable:
-                stub.report_unreachable(
-                    ReportUnreachable(client_id=client_id, task_id=task_id), timeout=_CALL_SECONDS
-                )
-            update = stub.client_heartbeat(
-                ClientHeartbeat(client_id=client_id), timeout=_CALL_SECONDS
+    def _check_process(self) -> None:
+        if self._pid != os.getpid():
+            raise FailedPreconditionError(
+                "an iterator over the data service belongs to the process that opened it; iterate "
+                "over the dataset in the forked process (or start it with the spawn method)"
             )
-        except (UnavailableError, DeadlineExceededError) as error:
-            _log.debug("the dispatcher at %s: %s; reading on", self._dispatcher, error)
-            return
-        except NotFoundError as error:
-            self.fail(
+
+    # --- the I/O thread -----------------------------------------------------------------------
+
+    def _run(self) -> None:
+        wires = Wires(self._inbox, self._connect_dispatcher, self._connect)
+        try:
+            while not self._closing:
+                with self._changed:
+                    actions = self._session.act(time.monotonic())
+                    if self._session.is_over:
+                        self._changed.notify_all()
+                self._do(actions, wires)
+                self._take(wires.wait(min(actions.wake_in, _LONGEST_WAIT)))
+        except BaseException as error:
+            _log.exception("reading from the dispatcher at %s failed", self._dispatcher)
+            self._fail(HeadraceError(f"reading failed by an error of its own: {error!r}"))
+        finally:
+            wires.close(CloseIteration(client_id=self._opening.client_id))
+
+    def _do(self, actions: Actions, wires: Wires) -> None:
+        for warning in actions.warnings:
+            _log.warning("%s", warning)
+        for task_id in actions.drops:
+            wires.drop(task_id)
+        for task, number, message in actions.asks:
+            try:
+                wires.ask(task, number, message)
+            except UnavailableError as error:
+                with self._changed:
+                    self._session.disconnected(task.task_id, error, time.monotonic())
+            except (HeadraceError, ValueError) as error:
+                # A worker that cannot be read this way is the trouble of that worker alone, unless
+                # the user chose the way.
+                with self._changed:
+                    self._unreadable(task, error)
+        for request in actions.calls:
+            wires.call(request)
+
+    def _unreadable(self, task: TaskAddress, error: Exception) -> None:
+        if isinstance(error, FailedPreconditionError):
+            self._session.fail(error)
+        else:
+            problem = UnavailableError(f"{task.worker_address!r} is no address to read: {error}")
+            self._session.disconnected(task.task_id, problem, time.monotonic())
+
+    def _take(self, events: list[TaskEvent | Verdict]) -> None:
+        now = time.monotonic()
+        with self._changed:
+            before = len(self._results)
+            for event in events:
+                if isinstance(event, Verdict):
+                    self._take_verdict(event, now)
+                else:
+                    self._take_answer(event, now)
+            if len(self._results) > before or self._session.is_over:
+                self._changed.notify_all()
+
+    def _take_answer(self, event: TaskEvent, now: float) -> None:
+        task_id, number, what = event
+        if isinstance(what, UnavailableError):
+            self._session.disconnected(task_id, what, now)
+        elif isinstance(what, Reply):
+            answer = what.message
+            if not isinstance(answer, Elements | Exception):
+                answer = HeadraceError(f"the worker answered with {type(answer).__name__}")
+            payload = _error_of(answer) or what.buffers
+            self._results += self._session.answered(task_id, number, answer, payload, now)
+        else:
+            self._session.fail(what)
+
+    def _take_verdict(self, event: Verdict, now: float) -> None:
+        session, asked = self._session, event.asked
+        answer = event.what.message if isinstance(event.what, Reply) else event.what
+        if isinstance(answer, ClientUpdate):
+            tasks, finished = self._readable(answer.tasks, answer.finished)
+            session.updated(msgspec.structs.replace(answer, tasks=tasks, finished=finished), now)
+        elif isinstance(answer, UnavailableError):
+            _log.debug("the dispatcher at %s: %s; reading on", self._dispatcher, answer)
+            session.unheard(now)
+        elif isinstance(asked, SettleTask):
+            session.settled(asked.task_id)
+        elif isinstance(asked, ReportUnreachable):
+            session.reported(asked.task_id)
+        elif isinstance(answer, NotFoundError):
+            session.fail(
                 FailedPreconditionError(
                     f"the dispatcher at {self._dispatcher} does not know this reader any more "
-                    f"({error}): it was restarted without `fault_tolerant_mode`, or this process "
-                    "was not heard of for too long. Iterate over the dataset anew; give the "
+                    f"({answer}): it was restarted without `fault_tolerant_mode`, or this process "
+                    "was not heard from for too long. Iterate over the dataset again; give the "
                     "dispatcher a `work_dir` and `fault_tolerant_mode=True` so that it survives "
                     "restarts"
                 )
             )
-            return
-        except HeadraceError as error:
-            self.fail(error)
-            return
-        with self._changed:
-            self._unreachable.difference_update(unreachable)
-        self._update(update.tasks, update.finished)
+        elif isinstance(answer, HeadraceError):
+            session.fail(answer)
 
-    def _update(self, tasks: tuple[TaskAddress, ...], finished: bool) -> None:
+    def _fail(self, error: HeadraceError) -> None:
         with self._changed:
-            if self._local_only:
-                tasks = tuple(t for t in tasks if inprocess.is_local(t.worker_address))
-                finished = finished or not tasks
-            self._listed = {task.task_id for task in tasks}
-            self._finished = finished
-            new = [task for task in tasks if task.task_id not in self._readers]
-            for task in new:
-                reader = TaskReader(
-                    task,
-                    self._opening.client_id,
-                    self._connect,
-                    self._budget,
-                    self._changed,
-                    self,
-                )
-                self._readers[task.task_id] = reader
-                self._live.add(reader)
-                reader.start()
+            self._session.fail(error)
             self._changed.notify_all()
 
-    def _say_goodbye(self, stub: DispatcherStub) -> None:
-        try:
-            stub.close_iteration(
-                CloseIteration(client_id=self._opening.client_id), timeout=_CLOSE_SECONDS
+    # --- opening ------------------------------------------------------------------------------
+
+    def _open(self, stub: DispatcherStub) -> IterationOpened:
+        began, warned = time.monotonic(), False
+
+        def ask(timeout: float) -> IterationOpened:
+            nonlocal warned
+            waited = time.monotonic() - began
+            if waited >= _OPEN_WARNING_SECONDS and not warned:
+                warned = True
+                _log.warning(
+                    "the dispatcher at %s has not answered for %.0f s: is it running, and is this "
+                    "its address? Trying for %.0f s in all",
+                    self._dispatcher,
+                    waited,
+                    _OPEN_PATIENCE.deadline,
+                )
+            return stub.open_iteration(self._opening, timeout=timeout)
+
+        opened = retry(
+            ask,
+            _OPEN_PATIENCE,
+            whom=f"the dispatcher at {self._dispatcher}",
+            attempt_timeout=_CALL_SECONDS,
+        )
+        local = any(inprocess.is_local(task.worker_address) for task in opened.tasks)
+        if self._local_only and not opened.finished and not local:
+            raise FailedPreconditionError(
+                "Local reads require local workers, but no local worker is found. Run a "
+                '`WorkerServer` in this process, or use target_workers="AUTO"'
             )
-        except HeadraceError as error:
-            _log.debug("the iteration could not be closed: %s", error)
+        return opened
+
+    def _readable(
+        self, tasks: tuple[TaskAddress, ...], finished: bool
+    ) -> tuple[tuple[TaskAddress, ...], bool]:
+        """Leave out the workers that this client does not read."""
+        if not self._local_only:
+            return tasks, finished
+        tasks = tuple(task for task in tasks if inprocess.is_local(task.worker_address))
+        return tasks, finished or not tasks
+
+
+def _error_of(answer: Elements | Exception) -> Exception | None:
+    """Return the error that stands in an element's place, if one came."""
+    if not isinstance(answer, Elements) or answer.error is None:
+        return None
+    try:
+        return decode_error(answer.error)
+    except msgspec.DecodeError as error:
+        return HeadraceError(f"the worker sent an error that cannot be read: {error}")
+
+
+def _warn_of_loss(lost: tuple[LostUnits, ...]) -> None:
+    """Say what an epoch lost: how many, with which worker, which places."""
+    if not lost:
+        return
+    count = sum(each.count for each in lost)
+    parts = []
+    for each in lost:
+        ranges = [f"{a}" if b == a + 1 else f"{a} to {b - 1}" for a, b in each.units]
+        shown = ", ".join(ranges[:_RANGES_SHOWN])
+        more = len(ranges) - _RANGES_SHOWN
+        shown += f" and {more} more ranges" if more > 0 else ""
+        if each.given_up:
+            how = f"given up: every worker that read them died, the last at {each.worker_address}"
+        else:
+            how = f"with the worker at {each.worker_address}"
+        parts.append(f"{each.count} {how} (positions {shown})")
+    _log.warning(
+        "this pass lost up to %d positions of the dataset with workers that died: %s",
+        count,
+        "; ".join(parts),
+    )

@@ -2,74 +2,61 @@
 
 from __future__ import annotations
 
-import threading
+import os
+import secrets
+import socket
 import uuid
 from dataclasses import dataclass, field
 
 from headrace.element.spec import Spec
 from headrace.errors import FailedPreconditionError
-from headrace.plan.source import INFINITE, Position, Reader
+from headrace.plan.source import INFINITE, Position, Reader, Source
+from headrace.service.client.options import ReadingOptions
 from headrace.service.client.reader import RemoteReader
-from headrace.service.config import ShardingPolicy
 from headrace.service.dispatcher.stub import DispatcherStub
-from headrace.service.messages import OpenIteration, WorkerReply
+from headrace.service.messages import DispatcherReply, LostUnits, OpenIteration, WorkerReply
 from headrace.transport import inprocess, zeromq
 from headrace.transport.channel import Channel
-from headrace.transport.security import Security
 
 __all__ = ["RemoteSource"]
 
 
-class _Openings:
-    """How often a source was opened in this process, and what the latest reader is."""
+class _Latest:
+    """The latest reader of a source in this process, for reports."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._count = 0
-        self.latest: dict[str, int] = {}
+        self.reader: RemoteReader | None = None
 
-    def next(self) -> int:
-        with self._lock:
-            number = self._count
-            self._count += 1
-        return number
-
-    def __reduce__(self) -> tuple[type[_Openings], tuple[()]]:
-        # Another process opens on its own account.
-        return _Openings, ()
+    def __reduce__(self) -> tuple[type[_Latest], tuple[()]]:
+        # Another process reads on its own account.
+        return _Latest, ()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class RemoteSource:
+class RemoteSource(Source):
     """What the workers of a service make of a registered dataset (`plan.source.Source`).
 
-    Each opening joins the next repetition of the job: the first of this object in this process
-    joins repetition 0, the second 1, and so on.
+    Each opening joins the job's iteration for the pass over the data that it is opened for.
 
     Attributes:
-        service: The dispatcher's address.
+        options: How the service is read.
         dataset_id: What to read.
-        processing_mode: How the workers share it.
         cardinality: Number of elements, INFINITE or UNKNOWN.
-        job_name: Whose iterations to share; None: nobody's.
-        max_outstanding_requests: Requests and unused answers that may be outstanding.
-        data_transfer_protocol: "local", "shm", "tcp", or None: the first of these that works.
-        target_workers: "AUTO", "ANY" or "LOCAL".
-        security: Keys of this client.
-        element_spec: Spec of one element, or None.
+        job_name: Whose iterations to share, as the dispatcher knows it; None: nobody's.
+        spec: Spec of one element, or None.
     """
 
-    service: str
+    options: ReadingOptions
     dataset_id: str
-    processing_mode: ShardingPolicy
     cardinality: int
     job_name: str | None = None
-    max_outstanding_requests: int = 16
-    data_transfer_protocol: str | None = None
-    target_workers: str = "AUTO"
-    security: Security | None = None
-    element_spec: Spec | None = None
-    _openings: _Openings = field(default_factory=_Openings, repr=False)
+    spec: Spec | None = None
+    _latest: _Latest = field(default_factory=_Latest, repr=False)
+
+    @property
+    def element_spec(self) -> Spec | None:
+        """Spec of one element, or None when only reading can tell."""
+        return self.spec
 
     @property
     def size(self) -> int:
@@ -84,41 +71,66 @@ class RemoteSource:
     def splittable(self) -> bool:
         return False
 
-    def open(self, start: int, stop: int, position: Position = None) -> Reader:
-        if position is not None and position.get("received", 0):
-            raise FailedPreconditionError(
-                "an iterator over the data service cannot be restored yet, but this one was at "
-                f"element {position['received']} of repetition {position['repetition']}. Start the "
-                "epoch anew; or keep the state of an iterator that reads the dataset in this "
-                "process, without `distribute`"
-            )
+    @property
+    def cannot_restore(self) -> str:
+        return (
+            "an iterator over the data service cannot be restored yet in the middle of a pass (nor "
+            "go on after Ctrl-C interrupted it). Read the pass again from its start; or keep the "
+            "state of an iterator that reads the dataset in this process, without `distribute`"
+        )
+
+    def open(
+        self,
+        start: int,
+        stop: int,
+        position: Position = None,
+        *,
+        pass_number: tuple[int, ...] = (),
+    ) -> Reader:
         reader = RemoteReader(
             OpenIteration(
-                client_id=uuid.uuid4().hex,
+                client_id=f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex}",
                 dataset_id=self.dataset_id,
-                processing_mode=int(self.processing_mode),
+                processing_mode=int(self.options.processing_mode),
                 job_name=self.job_name,
-                repetition=self._openings.next(),
-                target_workers=self.target_workers,
+                pass_number=tuple(pass_number) or (0,),
+                seed=secrets.randbits(52),
+                target_workers=self.options.target_workers,
             ),
-            dispatcher=self.service,
+            dispatcher=self.options.service,
             dial=self._dial,
+            connect_dispatcher=self._connect_dispatcher,
             connect=self._connect,
-            local_only=self.target_workers == "LOCAL",
-            max_outstanding_requests=self.max_outstanding_requests,
+            local_only=self.options.target_workers == "LOCAL",
+            max_outstanding_requests=self.options.max_outstanding_requests,
+            wait_timeout=self.options.wait_timeout,
         )
-        self._openings.latest = reader.delivered
+        self._latest.reader = reader
         return reader
 
     def elements_by_worker(self) -> dict[str, int]:
         """Return how many elements each worker, by address, delivered in the latest iteration."""
-        return dict(self._openings.latest)
+        reader = self._latest.reader
+        return {} if reader is None else reader.elements_by_worker()
+
+    def lost_units(self) -> tuple[LostUnits, ...]:
+        """Return what the latest iteration lost with workers; known at its end."""
+        reader = self._latest.reader
+        return () if reader is None else reader.lost
 
     def _dial(self) -> DispatcherStub:
-        return DispatcherStub(self.service, security=self.security)
+        return DispatcherStub(self.options.service, security=self.options.security)
+
+    def _connect_dispatcher(self) -> Channel:
+        return zeromq.connect(
+            self.options.service,
+            reply_type=DispatcherReply,
+            security=self.options.security,
+            shared_memory=False,
+        )
 
     def _connect(self, address: str) -> Channel:
-        protocol = self.data_transfer_protocol
+        protocol = self.options.data_transfer_protocol
         if protocol in (None, "local"):
             if inprocess.is_local(address):
                 return inprocess.connect(address)
@@ -131,6 +143,6 @@ class RemoteSource:
         return zeromq.connect(
             address,
             reply_type=WorkerReply,
-            security=self.security,
+            security=self.options.security,
             shared_memory=protocol != "tcp",
         )

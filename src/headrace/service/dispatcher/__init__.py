@@ -1,13 +1,17 @@
 """The dispatcher: it knows datasets, workers, jobs and tasks, and never sees an element.
 
-=========================================  ====================================================
-`updates`                                  facts, in the past tense
-`state`                                    what the facts add up to; only here anything changes
-`decision`                                 what a decider is given, and what it gives back
-`registration` `jobs` `splits` `liveness`  deciders: they read, and never write
-`dispatcher`                               request -> decider, as a table, around one state
-`journal`                                  keeps facts, in order, across a crash
-`server`                                   the shell: lock, clock, wire
-`stub`                                     typed calls to that server
-=========================================  ====================================================
+================================================  =============================================
+`updates`                                         facts, in the past tense
+`state` `ranges`                                  what the facts add up to
+`apply`                                           the only code that changes a state
+`limits` `presence` `decision`                    what a decider is given, what it gives back
+`registration` `plans` `jobs` `clients` `tasks`   deciders: they read, and never write
+`splits` `liveness` `status`
+`assignment`                                      who gets which task, and what follows from facts
+`dispatcher`                                      request -> decider, as a table, round one state
+`journal`                                         keeps facts, in order, across a crash
+`core`                                            dispatcher, journal and clock under one lock
+`server`                                          the shell: port and threads
+`stub`                                            typed calls to that server
+================================================  =============================================
 """

@@ -1,6 +1,6 @@
 """The dispatcher without its shell: one state, and a table from requests to deciders.
 
-    request -> decide(state, request, moment) -> facts -> apply -> reply
+    request -> decide(state, request, moment) -> facts -> apply -> what follows from them -> reply
 
 It has no lock, clock, thread or file: `server` brings those, and makes facts durable before it
 sends the replies.
@@ -8,12 +8,25 @@ sends the replies.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from headrace.service import messages
-from headrace.service.dispatcher import jobs, liveness, registration, splits
-from headrace.service.dispatcher.decision import Decision, Limits, Moment, Presence
+from headrace.service.dispatcher import (
+    clients,
+    jobs,
+    liveness,
+    plans,
+    registration,
+    splits,
+    status,
+    tasks,
+)
+from headrace.service.dispatcher.apply import apply, illegal
+from headrace.service.dispatcher.assignment import consequences, struck_by
+from headrace.service.dispatcher.decision import Decision, Moment
+from headrace.service.dispatcher.limits import Limits
+from headrace.service.dispatcher.presence import Presence
 from headrace.service.dispatcher.state import DispatcherState
 from headrace.service.dispatcher.updates import Update
 
@@ -23,25 +36,36 @@ _DECIDERS: dict[type, Callable[[DispatcherState, Any, Moment], Decision]] = {
     messages.Ping: registration.ping,
     messages.RegisterDataset: registration.register_dataset,
     messages.GetDataset: registration.get_dataset,
-    messages.GetPlan: registration.get_plan,
     messages.RegisterWorker: registration.register_worker,
+    messages.PutPlan: plans.put_plan,
+    messages.GetPlan: plans.get_plan,
     messages.OpenIteration: jobs.open_iteration,
-    messages.ClientHeartbeat: jobs.client_heartbeat,
-    messages.CloseIteration: jobs.close_iteration,
-    messages.GetTask: jobs.get_task,
-    messages.FinishTask: jobs.finish_task,
+    messages.ClientHeartbeat: clients.client_heartbeat,
+    messages.SettleTask: clients.settle_task,
+    messages.CloseIteration: clients.close_iteration,
+    messages.GetTask: tasks.get_task,
+    messages.FinishTask: tasks.finish_task,
+    messages.FailTask: tasks.fail_task,
     messages.GetSplit: splits.get_split,
+    messages.HandBack: splits.hand_back,
     messages.WorkerHeartbeat: liveness.worker_heartbeat,
+    messages.WorkerLeaving: liveness.worker_leaving,
+    messages.WorkerLeft: liveness.worker_left,
     messages.ReportUnreachable: liveness.report_unreachable,
-    messages.GetStatus: liveness.get_status,
+    messages.GetStatus: status.get_status,
 }
 
 #: In this order: each sees what the one before it did.
 _CHORES: tuple[Callable[[DispatcherState, Moment], list[Update]], ...] = (
     liveness.expire_workers,
-    liveness.expire_clients,
+    clients.expire_clients,
+    clients.settle_for_silent,
     liveness.collect_idle,
 )
+
+_SLACK = 0.1
+"""Seconds, or one interval if that is less, by which a tick may come later than after twice its
+interval; more is a pause."""
 
 
 class Dispatcher:
@@ -51,16 +75,18 @@ class Dispatcher:
         self.state = state
         self.presence = Presence.of(state, now)
         self.limits = limits
+        self._ticked = now
 
-    def handle(self, request: messages.DispatcherRequest, now: float) -> Decision:
-        """Decide a request and apply what follows.
+    def handle(
+        self, request: messages.DispatcherRequest, now: float
+    ) -> tuple[Decision, list[Update]]:
+        """Decide a request and apply what follows; return all the facts beside the decision.
 
         Raises:
             HeadraceError: The request is refused; nothing changed.
         """
         decision = self.decide(request, now)
-        self.apply(decision, now)
-        return decision
+        return decision, self.apply(decision, now)
 
     def decide(self, request: messages.DispatcherRequest, now: float) -> Decision:
         """Say what follows from a request; that its sender is alive is all that is noted.
@@ -72,23 +98,50 @@ class Dispatcher:
         moment = Moment(now, self.presence, self.limits)
         return _DECIDERS[type(request)](self.state, request, moment)
 
-    def apply(self, decision: Decision, now: float) -> None:
-        """Apply what `decide` came to; nothing may come between the two."""
-        self._apply(decision.updates, now)
+    def apply(self, decision: Decision, now: float) -> list[Update]:
+        """Apply what `decide` found, before anything else happens; return all facts of it.
+
+        Raises:
+            IllegalFactError: It contradicts the state, which may be half changed.
+        """
+        if decision.upload is not None:
+            digest, upload = decision.upload
+            self.presence.uploads[digest] = upload
         if decision.suspect is not None:
             self.presence.suspects.add(decision.suspect)
+        return self._apply(decision.updates, now)
 
     def tick(self, now: float) -> list[Update]:
-        """Do what time alone asks for; return the facts, which are applied already."""
+        """Do what time alone asks for; return the facts, which are applied already.
+
+        To be called every `limits.tick_interval` seconds. When a call is late, this process was
+        paused, and nobody could be heard meanwhile: the pause is nobody's silence, and what was
+        sent during it is heard before anybody is declared gone.
+
+        Raises:
+            IllegalFactError: A fact contradicts the state, which may be half changed.
+        """
+        since, self._ticked = now - self._ticked, now
+        interval = self.limits.tick_interval
+        if since > 2 * interval + min(interval, _SLACK):
+            self.presence.forgive(since, now)
+            return []
         moment = Moment(now, self.presence, self.limits)
         facts: list[Update] = []
         for chore in _CHORES:
-            done = chore(self.state, moment)
-            self._apply(done, now)
-            facts += done
+            facts += self._apply(chore(self.state, moment), now)
         return facts
 
-    def _apply(self, facts: list[Update] | tuple[Update, ...], now: float) -> None:
+    def _apply(self, facts: Sequence[Update], now: float) -> list[Update]:
+        applied: list[Update] = []
         for fact in facts:
-            self.presence.observe(fact, self.state, now)
-            self.state.apply(fact)
+            try:
+                struck = struck_by(self.state, fact)
+                self.presence.observe(fact, self.state, now)
+            except Exception as error:
+                raise illegal(self.state, fact, error) from error
+            apply(self.state, fact)
+            applied.append(fact)
+            for iteration_id in struck:
+                applied += self._apply(consequences(self.state, iteration_id), now)
+        return applied

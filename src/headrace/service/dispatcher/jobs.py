@@ -1,31 +1,24 @@
-"""Deciders: jobs, their iterations, and the tasks that carry them out.
-
-An iteration is one pass of a job, shared by all its clients. Each worker has one task of each
-unfinished iteration, one that joins later too. An iteration is finished when no task is running
-and at least one reached its end. Where all tasks were lost and none reached its end, it goes on
-when a worker joins: until then its clients wait, as they do where there was no worker at all.
-"""
+"""Deciders: jobs and their iterations begin."""
 
 from __future__ import annotations
 
-from headrace.errors import AlreadyExistsError, FailedPreconditionError, NotFoundError
+import msgspec
+
+from headrace.errors import AlreadyExistsError, FailedPreconditionError
 from headrace.service import messages
 from headrace.service.config import ShardingPolicy
 from headrace.service.dispatcher import updates
+from headrace.service.dispatcher.assignment import assign, staying
+from headrace.service.dispatcher.clients import addresses, leave
 from headrace.service.dispatcher.decision import Decision, Moment
-from headrace.service.dispatcher.liveness import leave
-from headrace.service.dispatcher.state import (
-    Dataset,
-    DispatcherState,
-    Iteration,
-    Job,
-    TaskPhase,
-)
+from headrace.service.dispatcher.state import Dataset, DispatcherState, Iteration, Job, Readers
 from headrace.service.dispatcher.updates import Update
 
-__all__ = ["client_heartbeat", "close_iteration", "finish_task", "get_task", "open_iteration"]
+__all__ = ["open_iteration"]
 
 _OFFERED = (ShardingPolicy.OFF, ShardingPolicy.DYNAMIC)
+_DEEPEST_PASS = 32
+_NUMBERS = range(-(1 << 63), 1 << 63)
 
 
 def open_iteration(
@@ -39,29 +32,30 @@ def open_iteration(
         NotFoundError: The dataset is not registered.
         AlreadyExistsError: The job's name belongs to a job that differs.
         FailedPreconditionError: The dataset cannot be processed in this mode.
+        ValueError: The request makes no sense.
     """
+    _check_sense(request)
     dataset = state.dataset(request.dataset_id)
     _check_mode(dataset, request)
     job = _find_job(state, request)
     if job is not None:
         _check_same_job(state, job, dataset, request)
-    iteration_id = None if job is None else job.iterations.get(request.repetition)
+    iteration_id = None if job is None else job.iterations.get(request.pass_number)
     current = state.clients.get(request.client_id)
     if current is not None and current == iteration_id:
         return Decision(reply=_opened(state, state.iterations[current]))
     facts: list[Update] = [] if current is None else leave(state, request.client_id)
     if job is not None and updates.JobForgotten(job.job_id) in facts:
-        # The client's own job lives on when the client goes to another repetition of it.
+        # The client's own job lives on when the client goes to another pass of it.
         facts.remove(updates.JobForgotten(job.job_id))
-    if iteration_id is not None:
+    if job is not None and iteration_id is not None:
         iteration = state.iterations.get(iteration_id)
-        if iteration is None or iteration.finished:
-            reply = messages.IterationOpened(iteration_id=iteration_id, tasks=(), finished=True)
-            if iteration is not None:
-                facts.append(_joined(request, iteration_id))
-            return Decision(updates=tuple(facts), reply=reply)
-        facts.append(_joined(request, iteration_id))
-        return Decision(updates=tuple(facts), reply=_opened(state, iteration))
+        if iteration is None:
+            reply = _over(job, iteration_id, job.forgotten[request.pass_number])
+        else:
+            facts.append(_joined(request, iteration_id))
+            reply = _opened(state, iteration)
+        return Decision(updates=tuple(facts), reply=reply)
     job_id = state.next_job if job is None else job.job_id
     if job is None:
         facts.append(_job_created(job_id, request))
@@ -74,23 +68,31 @@ def _create_iteration(
     iteration_id = state.next_iteration
     facts.append(
         updates.IterationCreated(
-            iteration_id=iteration_id, job_id=job_id, repetition=request.repetition
+            iteration_id=iteration_id,
+            job_id=job_id,
+            pass_number=request.pass_number,
+            seed=request.seed,
         )
     )
-    tasks = []
-    for task_id, worker in enumerate(state.workers.values(), start=state.next_task):
-        facts.append(
-            updates.TaskCreated(
-                task_id=task_id, iteration_id=iteration_id, worker_id=worker.worker_id
-            )
-        )
-        tasks.append(
-            messages.TaskAddress(
-                task_id=task_id, worker_id=worker.worker_id, worker_address=worker.address
-            )
-        )
+    created = assign(state, [iteration_id], staying(state))
+    facts += created
     facts.append(_joined(request, iteration_id))
-    reply = messages.IterationOpened(iteration_id=iteration_id, tasks=tuple(tasks), finished=False)
+    tasks = tuple(
+        messages.TaskAddress(
+            task_id=task.task_id,
+            worker_id=task.worker_id,
+            worker_address=state.workers[task.worker_id].address,
+            ticket=state.ticket(task.task_id),
+        )
+        for task in created
+    )
+    reply = messages.IterationOpened(
+        iteration_id=iteration_id,
+        tasks=tasks,
+        seed=request.seed,
+        finished=False,
+        job_name=request.job_name or "",
+    )
     return Decision(updates=tuple(facts), reply=reply)
 
 
@@ -111,12 +113,12 @@ def _check_mode(dataset: Dataset, request: messages.OpenIteration) -> None:
             "this dispatcher offers the processing modes OFF and DYNAMIC; got "
             f"{names.get(mode, mode)}"
         )
-    if mode == ShardingPolicy.DYNAMIC and not dataset.splittable:
+    if mode == ShardingPolicy.DYNAMIC and dataset.positions is None:
         raise FailedPreconditionError(
-            f"dataset {dataset.dataset_id} cannot be read with ShardingPolicy.DYNAMIC: it has a "
-            "source that cannot be split (such as a generator that one worker must run whole, or a "
-            "dataset read from a service). Use ShardingPolicy.OFF, or a source with indices: "
-            "files, arrays, a range, Dataset.from_source"
+            f"dataset {dataset.dataset_id} cannot be read with ShardingPolicy.DYNAMIC: it has no "
+            "positions that could be dealt, because it reads another service or has a source that "
+            "cannot be split. Use ShardingPolicy.OFF, or a source with indices: files, arrays, a "
+            "range, Dataset.from_source"
         )
 
 
@@ -163,83 +165,47 @@ def _joined(request: messages.OpenIteration, iteration_id: int) -> updates.Clien
 
 
 def _opened(state: DispatcherState, iteration: Iteration) -> messages.IterationOpened:
+    job = state.jobs[iteration.job_id]
+    if iteration.finished:
+        over = _over(job, iteration.iteration_id, iteration.readers)
+        return msgspec.structs.replace(over, finished_by=iteration.failed or over.finished_by)
     return messages.IterationOpened(
         iteration_id=iteration.iteration_id,
-        tasks=_addresses(state, iteration),
-        finished=iteration.finished,
+        tasks=addresses(state.tasks_of(iteration)),
+        seed=iteration.seed,
+        finished=False,
+        job_name=job.name or "",
     )
 
 
-def _addresses(state: DispatcherState, iteration: Iteration) -> tuple[messages.TaskAddress, ...]:
-    return tuple(
-        messages.TaskAddress(
-            task_id=task.task_id,
-            worker_id=task.worker_id,
-            worker_address=state.workers[task.worker_id].address,
-        )
-        for task in state.running_tasks(iteration)
+def _over(job: Job, iteration_id: int, readers: Readers | None) -> messages.IterationOpened:
+    if readers is None:
+        finished_by = "nobody"
+    elif readers.clients == 1:
+        finished_by = f"client {readers.first}"
+    else:
+        others = "another" if readers.clients == 2 else f"{readers.clients - 1} others"
+        finished_by = f"client {readers.first} and {others}"
+    return messages.IterationOpened(
+        iteration_id=iteration_id,
+        tasks=(),
+        seed=0,
+        finished=True,
+        job_name=job.name or "",
+        finished_by=finished_by,
     )
 
 
-def client_heartbeat(
-    state: DispatcherState, request: messages.ClientHeartbeat, moment: Moment
-) -> Decision:
-    """Tell a client what there is to read."""
-    iteration = state.client_iteration(request.client_id)
-    return Decision(
-        reply=messages.ClientUpdate(tasks=_addresses(state, iteration), finished=iteration.finished)
-    )
-
-
-def close_iteration(
-    state: DispatcherState, request: messages.CloseIteration, moment: Moment
-) -> Decision:
-    """Let a client go; one that is not known has gone already."""
-    if request.client_id not in state.clients:
-        return Decision()
-    return Decision(updates=tuple(leave(state, request.client_id)))
-
-
-def get_task(state: DispatcherState, request: messages.GetTask, moment: Moment) -> Decision:
-    """Tell a worker what a task of its own is about.
-
-    Raises:
-        NotFoundError: There is no such task for this worker to run.
-    """
-    task = state.task(request.task_id)
-    if task.worker_id != request.worker_id or task.phase is not TaskPhase.RUNNING:
-        raise NotFoundError(
-            f"task {request.task_id} is not for worker {request.worker_id} to run: it is "
-            f"{task.phase.name.lower()} on worker {task.worker_id}"
+def _check_sense(request: messages.OpenIteration) -> None:
+    if not request.client_id:
+        raise ValueError("a client needs an id; got client_id=''")
+    if request.job_name == "":
+        raise ValueError("job_name='' must be None or a name")
+    if request.seed not in _NUMBERS:
+        raise ValueError(f"seed={request.seed} must fit into 64 bits with a sign")
+    numbers = request.pass_number
+    if len(numbers) > _DEEPEST_PASS or any(not 0 <= each < _NUMBERS.stop for each in numbers):
+        raise ValueError(
+            f"pass_number={numbers[:_DEEPEST_PASS]} must be at most {_DEEPEST_PASS} numbers, none "
+            "of them negative"
         )
-    iteration = state.iterations[task.iteration_id]
-    job = state.jobs[iteration.job_id]
-    return Decision(
-        reply=messages.TaskDefinition(
-            task_id=task.task_id,
-            iteration_id=iteration.iteration_id,
-            dataset_id=job.dataset_id,
-            processing_mode=job.processing_mode,
-            repetition=iteration.repetition,
-        )
-    )
-
-
-def finish_task(state: DispatcherState, request: messages.FinishTask, moment: Moment) -> Decision:
-    """Note that a task reached its end; of one that is over already, nothing is noted.
-
-    Raises:
-        NotFoundError: There is no such task, or it is another worker's.
-    """
-    task = state.task(request.task_id)
-    if task.worker_id != request.worker_id:
-        raise NotFoundError(
-            f"task {request.task_id} belongs to worker {task.worker_id}, not to {request.worker_id}"
-        )
-    if task.phase is not TaskPhase.RUNNING:
-        return Decision()
-    facts: list[Update] = [updates.TaskFinished(task_id=task.task_id)]
-    running = state.running_tasks(state.iterations[task.iteration_id])
-    if len(running) == 1:
-        facts.append(updates.IterationFinished(iteration_id=task.iteration_id))
-    return Decision(updates=tuple(facts))

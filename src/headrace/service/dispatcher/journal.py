@@ -1,39 +1,45 @@
 """Keeps facts and plans: in memory, or in an SQLite file that survives a kill at any instant.
 
-Rule 1. What `append` returned from is on the disk: facts of one call are kept all or not at all.
+Rule 1. What `append` returned from is kept: facts of one call all or not at all.
 Rule 2. The journal never looks into a fact. A snapshot is what the facts before it add up to, put
         in their place in one transaction, so that starting again takes bounded time.
 Rule 3. A work directory has one dispatcher: whoever opens the journal keeps the file locked.
+Rule 4. A plan is kept in the parts that it arrived in. Its first part takes the place of whatever
+        was kept under its digest before.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import sqlite3
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
 from headrace.errors import DataLossError, FailedPreconditionError, UnavailableError
+from headrace.service.dispatcher.apply import apply
+from headrace.service.dispatcher.decision import PlanPart, PlanPlace
 from headrace.service.dispatcher.state import DispatcherState
 from headrace.service.dispatcher.updates import Update
 
 __all__ = ["Journal", "MemoryJournal", "SqliteJournal"]
 
 FILE_NAME = "dispatcher.sqlite"
-FORMAT = 1
+FORMAT = 2
 COMPACT_AFTER = 50_000
 """Facts after which a snapshot takes their place: about half a second's work to apply again."""
 
 _SCHEMA = f"""
 CREATE TABLE facts (number INTEGER PRIMARY KEY, body BLOB NOT NULL, checksum INTEGER NOT NULL);
 CREATE TABLE snapshot (number INTEGER NOT NULL, body BLOB NOT NULL, checksum INTEGER NOT NULL);
-CREATE TABLE plans (digest BLOB PRIMARY KEY, body BLOB NOT NULL);
+CREATE TABLE plans (
+    digest BLOB, start INTEGER, body BLOB NOT NULL, checksum INTEGER NOT NULL,
+    PRIMARY KEY (digest, start)
+);
 PRAGMA user_version = {FORMAT};
 """
 
@@ -60,20 +66,24 @@ class Journal(ABC):
         """
 
     @abstractmethod
-    def append(self, facts: Sequence[Update], plans: Sequence[bytes] = ()) -> None:
-        """Keep facts and the plans that they refer to, all or none of them.
+    def append(self, facts: Sequence[Update], parts: Sequence[PlanPart] = ()) -> None:
+        """Keep facts and parts of plans, all or none of them.
 
         Raises:
             UnavailableError: They cannot be kept now; none of them was.
         """
 
     @abstractmethod
-    def read_plan(self, digest: bytes) -> bytes:
-        """Return the plan with this SHA-256 digest.
+    def read_plan(self, place: PlanPlace) -> bytes:
+        """Return a plan's bytes from a place on, to the end of a part.
 
         Raises:
-            DataLossError: It is not there, or is damaged.
+            DataLossError: They are not there, or are damaged.
         """
+
+    @abstractmethod
+    def drop_plans(self, except_for: Container[bytes]) -> None:
+        """Forget the plans that never arrived whole."""
 
     @abstractmethod
     def compact(self, state: DispatcherState) -> None:
@@ -85,25 +95,47 @@ class Journal(ABC):
 
 
 class MemoryJournal(Journal):
-    """Keeps plans while the process lives, and no facts: a restart begins with nothing."""
+    """Keeps facts and plans while the process lives: a restart begins with nothing.
 
-    def __init__(self) -> None:
-        self._plans: dict[bytes, bytes] = {}
+    Args:
+        compact_after: Facts after which `compact` makes a snapshot.
+    """
+
+    def __init__(self, *, compact_after: int = COMPACT_AFTER) -> None:
+        self._compact_after = compact_after
+        self._snapshot: bytes | None = None
+        self._facts: list[Update] = []
+        self._plans: dict[bytes, dict[int, bytes]] = {}
 
     def replay(self) -> DispatcherState:
-        return DispatcherState()
+        state = DispatcherState() if self._snapshot is None else _decode_state(self._snapshot)
+        for fact in self._facts:
+            apply(state, fact)
+        return state
 
-    def append(self, facts: Sequence[Update], plans: Sequence[bytes] = ()) -> None:
-        for plan in plans:
-            self._plans.setdefault(hashlib.sha256(plan).digest(), plan)
+    def append(self, facts: Sequence[Update], parts: Sequence[PlanPart] = ()) -> None:
+        for digest, offset, part in parts:
+            kept = self._plans.setdefault(digest, {})
+            if offset == 0:
+                kept.clear()
+            kept[offset] = part
+        self._facts += facts
 
-    def read_plan(self, digest: bytes) -> bytes:
-        return self._plans[digest]
+    def read_plan(self, place: PlanPlace) -> bytes:
+        parts = self._plans[place.digest]
+        start = max(offset for offset in parts if offset <= place.offset)
+        return parts[start][place.offset - start :]
+
+    def drop_plans(self, except_for: Container[bytes]) -> None:
+        self._plans = {key: parts for key, parts in self._plans.items() if key in except_for}
 
     def compact(self, state: DispatcherState) -> None:
-        return
+        if len(self._facts) >= self._compact_after:
+            self._snapshot = _encode(state)
+            self._facts.clear()
 
     def close(self) -> None:
+        self._facts.clear()
         self._plans.clear()
 
 
@@ -162,7 +194,8 @@ class SqliteJournal(Journal):
                 execute("ROLLBACK")
                 raise FailedPreconditionError(
                     f"the journal {self.path} has format {version}, this version of Headrace "
-                    f"reads format {FORMAT}: use the version that wrote it, or another work_dir"
+                    f"reads format {FORMAT}: use the version that wrote it, or another work_dir "
+                    "and register everything again"
                 )
             execute("COMMIT")
 
@@ -191,36 +224,54 @@ class SqliteJournal(Journal):
                 last = number
                 self._since_snapshot += len(facts)
                 for fact in facts:
-                    state.apply(fact)
+                    apply(state, fact)
         self._last = last
         return state
 
-    def append(self, facts: Sequence[Update], plans: Sequence[bytes] = ()) -> None:
-        if not facts and not plans:
+    def append(self, facts: Sequence[Update], parts: Sequence[PlanPart] = ()) -> None:
+        if not facts and not parts:
             return
-        body = _encode(facts)
         with self._transaction():
-            for plan in plans:
+            for digest, offset, part in parts:
+                if offset == 0:
+                    self._database.execute("DELETE FROM plans WHERE digest = ?", (digest,))
                 self._database.execute(
-                    "INSERT OR IGNORE INTO plans VALUES (?, ?)",
-                    (hashlib.sha256(plan).digest(), plan),
+                    "INSERT OR REPLACE INTO plans VALUES (?, ?, ?, ?)",
+                    (digest, offset, part, zlib.crc32(part)),
                 )
-            self._database.execute(
-                "INSERT INTO facts VALUES (?, ?, ?)", (self._last + 1, body, zlib.crc32(body))
-            )
-        self._last += 1
+            if facts:
+                body = _encode(facts)
+                self._database.execute(
+                    "INSERT INTO facts VALUES (?, ?, ?)", (self._last + 1, body, zlib.crc32(body))
+                )
+        self._last += bool(facts)
         self._since_snapshot += len(facts)
 
-    def read_plan(self, digest: bytes) -> bytes:
+    def read_plan(self, place: PlanPlace) -> bytes:
         with self._damage_reported():
             row = self._database.execute(
-                "SELECT body FROM plans WHERE digest = ?", (digest,)
+                "SELECT start, body, checksum FROM plans WHERE digest = ? AND start <= ? "
+                "ORDER BY start DESC LIMIT 1",
+                place,
             ).fetchone()
-        if row is None or hashlib.sha256(row[0]).digest() != digest:
-            found = "missing" if row is None else "damaged"
-            raise DataLossError(f"the plan {digest.hex()} in {self.path} is {found}. {_CURE}")
-        plan: bytes = row[0]
-        return plan
+        found = "missing" if row is None else "damaged"
+        if row is not None and isinstance(row[1], bytes) and zlib.crc32(row[1]) == row[2]:
+            part: bytes = row[1][place.offset - row[0] :]
+            if part:
+                return part
+        raise DataLossError(
+            f"the plan {place.digest.hex()} in {self.path} is {found} at byte {place.offset}. "
+            f"{_CURE}"
+        )
+
+    def drop_plans(self, except_for: Container[bytes]) -> None:
+        with self._damage_reported():
+            digests = self._database.execute("SELECT DISTINCT digest FROM plans").fetchall()
+        with self._transaction():
+            self._database.executemany(
+                "DELETE FROM plans WHERE digest = ?",
+                [row for row in digests if row[0] not in except_for],
+            )
 
     def compact(self, state: DispatcherState) -> None:
         if self._since_snapshot < self._compact_after:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
-
 from headrace.errors import AlreadyExistsError
 from headrace.service import messages
+from headrace.service.config import check_reachable
 from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.decision import Decision, Moment
-from headrace.service.dispatcher.liveness import lose_workers
+from headrace.service.dispatcher.plans import check_digest
 from headrace.service.dispatcher.state import Dataset, DispatcherState
+from headrace.service.dispatcher.updates import Update
 
 __all__ = [
     "get_dataset",
-    "get_plan",
     "ping",
     "register_dataset",
     "register_worker",
 ]
+
+_INFINITE = -1
+_MOST_POSITIONS = 1 << 60
 
 
 def ping(state: DispatcherState, request: messages.Ping, moment: Moment) -> Decision:
@@ -30,33 +32,37 @@ def register_dataset(
 ) -> Decision:
     """Make a dataset known under the id asked for, or under the next free number.
 
+    Where its plan is not stored, nothing is registered and the reply asks for the plan.
+
     Raises:
         AlreadyExistsError: The id asked for belongs to a dataset that differs.
+        ValueError: The request makes no sense.
     """
     repeated = state.tokens.get(request.token)
     if repeated is not None:
         return Decision(reply=messages.DatasetRegistered(dataset_id=repeated))
+    check_digest(request.digest)
+    positions = request.positions
+    if positions is not None and not _INFINITE <= positions <= _MOST_POSITIONS:
+        raise ValueError(f"positions={positions} must be None, {_INFINITE} (infinite) or a number")
     dataset_id = request.dataset_id or str(state.next_dataset)
     known = state.datasets.get(dataset_id)
     if known is not None:
         _check_equal(known, request)
         return Decision(reply=messages.DatasetRegistered(dataset_id=dataset_id))
-    digest = hashlib.sha256(request.plan).digest()
+    if request.digest not in state.plans:
+        return Decision(reply=messages.DatasetRegistered(dataset_id="", wanted=True))
     registered = updates.DatasetRegistered(
         dataset_id=dataset_id,
         token=request.token,
+        digest=request.digest,
         fingerprint=request.fingerprint,
         element_spec=request.element_spec,
         cardinality=request.cardinality,
-        split_sizes=request.split_sizes,
+        positions=request.positions,
         compression=request.compression,
-        plan=digest,
     )
-    return Decision(
-        updates=(registered,),
-        reply=messages.DatasetRegistered(dataset_id=dataset_id),
-        plan_to_store=request.plan,
-    )
+    return Decision(updates=(registered,), reply=messages.DatasetRegistered(dataset_id=dataset_id))
 
 
 def _check_equal(known: Dataset, request: messages.RegisterDataset) -> None:
@@ -78,39 +84,42 @@ def _check_equal(known: Dataset, request: messages.RegisterDataset) -> None:
 
 
 def get_dataset(state: DispatcherState, request: messages.GetDataset, moment: Moment) -> Decision:
-    """Tell what is known of a dataset."""
+    """Say what is known of a dataset."""
     dataset = state.dataset(request.dataset_id)
     return Decision(
         reply=messages.DatasetDescription(
             dataset_id=dataset.dataset_id,
+            digest=dataset.digest,
             fingerprint=dataset.fingerprint,
             element_spec=dataset.element_spec,
             cardinality=dataset.cardinality,
-            splittable=dataset.splittable,
+            positions=dataset.positions,
             compression=dataset.compression,
         )
     )
 
 
-def get_plan(state: DispatcherState, request: messages.GetPlan, moment: Moment) -> Decision:
-    """Hand out the bytes that a dataset was registered with."""
-    dataset = state.dataset(request.dataset_id)
-    return Decision(reply=messages.PlanBytes(plan=b""), plan_to_send=dataset.plan)
-
-
 def register_worker(
     state: DispatcherState, request: messages.RegisterWorker, moment: Moment
 ) -> Decision:
-    """Let a worker in and give it a task of every unfinished iteration.
+    """Let a worker in; it gets a task of every unfinished iteration.
 
-    A worker that was started anew at the address of an earlier one proves that that one is gone.
+    A worker that starts at the address of an earlier one proves that the earlier one is gone.
+
+    Raises:
+        ValueError: Nobody could reach it at this address.
     """
-    if not request.worker_id or not request.address:
+    if not request.worker_id:
+        raise ValueError("a worker needs an id; got worker_id=''")
+    try:
+        check_reachable(request.address)
+    except ValueError as error:
         raise ValueError(
-            f"a worker needs an id and an address; got worker_id={request.worker_id!r}, "
-            f"address={request.address!r}"
-        )
-    reply = messages.WorkerRegistered(heartbeat_interval=moment.limits.heartbeat_interval)
+            f"the worker cannot be registered, for no client could read from it: {error}"
+        ) from None
+    reply = messages.WorkerRegistered(
+        heartbeat_interval=moment.limits.heartbeat_interval, incarnation=state.incarnation
+    )
     registered = updates.WorkerRegistered(
         worker_id=request.worker_id, address=request.address, tags=request.tags
     )
@@ -118,16 +127,7 @@ def register_worker(
     if known is not None and known.address == request.address:
         return Decision(updates=() if known.tags == request.tags else (registered,), reply=reply)
     replaced = {request.worker_id, state.addresses.get(request.address, request.worker_id)}
-    facts = lose_workers(state, replaced & state.workers.keys())
-    over = {fact.iteration_id for fact in facts if isinstance(fact, updates.IterationFinished)}
-    unfinished = [
-        iteration_id
-        for iteration_id, iteration in state.iterations.items()
-        if not iteration.finished and iteration_id not in over
+    facts: list[Update] = [
+        updates.WorkerLost(worker_id=each) for each in sorted(replaced & state.workers.keys())
     ]
-    facts.append(registered)
-    facts += [
-        updates.TaskCreated(task_id=task_id, iteration_id=iteration_id, worker_id=request.worker_id)
-        for task_id, iteration_id in enumerate(unfinished, start=state.next_task)
-    ]
-    return Decision(updates=tuple(facts), reply=reply)
+    return Decision(updates=(*facts, registered), reply=reply)

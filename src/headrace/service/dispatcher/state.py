@@ -1,29 +1,34 @@
-"""What the facts add up to. `apply` changes the state, and nothing else does.
+"""What the facts add up to. `apply.apply` changes it, and nothing else does.
 
-Deciders read a state and never write; `apply` writes and never decides. Times are not part of it:
-who was heard from when is a matter of one run of the process (`decision.Presence`).
+Deciders read a state and never write. Times are not part of it: who was heard from when is a
+matter of one run of the process (`presence.Presence`).
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
-from typing import Any
+import hashlib
 
 import msgspec
 
 from headrace.errors import NotFoundError
 from headrace.service.config import ShardingPolicy
-from headrace.service.dispatcher import updates
-from headrace.service.dispatcher.updates import Update
+from headrace.service.dispatcher.ranges import (
+    Ranges,
+    at_least,
+    common,
+    count,
+    located,
+    subtracted,
+    united,
+)
 
 __all__ = [
     "Dataset",
     "DispatcherState",
-    "Grant",
     "Iteration",
     "Job",
-    "SourceProgress",
+    "Readers",
     "Task",
     "TaskPhase",
     "Worker",
@@ -41,24 +46,20 @@ class TaskPhase(enum.IntEnum):
     RUNNING = 0
     FINISHED = 1
     LOST = 2
+    FAILED = 3
 
 
 class Dataset(msgspec.Struct):
-    """What a client told about a dataset; the plan's bytes are kept elsewhere."""
+    """What a client said about a dataset; the plan's bytes are kept elsewhere, by digest."""
 
     dataset_id: str
     token: str
+    digest: bytes
     fingerprint: str
     element_spec: bytes
     cardinality: int
-    split_sizes: tuple[int, ...]
+    positions: int | None
     compression: str | None
-    plan: bytes
-
-    @property
-    def splittable(self) -> bool:
-        """Whether parts of it may be read by different workers."""
-        return bool(self.split_sizes)
 
 
 class Worker(msgspec.Struct):
@@ -67,8 +68,18 @@ class Worker(msgspec.Struct):
     worker_id: str
     address: str
     tags: tuple[str, ...]
+    leaving: bool = False
     #: Exactly the RUNNING tasks of this worker.
     tasks: set[int] = msgspec.field(default_factory=set)
+    #: Exactly its FINISHED tasks that were dealt units.
+    finished: set[int] = msgspec.field(default_factory=set)
+
+
+class Readers(msgspec.Struct):
+    """Who opened an iteration before it was finished."""
+
+    first: str
+    clients: int = 1
 
 
 class Job(msgspec.Struct):
@@ -81,18 +92,12 @@ class Job(msgspec.Struct):
     dataset_id: str
     processing_mode: int
     target_workers: str
-    #: repetition -> iteration id. An id that is no longer in `DispatcherState.iterations` belongs
-    #: to an iteration that finished and was forgotten.
-    iterations: dict[int, int] = msgspec.field(default_factory=dict)
-
-
-class SourceProgress(msgspec.Struct):
-    """How far one source of a DYNAMIC iteration is dealt out."""
-
-    #: The current pass; () before the first. Never goes back.
-    repetition: tuple[int, ...] = ()
-    #: The first index of this pass that was not dealt yet; at most the source's size.
-    next: int = 0
+    num_consumers: int | None = None
+    #: pass number -> iteration id
+    iterations: dict[tuple[int, ...], int] = msgspec.field(default_factory=dict)
+    #: Passes whose iteration finished and was forgotten, with who read it: exactly those whose
+    #: iteration is no longer in `DispatcherState.iterations`.
+    forgotten: dict[tuple[int, ...], Readers | None] = msgspec.field(default_factory=dict)
 
 
 class Iteration(msgspec.Struct):
@@ -100,40 +105,111 @@ class Iteration(msgspec.Struct):
 
     iteration_id: int
     job_id: int
-    repetition: int
-    #: One per source for DYNAMIC, else empty.
-    sources: list[SourceProgress]
-    #: All tasks that it ever had; at most one RUNNING per worker, and while the iteration is
-    #: unfinished, no live worker is without one that is RUNNING or FINISHED.
+    pass_number: tuple[int, ...]
+    seed: int
+    #: Number of units of its stream; INFINITE (-1); None: nothing is dealt.
+    positions: int | None
+    num_consumers: int | None = None
+    #: The first unit that was not dealt yet; at most `positions` where those end.
+    next: int = 0
+    #: Units that were dealt and came back; all before `next`. They are dealt first.
+    returned: Ranges = ()
+    #: Units that came back from tasks that were lost or failed: once at least, twice at least. The
+    #: second are part of the first, which are before `next`. Those that were given up are neither.
+    recovered: Ranges = ()
+    suspects: Ranges = ()
+    given_up: Ranges = ()
+    #: How many suspects a task may be dealt at once; at least one.
+    suspects_at_once: int = 1
+    #: All tasks that it ever had; at most one RUNNING per worker. While the iteration is unfinished
+    #: and deals units, no worker that was never leaving is without one that is not LOST; where it
+    #: deals none, some task is not LOST, unless there is no such worker.
     tasks: list[int] = msgspec.field(default_factory=list)
+    #: RUNNING tasks on workers that stay, and on workers that are leaving.
+    takers: int = 0
+    leavers: int = 0
+    #: Units that its RUNNING tasks hold.
+    held: int = 0
+    #: Grows with every change that its clients should hear of.
+    version: int = 0
     #: Exactly the clients that read it now.
     clients: set[str] = msgspec.field(default_factory=set)
-    #: Only if no task is RUNNING and at least one is FINISHED.
+    readers: Readers | None = None
+    #: A task reached the end of all there is, and not only of what its leaving worker had.
+    ended: bool = False
+    #: Only if no task is RUNNING.
     finished: bool = False
+    #: Why it was given up; only if it is finished.
+    failed: str = ""
 
-
-class Grant(msgspec.Struct):
-    """The last split that a task got of one source, in case it asks for it again."""
-
-    number: int
-    start: int
-    stop: int
+    @property
+    def rest(self) -> int | None:
+        """Units that can still be dealt; None: without end."""
+        if self.positions is None:
+            return 0
+        if self.positions < 0:
+            return None
+        return self.positions - self.next + count(self.returned)
 
 
 class Task(msgspec.Struct):
-    """An iteration on one worker."""
+    """An iteration on one worker.
+
+    The units that it was dealt are numbered from 0 in dealt order; `returned`, `received` and
+    `touched` are ranges of those numbers.
+    """
 
     task_id: int
     iteration_id: int
     worker_id: str
+    address: str
+    """The worker's, which may be gone."""
+    ticket: str
+    """Proves that the dispatcher sent somebody to this task."""
     phase: TaskPhase = TaskPhase.RUNNING
-    #: source -> the last split
-    grants: dict[int, Grant] = msgspec.field(default_factory=dict)
+    reason: str = ""
+    shard: int | None = None
+    of: int | None = None
+    starting_round: int | None = None
+    #: How often all tasks that the iteration had were lost before; 0 where units are dealt.
+    attempt: int = 0
+    #: Number of grants, and the last of them in case it is asked for again.
+    grants: int = 0
+    last: tuple[int, int] = (0, 0)
+    #: How many units were dealt to it, and how many of them were known to be done.
+    dealt: int = 0
+    done: int = 0
+    #: Where in the stream units `done` to `dealt` - 1 are.
+    runs: list[tuple[int, int]] = msgspec.field(default_factory=list)
+    #: None before `done`; what was received was touched.
+    returned: Ranges = ()
+    received: Ranges = ()
+    #: Units of which a client that said so, or one that left, may have received something.
+    touched: Ranges = ()
+    #: Clients of its iteration that must still say what they received.
+    unsettled: set[str] = msgspec.field(default_factory=set)
+    #: The worker is lost or has left, or the task failed: what was not received will not come.
+    gone: bool = False
+
+    @property
+    def held(self) -> int:
+        """Units that were dealt to it, and are neither done nor returned."""
+        return self.dealt - self.done - count(self.returned)
+
+    @property
+    def untouched(self) -> Ranges:
+        """Units that it holds, in dealt order, of which no client received anything."""
+        known = united((*self.returned, *self.touched))
+        return subtracted(((self.done, self.dealt),), known) if self.held else ()
 
 
 class DispatcherState(msgspec.Struct):
     """Everything that survives a restart."""
 
+    incarnation: str = ""
+    secret: bytes = b""
+    #: digest -> bytes of the plan
+    plans: dict[bytes, int] = msgspec.field(default_factory=dict)
     datasets: dict[str, Dataset] = msgspec.field(default_factory=dict)
     workers: dict[str, Worker] = msgspec.field(default_factory=dict)
     jobs: dict[int, Job] = msgspec.field(default_factory=dict)
@@ -152,9 +228,10 @@ class DispatcherState(msgspec.Struct):
     next_task: int = FIRST_TASK
     next_job: int = FIRST_JOB
 
-    def apply(self, update: Update) -> None:
-        """Change the state by one fact."""
-        _APPLY[type(update)](self, update)
+    def ticket(self, task_id: int) -> str:
+        """Return the ticket that a task of this number has."""
+        proof = hashlib.blake2b(str(task_id).encode(), key=self.secret, digest_size=16)
+        return f"{self.incarnation}-{proof.hexdigest()}"
 
     def dataset(self, dataset_id: str) -> Dataset:
         """Return a dataset.
@@ -188,7 +265,7 @@ class DispatcherState(msgspec.Struct):
         """Return a worker.
 
         Raises:
-            NotFoundError: It never registered, or was declared lost.
+            NotFoundError: It never registered, left, or was declared lost.
         """
         found = self.workers.get(worker_id)
         if found is None:
@@ -213,10 +290,13 @@ class DispatcherState(msgspec.Struct):
             )
         return self.iterations[iteration_id]
 
+    def tasks_of(self, iteration: Iteration) -> list[Task]:
+        """Return all tasks that an iteration ever had."""
+        return [self.tasks[task_id] for task_id in iteration.tasks]
+
     def running_tasks(self, iteration: Iteration) -> list[Task]:
-        """Return the tasks of an iteration that are neither finished nor lost."""
-        tasks = (self.tasks[task_id] for task_id in iteration.tasks)
-        return [task for task in tasks if task.phase is TaskPhase.RUNNING]
+        """Return the tasks of an iteration that are not over."""
+        return [task for task in self.tasks_of(iteration) if task.phase is TaskPhase.RUNNING]
 
     def dataset_of(self, iteration: Iteration) -> Dataset:
         """Return the dataset that an iteration goes through."""
@@ -225,14 +305,20 @@ class DispatcherState(msgspec.Struct):
     def validate(self) -> None:
         """Check every `#:` comment of this file; raise AssertionError if one does not hold."""
         running: dict[str, set[int]] = {worker_id: set() for worker_id in self.workers}
+        finished: dict[str, set[int]] = {worker_id: set() for worker_id in self.workers}
         for task_id, task in self.tasks.items():
             assert task.task_id == task_id < self.next_task, task
+            assert task.ticket == self.ticket(task_id), task
             assert task_id in self.iterations[task.iteration_id].tasks, task
+            self._validate_task(task)
             if task.phase is TaskPhase.RUNNING:
                 running[task.worker_id].add(task_id)
+            elif task.phase is TaskPhase.FINISHED and task.dealt and not task.gone:
+                finished[task.worker_id].add(task_id)
         for worker_id, worker in self.workers.items():
             assert worker.worker_id == worker_id, worker
             assert worker.tasks == running[worker_id], (worker, running[worker_id])
+            assert worker.finished == finished[worker_id], (worker, finished[worker_id])
             assert self.addresses[worker.address] == worker_id, worker
         assert len(self.addresses) == len(self.workers)
         self._validate_jobs()
@@ -245,6 +331,20 @@ class DispatcherState(msgspec.Struct):
         assert str(self.next_dataset) not in self.datasets
         for token, dataset_id in self.tokens.items():
             assert self.datasets[dataset_id].token == token
+            assert self.datasets[dataset_id].digest in self.plans
+
+    def _validate_task(self, task: Task) -> None:
+        assert 0 <= task.done <= task.dealt, task
+        assert count(task.runs) == task.dealt - task.done, task
+        for ranges in (task.returned, task.received, task.touched):
+            assert ranges == at_least(united(ranges), task.done), task
+            assert not ranges or ranges[-1][1] <= task.dealt, task
+        assert not subtracted(task.received, task.touched), task
+        assert task.held >= 0, task
+        assert task.last[1] - task.last[0] <= task.dealt, task
+        assert (task.grants == 0) == (task.dealt == 0), task
+        assert task.unsettled <= self.iterations[task.iteration_id].clients, task
+        assert task.gone or not task.unsettled, task
 
     def _validate_jobs(self) -> None:
         for job_id, job in self.jobs.items():
@@ -256,165 +356,51 @@ class DispatcherState(msgspec.Struct):
             else:
                 assert job.owner is not None, job
                 assert self.owners[job.owner] == job_id, job
+            gone = {each for each, key in job.iterations.items() if key not in self.iterations}
+            assert gone == job.forgotten.keys(), job
         assert len(self.names) + len(self.owners) == len(self.jobs)
 
     def _validate_iteration(self, iteration_id: int, iteration: Iteration) -> None:
         assert iteration.iteration_id == iteration_id < self.next_iteration, iteration
-        assert self.jobs[iteration.job_id].iterations[iteration.repetition] == iteration_id
-        tasks = [self.tasks[task_id] for task_id in iteration.tasks]
+        job = self.jobs[iteration.job_id]
+        assert job.iterations[iteration.pass_number] == iteration_id
+        dealt = job.processing_mode == ShardingPolicy.DYNAMIC
+        assert (iteration.positions is not None) == dealt, iteration
+        tasks = self.tasks_of(iteration)
         assert len(set(iteration.tasks)) == len(tasks), iteration
         running = [task.worker_id for task in tasks if task.phase is TaskPhase.RUNNING]
         assert len(set(running)) == len(running), iteration
-        over = not running and any(task.phase is TaskPhase.FINISHED for task in tasks)
-        assert iteration.finished == over, (iteration, tasks)
+        assert iteration.leavers == sum(self.workers[each].leaving for each in running), iteration
+        assert iteration.takers == len(running) - iteration.leavers, iteration
+        assert iteration.held == sum(task.held for task in self.running_tasks(iteration)), iteration
+        assert not (iteration.finished and running), iteration
+        assert iteration.finished or not iteration.failed, iteration
         if not iteration.finished:
             served = {task.worker_id for task in tasks if task.phase is not TaskPhase.LOST}
-            assert served >= set(self.workers), (iteration, self.workers)
-        sizes = self.dataset_of(iteration).split_sizes
-        assert len(iteration.sources) in (0, len(sizes)), iteration
-        for progress, size in zip(iteration.sources, sizes, strict=False):
-            assert progress.next >= 0, progress
-            assert size < 0 or progress.next <= size, (progress, size)
+            staying = {each for each, worker in self.workers.items() if not worker.leaving}
+            if dealt:
+                assert served >= staying, (iteration, self.workers)
+            else:
+                assert served or not staying, (iteration, self.workers)
+        self._validate_units(iteration, tasks)
 
-
-def _dataset_registered(state: DispatcherState, fact: updates.DatasetRegistered) -> None:
-    state.datasets[fact.dataset_id] = Dataset(
-        dataset_id=fact.dataset_id,
-        token=fact.token,
-        fingerprint=fact.fingerprint,
-        element_spec=fact.element_spec,
-        cardinality=fact.cardinality,
-        split_sizes=fact.split_sizes,
-        compression=fact.compression,
-        plan=fact.plan,
-    )
-    state.tokens[fact.token] = fact.dataset_id
-    while str(state.next_dataset) in state.datasets:
-        state.next_dataset += 1
-
-
-def _worker_registered(state: DispatcherState, fact: updates.WorkerRegistered) -> None:
-    known = state.workers.get(fact.worker_id)
-    if known is None:
-        known = Worker(worker_id=fact.worker_id, address=fact.address, tags=fact.tags)
-        state.workers[fact.worker_id] = known
-        state.addresses[fact.address] = fact.worker_id
-    known.tags = fact.tags
-
-
-def _worker_lost(state: DispatcherState, fact: updates.WorkerLost) -> None:
-    worker = state.workers.pop(fact.worker_id)
-    del state.addresses[worker.address]
-    for task_id in worker.tasks:
-        state.tasks[task_id].phase = TaskPhase.LOST
-
-
-def _job_created(state: DispatcherState, fact: updates.JobCreated) -> None:
-    state.jobs[fact.job_id] = Job(
-        job_id=fact.job_id,
-        name=fact.name,
-        owner=fact.owner,
-        dataset_id=fact.dataset_id,
-        processing_mode=fact.processing_mode,
-        target_workers=fact.target_workers,
-    )
-    if fact.name is not None:
-        state.names[fact.name] = fact.job_id
-    elif fact.owner is not None:
-        state.owners[fact.owner] = fact.job_id
-    state.next_job = fact.job_id + 1
-
-
-def _job_forgotten(state: DispatcherState, fact: updates.JobForgotten) -> None:
-    job = state.jobs.pop(fact.job_id)
-    if job.name is not None:
-        del state.names[job.name]
-    elif job.owner is not None:
-        del state.owners[job.owner]
-
-
-def _iteration_created(state: DispatcherState, fact: updates.IterationCreated) -> None:
-    job = state.jobs[fact.job_id]
-    dealt = job.processing_mode == ShardingPolicy.DYNAMIC
-    sizes = state.datasets[job.dataset_id].split_sizes if dealt else ()
-    state.iterations[fact.iteration_id] = Iteration(
-        iteration_id=fact.iteration_id,
-        job_id=fact.job_id,
-        repetition=fact.repetition,
-        sources=[SourceProgress() for _ in sizes],
-    )
-    job.iterations[fact.repetition] = fact.iteration_id
-    state.next_iteration = fact.iteration_id + 1
-
-
-def _iteration_finished(state: DispatcherState, fact: updates.IterationFinished) -> None:
-    state.iterations[fact.iteration_id].finished = True
-
-
-def _iteration_collected(state: DispatcherState, fact: updates.IterationCollected) -> None:
-    iteration = _drop_iteration(state, fact.iteration_id)
-    del state.jobs[iteration.job_id].iterations[iteration.repetition]
-
-
-def _iteration_forgotten(state: DispatcherState, fact: updates.IterationForgotten) -> None:
-    _drop_iteration(state, fact.iteration_id)
-
-
-def _drop_iteration(state: DispatcherState, iteration_id: int) -> Iteration:
-    iteration = state.iterations.pop(iteration_id)
-    for task_id in iteration.tasks:
-        task = state.tasks.pop(task_id)
-        if task.phase is TaskPhase.RUNNING:
-            state.workers[task.worker_id].tasks.discard(task_id)
-    return iteration
-
-
-def _task_created(state: DispatcherState, fact: updates.TaskCreated) -> None:
-    state.tasks[fact.task_id] = Task(
-        task_id=fact.task_id, iteration_id=fact.iteration_id, worker_id=fact.worker_id
-    )
-    state.iterations[fact.iteration_id].tasks.append(fact.task_id)
-    state.workers[fact.worker_id].tasks.add(fact.task_id)
-    state.next_task = fact.task_id + 1
-
-
-def _task_finished(state: DispatcherState, fact: updates.TaskFinished) -> None:
-    task = state.tasks[fact.task_id]
-    task.phase = TaskPhase.FINISHED
-    state.workers[task.worker_id].tasks.discard(fact.task_id)
-
-
-def _client_joined(state: DispatcherState, fact: updates.ClientJoined) -> None:
-    state.clients[fact.client_id] = fact.iteration_id
-    state.iterations[fact.iteration_id].clients.add(fact.client_id)
-
-
-def _client_left(state: DispatcherState, fact: updates.ClientLeft) -> None:
-    iteration_id = state.clients.pop(fact.client_id)
-    state.iterations[iteration_id].clients.discard(fact.client_id)
-
-
-def _split_produced(state: DispatcherState, fact: updates.SplitProduced) -> None:
-    task = state.tasks[fact.task_id]
-    progress = state.iterations[task.iteration_id].sources[fact.source]
-    progress.repetition = fact.repetition
-    progress.next = fact.stop
-    task.grants[fact.source] = Grant(number=fact.number, start=fact.start, stop=fact.stop)
-
-
-_APPLY: dict[type, Callable[[DispatcherState, Any], None]] = {
-    updates.DatasetRegistered: _dataset_registered,
-    updates.WorkerRegistered: _worker_registered,
-    updates.WorkerLost: _worker_lost,
-    updates.JobCreated: _job_created,
-    updates.JobForgotten: _job_forgotten,
-    updates.IterationCreated: _iteration_created,
-    updates.IterationFinished: _iteration_finished,
-    updates.IterationCollected: _iteration_collected,
-    updates.IterationForgotten: _iteration_forgotten,
-    updates.TaskCreated: _task_created,
-    updates.TaskFinished: _task_finished,
-    updates.ClientJoined: _client_joined,
-    updates.ClientLeft: _client_left,
-    updates.SplitProduced: _split_produced,
-}
+    def _validate_units(self, iteration: Iteration, tasks: list[Task]) -> None:
+        end = iteration.positions or 0
+        assert iteration.next >= 0, iteration
+        assert end < 0 or iteration.next <= end, iteration
+        for ranges in (iteration.returned, iteration.recovered, iteration.suspects):
+            assert ranges == united(ranges), iteration
+        assert iteration.suspects_at_once >= 1, iteration
+        assert not subtracted(iteration.suspects, iteration.recovered), iteration
+        assert not subtracted(iteration.recovered, ((0, iteration.next),)), iteration
+        assert not common(iteration.given_up, iteration.recovered), iteration
+        assert not common(iteration.given_up, iteration.returned), iteration
+        # A unit that was dealt and is not done is with one task or was returned, never both.
+        places = [*iteration.returned]
+        for task in tasks:
+            kept = subtracted(((task.done, task.dealt),), task.returned) if task.held else ()
+            found = located(task.runs, task.done, kept)
+            assert count(found) == task.held, task
+            places += found
+        assert count(united(places)) == count(places), (iteration, tasks)
+        assert all(stop <= iteration.next for _, stop in places), (iteration, tasks)

@@ -40,8 +40,14 @@ class DispatcherStub:
     def register_dataset(
         self, request: messages.RegisterDataset, *, timeout: float = _SECONDS
     ) -> messages.DatasetRegistered:
-        """Make a dataset known."""
+        """Make a dataset known; the reply may ask for its plan first."""
         return self._call(request, messages.DatasetRegistered, timeout)
+
+    def put_plan(
+        self, request: messages.PutPlan, *, timeout: float = _SECONDS
+    ) -> messages.PlanReceived:
+        """Store a part of a plan."""
+        return self._call(request, messages.PlanReceived, timeout)
 
     def get_dataset(
         self, request: messages.GetDataset, *, timeout: float = _SECONDS
@@ -52,7 +58,7 @@ class DispatcherStub:
     def get_plan(
         self, request: messages.GetPlan, *, timeout: float = _SECONDS
     ) -> messages.PlanBytes:
-        """Fetch a dataset's plan."""
+        """Fetch a part of a plan."""
         return self._call(request, messages.PlanBytes, timeout)
 
     def open_iteration(
@@ -66,6 +72,12 @@ class DispatcherStub:
     ) -> messages.ClientUpdate:
         """Say that a client is alive; learn which tasks there are."""
         return self._call(request, messages.ClientUpdate, timeout)
+
+    def settle_task(
+        self, request: messages.SettleTask, *, timeout: float = _SECONDS
+    ) -> messages.Done:
+        """Say what a client received of a lost task."""
+        return self._call(request, messages.Done, timeout)
 
     def close_iteration(
         self, request: messages.CloseIteration, *, timeout: float = _SECONDS
@@ -91,6 +103,18 @@ class DispatcherStub:
         """Say that a worker is alive; learn which tasks it may drop."""
         return self._call(request, messages.WorkerUpdate, timeout)
 
+    def worker_leaving(
+        self, request: messages.WorkerLeaving, *, timeout: float = _SECONDS
+    ) -> messages.Done:
+        """Say that a worker is going to leave."""
+        return self._call(request, messages.Done, timeout)
+
+    def worker_left(
+        self, request: messages.WorkerLeft, *, timeout: float = _SECONDS
+    ) -> messages.Done:
+        """Say that a worker leaves now."""
+        return self._call(request, messages.Done, timeout)
+
     def get_task(
         self, request: messages.GetTask, *, timeout: float = _SECONDS
     ) -> messages.TaskDefinition:
@@ -100,13 +124,21 @@ class DispatcherStub:
     def get_split(
         self, request: messages.GetSplit, *, timeout: float = _SECONDS
     ) -> messages.SplitGranted:
-        """Ask for the next part of a source."""
+        """Ask for the next units of a task."""
         return self._call(request, messages.SplitGranted, timeout)
 
     def finish_task(
         self, request: messages.FinishTask, *, timeout: float = _SECONDS
     ) -> messages.Done:
         """Say that a task reached its end."""
+        return self._call(request, messages.Done, timeout)
+
+    def fail_task(self, request: messages.FailTask, *, timeout: float = _SECONDS) -> messages.Done:
+        """Say that a task ended by an error of the worker's own."""
+        return self._call(request, messages.Done, timeout)
+
+    def hand_back(self, request: messages.HandBack, *, timeout: float = _SECONDS) -> messages.Done:
+        """Say that units of a task will not be delivered."""
         return self._call(request, messages.Done, timeout)
 
     def get_status(

@@ -12,20 +12,30 @@ from typing import TypeAlias
 
 import msgspec
 
+from headrace.service.dispatcher.ranges import Ranges
+
 __all__ = [
     "ClientJoined",
     "ClientLeft",
     "DatasetRegistered",
+    "DispatcherStarted",
     "IterationCollected",
     "IterationCreated",
     "IterationFinished",
     "IterationForgotten",
     "JobCreated",
     "JobForgotten",
-    "SplitProduced",
+    "PlanStored",
     "TaskCreated",
+    "TaskFailed",
     "TaskFinished",
+    "TaskSettled",
+    "UnitsDealt",
+    "UnitsGivenUp",
+    "UnitsReturned",
     "Update",
+    "WorkerLeaving",
+    "WorkerLeft",
     "WorkerLost",
     "WorkerRegistered",
 ]
@@ -35,25 +45,53 @@ class Fact(msgspec.Struct, frozen=True, tag=True):
     """One thing that happened; its class name is kept as its tag."""
 
 
+class DispatcherStarted(Fact, frozen=True):
+    """A dispatcher began with nothing: numbers that another one gave out mean nothing to it."""
+
+    incarnation: str
+    """Its name, which everybody may know."""
+    secret: bytes
+    """The key of its tickets, which nobody else knows."""
+
+
+class PlanStored(Fact, frozen=True):
+    """All bytes of a plan are kept under their SHA-256 digest."""
+
+    digest: bytes
+    size: int
+
+
 class DatasetRegistered(Fact, frozen=True):
-    """A dataset became known; its plan is kept under `plan`, a digest of the plan's bytes."""
+    """A dataset became known; its plan was stored before."""
 
     dataset_id: str
     token: str
+    digest: bytes
     fingerprint: str
     element_spec: bytes
     cardinality: int
-    split_sizes: tuple[int, ...]
+    positions: int | None
     compression: str | None
-    plan: bytes
 
 
 class WorkerRegistered(Fact, frozen=True):
-    """A worker joined, or told its tags anew."""
+    """A worker joined, or changed its tags."""
 
     worker_id: str
     address: str
     tags: tuple[str, ...]
+
+
+class WorkerLeaving(Fact, frozen=True):
+    """A worker takes no more work and will leave."""
+
+    worker_id: str
+
+
+class WorkerLeft(Fact, frozen=True):
+    """A worker left on its own; what it still ran ended there."""
+
+    worker_id: str
 
 
 class WorkerLost(Fact, frozen=True):
@@ -63,7 +101,7 @@ class WorkerLost(Fact, frozen=True):
 
 
 class JobCreated(Fact, frozen=True):
-    """A job came to be: named, or the own one of a client."""
+    """A job began: a named one, or a client's own."""
 
     job_id: int
     name: str | None
@@ -71,6 +109,7 @@ class JobCreated(Fact, frozen=True):
     dataset_id: str
     processing_mode: int
     target_workers: str
+    num_consumers: int | None = None
 
 
 class JobForgotten(Fact, frozen=True):
@@ -84,23 +123,27 @@ class IterationCreated(Fact, frozen=True):
 
     iteration_id: int
     job_id: int
-    repetition: int
+    pass_number: tuple[int, ...]
+    seed: int
+    num_consumers: int | None = None
 
 
 class IterationFinished(Fact, frozen=True):
-    """All tasks are over, at least one of them by reaching its end."""
+    """All tasks are over and nothing is left that somebody could still be dealt."""
 
     iteration_id: int
+    failed: str = ""
+    """Not empty: it was given up, for this reason."""
 
 
 class IterationCollected(Fact, frozen=True):
-    """An iteration without clients was given up; opening it again begins a fresh one."""
+    """An iteration without clients was given up; opening it again starts it from the beginning."""
 
     iteration_id: int
 
 
 class IterationForgotten(Fact, frozen=True):
-    """A finished iteration left memory; its job remembers that it finished."""
+    """A finished iteration left memory; its job remembers that it finished, and by whom."""
 
     iteration_id: int
 
@@ -111,12 +154,38 @@ class TaskCreated(Fact, frozen=True):
     task_id: int
     iteration_id: int
     worker_id: str
+    shard: int | None = None
+    of: int | None = None
+    starting_round: int | None = None
+    attempt: int = 0
+    """How often all tasks that the iteration had were lost before, where nothing is dealt."""
 
 
 class TaskFinished(Fact, frozen=True):
     """A task handed out its last element."""
 
     task_id: int
+
+
+class TaskFailed(Fact, frozen=True):
+    """A task ended by an error of the worker's own."""
+
+    task_id: int
+    reason: str
+
+
+class TaskSettled(Fact, frozen=True):
+    """It became known what a client had received of a task: ranges of units in dealt order.
+
+    It said so itself, or nobody waits for it any more.
+    """
+
+    task_id: int
+    client_id: str
+    received: Ranges
+    """Units that came whole."""
+    touched: Ranges = ()
+    """Units of which something may have come."""
 
 
 class ClientJoined(Fact, frozen=True):
@@ -132,23 +201,46 @@ class ClientLeft(Fact, frozen=True):
     client_id: str
 
 
-class SplitProduced(Fact, frozen=True):
-    """Indices `start` to `stop` - 1 of a source were dealt to a task.
+class UnitsDealt(Fact, frozen=True):
+    """A task was dealt units `start` to `stop` - 1 of its iteration's stream.
 
-    A `repetition` after the source's current one began the source anew.
+    It was grant `number` of the task, of whose units, in dealt order, all before `done` were done.
     """
 
     task_id: int
-    source: int
-    repetition: tuple[int, ...]
     number: int
     start: int
     stop: int
+    done: int = 0
+
+
+class UnitsReturned(Fact, frozen=True):
+    """Units that were dealt to a task, in dealt order, were not delivered and are dealt again.
+
+    Its worker handed them back, or the task is gone and nothing of them came to anybody.
+    """
+
+    task_id: int
+    units: Ranges
+
+
+class UnitsGivenUp(Fact, frozen=True):
+    """Units that were dealt to a task that is gone, in dealt order, are dealt no more.
+
+    Each task that was dealt them was lost.
+    """
+
+    task_id: int
+    units: Ranges
 
 
 Update: TypeAlias = (
-    DatasetRegistered
+    DispatcherStarted
+    | PlanStored
+    | DatasetRegistered
     | WorkerRegistered
+    | WorkerLeaving
+    | WorkerLeft
     | WorkerLost
     | JobCreated
     | JobForgotten
@@ -158,7 +250,11 @@ Update: TypeAlias = (
     | IterationForgotten
     | TaskCreated
     | TaskFinished
+    | TaskFailed
+    | TaskSettled
     | ClientJoined
     | ClientLeft
-    | SplitProduced
+    | UnitsDealt
+    | UnitsReturned
+    | UnitsGivenUp
 )

@@ -1,20 +1,22 @@
 """The task set: all tasks of a worker, from the first request for one to its end.
 
 A task that is asked for and not known is looked up at the dispatcher, on a thread of its own; the
-requests wait meanwhile. A finished task is remembered by number, so that a late request gets its
-end; a deleted one, so that a late request gets an explanation.
+requests wait meanwhile. Of a task that is over only its number and ticket are remembered: of a
+finished one, so that a late request gets its end; of a deleted one, so that it gets an explanation.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import hmac
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import TypeVar
 
 from headrace.errors import (
     CancelledError,
@@ -24,36 +26,57 @@ from headrace.errors import (
     NotFoundError,
     UnavailableError,
 )
-from headrace.execution.build import start
-from headrace.execution.iterator import ElementIterator
-from headrace.plan.serialize import load_plan
-from headrace.rewrites.optimize import optimize
 from headrace.service.config import ShardingPolicy
-from headrace.service.dispatcher.stub import DispatcherStub
 from headrace.service.messages import (
     Elements,
+    FailTask,
     FinishTask,
     GetElements,
     GetPlan,
     GetSplit,
     GetTask,
+    HandBack,
     SplitGranted,
     TaskDefinition,
 )
-from headrace.service.worker.split_feed import SplitFeed
-from headrace.service.worker.task_runner import TaskRunner
+from headrace.service.worker.connections import Connections
+from headrace.service.worker.failure import describe, for_clients
+from headrace.service.worker.opening import open_plan
+from headrace.service.worker.plans import PlanCache
+from headrace.service.worker.task import Task, wrong_ticket
 from headrace.transport.channel import Request
-from headrace.transport.retry import RetryPolicy, retry
 
-__all__ = ["TaskSet"]
+__all__ = ["TaskSet", "Undelivered"]
 
 _log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
-_ASK_SECONDS = 1.0
 _REMEMBERED = 10_000
-_KEPT_FINISHED = 32
+
+
+@dataclass(frozen=True)
+class _Gone:
+    """How a task that is over ended."""
+
+    ticket: str
+    """Empty: not known."""
+    finished: bool
+    """False: deleted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Undelivered:
+    """What the tasks of a worker had not delivered when it stopped."""
+
+    hand_backs: tuple[HandBack, ...]
+    elements: int
+    """Elements that were produced and that nobody was given."""
+    unacknowledged: int
+    """Elements that were sent, and may have arrived."""
+
+    @property
+    def units(self) -> int:
+        """Number of units in the hand-backs."""
+        return sum(stop - start for word in self.hand_backs for start, stop in word.units)
 
 
 class TaskSet:
@@ -61,28 +84,26 @@ class TaskSet:
 
     Args:
         worker_id: Who the worker is to the dispatcher.
-        connect: Opens a connection to the dispatcher, for the thread that calls it.
-        dispatcher_timeout: Seconds for which a task waits for a dispatcher that does not answer.
+        dispatcher: Connections to it; closed with the set.
+        plans: Where plans are kept.
     """
 
-    def __init__(
-        self, worker_id: str, connect: Callable[[], DispatcherStub], dispatcher_timeout: float
-    ) -> None:
+    def __init__(self, worker_id: str, dispatcher: Connections, plans: PlanCache) -> None:
         self.worker_id = worker_id
-        self._connect = connect
-        self._dispatcher_timeout = dispatcher_timeout
-        self._lock = threading.Lock()
-        self._runners: dict[int, TaskRunner] = {}
+        self._dispatcher = dispatcher
+        self._plans = plans
+        # Reentrant: a task may be over while it is handed its first requests.
+        self._lock = threading.RLock()
+        self._tasks: dict[int, Task] = {}
         #: Tasks that are being looked up, with the requests that wait.
         self._parked: dict[int, list[Request]] = {}
-        #: How tasks that are gone ended: True finished, False deleted.
-        self._gone: dict[int, bool] = {}
-        #: Connections that nobody uses now.
-        self._idle_stubs: list[DispatcherStub] = []
-        #: Finished, and the dispatcher does not know yet.
-        self._untold: dict[int, FinishTask] = {}
+        #: The last tasks that are over, the oldest first.
+        self._gone: dict[int, _Gone] = {}
+        #: Over, and the dispatcher does not know yet.
+        self._unreported: dict[int, FinishTask | FailTask] = {}
         self._to_look_up: SimpleQueue[int | None] = SimpleQueue()
         self._closed = threading.Event()
+        self._draining = False
         self._starter = threading.Thread(
             target=self._start_tasks, name="headrace-task-starter", daemon=True
         )
@@ -92,9 +113,14 @@ class TaskSet:
     def running(self) -> tuple[int, ...]:
         """Numbers of the tasks that are not finished."""
         with self._lock:
-            return tuple(
-                task_id for task_id, runner in self._runners.items() if not runner.finished
-            )
+            return tuple(task_id for task_id, task in self._tasks.items() if not task.finished)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all tasks are finished and everything acknowledged."""
+        with self._lock:
+            tasks, parked = list(self._tasks.values()), bool(self._parked)
+        return not parked and all(task.is_settled for task in tasks)
 
     def take(self, request: Request) -> None:
         """Answer a `GetElements` now or later. Does not wait."""
@@ -102,172 +128,247 @@ class TaskSet:
         assert isinstance(message, GetElements)
         task_id = message.task_id
         with self._lock:
-            runner = self._runners.get(task_id)
-            gone = self._gone.get(task_id) if runner is None else None
+            task = self._tasks.get(task_id)
+            gone = self._gone.get(task_id) if task is None else None
             closed = self._closed.is_set()
-            if runner is None and gone is None and not closed:
+            if task is None and gone is None and not closed:
                 if task_id not in self._parked:
                     self._to_look_up.put(task_id)
                 self._parked.setdefault(task_id, []).append(request)
-        if runner is not None:
-            runner.take(request)
-        elif gone or closed:
-            if closed:
-                request.fail(CancelledError("the worker stops"))
-            else:
-                request.reply(Elements(first=0, count=0, end=True))
+        if task is not None:
+            task.take(request)
+        elif closed:
+            request.fail(_stops())
         elif gone is not None:
-            request.fail(_deleted(task_id))
+            _answer_late(request, message, gone)
 
     def delete(self, task_ids: Iterable[int]) -> None:
         """Call tasks off, because the dispatcher says so."""
         for task_id in task_ids:
             with self._lock:
-                runner = self._runners.pop(task_id, None)
+                task = self._tasks.pop(task_id, None)
                 parked = self._parked.pop(task_id, [])
-                self._untold.pop(task_id, None)
-                self._remember(task_id, finished=runner is not None and runner.finished)
-            if runner is not None:
-                runner.close(wait=False)
+                self._unreported.pop(task_id, None)
+                if task is not None:
+                    self._remember(task_id, _Gone(task.ticket, task.finished))
+                elif task_id not in self._gone:
+                    self._remember(task_id, _Gone("", finished=False))
+            if task is not None:
+                task.close()
             for request in parked:
                 request.fail(_deleted(task_id))
 
-    def tell_finished(self, ask: Callable[[FinishTask], object]) -> None:
-        """Tell the dispatcher of tasks that finished while it could not be reached."""
-        for task_id, message in list(self._untold.items()):
-            with contextlib.suppress(NotFoundError, FailedPreconditionError):
-                ask(message)
-            self._untold.pop(task_id, None)
-
-    def close(self) -> None:
-        """Call all tasks off and join their threads. May be called twice."""
-        self._closed.set()
-        self._to_look_up.put(None)
+    def tick(self) -> None:
+        """Do what is due from time to time."""
         with self._lock:
-            runners, self._runners = list(self._runners.values()), {}
+            tasks = list(self._tasks.values())
+        for task in tasks:
+            task.forget_silent()
+
+    def report_finished(self, say: Callable[[FinishTask | FailTask], object]) -> None:
+        """Report the tasks that ended while the dispatcher could not be reached."""
+        for task_id, message in list(self._unreported.items()):
+            with contextlib.suppress(NotFoundError, FailedPreconditionError):
+                say(message)
+            self._unreported.pop(task_id, None)
+
+    def drain(self) -> None:
+        """Take no more units, produce no more copies; deliver what there is."""
+        with self._lock:
+            self._draining = True
+            tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cut()
+
+    def call_off(self, timeout: float = 0.0) -> Undelivered:
+        """Call all tasks off, without waiting for their threads. May be called twice.
+
+        Args:
+            timeout: Seconds to wait for requests for units that are under way.
+        """
+        with self._lock:
+            self._closed.set()
+            tasks = list(self._tasks.values())
             parked = list(itertools.chain.from_iterable(self._parked.values()))
             self._parked.clear()
+        self._to_look_up.put(None)
         for request in parked:
-            request.fail(CancelledError("the worker stops"))
-        for runner in runners:
-            runner.close(wait=False)
-        for runner in runners:
-            runner.close()
-        if threading.current_thread() is not self._starter:
-            self._starter.join()
+            request.fail(_stops())
+        left = [(task, task.close(_stops())) for task in tasks]
+        until = time.monotonic() + timeout
+        hand_backs = []
+        for task, rest in left:
+            units = task.units_to_hand_back(rest, max(0.0, until - time.monotonic()))
+            if units:
+                hand_backs.append(
+                    HandBack(
+                        worker_id=self.worker_id,
+                        task_id=task.task_id,
+                        ticket=task.ticket,
+                        units=units,
+                    )
+                )
+        return Undelivered(
+            hand_backs=tuple(hand_backs),
+            elements=sum(rest.elements for _, rest in left),
+            unacknowledged=sum(rest.unacknowledged for _, rest in left),
+        )
+
+    def close(self, timeout: float = 1.0) -> None:
+        """Call all tasks off and wait so many seconds for their threads. May be called twice."""
+        until = time.monotonic() + timeout
+        self.call_off()
         with self._lock:
-            idle, self._idle_stubs = self._idle_stubs, []
-        for stub in idle:
-            stub.close()
+            tasks, self._tasks = list(self._tasks.values()), {}
+        self._dispatcher.close()
+        for task in tasks:
+            task.join(until - time.monotonic())
+        if threading.current_thread() is not self._starter:
+            self._starter.join(max(0.0, until - time.monotonic()))
 
     # --- the starting thread ------------------------------------------------------------------
 
     def _start_tasks(self) -> None:
         while (task_id := self._to_look_up.get()) is not None:
             try:
-                with self._connected() as stub:
-                    self._start_task(task_id, stub)
-            except Exception as error:
+                self._start_task(task_id)
+            except BaseException as error:
+                # Nothing may end this thread: no task could be started any more.
                 self._fail_parked(task_id, error)
 
-    def _start_task(self, task_id: int, stub: DispatcherStub) -> None:
+    def _start_task(self, task_id: int) -> None:
         lookup = GetTask(worker_id=self.worker_id, task_id=task_id)
-        definition = self._patiently(lambda timeout: stub.get_task(lookup, timeout=timeout))
-        wanted = GetPlan(dataset_id=definition.dataset_id)
-        plan = self._patiently(lambda timeout: stub.get_plan(wanted, timeout=10 * timeout)).plan
-        stopped = threading.Event()
-        with self._lock:
-            if self._closed.is_set() or task_id not in self._parked:
-                return
-            runner = TaskRunner(
-                task_id,
-                lambda held: self._build(definition, plan, stopped, held),
-                lambda: self._finish(task_id),
-                stopped,
+        definition = self._dispatcher.patiently(
+            lambda stub, timeout: stub.get_task(lookup, timeout=timeout)
+        )
+        try:
+            plan = self._plans.get(
+                definition.digest,
+                lambda offset: self._dispatcher.patiently(
+                    lambda stub, timeout: stub.get_plan(
+                        GetPlan(digest=definition.digest, offset=offset), timeout=10 * timeout
+                    )
+                ),
             )
-            self._runners[task_id] = runner
-            parked = self._parked.pop(task_id)
-            finished = [number for number, other in self._runners.items() if other.finished]
-            for number in finished[:-_KEPT_FINISHED]:
-                del self._runners[number]
-                self._remember(number, finished=True)
+            task = self._make(definition, plan)
+            del plan
+            self._run(task)
+        except (UnavailableError, CancelledError, NotFoundError):
+            raise
+        except BaseException as error:
+            with self._lock:
+                self._tasks.pop(task_id, None)
+                self._remember(task_id, _Gone(definition.ticket, finished=True))
+            self._report(definition, f"it cannot be started: {describe(error)}")
+            raise
+
+    def _run(self, task: Task) -> None:
+        """Start a task, and hand it the requests that waited for it."""
+        with self._lock:
+            if self._closed.is_set() or task.task_id not in self._parked:
+                return
+            if self._draining:
+                task.cut()
+            task.start()
+            self._tasks[task.task_id] = task
             # Under the lock: a client's next request must not overtake those that waited, or its
             # answers would be numbered in another order than its elements.
-            for request in parked:
-                runner.take(request)
+            for request in self._parked.pop(task.task_id):
+                task.take(request)
 
-    def _fail_parked(self, task_id: int, error: Exception) -> None:
+    def _make(self, definition: TaskDefinition, plan: bytes) -> Task:
+        dealt = definition.processing_mode == ShardingPolicy.DYNAMIC
+        seed = definition.seed if dealt else _copy_seed(definition.seed, self.worker_id)
+
+        def ask(number: int, want: int, done: int) -> SplitGranted:
+            request = GetSplit(
+                worker_id=self.worker_id,
+                task_id=definition.task_id,
+                ticket=definition.ticket,
+                number=number,
+                want=want,
+                done=done,
+            )
+            return self._dispatcher.patiently(
+                lambda stub, timeout: stub.get_split(request, timeout=timeout), self._closed
+            )
+
+        return Task(
+            definition,
+            lambda feed: open_plan(plan, definition, seed, feed),
+            ask if dealt else None,
+            lambda failure: self._report(definition, failure),
+            lambda: self._bury(definition.task_id),
+        )
+
+    def _fail_parked(self, task_id: int, error: BaseException) -> None:
         with self._lock:
             parked = self._parked.pop(task_id, [])
         if isinstance(error, NotFoundError):
-            error = _deleted(task_id)
-        elif not isinstance(error, HeadraceError):
+            said: Exception = _deleted(task_id)
+        else:
+            said = for_clients(error)
+        if not isinstance(error, HeadraceError):
             _log.error("task %d cannot be started", task_id, exc_info=error)
         for request in parked:
-            request.fail(error)
+            request.fail(said)
 
     # --- a task's thread ----------------------------------------------------------------------
 
-    def _build(
-        self, definition: TaskDefinition, plan: bytes, stopped: threading.Event, held: ExitStack
-    ) -> ElementIterator:
-        node = optimize(load_plan(plan))
-        # The same on all workers, so that they shuffle alike; another in the next repetition.
-        epoch = definition.repetition
-        if definition.processing_mode != ShardingPolicy.DYNAMIC:
-            return start(node, epoch=epoch)
-        stub = held.enter_context(self._connected())
-
-        def ask(request: GetSplit) -> SplitGranted:
-            return self._patiently(
-                lambda timeout: stub.get_split(request, timeout=timeout), stopped
+    def _report(self, definition: TaskDefinition, failure: str | None) -> None:
+        """Tell the dispatcher that a task is over; later, if it does not answer now."""
+        task_id, ticket = definition.task_id, definition.ticket
+        message: FinishTask | FailTask
+        if failure is None:
+            message = FinishTask(worker_id=self.worker_id, task_id=task_id, ticket=ticket)
+        else:
+            message = FailTask(
+                worker_id=self.worker_id, task_id=task_id, ticket=ticket, reason=failure
             )
-
-        feed = SplitFeed(definition.task_id, ask, stopped)
-        return start(node, epoch=epoch, splits=feed)
-
-    def _finish(self, task_id: int) -> None:
-        message = FinishTask(worker_id=self.worker_id, task_id=task_id)
         try:
-            with self._connected() as stub:
-                stub.finish_task(message, timeout=_ASK_SECONDS)
+            if isinstance(message, FinishTask):
+                self._dispatcher.once(lambda stub, t: stub.finish_task(message, timeout=t))
+            else:
+                self._dispatcher.once(lambda stub, t: stub.fail_task(message, timeout=t))
         except (UnavailableError, DeadlineExceededError):
-            # The clients need not wait for it: the heartbeat tells it later.
-            self._untold[task_id] = message
-        except HeadraceError as error:
-            _log.debug("task %d finished: %s", task_id, error)
+            # The clients need not wait for it: the heartbeat reports it later.
+            self._unreported[task_id] = message
+        except (NotFoundError, FailedPreconditionError) as error:
+            _log.debug("task %d ended: %s", task_id, error)
+        except BaseException:
+            self._unreported[task_id] = message
+            _log.exception("the end of task %d cannot be reported now", task_id)
 
-    @contextmanager
-    def _connected(self) -> Iterator[DispatcherStub]:
-        """Lend a connection to the dispatcher to the calling thread; a used one where there is."""
+    def _bury(self, task_id: int) -> None:
+        """Keep of a task that is finished and settled only that it is."""
         with self._lock:
-            stub = self._idle_stubs.pop() if self._idle_stubs else None
-        stub = stub or self._connect()
-        try:
-            yield stub
-        finally:
-            with self._lock:
-                keep = not self._closed.is_set()
-                if keep:
-                    self._idle_stubs.append(stub)
-            if not keep:
-                stub.close()
+            task = self._tasks.pop(task_id, None)
+            if task is not None:
+                self._remember(task_id, _Gone(task.ticket, finished=True))
 
-    def _patiently(self, ask: Callable[[float], T], stopped: threading.Event | None = None) -> T:
-        """Ask the dispatcher until it answers, for as long as the worker bears it."""
-        given_up = stopped or self._closed
-        return retry(
-            ask,
-            RetryPolicy(deadline=self._dispatcher_timeout, max_delay=1.0),
-            whom="the worker's dispatcher",
-            attempt_timeout=_ASK_SECONDS,
-            stop=lambda seconds: given_up.wait(seconds) or self._closed.is_set(),
-        )
-
-    def _remember(self, task_id: int, *, finished: bool) -> None:
-        self._gone[task_id] = finished
+    def _remember(self, task_id: int, gone: _Gone) -> None:
+        self._gone[task_id] = gone
         while len(self._gone) > _REMEMBERED:
             del self._gone[next(iter(self._gone))]
+
+
+def _copy_seed(seed: int, worker_id: str) -> int:
+    """Return the seed of a worker's own copy, so that copies are shuffled differently."""
+    digest = hashlib.sha256(f"{seed} {worker_id}".encode()).digest()
+    return int.from_bytes(digest[:8]) >> 12
+
+
+def _answer_late(request: Request, message: GetElements, gone: _Gone) -> None:
+    if gone.ticket and not hmac.compare_digest(message.ticket.encode(), gone.ticket.encode()):
+        request.fail(wrong_ticket(message.task_id))
+    elif gone.finished:
+        request.reply(Elements(first=0, count=0, end=True))
+    else:
+        request.fail(_deleted(message.task_id))
+
+
+def _stops() -> CancelledError:
+    return CancelledError("the worker stops")
 
 
 def _deleted(task_id: int) -> CancelledError:

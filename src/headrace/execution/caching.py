@@ -1,0 +1,268 @@
+"""The iterator of `cache`: elements are kept for the passes after the first."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from headrace.element.chunk import Chunk, States
+from headrace.execution.cache_store import FileStore, MemoryStore, Store, memory_store
+from headrace.execution.context import Context, place_number
+from headrace.execution.dealt import as_first_pass
+from headrace.execution.iterator import MOST_FAILURES, ElementIterator, State, make_iterator
+from headrace.plan.buffering import Cache
+from headrace.plan.identity import identity_digest
+from headrace.plan.index_part import index_part
+from headrace.plan.node import Node, distinct
+
+__all__ = ["CacheIterator"]
+
+_BLOCK = 1024
+_SEED_BITS = 52
+
+
+@make_iterator.register(Cache)
+def _make_cache(node: Cache, context: Context) -> ElementIterator:
+    if context.dealer is not None:
+        # Who reads parts of the plan has no complete pass to keep.
+        return make_iterator(node.input, as_first_pass(context, context.dealer))
+    return CacheIterator(node, context)
+
+
+class CacheIterator(ElementIterator):
+    """Writes its input's first complete pass to a store; reads from the store ever after.
+
+    What the store holds is the input's first pass under one seed, whichever pass this is, so that a
+    cache that is filled again has the same elements. The state names that seed. A store with
+    other elements is then left alone, and the elements are made again.
+    """
+
+    def __init__(self, node: Cache, context: Context) -> None:
+        self._node = node
+        self._context = context
+        self._is_random = _draws(node.input)
+        # What is the same under every seed has one place under every seed.
+        self._own_seed = _seed_of(context) if self._is_random else 0
+        self._identity = identity_digest(node.input) if node.filename else ""
+        self._has_positions = _has_positions(node.input)
+        self._memory = memory_store(node.key) if not node.filename else None
+        self._reading: Store | None = None
+        self._writing: Store | None = None
+        self._input: ElementIterator | None = None
+        self._begin()
+
+    @property
+    def reads_ahead_freely(self) -> bool:
+        if self._input is None:
+            return self._reading is not None  # not known before it is open
+        return self._input.reads_ahead_freely
+
+    def _begin(self) -> None:
+        self._count = 0  # elements that were yielded
+        #: Of the elements; None: whatever the store holds, or our own.
+        self._seed = self._context.cache_seeds.get(self._node.key)
+        if self._context.fills_cache:
+            self._seed = self._own_seed
+        self._has_failed = False  # an element of this pass has
+        #: Where the input is to go on; None: it starts.
+        self._place: State = None
+        self._has_ended = False
+
+    def next_chunk(self, limit: int) -> Chunk | None:
+        if self._has_ended:
+            return None
+        if self._reading is None and self._input is None:
+            self._open()
+        first = self._count
+        if self._reading is not None:
+            chunk = self._reading.read(first, limit)
+            if chunk is None:
+                self._end()
+                return None
+            states = self._states_in_store(first)
+        else:
+            chunk = self._make(limit)
+            if chunk is None:
+                self._end()
+                return None
+            states = self._states_in_input(first, chunk.states)
+        self._count += chunk.size
+        return chunk.with_states(states)
+
+    def _end(self) -> None:
+        self._stop()
+        self._has_ended = True
+
+    def _make(self, limit: int) -> Chunk | None:
+        """Return the next elements of the input, and write them to the store."""
+        assert self._input is not None
+        try:
+            chunk = self._input.next_chunk(limit)
+        except Exception:
+            # Without this element the pass is not complete: another one may be.
+            self._has_failed = True
+            self._write_no_more()
+            raise
+        if self._writing is not None:
+            if chunk is None:
+                self._writing.complete()
+            else:
+                self._writing.append(chunk)
+        return chunk
+
+    def _open(self) -> None:
+        """Begin to read the store, or to fill it; go on after the elements that were yielded."""
+        store = self._find_store()
+        if store is not None:
+            if self._fits(store):
+                self._reading = store
+                self._decide(store.seed)
+                return
+            store.close()
+        self._decide(self._own_seed if self._seed is None else self._seed)
+        assert self._seed is not None
+        context = dataclasses.replace(
+            self._context,
+            seed=self._seed,
+            passes=(0,) * len(self._context.passes),
+            cache_seeds={},
+            fills_cache=True,
+        )
+        self._input = make_iterator(self._node.input, context)
+        if self._place is not None:
+            self._input.set_state(self._place)
+        elif store is not None:
+            self._input.skip(self._count)
+        else:
+            self._writing = (
+                MemoryStore(self._memory, self._seed)
+                if self._memory
+                else FileStore.create(self._node.filename, self._seed, self._identity)
+            )
+            self._make_again(self._count)
+
+    def _decide(self, seed: int) -> None:
+        self._seed = self._context.cache_seeds[self._node.key] = seed
+
+    def _find_store(self) -> Store | None:
+        if self._memory:
+            return self._memory.complete_store()
+        return FileStore.find(self._node.filename, self._identity)
+
+    def _fits(self, store: Store) -> bool:
+        """Say whether a store has the elements that are to come."""
+        if self._seed is None:
+            return True
+        # A count of elements some of which had failed is no count of those in a store.
+        return not self._has_failed and (store.seed == self._seed or not self._is_random)
+
+    def _make_again(self, count: int) -> None:
+        passed = failed = 0
+        while passed < count:
+            try:
+                chunk = self._make(min(count - passed, _BLOCK))
+            except Exception:
+                failed += 1
+                if failed > MOST_FAILURES + count:
+                    raise
+                continue
+            if chunk is None:
+                break
+            passed += chunk.size
+
+    # --- state ----------------------------------------------------------------------------------
+
+    def _states_in_store(self, first: int) -> States:
+        seed, has_positions = self._seed, self._has_positions
+        return lambda index: _state(first + index, seed, has_positions=has_positions)
+
+    def _states_in_input(self, first: int, places: States) -> States:
+        seed, failed, has_positions = self._seed, self._has_failed, self._has_positions
+        return lambda index: _state(
+            first + index, seed, failed=failed, place=places(index), has_positions=has_positions
+        )
+
+    def get_state(self) -> State:
+        place = self._place if self._input is None else self._input.get_state()
+        if self._has_ended or self._reading is not None:
+            place = None
+        return _state(
+            self._count,
+            self._seed_to_come() if self._seed is None else self._seed,
+            failed=self._has_failed,
+            place=place,
+            ended=self._has_ended,
+            has_positions=self._has_positions,
+        )
+
+    def _seed_to_come(self) -> int:
+        """Return the seed of the elements, before it was decided by the first read."""
+        store = self._find_store()
+        if store is None:
+            return self._own_seed
+        store.close()
+        return store.seed
+
+    def set_state(self, state: State) -> None:
+        self._stop()
+        self._begin()
+        self._count = state["count"]
+        self._decide(state["seed"])
+        self._has_failed, self._place = state["failed"], state.get("hint")
+        self._has_ended = state["ended"]
+
+    def _write_no_more(self) -> None:
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.close()
+
+    def _stop(self) -> None:
+        self._write_no_more()
+        for held in (self._input, self._reading):
+            if held is not None:
+                held.close()
+        self._input = self._reading = None
+
+    def close(self) -> None:
+        self._stop()
+        self._has_ended = True
+
+
+def _state(
+    count: int,
+    seed: int | None,
+    *,
+    failed: bool = False,
+    place: State = None,
+    ended: bool = False,
+    has_positions: bool = False,
+) -> dict[str, Any]:
+    # Whether there is a place in the input depends on who filled the store: it only saves time.
+    state = {"count": count, "seed": seed, "failed": failed, "hint": place, "ended": ended}
+    if has_positions:
+        # Of the element in its index part, as it is known to whoever is dealt that.
+        state["at"] = count if place is None else place
+    return state
+
+
+def _seed_of(context: Context) -> int:
+    """Return the seed of what a cache holds: its passes are left out of it.
+
+    In a nested dataset it is one for each place where that was opened.
+    """
+    if not context.outer:
+        return context.seed
+    given = context.passes[: context.given]
+    return place_number([context.seed, *context.outer, *given]) >> (64 - _SEED_BITS)
+
+
+def _has_positions(plan: Node) -> bool:
+    """Say whether each element of a plan is one of an index part, in its place."""
+    while plan.one_to_one:
+        (plan,) = plan.inputs
+    return index_part(plan)
+
+
+def _draws(plan: Node) -> bool:
+    """Say whether the elements of a plan depend on its seed."""
+    return any(node.draws and getattr(node, "seed", None) is None for node in distinct([plan]))

@@ -1,0 +1,383 @@
+"""Iterators over the part of a plan that somebody deals out, unit by unit.
+
+Units come in the order in which they are dealt, which is any: one that was returned by a worker
+that was lost may lie in an earlier pass. So the steps that say in which order positions come
+(`repeat`, `concatenate`) follow what is dealt, and the leaves seek.
+
+    next_units() -> DealtPositions: head, take -> DealtRepeat, DealtConcatenate -> DealtLeaf
+
+The state of a leaf says how many units were dealt and are whole before an element; `units_done`
+finds that in the state of any plan. In the middle of a unit it also says how many are begun. What
+was dealt cannot be gone back to: it is dealt again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from headrace.element.chunk import Chunk, States
+from headrace.errors import FailedPreconditionError
+from headrace.execution.context import Context, Dealer, Run
+from headrace.execution.iterator import ElementIterator, State, make_iterator
+from headrace.execution.stage import states_in
+from headrace.plan.node import Node, distinct
+from headrace.plan.ordering import Repeat
+from headrace.rewrites.positions import Deal
+
+__all__ = [
+    "DealtConcatenate",
+    "DealtLeaf",
+    "DealtPlan",
+    "DealtPositions",
+    "DealtRepeat",
+    "ManyUnits",
+    "NextUnits",
+    "OneUnit",
+    "as_first_pass",
+    "units_done",
+]
+
+NextUnits: TypeAlias = Callable[[], tuple[int, int] | None]
+"""Returns the next units that are dealt (start, stop), perhaps after a wait; None: no more come."""
+
+
+class DealtPositions:
+    """Turns units into runs of positions.
+
+    Args:
+        deal: What the units of the plan are.
+        next_units: Who deals them.
+        pass_number: The pass that the plan is in; leaves are in passes within it.
+    """
+
+    def __init__(self, deal: Deal, next_units: NextUnits, pass_number: tuple[int, ...]) -> None:
+        self._deal = deal
+        self._next_units = next_units
+        self._pass = pass_number
+        self._runs: deque[tuple[int, tuple[int, ...], Run]] = deque()
+        self._located = 0  # units, in runs that were taken or not
+        self._has_ended = False
+        self.begun = 0
+        """Units, in dealt order, that leaves handed out something of."""
+
+    @property
+    def dealt(self) -> int:
+        return self._runs[0][2].dealt if self._runs else self._located
+
+    def head(self) -> tuple[int, tuple[int, ...]] | None:
+        while not self._runs and not self._has_ended:
+            units = self._next_units()
+            if units is None:
+                self._has_ended = True
+            else:
+                self._locate(*units)
+        return self._runs[0][:2] if self._runs else None
+
+    def take(self, leaf: int, passes: tuple[int, ...]) -> Run | None:
+        if self.head() != (leaf, passes):
+            return None
+        return self._runs.popleft()[2]
+
+    def begin(self, units: int) -> None:
+        self.begun = max(self.begun, units)
+
+    def _locate(self, first: int, stop: int) -> None:
+        for leaf, passes, start, end in self._deal.locate(first, stop):
+            ((_, _, one_start, one_end),) = self._deal.locate(first, first + 1)
+            run = Run(start, end, one_end - one_start, self._located)
+            self._runs.append((leaf, (*self._pass, *passes), run))
+            units = run.done(end) - run.dealt
+            self._located += units
+            first += units
+
+
+class _FirstPass:
+    """Deals what lies in some pass as if it lay in the first: a cache has the same in each."""
+
+    def __init__(self, dealer: Dealer, passes: tuple[int, ...]) -> None:
+        self._dealer = dealer
+        self._passes = passes
+
+    @property
+    def dealt(self) -> int:
+        return self._dealer.dealt
+
+    def head(self) -> tuple[int, tuple[int, ...]] | None:
+        head, depth = self._dealer.head(), len(self._passes)
+        if head is None or head[1][:depth] != self._passes:
+            return None
+        return head[0], (0,) * depth + head[1][depth:]
+
+    def take(self, leaf: int, passes: tuple[int, ...]) -> Run | None:
+        return self._dealer.take(leaf, self._passes + passes[len(self._passes) :])
+
+    def begin(self, units: int) -> None:
+        self._dealer.begin(units)
+
+
+def as_first_pass(context: Context, dealer: Dealer) -> Context:
+    """Return the context in which a dealt plan has the elements of its first pass in each."""
+    return dataclasses.replace(
+        context,
+        passes=(0,) * len(context.passes),
+        dealer=_FirstPass(dealer, context.passes),
+    )
+
+
+class _Dealt(ElementIterator):
+    """What cannot be gone back to."""
+
+    def set_state(self, state: State) -> None:
+        raise FailedPreconditionError(
+            "what was dealt out cannot be restored from a state: it is dealt again"
+        )
+
+
+class DealtLeaf(_Dealt):
+    """An index part of which others read parts, too."""
+
+    def __init__(self, node: Node, context: Context) -> None:
+        assert context.dealer is not None
+        self._dealer: Dealer = context.dealer
+        self._leaf = context.leaves[id(node)]
+        self._passes = context.passes
+        within = dataclasses.replace(context, dealer=None, leaves={})
+        self._steps = make_iterator(node, within)
+        self._run: Run | None = None
+        self._position = 0  # of the next element in `_run`
+        self._stands_at = -1  # where the steps are; -1: nowhere yet
+
+    def next_chunk(self, limit: int) -> Chunk | None:
+        while self._run is None or self._position == self._run.stop:
+            run = self._dealer.take(self._leaf, self._passes)
+            if run is None:
+                return None
+            self._run, self._position = run, run.start
+        run, position = self._run, self._position
+        if self._stands_at != position:
+            self._steps.seek(position)
+        chunk = self._steps.next_chunk(min(limit, run.stop - position))
+        if chunk is None:
+            raise FailedPreconditionError(
+                f"positions {position} to {run.stop} were dealt, but the plan has fewer; "
+                "do all who read it have the same plan and data?"
+            )
+        self._position = self._stands_at = position + chunk.size
+        self._dealer.begin(run.begun(self._position))
+        return chunk.with_states(_places(run, position))
+
+    def get_state(self) -> State:
+        if self._run is None:
+            return {"dealt": self._dealer.dealt, "at": 0}
+        return _place(self._run, self._position)
+
+    def close(self) -> None:
+        self._steps.close()
+
+
+class _Follower(_Dealt):
+    """Reads in turn what contains the units that are dealt next."""
+
+    _name: str
+    """What the number is called in a state; as without a deal, so that places are the same."""
+
+    def __init__(self, context: Context, dealer: Dealer) -> None:
+        self._context = context
+        self._dealer = dealer
+        self._input: ElementIterator | None = None
+        self._number = 0  # of what `_input` reads: a pass, or an input
+
+    def _choose(self, leaf: int, passes: tuple[int, ...]) -> tuple[int, Node, Context] | None:
+        """Return what to read: its number, its plan and context; None: these lie elsewhere."""
+        raise NotImplementedError
+
+    def next_chunk(self, limit: int) -> Chunk | None:
+        while True:
+            if self._input is None:
+                head = self._dealer.head()
+                chosen = None if head is None else self._choose(*head)
+                if chosen is None:
+                    return None
+                self._number, plan, context = chosen
+                self._input = make_iterator(plan, context)
+            chunk = self._input.next_chunk(limit)
+            number = self._number
+            if chunk is not None:
+                return chunk.with_states(states_in(self._name, number, chunk.states))
+            self._input.close()
+            self._input = None
+            self._drop_rest(number)
+
+    def _drop_rest(self, number: int) -> None:
+        """Pass over units of what has ended: a step above the leaf did not want them."""
+        while (head := self._dealer.head()) is not None:
+            chosen = self._choose(*head)
+            if chosen is None or chosen[0] != number:
+                return
+            self._dealer.take(*head)
+
+    def get_state(self) -> State:
+        if self._input is None:
+            return {"dealt": self._dealer.dealt, "at": 0}
+        return {self._name: self._number, "input": self._input.get_state()}
+
+    def close(self) -> None:
+        input_, self._input = self._input, None
+        if input_ is not None:
+            input_.close()
+
+
+class DealtRepeat(_Follower):
+    """Reads its input in the pass in which the next units lie."""
+
+    _name = "pass"
+
+    def __init__(self, node: Repeat, context: Context, dealer: Dealer) -> None:
+        super().__init__(context, dealer)
+        self._plan = node.input
+        self._leaves = _leaves_in(node.input, context)
+
+    def _choose(self, leaf: int, passes: tuple[int, ...]) -> tuple[int, Node, Context] | None:
+        depth = len(self._context.passes)
+        if leaf not in self._leaves or passes[:depth] != self._context.passes:
+            return None
+        return passes[depth], self._plan, self._context.in_pass(passes[depth])
+
+
+class DealtConcatenate(_Follower):
+    """Reads the input in which the next units lie."""
+
+    _name = "current"
+
+    def __init__(self, inputs: list[Node], context: Context, dealer: Dealer) -> None:
+        super().__init__(context, dealer)
+        self._inputs = inputs
+        self._places = {
+            leaf: place
+            for place, input_ in enumerate(inputs)
+            for leaf in _leaves_in(input_, context)
+        }
+
+    def _choose(self, leaf: int, passes: tuple[int, ...]) -> tuple[int, Node, Context] | None:
+        place = self._places.get(leaf)
+        if place is None or passes[: len(self._context.passes)] != self._context.passes:
+            return None
+        return place, self._inputs[place], self._context
+
+
+class DealtPlan(_Dealt):
+    """A whole plan that is dealt out."""
+
+    @property
+    def begun(self) -> int:
+        """The number of units, in dealt order, that leaves handed out something of.
+
+        Nothing of the others was yielded, nor perhaps of those that a step read ahead or holds.
+        """
+        raise NotImplementedError
+
+
+class ManyUnits(DealtPlan):
+    """A plan whose leaves are dealt units.
+
+    Args:
+        steps: The plan's iterator.
+        dealer: Who deals to its leaves.
+    """
+
+    def __init__(self, steps: ElementIterator, dealer: DealtPositions) -> None:
+        self._steps = steps
+        self._dealer = dealer
+
+    @property
+    def begun(self) -> int:
+        return self._dealer.begun
+
+    def next_chunk(self, limit: int) -> Chunk | None:
+        return self._steps.next_chunk(limit)
+
+    def get_state(self) -> State:
+        return self._steps.get_state()
+
+    def close(self) -> None:
+        self._steps.close()
+
+
+class OneUnit(DealtPlan):
+    """A plan that is one unit: whoever is dealt it reads all of it.
+
+    Args:
+        open_plan: Makes the iterator of the plan.
+        next_units: Who deals it out.
+    """
+
+    def __init__(self, open_plan: Callable[[], ElementIterator], next_units: NextUnits) -> None:
+        self._open_plan = open_plan
+        self._next_units = next_units
+        self._input: ElementIterator | None = None
+        self._has_ended = False
+        self._done = 0
+
+    @property
+    def begun(self) -> int:
+        return 0 if self._input is None else 1
+
+    def next_chunk(self, limit: int) -> Chunk | None:
+        if self._has_ended:
+            return None
+        if self._input is None:
+            if self._next_units() is None:
+                self._has_ended = True
+                return None
+            self._input = self._open_plan()
+        chunk = self._input.next_chunk(limit)
+        if chunk is None:
+            self._done, self._has_ended = 1, True
+            return None
+        return chunk.with_states(lambda index: {"dealt": 0, "at": 0, "begun": 1})
+
+    def get_state(self) -> State:
+        return {"dealt": self._done, "at": 0}
+
+    def close(self) -> None:
+        if self._input is not None:
+            self._input.close()
+
+
+def units_done(state: State) -> int | None:
+    """Return how many units are whole, in dealt order, where a dealt plan is in this state.
+
+    None: the state says nothing of it.
+    """
+    found: list[int] = []
+    pending: list[Any] = [state]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, list):
+            pending += value
+        elif isinstance(value, dict):
+            if "dealt" in value:
+                found.append(value["dealt"])
+            else:
+                pending += value.values()
+    return min(found, default=None)
+
+
+def _places(run: Run, start: int) -> States:
+    return lambda index: _place(run, start + index)
+
+
+def _place(run: Run, position: int) -> State:
+    done, begun = run.done(position), run.begun(position)
+    place = {"dealt": done, "at": position}
+    return place if done == begun else {**place, "begun": begun}
+
+
+def _leaves_in(plan: Node, context: Context) -> frozenset[int]:
+    """Return the numbers of the leaves that a part of the plan contains."""
+    return frozenset(
+        context.leaves[id(node)] for node in distinct([plan]) if id(node) in context.leaves
+    )

@@ -1,0 +1,241 @@
+"""The datasets that an interleave has open, and the threads that read them ahead."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from headrace.element.chunk import Chunk, States
+from headrace.execution.crew import Crew
+from headrace.execution.feeder import PATIENCE, Item, close_quietly
+from headrace.execution.iterator import ElementIterator, State
+from headrace.execution.mixing import Held
+from headrace.execution.pace import Pace
+from headrace.execution.waiting import Watch
+
+__all__ = ["ClosedError", "Inner", "Opened", "Readers"]
+
+_logger = logging.getLogger("headrace")
+
+
+class ClosedError(Exception):
+    """Another thread has closed what this one waits for."""
+
+
+class Inner:
+    """An open dataset: what is in hand of it, and the place of its next element.
+
+    Args:
+        origin: Places in the outer input; number 0 is that of the outer element.
+        number: Number of the outer element.
+        iterator: Over the dataset's elements.
+        pace: How many to ask for, where they are read ahead.
+    """
+
+    __slots__ = (
+        "held",
+        "index",
+        "is_busy",
+        "is_left",
+        "iterator",
+        "number",
+        "origin",
+        "pace",
+        "result",
+        "states",
+    )
+
+    def __init__(self, origin: States, number: int, iterator: ElementIterator, pace: Pace) -> None:
+        self.origin = origin
+        self.number = number
+        self.iterator = iterator
+        self.pace = pace
+        #: In hand from `index` on.
+        self.held: Held | None = None
+        #: The place of the next element: that before element `index`.
+        self.states: States = _nowhere
+        self.index = 0
+        self._at(iterator.get_state())
+        self.is_busy = False  # a thread reads it, or will
+        self.is_left = False  # and closes it then
+        self.result: Item | None = None  # what a thread has read
+
+    @property
+    def in_hand(self) -> int:
+        """Elements that can be taken."""
+        return 0 if self.held is None else self.held.chunk.size - self.index
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether what comes next is known without waiting."""
+        return self.result is not None
+
+    def _at(self, state: State) -> None:
+        self.states, self.index = (lambda index: state), 0
+
+    def take(self, count: int) -> tuple[Held, int]:
+        """Take elements in hand; return the chunk that they are in, and where."""
+        held, start = self.held, self.index
+        assert held is not None
+        self.index = start + count
+        if self.index == held.chunk.size:
+            self.held = None
+        return held, start
+
+    def read(self, limit: int, more_is_welcome: bool = False) -> bool:
+        """Have elements in hand; False at the end."""
+        iterator = self.iterator
+        chunk = self.pace.ask(iterator, limit) if more_is_welcome else iterator.next_chunk(limit)
+        if chunk is None:
+            return False
+        self._hold(chunk)
+        return True
+
+    def skip(self, count: int) -> int:
+        """Pass over elements that are not in hand; return how many there were."""
+        passed = self.iterator.skip(count)
+        self._at(self.iterator.get_state())
+        return passed
+
+    def receive(self) -> bool:
+        """Take over what a thread has read, or raise its error; False at the end."""
+        item = self.result
+        assert item is not None
+        if item.error is not None:
+            raise item.error
+        if item.chunk is None:
+            return False
+        self.result = None
+        self._hold(item.chunk)
+        return True
+
+    def _hold(self, chunk: Chunk) -> None:
+        self.held, self.states, self.index = Held(chunk), chunk.states, 0
+
+    def pass_over_error(self) -> None:
+        """Go to the place after an error that is being raised."""
+        item, self.result = self.result, None
+        self._at(self.iterator.get_state() if item is None else item.after)
+
+    def set_state(self, state: State) -> None:
+        """Go to a place."""
+        self.iterator.set_state(state)
+        self._at(state)
+
+    def close(self) -> None:
+        """Close the iterator, which no thread is in."""
+        self.held = None
+        self.iterator.close()
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What became of the next outer element."""
+
+    origin: States
+    """Place number 0 is that of the outer element."""
+    number: int
+    inner: Inner | None = None
+    error: Exception | None = None
+    is_end: bool = False
+    """There is none."""
+
+
+class Readers:
+    """Threads that read datasets ahead, a chunk each."""
+
+    def __init__(self, threads: int) -> None:
+        self._crew = Crew(threads, "headrace-interleave")
+        self._changed = threading.Condition()
+        self._is_closed = False
+
+    def read(self, inner: Inner) -> None:
+        """Have the next chunk of a dataset read."""
+        if self._is_closed:
+            return
+        inner.is_busy = True
+        self._crew.submit(lambda: self._read(inner))
+
+    def _read(self, inner: Inner) -> None:
+        chunk: Chunk | None = None
+        error: BaseException | None = None
+        after: State = None
+        if not self._is_closed:
+            try:
+                chunk = inner.pace.next_chunk(inner.iterator)
+                if chunk is None:
+                    after = inner.iterator.get_state()
+            except Exception as failure:
+                error, after = failure, inner.iterator.get_state()
+            except BaseException as escape:
+                error = escape
+        with self._changed:
+            inner.result = Item(chunk, error, after)
+            inner.is_busy = False
+            is_left = inner.is_left
+            self._changed.notify_all()
+        if is_left:
+            close_quietly(inner.iterator)
+
+    def wait_for(self, inner: Inner, step: str) -> None:
+        """Wait until something was read of a dataset, have it read if need be."""
+        if inner.result is None and not inner.is_busy:
+            self.read(inner)
+        self._wait(lambda: inner.is_ready, f"the dataset of element {inner.number} of {step}")
+
+    def wait_for_any(self, inners: Sequence[Inner], step: str) -> None:
+        """Wait until something was read of one of these datasets."""
+        for inner in inners:
+            if inner.result is None and not inner.is_busy:
+                self.read(inner)
+        self._wait(lambda: any(inner.is_ready for inner in inners), f"a dataset of {step}")
+
+    def _wait(self, is_over: Callable[[], bool], awaited: str) -> None:
+        if is_over():
+            return
+        watch = Watch(awaited)
+        with self._changed:
+            while not is_over() and not self._is_closed:
+                watch.wait(self._changed)
+        if not is_over():
+            raise ClosedError
+
+    def close(self, inners: Sequence[Inner], step: str) -> None:
+        """Close these datasets; one that a thread does not come out of, that thread closes."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        self._crew.dismiss()
+        left = self._busy_after_a_moment(inners)
+        for inner in left:
+            # A wait for a peer ends when it is closed from here.
+            close_quietly(inner.iterator)
+        left = self._busy_after_a_moment(left)
+        if left:
+            _logger.warning(
+                "%s: %d of its datasets do not return; their threads go on until they do, and end "
+                "then",
+                step,
+                len(left),
+            )
+        for inner in inners:
+            if inner not in left:
+                inner.close()
+
+    def _busy_after_a_moment(self, inners: Sequence[Inner]) -> list[Inner]:
+        """Return those that a thread is in, after a short wait; it is to close them."""
+        deadline = time.monotonic() + PATIENCE
+        with self._changed:
+            while any(inner.is_busy for inner in inners) and time.monotonic() < deadline:
+                self._changed.wait(max(0.0, deadline - time.monotonic()))
+            left = [inner for inner in inners if inner.is_busy]
+            for inner in left:
+                inner.is_left = True
+        return left
+
+
+def _nowhere(index: int) -> State:
+    raise AssertionError("no place is known yet")

@@ -1,0 +1,102 @@
+"""Parts of several chunks, mixed into one chunk: columns stay columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.element.chunk import Chunk
+from headrace.element.structure import Structure, flatten, unflatten
+
+__all__ = ["Held", "Strand", "mixed"]
+
+_FEWEST_A_PART = 4
+"""Elements of a part, on average, from which on it pays to move columns instead of rows."""
+
+
+class Held:
+    """A chunk, and what its columns are like."""
+
+    __slots__ = ("_kind", "chunk", "leaves", "structure")
+
+    def __init__(self, chunk: Chunk) -> None:
+        self.chunk = chunk
+        self.leaves: list[NDArray[Any]] = []  # once its kind was asked for
+        self.structure: Structure | None = None
+        self._kind: tuple[Any, ...] | None = None
+
+    @property
+    def kind(self) -> tuple[Any, ...] | None:
+        """Columns of one kind can be mixed; None: it has no columns."""
+        if self._kind is None and self.chunk.is_columnar:
+            self.leaves, self.structure = flatten(self.chunk.columns())
+            shapes = [(leaf.dtype, leaf.shape[1:]) for leaf in self.leaves]
+            self._kind = (self.structure, shapes)
+        return self._kind
+
+
+class Strand(NamedTuple):
+    """Elements that are woven: `each` of every part in turn, `rounds` times over."""
+
+    each: int
+    rounds: int
+    parts: list[tuple[Held, int]]
+    """A chunk, and where the elements begin in it."""
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self.each * self.rounds * len(self.parts)
+
+
+def mixed(strands: Sequence[Strand]) -> Chunk:
+    """Return the elements of the strands, one after the other."""
+    size = sum([strand.size for strand in strands])
+    parts = sum([len(strand.parts) for strand in strands])
+    if parts == 1:
+        held, start = strands[0].parts[0]
+        return held.chunk.slice(start, start + size)
+    if parts * _FEWEST_A_PART <= size:
+        first = strands[0].parts[0][0]
+        if first.kind is not None and all(
+            held.kind == first.kind for strand in strands for held, _ in strand.parts
+        ):
+            return _mixed_columns(strands, size, first)
+    rows: list[Any] = []
+    for each, rounds, parts_ in strands:
+        given = [(held.chunk.rows(), start) for held, start in parts_]
+        if each == 1 and rounds > 1:
+            woven: list[Any] = [None] * (rounds * len(given))
+            for place, (part, start) in enumerate(given):
+                woven[place :: len(given)] = part[start : start + rounds]
+            rows += woven
+            continue
+        for at in range(0, rounds * each, each):
+            for part, start in given:
+                rows += part[start + at : start + at + each]
+    return Chunk.of_rows(rows)
+
+
+def _mixed_columns(strands: Sequence[Strand], size: int, first: Held) -> Chunk:
+    made: list[NDArray[Any]] = []
+    for number, leaf in enumerate(first.leaves):
+        rest = leaf.shape[1:]
+        # Zeroed where there is padding between fields, which is not written here.
+        out = (np.zeros if leaf.dtype.kind == "V" else np.empty)((size, *rest), leaf.dtype)
+        at = 0
+        for strand in strands:
+            each, rounds, parts = strand
+            count = each * rounds
+            blocks = [
+                held.leaves[number][start : start + count].reshape(rounds, each, *rest)
+                for held, start in parts
+            ]
+            stop = at + count * len(parts)
+            np.concatenate(blocks, 1, out[at:stop].reshape(rounds, each * len(parts), *rest))
+            at = stop
+        made.append(out)
+    assert first.structure is not None
+    return Chunk.of_columns(unflatten(first.structure, made), size)

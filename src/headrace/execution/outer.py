@@ -1,0 +1,127 @@
+"""The outer input of an interleave: its elements, one by one, and the datasets opened for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headrace.element.chunk import States
+from headrace.errors import DataLossError, UserFunctionError
+from headrace.execution.context import Context, place_number
+from headrace.execution.inner import Inner, Opened
+from headrace.execution.intake import Intake
+from headrace.execution.iterator import State, make_iterator
+from headrace.execution.pace import Pace
+from headrace.execution.user_function import UserFunction
+from headrace.plan.combining import Interleave
+from headrace.plan.index_part import index_part
+from headrace.plan.node import Node, distinct
+
+__all__ = ["Outer"]
+
+_SLOT_BYTES = 1 << 18
+_ALL_BYTES = 16 << 20
+"""What is read ahead of each dataset, and of all that are open: about so much."""
+
+
+class Outer:
+    """Opens the datasets of an interleave.
+
+    Args:
+        node: The step.
+        context: That of the step.
+        step: Its name, for errors.
+    """
+
+    def __init__(self, node: Interleave, context: Context, step: str) -> None:
+        self._node = node
+        self._context = context
+        self._step = step
+        self._function = UserFunction(node.fn, step, context.contain_exits)
+        self._intake = Intake(make_iterator(node.input, context))
+        self._has_places: bool | None = None
+        #: The place after all that was opened; None: ask the input.
+        self._after: States | None = None
+        self._count = 0  # elements that were opened
+
+    def next(self) -> Opened:
+        """Open the dataset of the next element."""
+        intake = self._intake
+        before, number = self.place()
+        try:
+            chunk = intake.look_ahead(1)
+        except Exception as error:
+            self._after = _always(intake.get_state())
+            return Opened(before, number, error=error)
+        if chunk is None:
+            self._after = _always(intake.get_state())
+            return Opened(before, number, is_end=True)
+        states, index = chunk.states, intake.offset
+        row = chunk.rows()[index]
+        intake.use(1)
+        self._count = number + 1
+        self._after = lambda after: states(index + 1 + after)
+        origin = states if not index else lambda after: states(index + after)
+        try:
+            return Opened(origin, number, inner=self._open(row, origin, number))
+        except Exception as error:
+            return Opened(origin, number, error=error)
+
+    def open_at(self, origin: State, number: int) -> Inner:
+        """Open the dataset of element `number`, whose place is `origin`."""
+        self._intake.set_state(origin)
+        chunk = self._intake.take(1)
+        if chunk is None:
+            raise DataLossError(
+                f"the input of {self._step} is shorter than when the state was saved; restore it "
+                "with the same data"
+            )
+        return self._open(chunk.rows()[0], _always(origin), number)
+
+    def _open(self, row: Any, origin: States, number: int) -> Inner:
+        function = self._function
+        try:
+            dataset = function(row)
+        except BaseException as error:
+            raise function.blame(error, number) from error
+        plan = getattr(dataset, "plan", None)
+        if not isinstance(plan, Node):
+            raise UserFunctionError(
+                f"the function of {self._step} must return a Dataset, but returned "
+                f"{type(dataset).__name__} for element {number}",
+                position=number,
+                original_type="TypeError",
+            )
+        if self._has_places is None:
+            self._has_places = _has_places(self._node.input)
+        place = place_number(origin(0)) if self._has_places else number
+        iterator = self._context.build(plan, self._context.nested(self._node.number or 0, place))
+        # What all slots hold together is bounded.
+        most_bytes = min(_SLOT_BYTES, _ALL_BYTES // self._node.cycle_length)
+        pace = Pace(least=self._node.block_length, most_bytes=most_bytes)
+        return Inner(origin, number, iterator, pace)
+
+    def place(self) -> tuple[States, int]:
+        """Return the place of the next element, and its number."""
+        return self._after or _always(self._intake.get_state()), self._count
+
+    def set_state(self, state: State, number: int) -> None:
+        """Go to a place, that of element `number`."""
+        self._intake.set_state(state)
+        self._after = None
+        self._count = number
+
+    def close(self) -> None:
+        """Close the input."""
+        self._intake.close()
+
+
+def _always(state: State) -> States:
+    return lambda index: state
+
+
+def _has_places(plan: Node) -> bool:
+    """Say whether each element of a plan has a place that does not depend on those before it.
+
+    After a shuffle of values or an interleave it has none: only its ordinal is known.
+    """
+    return all(not node.draws or node.one_to_one or index_part(node) for node in distinct([plan]))

@@ -1,0 +1,135 @@
+"""What the slots of a shuffle buffer hold: columns while all elements are alike, rows else.
+
+Columns are memory of the buffer's own, one row a slot, so that nothing else is kept alive. A row
+that is a small view of a large array is copied: held for long, it would keep the whole array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.element.chunk import Chunk
+from headrace.element.chunk import concatenate as concatenate_chunks
+from headrace.element.structure import Structure, flatten, map_leaves, unflatten
+from headrace.execution.shuffle_order import Exchange
+
+__all__ = ["Slots"]
+
+_MOST_PINNED = 4
+"""Times its own size that a row may keep alive before it is copied."""
+
+
+class Slots:
+    """The elements in the slots.
+
+    Args:
+        chunks: The elements, in any number of pieces.
+        order: Which of them each slot holds; None: slot i holds element i.
+    """
+
+    def __init__(self, chunks: Sequence[Chunk], order: NDArray[np.int64] | None = None) -> None:
+        whole = concatenate_chunks(chunks) if chunks else Chunk.of_rows([])
+        self.size = whole.size
+        self._leaves: list[NDArray[Any]] | None = None
+        self._structure: Structure | None = None
+        self._rows: list[Any] = []
+        if whole.is_columnar:
+            leaves, self._structure = flatten(whole.columns())
+            if order is not None:
+                leaves = [leaf[order] for leaf in leaves]
+            elif len(chunks) == 1:  # of several, `whole` is a copy already
+                leaves = [leaf.copy() for leaf in leaves]
+            self._leaves = leaves
+        else:
+            rows = _unpinned(whole)
+            self._rows = rows if order is None else [rows[index] for index in order.tolist()]
+
+    @property
+    def bytes_each(self) -> int:
+        """How much memory a slot takes, about; 0 if that is not known."""
+        if not self._leaves or not self.size:
+            return 0
+        return sum([leaf.nbytes for leaf in self._leaves]) // self.size
+
+    def exchange(self, slots: NDArray[np.int64], incoming: Chunk) -> Chunk:
+        """Take out what each draw yields, in order, and put in the element that it read.
+
+        Args:
+            slots: The slots drawn, as many as there are incoming elements.
+            incoming: The elements that fill them.
+        """
+        if self._leaves is not None:
+            leaves = self._like(incoming)
+            if leaves is not None:
+                return self._exchange_columns(slots, leaves)
+            self._become_rows()
+        held, yielded = self._rows, []
+        for slot, row in zip(slots.tolist(), _unpinned(incoming), strict=True):
+            yielded.append(held[slot])
+            held[slot] = row
+        return Chunk.of_rows(yielded)
+
+    def at(self, slots: NDArray[np.int64]) -> Chunk:
+        """Return what these slots hold."""
+        if self._leaves is not None:
+            return self._chunk([leaf[slots] for leaf in self._leaves], len(slots))
+        return Chunk.of_rows([self._rows[slot] for slot in slots.tolist()])
+
+    def _exchange_columns(self, slots: NDArray[np.int64], incoming: list[NDArray[Any]]) -> Chunk:
+        assert self._leaves is not None
+        pairs = list(zip(self._leaves, incoming, strict=True))
+        if len(slots) == 1:  # nothing can be drawn twice
+            out = [held[slots] for held, _ in pairs]
+            for held, new in pairs:
+                held[slots] = new
+        else:
+            exchange = Exchange(slots)
+            out = [exchange.apply(held, new) for held, new in pairs]
+        return self._chunk(out, len(slots))
+
+    def _chunk(self, leaves: list[NDArray[Any]], size: int) -> Chunk:
+        assert self._structure is not None
+        return Chunk.of_columns(unflatten(self._structure, leaves), size)
+
+    def _like(self, chunk: Chunk) -> list[NDArray[Any]] | None:
+        """Return the columns of a chunk if its elements are like those held."""
+        if not chunk.is_columnar:
+            return None
+        assert self._leaves is not None
+        leaves, structure = flatten(chunk.columns())
+        if structure != self._structure:
+            return None
+        for held, new in zip(self._leaves, leaves, strict=True):
+            if held.dtype != new.dtype or held.shape[1:] != new.shape[1:]:
+                return None
+        return leaves
+
+    def _become_rows(self) -> None:
+        assert self._leaves is not None
+        self._rows = _unpinned(self._chunk(self._leaves, self.size))
+        self._leaves = None
+
+
+def _unpinned(chunk: Chunk) -> list[Any]:
+    """Return the rows of a chunk, those copied that would keep much more memory alive."""
+    rows = chunk.rows()
+    # Rows of one chunk were made in one way: the first shows whether the others need a look.
+    if rows and (chunk.is_columnar or _pins(rows[0]) or _pins(rows[-1])):
+        return [map_leaves(_unpinned_leaf, row) for row in rows]
+    return list(rows)
+
+
+def _pins(row: Any) -> bool:
+    return any(_unpinned_leaf(leaf) is not leaf for leaf in flatten(row)[0])
+
+
+def _unpinned_leaf(leaf: Any) -> Any:
+    base = getattr(leaf, "base", None)
+    if base is None:
+        return leaf
+    size = base.nbytes if hasattr(base, "nbytes") else len(base)
+    return leaf.copy() if size > _MOST_PINNED * leaf.nbytes else leaf

@@ -1,0 +1,167 @@
+"""What steps over one input have in common: what is in hand, the places, errors in their turn.
+
+    class TakeWhileIterator(RowStage):
+        '''Ends before the first element for which the predicate is false.'''
+
+        def step(self, row):
+            return row if self.call(row) else END
+
+is a whole step. It keeps the rules of `iterator` without a word of its own: an error is raised when
+the failing element's turn has come, the function is called once for an element and only for those
+that were asked for, and every element has a place.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from headrace.element.chunk import Chunk, States
+from headrace.execution.intake import Intake
+from headrace.execution.iterator import END, ElementIterator, State
+from headrace.execution.user_function import UserFunction
+
+__all__ = ["BLOCK", "NOTHING", "RowStage", "Stage", "chosen_states", "states_in"]
+
+NOTHING: Any = type("Nothing", (), {"__doc__": "What `step` returns for no element."})()
+
+BLOCK = 64
+"""Rows that are cut out of a chunk at once when only a few elements are asked for."""
+
+
+class Stage(ElementIterator):
+    """A step over one input whose state is its input's.
+
+    Subclasses write `_work`. Those that work on whole chunks do so again one by one where that
+    fails (`_one_by_one`), to find the element whose fault it is.
+    """
+
+    def __init__(self, input_: ElementIterator) -> None:
+        self._intake = Intake(input_)
+        #: That of the next element of the intake, to be raised when its turn comes.
+        self._failure: Exception | None = None
+        #: A chunk that could not be worked on as a whole.
+        self._one_by_one: Chunk | None = None
+
+    @property
+    def reads_ahead_freely(self) -> bool:
+        return self._intake.input.reads_ahead_freely
+
+    @abstractmethod
+    def _work(self, limit: int) -> Chunk | None:
+        """Return 1 to `limit` elements, or None at the end.
+
+        An element that fails is left in hand as the next one, and its error in `_failure`.
+        """
+
+    def next_chunk(self, limit: int) -> Chunk | None:
+        if self._failure is None:
+            chunk = self._work(limit)
+            if chunk is not None or self._failure is None:
+                return chunk
+        failure, self._failure = self._failure, None
+        self._intake.use(1)
+        raise failure
+
+    def get_state(self) -> State:
+        return self._intake.get_state()
+
+    def place(self) -> tuple[States, int]:
+        chunk = self._intake.chunk
+        return self._intake.input.place() if chunk is None else (chunk.states, self._intake.offset)
+
+    def set_state(self, state: State) -> None:
+        self._failure = self._one_by_one = None
+        self._intake.set_state(state)
+
+    def close(self) -> None:
+        self._failure = self._one_by_one = None
+        self._intake.close()
+
+
+class RowStage(Stage):
+    """A step that calls a user's function for its input's elements, one by one."""
+
+    @property
+    def reads_ahead_freely(self) -> bool:
+        return False
+
+    def __init__(self, input_: ElementIterator, call: UserFunction) -> None:
+        super().__init__(input_)
+        self.call = call
+        self._has_ended = False
+        self._looked_at = 0  # elements of the input, since this iterator began
+
+    @abstractmethod
+    def step(self, row: Any) -> Any:
+        """Return the element that takes the place of `row`, or NOTHING, or END."""
+
+    def _work(self, limit: int) -> Chunk | None:
+        while not self._has_ended:
+            chunk = self._intake.look_ahead(limit)
+            if chunk is None:
+                return None
+            made = self._go_through(chunk, limit)
+            if made is not None or self._failure is not None:
+                return made
+        return None
+
+    def _go_through(self, chunk: Chunk, limit: int) -> Chunk | None:
+        """Return what becomes of elements of the chunk in hand; None: nothing."""
+        start = self._intake.offset
+        rows = chunk.rows()[start : start + max(limit, BLOCK)]
+        results: list[Any] = []
+        origins: list[int] = []
+        step, seen = self.step, 0
+        try:
+            for row in rows:
+                made = step(row)
+                if made is not NOTHING:
+                    if made is END:
+                        self._has_ended = True
+                        break
+                    results.append(made)
+                    origins.append(start + seen)
+                    if len(results) == limit:
+                        seen += 1
+                        break
+                seen += 1
+        except BaseException as error:
+            self._fail(error, chunk, start + seen)
+        self._use(seen)
+        if not results:
+            return None
+        return Chunk.of_rows(results, chosen_states(chunk.states, origins, start + seen))
+
+    def _fail(self, error: BaseException, chunk: Chunk, index: int) -> None:
+        """Keep the error of element `index` of the chunk in hand for when its turn comes."""
+        place = chunk.state_at(index)
+        number = place if type(place) is int else self._looked_at + index - self._intake.offset
+        self._failure = self.call.blame(error, number)
+
+    def _use(self, count: int) -> None:
+        self._looked_at += count
+        if count:
+            self._intake.use(count)
+
+    def set_state(self, state: State) -> None:
+        self._has_ended = False
+        super().set_state(state)
+
+
+def chosen_states(states: States, origins: Sequence[int], end: int) -> States:
+    """Return the places of some elements of a chunk.
+
+    Args:
+        states: The places in the whole chunk.
+        origins: Which elements they are.
+        end: The place after the last one is that before this element of the chunk.
+    """
+    count = len(origins)
+    return lambda index: states(origins[index] if index < count else end)
+
+
+def states_in(name: str, number: int, states: States) -> States:
+    """Return the places of elements of one part of a stream: that part's number, and in it."""
+    return lambda index: {name: number, "input": states(index)}

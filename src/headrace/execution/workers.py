@@ -1,0 +1,250 @@
+"""The threads of a parallel map, and what they work on.
+
+    input --feeder--> batches of elements --grains--> threads --results--> the consumer
+
+A feeder reads the input, so that the threads do not wait while the consumer does something else.
+Each thread takes a *grain*: as many elements as take it about `_GRAIN_SECONDS`, mostly one.
+Results are delivered element by element. No more than some milliseconds of work for each thread is
+read ahead, and no more than `_MOST_BYTES` of inputs and results.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from queue import SimpleQueue
+from typing import Any
+
+from headrace.element.chunk import Chunk, States
+from headrace.element.ownership import owned
+from headrace.element.wire import frame_bytes
+from headrace.execution.feeder import PATIENCE, Feeder, Item
+from headrace.execution.iterator import ElementIterator
+from headrace.execution.user_function import UserFunction
+
+__all__ = ["PENDING", "TAKEN", "Failure", "Work"]
+
+_GRAIN_SECONDS = 0.0002
+_LARGEST_GRAIN = 256
+_AHEAD_SECONDS = 0.05
+"""Work that is read ahead for each thread, so that one slow element holds up none of the others."""
+_FEWEST_AHEAD = 2
+_MOST_AHEAD = 1024
+_MOST_BYTES = 64 << 20
+_MEMORY = 64
+"""Elements over which the time for one is averaged, at least."""
+
+
+class Failure:
+    """Stands for the result of an element that failed."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+class Batch:
+    """Elements that the input gave at once."""
+
+    __slots__ = ("first", "results", "rows", "states", "taken")
+
+    def __init__(self, first: int, rows: list[Any], results: list[Any], states: States) -> None:
+        self.first = first  # number of the first of them
+        self.rows = rows  # an element that is done is forgotten
+        self.results = results
+        self.states = states
+        self.taken = 0  # results that were delivered: of the first so many, or only how many
+
+
+PENDING: Any = object()
+TAKEN: Any = object()
+
+
+class Work:
+    """The threads and what they work on, from one `set_state` to the next."""
+
+    def __init__(
+        self,
+        input_: ElementIterator,
+        function: UserFunction,
+        threads: int,
+        already: int,
+        *,
+        is_ordered: bool,
+    ) -> None:
+        self._function = function
+        self._threads_wanted = threads
+        self._is_ordered = is_ordered
+        #: Bit i: element i after the place was delivered before the restore.
+        self._already = already
+        self._grains: SimpleQueue[tuple[Batch, int, int] | None] = SimpleQueue()
+        self.is_stopped = False
+        #: Batches of which something is to be delivered, oldest first.
+        self.batches: deque[Batch] = deque()
+        #: Where free order: elements that are done, in the order in which they were.
+        self.done: deque[tuple[Batch, int]] = deque()
+        #: Whether the consumer waits, and so is to be notified of each grain.
+        self.is_awaited = False
+        self.fed = 0  # elements of the input read
+        self.delivered = 0
+        self.window = threads * _FEWEST_AHEAD
+        self.has_ended = False  # the input has
+        state = input_.get_state()
+        #: The place after all that was read: element `_index` of a chunk with these states.
+        self.end: tuple[States, int] = ((lambda index: state), 0)
+        self._timings: deque[tuple[float, int]] = deque()
+        self._seconds, self._counted = 0.0, 0
+        self._bytes_in = 0.0  # of an element
+        self._bytes_out = 0.0  # of a result
+        self.feeder = Feeder(input_, self._room, self._put, "headrace-map-feeder")
+        self._threads = [
+            threading.Thread(target=self._run, name="headrace-map", daemon=True)
+            for _ in range(threads)
+        ]
+
+    def start(self) -> None:
+        """Begin to work. Whoever may close what owns this knows of it by now."""
+        with self.feeder.changed:
+            if self.is_stopped:
+                return
+            for thread in self._threads:
+                thread.start()
+        self.feeder.start()
+
+    # --- on the feeder's thread, with the lock held ---------------------------------------------
+
+    def _room(self) -> int:
+        return max(0, self.window - (self.fed - self.delivered))
+
+    def _put(self, item: Item) -> None:
+        states, before = self.end
+        if item.chunk is not None:
+            chunk = item.chunk
+            self._bytes_in = max(self._bytes_in * 0.9, frame_bytes(chunk.slice(0, 1)))
+            batch = Batch(self.fed, list(chunk.rows()), [PENDING] * chunk.size, chunk.states)
+            self.end = chunk.states, chunk.size
+        elif item.error is not None:
+            after = item.after
+            batch = Batch(
+                self.fed,
+                [None],
+                [Failure(item.error)],
+                lambda index: after if index else states(before),
+            )
+            self.end = (lambda index: after), 0
+        else:
+            after = item.after
+            self.end = (lambda index: after), 0
+            self.has_ended = True
+            return
+        size = len(batch.rows)
+        self.fed += size
+        self.batches.append(batch)
+        self._hand_out(batch, size)
+
+    def _hand_out(self, batch: Batch, size: int) -> None:
+        """Put the elements of a batch where the threads take them, some at a time."""
+        start = 0
+        grain = self._grain()
+        if not self._already and batch.results[0] is PENDING:
+            for start in range(0, size, grain):
+                self._grains.put((batch, start, min(start + grain, size)))
+            return
+        while start < size:
+            if self._already >> (batch.first + start) & 1:
+                batch.results[start] = TAKEN
+                batch.taken += 1
+                self.delivered += 1
+                start += 1
+                continue
+            if batch.results[start] is not PENDING:  # an error of the input
+                if not self._is_ordered:
+                    self.done.append((batch, start))
+                start += 1
+                continue
+            stop = start + 1
+            while stop < min(start + grain, size) and not self._already >> (batch.first + stop) & 1:
+                stop += 1
+            self._grains.put((batch, start, stop))
+            start = stop
+
+    def _grain(self) -> int:
+        while self._timings:
+            seconds, count = self._timings.popleft()
+            if self._counted > _MEMORY:
+                self._seconds, self._counted = self._seconds / 2, self._counted // 2
+            self._seconds += seconds
+            self._counted += count
+        if not self._counted:
+            return 1
+        return int(
+            max(1, min(_GRAIN_SECONDS * self._counted / (self._seconds + 1e-9), _LARGEST_GRAIN))
+        )
+
+    # --- on the threads -------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        grains, clock = self._grains, time.perf_counter
+        while (grain := grains.get()) is not None:
+            if self.is_stopped:
+                continue
+            begin = clock()
+            batch, start, stop = grain
+            self._do(batch, start, stop)
+            self._timings.append((clock() - begin, stop - start))
+            grain = batch = None  # type: ignore[assignment]  # not kept alive while waiting
+
+    def _do(self, batch: Batch, start: int, stop: int) -> None:
+        rows, results, call = batch.rows, batch.results, self._function
+        fn = call.fn
+        for index in range(start, stop):
+            row = rows[index]
+            try:
+                results[index] = owned(fn(*row) if type(row) is tuple else fn(row))
+            except BaseException as error:
+                results[index] = self._failed(error, batch, index)
+            rows[index] = row = None
+            if not self._is_ordered:
+                self.done.append((batch, index))
+        # Once a grain: to wake the consumer for each element costs more than many a function.
+        if self.is_awaited:
+            with self.feeder.changed:
+                self.feeder.changed.notify_all()
+
+    def _failed(self, error: BaseException, batch: Batch, index: int) -> Failure:
+        try:
+            place = batch.states(index)
+            number = place if type(place) is int else batch.first + index
+            return Failure(self._function.blame(error, number))
+        except BaseException as escape:
+            return Failure(escape)
+
+    # --- for the consumer -----------------------------------------------------------------------
+
+    def took(self, chunk: Chunk | None, count: int) -> None:
+        """Count elements as delivered, and let the feeder read on. With the lock held."""
+        self.delivered += count
+        if chunk is not None:
+            # Of one element: to look at each would take longer than many a function does.
+            self._bytes_out = max(self._bytes_out * 0.9, frame_bytes(chunk.slice(0, 1)))
+        each = self._seconds / self._counted if self._counted else _AHEAD_SECONDS
+        wished = max(_FEWEST_AHEAD, min(_AHEAD_SECONDS / (each + 1e-9), _MOST_AHEAD))
+        affordable = _MOST_BYTES / (self._bytes_in + self._bytes_out + 1)
+        threads = self._threads_wanted
+        self.window = int(max(threads, min(threads * wished, affordable, 2 * self.window)))
+        self.feeder.changed.notify_all()
+
+    def stop(self) -> bool:
+        """Stop all threads, and wait a moment; return whether the input is free to use."""
+        with self.feeder.changed:
+            self.is_stopped = True
+        is_free = self.feeder.stop()
+        for _ in self._threads:
+            self._grains.put(None)
+        deadline = time.monotonic() + PATIENCE
+        for thread in self._threads:
+            if thread.ident is not None and thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
+        return is_free

@@ -1,0 +1,168 @@
+"""How a service is read: the arguments of `distribute` and `from_dataset_id`, checked once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.service.config import (
+    TRANSFER_PROTOCOLS,
+    ShardingPolicy,
+    parse_processing_mode,
+    parse_service,
+)
+from headrace.transport.security import Security
+
+__all__ = ["ReadingOptions"]
+
+_MAX_OUTSTANDING_REQUESTS = 16
+_AUTOTUNE = -1
+_SUPPORTED_MODES = (ShardingPolicy.OFF, ShardingPolicy.DYNAMIC)
+_TARGETS = ("AUTO", "ANY", "LOCAL")
+_VISITATIONS = {ShardingPolicy.DYNAMIC: ("at_most_once",)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadingOptions:
+    """How one dataset of a service is read.
+
+    Attributes:
+        processing_mode: How the workers share it.
+        service: The dispatcher's address, "host:port".
+        job_name: Readers with the same name share one job; None: nobody else's.
+        consumer_index: Not supported by this version.
+        num_consumers: Not supported by this version.
+        max_outstanding_requests: Requests and answers not used yet, over all workers.
+        data_transfer_protocol: "local", "shm", "tcp", or None: the first of these that works.
+        cross_trainer_cache: Not supported by this version.
+        target_workers: "AUTO", "ANY" or "LOCAL".
+        visitation: None, or with DYNAMIC "at_most_once", which is its default.
+        wait_timeout: Seconds without anybody who could deliver, after which reading fails.
+        security: Keys of this client, for a service that asks for them.
+
+    Raises:
+        TypeError, ValueError: A value is wrong, or not supported by this version.
+    """
+
+    processing_mode: Any
+    service: Any
+    job_name: str | None = None
+    consumer_index: int | None = None
+    num_consumers: int | None = None
+    max_outstanding_requests: Any = None
+    data_transfer_protocol: str | None = None
+    cross_trainer_cache: object | None = None
+    target_workers: str = "AUTO"
+    visitation: str | None = None
+    wait_timeout: float = 3600.0
+    security: Security | None = None
+
+    def __post_init__(self) -> None:
+        mode = parse_processing_mode(self.processing_mode)
+        address = parse_service(self.service)
+        if mode not in _SUPPORTED_MODES:
+            raise ValueError(
+                f"processing_mode={mode.name} is not supported by this version; it supports OFF "
+                "and DYNAMIC"
+            )
+        _check_job_name(self.job_name)
+        _check_unsupported(
+            self.consumer_index, self.num_consumers, self.job_name, self.cross_trainer_cache
+        )
+        _check_visitation(mode, self.visitation)
+        checked = {
+            "processing_mode": mode,
+            "service": address,
+            "max_outstanding_requests": _checked_credit(self.max_outstanding_requests),
+            "data_transfer_protocol": _checked_protocol(self.data_transfer_protocol),
+            "target_workers": _checked_target(self.target_workers),
+            "wait_timeout": _checked_timeout(self.wait_timeout),
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+
+
+def _check_job_name(job_name: object) -> None:
+    if job_name is not None and not isinstance(job_name, str):
+        raise ValueError(
+            f"`job_name` must be a string, but `job_name` was of type {type(job_name)}. "
+            f"job_name={job_name!r}"
+        )
+    if job_name == "":
+        raise ValueError("`job_name` must not be empty")
+
+
+def _check_unsupported(
+    consumer_index: object, num_consumers: object, job_name: object, cross_trainer_cache: object
+) -> None:
+    if (consumer_index is None) != (num_consumers is None):
+        raise ValueError(
+            "`consumer_index` and `num_consumers` must be set together, but got "
+            f"consumer_index={consumer_index!r} and num_consumers={num_consumers!r}"
+        )
+    if num_consumers is not None:
+        if job_name is None:
+            raise ValueError(
+                "`job_name` must be set when setting `num_consumers`. num_consumers was set to "
+                f"{num_consumers!r}."
+            )
+        raise ValueError(
+            f"coordinated reads (consumer_index={consumer_index!r}, num_consumers="
+            f"{num_consumers!r}) are not supported by this version; without them, readers that "
+            "share a `job_name` get their elements first come, first served"
+        )
+    if cross_trainer_cache is not None:
+        raise ValueError(
+            f"cross_trainer_cache={cross_trainer_cache!r} is not supported by this version; use "
+            "None"
+        )
+
+
+def _check_visitation(mode: ShardingPolicy, visitation: object) -> None:
+    own = _VISITATIONS.get(mode, ())
+    if visitation is not None and visitation not in own:
+        raise ValueError(
+            f"visitation={visitation!r} is not supported with {mode.name} by this version; use "
+            f"None{''.join(f' or {name!r}' for name in own)}"
+        )
+
+
+def _checked_credit(max_outstanding_requests: object) -> int:
+    if max_outstanding_requests is None or max_outstanding_requests == _AUTOTUNE:
+        return _MAX_OUTSTANDING_REQUESTS
+    if isinstance(max_outstanding_requests, bool) or not isinstance(max_outstanding_requests, int):
+        raise TypeError(
+            "`max_outstanding_requests` must be an integer or None, but got "
+            f"{max_outstanding_requests!r}"
+        )
+    if max_outstanding_requests < 1:
+        raise ValueError(
+            "`max_outstanding_requests` must be at least 1, or None, but got "
+            f"{max_outstanding_requests}"
+        )
+    return max_outstanding_requests
+
+
+def _checked_protocol(protocol: object) -> str | None:
+    if protocol is not None and protocol not in TRANSFER_PROTOCOLS:
+        raise ValueError(
+            f"`data_transfer_protocol` must be None or one of {list(TRANSFER_PROTOCOLS)}, but got "
+            f"{protocol!r}"
+        )
+    return None if protocol is None else str(protocol)
+
+
+def _checked_target(target_workers: object) -> str:
+    if not isinstance(target_workers, str) or (target_workers.upper() or "AUTO") not in _TARGETS:
+        raise ValueError(
+            f"Unrecognized target workers: {target_workers!r}. Must be one of {list(_TARGETS)}."
+        )
+    return target_workers.upper() or "AUTO"
+
+
+def _checked_timeout(wait_timeout: object) -> float:
+    if isinstance(wait_timeout, bool) or not isinstance(wait_timeout, int | float):
+        raise TypeError(f"`wait_timeout` must be a number of seconds, but got {wait_timeout!r}")
+    if not wait_timeout > 0:
+        raise ValueError(f"`wait_timeout` must be more than 0 seconds, but got {wait_timeout}")
+    return float(wait_timeout)

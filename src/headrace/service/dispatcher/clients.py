@@ -1,0 +1,194 @@
+"""Deciders: clients read, settle what was lost, and leave.
+
+A client hears of the end of an iteration once every task that was lost while it read is settled; so
+nobody counts as lost, or is dealt again, what somebody received. A client that hangs is settled for
+after a while, as if it had received something of everything; one that reads alone holds nobody up,
+and is waited for as long as it counts as alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from headrace.errors import NotFoundError
+from headrace.service import messages
+from headrace.service.dispatcher import updates
+from headrace.service.dispatcher.decision import Decision, Moment
+from headrace.service.dispatcher.ranges import (
+    Ranges,
+    at_least,
+    common,
+    count,
+    located,
+    subtracted,
+    united,
+)
+from headrace.service.dispatcher.splits import checked_units
+from headrace.service.dispatcher.state import DispatcherState, Iteration, Task, TaskPhase
+from headrace.service.dispatcher.updates import Update
+
+__all__ = [
+    "addresses",
+    "client_heartbeat",
+    "close_iteration",
+    "expire_clients",
+    "leave",
+    "settle_for_silent",
+    "settle_task",
+]
+
+_MOST_RANGES = 1000
+"""Ranges of lost units that are named; how many units are lost is always exact."""
+
+
+def addresses(tasks: Iterable[Task]) -> tuple[messages.TaskAddress, ...]:
+    """Return where an iteration with these tasks can be read."""
+    running = TaskPhase.RUNNING
+    return tuple(
+        messages.TaskAddress(
+            task_id=task.task_id,
+            worker_id=task.worker_id,
+            worker_address=task.address,
+            ticket=task.ticket,
+        )
+        for task in tasks
+        if task.phase is running
+    )
+
+
+def client_heartbeat(
+    state: DispatcherState, request: messages.ClientHeartbeat, moment: Moment
+) -> Decision:
+    """Say what there is to read and to settle, and in the end what was lost."""
+    iteration = state.client_iteration(request.client_id)
+    if request.known == iteration.version and not iteration.finished:
+        reply = messages.ClientUpdate(tasks=(), finished=False, version=request.known, same=True)
+        return Decision(reply=reply)
+    tasks = state.tasks_of(iteration)
+    settle = tuple(task.task_id for task in tasks if request.client_id in task.unsettled)
+    finished = iteration.finished and not any(task.unsettled for task in tasks)
+    return Decision(
+        reply=messages.ClientUpdate(
+            tasks=addresses(tasks),
+            finished=finished,
+            settle=settle,
+            lost=_lost_units(iteration, tasks) if finished else (),
+            version=iteration.version,
+            failed=iteration.failed if finished else "",
+        )
+    )
+
+
+def _lost_units(iteration: Iteration, tasks: list[Task]) -> tuple[messages.LostUnits, ...]:
+    lost = [
+        each
+        for task in tasks
+        if task.gone and task.held
+        for each in _lost_with(task, iteration.given_up)
+    ]
+    failed = [task for task in tasks if task.phase is TaskPhase.FAILED]
+    if failed:
+        # What all that could have taken it failed at.
+        end = iteration.next if iteration.ended else iteration.positions or 0
+        left = (*iteration.returned, (iteration.next, end))
+        lost.append(_lost(failed[-1], united(each for each in left if each[0] < each[1])))
+    return tuple(each for each in lost if each.count)
+
+
+def _lost_with(task: Task, given_up: Ranges) -> list[messages.LostUnits]:
+    known = united((*task.received, *task.returned))
+    missing = subtracted(((task.done, task.dealt),), known)
+    lost = located(task.runs, task.done, missing)
+    return [
+        _lost(task, subtracted(lost, given_up)),
+        _lost(task, common(lost, given_up), given_up=True),
+    ]
+
+
+def _lost(task: Task, units: Ranges, *, given_up: bool = False) -> messages.LostUnits:
+    return messages.LostUnits(
+        worker_address=task.address,
+        task_id=task.task_id,
+        units=units[:_MOST_RANGES],
+        count=count(units),
+        given_up=given_up,
+    )
+
+
+def settle_task(state: DispatcherState, request: messages.SettleTask, moment: Moment) -> Decision:
+    """Note what a client received of a task.
+
+    Raises:
+        NotFoundError: The client does not read the task's iteration.
+        ValueError: The task was not dealt these units.
+    """
+    iteration = state.client_iteration(request.client_id)
+    task = state.task(request.task_id)
+    if task.iteration_id != iteration.iteration_id:
+        raise NotFoundError(
+            f"client {request.client_id} reads iteration {iteration.iteration_id}; task "
+            f"{request.task_id} is of iteration {task.iteration_id}"
+        )
+    received = at_least(checked_units(task, request.received), task.done)
+    touched = at_least(checked_units(task, request.touched), task.done)
+    if (
+        request.client_id not in task.unsettled
+        and not subtracted(received, task.received)
+        and not subtracted(touched, task.touched)
+    ):
+        return Decision()
+    settled = updates.TaskSettled(
+        task_id=task.task_id, client_id=request.client_id, received=received, touched=touched
+    )
+    return Decision(updates=(settled,))
+
+
+def settle_for_silent(state: DispatcherState, moment: Moment) -> list[Update]:
+    """Wait no longer for clients that do not settle."""
+    patience = moment.limits.settle_patience
+    return [
+        updates.TaskSettled(
+            task_id=task.task_id,
+            client_id=client_id,
+            received=(),
+            touched=((task.done, task.dealt),),
+        )
+        for iteration_id, since in moment.presence.lost.items()
+        if moment.now - since > patience and len(state.iterations[iteration_id].clients) > 1
+        for task in state.tasks_of(state.iterations[iteration_id])
+        for client_id in sorted(task.unsettled)
+    ]
+
+
+def close_iteration(
+    state: DispatcherState, request: messages.CloseIteration, moment: Moment
+) -> Decision:
+    """Let a client go; one that is not known has gone already."""
+    if request.client_id not in state.clients:
+        return Decision()
+    return Decision(updates=tuple(leave(state, request.client_id)))
+
+
+def leave(state: DispatcherState, client_id: str) -> list[Update]:
+    """Return the facts that follow when a client is gone.
+
+    A job of the client's own goes with it, since nobody else can join; its `JobForgotten` comes
+    last.
+    """
+    iteration = state.iterations[state.clients[client_id]]
+    job = state.jobs[iteration.job_id]
+    facts: list[Update] = [updates.ClientLeft(client_id=client_id)]
+    if job.name is None:
+        facts.append(updates.IterationCollected(iteration_id=iteration.iteration_id))
+        facts.append(updates.JobForgotten(job_id=job.job_id))
+    return facts
+
+
+def expire_clients(state: DispatcherState, moment: Moment) -> list[Update]:
+    """Let go of clients that were silent for too long."""
+    silent = [
+        client_id
+        for client_id, heard in moment.presence.clients.items()
+        if moment.now - heard > moment.limits.client_timeout
+    ]
+    return [fact for client_id in silent for fact in leave(state, client_id)]

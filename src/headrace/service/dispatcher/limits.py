@@ -1,0 +1,61 @@
+"""How long what is waited for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.service.config import DispatcherConfig
+
+__all__ = ["Limits"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How long what is waited for; all in seconds."""
+
+    check_interval: float = 1.0
+    """Between looks for what is silent or no longer needed."""
+    gc_timeout: float | None = 300.0
+    """An iteration without clients is kept for so long; None: for ever."""
+    worker_timeout: float = 10.0
+    client_timeout: float = 300.0
+    heartbeat_interval: float = 0.5
+    """What workers are asked to keep."""
+    suspect_timeout: float = 1.0
+    """A worker that refuses connections is lost after so much silence: two heartbeats missed."""
+    share_patience: float = 2.0
+    """A task that holds its share of units gets more if nobody was dealt any for so long."""
+    settle_patience: float = 30.0
+    """A client that has not said after so long what it received of a task that is gone is waited
+    for no more, where others read the iteration too."""
+    gc_dynamic: bool = False
+
+    @property
+    def tick_interval(self) -> float:
+        """Seconds between two calls of `Dispatcher.tick`."""
+        return min(self.check_interval, self.worker_timeout / 4, self.suspect_timeout / 4)
+
+    @classmethod
+    def of(cls, config: DispatcherConfig) -> Limits:
+        """Read the limits from a dispatcher's configuration."""
+        worker_timeout = _seconds(config.worker_timeout_ms, cls.worker_timeout)
+        gc_timeout = (
+            None
+            if config.job_gc_timeout_ms == -1
+            else _seconds(config.job_gc_timeout_ms, cls.gc_timeout or 0.0)
+        )
+        # Four heartbeats to a timeout: one that is late or lost does not cost the worker its tasks.
+        heartbeat_interval = min(cls.heartbeat_interval, worker_timeout / 4)
+        return cls(
+            check_interval=_seconds(config.job_gc_check_interval_ms, cls.check_interval),
+            gc_timeout=gc_timeout,
+            worker_timeout=worker_timeout,
+            client_timeout=_seconds(config.client_timeout_ms, cls.client_timeout),
+            heartbeat_interval=heartbeat_interval,
+            suspect_timeout=min(worker_timeout, 2 * heartbeat_interval),
+            gc_dynamic=config.gc_dynamic_sharding_jobs,
+        )
+
+
+def _seconds(milliseconds: int | None, default: float) -> float:
+    return default if milliseconds is None else max(milliseconds, 1) / 1000

@@ -1,0 +1,177 @@
+"""What one run of the dispatcher's process knows beside its facts: who was heard from when."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from headrace.service import messages
+from headrace.service.dispatcher import updates
+from headrace.service.dispatcher.state import DispatcherState
+from headrace.service.dispatcher.updates import Update
+
+__all__ = ["Presence", "Upload"]
+
+
+@dataclass(frozen=True)
+class Upload:
+    """A plan of which the first `received` bytes are here."""
+
+    received: int
+    total: int
+    digest: hashlib._Hash
+    """Of those bytes."""
+    at: float
+    """When the last of them came."""
+
+
+@dataclass
+class Presence:
+    """Who was heard from when, in seconds of the process's steady clock.
+
+    Not journaled: after a restart everyone is taken as heard from just now, since nobody could
+    have spoken to a dispatcher that was not there.
+    """
+
+    workers: dict[str, float] = field(default_factory=dict)
+    clients: dict[str, float] = field(default_factory=dict)
+    idle: dict[int, float] = field(default_factory=dict)
+    """Iteration -> when it was last made, left by a client or finished."""
+    dealt: dict[int, float] = field(default_factory=dict)
+    """Iteration -> when units of it were last dealt."""
+    lost: dict[int, float] = field(default_factory=dict)
+    """Iteration -> when a task of it was last lost or failed, if one was."""
+    suspects: set[str] = field(default_factory=set)
+    """Workers that refuse a client's connection, and that were not heard from since."""
+    uploads: dict[bytes, Upload] = field(default_factory=dict)
+    """Digest -> a plan that has not arrived whole."""
+
+    @classmethod
+    def of(cls, state: DispatcherState, now: float) -> Presence:
+        """Take everyone in the state as heard from at `now`."""
+        return cls(
+            workers=dict.fromkeys(state.workers, now),
+            clients=dict.fromkeys(state.clients, now),
+            idle=dict.fromkeys(state.iterations, now),
+            dealt=dict.fromkeys(state.iterations, now),
+            lost={task.iteration_id: now for task in state.tasks.values() if task.gone},
+        )
+
+    def hear(self, request: messages.DispatcherRequest, now: float) -> None:
+        """Remember that the request's sender is alive, if it is somebody known."""
+        worker_id = getattr(request, "worker_id", None)
+        if worker_id in self.workers:
+            self.workers[worker_id] = now
+            self.suspects.discard(worker_id)
+        client_id = getattr(request, "client_id", None)
+        if client_id in self.clients:
+            self.clients[client_id] = now
+
+    def forgive(self, pause: float, now: float) -> None:
+        """Take `pause` seconds, in which nobody could be heard, off everyone's silence."""
+        for stamps in (self.workers, self.clients, self.idle, self.dealt, self.lost):
+            for key, stamp in stamps.items():
+                stamps[key] = min(now, stamp + pause)  # type: ignore[index]
+
+    def abandon_uploads(self, before: float) -> bool:
+        """Forget plans of which nothing came since `before`; return whether there were any."""
+        old = [digest for digest, upload in self.uploads.items() if upload.at < before]
+        for digest in old:
+            del self.uploads[digest]
+        return bool(old)
+
+    def observe(self, update: Update, state: DispatcherState, now: float) -> None:
+        """Follow a fact that is about to be applied to `state`."""
+        follow = _FOLLOW.get(type(update))
+        if follow is not None:
+            follow(self, update, state, now)
+
+
+def _plan_stored(
+    presence: Presence, fact: updates.PlanStored, state: DispatcherState, now: float
+) -> None:
+    presence.uploads.pop(fact.digest, None)
+
+
+def _worker_registered(
+    presence: Presence, fact: updates.WorkerRegistered, state: DispatcherState, now: float
+) -> None:
+    presence.workers[fact.worker_id] = now
+
+
+def _worker_gone(
+    presence: Presence,
+    fact: updates.WorkerLost | updates.WorkerLeft,
+    state: DispatcherState,
+    now: float,
+) -> None:
+    worker = state.workers[fact.worker_id]
+    for task_id in worker.tasks | worker.finished:
+        presence.lost[state.tasks[task_id].iteration_id] = now
+    del presence.workers[fact.worker_id]
+    presence.suspects.discard(fact.worker_id)
+
+
+def _client_joined(
+    presence: Presence, fact: updates.ClientJoined, state: DispatcherState, now: float
+) -> None:
+    presence.clients[fact.client_id] = now
+
+
+def _client_left(
+    presence: Presence, fact: updates.ClientLeft, state: DispatcherState, now: float
+) -> None:
+    del presence.clients[fact.client_id]
+    presence.idle[state.clients[fact.client_id]] = now
+
+
+def _iteration_created(
+    presence: Presence, fact: updates.IterationCreated, state: DispatcherState, now: float
+) -> None:
+    presence.idle[fact.iteration_id] = presence.dealt[fact.iteration_id] = now
+
+
+def _iteration_finished(
+    presence: Presence, fact: updates.IterationFinished, state: DispatcherState, now: float
+) -> None:
+    presence.idle[fact.iteration_id] = now
+
+
+def _iteration_gone(
+    presence: Presence,
+    fact: updates.IterationCollected | updates.IterationForgotten,
+    state: DispatcherState,
+    now: float,
+) -> None:
+    del presence.idle[fact.iteration_id], presence.dealt[fact.iteration_id]
+    presence.lost.pop(fact.iteration_id, None)
+
+
+def _task_failed(
+    presence: Presence, fact: updates.TaskFailed, state: DispatcherState, now: float
+) -> None:
+    presence.lost[state.tasks[fact.task_id].iteration_id] = now
+
+
+def _units_dealt(
+    presence: Presence, fact: updates.UnitsDealt, state: DispatcherState, now: float
+) -> None:
+    presence.dealt[state.tasks[fact.task_id].iteration_id] = now
+
+
+_FOLLOW: dict[type, Callable[[Presence, Any, DispatcherState, float], None]] = {
+    updates.PlanStored: _plan_stored,
+    updates.WorkerRegistered: _worker_registered,
+    updates.WorkerLost: _worker_gone,
+    updates.WorkerLeft: _worker_gone,
+    updates.ClientJoined: _client_joined,
+    updates.ClientLeft: _client_left,
+    updates.IterationCreated: _iteration_created,
+    updates.IterationFinished: _iteration_finished,
+    updates.IterationCollected: _iteration_gone,
+    updates.IterationForgotten: _iteration_gone,
+    updates.TaskFailed: _task_failed,
+    updates.UnitsDealt: _units_dealt,
+}

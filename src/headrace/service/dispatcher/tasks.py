@@ -1,0 +1,100 @@
+"""Deciders: what a task is about, and how it ends."""
+
+from __future__ import annotations
+
+import hmac
+
+from headrace.errors import FailedPreconditionError, NotFoundError, UnauthenticatedError
+from headrace.service import messages
+from headrace.service.dispatcher import updates
+from headrace.service.dispatcher.decision import Decision, Moment
+from headrace.service.dispatcher.state import DispatcherState, Task, TaskPhase
+
+__all__ = ["fail_task", "finish_task", "get_task", "workers_task"]
+
+_LONGEST_REASON = 4096
+
+
+def workers_task(
+    state: DispatcherState,
+    request: messages.GetSplit | messages.FinishTask | messages.FailTask | messages.HandBack,
+) -> Task:
+    """Return the task that a worker speaks of, if it is that worker's.
+
+    Raises:
+        FailedPreconditionError: Another incarnation of the dispatcher gave it out.
+        UnauthenticatedError: The ticket is not the task's.
+        NotFoundError: There is no such task, or it is another worker's.
+    """
+    incarnation, dash, _ = request.ticket.partition("-")
+    if dash and incarnation != state.incarnation:
+        raise FailedPreconditionError(
+            f"task {request.task_id} is of another run of the dispatcher: the dispatcher was "
+            "restarted without its journal, and what ran then is over. Open the iteration again; "
+            "give the dispatcher a `work_dir` and `fault_tolerant_mode=True` so that it survives "
+            "restarts"
+        )
+    if not hmac.compare_digest(
+        request.ticket.encode(errors="replace"), state.ticket(request.task_id).encode()
+    ):
+        raise UnauthenticatedError(
+            f"the ticket shown for task {request.task_id} is not its ticket: only the worker and "
+            "the clients that the dispatcher sent know that"
+        )
+    task = state.task(request.task_id)
+    if task.worker_id != request.worker_id:
+        raise NotFoundError(
+            f"task {request.task_id} belongs to worker {task.worker_id}, not to {request.worker_id}"
+        )
+    return task
+
+
+def get_task(state: DispatcherState, request: messages.GetTask, moment: Moment) -> Decision:
+    """Say what a task is about, to its worker.
+
+    Raises:
+        NotFoundError: There is no such task for this worker to run.
+    """
+    task = state.task(request.task_id)
+    iteration = state.iterations[task.iteration_id]
+    is_finished = task.phase is TaskPhase.FINISHED
+    # One that was left nothing to deal may be over before its worker first asks about it.
+    is_empty = is_finished and iteration.positions is not None and not task.dealt
+    if task.worker_id != request.worker_id or not (task.phase is TaskPhase.RUNNING or is_empty):
+        raise NotFoundError(
+            f"task {request.task_id} is not for worker {request.worker_id} to run: it is "
+            f"{task.phase.name.lower()} on worker {task.worker_id}"
+        )
+    job = state.jobs[iteration.job_id]
+    return Decision(
+        reply=messages.TaskDefinition(
+            task_id=task.task_id,
+            iteration_id=iteration.iteration_id,
+            dataset_id=job.dataset_id,
+            digest=state.datasets[job.dataset_id].digest,
+            processing_mode=job.processing_mode,
+            pass_number=iteration.pass_number,
+            seed=iteration.seed,
+            ticket=task.ticket,
+            shard=task.shard,
+            of=task.of,
+            starting_round=task.starting_round,
+        )
+    )
+
+
+def finish_task(state: DispatcherState, request: messages.FinishTask, moment: Moment) -> Decision:
+    """Note that a task reached its end; of one that is over already, nothing is noted."""
+    task = workers_task(state, request)
+    if task.phase is not TaskPhase.RUNNING:
+        return Decision()
+    return Decision(updates=(updates.TaskFinished(task_id=task.task_id),))
+
+
+def fail_task(state: DispatcherState, request: messages.FailTask, moment: Moment) -> Decision:
+    """Note that a task ended by an error; what it was dealt and nobody received is lost."""
+    task = workers_task(state, request)
+    if task.phase is not TaskPhase.RUNNING:
+        return Decision()
+    reason = request.reason[:_LONGEST_REASON]
+    return Decision(updates=(updates.TaskFailed(task_id=task.task_id, reason=reason),))

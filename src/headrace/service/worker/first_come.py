@@ -1,0 +1,238 @@
+"""First come, first served: requests wait, portions wait, and each request gets one portion.
+
+Each method takes what happened and returns the answers that are due because of it. There is no
+thread, lock or clock here: times are arguments.
+
+Rule 1. Portions leave in order, each to the request that has waited longest, of a client that may
+        have more: one that holds `client_bytes` unacknowledged waits until it has acknowledged
+        some, and all wait while `total_bytes` are. Two portions a client may always have (one while
+        `total_bytes` are out), so that none waits for ever.
+Rule 2. Portions that nobody has asked for are bounded as well (`has_room`).
+Rule 3. The task may finish when nothing is left and its only client has acknowledged what it got; a
+        second client does not wait for the first.
+Rule 4. A client gets the end when the task is finished and that client has acknowledged what it
+        got. Until then it is asked to come again when it has used that up.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from headrace.errors import AbortedError, DeadlineExceededError
+from headrace.service.messages import Elements
+from headrace.service.worker.delivery import Delivery
+from headrace.service.worker.portion import Answer, Portion
+
+__all__ = ["Bounds", "FirstCome", "Left"]
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """How much of one task a worker keeps in memory, and for how long."""
+
+    ready_portions: int = 3
+    ready_bytes: int = 64 << 20
+    """Portions that nobody has asked for; one is kept however large it is."""
+    client_bytes: int = 64 << 20
+    """Unacknowledged by one client."""
+    total_bytes: int = 256 << 20
+    """Unacknowledged by all clients."""
+    silence: float = 300.0
+    """Seconds after which what a silent client did not acknowledge is dropped."""
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a task had not delivered when it was called off."""
+
+    elements: int
+    """In portions that nobody has asked for."""
+    unacknowledged: int
+    """Elements that were given to clients, which may have arrived."""
+    units_from: int
+    """Nothing of the units from this one on, in dealt order, was given to anybody."""
+
+
+class FirstCome(Generic[R]):
+    """Hands out one task's portions.
+
+    Args:
+        bounds: How much may be kept.
+    """
+
+    def __init__(self, bounds: Bounds | None = None) -> None:
+        self._bounds = bounds or Bounds()
+        self._delivery: Delivery[Portion] = Delivery()
+        self._ready: deque[Portion] = deque()
+        #: The sum of their bytes.
+        self._ready_bytes = 0
+        #: Requests that wait for a portion, the longest waiting first.
+        self._waiting: dict[tuple[str, int], R] = {}
+        #: The portion that was given last.
+        self._last_given: Portion | None = None
+        #: Units of which something is in the portions so far.
+        self._touched = 0
+        #: Elements in all portions so far.
+        self._elements = 0
+        #: Units that are whole with all portions so far.
+        self._units = 0
+        self._exhausted = False
+        #: Units that are whole with the end.
+        self._units_at_end = 0
+        self._finished = False
+        #: Why everybody is refused.
+        self._refusal: Exception | None = None
+
+    # --- what is the case -----------------------------------------------------------------------
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another portion may be made."""
+        return (
+            len(self._ready) < self._bounds.ready_portions
+            and self._ready_bytes < self._bounds.ready_bytes
+        )
+
+    @property
+    def done(self) -> int:
+        """Number of units, from the first on, that were delivered and acknowledged.
+
+        What a silent client held counts as well: nobody waits for it any more.
+        """
+        if self.is_settled:
+            return self._units_at_end
+        given = 0 if self._last_given is None else self._last_given.done_to
+        return min((portion.done_from for portion in self._delivery.portions()), default=given)
+
+    @property
+    def may_finish(self) -> bool:
+        """Whether nothing is left to hand out (rule 3)."""
+        return (
+            self._exhausted
+            and not self._ready
+            and (self._delivery.clients_ever > 1 or not self._delivery.unacknowledged)
+        )
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether everything was handed out and acknowledged."""
+        return self._exhausted and not self._ready and not self._delivery.unacknowledged
+
+    # --- what happens -----------------------------------------------------------------------------
+
+    def ask(
+        self, request: R, client_id: str, number: int, acknowledged: int, now: float
+    ) -> list[tuple[R, Answer]]:
+        """Take a client's request number `number`, which acknowledges all below `acknowledged`."""
+        self._delivery.hear(client_id, acknowledged, now)
+        given = self._delivery.find(client_id, number)
+        if given is not None:
+            return [(request, given), *self._due()]
+        if self._delivery.is_over(client_id, number):
+            answered = AbortedError(f"request {number} was answered and acknowledged before")
+            return [(request, answered), *self._due()]
+        if self._delivery.is_forgotten(client_id, number):
+            return [(request, self._forgotten(number)), *self._due()]
+        if self._refusal is not None:
+            return [(request, self._refusal)]
+        # A repeated request takes the place of the one that lost its connection.
+        repeated = self._waiting.get((client_id, number))
+        self._waiting[client_id, number] = request
+        answers = self._due()
+        if repeated is not None:
+            answers.append((repeated, AbortedError(f"request {number} was asked again")))
+        return answers
+
+    def add(self, portion: Portion) -> list[tuple[R, Answer]]:
+        """Take the next portion."""
+        assert not self._exhausted, "a portion after the end"
+        self._elements = portion.first + portion.count
+        self._units = portion.done_to
+        self._touched = max(portion.touched, portion.done_to)
+        if self._refusal is not None:
+            return []
+        self._ready.append(portion)
+        self._ready_bytes += portion.size
+        return self._due()
+
+    def exhaust(self, units: int = 0) -> list[tuple[R, Answer]]:
+        """Take note that no portion will follow; with the end, `units` units are whole."""
+        self._exhausted = True
+        self._units_at_end = max(units, self._units)
+        return self._due()
+
+    def finish(self) -> list[tuple[R, Answer]]:
+        """Take note that the task is finished: clients get the end."""
+        self._finished = True
+        return self._due()
+
+    def call_off(self, refusal: Exception) -> tuple[list[tuple[R, Answer]], Left]:
+        """Refuse everybody from now on, except for what was given before."""
+        self._refusal = refusal
+        left = self._left()
+        self._ready.clear()
+        self._ready_bytes = 0
+        waiting, self._waiting = self._waiting, {}
+        return [(request, refusal) for request in waiting.values()], left
+
+    def forget_silent(self, now: float) -> tuple[list[tuple[R, Answer]], int]:
+        """Drop what silent clients hold; return the answers, and how many elements that is."""
+        lost = self._delivery.forget_silent(now, self._bounds.silence)
+        return self._due() if lost else [], sum(portion.count for portion in lost)
+
+    # --- rules ------------------------------------------------------------------------------------
+
+    def _due(self) -> list[tuple[R, Answer]]:
+        answers: list[tuple[R, Answer]] = []
+        while self._ready and (who := self._next_in_line()) is not None:
+            portion = self._ready.popleft()
+            self._ready_bytes -= portion.size
+            self._delivery.give(*who, portion, portion.size)
+            self._last_given = portion
+            answers.append((self._waiting.pop(who), portion))
+        if self._exhausted and not self._ready and (self._finished or not self.may_finish):
+            for (client_id, _), request in self._waiting.items():
+                held, _ = self._delivery.held_by(client_id)
+                answers.append((request, self._nothing(end=self._finished and not held)))
+            self._waiting.clear()
+        return answers
+
+    def _next_in_line(self) -> tuple[str, int] | None:
+        return next((who for who in self._waiting if self._may_have_more(who[0])), None)
+
+    def _may_have_more(self, client_id: str) -> bool:
+        portions, size = self._delivery.held_by(client_id)
+        if self._delivery.unacknowledged_bytes >= self._bounds.total_bytes:
+            return portions < 1
+        return portions < 2 or size < self._bounds.client_bytes
+
+    def _nothing(self, *, end: bool) -> Elements:
+        return Elements(
+            first=self._elements,
+            count=0,
+            end=end,
+            done_from=self._units,
+            done_to=self._units_at_end,
+            touched=max(self._touched, self._units_at_end),
+        )
+
+    def _left(self) -> Left:
+        given = self._last_given
+        first = 0 if given is None else max(given.touched, given.done_to)
+        if self._exhausted and not self._ready:
+            first = self._units_at_end
+        return Left(
+            elements=sum(portion.count for portion in self._ready),
+            unacknowledged=sum(portion.count for portion in self._delivery.portions()),
+            units_from=first,
+        )
+
+    def _forgotten(self, number: int) -> DeadlineExceededError:
+        return DeadlineExceededError(
+            f"the elements that answered request {number} were dropped: this client was not heard "
+            f"of for {self._bounds.silence:g} s"
+        )

@@ -1,0 +1,38 @@
+"""A portion: what answers one request of a client."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headrace.service.messages import Elements
+from headrace.transport.channel import Buffer
+
+__all__ = ["Answer", "Portion"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Portion:
+    """Consecutive elements of a task, encoded, or the error that stands in an element's place."""
+
+    first: int
+    """The task's own number of the first element."""
+    count: int = 0
+    buffers: Sequence[Buffer] = ()
+    size: int = 0
+    """Bytes."""
+    done_from: int = 0
+    done_to: int = 0
+    """Units, in dealt order, that are whole with this portion."""
+    touched: int = 0
+    """Of units from this one on, in dealt order, nothing is in this portion or an earlier one."""
+    error: Exception | None = None
+
+    @property
+    def units(self) -> int:
+        """Number of units that are whole with this portion."""
+        return self.done_to - self.done_from
+
+
+Answer = Portion | Elements | Exception
+"""What a request may be answered with: `Elements` by itself carries none, an error refuses it."""

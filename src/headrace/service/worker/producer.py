@@ -1,0 +1,246 @@
+"""The producer: a thread that reads a task's iterator and cuts its elements into portions.
+
+Rule 1. The first portion holds one element and each at most twice as many as the one before, so
+        that the first element comes soon and a short dataset is shared fairly.
+Rule 2. An element that fails is a portion of its own: an error, answered once; the task goes on.
+Rule 3. A task fails if its plan cannot be opened, if it raises `_MOST_FAILURES` times in a row
+        with the same words, or if something escapes from it that is no `Exception`: what its
+        iterator would yield after that is not known.
+Rule 4. Whatever happens, the outlet hears of the end.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from headrace.element import wire
+from headrace.element.chunk import Chunk, concatenate
+from headrace.errors import HeadraceError, UserFunctionError
+from headrace.execution.iterator import ElementIterator
+from headrace.metrics import count_user_function_error
+from headrace.service.worker.failure import describe, for_clients
+from headrace.service.worker.opening import state_after, units_begun
+from headrace.service.worker.portion import Portion
+from headrace.service.worker.units import begun_units, whole_units
+from headrace.transport.channel import Buffer
+
+__all__ = ["Outlet", "Producer", "next_limit"]
+
+_log = logging.getLogger(__name__)
+
+_PORTION_ELEMENTS = 1 << 16
+_PORTION_BYTES = 1 << 20
+_PORTION_SECONDS = 0.005
+_MOST_FAILURES = 100
+
+
+class Outlet(Protocol):
+    """Where a producer's portions go."""
+
+    def wait_for_room(self) -> bool:
+        """Wait until another portion may be made; False: nothing more is wanted."""
+
+    def put(self, portion: Portion) -> None:
+        """Take a portion."""
+
+    def end(self, failure: str | None) -> None:
+        """Take note that no portion will follow, and why, if the task failed."""
+
+
+def next_limit(limit: int, count: int, size: int, seconds: float) -> int:
+    """Return how many elements the next portion may hold.
+
+    Args:
+        limit: How many the last one might hold.
+        count: How many it held.
+        size: Bytes of these.
+        seconds: How long they took.
+    """
+    if seconds > _PORTION_SECONDS:
+        return max(1, limit // 2)
+    if count == limit and seconds < _PORTION_SECONDS / 2:
+        affordable = max(1, _PORTION_BYTES * count // max(size, 1))
+        return max(1, min(limit * 2, _PORTION_ELEMENTS, affordable))
+    return limit
+
+
+class Producer:
+    """Produces one task's portions on a thread of its own.
+
+    Args:
+        name: Of the task, for the thread and the log.
+        open_plan: Makes the iterator.
+        outlet: Who takes the portions.
+        counts_units: Whether the iterator's states are to be asked for units.
+        hurries: Whether what was yielded is to be put at once, before more is asked for.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        open_plan: Callable[[], ElementIterator],
+        outlet: Outlet,
+        *,
+        counts_units: bool = False,
+        hurries: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._name = name
+        # Given up as soon as it was called: it holds the plan.
+        self._open_plan: Callable[[], ElementIterator] | None = open_plan
+        self._outlet = outlet
+        self._counts_units = counts_units
+        self._hurries = hurries
+        self._produced = 0
+        self._units = 0
+        self._touched = 0
+        self._thread = threading.Thread(target=self._run, name=f"headrace-{name}", daemon=True)
+
+    def start(self) -> None:
+        """Begin.
+
+        Raises:
+            RuntimeError: The system has no thread left.
+        """
+        self._thread.start()
+
+    def join(self, timeout: float) -> None:
+        """Wait so many seconds for the thread: a function of the user's cannot be interrupted."""
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join(max(0.0, timeout))
+
+    def _run(self) -> None:
+        failure: str | None = None
+        try:
+            failure = self._produce()
+        except BaseException as error:
+            # What escaped was ours, or came while things were closed; the clients must hear of it.
+            failure = self._give_up(error)
+        finally:
+            try:
+                self._outlet.end(failure)
+            except BaseException:
+                _log.exception("%s cannot be ended", self._name)
+
+    def _give_up(self, error: BaseException) -> str:
+        failure = describe(error)
+        try:
+            _log.error("%s ends: %s", self._name, failure, exc_info=error)
+            self._put_error(for_clients(error))
+        except BaseException:
+            _log.exception("%s cannot report its error", self._name)
+        return failure
+
+    def _produce(self) -> str | None:
+        """Produce all portions; return why the task failed, if it did."""
+        open_plan, self._open_plan = self._open_plan, None
+        assert open_plan is not None
+        try:
+            iterator = open_plan()
+        except BaseException as error:
+            self._put_error(for_clients(error))
+            return f"its plan cannot be opened: {describe(error)}"
+        del open_plan
+        try:
+            return self._produce_from(iterator)
+        finally:
+            iterator.close()
+
+    def _produce_from(self, iterator: ElementIterator) -> str | None:
+        limit, failures, last_words = 1, 0, ""
+        while self._outlet.wait_for_room():
+            chunks: list[Chunk] = []
+            error: BaseException | None = None
+            at_end = False
+            count = size = 0
+            since = time.perf_counter()
+            while count < limit and size < _PORTION_BYTES:
+                try:
+                    chunk = iterator.next_chunk(limit - count)
+                except BaseException as raised:
+                    error = raised
+                    break
+                if chunk is None:
+                    at_end = True
+                    break
+                chunks.append(chunk)
+                count += chunk.size
+                size += wire.frame_bytes(chunk)
+                if time.perf_counter() - since > _PORTION_SECONDS / 2 or self._hurries():
+                    break
+            seconds = time.perf_counter() - since
+            if chunks:
+                self._put_chunks(iterator, chunks)
+                failures = 0
+            if at_end:
+                return None
+            if error is None:
+                limit = next_limit(limit, count, size, seconds)
+                continue
+            said = for_clients(error)
+            # The failing unit is answered by this, though it is not known to be whole.
+            self._touch(units_begun(iterator))
+            self._put_error(said)
+            if not isinstance(error, Exception):
+                return describe(error)
+            failures = failures + 1 if str(said) == last_words else 1
+            last_words = str(said)
+            if failures >= _MOST_FAILURES:
+                _log.warning("%s ends: %d times in a row: %s", self._name, failures, last_words)
+                return f"{failures} times in a row: {last_words}"
+        return None
+
+    def _put_chunks(self, iterator: ElementIterator, chunks: list[Chunk]) -> None:
+        before = self._units
+        if self._counts_units:
+            state = state_after(chunks[-1])
+            begun = begun_units(state)
+            self._units = max(before, whole_units(state, before))
+            self._touch(units_begun(iterator) if begun is None else begun)
+        self._put_chunk(concatenate(chunks), before, self._units)
+
+    def _touch(self, units: int) -> None:
+        self._touched = max(self._touched, self._units, units)
+
+    def _put_chunk(self, chunk: Chunk, done_from: int, done_to: int) -> None:
+        buffers: list[Buffer] = []
+        error: HeadraceError | None = None
+        try:
+            buffers = wire.encode(chunk)
+        except HeadraceError as raised:
+            if chunk.size > 1:
+                # Perhaps it is one element that cannot be sent: the others can.
+                middle = chunk.size // 2
+                self._put_chunk(chunk.slice(0, middle), done_from, done_from)
+                self._put_chunk(chunk.slice(middle, chunk.size), done_from, done_to)
+                return
+            error = raised
+        number, self._produced = self._produced, self._produced + chunk.size
+        self._outlet.put(
+            Portion(
+                first=number,
+                count=0 if error else chunk.size,
+                buffers=buffers,
+                size=sum(memoryview(buffer).nbytes for buffer in buffers),
+                done_from=done_from,
+                done_to=done_to,
+                touched=self._touched,
+                error=error,
+            )
+        )
+
+    def _put_error(self, error: HeadraceError) -> None:
+        if isinstance(error, UserFunctionError):
+            count_user_function_error()
+        self._outlet.put(
+            Portion(
+                first=self._produced,
+                error=error,
+                done_from=self._units,
+                done_to=self._units,
+                touched=self._touched,
+            )
+        )

@@ -1,0 +1,222 @@
+"""What every Source must keep, whatever it reads: one battery for all of them."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from headrace.element.structure import flatten
+from headrace.plan.source import INFINITE, IndexedSource, Reader, Source
+
+__all__ = ["assert_same", "check_source", "read_all", "same"]
+
+_LIMITS = (1, 2, 7, 1000)
+_LONGEST_POSITION = 200
+
+
+def check_source(source: Source, expected: list[Any]) -> None:
+    """Check everything that the contract of a finite source says (`headrace.Source`).
+
+    That is: the same elements at every limit, split at any index and restored at any position;
+    memory that belongs to the reader; pickling; closing; `gather` if it has one; and that what it
+    says of itself is true.
+
+    Args:
+        source: What to check. It is read many times, and must yield the same each time.
+        expected: All of its elements, in order.
+
+    Raises:
+        AssertionError: A rule is broken; the message says which.
+    """
+    _require(isinstance(source, Source), f"{type(source).__name__} does not derive from Source")
+    _require(source.size != INFINITE, "a source without end cannot be checked; bound it")
+    for limit in _LIMITS:
+        assert_same(read_all(source.open(0, source.size), limit), expected)
+    _check_description(source, expected)
+    _check_splits(source, expected)
+    for limit in _LIMITS[:3]:
+        _check_positions(source, expected, limit)
+    _check_ownership(source, expected)
+    _check_pickles(source, expected)
+    _check_closing(source)
+    if isinstance(source, IndexedSource) and expected:
+        _check_gather(source, expected)
+
+
+def read_all(reader: Reader, limit: int = 1000) -> list[Any]:
+    """Return all elements of a reader, which is closed."""
+    try:
+        rows: list[Any] = []
+        while (chunk := reader.read(limit)) is not None:
+            _require(1 <= chunk.size <= limit, f"read({limit}) returned {chunk.size} elements")
+            rows += chunk.rows()
+        _require(reader.read(limit) is None, "an element came after the end")
+        return rows
+    finally:
+        reader.close()
+
+
+def same(a: Any, b: Any) -> bool:
+    """Tell whether two elements are equal, types and dtypes included."""
+    xs, structure = flatten(a)
+    ys, other = flatten(b)
+    return structure == other and all(
+        type(x) is type(y)
+        and getattr(x, "dtype", None) == getattr(y, "dtype", None)
+        and np.array_equal(x, y)
+        for x, y in zip(xs, ys, strict=True)
+    )
+
+
+def assert_same(found: list[Any], expected: list[Any]) -> None:
+    """Check that two lists hold the same elements.
+
+    Raises:
+        AssertionError: They do not; the message names the first that differs.
+    """
+    for index, (a, b) in enumerate(zip(found, expected, strict=False)):
+        _require(same(a, b), f"element {index} is {a!r}, but {b!r} was expected")
+    _require(
+        len(found) == len(expected), f"found {len(found)} elements, but expected {len(expected)}"
+    )
+
+
+def _require(condition: bool, message: str) -> None:
+    # Not an assert statement: `python -O` would leave it out.
+    if not condition:
+        raise AssertionError(message)
+
+
+def _check_description(source: Source, expected: list[Any]) -> None:
+    """Check that what a source says of itself is true of its elements."""
+    each = source.elements_per_index
+    if each is not None:
+        _require(
+            len(expected) == source.size * each,
+            f"{source.size} indices of {each} elements are not {len(expected)}",
+        )
+    holds, names = source.index_holds, source.paths
+    _require(holds in ("element", "file", "part"), f"index_holds is {holds!r}")
+    if holds == "element":
+        _require(each == 1, f'index_holds is "element", but elements_per_index is {each}')
+    if holds == "file":
+        _require(
+            len(names) == source.size and all(type(name) is str for name in names),
+            f"{source.size} indices are files, but paths is {names!r}",
+        )
+    else:
+        _require(names == (), f"an index is no file, but paths is {names!r}")
+    if source.runs_user_code and len(expected) > 1:
+        reader = source.open(0, source.size)
+        chunk = reader.read(len(expected) - 1)
+        reader.close()
+        _require(
+            chunk is not None and chunk.size == len(expected) - 1,
+            "reading runs user code, so that read(n) must return n elements",
+        )
+
+
+def _check_splits(source: Source, expected: list[Any]) -> None:
+    """Check that the ranges of indices together hold what the whole does."""
+    size = source.size
+    for step in {1, 2, max(1, size // 2), size or 1}:
+        parts = [
+            row
+            for start in range(0, size, step)
+            for row in read_all(source.open(start, min(start + step, size)), 7)
+        ]
+        assert_same(parts, expected)
+    _require(read_all(source.open(size, size)) == [], "an empty range of indices holds elements")
+    source.open(0, size, pass_number=(0, 3)).close()
+
+
+def _check_positions(source: Source, expected: list[Any], limit: int) -> None:
+    """Restore a reader at each of its states; the rest must be the same."""
+    reader = source.open(0, source.size)
+    at = 0
+    while True:
+        position = reader.get_position()
+        _require(position == reader.get_position(), "asking for the position moved it")
+        text = json.dumps(position)
+        _require(len(text) < _LONGEST_POSITION, f"the position {text:.80}... is too long")
+        restored = source.open(0, source.size, json.loads(text))
+        _require(restored.get_position() == position, "restoring alone moved the position")
+        assert_same(read_all(restored, 5), expected[at:])
+        chunk = reader.read(limit)
+        if chunk is None:
+            break
+        at += chunk.size
+    reader.close()
+    _require(at == len(expected), f"found {at} elements, but expected {len(expected)}")
+
+
+def _check_ownership(source: Source, expected: list[Any]) -> None:
+    """Write into everything that was read; nothing else may change."""
+    kept = [_arrays_of(row) for row in expected]
+    rows = read_all(source.open(0, source.size))
+    for index, row in enumerate(rows):
+        found = [array.copy() for array in _arrays_of(row)]
+        _require(
+            all(map(np.array_equal, found, kept[index])),
+            f"writing into an earlier element changed element {index}",
+        )
+        for array in _arrays_of(row):
+            _require(array.flags.writeable, f"an array of element {index} is read-only")
+            array[...] = np.zeros((), array.dtype)
+    assert_same(read_all(source.open(0, source.size)), expected)
+
+
+def _arrays_of(element: Any) -> list[Any]:
+    return [leaf for leaf in flatten(element)[0] if isinstance(leaf, np.ndarray)]
+
+
+def _check_pickles(source: Source, expected: list[Any]) -> None:
+    copy = pickle.loads(cloudpickle.dumps(source))
+    _require(copy.size == source.size, "a copy made by pickle has another size")
+    _require(copy.element_spec == source.element_spec, "a copy made by pickle has another spec")
+    assert_same(read_all(copy.open(0, copy.size)), expected)
+
+
+def _check_closing(source: Source) -> None:
+    untouched = source.open(0, source.size)
+    untouched.close()
+    untouched.close()
+    begun = source.open(0, source.size)
+    begun.read(1)
+    position = begun.get_position()
+    begun.close()
+    begun.close()
+    source.open(0, source.size, position).close()
+
+
+def _check_gather(source: IndexedSource, expected: list[Any]) -> None:
+    """Gather by arrays of several shapes; the result is fresh and holds the right elements."""
+    size = len(expected)
+    many = np.random.default_rng(7).integers(0, size, (3, 4))
+    for indices in (many, many[0], many[:, 0], np.arange(size), np.array([], np.int64)):
+        leaves, _ = flatten(source.gather(indices))
+        again, _ = flatten(source.gather(indices))
+        for leaf, other in zip(leaves, again, strict=True):
+            _require(
+                leaf.shape[: indices.ndim] == indices.shape,
+                f"gather of indices of shape {indices.shape} returned shape {leaf.shape}",
+            )
+            _require(leaf.flags.writeable, "gather returned a read-only array")
+            _require(not np.shares_memory(leaf, indices), "gather returned its argument")
+            _require(not np.shares_memory(leaf, other), "two gathers returned the same memory")
+        for place in np.ndindex(indices.shape):
+            wanted, _ = flatten(expected[indices[place]])
+            for leaf, value in zip(leaves, wanted, strict=True):
+                found = leaf[place]
+                _require(
+                    bool(np.array_equal(found, value)),
+                    f"gather returned {found!r} for index {indices[place]}, not {value!r}",
+                )
+                _require(
+                    isinstance(value, bytes | str) or leaf.dtype == value.dtype,
+                    f"gather returned dtype {leaf.dtype} for index {indices[place]}",
+                )

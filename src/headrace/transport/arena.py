@@ -1,0 +1,260 @@
+"""The server's end of shared memory: an arena for each channel, and a budget for all of them."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import itertools
+import logging
+import mmap
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from headrace.transport.free_list import PAGE, FreeList
+from headrace.transport.shared_memory import (
+    SEALS,
+    HostIdentity,
+    MemoryReport,
+    Offer,
+    Placement,
+    SharedMemoryOptions,
+    aligned,
+)
+
+__all__ = ["Arena", "ArenaBudget"]
+
+_log = logging.getLogger(__name__)
+
+_numbers = itertools.count(random.SystemRandom().getrandbits(62))
+
+
+class ArenaBudget:
+    """What all arenas of one server may take together. Any thread may call any method."""
+
+    def __init__(self, total: int) -> None:
+        self._lock = threading.Lock()
+        self._left = total
+
+    @property
+    def left(self) -> int:
+        return self._left
+
+    def take(self, wanted: int, least: int) -> int:
+        """Return how many bytes may be taken, at most `wanted`; 0 where `least` are not left."""
+        with self._lock:
+            granted = min(wanted, self._left)
+            granted -= granted % PAGE
+            if granted < least:
+                return 0
+            self._left -= granted
+            return granted
+
+    def put_back(self, size: int) -> None:
+        with self._lock:
+            self._left += size
+
+
+class _Segment:
+    """One memfd, sealed, mapped and touched."""
+
+    def __init__(self, size: int) -> None:
+        self.number = next(_numbers)
+        self.free = FreeList(size)
+        self.accepted = False
+        #: Replies that lie in it and were not handed to the socket yet.
+        self.under_way = 0
+        self.fd = os.memfd_create("headrace", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            # Reserved, not only promised: a machine without that much memory says so here
+            # instead of with SIGBUS in the middle of a copy.
+            os.posix_fallocate(self.fd, 0, size)
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, SEALS)
+            self.mapping = mmap.mmap(
+                self.fd, size, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+            )
+        except BaseException:
+            os.close(self.fd)
+            raise
+        self._anchor = ctypes.c_char.from_buffer(self.mapping)
+        self.memory = ctypes.addressof(self._anchor)
+        self.offer = Offer(self.number, os.getpid(), self.fd, os.fstat(self.fd).st_ino, size)
+
+    def close(self) -> None:
+        del self._anchor
+        self.mapping.close()
+        os.close(self.fd)
+
+
+class _Slot(NamedTuple):
+    segment: _Segment
+    offset: int
+    taken_at: float
+
+
+class Arena:
+    """The memory that a server keeps for one channel. Any thread may call any method.
+
+    Args:
+        identity: The process at the channel's end.
+        options: How much there may be.
+        budget: What this arena shares with the others of its server; None for one of its own.
+        clock: Tells the time in seconds.
+    """
+
+    def __init__(
+        self,
+        identity: HostIdentity,
+        options: SharedMemoryOptions,
+        budget: ArenaBudget | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.identity = identity
+        self._options = options
+        self._budget = budget or ArenaBudget(options.server_bytes)
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._segments: dict[int, _Segment] = {}
+        self._slots: dict[int, _Slot] = {}
+        self._usable = True
+        self._closed = False
+
+    def place(self, buffers: Sequence[memoryview]) -> Placement | Offer | None:
+        """Copy buffers into a slot; `posted` is owed for a Placement.
+
+        Returns:
+            Where they lie; or, where there was no room, a new segment to offer to the channel or
+            None, and the buffers must travel another way.
+        """
+        lengths = tuple(view.nbytes for view in buffers)
+        size = sum(aligned(length) for length in lengths)
+        if size < self._options.smallest_reply:
+            return None
+        with self._lock:
+            if not self._usable:
+                return None
+            taken = self._take(size)
+            if taken is None:
+                return self._grow(size)
+            segment, offset, _ = taken
+            number = next(_numbers)
+            self._slots[number] = taken
+            segment.under_way += 1
+        placement = Placement(segment.number, number, offset, lengths)
+        try:
+            # Outside the lock: memmove lets other threads run.
+            at = segment.memory + offset
+            for view, length in zip(buffers, lengths, strict=True):
+                if length:
+                    source = np.frombuffer(view, np.uint8)
+                    ctypes.memmove(at, source.ctypes.data, length)
+                at += aligned(length)
+        except BaseException:
+            self.take_back(placement)
+            self.posted(placement)
+            raise
+        return placement
+
+    def posted(self, placement: Placement) -> None:
+        """Take note that a reply was handed to the socket, before whatever is posted later."""
+        with self._lock:
+            segment = self._segments[placement.segment]
+            segment.under_way -= 1
+            if self._closed and not segment.under_way:
+                self._let_go(segment)
+
+    def _take(self, size: int) -> _Slot | None:
+        for segment in self._segments.values():
+            if segment.accepted and (offset := segment.free.take(size)) is not None:
+                return _Slot(segment, offset, self._clock())
+        return None
+
+    def _grow(self, size: int) -> Offer | None:
+        if any(not segment.accepted for segment in self._segments.values()):
+            return None  # One offer at a time.
+        allowed = self._options.total_bytes - sum(s.free.size for s in self._segments.values())
+        pages = -(-size // PAGE) * PAGE
+        wanted = min(max(self._options.segment_bytes, 4 * pages), allowed)
+        granted = self._budget.take(wanted, pages)
+        if not granted:
+            return None
+        try:
+            segment = _Segment(granted)
+        except OSError as error:
+            self._budget.put_back(granted)
+            self._usable = False
+            _log.info("no shared memory with process %d: %s", self.identity.pid, error)
+            return None
+        except BaseException:
+            self._budget.put_back(granted)
+            raise
+        self._segments[segment.number] = segment
+        return segment.offer
+
+    def hear(self, report: MemoryReport) -> None:
+        """Take note of what the channel's end says."""
+        with self._lock:
+            for number in report.accepted:
+                if number in self._segments:
+                    self._segments[number].accepted = True
+            for number in report.released:
+                if (slot := self._slots.pop(number, None)) is not None:
+                    slot.segment.free.put_back(slot.offset)
+            for number in report.refused:
+                segment = self._segments.get(number)
+                if segment is not None and not segment.accepted:
+                    self._let_go(segment)
+                    self._usable = False
+
+    def take_back(self, placement: Placement) -> None:
+        """Free the slot of a reply that was not sent."""
+        self.hear(MemoryReport(released=(placement.slot,)))
+
+    def retire(self) -> tuple[int, ...]:
+        """Let go of segments with a slot that was held for longer than the lease.
+
+        Returns:
+            Their numbers, which the channel is owed, after all replies that were posted so far: it
+            lets go of them, too, so that their memory goes with the last view of it.
+        """
+        oldest = self._clock() - self._options.lease_seconds
+        with self._lock:
+            overdue = {
+                slot.segment.number: slot.segment
+                for slot in self._slots.values()
+                if slot.taken_at < oldest and not slot.segment.under_way
+            }
+            for number, segment in overdue.items():
+                self._slots = {n: s for n, s in self._slots.items() if s.segment is not segment}
+                self._let_go(segment)
+                _log.debug("segment %d is left to process %d", number, self.identity.pid)
+        return tuple(overdue)
+
+    @property
+    def slots_in_use(self) -> int:
+        return len(self._slots)
+
+    @property
+    def bytes_mapped(self) -> int:
+        return sum(segment.free.size for segment in list(self._segments.values()))
+
+    def close(self) -> None:
+        """Let the memory go; what the channel's end still holds stays valid there."""
+        with self._lock:
+            self._usable = False
+            self._closed = True
+            self._slots.clear()
+            for segment in list(self._segments.values()):
+                if not segment.under_way:
+                    self._let_go(segment)
+
+    def _let_go(self, segment: _Segment) -> None:
+        del self._segments[segment.number]
+        segment.close()
+        self._budget.put_back(segment.free.size)

@@ -1,0 +1,145 @@
+"""ZeroMQ's own sockets, known by their numbers, and the limit on how many there may be.
+
+ZeroMQ opens and closes its sockets in threads of its own, so a number alone says little: the inode
+beside it tells a socket from whatever gets its number later.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import select
+import socket
+import weakref
+from typing import NamedTuple, Protocol
+
+__all__ = [
+    "Descriptor",
+    "StaysWithParent",
+    "closed_by_peer",
+    "raise_file_limit",
+    "stays_with_parent",
+    "warn_near",
+]
+
+_log = logging.getLogger(__name__)
+
+_WARN_AT = 0.9
+_ENOUGH_FILES = 1 << 20
+# What poll() reports about a connection that the other end has closed or reset, whatever there is
+# left to read on it.
+_CLOSED = select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)
+
+
+class Descriptor(NamedTuple):
+    """A socket of this process: its number, and what tells it from a later one."""
+
+    number: int
+    inode: int
+
+    @classmethod
+    def of(cls, number: int) -> Descriptor | None:
+        """Describe the socket that has this number now; None if it is closed already."""
+        try:
+            return cls(number, os.fstat(number).st_ino)
+        except OSError:
+            return None
+
+    def duplicate(self) -> socket.socket | None:
+        """Return a second handle on the socket; None if it is closed."""
+        try:
+            number = os.dup(self.number)
+        except OSError:
+            return None
+        try:
+            if os.fstat(number).st_ino == self.inode:
+                return socket.socket(fileno=number)
+        except OSError:
+            pass
+        os.close(number)
+        return None
+
+    def shut_down(self) -> None:
+        """End the connection; whoever owns the socket finds it closed by the peer."""
+        found = self.duplicate()
+        if found is not None:
+            with found:
+                try:
+                    found.shutdown(socket.SHUT_RDWR)
+                except OSError:  # It ended in the meantime.
+                    return
+
+    def close(self) -> None:
+        """Close this number, if it still is that socket. Only in a process that was forked."""
+        if self == Descriptor.of(self.number):
+            os.close(self.number)
+
+
+def closed_by_peer(connection: socket.socket) -> bool:
+    """Whether the other end of a connection closed or reset it, or its process ended."""
+    poll = select.poll()
+    poll.register(connection, _CLOSED)
+    return bool(poll.poll(0))
+
+
+# --- after a fork ------------------------------------------------------------------------------
+
+
+class StaysWithParent(Protocol):
+    """What has sockets or threads, which a forked child must not use."""
+
+    def leave_to_parent(self) -> None:
+        """Close the child's copies of all sockets and refuse further use. Must not wait."""
+
+
+_owners: weakref.WeakSet[StaysWithParent] = weakref.WeakSet()
+
+
+def stays_with_parent(owner: StaysWithParent) -> None:
+    """Have `owner.leave_to_parent` called in each process that is forked from this one."""
+    _owners.add(owner)
+
+
+def _leave_all_to_parent() -> None:
+    # A child that outlives its parent must not keep ports open that nobody listens at, nor
+    # connections that look alive to their other ends.
+    for owner in list(_owners):
+        owner.leave_to_parent()
+    _owners.clear()
+
+
+os.register_at_fork(after_in_child=_leave_all_to_parent)
+
+
+# --- how many ------------------------------------------------------------------------------------
+
+_warned = False
+
+
+def raise_file_limit() -> None:
+    """Allow this process as many open files as the system lets it have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _ENOUGH_FILES if hard == resource.RLIM_INFINITY else hard
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        except (OSError, ValueError) as error:
+            _log.info("the limit of %d open files stays: %s", soft, error)
+
+
+def warn_near(number: int) -> None:
+    """Warn once if a descriptor that was just opened shows that few are left.
+
+    The kernel gives the lowest free number, so a high one means that those below are taken.
+    """
+    global _warned
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if not _warned and soft != resource.RLIM_INFINITY and number >= _WARN_AT * soft:
+        _warned = True
+        _log.warning(
+            "%d of the %d files that this process may open are open; beyond that no connection "
+            "can be made: raise the limit (ulimit -n)",
+            number,
+            soft,
+        )

@@ -1,0 +1,120 @@
+"""An inbox: one thread waits for answers on many channels at once.
+
+Rule 1. The channels of an inbox belong to the thread that calls `wait`; only `wake` may be called
+        from others.
+Rule 2. `wait` returns everything that has arrived on any channel: answers, and the loss of a
+        connection in place of the answers that were lost with it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import zmq
+
+from headrace.errors import HeadraceError
+from headrace.transport.channel import Channel, Reply
+
+__all__ = ["Inbox"]
+
+_MOST_AT_ONCE = 64
+"""Answers that are taken from one channel before the others have their turn."""
+
+
+class Inbox:
+    """Waits on several channels, and for a wake-up."""
+
+    def __init__(self) -> None:
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._rung = False
+        self._lock = threading.Lock()
+        self._poller = zmq.Poller()
+        self._poller.register(self._bell, zmq.POLLIN)
+        #: Channel -> the sockets that the poller watches for it.
+        self._watched: dict[Channel, Sequence[Any]] = {}
+        self._owners: dict[Any, Channel] = {}
+        self._closed = False
+
+    def add(self, channel: Channel) -> None:
+        """Wait on `channel`, too."""
+        self._watched[channel] = ()
+        channel.listen(self.wake)
+
+    def remove(self, channel: Channel) -> None:
+        """Stop waiting on `channel`; to be called before it is closed."""
+        self._watch(channel, ())
+        self._watched.pop(channel, None)
+        channel.listen(None)
+
+    def wake(self) -> None:
+        """End the wait that is under way, or the next one. May be called from any thread."""
+        if self._rung:
+            return
+        # Under a lock: the number of a bell that was closed may be another file's by now.
+        with self._lock:
+            if not self._closed:
+                self._rung = True
+                os.eventfd_write(self._bell, 1)
+
+    def wait(self, timeout: float) -> list[tuple[Channel, Reply | HeadraceError]]:
+        """Return what has arrived, after at most `timeout` seconds; nothing if woken before."""
+        events = self._collect([channel for channel in self._watched if channel.has_news])
+        if events:
+            return events
+        for channel in self._watched:
+            self._watch(channel, channel.sockets())
+        until = time.monotonic() + timeout
+        while True:
+            left = until - time.monotonic()
+            # Rounded up: a wait of less than a millisecond must not become a busy loop.
+            ready = self._poller.poll(None if left == math.inf else max(0, math.ceil(left * 1000)))
+            woken = any(each == self._bell for each, _ in ready)
+            if woken:
+                # In this order: who rings in between is answered by this very return.
+                os.eventfd_read(self._bell)
+                self._rung = False
+            channels = {self._owners[each] for each, _ in ready if each in self._owners}
+            # Channels without sockets ring the bell.
+            events = self._collect(list(self._watched) if woken else list(channels))
+            if events or woken or left <= 0:
+                return events
+
+    def _collect(self, channels: Sequence[Channel]) -> list[tuple[Channel, Reply | HeadraceError]]:
+        events: list[tuple[Channel, Reply | HeadraceError]] = []
+        for channel in channels:
+            for _ in range(_MOST_AT_ONCE):
+                try:
+                    reply = channel.receive(0.0)
+                except HeadraceError as error:
+                    events.append((channel, error))
+                    break
+                if reply is None:
+                    break
+                events.append((channel, reply))
+        return events
+
+    def _watch(self, channel: Channel, sockets: Sequence[Any]) -> None:
+        before = self._watched.get(channel, ())
+        if tuple(before) == tuple(sockets):
+            return
+        for each in before:
+            self._poller.unregister(each)
+            del self._owners[each]
+        for each in sockets:
+            self._poller.register(each, zmq.POLLIN)
+            self._owners[each] = channel
+        self._watched[channel] = tuple(sockets)
+
+    def close(self) -> None:
+        """Let go of the bell; the channels stay as they are. May be called twice."""
+        for channel in list(self._watched):
+            self.remove(channel)
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                os.close(self._bell)

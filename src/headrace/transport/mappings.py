@@ -1,0 +1,155 @@
+"""The channel's end of shared memory: which segments it has opened, and which slots it holds."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import mmap
+import os
+import weakref
+from collections import deque
+from collections.abc import Iterable
+
+import numpy as np
+
+from headrace.metrics import count_memory_refused
+from headrace.transport.shared_memory import (
+    SEALS,
+    HostIdentity,
+    MemoryReport,
+    Offer,
+    Placement,
+    aligned,
+)
+
+__all__ = ["Mappings"]
+
+_log = logging.getLogger(__name__)
+
+_OUR_FILE = "/memfd:headrace"
+
+
+class _NotASegmentError(Exception):
+    """What an offer names is no segment of ours."""
+
+
+class Mappings:
+    """The segments that a channel has opened, and the slots of them that it holds."""
+
+    def __init__(self) -> None:
+        self._mappings: dict[int, mmap.mmap] = {}
+        self._accepted: list[int] = []
+        self._refused: list[int] = []
+        self._held: dict[int, weakref.ref[np.ndarray]] = {}
+        # Filled by whichever thread drops the last view, maybe in a garbage collection: no lock.
+        self._released: deque[int] = deque()
+
+    def consider(self, offer: Offer) -> None:
+        """Open a segment, and remember to tell whether that worked."""
+        try:
+            self._mappings[offer.segment] = _opened(offer)
+        except _NotASegmentError as error:
+            count_memory_refused()
+            _log.warning("refused memory of process %d: %s", offer.pid, error)
+            self._refused.append(offer.segment)
+        except (OSError, ValueError, OverflowError) as error:
+            _log.info("no shared memory with process %d: %s", offer.pid, error)
+            self._refused.append(offer.segment)
+        else:
+            self._accepted.append(offer.segment)
+
+    def retire(self, segments: Iterable[int]) -> None:
+        """Drop segments that the server let go of; their memory goes with the last view of it."""
+        for number in segments:
+            self._mappings.pop(number, None)
+
+    def view(self, placement: Placement) -> list[memoryview]:
+        """View the buffers of a reply; the slot is held until the last view of them is gone.
+
+        Raises:
+            KeyError: The segment is not one that was opened.
+            ValueError: The placement reaches beyond the segment.
+        """
+        mapping = self._mappings[placement.segment]
+        size = sum(aligned(length) for length in placement.lengths)
+        # NumPy and others keep the memoryview, the memoryview keeps this array, and this array
+        # keeps the mapping: when it dies, no view of the slot is left.
+        whole = np.frombuffer(mapping, np.uint8, size, placement.offset)
+        slot, released, held = placement.slot, self._released, self._held
+
+        def let_go(_: object) -> None:
+            held.pop(slot, None)
+            released.append(slot)
+
+        held[slot] = weakref.ref(whole, let_go)
+        view = memoryview(whole.data)
+        views = []
+        at = 0
+        for length in placement.lengths:
+            views.append(view[at : at + length])
+            at += aligned(length)
+        return views
+
+    @property
+    def slots_held(self) -> int:
+        return len(self._held)
+
+    @property
+    def releases_waiting(self) -> int:
+        return len(self._released)
+
+    def drop(self, placement: Placement) -> None:
+        """Give back the slot of a reply that nobody waits for any more."""
+        self._released.append(placement.slot)
+
+    def take_report(self, identity: HostIdentity | None = None) -> MemoryReport | None:
+        """Return the news since the last call, if there is any."""
+        if not (identity or self._released or self._accepted or self._refused):
+            return None
+        released = []
+        while self._released:
+            released.append(self._released.popleft())
+        report = MemoryReport(
+            identity, tuple(self._accepted), tuple(self._refused), tuple(released)
+        )
+        self._accepted.clear()
+        self._refused.clear()
+        return report
+
+    def forget(self) -> None:
+        """Drop all segments; views that are held stay valid, but are given back to nobody."""
+        self._mappings.clear()
+        self._accepted.clear()
+        self._refused.clear()
+        self._held.clear()
+        self._released.clear()
+
+
+def _opened(offer: Offer) -> mmap.mmap:
+    """Map the segment of an offer.
+
+    Raises:
+        OSError: It cannot be opened from this process.
+        _NotASegmentError: The file there is something else. It might be anything that this user can
+            open, so it is looked at before it is opened.
+    """
+    path = f"/proc/{offer.pid}/fd/{offer.fd}"
+    _check_name(path, offer)
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    try:
+        # Again: the number may have been given to another file in the meantime.
+        _check_name(f"/proc/self/fd/{fd}", offer)
+        found = os.fstat(fd)
+        if (found.st_ino, found.st_size) != (offer.inode, offer.size):
+            raise _NotASegmentError(f"{path} is another file, of {found.st_size:,} bytes")
+        if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & SEALS != SEALS:
+            raise _NotASegmentError(f"{path} is not sealed: it could be cut short under our feet")
+        return mmap.mmap(fd, offer.size, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
+    finally:
+        os.close(fd)
+
+
+def _check_name(path: str, offer: Offer) -> None:
+    name = os.readlink(path)
+    if not name.startswith(_OUR_FILE):
+        raise _NotASegmentError(f"file {offer.fd} of that process is {name}, no segment of ours")

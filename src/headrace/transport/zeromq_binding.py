@@ -1,0 +1,59 @@
+"""How a ROUTER takes its port."""
+
+from __future__ import annotations
+
+import errno
+import time
+
+import zmq
+
+from headrace.transport import address as addresses
+
+__all__ = ["bind"]
+
+_REBIND_SECONDS = 1.0
+
+
+def bind(router: zmq.Socket[bytes], host: str, port: int) -> str:
+    """Listen at `host` and `port` (0 takes one that is free); return the address.
+
+    Raises:
+        OSError: The port is in use, or the host is not one of this machine.
+    """
+    number = "127.0.0.1" if host == "localhost" else host
+    endpoint = f"tcp://{addresses.join(number, port)}" if port else f"tcp://{_any(number)}"
+    try:
+        _bind_patiently(router, endpoint)
+    except zmq.ZMQError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise OSError(
+                errno.EADDRINUSE,
+                f"port {port} on {host} is in use by another server; "
+                "choose another port, or 0 for one that is free",
+            ) from error
+        raise OSError(
+            error.errno, f"cannot listen at {addresses.join(host, port)}: {error}"
+        ) from error
+    bound = router.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
+    return addresses.join(host, int(bound.rpartition(":")[2]))
+
+
+def _bind_patiently(router: zmq.Socket[bytes], endpoint: str) -> None:
+    """Bind; wait a moment for a port that whoever had it before is letting go of.
+
+    ZeroMQ closes sockets a little after it is asked to, in a thread of its own.
+    """
+    until = time.monotonic() + _REBIND_SECONDS
+    while True:
+        try:
+            router.bind(endpoint)
+        except zmq.ZMQError as error:
+            if error.errno != errno.EADDRINUSE or time.monotonic() > until:
+                raise
+        else:
+            return
+        time.sleep(0.02)
+
+
+def _any(host: str) -> str:
+    return addresses.join(host, 0).removesuffix("0") + "*"

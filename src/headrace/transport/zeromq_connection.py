@@ -1,0 +1,223 @@
+"""One connection of a channel: a DEALER that connects once, and the monitor that tells how it is.
+
+    connecting --CONNECTED--> shaking hands --HANDSHAKE_SUCCEEDED--> established
+        |                          |                                     |
+        no answer,                 turned away,                          closed by the peer,
+        or refused                 or silent                             or silent
+
+ZeroMQ ends a connection whose peer closed it and one whose peer was silent with the same event. To
+tell them apart, this file keeps a second handle on the socket: the kernel knows whether the other
+end closed it.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from headrace.errors import HeadraceError, UnauthenticatedError, UnavailableError
+from headrace.transport.context import shared_context
+from headrace.transport.descriptors import Descriptor, closed_by_peer
+from headrace.transport.security import Security
+
+__all__ = ["Connection"]
+
+_ZERO_COPY_BYTES = 64 << 10
+_CONNECT_SECONDS = 5.0
+_HEARTBEAT_SECONDS = 1.0
+_NEVER_MS = 0x7FFF_0000
+# ZeroMQ's timers are a little early or late.
+_ALMOST = 0.9
+_IN = int(zmq.POLLIN)
+_STATE = int(zmq.EVENTS)
+
+_EVENTS = (
+    zmq.Event.CONNECTED
+    | zmq.Event.CLOSED
+    | zmq.Event.CONNECT_RETRIED
+    | zmq.Event.DISCONNECTED
+    | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
+    | zmq.Event.HANDSHAKE_FAILED_AUTH
+    | zmq.Event.HANDSHAKE_SUCCEEDED
+)
+
+
+class Connection:
+    """A DEALER and its monitor, from the attempt to connect to the loss.
+
+    Args:
+        address: Where the peer listens, for errors.
+        resolved: The same with the host's number.
+        routing_id: What the server knows this connection by.
+        security: The keys, if there are any.
+        patience: Seconds for which the peer may be silent.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        resolved: str,
+        routing_id: bytes,
+        security: Security | None,
+        patience: float,
+    ) -> None:
+        self.reason: HeadraceError | None = None
+        #: Whether the server took the connection and ended it before the handshake was done.
+        self.was_turned_away = False
+        self._address = address
+        self._secure = security is not None
+        self._patience = patience
+        self._since = time.monotonic()
+        self._connected = False
+        self._handshaken = False
+        self._descriptor: Descriptor | None = None
+        self._watched: socket.socket | None = None
+        self.dealer = dealer = shared_context.borrow().socket(zmq.DEALER)
+        try:
+            self._set_up(resolved, routing_id, security)
+        except BaseException:
+            dealer.close()
+            shared_context.give_back()
+            raise
+
+    def _set_up(self, resolved: str, routing_id: bytes, security: Security | None) -> None:
+        dealer = self.dealer
+        milliseconds = math.ceil(self._patience * 1000)
+        dealer.linger = 0
+        dealer.sndhwm = dealer.rcvhwm = 0
+        dealer.copy_threshold = _ZERO_COPY_BYTES
+        dealer.ipv6 = True
+        dealer.routing_id = routing_id
+        dealer.connect_timeout = math.ceil(self._connect_seconds * 1000)
+        dealer.handshake_ivl = milliseconds
+        dealer.heartbeat_ivl = math.ceil(min(_HEARTBEAT_SECONDS, self._patience / 3) * 1000)
+        dealer.heartbeat_timeout = milliseconds
+        dealer.reconnect_ivl = _NEVER_MS
+        if security is not None:
+            security.apply(dealer, "client")
+        self._monitor = dealer.get_monitor_socket(_EVENTS)
+        self._poller = zmq.Poller()
+        self._poller.register(dealer, zmq.POLLIN)
+        self._poller.register(self._monitor, zmq.POLLIN)
+        dealer.connect(f"tcp://{resolved}")
+
+    @property
+    def sockets(self) -> Sequence[Any]:
+        """What becomes readable when something arrives, or happens to the connection."""
+        return self.dealer, self._monitor
+
+    @property
+    def _connect_seconds(self) -> float:
+        return min(_CONNECT_SECONDS, self._patience)
+
+    def wait(self, seconds: float) -> tuple[bool, bool]:
+        """Wait until something arrives; tell whether messages did, and whether news did."""
+        # Rounded up: a wait of less than a millisecond must not become a busy loop.
+        ready = self._poller.poll(math.ceil(seconds * 1000))
+        answered = news = False
+        for source, _ in ready:
+            if source is self.dealer:
+                answered = True
+            else:
+                news = True
+        return answered, news
+
+    def is_lost(self) -> bool:
+        """Read the monitor's news; tell whether the connection is over (`reason` says why)."""
+        while int(self._monitor.getsockopt(_STATE)) & _IN:
+            # Waiting for its second frame, which may come a moment after the first.
+            news = recv_monitor_message(self._monitor)
+            event = zmq.Event(news["event"])
+            if event == zmq.Event.CONNECTED:
+                self._connected = True
+                self._since = time.monotonic()
+                self._watch(int(news["value"]))
+            elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
+                self._handshaken = True
+            elif self.reason is None or isinstance(self.reason, UnavailableError):
+                self.reason = self._explain(event)
+        return self.reason is not None
+
+    def _watch(self, number: int) -> None:
+        self._descriptor = Descriptor.of(number)
+        if self._descriptor is not None:
+            self._watched = self._descriptor.duplicate()
+
+    def established(self) -> bool:
+        """Whether something can be sent to the peer now."""
+        return not self.is_lost() and self._handshaken
+
+    def _explain(self, event: zmq.Event) -> HeadraceError:
+        at = self._address
+        elapsed = time.monotonic() - self._since
+        if event in (zmq.Event.HANDSHAKE_FAILED_AUTH, zmq.Event.HANDSHAKE_FAILED_PROTOCOL):
+            self.was_turned_away = True
+            return UnauthenticatedError(
+                f"the server at {at} does not let this client in: "
+                + (
+                    "the server's key is another one, or it does not know the client's"
+                    if self._secure
+                    else "it wants keys; pass security=Security.load(directory, 'client')"
+                )
+            )
+        if not self._connected:
+            if elapsed >= _ALMOST * self._connect_seconds:
+                return _silent(f"nobody answers at {at}: no connection in {elapsed:.1f} s")
+            return _refused(f"nobody answers at {at}: connection refused")
+        if self._handshaken:
+            if self._closed_by_peer(elapsed):
+                return _refused(f"the connection to {at} was lost: the peer closed or is gone")
+            return _silent(
+                f"the connection to {at} was given up: the peer was silent for {self._patience:g} s"
+            )
+        if elapsed >= _ALMOST * self._patience:
+            return _silent(
+                f"the server at {at} took the connection and was silent for {elapsed:.1f} s before "
+                "it began; does it stand still, or speak otherwise?"
+            )
+        self.was_turned_away = True
+        return _refused(
+            f"the server at {at} ended the connection before it began; "
+            + ("is server_key the key of this server?" if self._secure else "does it want keys?")
+        )
+
+    def _closed_by_peer(self, elapsed: float) -> bool:
+        if self._watched is None:
+            # It was over before we looked. Silence takes longer than it lived, or we cannot know.
+            return elapsed < self._patience
+        return closed_by_peer(self._watched)
+
+    def close(self) -> None:
+        self._poller.unregister(self.dealer)
+        self._poller.unregister(self._monitor)
+        self.dealer.disable_monitor()
+        self._monitor.close(linger=0)
+        self.dealer.close()
+        if self._watched is not None:
+            self._watched.close()
+            self._watched = None
+        shared_context.give_back()
+
+    def close_in_child(self) -> None:
+        """Close the child's copy of the socket; all else is the parent's."""
+        if self._watched is not None:
+            self._watched.close()
+        if self._descriptor is not None:
+            self._descriptor.close()
+
+
+def _refused(words: str) -> UnavailableError:
+    error = UnavailableError(words)
+    error.refused = True
+    return error
+
+
+def _silent(words: str) -> UnavailableError:
+    return UnavailableError(words)

@@ -1,0 +1,189 @@
+"""Answers on their way out, counted until the connection has taken them.
+
+ZeroMQ takes whatever it is given and says nothing about what it has sent. But it lets go of a frame
+that it was lent once the kernel has it, and the frames of a connection go in order. So each time
+that 64 KiB more were written to a peer, one frame is lent with a mark on it; when it is let go, all
+that was written up to it is out.
+
+Rule 1. Counts change on the server's thread alone. Who lets a frame go only appends to `_sent`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import zmq
+
+from headrace.errors import UnavailableError
+from headrace.metrics import count_answer_withheld, count_connection_cut
+from headrace.transport.envelope import ERROR, ReplyHeader, encode, encode_error
+from headrace.transport.limits import ServerLimits
+from headrace.transport.zeromq_peers import Peer
+
+__all__ = ["Answer", "Outbox"]
+
+_log = logging.getLogger(__name__)
+
+_MARK_BYTES = 64 << 10
+_SLACK_BYTES = 16 << 20
+_NOW = int(zmq.DONTWAIT)
+_MORE_NOW = int(zmq.DONTWAIT | zmq.SNDMORE)
+
+
+class Answer(NamedTuple):
+    """One encoded answer and whom it is for."""
+
+    peer: Peer
+    ticket: int
+    header: bytes
+    buffers: Sequence[memoryview]
+
+
+class Outbox:
+    """Writes answers to a ROUTER, within bounds. Belongs to the server's thread."""
+
+    def __init__(
+        self,
+        router: zmq.Socket[bytes],
+        limits: ServerLimits,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._router = router
+        self._limits = limits
+        self._clock = clock
+        self._marks: dict[int, weakref.ref[np.ndarray]] = {}
+        self._numbers = itertools.count()
+        self._sent: deque[tuple[Peer, int]] = deque()
+        #: Bytes of answers that the connections of all peers have not taken yet.
+        self.unread = 0
+
+    def write(self, answer: Answer) -> None:
+        """Hand an answer to ZeroMQ, or an error in its place where too much is unread."""
+        peer, ticket, header, buffers = answer
+        if peer.gone:
+            return
+        size = len(header) + sum(view.nbytes for view in buffers)
+        if size >= _MARK_BYTES and self._is_full(peer, size):
+            count_answer_withheld()
+            header, buffers = self._refusal(peer, ticket, size), ()
+            size = len(header)
+        peer.unmarked += size
+        if peer.unmarked < _MARK_BYTES:
+            self._send(peer, header, buffers)
+            return
+        self._settle()
+        frames = [memoryview(header), *buffers]
+        largest = max(range(len(frames)), key=lambda index: frames[index].nbytes)
+        marked = np.frombuffer(frames[largest], np.uint8)
+        amount, peer.unmarked = peer.unmarked, 0
+        if not peer.unread:
+            peer.moved_at = self._clock()
+        peer.unread += amount
+        self.unread += amount
+        self._mark(marked, peer, amount)
+        self._send(peer, header, buffers, largest, marked)
+        if peer.unread > self._limits.unread_bytes + _SLACK_BYTES and size < _MARK_BYTES:
+            self._cut(peer)  # It asks and asks, and does not even read that it should not.
+
+    def _is_full(self, peer: Peer, size: int) -> bool:
+        self._settle()
+        return peer.unread > 0 and (
+            peer.unread + size > self._limits.unread_bytes
+            or self.unread + size > self._limits.all_unread_bytes
+        )
+
+    def _refusal(self, peer: Peer, ticket: int, size: int) -> bytes:
+        error = UnavailableError(
+            f"an answer of {size:,} bytes was dropped, because {peer.unread:,} bytes of earlier "
+            "ones are unread; read them and ask again"
+        )
+        return encode(ReplyHeader(ticket, ERROR, msgspec.Raw(encode_error(error))))
+
+    def _mark(self, marked: np.ndarray, peer: Peer, amount: int) -> None:
+        number, marks, sent = next(self._numbers), self._marks, self._sent
+
+        def let_go(_: object) -> None:
+            marks.pop(number, None)
+            sent.append((peer, amount))
+
+        marks[number] = weakref.ref(marked, let_go)
+
+    def _settle(self) -> None:
+        sent = self._sent
+        if not sent:
+            return
+        now = self._clock()
+        while sent:
+            peer, amount = sent.popleft()
+            peer.unread -= amount
+            peer.moved_at = now
+            self.unread -= amount
+
+    def _send(
+        self,
+        peer: Peer,
+        header: bytes,
+        buffers: Sequence[memoryview],
+        largest: int = -1,
+        marked: np.ndarray | None = None,
+    ) -> None:
+        router = self._router
+        begun = False
+        written = 0
+        try:
+            router.send(peer.route, _MORE_NOW)
+            begun = True
+            if marked is not None and largest == 0:
+                self._lend(marked, _MORE_NOW if buffers else _NOW)
+            else:
+                router.send(header, _MORE_NOW if buffers else _NOW)
+            for index, view in enumerate(buffers, 1):
+                flags = _NOW if index == len(buffers) else _MORE_NOW
+                if marked is not None and index == largest:
+                    self._lend(marked, flags)
+                else:
+                    router.send(view, flags, copy=False)
+                written = index
+        except BaseException as error:
+            _log.warning("an answer was not sent: %s: %s", type(error).__name__, error)
+            # The next answer would be taken for its rest. So it is ended, with more frames than it
+            # announced, and the peer, which drops it for that, loses its connection.
+            if begun:
+                for _ in range(written, len(buffers)):
+                    router.send(b"", _MORE_NOW)
+                router.send(b"", _NOW)
+            self._cut(peer)
+            if not isinstance(error, zmq.ZMQError):
+                raise
+
+    def _lend(self, frame: np.ndarray, flags: int) -> None:
+        # However small: a copy would be let go of at once.
+        self._router.send(zmq.Frame(frame, copy=False, copy_threshold=0), flags, copy=False)
+
+    def check(self, peers: Iterable[Peer]) -> None:
+        """End the connections of peers that have stopped reading, where they are in the way."""
+        self._settle()
+        limits = self._limits
+        crowded = self.unread + _MARK_BYTES > limits.all_unread_bytes
+        oldest = self._clock() - limits.stall_seconds
+        for peer in peers:
+            if (
+                peer.unread
+                and peer.moved_at < oldest
+                and (crowded or 2 * peer.unread > limits.unread_bytes)
+            ):
+                self._cut(peer)
+
+    def _cut(self, peer: Peer) -> None:
+        if not peer.gone:
+            count_connection_cut()
+            _log.warning("a connection was ended; %s bytes were unread", f"{peer.unread:,}")
+        peer.cut()

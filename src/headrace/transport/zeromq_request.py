@@ -1,0 +1,87 @@
+"""One request as it came through a ROUTER, and the way of its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from headrace.transport.channel import Buffer, Request
+from headrace.transport.envelope import (
+    ERROR,
+    REPLY,
+    ReplyHeader,
+    cut,
+    encode,
+    encode_error,
+    flat_views,
+)
+from headrace.transport.shared_memory import Offer, Placement
+from headrace.transport.zeromq_outbox import Answer
+from headrace.transport.zeromq_peers import Peer
+
+__all__ = ["ZeroMQRequest"]
+
+
+class ZeroMQRequest(Request):
+    """A request that is answered by posting to the server's thread."""
+
+    __slots__ = ("_origin", "_post", "_ticket", "_unanswered", "buffers", "message", "peer", "role")
+
+    def __init__(
+        self,
+        post: Callable[[Answer], None],
+        origin: Peer,
+        ticket: int,
+        buffers: Sequence[Buffer],
+    ) -> None:
+        self._post = post
+        self._origin = origin
+        self._ticket = ticket
+        self._unanswered = [True]
+        self.peer = origin.name
+        self.role = origin.role
+        self.buffers = buffers
+
+    def reply(self, message: msgspec.Struct, buffers: Sequence[Buffer] = ()) -> None:
+        # What cannot be sent raises here, and the request stays open for `fail`.
+        body = msgspec.Raw(encode(message))
+        views = flat_views(buffers)
+        try:
+            self._unanswered.pop()  # One list operation: two threads cannot both succeed.
+        except IndexError:
+            return
+        try:
+            self._reply(body, views)
+        except BaseException:
+            self._unanswered.append(True)
+            raise
+
+    def _reply(self, body: msgspec.Raw, views: list[memoryview]) -> None:
+        arena = self._origin.arena
+        placed: Placement | Offer | None = None
+        if views and arena is not None:
+            placed = arena.place(views)
+        if not isinstance(placed, Placement) or arena is None:
+            offer = placed if isinstance(placed, Offer) else None
+            views, pieces = cut(views)
+            self._send(ReplyHeader(self._ticket, REPLY, body, None, offer, pieces), views)
+            return
+        try:
+            self._send(ReplyHeader(self._ticket, REPLY, body, placed), ())
+        except BaseException:
+            arena.take_back(placed)
+            raise
+        finally:
+            arena.posted(placed)
+
+    def fail(self, error: Exception) -> None:
+        body = msgspec.Raw(encode_error(error))
+        try:
+            self._unanswered.pop()
+        except IndexError:
+            return
+        self._send(ReplyHeader(self._ticket, ERROR, body), ())
+
+    def _send(self, header: ReplyHeader, views: Sequence[memoryview]) -> None:
+        self._post(Answer(self._origin, self._ticket, encode(header), views))

@@ -1,0 +1,169 @@
+"""The facade: what its methods make, and what its errors say."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+
+import headrace as hr
+
+Dataset = hr.Dataset
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("shuffel", "did you mean 'shuffle'"), ("bacth", "did you mean 'batch'")],
+)
+def test_a_misspelt_method_names_the_nearest(name, message):
+    with pytest.raises(AttributeError, match=f"Dataset has no method {name!r}; {message}"):
+        getattr(Dataset.range(3), name)
+
+
+def test_a_method_that_there_is_not_lists_those_that_there_are():
+    with pytest.raises(AttributeError, match=r"no method 'zzz'; it has: .*batch.*unbatch"):
+        Dataset.range(3).zzz  # noqa: B018 - the attribute is the test
+    assert not hasattr(Dataset.range(3), "_repr_html_")
+
+
+def test_data_in_place_of_a_plan_is_refused_with_a_cure():
+    with pytest.raises(TypeError, match="from_tensor_slices"):
+        Dataset([1, 2, 3])
+    with pytest.raises(TypeError, match="from_tensor_slices"):
+        Dataset.from_source([1, 2, 3])
+
+
+def test_later_options_win_where_they_are_read_and_where_they_run():
+    first, second = hr.Options(deterministic=True, seed=1), hr.Options(deterministic=False)
+    dataset = Dataset.range(3).with_options(first).map(lambda x: x).with_options(second)
+    assert (dataset.options().deterministic, dataset.options().seed) == (False, 1)
+    shuffled = Dataset.range(30).with_options(hr.Options(seed=1)).shuffle(30)
+    later = shuffled.with_options(hr.Options(seed=2))
+    assert list(later) == list(Dataset.range(30).shuffle(30).with_options(hr.Options(seed=2)))
+
+
+def test_one_element_says_nothing_of_the_lengths_of_others():
+    ragged = Dataset.range(1, 4).map(lambda x: {"a": np.zeros(int(x), np.float32), "n": x})
+    assert ragged.element_spec == {
+        "a": hr.ArraySpec((None,), "float32"),
+        "n": hr.ArraySpec((), "int64"),
+    }
+    generated = Dataset.from_generator(lambda: iter([np.zeros((2, 3))]))
+    assert generated.element_spec == hr.ArraySpec((None, None), "float64")
+    proven = Dataset.from_tensor_slices(np.zeros((4, 5))).map(lambda x: x * 2)
+    assert proven.element_spec == hr.ArraySpec((5,), "float64")
+
+
+def test_a_spec_is_found_with_a_call_of_each_function():
+    calls = []
+
+    def note(x):
+        calls.append(x)
+        return np.abs(x)
+
+    dataset = (
+        Dataset.range(200_000)
+        .map(note)
+        .shuffle(100_000)
+        .map(note, num_parallel_calls=2)
+        .batch(64)
+        .prefetch(8)
+        .map(note)
+        .cache()
+        .repeat()
+        .map(note)
+    )
+    assert dataset.element_spec == hr.ArraySpec((None,), "int64")
+    assert len(calls) == 4
+
+
+def test_a_batch_of_tuples_looks_like_a_batch_of_tuples():
+    ones = Dataset.range(5).map(lambda x: (x,))
+    assert ones.batch(2).map(lambda x: (x, len(x))).element_spec == (
+        hr.ArraySpec((None,), "int64"),
+        hr.ArraySpec((), "int64"),
+    )
+    pairs = Dataset.range(5).enumerate().map(lambda i, x: (i, x, x))
+    assert pairs.batch(2).map(lambda a, b, c: a + b + c).element_spec == hr.ArraySpec(
+        (None,), "int64"
+    )
+
+
+def test_a_pickled_dataset_is_the_same_however_often_it_was_read():
+    dataset = Dataset.range(4).shuffle(4)
+    before = pickle.dumps(dataset)
+    list(dataset)
+    assert pickle.dumps(dataset) == before
+    assert sorted(int(x) for x in pickle.loads(before)) == [0, 1, 2, 3]
+
+
+def test_a_negative_repeat_count_other_than_minus_one_is_refused():
+    assert Dataset.range(2).repeat(-1).cardinality() == hr.INFINITE_CARDINALITY
+    with pytest.raises(ValueError, match="count"):
+        Dataset.range(2).repeat(-2)
+
+
+@pytest.mark.parametrize("steps", [300, 1200])
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda ds: ds.concatenate(Dataset.range(1)),
+        lambda ds: Dataset.range(1).concatenate(ds),
+        lambda ds: ds.map(lambda x: x + 1),
+        lambda ds: ds.map(abs),
+        lambda ds: ds.skip(0),
+        lambda ds: ds.filter(lambda x: bool(x >= 0)),
+    ],
+    ids=["concatenate", "concatenated", "columns", "map", "skip", "filter"],
+)
+def test_plans_of_many_steps_are_read(step, steps):
+    dataset = Dataset.range(2)
+    for _ in range(steps):
+        dataset = step(dataset)
+    with iter(dataset) as iterator:
+        next(iterator)
+        state = iterator.get_state()
+        rest = len(list(iterator))
+    with iter(dataset) as iterator:
+        iterator.set_state(state)
+        assert len(list(iterator)) == rest
+
+
+def opaque(x):
+    try:
+        return x + 1
+    finally:
+        pass
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        Dataset.range(0).map(opaque).concatenate(Dataset.range(3).map(opaque)),
+        Dataset.range(3).map(opaque).concatenate(Dataset.range(0).map(opaque)),
+        Dataset.range(2).filter(opaque).repeat(3).skip(4).map(opaque),
+        Dataset.range(9).map(opaque).batch(3).skip(2).unbatch().map(opaque),
+        Dataset.range(2).filter(opaque).repeat(3).shard(5, 4).map(opaque),
+    ],
+    ids=["empty first", "empty second", "repeat and skip", "batch and skip", "repeat and shard"],
+)
+def test_the_spec_is_known_wherever_an_element_comes(dataset):
+    assert list(dataset)
+    assert dataset.element_spec == hr.ArraySpec((), np.int64)
+
+
+def test_an_empty_dataset_says_which_step_has_no_spec():
+    with pytest.raises(hr.errors.FailedPreconditionError, match=r"empty dataset.*Map"):
+        _ = Dataset.range(0).map(opaque).element_spec
+
+
+def test_numbers_may_be_those_of_numpy():
+    one, three = np.int64(1), np.int64(3)
+    dataset = Dataset.range(9).shuffle(three, seed=one).skip(one).take(three).repeat(np.int8(2))
+    plain = Dataset.range(9).shuffle(3, seed=1).skip(1).take(3).repeat(2)
+    assert [int(x) for x in dataset.shard(three, one).batch(one).unbatch()] == [
+        int(x) for x in plain.shard(3, 1)
+    ]
+    assert [int(x) for x in dataset] == [int(x) for x in plain]
+    assert hr.Options(seed=one).seed == 1

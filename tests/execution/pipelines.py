@@ -1,0 +1,177 @@
+"""Pipelines and steps that the tests of states go through."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import headrace as hr
+
+Dataset = hr.Dataset
+
+
+def odd_or_half(x):
+    """Branch, so that it is called element by element."""
+    return x * 2 if x % 2 else x // 2
+
+
+def failing(x):
+    """Fail for some elements."""
+    if x % 7 == 3:
+        raise KeyError(int(x))
+    return x
+
+
+def numbers():
+    yield from range(23)
+
+
+def many():
+    yield from range(400)
+
+
+def nested(x):
+    return Dataset.range(int(x) % 4).map(lambda y: y + 10)
+
+
+def drawn(x):
+    """Open a dataset whose order is drawn for each place."""
+    return Dataset.range(int(x) % 5 + 1).shuffle(3)
+
+
+def from_generator(x):
+    return Dataset.from_generator(lambda: iter(range(int(x) % 3)))
+
+
+PIPELINES = {
+    "range": lambda: Dataset.range(17),
+    "slices": lambda: Dataset.from_tensor_slices(
+        {"a": np.arange(20).reshape(10, 2), "b": [b"x"] * 10}
+    ),
+    "tensors": lambda: Dataset.from_tensors((np.arange(3), "s")),
+    "generator": lambda: Dataset.from_generator(numbers),
+    "map": lambda: Dataset.range(30).map(odd_or_half),
+    "columns": lambda: Dataset.range(30).map(lambda x: x * x),
+    "filter": lambda: Dataset.range(30).filter(lambda x: bool(x % 3)),
+    "rare filter": lambda: Dataset.range(300).filter(lambda x: bool(x % 50 == 7)),
+    "column filter": lambda: Dataset.range(30).filter(lambda x: x % 3 == 0),
+    "batch": lambda: Dataset.range(23).batch(4),
+    "drop": lambda: Dataset.range(23).batch(4, drop_remainder=True),
+    "batch of batches": lambda: Dataset.range(24).batch(2).batch(3),
+    "mapped batch": lambda: Dataset.range(23).map(odd_or_half).batch(4),
+    "unbatch": lambda: Dataset.range(23).map(odd_or_half).batch(5).unbatch(),
+    "generated batches, mapped": lambda: (
+        Dataset.from_generator(many).batch(32).map(lambda b: b if b[0] >= 0 else -b)
+    ),
+    "generated batches, filtered and batched": lambda: (
+        Dataset.from_generator(many).batch(8).filter(lambda b: bool(b[0] % 3)).batch(2)
+    ),
+    "generated batches, zipped": lambda: Dataset.zip(
+        Dataset.from_generator(many).batch(4), Dataset.range(90)
+    ),
+    "take skip": lambda: Dataset.range(30).skip(5).take(11),
+    "shard": lambda: Dataset.range(31).map(odd_or_half).shard(4, 2),
+    "index shard": lambda: Dataset.range(31).shard(4, 3),
+    "enumerate": lambda: Dataset.range(9).map(odd_or_half).enumerate(5),
+    "repeat": lambda: Dataset.range(5).repeat(4),
+    "endless": lambda: Dataset.range(5).shuffle(3, seed=1).repeat(),
+    "shuffle": lambda: Dataset.range(60).shuffle(7),
+    "full shuffle": lambda: Dataset.range(20).shuffle(100, seed=4),
+    "row shuffle": lambda: Dataset.range(60).map(odd_or_half).shuffle(7),
+    "full row shuffle": lambda: Dataset.range(20).map(odd_or_half).shuffle(100),
+    "generator shuffle": lambda: Dataset.from_generator(numbers).shuffle(5, seed=2),
+    "shuffled epochs": lambda: Dataset.range(20).shuffle(6, seed=3).repeat(3).batch(7),
+    "zip": lambda: Dataset.zip(Dataset.range(20).shuffle(5), Dataset.range(13).map(odd_or_half)),
+    "concatenate": lambda: Dataset.range(5).concatenate(Dataset.range(7).map(odd_or_half)),
+    "concatenate, interleave": lambda: (
+        Dataset.range(1).concatenate(Dataset.range(9)).interleave(nested, cycle_length=4)
+    ),
+    "concatenate, shuffle, flat_map": lambda: (
+        Dataset.range(2)
+        .concatenate(Dataset.range(5).filter(lambda x: x != 2))
+        .shuffle(3)
+        .flat_map(nested)
+    ),
+    "concatenate, repeat": lambda: (
+        Dataset.range(3)
+        .filter(lambda x: bool(x >= 0))
+        .concatenate(Dataset.from_generator(lambda: iter(range(2))))
+        .repeat(3)
+    ),
+    "flat_map": lambda: Dataset.range(9).flat_map(nested),
+    "drawn flat_map": lambda: Dataset.range(9).flat_map(drawn),
+    "flat_map after filter": lambda: (
+        Dataset.range(30).filter(lambda x: bool(x % 3 == 0)).flat_map(drawn)
+    ),
+    "interleave": lambda: Dataset.range(9).interleave(nested, cycle_length=3, block_length=2),
+    "wide interleave": lambda: Dataset.range(5).interleave(
+        lambda x: Dataset.range(9).map(lambda y: y + 1)
+    ),
+    "interleaved generators": lambda: Dataset.range(9).interleave(from_generator, cycle_length=3),
+    "threaded interleave": lambda: Dataset.range(9).interleave(
+        nested, cycle_length=3, num_parallel_calls=2
+    ),
+    "prefetch": lambda: Dataset.range(20).map(odd_or_half).prefetch(3),
+    "autotuned prefetch": lambda: Dataset.range(20).map(odd_or_half).prefetch(hr.AUTOTUNE),
+    "threaded map": lambda: Dataset.range(40).map(odd_or_half, num_parallel_calls=3),
+    "cache": lambda: Dataset.range(9).map(odd_or_half).cache().repeat(3),
+    "shuffled cache": lambda: Dataset.range(9).shuffle(9).cache().repeat(3),
+    "training": lambda: (
+        Dataset.range(40)
+        .shuffle(16)
+        .map(odd_or_half, num_parallel_calls=2)
+        .repeat(2)
+        .batch(6)
+        .prefetch(2)
+    ),
+    "failing map": lambda: Dataset.range(30).map(failing),
+    "failing map, filtered": lambda: Dataset.range(30).map(failing).filter(lambda x: bool(x % 2)),
+    "failing filter": lambda: Dataset.range(30).filter(lambda x: failing(x) % 2 == 0),
+    "failing map, batched": lambda: Dataset.range(30).map(failing).batch(4),
+    "failing map, zipped": lambda: Dataset.zip(
+        Dataset.range(30).map(failing), Dataset.range(30).map(lambda x: failing(x + 1))
+    ),
+    "failing map, shuffled": lambda: (
+        Dataset.range(30).map(failing).filter(lambda x: bool(x >= 0)).shuffle(5)
+    ),
+    "failing map, prefetched": lambda: Dataset.range(30).map(failing).prefetch(4),
+    "failing threaded map": lambda: Dataset.range(30).map(failing, num_parallel_calls=2),
+    "failing interleave": lambda: Dataset.range(9).interleave(
+        lambda x: nested(failing(x)), cycle_length=2
+    ),
+}
+
+#: Steps that any dataset of numbers can take.
+STEPS = {
+    "map": lambda ds: ds.map(odd_or_half),
+    "failing map": lambda ds: ds.map(failing),
+    "columns": lambda ds: ds.map(lambda x: x + 1),
+    "threaded map": lambda ds: ds.map(odd_or_half, num_parallel_calls=2),
+    "filter": lambda ds: ds.filter(lambda x: bool(x % 3 != 0)),
+    "column filter": lambda ds: ds.filter(lambda x: x % 4 != 0),
+    "shuffle": lambda ds: ds.shuffle(4),
+    "full shuffle": lambda ds: ds.shuffle(50, seed=9),
+    "repeat": lambda ds: ds.repeat(2),
+    "take": lambda ds: ds.take(19),
+    "skip": lambda ds: ds.skip(3),
+    "shard": lambda ds: ds.shard(2, 1),
+    "enumerate": lambda ds: ds.enumerate().map(lambda number, x: x + 2 * number),
+    "batch": lambda ds: ds.batch(3).map(lambda batch: batch.sum() if len(batch) > 1 else batch[0]),
+    "unbatch": lambda ds: ds.batch(3).unbatch(),
+    "zip": lambda ds: Dataset.zip(ds, Dataset.range(12).shuffle(3)).map(lambda x, y: x + 3 * y),
+    "concatenate": lambda ds: ds.concatenate(Dataset.range(4)),
+    "concatenated": lambda ds: Dataset.range(4).concatenate(ds),
+    "prefetch": lambda ds: ds.prefetch(2),
+    "cache": lambda ds: ds.cache(),
+    "flat_map": lambda ds: ds.flat_map(lambda x: Dataset.range(int(x) % 3)),
+    "drawn flat_map": lambda ds: ds.flat_map(lambda x: Dataset.range(int(x) % 4).shuffle(4)),
+    "interleave": lambda ds: ds.interleave(lambda x: Dataset.range(int(x) % 5), cycle_length=2),
+    "threaded interleave": lambda ds: ds.interleave(
+        nested, cycle_length=3, block_length=2, num_parallel_calls=2
+    ),
+}
+
+#: What numbers can come from.
+SOURCES = {
+    "range": lambda: Dataset.range(14),
+    "generator": lambda: Dataset.from_generator(lambda: iter(range(14))),
+}

@@ -1,0 +1,99 @@
+"""Any plan keeps the contract: any chunk sizes, from any state, used and new, errors midway."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import headrace as hr
+from headrace.execution.build import start
+
+from .contract import assert_keeps_contract
+
+Dataset = hr.Dataset
+
+
+def odd_or_half(x):
+    return x * 2 if x % 2 else x // 2
+
+
+def fails_at_three(x):
+    if x % 5 == 3:
+        raise ValueError(int(x))
+    return x + 1
+
+
+def total(x):
+    return x.sum() if len(x) > 1 else x[0, 0]
+
+
+def numbers():
+    yield from range(13)
+
+
+def shuffled(x):
+    return Dataset.range(int(x) % 7).shuffle(4)
+
+
+def failing(x):
+    if x % 4 == 1:
+        raise KeyError(int(x))
+    return Dataset.range(int(x) % 5).map(fails_at_three)
+
+
+BEGIN = st.sampled_from(
+    [
+        lambda size: Dataset.range(size),
+        lambda size: Dataset.range(size).map(odd_or_half),
+        lambda size: Dataset.from_generator(numbers),
+    ]
+)
+STEP = st.sampled_from(
+    [
+        lambda ds: ds.map(odd_or_half),
+        lambda ds: ds.map(lambda x: x + 1),
+        lambda ds: ds.map(fails_at_three),
+        lambda ds: ds.map(odd_or_half, num_parallel_calls=2),
+        lambda ds: ds.map(fails_at_three, num_parallel_calls=3),
+        lambda ds: ds.filter(lambda x: x % 3 != 0),
+        lambda ds: ds.filter(lambda x: fails_at_three(x) % 3 != 0),
+        lambda ds: ds.shuffle(4),
+        lambda ds: ds.shuffle(50, seed=9),
+        lambda ds: ds.shuffle(3, reshuffle_each_iteration=False),
+        lambda ds: ds.repeat(2),
+        lambda ds: ds.take(19),
+        lambda ds: ds.skip(3),
+        lambda ds: ds.shard(2, 1),
+        lambda ds: ds.prefetch(2),
+        lambda ds: ds.prefetch(hr.AUTOTUNE),
+        lambda ds: ds.cache(),
+        lambda ds: ds.cache().repeat(2),
+        lambda ds: ds.flat_map(shuffled),
+        lambda ds: ds.interleave(lambda x: Dataset.range(int(x) % 6), cycle_length=2),
+        lambda ds: ds.interleave(shuffled, cycle_length=3, block_length=2),
+        lambda ds: ds.interleave(failing, cycle_length=3),
+        lambda ds: ds.interleave(shuffled, cycle_length=3, block_length=2, num_parallel_calls=2),
+        lambda ds: ds.interleave(failing, cycle_length=2, num_parallel_calls=2),
+        lambda ds: ds.concatenate(Dataset.range(4)),
+        lambda ds: Dataset.zip(ds, Dataset.range(30)).map(lambda a, b: a + b),
+        lambda ds: ds.batch(3).unbatch(),
+        lambda ds: ds.map(fails_at_three).batch(3).unbatch(),
+        lambda ds: ds.map(fails_at_three).batch(2, drop_remainder=True).batch(3).map(total),
+        lambda ds: ds.batch(2).map(lambda x: fails_at_three(x[0]) + len(x)),
+    ]
+)
+
+
+@settings(max_examples=120)
+@given(
+    begin=BEGIN,
+    steps=st.lists(STEP, min_size=1, max_size=4),
+    size=st.integers(0, 25),
+    largest=st.sampled_from([1, 3, 9, 40]),
+    seed=st.integers(0, 2**32),
+)
+def test_any_plan_continues_from_any_state(begin, steps, size, largest, seed):
+    dataset = begin(size)
+    for step in steps:
+        dataset = step(dataset)
+    assert_keeps_contract(lambda: start(dataset.plan, seed=7), seed, restores=6, largest=largest)

@@ -1,0 +1,223 @@
+"""The cache: the first complete pass, the same elements from every state, and copies of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import headrace as hr
+from headrace.errors import FailedPreconditionError, UserFunctionError
+from headrace.execution.build import start
+
+from .contract import assert_keeps_contract, copied
+
+Dataset = hr.Dataset
+
+
+def odd_or_half(x):
+    return x * 2 if x % 2 else x // 2
+
+
+def values(iterator, most: int = 1000) -> list[int]:
+    found: list[int] = []
+    while len(found) < most and (chunk := iterator.next_chunk(most - len(found))) is not None:
+        found += [int(row) for row in chunk.rows()]
+    return found
+
+
+CACHED = {
+    "plain": lambda: Dataset.range(9).map(odd_or_half).cache(),
+    "repeated": lambda: Dataset.range(9).map(odd_or_half).cache().repeat(3),
+    "shuffled": lambda: Dataset.range(9).shuffle(9).cache().repeat(3),
+    "shuffled values": lambda: Dataset.range(14).filter(lambda x: x % 3 > 0).shuffle(5).cache(),
+    "twice": lambda: Dataset.range(9).cache().map(odd_or_half).cache().repeat(2),
+    "nested": lambda: Dataset.range(3).flat_map(lambda x: Dataset.range(5).shuffle(5).cache()),
+    "nothing": lambda: Dataset.range(0).map(odd_or_half).cache().repeat(2),
+}
+
+
+@pytest.mark.parametrize("name", CACHED)
+@pytest.mark.parametrize("shared", [True, False])
+@settings(max_examples=10)
+@given(seed=st.integers(0, 2**32))
+def test_a_cache_continues_from_any_state(name, shared, seed):
+    dataset = CACHED[name]()
+
+    def make():
+        # In another process nothing is cached yet.
+        return start((dataset if shared else CACHED[name]()).plan, seed=7)
+
+    assert_keeps_contract(make, seed, restores=6)
+
+
+def test_a_cache_that_another_run_filled_does_not_override_a_state():
+    def make():
+        return Dataset.range(20).shuffle(20).map(odd_or_half).cache()
+
+    first = start(make().plan, seed=1)
+    head = values(first, 7)
+    state = copied(first.get_state())
+    rest = values(first)
+    dataset = make()
+    others = values(start(dataset.plan, seed=2))
+    assert others != head + rest
+    again = start(dataset.plan, seed=1)
+    again.set_state(state)
+    assert values(again) == rest
+    assert values(start(dataset.plan, seed=3)) == others  # and the cache is what it was
+
+
+def test_a_state_of_what_a_cache_served_is_of_the_run_that_filled_it():
+    def make():
+        return Dataset.range(20).shuffle(20).map(odd_or_half).cache()
+
+    dataset = make()
+    held = values(start(dataset.plan, seed=1))
+    served = start(dataset.plan, seed=2)
+    assert values(served, 5) == held[:5]
+    elsewhere = start(make().plan, seed=2)
+    elsewhere.set_state(copied(served.get_state()))
+    assert values(elsewhere) == held[5:]
+
+
+def test_a_cache_without_random_steps_serves_any_run():
+    calls = []
+
+    def note(x):
+        calls.append(int(x))
+        return x
+
+    dataset = Dataset.range(9).map(note).cache()
+    first = start(dataset.plan, seed=1)
+    head = values(first, 4)
+    state = copied(first.get_state())
+    values(start(dataset.plan, seed=2))
+    calls.clear()
+    again = start(dataset.plan, seed=1)
+    again.set_state(state)
+    assert head + values(again) == list(range(9))
+    assert calls == []
+
+
+def test_an_incomplete_pass_is_served_to_nobody():
+    calls = []
+
+    def note(x):
+        calls.append(int(x))
+        return x
+
+    dataset = Dataset.range(9).map(note).cache()
+    first = start(dataset.plan, seed=1)
+    values(first, 5)
+    first.close()
+    assert values(start(dataset.plan, seed=1)) == list(range(9))
+    assert calls == [*range(5), *range(9)]
+
+
+def test_a_pass_with_an_error_is_not_kept():
+    failing = {3}
+
+    def fails_once(x):
+        if x in failing:
+            failing.remove(int(x))
+            raise ValueError(int(x))
+        return x
+
+    dataset = Dataset.range(6).map(fails_once).cache()
+    first, seen = start(dataset.plan, seed=1), []
+    while True:
+        try:
+            chunk = first.next_chunk(2)
+        except UserFunctionError:
+            seen.append("error")
+            continue
+        if chunk is None:
+            break
+        seen += chunk.rows()
+    assert seen == [0, 1, 2, "error", 4, 5]
+    assert values(start(dataset.plan, seed=1)) == list(range(6))
+
+
+def test_elements_are_copies():
+    dataset = Dataset.range(3).map(lambda x: np.full(2, x)).cache()
+    for _ in range(3):
+        found = []
+        for row in dataset:
+            found.append(row.tolist())
+            row -= 100
+        assert found == [[0, 0], [1, 1], [2, 2]]
+
+
+def test_a_file_of_another_pipeline_is_refused(tmp_path: Path):
+    path = tmp_path / "cache"
+    list(Dataset.range(5).map(odd_or_half).cache(path))
+    with pytest.raises(FailedPreconditionError, match="another pipeline"):
+        list(Dataset.range(6).map(odd_or_half).cache(path))
+    with pytest.raises(FailedPreconditionError, match="another pipeline"):
+        list(Dataset.range(5).map(odd_or_half).batch(2).cache(path))
+    assert list(Dataset.range(5).map(odd_or_half).cache(path)) == [0, 2, 1, 6, 2]
+
+
+def test_a_file_is_read_and_filled_from_any_state(tmp_path: Path):
+    def make():
+        dataset = Dataset.range(9).shuffle(4).map(odd_or_half).cache(tmp_path / "cache").repeat(3)
+        return start(dataset.plan, seed=7)
+
+    for seed in range(5):
+        assert_keeps_contract(make, seed, restores=8)
+        (tmp_path / "cache").unlink(missing_ok=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_state_before_the_first_element_names_what_is_to_come():
+    def make():
+        return Dataset.range(12).filter(lambda x: bool(x >= 0)).shuffle(12).cache()
+
+    first, used = iter(make()), iter(make())
+    state = first.get_state()
+    want = list(first)
+    list(used)  # fills its own cache, in another order
+    used.set_state(state)
+    assert list(used) == want
+    filled = make()
+    want = list(filled)
+    again = iter(filled)
+    state = again.get_state()
+    assert list(again) == want
+    again.set_state(state)
+    assert list(again) == want
+
+
+def test_a_place_above_a_cache_does_not_depend_on_a_seed_that_changes_nothing():
+    def make():
+        kept = Dataset.from_generator(lambda: iter(range(9))).cache()
+        return kept.flat_map(lambda x: Dataset.range(int(x) % 4).shuffle(4))
+
+    first, used = iter(make()), iter(make())
+    state = first.get_state()
+    want = [int(x) for x in first]
+    list(used)
+    used.set_state(state)
+    assert [int(x) for x in used] == want
+
+
+@pytest.mark.parametrize("position", [0, 5, 12, 17])
+@pytest.mark.parametrize(
+    "above", [lambda ds: ds.repeat(2), lambda ds: ds.cache().repeat(2), lambda ds: ds.repeat(3)]
+)
+def test_passes_after_a_restore_have_the_elements_of_the_state(position, above):
+    def make():
+        return above(Dataset.range(12).filter(lambda x: bool(x >= 0)).shuffle(12).cache())
+
+    first, used = iter(make()), iter(make())
+    for _ in range(position):
+        next(first)
+    state = first.get_state()
+    want = list(first)
+    list(used)  # its cache holds another order
+    used.set_state(state)
+    assert list(used) == want

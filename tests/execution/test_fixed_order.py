@@ -1,0 +1,115 @@
+"""A shuffle that does not reshuffle has one order, in all that is built on it."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import pytest
+
+import headrace as hr
+from headrace.execution.build import start
+from headrace.plan.fingerprint import fingerprint
+from headrace.plan.identity import identity
+
+Dataset = hr.Dataset
+
+
+def fixed(count=100, **how):
+    return Dataset.range(count).shuffle(count, reshuffle_each_iteration=False, **how)
+
+
+def numbers(dataset):
+    return [int(x) for x in dataset]
+
+
+def is_positive(x):
+    return bool(x >= 0)
+
+
+OVER = {
+    "index part": lambda ds: ds,
+    "values": lambda ds: ds.filter(is_positive),
+}
+
+
+def test_every_iteration_has_the_order():
+    dataset = fixed()
+    assert numbers(dataset) == numbers(dataset) == numbers(dataset.repeat(1))
+    assert numbers(dataset.repeat(2)) == numbers(dataset) * 2
+
+
+@pytest.mark.parametrize("over", OVER)
+def test_a_dataset_can_be_split(over):
+    dataset = OVER[over](Dataset.range(100)).shuffle(100, reshuffle_each_iteration=False)
+    first, rest = numbers(dataset.take(80)), numbers(dataset.skip(80))
+    assert sorted(first + rest) == list(range(100))
+
+
+def test_other_steps_that_draw_do_not_change_it():
+    dataset = fixed(20)
+    beside = Dataset.zip(Dataset.range(20).shuffle(20), dataset)
+    assert [int(b) for _, b in beside] == numbers(dataset)
+
+
+def test_two_such_shuffles_have_orders_of_their_own():
+    assert numbers(fixed()) != numbers(fixed())
+    seeded = hr.Options(seed=1)
+    both = list(Dataset.zip(fixed(), fixed()).with_options(seeded))
+    assert [int(a) for a, _ in both] != [int(b) for _, b in both]
+
+
+def test_the_seed_of_the_options_fixes_it_in_each_run():
+    seeded = hr.Options(seed=1)
+    assert numbers(fixed().with_options(seeded)) == numbers(fixed().with_options(seeded))
+
+
+def test_a_copy_in_another_process_has_the_order():
+    dataset = fixed().batch(10).unbatch()
+    assert numbers(pickle.loads(pickle.dumps(dataset))) == numbers(dataset)
+
+
+def test_a_dealt_plan_has_the_order():
+    dataset = fixed(10)
+    units = iter([(3, 5), (0, 3), (5, 10)])
+    iterator = start(dataset.plan, seed=5, units=lambda: next(units, None))
+    found = []
+    while (chunk := iterator.next_chunk(4)) is not None:
+        found += [int(x) for x in chunk.rows()]
+    order = numbers(dataset)
+    assert found == order[3:5] + order[:3] + order[5:]
+
+
+def test_the_drawn_seed_does_not_tell_plans_apart():
+    assert fingerprint(fixed().plan) == fingerprint(fixed().plan)
+    assert identity(fixed().plan) == identity(fixed().plan)
+
+
+@pytest.mark.parametrize("over", OVER)
+@pytest.mark.parametrize("seed", [None, 4])
+def test_a_state_goes_on_with_the_same_rest_in_a_plan_made_again(over, seed):
+    def dataset(options):
+        made = OVER[over](Dataset.range(30)).shuffle(30, reshuffle_each_iteration=False)
+        return made.repeat(2).with_options(options)
+
+    iterator = iter(dataset(hr.Options(seed=seed)))
+    for _ in range(12):
+        next(iterator)
+    state = json.loads(json.dumps(iterator.get_state()))
+    other = iter(dataset(hr.Options()))
+    other.set_state(state)
+    assert other.get_state() == state
+    assert numbers(other) == numbers(iterator)
+
+
+def test_a_state_names_such_seeds_only_where_there_are_any():
+    assert "fixed" not in iter(Dataset.range(3).shuffle(3)).get_state()
+    assert "fixed" not in iter(fixed(3, seed=1)).get_state()
+    assert len(iter(fixed(3)).get_state()["fixed"]) == 1
+
+
+def test_nested_ones_have_an_order_for_each_outer_element_the_same_in_all_passes():
+    dataset = Dataset.range(4).flat_map(lambda x: fixed(6)).with_options(hr.Options(seed=2))
+    first, second = numbers(dataset), numbers(dataset)
+    assert first == second
+    assert len({tuple(first[at : at + 6]) for at in range(0, 24, 6)}) == 4

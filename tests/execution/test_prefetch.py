@@ -1,0 +1,231 @@
+"""Prefetch: a thread that reads ahead, and that nobody waits for without bound."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import headrace as hr
+from headrace.execution.buffering import PrefetchIterator
+from headrace.execution.build import start
+from headrace.execution.context import Context
+from headrace.plan.buffering import Prefetch
+
+from .contract import ListIterator, assert_keeps_contract
+
+Dataset = hr.Dataset
+CONTEXT = Context(seed=11, build=lambda plan, context: None)
+
+
+def prefetch_of(input_, size: int) -> PrefetchIterator:
+    iterator = PrefetchIterator(Prefetch(input=Dataset.range(1).plan, buffer_size=size), CONTEXT)
+    iterator._input = input_
+    iterator._begin()
+    return iterator
+
+
+def until(condition, seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.001)
+
+
+def take_all(iterator, seen: list) -> None:
+    while (chunk := iterator.next_chunk(1)) is not None:
+        seen += chunk.rows()
+
+
+class Gate:
+    """A function that waits until it is let through."""
+
+    def __init__(self) -> None:
+        self.is_open = threading.Event()
+        self.is_inside = threading.Event()
+
+    def __call__(self, x):
+        self.is_inside.set()
+        assert self.is_open.wait(30.0)
+        return x
+
+
+@settings(max_examples=50)
+@given(
+    count=st.integers(0, 40),
+    size=st.sampled_from([1, 2, 5, 100, hr.AUTOTUNE]),
+    failing=st.sets(st.integers(0, 39)),
+    free=st.booleans(),
+    seed=st.integers(0, 2**32),
+)
+def test_the_states_are_those_of_the_input(count, size, failing, free, seed):
+    entries = [ValueError() if n in failing else np.int64(n) for n in range(count)]
+
+    def make():
+        return prefetch_of(ListIterator(entries, reads_ahead_freely=free), size)
+
+    outcomes = assert_keeps_contract(make, seed, restores=5)
+    assert len(outcomes) == count
+    iterator = make()
+    chunk = iterator.next_chunk(3) if count and 0 not in failing else None
+    if chunk is not None:
+        assert [chunk.state_at(index) for index in range(chunk.size + 1)] == [
+            *range(chunk.size + 1)
+        ]
+    iterator.close()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 10])
+def test_a_number_is_the_most_elements_that_are_held(size):
+    input_ = ListIterator([np.int64(n) for n in range(1000)], reads_ahead_freely=False)
+    iterator = prefetch_of(input_, size)
+    taken = 0
+    for _ in range(20):
+        chunk = iterator.next_chunk(2)
+        assert chunk is not None
+        taken += chunk.size
+        until(lambda least=taken + size - size // 8: input_.at >= least)
+        assert input_.at <= taken + size
+    iterator.close()
+
+
+def test_autotune_holds_a_bounded_number_of_bytes():
+    class Endless(ListIterator):
+        def next_chunk(self, limit):
+            self.at += 1
+            return hr_chunk(np.zeros(1 << 20, np.uint8), self.at - 1)
+
+    def hr_chunk(row, at):
+        return ListIterator([row]).next_chunk(1).with_states(lambda index: at + index)
+
+    input_ = Endless([])
+    iterator = prefetch_of(input_, hr.AUTOTUNE)
+    iterator.next_chunk(1)
+    until(lambda: input_.at >= 64)
+    time.sleep(0.05)
+    assert input_.at <= 68
+    iterator.close()
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()])
+def test_what_is_no_exception_reaches_the_consumer_in_its_turn(error):
+    iterator = prefetch_of(ListIterator([np.int64(0), np.int64(1), error, np.int64(2)]), 2)
+    seen: list[np.int64] = []
+    with pytest.raises(type(error)):
+        take_all(iterator, seen)
+    assert seen == [0, 1]
+    assert iterator.next_chunk(1) is None  # it does not hang
+    iterator.close()
+
+
+def test_an_exit_in_a_function_reaches_the_loop_over_the_dataset():
+    def leave_at_three(x):
+        return sys.exit(1) if x == 3 else x
+
+    seen: list[np.int64] = []
+    with (
+        iter(Dataset.range(9).map(leave_at_three).prefetch(2)) as iterator,
+        pytest.raises(SystemExit),
+    ):
+        seen.extend(iterator)
+    assert seen == [0, 1, 2]
+
+
+def test_close_does_not_wait_for_a_function_that_is_stuck(caplog):
+    gate = Gate()
+    iterator = iter(Dataset.range(9).map(gate).prefetch(2))
+    reader = threading.Thread(target=lambda: next(iterator, None))
+    reader.start()
+    assert gate.is_inside.wait(10.0)
+    begin = time.monotonic()
+    iterator.close()
+    assert time.monotonic() - begin < 5.0
+    assert "does not return" in caplog.text
+    gate.is_open.set()  # and all threads end: the fixture sees to it
+    reader.join(10.0)
+    assert not reader.is_alive()
+
+
+def test_a_generator_that_is_stuck_is_closed_when_it_goes_on():
+    gate, closed = Gate(), threading.Event()
+
+    def numbers():
+        try:
+            yield 0
+            gate(None)
+            yield 1
+        finally:
+            closed.set()
+
+    iterator = iter(Dataset.from_generator(numbers).prefetch(2))
+    assert next(iterator) == 0
+    assert gate.is_inside.wait(10.0)
+    iterator.close()
+    assert not closed.is_set()
+    gate.is_open.set()
+    assert closed.wait(10.0)
+
+
+def test_a_state_is_restored_while_a_function_is_stuck():
+    gate = Gate()
+    stuck = threading.Event()
+
+    def wait_at_five(x):
+        return gate(x) if x == 5 and not stuck.is_set() else x
+
+    iterator = start(Dataset.range(9).map(wait_at_five).prefetch(8).plan, seed=1)
+    state = iterator.get_state()
+    assert iterator.next_chunk(1).rows() == [0]
+    assert gate.is_inside.wait(10.0)
+    stuck.set()
+    iterator.set_state(state)
+    seen = []
+    while (chunk := iterator.next_chunk(4)) is not None:
+        seen += [int(row) for row in chunk.rows()]
+    assert seen == list(range(9))
+    iterator.close()
+    gate.is_open.set()
+
+
+def test_a_dying_interpreter_is_not_held_up():
+    code = """
+        import threading, headrace as hr
+        inside = threading.Event()
+        def stick(x):
+            inside.set()
+            threading.Event().wait()
+        for calls in (None, 2):
+            inside.clear()
+            iterator = iter(hr.Dataset.range(9).map(stick, num_parallel_calls=calls).prefetch(2))
+            threading.Thread(target=lambda: next(iterator, None), daemon=True).start()
+            assert inside.wait(20)
+        print("leaving", flush=True)
+    """
+    run = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=30
+    )
+    assert run.stdout == "leaving\n", run.stderr
+
+
+def test_passing_over_elements_calls_no_function():
+    calls = []
+
+    def note(x):
+        calls.append(int(x))
+        return x
+
+    iterator = start(Dataset.range(99).map(note).prefetch(2).plan, seed=1)
+    assert iterator.skip(50) == 50
+    assert calls == []
+    assert iterator.next_chunk(1).rows() == [50]
+    assert iterator.skip(10) == 10
+    assert iterator.next_chunk(1).rows() == [61]
+    iterator.close()
+    assert not {*range(50)} & {*calls}

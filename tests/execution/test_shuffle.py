@@ -1,0 +1,224 @@
+"""Shuffles: of an index part by arithmetic, of values by reading again."""
+
+from __future__ import annotations
+
+import random
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import headrace as hr
+from headrace.errors import DataLossError
+from headrace.execution.build import start
+from headrace.execution.context import Context
+from headrace.execution.iterator import ElementIterator, make_iterator
+from headrace.execution.shuffle import IndexShuffleIterator, ShuffleIterator
+from headrace.plan.ordering import Shuffle
+from headrace.rewrites.normal import normalize
+
+from .contract import ListIterator, assert_keeps_contract, read
+
+Dataset = hr.Dataset
+CONTEXT = Context(seed=11, build=lambda plan, context: None)
+
+
+def indices_of(dataset: hr.Dataset, passes: tuple[int, ...] = (0,)) -> ElementIterator:
+    """Return an iterator over the index part that ends in the dataset's last shuffle."""
+    node = normalize(dataset.plan).plan
+    while not isinstance(node, Shuffle):
+        (node,) = node.inputs
+    context = Context(seed=11, passes=passes, build=lambda plan, context: None)
+    return make_iterator(node, context)
+
+
+def all_of(iterator: ElementIterator, limit: int = 7) -> list[int]:
+    found: list[int] = []
+    while (chunk := iterator.next_chunk(limit)) is not None:
+        found += [int(row) for row in chunk.rows()]
+    return found
+
+
+def values_of(entries: list, size: int, seed: int | None = None, **how) -> ShuffleIterator:
+    """Return a shuffle of values over the entries of a list."""
+    node = Shuffle(input=Dataset.range(1).plan, buffer_size=size, seed=seed)
+    shuffle = ShuffleIterator(node, CONTEXT)
+    shuffle._input = ListIterator(entries, **how)
+    shuffle._begin()
+    return shuffle
+
+
+SHUFFLES = {
+    "short": lambda: Dataset.range(5).shuffle(9),
+    "small buffer": lambda: Dataset.range(200).shuffle(7),
+    "whole": lambda: Dataset.range(50).shuffle(50, seed=4),
+    "one slot": lambda: Dataset.range(20).shuffle(1),
+    "nothing": lambda: Dataset.range(0).shuffle(3),
+    "of passes": lambda: Dataset.range(20).shuffle(6).repeat(4).shuffle(9),
+    "of batches": lambda: Dataset.range(23).batch(4).shuffle(3),
+    "twice": lambda: Dataset.range(60).shuffle(10).shuffle(10),
+    "endless": lambda: Dataset.range(9).repeat().shuffle(20),
+}
+
+
+@pytest.mark.parametrize("name", SHUFFLES)
+@settings(max_examples=20)
+@given(seed=st.integers(0, 2**32))
+def test_an_index_shuffle_continues_from_any_position(name, seed):
+    iterator = indices_of(SHUFFLES[name]())
+    assert isinstance(iterator, IndexShuffleIterator)
+    assert_keeps_contract(lambda: indices_of(SHUFFLES[name]()), seed, most=90, restores=5)
+
+
+def test_the_state_of_an_index_shuffle_is_the_number_of_elements_before_it():
+    iterator = indices_of(Dataset.range(100).shuffle(10))
+    chunk = iterator.next_chunk(13)
+    assert [chunk.state_at(index) for index in (0, 5, 13)] == [0, 5, 13]
+    assert iterator.get_state() == 13
+
+
+@given(seed=st.integers(0, 2**32))
+def test_an_index_shuffle_is_sought_from_anywhere_to_anywhere(seed):
+    chance = random.Random(seed)
+    dataset = Dataset.range(chance.randint(1, 60)).repeat(2).shuffle(chance.randint(1, 20))
+    whole = all_of(indices_of(dataset))
+    iterator = indices_of(dataset)
+    for _ in range(10):
+        position = chance.randint(0, len(whole))
+        iterator.seek(position)
+        want = whole[position : position + chance.randint(1, 9)]
+        assert [x for x, _ in zip(all_of_some(iterator, len(want)), want, strict=True)] == want
+        passed = iterator.skip(5)
+        assert passed == min(5, len(whole) - position - len(want))
+
+
+def all_of_some(iterator: ElementIterator, count: int) -> list[int]:
+    found: list[int] = []
+    while len(found) < count and (chunk := iterator.next_chunk(count - len(found))) is not None:
+        found += [int(row) for row in chunk.rows()]
+    return found
+
+
+@settings(max_examples=50)
+@given(
+    count=st.integers(0, 60),
+    size=st.integers(1, 25),
+    failing=st.sets(st.integers(0, 59)),
+    free=st.booleans(),
+    seed=st.integers(0, 2**32),
+)
+def test_a_shuffle_of_values_continues_from_any_state(count, size, failing, free, seed):
+    entries = [ValueError() if n in failing else np.int64(n) for n in range(count)]
+
+    def make():
+        return values_of(entries, size, reads_ahead_freely=free)
+
+    outcomes = assert_keeps_contract(make, seed, most=200)
+    assert outcomes.count("ValueError") == len([n for n in failing if n < count])
+    assert len(outcomes) == count
+
+
+@given(size=st.integers(1, 30), count=st.integers(0, 80), seed=st.integers(0, 1000))
+def test_both_shuffles_have_the_same_order(size, count, seed):
+    index = all_of(indices_of(Dataset.range(count).shuffle(size, seed=seed)))
+    values = all_of(values_of([np.int64(n) for n in range(count)], size, seed))
+    assert values == index
+
+
+def test_an_unseeded_order_differs_by_pass_and_a_fixed_one_does_not():
+    def orders(**how):
+        dataset = Dataset.range(30).shuffle(30, **how)
+        return [all_of(indices_of(dataset, passes)) for passes in ((0,), (1,))]
+
+    for seed in (None, 3):
+        first, second = orders(seed=seed)
+        assert first != second
+        first, second = orders(seed=seed, reshuffle_each_iteration=False)
+        assert first == second
+
+
+def test_a_draw_asks_for_one_element():
+    shuffle = values_of([np.int64(n) for n in range(40)], 10, reads_ahead_freely=False)
+    shuffle.next_chunk(1)
+    assert shuffle._input.at == 11
+    shuffle.next_chunk(3)
+    assert shuffle._input.at == 14
+
+
+def test_restoring_reads_each_held_element_once_and_passes_over_the_rest():
+    entries = [np.int64(n) for n in range(2000)]
+    shuffle = values_of(entries, 50, reads_ahead_freely=False)
+    read(shuffle, random.Random(1), 1000)
+    state = shuffle.get_state()
+    again = values_of(entries, 50, reads_ahead_freely=False)
+    again.set_state(state)
+    passed_over = again._input.passed_over
+    assert again._input.at - state["from"] - passed_over == 50
+    assert passed_over > 50
+    assert all_of(again) == all_of(shuffle)
+
+
+def test_functions_below_a_shuffle_are_called_at_most_once_for_each_slot():
+    calls = []
+
+    def note(x):
+        calls.append(int(x))
+        return x
+
+    def make():
+        nested = Dataset.range(20).interleave(
+            lambda i: Dataset.range(100).map(note), cycle_length=4
+        )
+        return start(nested.shuffle(40).plan, seed=5)
+
+    first = make()
+    for _ in range(60):
+        first.next_chunk(10)
+    state = first.get_state()
+    rest = all_of(first)
+    calls.clear()
+    second = make()
+    second.set_state(state)
+    assert len(calls) <= 40
+    assert all_of(second) == rest
+
+
+def test_a_shorter_input_than_before_is_named():
+    shuffle = values_of([np.int64(n) for n in range(100)], 10)
+    read(shuffle, random.Random(2), 60)
+    shorter = values_of([np.int64(n) for n in range(20)], 10)
+    with pytest.raises(DataLossError, match="shorter"):
+        shorter.set_state(shuffle.get_state())
+
+
+def test_rows_of_mixed_kinds_are_shuffled():
+    entries = [np.arange(n % 3 + 1) if n % 2 else (np.int64(n), b"x") for n in range(40)]
+    seen = []
+    shuffle = values_of(entries, 7)
+    while (chunk := shuffle.next_chunk(4)) is not None:
+        seen += [repr(row) for row in chunk.rows()]
+    assert sorted(seen) == sorted(map(repr, entries))
+
+
+def test_rows_that_are_held_do_not_keep_the_chunks_that_they_came_in():
+    rows, width = 4000, 256  # 1 KiB each, 4 MiB in all; 1 in 16 is kept
+
+    def chunks():
+        for _ in range(rows // 16):
+            yield np.zeros((16, width), np.float32)
+
+    def first_row(block):
+        return block[0]
+
+    dataset = (
+        Dataset.from_generator(chunks).map(first_row).filter(lambda row: row.size > 0).shuffle(rows)
+    )
+    iterator = start(dataset.plan, seed=1)
+    tracemalloc.start()
+    iterator.next_chunk(1)
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    iterator.close()
+    assert held < 2 * rows // 16 * width * 4

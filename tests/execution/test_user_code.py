@@ -1,0 +1,240 @@
+"""When users' functions are called, with what, and what becomes of their errors."""
+
+from __future__ import annotations
+
+import warnings
+from collections import namedtuple
+
+import numpy as np
+import pytest
+
+import headrace as hr
+from headrace.errors import InvalidElementError, OutOfRangeError, UserFunctionError
+
+Dataset = hr.Dataset
+Pair = namedtuple("Pair", "a b")
+
+
+class Noting:
+    """A function that remembers what it was called with."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __call__(self, x):
+        self.calls.append(int(x))
+        return x
+
+
+def values_and_errors(dataset):
+    """Return the elements as Python values, and errors as (type, position)."""
+    got = []
+    with iter(dataset) as iterator:
+        while True:
+            try:
+                got.append(np.asarray(next(iterator)).tolist())
+            except StopIteration:
+                return got
+            except UserFunctionError as error:
+                got.append((error.original_type, error.position))
+            except InvalidElementError:
+                got.append("invalid")
+
+
+# --- calls for what was asked for ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda fn: Dataset.range(5000).map(fn),
+        lambda fn: Dataset.range(5000).map(lambda x: x + 1).map(lambda x: x - 1).map(fn),
+        lambda fn: Dataset.from_generator(lambda: map(fn, range(5000))),
+        lambda fn: Dataset.range(5000).map(fn).map(lambda x: x),
+        lambda fn: Dataset.range(5000).map(fn).filter(lambda x: True),
+        lambda fn: Dataset.range(5000).filter(lambda x: fn(x) >= 0),
+        lambda fn: Dataset.from_generator(lambda: map(fn, range(5000))).map(lambda x: x * 2),
+        lambda fn: Dataset.range(5000).map(fn).enumerate(),
+        lambda fn: Dataset.zip(Dataset.range(6000), Dataset.range(5000).map(fn)),
+        lambda fn: Dataset.range(5000).flat_map(lambda x: Dataset.range(1).map(lambda y: fn(x))),
+        lambda fn: Dataset.range(1).concatenate(Dataset.range(5000).map(fn)).skip(1),
+        lambda fn: Dataset.range(50).batch(5).map(lambda b: (fn(b[0]), b)[1]).repeat(),
+    ],
+)
+def test_a_thousand_elements_cost_a_thousand_calls(make):
+    fn = Noting()
+    with iter(make(fn)) as iterator:
+        for count in range(1, 1001):
+            next(iterator)
+            assert len(fn.calls) == count
+
+
+def test_a_batch_costs_a_call_for_each_of_its_elements():
+    fn = Noting()
+    with iter(Dataset.range(5000).map(fn).batch(10)) as iterator:
+        next(iterator)
+        next(iterator)
+    assert fn.calls == list(range(20))
+
+
+def test_a_filter_asks_for_no_element_after_the_one_that_it_keeps():
+    fn, predicate = Noting(), Noting()
+    dataset = Dataset.range(5000).map(fn).filter(lambda x: predicate(x) % 10 == 9)
+    with iter(dataset) as iterator:
+        assert int(next(iterator)) == 9
+    assert fn.calls == predicate.calls == list(range(10))
+
+
+def test_a_generator_may_wait_for_what_its_consumer_makes_of_an_element():
+    feedback = [0]
+
+    def play():
+        while len(feedback) < 7:
+            yield feedback[-1]
+
+    got = []
+    for element in Dataset.from_generator(play).map(abs):
+        got.append(int(element))
+        feedback.append(int(element) + 1)
+    assert got == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_failing_element_costs_one_call():
+    calls = []
+
+    def sometimes(x):
+        calls.append(int(x))
+        if x == 5 and calls.count(5) == 1:
+            raise ValueError("only the first time")
+        return x
+
+    got = values_and_errors(Dataset.range(8).map(sometimes))
+    assert got == [0, 1, 2, 3, 4, ("ValueError", 5), 6, 7]
+    assert calls == list(range(8))
+    calls.clear()
+    with iter(Dataset.range(8).map(sometimes).batch(8)) as iterator:
+        with pytest.raises(UserFunctionError, match="element 5"):
+            next(iterator)
+        assert next(iterator).tolist() == [0, 1, 2, 3, 4, 6, 7]
+    assert calls == list(range(8))
+
+
+# --- arguments ------------------------------------------------------------------------------------
+
+
+def test_only_plain_tuples_are_passed_as_several_arguments():
+    pairs = Dataset.range(4).map(lambda x: Pair(x, x + 1))
+    assert values_and_errors(pairs.map(lambda pair: pair.a * pair.b)) == [0, 2, 6, 12]
+    assert len(values_and_errors(pairs.filter(lambda pair: bool(pair.a > 1)))) == 2
+    assert values_and_errors(pairs.map(lambda p: p.a + p.b, num_parallel_calls=2)) == [1, 3, 5, 7]
+    assert values_and_errors(pairs.flat_map(lambda pair: Dataset.range(int(pair.a)))) == [
+        0, 0, 1, 0, 1, 2,
+    ]  # fmt: skip
+
+
+def test_none_is_no_element():
+    with pytest.raises(InvalidElementError, match=r"element 0 of map \(test_user.*None.*return"):
+        list(Dataset.range(3).map(lambda x: None))
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+
+def test_an_error_in_a_column_call_is_that_of_one_element():
+    dataset = Dataset.range(2000).map(lambda x: 10 // (x - 1000))
+    want = [10 // (x - 1000) for x in range(1000)]
+    rest = [10 // (x - 1000) for x in range(1001, 2000)]
+    with np.errstate(all="raise"):
+        got = values_and_errors(dataset)
+    assert got == [*want, ("FloatingPointError", 1000), *rest]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert values_and_errors(dataset) == [*want, ("RuntimeWarning", 1000), *rest]
+        kept = values_and_errors(Dataset.range(2000).filter(lambda x: 10 // (x - 1000) == 10))
+    assert kept == [("RuntimeWarning", 1000), 1001]
+
+
+@pytest.mark.parametrize("error", [StopIteration, OutOfRangeError])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda fn: Dataset.range(5).map(fn),
+        lambda fn: Dataset.range(5).map(fn, num_parallel_calls=2),
+        lambda fn: Dataset.range(5).filter(lambda x: fn(x) >= 0),
+        lambda fn: Dataset.range(5).flat_map(lambda x: Dataset.from_tensors(fn(x))),
+    ],
+)
+def test_a_function_cannot_end_the_data_by_an_error(make, error):
+    def fn(x):
+        if x == 2:
+            raise error
+        return x
+
+    assert values_and_errors(make(fn)) == [0, 1, (error.__name__, 2), 3, 4]
+
+
+def test_an_error_without_a_text_loses_nothing():
+    class MuteError(Exception):
+        def __str__(self):
+            raise RuntimeError("no text")
+
+    def fn(x):
+        if x == 2:
+            raise MuteError
+        return x
+
+    for threads in (None, 2):
+        got = values_and_errors(Dataset.range(5).map(fn, num_parallel_calls=threads))
+        assert got == [0, 1, ("MuteError", 2), 3, 4]
+
+
+def test_positions_count_in_the_whole_stream_where_it_is_counted():
+    def fail(x):
+        return 1 // 0 if x == 1 else x
+
+    dataset = Dataset.range(3).map(fail).repeat(2)
+    error = ("ZeroDivisionError", 1)
+    assert values_and_errors(dataset) == [0, error, 2, 0, ("ZeroDivisionError", 4), 2]
+    with iter(dataset) as iterator:
+        next(iterator)
+        state = iterator.get_state()
+    with iter(dataset) as iterator:
+        iterator.set_state(state)
+        with pytest.raises(UserFunctionError) as raised:
+            next(iterator)
+    assert raised.value.position == 1
+
+
+def test_ragged_rows_are_refused_by_step_and_line():
+    dataset = Dataset.range(4).map(lambda x: np.zeros(int(x))).batch(4)
+    with pytest.raises(InvalidElementError, match=r"batch \(test_user_code.py:\d+\) cannot stack"):
+        list(dataset)
+
+
+def test_unbatch_compares_lengths():
+    dataset = Dataset.range(2).map(lambda x: {"a": np.zeros(3), "b": np.zeros(4)}).unbatch()
+    with pytest.raises(InvalidElementError, match=r"unbatch \(.*'a'.*3 rows.*'b'.*4 rows"):
+        list(dataset)
+    with pytest.raises(InvalidElementError, match="no axis"):
+        list(Dataset.range(3).map(lambda x: {"a": np.zeros(3), "b": x}).unbatch())
+
+
+def test_an_element_that_cannot_be_gathered_fails_alone():
+    class Rows(hr.IndexedSource):
+        size = 10
+
+        def gather(self, indices):
+            if 4 in indices:
+                raise OSError("row 4 is damaged")
+            return np.asarray(indices) * 2
+
+    got = []
+    with iter(Dataset.from_source(Rows()).map(abs)) as iterator:
+        while True:
+            try:
+                got.append(int(next(iterator)))
+            except StopIteration:
+                break
+            except OSError as error:
+                got.append(str(error))
+    assert got == [0, 2, 4, 6, "row 4 is damaged", 10, 12, 14, 16, 18]

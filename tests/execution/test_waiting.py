@@ -1,0 +1,70 @@
+"""A long wait says what it is for, after 10 s and then once a minute."""
+
+from __future__ import annotations
+
+import threading
+from threading import Condition
+
+import pytest
+
+from headrace.execution.waiting import Watch
+
+
+class FakeCondition(Condition):
+    """A condition that is never notified: waiting moves the clock."""
+
+    def __init__(self, clock: list[float]) -> None:
+        super().__init__()
+        self.clock = clock
+
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout is not None
+        self.clock[0] += timeout
+        return False
+
+
+def test_a_warning_comes_after_ten_seconds_and_then_each_minute():
+    clock = [100.0]
+    said: list[tuple[float, str]] = []
+    watch = Watch("map (train.py:3)", lambda: clock[0], lambda text: said.append((clock[0], text)))
+    changed = FakeCondition(clock)
+    for _ in range(3):
+        watch.wait(changed)
+    assert [when for when, _ in said] == [110.0, 170.0, 230.0]
+    assert "map (train.py:3)" in said[0][1]
+    assert "10 s" in said[0][1]
+    assert "130 s" in said[2][1]
+
+
+def test_nothing_is_said_of_a_short_wait():
+    clock = [0.0]
+    said: list[str] = []
+    watch = Watch("x", lambda: clock[0], said.append)
+    clock[0] = 9.9
+    watch.look()
+    assert said == []
+
+
+class InterruptedCondition(threading.Condition):
+    """A signal comes while the lock is taken again after a wait, or a moment later."""
+
+    def __init__(self, is_free: bool) -> None:
+        super().__init__()
+        self._frees = is_free
+
+    def wait(self, timeout=None):
+        if self._frees:
+            self.release()
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("is_free", [True, False])
+def test_an_interrupted_wait_is_an_interruption(is_free):
+    changed = InterruptedCondition(is_free)
+    with pytest.raises(KeyboardInterrupt), changed:
+        Watch("nothing").wait(changed)
+    taken = []
+    thread = threading.Thread(target=lambda: taken.append(changed.acquire(timeout=10)))
+    thread.start()
+    thread.join()
+    assert taken == [True]  # nobody holds it any more

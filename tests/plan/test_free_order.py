@@ -1,0 +1,68 @@
+"""Free order counts where nothing above would have to read the same elements again."""
+
+from __future__ import annotations
+
+import pytest
+
+import headrace as hr
+from headrace.plan.free_order import free_steps
+from headrace.rewrites.normal import normalize
+
+Dataset = hr.Dataset
+
+
+def nested(x):
+    return Dataset.range(int(x))
+
+
+def mapped(dataset=None, **how):
+    dataset = Dataset.range(9) if dataset is None else dataset
+    return dataset.map(lambda x: x + 1, num_parallel_calls=2, deterministic=False, **how)
+
+
+def free_count(dataset) -> int:
+    normal = normalize(dataset.plan)
+    return len(free_steps(normal.plan, normal.options.deterministic))
+
+
+KEEPS = {
+    "nothing": lambda ds: ds,
+    "batch": lambda ds: ds.batch(2),
+    "filter": lambda ds: ds.filter(lambda x: x > 3),
+    "a shuffle, which moves below": lambda ds: ds.shuffle(3),
+    "take": lambda ds: ds.take(3),
+    "repeat": lambda ds: ds.repeat(2),
+    "concatenate": lambda ds: ds.concatenate(Dataset.range(3)),
+    "prefetch": lambda ds: ds.prefetch(2),
+}
+FIXES = {
+    "a shuffle of values": lambda ds: ds.filter(lambda x: x > 3).shuffle(3),
+    "cache": lambda ds: ds.cache(),
+    "flat_map": lambda ds: ds.flat_map(nested),
+    "zip": lambda ds: Dataset.zip(ds, Dataset.range(3)),
+    "unbatch": lambda ds: ds.batch(2).unbatch(),
+}
+
+
+@pytest.mark.parametrize("name", KEEPS)
+def test_the_order_stays_free_below(name):
+    assert free_count(KEEPS[name](mapped())) == 1
+
+
+@pytest.mark.parametrize("name", FIXES)
+def test_the_order_is_kept_below(name):
+    assert free_count(FIXES[name](mapped())) == 0
+
+
+def test_of_two_steps_the_upper_one_is_free():
+    dataset = mapped(mapped())
+    normal = normalize(dataset.plan)
+    assert free_steps(normal.plan, None) == frozenset([id(normal.plan)])
+
+
+def test_the_option_holds_where_a_step_says_nothing():
+    options = hr.Options()
+    options.deterministic = False
+    dataset = Dataset.range(9).map(lambda x: x + 1, num_parallel_calls=2)
+    assert free_count(dataset) == 0
+    assert free_count(dataset.with_options(options)) == 1

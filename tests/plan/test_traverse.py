@@ -1,0 +1,152 @@
+"""Walking plans: in order, whatever is shared, however deep they are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import headrace as hr
+from headrace.element.spec import ArraySpec
+from headrace.plan.fingerprint import fingerprint
+from headrace.plan.identity import first_difference, identity
+from headrace.plan.index_part import leaves
+from headrace.plan.node import describe_function
+from headrace.plan.options import Options
+from headrace.plan.serialize import dump_plan, load_plan
+from headrace.plan.traverse import (
+    cardinality,
+    element_spec,
+    fold,
+    has_free_order,
+    merged_options,
+    outline,
+    transform,
+    walk,
+)
+from headrace.rewrites.optimize import prepare
+from headrace.rewrites.positions import deal_of
+
+Dataset = hr.Dataset
+INT = ArraySpec((), np.int64)
+STEPS = 5000
+
+
+def keep(x):
+    return str(x)
+
+
+def maps():
+    dataset = Dataset.range(9)
+    for _ in range(STEPS):
+        dataset = dataset.map(keep)
+    return dataset.plan
+
+
+def mixed():
+    dataset = Dataset.range(9)
+    for _ in range(STEPS // 5):
+        dataset = dataset.shuffle(3).map(lambda x: x + 1).take(8).repeat(2).filter(lambda x: x > 0)
+    return dataset.plan
+
+
+def to_the_left():
+    dataset = Dataset.range(1)
+    for _ in range(STEPS):
+        dataset = dataset.concatenate(Dataset.range(1).filter(keep))
+    return dataset.plan
+
+
+def to_the_right():
+    dataset = Dataset.range(1)
+    for _ in range(STEPS):
+        dataset = Dataset.range(1).filter(keep).concatenate(dataset)
+    return dataset.plan
+
+
+DEEP = {"maps": maps(), "mixed": mixed(), "left": to_the_left(), "right": to_the_right()}
+
+
+@pytest.mark.parametrize("name", DEEP)
+def test_plans_of_thousands_of_steps_are_as_good_as_any(name):
+    plan = DEEP[name]
+    count = sum(1 for _ in walk(plan))
+    assert count > STEPS
+    assert transform(plan, lambda node: node) is plan
+    cardinality(plan)
+    assert len(outline(plan).splitlines()) == count
+    assert element_spec(plan, infer=lambda node: INT) == INT
+    assert len(fingerprint(plan)) == 32
+    assert first_difference(identity(plan), plan) is None
+    copy = load_plan(dump_plan(plan))
+    assert outline(copy) == outline(plan)
+    normal = prepare(plan).plan
+    assert len(leaves(normal)) in (1, STEPS + 1)
+    deal = deal_of(normal)
+    assert sum(last - first for _, _, first, last in deal.locate(0, 3)) == 3
+    assert repr(plan).startswith("<")
+
+
+def test_walking_and_folding_go_through_every_place_in_order():
+    half = Dataset.range(3).take(2)
+    plan = Dataset.zip(half, half, Dataset.range(5)).skip(1).plan
+    kinds = ["source", "take", "source", "take", "source", "zip", "skip"]
+    assert [node.kind for node in walk(plan)] == kinds
+    text = fold(plan, lambda node, inputs: f"{node.kind}({','.join(inputs)})")
+    assert text == "skip(zip(take(source()),take(source()),source()))"
+    seen = []
+    fold(plan, lambda node, inputs: seen.append(node.kind), once=True)
+    assert seen == ["source", "take", "source", "zip", "skip"]
+
+
+def test_a_node_that_stands_in_two_places_is_transformed_once():
+    half = Dataset.range(3).take(2)
+    plan = transform(half.concatenate(half).plan, lambda node: node.with_inputs(node.inputs))
+    assert plan.first is plan.second
+    assert plan.first is not half.plan
+
+
+def test_one_element_is_enough_to_find_a_spec():
+    asked = []
+
+    def infer(node):
+        asked.append(node)
+        return ArraySpec((), "U")
+
+    chain = Dataset.range(9).map(keep).shuffle(100).map(keep).filter(len).map(keep)
+    assert element_spec(chain.batch(3).plan, infer) == ArraySpec((None,), "U")
+    assert asked == [chain.plan]
+    asked.clear()
+    both = Dataset.zip(chain, chain)
+    assert element_spec(both.plan, infer) == (ArraySpec((), "U"),) * 2
+    assert asked == [chain.plan]
+    assert element_spec(both.plan) is None
+
+
+def test_order_is_free_where_the_last_setting_says_so():
+    threads = Dataset.range(9).map(keep, num_parallel_calls=2)
+    free = Options(deterministic=False)
+    kept = Options(deterministic=True)
+    assert not has_free_order(threads.plan, Options())
+    assert has_free_order(threads.with_options(free).batch(2).plan, Options())
+    assert has_free_order(threads.plan, free)
+    assert not has_free_order(threads.with_options(free).with_options(kept).plan, Options())
+    assert has_free_order(Dataset.range(9).with_options(free).map(keep).plan, Options())
+    assert has_free_order(Dataset.range(9).map(keep, 2, deterministic=False).plan, kept)
+    nested = Dataset.range(9).interleave(Dataset.range, num_parallel_calls=2)
+    assert has_free_order(nested.with_options(free).plan, Options())
+    assert not has_free_order(nested.plan, Options())
+
+
+def test_options_are_merged_for_the_whole_plan():
+    dataset = Dataset.range(3).with_options(Options(seed=1, deterministic=False))
+    plan = dataset.map(keep).with_options(Options(seed=2)).plan
+    assert merged_options(plan) == Options(seed=2, deterministic=False)
+    assert merged_options(Dataset.range(3).plan) == Options()
+
+
+def test_a_step_describes_itself_in_one_line():
+    assert describe_function(keep).startswith("keep:")
+    text = repr(Dataset.from_tensor_slices(np.zeros((1000, 3))).map(keep).batch(2).plan)
+    assert text.startswith("<Batch(size=2, drop_remainder=False)  # test_traverse.py:")
+    long = Dataset.range(3).cache("x" * 500).plan.describe()
+    assert len(long) < 200

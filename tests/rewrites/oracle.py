@@ -1,0 +1,199 @@
+"""An independent, naive reading of plans: one element after the other, without chunks or rewrites.
+
+    list(elements(dataset.plan, seed=5))
+
+is what an iterator over the dataset yields when its seed is 5. It takes plans as written, and its
+only knowledge of the engine is which numbers a shuffle draws.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from headrace.element.structure import map_leaves, unflatten
+from headrace.element.tree import normalize
+from headrace.execution.shuffle_order import Draws
+from headrace.plan.batching import Batch, Unbatch
+from headrace.plan.buffering import Cache, Prefetch
+from headrace.plan.combining import Concatenate, Interleave, Zip
+from headrace.plan.elements import FromSource
+from headrace.plan.elementwise import Filter, Map
+from headrace.plan.fixed_order import fixed_seeds, with_fixed_seeds
+from headrace.plan.node import Node
+from headrace.plan.options import WithOptions
+from headrace.plan.ordering import Enumerate, Repeat, Shard, Shuffle, Skip, Take
+from headrace.plan.source import INFINITE
+
+_MASK = (1 << 64) - 1
+
+
+def elements(
+    plan: Node, *, seed: int, passes: tuple[int, ...] = (0,), outer: tuple[int, ...] = ()
+) -> Iterator[Any]:
+    """Yield the elements of a plan as written.
+
+    Args:
+        plan: The plan.
+        seed: The iteration's seed; a seed of the plan's options wins.
+        passes: Which pass this is: the iteration, then that of each repeat around.
+        outer: Numbers of the steps that opened this plan.
+    """
+    plan = with_fixed_seeds(plan, fixed_seeds(plan))
+    return _Reading(plan, seed, outer).of(plan, passes, ())
+
+
+def equal(one: Any, other: Any) -> bool:
+    """Whether two elements are the same: structure, dtypes, shapes and values."""
+    same: list[bool] = []
+
+    def compare(a: Any, b: Any) -> None:
+        same.append(type(a) is type(b) and np.array_equal(a, b))
+        same.append(getattr(a, "dtype", None) == getattr(b, "dtype", None))
+
+    map_leaves(compare, one, other)
+    return all(same)
+
+
+class _Reading:
+    def __init__(self, plan: Node, seed: int, outer: tuple[int, ...]) -> None:
+        self.seed = seed
+        self.outer = outer
+        #: Numbers of the steps that draw, by their paths from the end of the plan.
+        self.numbers: dict[tuple[int, ...], int] = {}
+        self._drawing = 0
+        self._caches: dict[object, tuple[int, ...]] = {}
+        self._number(plan, ())
+
+    def _number(self, node: Node, path: tuple[int, ...]) -> None:
+        if isinstance(node, Cache) and node.key in self._caches:
+            # One cache holds one thing, in whatever places it stands.
+            first = self._caches[node.key]
+            for other, number in list(self.numbers.items()):
+                if other[: len(first)] == first:
+                    self.numbers[path + other[len(first) :]] = number
+            return
+        for place, input_ in enumerate(node.inputs):
+            self._number(input_, (*path, place))
+        if isinstance(node, Shuffle | Interleave):
+            self.numbers[path] = self._drawing
+            self._drawing += 1
+        if isinstance(node, Cache):
+            self._caches[node.key] = path
+        if isinstance(node, WithOptions) and node.options.seed is not None:
+            self.seed = node.options.seed
+
+    def of(self, node: Node, passes: tuple[int, ...], path: tuple[int, ...]) -> Iterator[Any]:
+        def read(place: int, *more: int) -> Iterator[Any]:
+            return self.of(node.inputs[place], (*passes, *more), (*path, place))
+
+        match node:
+            case FromSource(source=source):
+                yield from _read_source(source)
+            case Map(fn=fn):
+                for x in read(0):
+                    yield normalize(_call(fn, x))
+            case Filter(predicate=predicate):
+                yield from (x for x in read(0) if _call(predicate, x))
+            case Batch(size=size, drop_remainder=drop):
+                rest = read(0)
+                while batch := list(itertools.islice(rest, size)):
+                    if len(batch) == size or not drop:
+                        yield _stack(batch)
+            case Unbatch():
+                for x in read(0):
+                    yield from _rows(x)
+            case Take(count=count):
+                yield from read(0) if count < 0 else itertools.islice(read(0), count)
+            case Skip(count=count):
+                yield from () if count < 0 else itertools.islice(read(0), count, None)
+            case Shard(num_shards=shards, index=index):
+                yield from itertools.islice(read(0), index, None, shards)
+            case Enumerate(start=start):
+                yield from ((np.int64(n), x) for n, x in enumerate(read(0), start))
+            case Repeat(count=count):
+                for number in itertools.count() if count is None else range(count):
+                    yield from read(0, number)
+            case Zip(structure=structure):
+                inputs = [read(place) for place in range(len(node.inputs))]
+                for row in zip(*inputs, strict=False):
+                    yield unflatten(structure, list(row))
+            case Concatenate():
+                yield from itertools.chain(read(0), read(1))
+            case Shuffle():
+                yield from self._shuffled(node, read(0), passes, self.numbers[path])
+            case Interleave():
+                yield from self._interleaved(node, read(0))
+            case Cache():
+                yield from self.of(node.input, (0,) * len(passes), (*path, 0))
+            case Prefetch() | WithOptions():
+                yield from read(0)
+            case _:
+                raise NotImplementedError(type(node).__name__)
+
+    def _shuffled(
+        self, node: Shuffle, input_: Iterator[Any], passes: tuple[int, ...], number: int
+    ) -> Iterator[Any]:
+        if not node.reshuffle_each_iteration:
+            passes = ()
+        path = (*self.outer, number)
+        unseeded = [2, self.seed & _MASK, len(path), *path, *passes]
+        seeded = [1, (node.seed or 0) & _MASK, *passes]
+        if node.seed is None and not node.reshuffle_each_iteration:
+            unseeded = [3, node.drawn_seed & _MASK]
+        draws = Draws(unseeded if node.seed is None else seeded, node.buffer_size)
+        held = list(itertools.islice(input_, node.buffer_size))
+        for x in input_:
+            slot = int(draws.take(1)[0])
+            yield held[slot]
+            held[slot] = x
+        yield from (held[slot] for slot in draws.last_order(len(held)))
+
+    def _interleaved(self, node: Interleave, outer: Iterator[Any]) -> Iterator[Any]:
+        # Nested plans that draw without a seed need the place of the outer element: not here.
+        slots: list[Iterator[Any] | None] = [None] * node.cycle_length
+        more = True
+        current = 0
+        while more or any(slot is not None for slot in slots):
+            slot = slots[current]
+            if slot is None and more:
+                for x in itertools.islice(outer, 1):
+                    plan = _call(node.fn, x).plan
+                    slot = slots[current] = elements(plan, seed=self.seed)
+                    break
+                else:
+                    more = False
+            if slot is not None:
+                block = list(itertools.islice(slot, node.block_length))
+                yield from block
+                if len(block) < node.block_length:
+                    slots[current] = None
+            current = (current + 1) % len(slots)
+
+
+def _read_source(source: Any) -> Iterator[Any]:
+    stop = source.size
+    reader = source.open(0, stop if stop != INFINITE else INFINITE)
+    try:
+        while (chunk := reader.read(1)) is not None:
+            yield from chunk.rows()
+    finally:
+        reader.close()
+
+
+def _call(fn: Any, x: Any) -> Any:
+    return fn(*x) if type(x) is tuple else fn(x)
+
+
+def _stack(batch: list[Any]) -> Any:
+    return map_leaves(lambda *leaves: np.stack(leaves), *batch)
+
+
+def _rows(x: Any) -> Iterator[Any]:
+    lengths: list[int] = []
+    map_leaves(lambda leaf: lengths.append(len(leaf)), x)
+    for place in range(lengths[0]):
+        yield map_leaves(lambda leaf, place=place: leaf[place], x)

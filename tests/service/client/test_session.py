@@ -1,0 +1,428 @@
+"""What a client does about answers, losses and silence; on values and with times as arguments."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from headrace.errors import CancelledError, FailedPreconditionError, UnavailableError
+from headrace.service import messages
+from headrace.service.client.session import Actions, Session, add_run
+from headrace.service.messages import (
+    ClientHeartbeat,
+    ClientUpdate,
+    Elements,
+    IterationOpened,
+    LostUnits,
+    ReportUnreachable,
+    SettleTask,
+    TaskAddress,
+)
+
+
+def address(task_id: int) -> TaskAddress:
+    return TaskAddress(
+        task_id=task_id, worker_id=f"w{task_id}", worker_address=f"h:{task_id}", ticket="t"
+    )
+
+
+def update(*tasks: int, **fields: Any) -> ClientUpdate:
+    return ClientUpdate(
+        tasks=tuple(map(address, tasks)), finished=fields.pop("finished", False), **fields
+    )
+
+
+def opened(*tasks: int, credit: int = 16, **options: Any) -> Session:
+    session = Session("me", "d:1", credit, 0.0, **options)
+    session.opened(
+        IterationOpened(
+            iteration_id=1, tasks=tuple(map(address, tasks)), seed=0, finished=not tasks and False
+        ),
+        0.0,
+    )
+    return session
+
+
+def elements(first: int, count: int, done: tuple[int, int] = (0, 0), **fields: Any) -> Elements:
+    return Elements(
+        first=first, count=count, end=False, done_from=done[0], done_to=done[1], **fields
+    )
+
+
+END = Elements(first=0, count=0, end=True)
+REFUSED = UnavailableError("connection refused")
+REFUSED.refused = True  # type: ignore[attr-defined]
+
+
+def numbers(actions: Actions, task_id: int = 1) -> list[int]:
+    return [ask.number for ask in actions.asks if ask.task.task_id == task_id]
+
+
+def calls(actions: Actions, kind: type) -> list[Any]:
+    return [call for call in actions.calls if isinstance(call, kind)]
+
+
+def test_each_task_is_asked_with_its_ticket_and_within_the_credit() -> None:
+    session = opened(1, 2, credit=4)
+    actions = session.act(0.0)
+    assert len(actions.asks) == 4
+    assert {ask.task.task_id for ask in actions.asks} == {1, 2}
+    assert {ask.message.ticket for ask in actions.asks} == {"t"}
+    assert session.act(0.0).asks == []
+
+
+def test_answers_are_delivered_in_the_order_of_their_numbers() -> None:
+    session = opened(1)
+    assert numbers(session.act(0.0)) == [0, 1, 2]
+    assert session.answered(1, 1, elements(5, 5), "b", 0.1) == []
+    found = session.answered(1, 0, elements(0, 5), "a", 0.1)
+    assert [delivery.payload for delivery in found] == ["a", "b"]
+
+
+def test_an_answer_that_comes_twice_is_delivered_once() -> None:
+    session = opened(1)
+    session.act(0.0)
+    assert len(session.answered(1, 0, elements(0, 5), "a", 0.1)) == 1
+    assert session.answered(1, 0, elements(0, 5), "a", 0.1) == []
+
+
+def test_what_was_used_up_is_acknowledged_with_the_next_request() -> None:
+    session = opened(1)
+    session.act(0.0)
+    session.answered(1, 0, elements(0, 5), "a", 0.1)
+    assert session.act(0.1).asks == []
+    session.used_up(1, 0)
+    (ask,) = session.act(0.2).asks
+    assert (ask.number, ask.message.acknowledged) == (3, 1)
+
+
+def test_requests_of_a_lost_connection_are_repeated_under_their_numbers() -> None:
+    session = opened(1)
+    session.act(0.0)
+    session.answered(1, 0, elements(0, 5), "a", 0.1)
+    session.disconnected(1, UnavailableError("reset"), 0.2)
+    assert numbers(session.act(0.2)) == []
+    later = session.act(0.5)
+    assert numbers(later)[:2] == [1, 2]
+
+
+def test_a_worker_that_stays_away_is_asked_ever_more_patiently() -> None:
+    session = opened(1)
+    session.act(0.0)
+    now, waits = 0.0, []
+    for _ in range(10):
+        session.disconnected(1, REFUSED, now)
+        wake = next(
+            step / 1000 for step in range(1, 3000) if numbers(session.act(now + step / 1000))
+        )
+        waits.append(wake)
+        now += wake
+    assert waits[0] < 0.05
+    assert 0.9 <= waits[-1] <= 1.1
+
+
+def test_a_loss_is_reported_at_once_and_until_the_dispatcher_has_heard_it() -> None:
+    session = opened(1)
+    session.act(0.0)
+    session.disconnected(1, REFUSED, 0.2)
+    actions = session.act(0.2)
+    assert calls(actions, ReportUnreachable) == [
+        ReportUnreachable(client_id="me", task_id=1, refused=True)
+    ]
+    assert len(calls(actions, ClientHeartbeat)) == 1
+    session.unheard(0.3)  # nobody answered: said again
+    assert calls(session.act(1.5), ReportUnreachable)
+    session.reported(1)
+    session.updated(update(1), 1.6)
+    assert not calls(session.act(1.7), ReportUnreachable)
+
+
+def test_a_task_that_cannot_be_reached_and_is_no_longer_listed_is_over() -> None:
+    session = opened(1, 2)
+    session.act(0.0)
+    session.disconnected(1, REFUSED, 0.2)
+    session.updated(update(2), 0.3)
+    assert numbers(session.act(5.0), 1) == []
+    session.answered(2, 0, END, None, 5.1)
+    session.answered(2, 1, END, None, 5.1)
+    session.answered(2, 2, END, None, 5.1)
+    session.updated(update(finished=True), 5.2)
+    assert session.is_over
+
+
+def test_a_task_that_is_reachable_is_read_to_its_end_though_it_is_no_longer_listed() -> None:
+    session = opened(1)
+    session.act(0.0)
+    session.updated(update(finished=True), 0.1)
+    assert not session.is_over
+    assert len(session.answered(1, 0, elements(0, 3), "a", 0.2)) == 1
+    for number in (1, 2):
+        session.answered(1, number, END, None, 0.3)
+    assert session.is_over
+
+
+def test_a_lost_task_is_settled_with_what_arrived_and_fenced() -> None:
+    session = opened(1)
+    session.act(0.0)
+    session.answered(1, 0, elements(0, 3, done=(0, 2)), "a", 0.1)
+    session.answered(1, 1, elements(3, 3, done=(2, 5)), "b", 0.1)
+    session.updated(update(settle=(1,)), 0.2)
+    # It comes back after a pause: what it still has may have gone to others.
+    assert session.answered(1, 2, elements(6, 3, done=(5, 9)), "c", 0.3) == []
+    (settled,) = calls(session.act(0.3), SettleTask)
+    assert settled == SettleTask(client_id="me", task_id=1, received=((0, 5),), touched=((0, 5),))
+    session.settled(1)
+    session.updated(
+        update(
+            finished=True, lost=(LostUnits(worker_address="h:1", task_id=1, units=(), count=4),)
+        ),
+        0.4,
+    )
+    assert session.is_over
+    assert session.lost[0].count == 4
+
+
+def test_what_came_in_part_is_said_too() -> None:
+    session = opened(1)
+    session.act(0.0)
+    session.answered(1, 0, elements(0, 3, done=(0, 2), touched=6), "a", 0.1)
+    session.answered(1, 1, elements(5, 3, done=(3, 4), touched=4), "b", 0.1)
+    session.answered(1, 2, elements(9, 3, done=(9, 9), touched=12), "c", 0.1)
+    session.updated(update(settle=(1,)), 0.2)
+    (settled,) = calls(session.act(0.3), SettleTask)
+    assert settled.received == ((0, 2), (3, 4))
+    assert settled.touched == ((0, 6), (9, 12))
+
+
+def test_what_came_out_of_turn_and_was_never_delivered_did_not_arrive() -> None:
+    session = opened(1)
+    session.act(0.0)
+    assert session.answered(1, 1, elements(3, 3, done=(2, 5), touched=5), "b", 0.1) == []
+    session.updated(update(settle=(1,)), 0.2)
+    (settled,) = calls(session.act(0.3), SettleTask)
+    assert (settled.received, settled.touched) == ((), ())
+
+
+def test_a_task_that_was_never_heard_of_is_settled_with_nothing() -> None:
+    session = opened(1)
+    session.updated(update(1, settle=(7,)), 0.2)
+    (settled,) = calls(session.act(0.3), SettleTask)
+    assert (settled.received, settled.touched) == ((), ())
+
+
+def test_settling_is_repeated_until_it_was_heard() -> None:
+    session = opened(1)
+    session.updated(update(settle=(1,)), 0.2)
+    assert calls(session.act(0.3), SettleTask)
+    session.unheard(0.4)
+    assert calls(session.act(2.0), SettleTask)
+    session.settled(1)
+    session.updated(update(), 2.1)
+    assert not calls(session.act(5.0), SettleTask)
+
+
+def test_a_task_that_was_called_off_is_over_and_the_dispatcher_is_asked_why() -> None:
+    session = opened(1)
+    session.act(0.0)
+    session.answered(1, 0, CancelledError("deleted"), None, 0.1)
+    assert calls(session.act(0.1), ClientHeartbeat)
+    session.updated(update(finished=True), 0.2)
+    assert session.is_over
+
+
+def test_an_error_is_delivered_in_its_turn_and_reading_goes_on() -> None:
+    session = opened(1)
+    session.act(0.0)
+    # Its class does not matter: it is data.
+    error = UnavailableError("bad row")
+    session.answered(1, 1, elements(1, 1), "b", 0.1)
+    found = session.answered(1, 0, elements(0, 0, touched=4, error=b"bad row"), error, 0.1)
+    assert [delivery.payload for delivery in found] == [error, "b"]
+    session.used_up(1, 0)
+    assert numbers(session.act(0.2)) == [3]
+
+
+def test_units_of_which_only_an_error_arrived_count_as_touched() -> None:
+    session = opened(1)
+    session.act(0.0)
+    session.answered(1, 0, elements(0, 0, touched=4, error=b"bad row"), ValueError("bad row"), 0.1)
+    session.updated(update(settle=(1,)), 0.2)
+    (settle,) = calls(session.act(1.5), SettleTask)
+    assert (settle.received, settle.touched) == ((), ((0, 4),))
+
+
+def test_a_pause_of_the_client_itself_is_blamed_on_nobody() -> None:
+    session = opened(1)
+    session.act(0.0)
+    session.waiting(0.0)
+    session.act(0.1)
+    # Stopped for half a minute, as by Ctrl-Z.
+    assert session.act(30.0).warnings == []
+    session.updated(update(1), 30.1)
+    now, warnings = 30.1, []
+    while not warnings:
+        actions = session.act(now)
+        warnings = actions.warnings
+        session.updated(update(1), now)
+        now += max(0.001, actions.wake_in)
+    assert 38.0 < now < 42.0
+    assert "waited 10 s" in warnings[0]
+    assert "dispatcher" not in warnings[0]
+
+
+def test_a_worker_that_is_not_ready_is_asked_again_under_the_same_number() -> None:
+    session = opened(1)
+    session.act(0.0)
+    assert session.answered(1, 0, UnavailableError("not ready yet"), None, 0.1) == []
+    assert numbers(session.act(0.15)) == []
+    assert numbers(session.act(0.25)) == [0]
+    assert len(session.answered(1, 0, elements(0, 3), "a", 0.3)) == 1
+
+
+def test_a_task_that_drains_is_asked_again_once_everything_is_used_up() -> None:
+    session = opened(1)
+    session.act(0.0)
+    session.answered(1, 0, elements(0, 3), "a", 0.1)
+    for number in (1, 2):
+        session.answered(1, number, elements(3, 0), None, 0.1)
+    assert numbers(session.act(0.2)) == []
+    session.used_up(1, 0)
+    assert numbers(session.act(0.3)) == [3]
+
+
+def test_heartbeats_come_every_second_and_one_at_a_time() -> None:
+    session = opened(1)
+    assert not calls(session.act(0.5), ClientHeartbeat)
+    assert calls(session.act(1.0), ClientHeartbeat)
+    assert not calls(session.act(1.5), ClientHeartbeat)
+    session.updated(update(1), 1.6)
+    assert not calls(session.act(2.5), ClientHeartbeat)
+    assert calls(session.act(2.7), ClientHeartbeat)
+
+
+def test_a_dispatcher_that_does_not_answer_is_asked_again() -> None:
+    session = opened(1)
+    session.act(1.0)
+    assert not calls(session.act(2.9), ClientHeartbeat)
+    asked = [now for now in range(3, 20) if calls(session.act(float(now)), ClientHeartbeat)]
+    assert 4 <= len(asked) <= 8
+
+
+def test_a_task_that_joins_later_is_read() -> None:
+    session = opened(1)
+    session.act(0.0)
+    session.updated(update(1, 2), 1.0)
+    assert numbers(session.act(1.0), 2)
+
+
+# --- waiting ------------------------------------------------------------------------------------
+
+
+def test_a_wait_says_after_ten_seconds_what_is_missing_and_then_each_minute() -> None:
+    session = opened(1)
+    session.waiting(0.0)
+    said = []
+    for now in range(200):
+        session.updated(update(1), float(now))
+        said += [(now, text) for text in session.act(float(now)).warnings]
+    assert [now for now, _ in said] == [10, 70, 130, 190]
+    assert "h:1" in said[0][1]
+
+
+def test_elements_that_come_put_the_warning_off() -> None:
+    session = opened(1)
+    session.act(0.0)
+    session.waiting(0.0)
+    session.answered(1, 0, elements(0, 1), "a", 8.0)
+    for now in range(8, 18):
+        assert not session.act(float(now)).warnings
+    assert session.act(18.1).warnings
+
+
+def test_a_consumer_that_does_not_wait_is_not_warned() -> None:
+    session = opened(1)
+    session.waiting(0.0)
+    session.waiting(None)
+    assert not session.act(100.0).warnings
+
+
+def test_without_a_worker_the_warning_says_how_to_start_one() -> None:
+    session = opened()
+    session.waiting(0.0)
+    session.updated(update(), 9.5)
+    (warning,) = session.act(10.0).warnings
+    assert "headrace worker --dispatcher d:1" in warning
+
+
+def test_a_dispatcher_that_is_gone_and_a_worker_that_cannot_be_reached_are_named() -> None:
+    session = opened(1)
+    session.waiting(0.0)
+    session.disconnected(1, UnavailableError("nobody answers at h:1"), 0.5)
+    (warning,) = session.act(12.0).warnings
+    assert "dispatcher at d:1 has not answered for 12 s" in warning
+    assert "h:1 cannot be reached since 12 s" in warning
+
+
+def test_waiting_ends_in_an_error_when_nobody_could_deliver_for_the_stated_time() -> None:
+    session = opened(1, wait_timeout=100.0)
+    session.act(0.0)
+    session.waiting(0.0)
+    session.disconnected(1, REFUSED, 5.0)
+    for now in range(5, 105):
+        session.act(float(now))
+    assert not session.is_over
+    session.act(106.0)
+    assert session.is_over
+    assert isinstance(session.failure, UnavailableError)
+    assert "h:1" in str(session.failure)
+
+
+def test_a_worker_in_user_code_is_waited_for_without_end() -> None:
+    session = opened(1, wait_timeout=100.0)
+    session.waiting(0.0)
+    for now in range(0, 10_000, 10):
+        session.updated(update(1), float(now))
+        session.act(float(now))
+    assert session.failure is None
+
+
+def test_a_failure_is_the_first_one() -> None:
+    session = opened(1)
+    session.fail(FailedPreconditionError("first"))
+    session.fail(FailedPreconditionError("second"))
+    assert session.is_over
+    assert str(session.failure) == "first"
+
+
+def test_acting_always_says_when_to_look_again() -> None:
+    session = opened(1)
+    assert 0 < session.act(0.0).wake_in <= 1.0
+    session.disconnected(1, REFUSED, 0.1)
+    assert session.act(0.1).wake_in <= 0.05
+    assert math.isfinite(session.act(50.0).wake_in)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "runs"),
+    [
+        ([], []),
+        ([(0, 0)], []),
+        ([(0, 2), (2, 5)], [[0, 5]]),
+        ([(0, 2), (3, 5), (5, 5), (5, 6)], [[0, 2], [3, 6]]),
+        ([(0, 5), (2, 4), (3, 7), (7, 8), (9, 10)], [[0, 8], [9, 10]]),
+    ],
+)
+def test_runs_are_joined_where_they_touch(
+    pairs: list[tuple[int, int]], runs: list[list[int]]
+) -> None:
+    found: list[list[int]] = []
+    for start, stop in pairs:
+        add_run(found, start, stop)
+    assert found == runs
+
+
+def test_every_message_of_the_session_is_one_that_the_dispatcher_knows() -> None:
+    known = set(messages.DispatcherRequest.__args__)  # type: ignore[attr-defined]
+    assert {ClientHeartbeat, ReportUnreachable, SettleTask} <= known

@@ -1,0 +1,100 @@
+"""Where nothing is dealt, each worker reads a whole copy, and a copy that is lost ends there."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.service.dispatcher import updates
+from tests.service.dispatcher.scenario import OFF, Scenario
+
+
+def begun(scene: Scenario, *workers: str) -> None:
+    scene.register()
+    for worker_id in workers:
+        scene.add_worker(worker_id)
+    scene.open("c", processing_mode=OFF, job_name="job")
+
+
+def copies(scene: Scenario) -> list[str]:
+    """Return the workers that make a copy now."""
+    scene.check()
+    return [task.worker_id for task in scene.heartbeat("c").tasks]
+
+
+@pytest.mark.parametrize("address", ["v:1", "elsewhere:1"])
+def test_no_copy_takes_the_place_of_a_lost_one_while_another_runs(
+    scene: Scenario, address: str
+) -> None:
+    begun(scene, "v", "w")
+    scene.lose("v")
+    scene.add_worker("v again", address)
+    assert copies(scene) == ["w"]
+    scene.finish("w", 4001)
+    update = scene.heartbeat("c")
+    assert (update.finished, update.failed) == (True, "")
+
+
+def test_a_worker_that_registers_again_ends_its_copy_at_once(scene: Scenario) -> None:
+    begun(scene, "v", "w")
+    scene.add_worker("v again", "v:1")
+    assert copies(scene) == ["w"]
+
+
+def test_a_worker_that_starts_again_where_a_copy_ended_makes_no_second_one(
+    scene: Scenario,
+) -> None:
+    begun(scene, "u", "v", "w")
+    scene.leaving("u")
+    scene.finish("u", 4000)
+    scene.left("u")
+    scene.fail("v", 4001)
+    scene.add_worker("u again", "u:1")
+    scene.add_worker("v again", "v:1")
+    assert copies(scene) == ["w"]
+    scene.add_worker("late")
+    assert copies(scene) == ["w", "late"]
+
+
+def test_a_replacement_that_waits_makes_a_copy_once_all_others_are_lost(scene: Scenario) -> None:
+    begun(scene, "v", "w")
+    scene.lose("v")
+    scene.add_worker("x")
+    assert copies(scene) == ["w"]
+    scene.lose("w")
+    assert copies(scene) == ["x"]
+    scene.add_worker("w again", "w:1")
+    assert copies(scene) == ["x", "w again"]
+    scene.restart()
+    assert copies(scene) == ["x", "w again"]
+
+
+@pytest.mark.parametrize("same_address", [True, False])
+def test_what_kills_every_worker_is_given_up_after_three_attempts(
+    scene: Scenario, same_address: bool
+) -> None:
+    begun(scene)
+    for number in range(3):
+        assert not scene.heartbeat("c").finished
+        scene.add_worker(f"w{number}", "host:1" if same_address else f"host:{number + 1}")
+        assert copies(scene) == [f"w{number}"]
+        scene.lose(f"w{number}")
+    update = scene.heartbeat("c")
+    assert update.finished
+    assert "every worker that had a copy of this iteration died: 3 workers" in update.failed
+    assert scene.open("late", processing_mode=OFF, job_name="job").finished_by == update.failed
+    scene.add_worker("x")
+    assert copies(scene) == []
+    scene.restart()
+    assert scene.heartbeat("c").failed == update.failed
+
+
+def test_workers_that_die_and_are_replaced_make_few_copies_in_all(scene: Scenario) -> None:
+    begun(scene, "w0", "w1")
+    alive, births = ["w0", "w1"], 2
+    while not scene.heartbeat("c").finished:
+        scene.lose(alive.pop(0))
+        alive.append(f"w{births}")
+        scene.add_worker(alive[-1])
+        births += 1
+    made = [fact for fact in scene.facts if isinstance(fact, updates.TaskCreated)]
+    assert len(made) <= 6

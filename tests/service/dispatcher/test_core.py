@@ -1,0 +1,252 @@
+"""Requests are decided, kept and answered; an error of the dispatcher's own does no harm."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from headrace.errors import HeadraceError, NotFoundError, UnavailableError
+from headrace.service import messages
+from headrace.service.dispatcher import dispatcher as dispatcher_module
+from headrace.service.dispatcher import updates
+from headrace.service.dispatcher.apply import IllegalFactError, apply
+from headrace.service.dispatcher.core import JournaledCore
+from headrace.service.dispatcher.decision import Decision, PlanPlace
+from headrace.service.dispatcher.journal import Journal, MemoryJournal, SqliteJournal
+from headrace.service.dispatcher.limits import Limits
+from headrace.transport.channel import Request
+from tests.service.dispatcher.scenario import Scenario
+
+
+class Asked(Request):
+    """A request whose answer is kept."""
+
+    def __init__(self, message: msgspec.Struct) -> None:
+        self.message, self.buffers, self.peer = message, (), "test"
+        self.answer: Any = None
+
+    def reply(self, message: msgspec.Struct, buffers: object = ()) -> None:
+        assert self.answer is None
+        self.answer = message
+
+    def fail(self, error: Exception) -> None:
+        assert self.answer is None
+        self.answer = error
+
+
+def ask(core: JournaledCore, *requests: msgspec.Struct) -> list[Any]:
+    asked = [Asked(request) for request in requests]
+    core.handle(asked)
+    return [each.answer for each in asked]
+
+
+def worker(worker_id: str) -> messages.RegisterWorker:
+    return messages.RegisterWorker(worker_id=worker_id, address=f"{worker_id}:1")
+
+
+def started(journal: Journal) -> JournaledCore:
+    return JournaledCore(journal, Limits())
+
+
+@pytest.fixture(params=["file", "memory"])
+def journal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Journal]:
+    journal = SqliteJournal(tmp_path) if request.param == "file" else MemoryJournal()
+    yield journal
+    journal.close()
+
+
+def test_an_incarnation_lasts_as_long_as_the_journal(tmp_path: Path) -> None:
+    seen = []
+    for _ in range(2):
+        core = started(SqliteJournal(tmp_path))
+        (status,) = ask(core, messages.GetStatus())
+        seen.append(status.incarnation)
+        core.close()
+    for _ in range(2):
+        core = started(MemoryJournal())
+        (registered,) = ask(core, worker("w"))
+        seen.append(registered.incarnation)
+        core.close()
+    assert seen[0] == seen[1]
+    assert len(set(seen)) == 3
+
+
+def _contradict(state: Any, request: Any, moment: Any) -> Decision:
+    return Decision(
+        updates=(
+            updates.WorkerRegistered(worker_id="half", address="half:1", tags=()),
+            updates.TaskFinished(task_id=77),
+        )
+    )
+
+
+def _crash(state: Any, request: Any, moment: Any) -> Decision:
+    raise KeyError("a bug")
+
+
+@pytest.mark.parametrize("decider", [_contradict, _crash])
+def test_an_error_of_the_dispatchers_own_costs_only_the_request_that_met_it(
+    journal: Journal,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    decider: Any,
+) -> None:
+    core = started(journal)
+    ask(core, worker("u"))
+    monkeypatch.setitem(dispatcher_module._DECIDERS, messages.GetTask, decider)
+    bad = messages.GetTask(worker_id="u", task_id=77)
+    with caplog.at_level(logging.ERROR):
+        before, failed, after, status = ask(
+            core, worker("v"), bad, worker("w"), messages.GetStatus()
+        )
+    assert isinstance(before, messages.WorkerRegistered)
+    assert isinstance(after, messages.WorkerRegistered)
+    assert type(failed) is HeadraceError
+    assert "could not carry out GetTask" in str(failed)
+    assert [each.worker_id for each in status.workers] == ["u", "v", "w"]
+    assert core.num_workers() == 3
+    assert "GetTask" in caplog.text
+    assert ("task_id 77: not known" in caplog.text) == (decider is _contradict)
+
+
+def test_refusals_are_no_errors_of_the_dispatchers_own(
+    journal: Journal, caplog: pytest.LogCaptureFixture
+) -> None:
+    core = started(journal)
+    refused = ask(
+        core, messages.GetDataset(dataset_id="x"), messages.RegisterWorker(worker_id="", address="")
+    )
+    assert [type(each) for each in refused] == [NotFoundError, ValueError]
+    assert caplog.text == ""
+
+
+class FullJournal(MemoryJournal):
+    """A journal whose disk can be full."""
+
+    is_full = False
+
+    def append(self, facts: Any, parts: Any = ()) -> None:
+        if self.is_full:
+            raise UnavailableError("the journal /somewhere/journal cannot be written: disk is full")
+        super().append(facts, parts)
+
+
+def test_a_journal_that_cannot_be_written_is_said_in_the_log_at_once_and_not_each_time(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = FullJournal()
+    core = started(journal)
+    journal.is_full = True
+
+    def complaints() -> list[str]:
+        with caplog.at_level(logging.ERROR):
+            for _ in range(5):
+                with pytest.raises(UnavailableError):
+                    ask(core, worker("v"))
+        return [record.getMessage() for record in caplog.records]
+
+    (said,) = complaints()
+    assert "/somewhere/journal cannot be written: disk is full" in said
+    later = time.monotonic() + 61
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    assert len(complaints()) == 2
+    core.close()
+
+
+def test_a_journal_that_cannot_be_written_is_noticed_without_anyone_asking(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    journal = FullJournal()
+    core = JournaledCore(journal, Limits(worker_timeout=0.05, check_interval=0.01))
+    ask(core, worker("v"))
+    keeper = threading.Thread(target=core.maintain)
+    until = time.monotonic() + 20
+    with caplog.at_level(logging.ERROR):
+        journal.is_full = True
+        keeper.start()
+        while not caplog.records and time.monotonic() < until:
+            time.sleep(0.01)
+        core.close()
+        keeper.join()
+    (record,) = caplog.records
+    assert "disk is full" in record.getMessage()
+
+
+def test_parts_of_a_plan_are_put_and_fetched(journal: Journal) -> None:
+    core = started(journal)
+    digest = bytes.fromhex("88d4266fd4e6338d13b845fcf289579d209c897823b9217da3e161936f031589")
+    parts = [
+        messages.PutPlan(digest=digest, offset=at, total=4, part=b"abcd"[at : at + 2])
+        for at in (0, 2)
+    ]
+    assert [each.received for each in ask(core, *parts)] == [2, 4]
+    first, second = ask(
+        core, messages.GetPlan(digest=digest), messages.GetPlan(digest=digest, offset=2)
+    )
+    assert (first, second) == (
+        messages.PlanBytes(part=b"ab", total=4),
+        messages.PlanBytes(part=b"cd", total=4),
+    )
+
+
+def test_a_plan_that_stops_arriving_is_forgotten(journal: Journal) -> None:
+    core = JournaledCore(journal, Limits(client_timeout=0.001, check_interval=0.01))
+    digest = hashlib.sha256(b"plan").digest()
+    ask(core, messages.PutPlan(digest=digest, offset=0, total=4, part=b"pl"))
+    assert journal.read_plan(PlanPlace(digest, 0)) == b"pl"
+    keeper = threading.Thread(target=core.maintain)
+    keeper.start()
+    until = time.monotonic() + 20
+    try:
+        while time.monotonic() < until:
+            (answer,) = ask(core, messages.PutPlan(digest=digest, offset=2, total=4, part=b"x"))
+            if answer.received == 0:
+                break
+    finally:
+        core.close()
+        keeper.join()
+    assert answer.received == 0
+
+
+# --- facts that contradict the state ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fact", "said"),
+    [
+        (updates.TaskFinished(4001), "task_id 4001: Task("),
+        (updates.TaskFinished(99), "task_id 99: not known"),
+        (updates.UnitsDealt(4000, 0, 0, 5), "not the task's next grant"),
+        (updates.UnitsDealt(4000, 1, 0, 5), "dealt already"),
+        (updates.UnitsDealt(4000, 1, 7, 9), "leaves units out"),
+        (updates.UnitsReturned(4000, ((0, 9),)), "never dealt"),
+        (updates.WorkerLost("nobody"), "worker_id nobody: not known"),
+        (updates.WorkerRegistered("x", "v:1", ()), "another worker's"),
+        (updates.IterationFinished(2000), "running tasks"),
+        (updates.IterationCollected(2000), "clients read it"),
+        (updates.ClientJoined("c", 2000), "reads an iteration already"),
+        (updates.DispatcherStarted("again", b""), "only once"),
+        (updates.JobCreated(5007, "j", None, "1000", 0, "AUTO"), "not the next one"),
+    ],
+)
+def test_a_fact_that_contradicts_the_state_is_refused_with_its_story(
+    fact: updates.Update, said: str
+) -> None:
+    scene = Scenario()
+    scene.register(100)
+    scene.add_worker("v")
+    scene.add_worker("w")
+    scene.open("c", processing_mode=1, job_name="job")
+    scene.split(4000, want=5)
+    scene.finish("w", 4001)
+    with pytest.raises(IllegalFactError, match=type(fact).__name__) as caught:
+        apply(scene.state, fact)
+    assert said in str(caught.value)

@@ -1,0 +1,211 @@
+"""Workers that leave on their own, tasks that fail, and who goes on with what is left."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.errors import NotFoundError
+from headrace.service.dispatcher import updates
+from tests.service.dispatcher.scenario import DYNAMIC, OFF, Scenario
+
+
+def begun(scene: Scenario, *workers: str, positions: int = 100, mode: int = DYNAMIC) -> list[int]:
+    scene.register(positions)
+    for worker_id in workers:
+        scene.add_worker(worker_id)
+    opened = scene.open("c", processing_mode=mode, job_name="job")
+    return [task.task_id for task in opened.tasks]
+
+
+def deal_all(scene: Scenario, task: int) -> None:
+    """Let a task be dealt all that is left, and do it."""
+    while scene.split(task, done=scene.state.tasks[task].dealt) != (0, 0):
+        pass
+
+
+def running(scene: Scenario) -> dict[str, int]:
+    return {task.worker_id: task.task_id for task in scene.heartbeat("c").tasks}
+
+
+def test_a_leaving_worker_gets_no_new_task_and_no_new_units(scene: Scenario) -> None:
+    first, _ = begun(scene, "v", "w")
+    scene.split(first, want=10)
+    scene.leaving("v")
+    scene.leaving("v")
+    assert scene.split(first) == (0, 0)
+    other = scene.open("d", processing_mode=DYNAMIC)
+    assert [task.worker_id for task in other.tasks] == ["w"]
+    assert scene.beat("v", first) == ()
+
+
+def test_a_worker_that_delivered_and_left_takes_nothing_with_it(scene: Scenario) -> None:
+    first, second = begun(scene, "v", "w")
+    scene.split(first, want=10)
+    scene.leaving("v")
+    scene.finish("v", first)
+    scene.left("v")
+    scene.left("v")
+    scene.settle("c", first, (0, 10))
+    deal_all(scene, second)
+    scene.finish("w", second)
+    update = scene.heartbeat("c")
+    assert (update.finished, update.lost) == (True, ())
+
+
+def test_a_leaving_worker_alone_does_not_end_what_is_not_dealt(scene: Scenario) -> None:
+    (task,) = begun(scene, "v")
+    scene.split(task, want=10)
+    scene.leaving("v")
+    scene.finish("v", task)
+    scene.left("v")
+    scene.settle("c", task, (0, 10))
+    assert not scene.heartbeat("c").finished
+    scene.add_worker("w")
+    deal_all(scene, running(scene)["w"])
+    scene.finish("w", running(scene)["w"])
+    assert scene.heartbeat("c").finished
+
+
+def test_a_drained_copy_ends_there(scene: Scenario) -> None:
+    (task,) = begun(scene, "v", mode=OFF)
+    scene.leaving("v")
+    scene.finish("v", task)
+    scene.left("v")
+    assert scene.heartbeat("c").finished
+
+
+def test_units_that_come_back_after_the_others_finished_go_to_new_tasks(scene: Scenario) -> None:
+    first, second = begun(scene, "v", "w", positions=4)
+    scene.split(first, want=2)
+    deal_all(scene, second)
+    scene.finish("w", second)
+    scene.leaving("v")
+    assert running(scene) == {"v": first}
+    scene.hand_back("v", first, (0, 1))
+    again = running(scene)["w"]
+    assert again != second
+    scene.finish("v", first)
+    assert not scene.heartbeat("c").finished
+    assert scene.split(again) == (0, 1)
+    assert scene.split(again, done=1) == (0, 0)
+    scene.finish("w", again)
+    assert scene.heartbeat("c").finished
+
+
+def test_one_that_finishes_just_before_units_come_back_gets_another_task(scene: Scenario) -> None:
+    first, second = begun(scene, "v", "w", positions=4)
+    scene.split(first, want=2)
+    deal_all(scene, second)
+    scene.hand_back("v", first, (0, 1))
+    scene.leaving("v")
+    scene.finish("v", first)
+    # It was on its way when the units came back.
+    scene.finish("w", second)
+    assert not scene.heartbeat("c").finished
+    assert scene.split(running(scene)["w"]) == (0, 1)
+
+
+def test_units_that_come_back_when_nobody_is_left_wait_for_a_worker(scene: Scenario) -> None:
+    (task,) = begun(scene, "v", positions=2)
+    scene.split(task, want=2)
+    scene.leaving("v")
+    scene.hand_back("v", task, (0, 1))
+    scene.left("v")
+    assert scene.heartbeat("c").settle == ()
+    assert not scene.heartbeat("c").finished
+    scene.add_worker("w")
+    again = running(scene)["w"]
+    assert scene.split(again) == (0, 1)
+    assert scene.split(again) == (1, 2)
+    scene.finish("w", again)
+    assert scene.heartbeat("c").finished
+
+
+def test_the_loss_of_who_took_them_passes_units_that_came_back_on(scene: Scenario) -> None:
+    tasks = begun(scene, "u", "v", "w", positions=4)
+    scene.split(tasks[0], want=2)
+    deal_all(scene, tasks[1])
+    scene.finish("v", tasks[1])
+    scene.leaving("u")
+    scene.hand_back("u", tasks[0], (0, 1))
+    scene.finish("u", tasks[0])
+    assert running(scene).keys() == {"w"}
+    scene.lose("w")
+    assert running(scene).keys() == {"v"}
+    assert scene.split(running(scene)["v"]) == (0, 1)
+
+
+def test_what_a_worker_left_without_delivering_is_lost_and_said(scene: Scenario) -> None:
+    first, second = begun(scene, "v", "w")
+    scene.split(first, want=10)
+    scene.leaving("v")
+    scene.hand_back("v", first, (6, 10))
+    scene.left("v")
+    scene.settle("c", first, (0, 4), touched=((0, 6),))
+    deal_all(scene, second)
+    scene.finish("w", second)
+    (lost,) = scene.heartbeat("c").lost
+    assert (lost.worker_address, lost.units, lost.count) == ("v:1", ((4, 6),), 2)
+
+
+def test_a_leaving_worker_must_be_known_and_one_that_left_is_forgotten(scene: Scenario) -> None:
+    with pytest.raises(NotFoundError, match="worker v is not registered"):
+        scene.leaving("v")
+    scene.add_worker("v")
+    scene.leaving("v")
+    assert scene.state.workers["v"].leaving
+    scene.restart()
+    assert scene.state.workers["v"].leaving
+    scene.left("v")
+    assert not scene.state.workers
+    assert scene.add_worker("v 2", "v:1").incarnation == "run"
+
+
+# --- tasks that fail -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [OFF, DYNAMIC])
+def test_an_iteration_whose_only_task_failed_is_over(scene: Scenario, mode: int) -> None:
+    (task,) = begun(scene, "v", mode=mode)
+    scene.fail("v", task)
+    scene.fail("v", task)
+    assert scene.heartbeat("c").finished
+    assert scene.state.tasks[task].reason == "a bug"
+
+
+def test_what_a_failed_task_had_and_what_nobody_could_take_is_said(scene: Scenario) -> None:
+    (task,) = begun(scene, "v")
+    scene.split(task, want=10)
+    scene.fail("v", task)
+    assert scene.heartbeat("c").settle == (task,)
+    scene.settle("c", task, (0, 7), touched=((0, 9),))
+    update = scene.heartbeat("c")
+    assert [lost.units for lost in update.lost] == [((7, 9),), ((9, 100),)]
+    assert sum(lost.count for lost in update.lost) == 93
+
+
+def test_others_go_on_after_one_task_failed(scene: Scenario) -> None:
+    first, second = begun(scene, "v", "w")
+    scene.split(first, want=10)
+    scene.fail("v", first)
+    assert running(scene) == {"w": second}
+    scene.settle("c", first, (0, 4))
+    assert scene.split(second) == (4, 10)
+    deal_all(scene, second)
+    scene.finish("w", second)
+    assert scene.heartbeat("c").lost == ()
+    assert scene.heartbeat("c").finished
+
+
+def test_a_worker_that_failed_at_it_is_not_asked_again(scene: Scenario) -> None:
+    first, second = begun(scene, "v", "w", positions=4)
+    scene.split(first, want=2)
+    scene.fail("w", second)
+    scene.leaving("v")
+    scene.hand_back("v", first, (0, 1))
+    scene.finish("v", first)
+    # Units are left, but the only worker that stays would fail at them again.
+    assert scene.facts[-1] == updates.IterationFinished(2000)
+    update = scene.heartbeat("c")
+    assert update.finished
+    assert [(lost.units, lost.count) for lost in update.lost] == [(((0, 4),), 4)]

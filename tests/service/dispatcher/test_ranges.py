@@ -1,0 +1,72 @@
+"""Ranges say what sets of numbers say."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.service.dispatcher.ranges import (
+    at_least,
+    common,
+    count,
+    drop_first,
+    located,
+    numbered,
+    subtracted,
+    united,
+)
+
+PAIRS = st.lists(
+    st.tuples(st.integers(0, 30), st.integers(1, 8)).map(lambda each: (each[0], sum(each))),
+    max_size=8,
+)
+
+
+def numbers(ranges: object) -> set[int]:
+    return {number for start, stop in ranges for number in range(start, stop)}  # type: ignore[attr-defined]
+
+
+@given(pairs=PAIRS)
+def test_a_union_has_all_numbers_in_ranges_that_are_apart(pairs: list[tuple[int, int]]) -> None:
+    found = united(pairs)
+    assert numbers(found) == numbers(pairs)
+    assert count(found) == len(numbers(pairs))
+    assert all(before[1] < after[0] for before, after in itertools.pairwise(found))
+
+
+@given(whole=PAIRS, part=PAIRS, least=st.integers(0, 40))
+def test_a_difference_has_what_is_in_one_and_not_in_the_other(
+    whole: list[tuple[int, int]], part: list[tuple[int, int]], least: int
+) -> None:
+    left = subtracted(united(whole), united(part))
+    assert numbers(left) == numbers(whole) - numbers(part)
+    assert left == united(left)
+    both = common(united(whole), united(part))
+    assert numbers(both) == numbers(whole) & numbers(part)
+    assert both == united(both)
+    assert numbers(at_least(united(whole), least)) == {n for n in numbers(whole) if n >= least}
+
+
+@given(runs=PAIRS, dealt=PAIRS, data=st.data())
+def test_units_in_dealt_order_are_found_in_the_stream(
+    runs: list[tuple[int, int]], dealt: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    stream = [unit for start, stop in runs for unit in range(start, stop)]
+    first = data.draw(st.integers(0, len(stream)))
+    kept = list(runs)
+    drop_first(kept, first)
+    assert [unit for start, stop in kept for unit in range(start, stop)] == stream[first:]
+    asked = at_least(united(dealt), first)
+    expected = {stream[number] for number in numbers(asked) if number < len(stream)}
+    assert numbers(located(kept, first, asked)) == expected
+
+
+@given(runs=PAIRS, units=PAIRS, first=st.integers(0, 9))
+def test_units_of_the_stream_are_found_in_dealt_order(
+    runs: list[tuple[int, int]], units: list[tuple[int, int]], first: int
+) -> None:
+    stream = [unit for start, stop in runs for unit in range(start, stop)]
+    expected = {first + place for place, unit in enumerate(stream) if unit in numbers(units)}
+    assert numbers(numbered(runs, first, united(units))) == expected

@@ -1,0 +1,438 @@
+"""When workers are lost, clients say what they received; the rest is dealt again, or is lost."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.errors import NotFoundError
+from headrace.service import messages
+from headrace.service.dispatcher import updates
+from tests.service.dispatcher.scenario import DYNAMIC, OFF, Scenario
+
+
+@pytest.fixture
+def tasks(scene: Scenario) -> list[int]:
+    """Clients a and b read 100 units from workers v and w; each task was dealt some."""
+    scene.register(100)
+    scene.add_worker("v")
+    scene.add_worker("w")
+    scene.open("a", processing_mode=DYNAMIC, job_name="job")
+    opened = scene.open("b", processing_mode=DYNAMIC, job_name="job")
+    tasks = [task.task_id for task in opened.tasks]
+    scene.split(tasks[0], want=5)
+    scene.split(tasks[1], want=5)
+    scene.split(tasks[0], want=5)
+    return tasks
+
+
+def finish_the_rest(scene: Scenario, task: int) -> None:
+    while scene.split(task, done=scene.state.tasks[task].dealt) != (0, 0):
+        pass
+    scene.finish(scene.state.tasks[task].worker_id, task)
+
+
+def test_each_client_that_was_there_settles_a_lost_task(scene: Scenario, tasks: list[int]) -> None:
+    scene.lose("v")
+    scene.open("late", processing_mode=DYNAMIC, job_name="job")
+    assert [scene.heartbeat(each).settle for each in ("a", "b", "late")] == [
+        (tasks[0],),
+        (tasks[0],),
+        (),
+    ]
+    scene.settle("a", tasks[0], (0, 3))
+    assert scene.heartbeat("a").settle == ()
+    assert scene.heartbeat("b").settle == (tasks[0],)
+
+
+def test_what_nobody_received_anything_of_is_dealt_again_once_all_have_said_so(
+    scene: Scenario, tasks: list[int]
+) -> None:
+    scene.lose("v")
+    scene.settle("a", tasks[0], (0, 2), touched=((0, 4),))
+    assert scene.state.iterations[2000].returned == ()
+    scene.settle("b", tasks[0], (6, 8), touched=((5, 8),))
+    assert scene.facts[-1] == updates.UnitsReturned(tasks[0], ((4, 5), (8, 10)))
+    assert scene.split(tasks[1], done=5) == (4, 5)
+    assert scene.split(tasks[1], done=6) == (13, 15)
+    assert scene.split(tasks[1], done=8)[0] == 15
+
+
+def test_what_came_to_somebody_in_part_is_lost(scene: Scenario, tasks: list[int]) -> None:
+    scene.lose("v")
+    scene.settle("a", tasks[0], (0, 2), (6, 8), touched=((0, 8),))
+    assert not scene.heartbeat("b").finished
+    scene.settle("b", tasks[0], (2, 3), touched=((7, 10),))
+    finish_the_rest(scene, tasks[1])
+    expected = messages.LostUnits(
+        worker_address="v:1", task_id=tasks[0], units=((3, 5), (10, 11), (13, 15)), count=5
+    )
+    for client in ("a", "b"):
+        update = scene.heartbeat(client)
+        assert (update.finished, update.lost) == (True, (expected,))
+
+
+def deal_until_told_to_wait(scene: Scenario, task: int) -> None:
+    while not (granted := scene.deal(task, done=scene.state.tasks[task].dealt)).wait:
+        assert granted.start < granted.stop
+
+
+def test_nothing_ends_before_the_clients_have_settled(scene: Scenario, tasks: list[int]) -> None:
+    scene.lose("v")
+    deal_until_told_to_wait(scene, tasks[1])
+    scene.finish("w", tasks[1])
+    assert not scene.state.iterations[2000].finished
+    assert not scene.heartbeat("a").finished
+    scene.restart()
+    scene.settle("a", tasks[0])
+    scene.settle("b", tasks[0], (0, 10))
+    assert scene.facts[-1] == updates.IterationFinished(2000)
+    update = scene.heartbeat("a")
+    assert (update.tasks, update.finished, update.settle, update.lost) == ((), True, (), ())
+
+
+def test_a_client_that_hangs_does_not_hold_up_the_others_for_long(
+    scene: Scenario, tasks: list[int]
+) -> None:
+    scene.lose("v")
+    scene.settle("a", tasks[0], (0, 4))
+    deal_until_told_to_wait(scene, tasks[1])
+    scene.finish("w", tasks[1])
+    for _ in range(59):
+        scene.tick(0.5)
+        scene.beat("w")
+    assert not scene.heartbeat("a").finished
+    scene.tick(1.0)
+    update = scene.heartbeat("a")
+    # What the other received, it may still yield: nothing of it is dealt again.
+    assert update.finished
+    assert [lost.count for lost in update.lost] == [6]
+    # It may yet say so.
+    scene.settle("b", tasks[0], (4, 9))
+    assert [lost.count for lost in scene.heartbeat("a").lost] == [1]
+
+
+def test_a_client_that_reads_alone_is_waited_for_as_long_as_it_counts_as_alive(
+    scene: Scenario, tasks: list[int]
+) -> None:
+    scene.close("b")
+    assert scene.split(tasks[0], want=5) == (15, 20)
+    scene.lose("v")
+    for _ in range(200):
+        scene.tick(1.0)
+        scene.beat("w")
+    assert scene.heartbeat("a").settle == (tasks[0],)
+    scene.settle("a", tasks[0], (0, 3), touched=((0, 12),))
+    assert scene.facts[-1] == updates.UnitsReturned(tasks[0], ((12, 15),))
+
+
+def test_a_client_that_reads_alone_and_is_silent_for_its_timeout_is_let_go(
+    scene: Scenario, tasks: list[int]
+) -> None:
+    scene.close("b")
+    scene.lose("v")
+    for _ in range(301):
+        scene.tick(1.0)
+        scene.beat("w")
+    assert scene.state.clients == {}
+    assert scene.state.tasks[tasks[0]].unsettled == set()
+
+
+def test_a_client_that_leaves_may_have_received_something_of_all_that_was_dealt(
+    scene: Scenario, tasks: list[int]
+) -> None:
+    scene.lose("v")
+    scene.close("b")
+    scene.settle("a", tasks[0], (0, 3))
+    finish_the_rest(scene, tasks[1])
+    update = scene.heartbeat("a")
+    assert update.finished
+    assert [lost.count for lost in update.lost] == [7]
+
+
+def test_what_was_dealt_after_a_client_left_is_dealt_again(
+    scene: Scenario, tasks: list[int]
+) -> None:
+    scene.close("b")
+    assert scene.split(tasks[0], want=5) == (15, 20)
+    scene.lose("v")
+    scene.settle("a", tasks[0], (0, 3))
+    assert scene.facts[-1] == updates.UnitsReturned(tasks[0], ((10, 15),))
+    finish_the_rest(scene, tasks[1])
+    (lost,) = scene.heartbeat("a").lost
+    assert lost.units == ((3, 5), (10, 15))
+
+
+def test_a_client_that_settled_before_it_left_leaves_no_doubt(
+    scene: Scenario, tasks: list[int]
+) -> None:
+    scene.lose("v")
+    scene.settle("b", tasks[0], (0, 2))
+    scene.close("b")
+    scene.settle("a", tasks[0], (2, 3))
+    assert scene.facts[-1] == updates.UnitsReturned(tasks[0], ((3, 10),))
+
+
+def test_all_that_was_dealt_comes_back_where_nobody_reads(
+    scene: Scenario, tasks: list[int]
+) -> None:
+    scene.close("a")
+    scene.close("b")
+    scene.split(tasks[0], want=5)
+    scene.lose("v")
+    assert scene.facts[-1] == updates.UnitsReturned(tasks[0], ((10, 15),))
+    scene.open("c", processing_mode=DYNAMIC, job_name="job")
+    assert scene.heartbeat("c").settle == ()
+    assert scene.split(tasks[1], done=5)[0] == 15
+
+
+def test_the_last_worker_of_all_need_not_wait_for_another_when_nothing_is_left(
+    scene: Scenario, tasks: list[int]
+) -> None:
+    finish_the_rest(scene, tasks[1])
+    scene.lose("w")
+    scene.lose("v")
+    for client in ("a", "b"):
+        scene.settle(client, tasks[0], (0, 10))
+        scene.settle(client, tasks[1], (0, scene.state.tasks[tasks[1]].dealt))
+    assert scene.heartbeat("a").finished
+
+
+def test_a_client_may_settle_a_running_task_before_it_leaves(
+    scene: Scenario, tasks: list[int]
+) -> None:
+    scene.settle("b", tasks[0], (0, 10))
+    scene.close("b")
+    scene.lose("v")
+    scene.settle("a", tasks[0])
+    finish_the_rest(scene, tasks[1])
+    assert scene.heartbeat("a").lost == ()
+
+
+def test_settling_twice_is_once(scene: Scenario, tasks: list[int]) -> None:
+    scene.lose("v")
+    scene.settle("a", tasks[0], (0, 3), touched=((0, 4),))
+    facts = len(scene.facts)
+    scene.settle("a", tasks[0], (0, 3), touched=((0, 4),))
+    assert len(scene.facts) == facts
+
+
+def test_units_that_were_done_are_not_lost(scene: Scenario, tasks: list[int]) -> None:
+    assert scene.split(tasks[0], want=1, done=8) == (15, 16)
+    scene.lose("v")
+    scene.settle("a", tasks[0], (0, 3), touched=((0, 11),))
+    scene.settle("b", tasks[0])
+    finish_the_rest(scene, tasks[1])
+    (lost,) = scene.heartbeat("a").lost
+    assert lost.units == ((13, 16),)
+
+
+def test_a_finished_task_is_settled_too_when_its_worker_is_lost(
+    scene: Scenario, tasks: list[int]
+) -> None:
+    scene.finish("v", tasks[0])
+    scene.lose("v")
+    assert scene.heartbeat("a").settle == (tasks[0],)
+    scene.settle("a", tasks[0], (0, 8), touched=((0, 9),))
+    scene.settle("b", tasks[0])
+    assert scene.split(tasks[1], done=5) == (14, 15)
+    finish_the_rest(scene, tasks[1])
+    assert [lost.units for lost in scene.heartbeat("a").lost] == [((13, 14),)]
+
+
+def test_units_of_a_finished_task_come_back_for_new_tasks(
+    scene: Scenario, tasks: list[int]
+) -> None:
+    finish_the_rest(scene, tasks[1])
+    scene.finish("v", tasks[0])
+    assert scene.state.iterations[2000].finished
+    scene.open("c", processing_mode=DYNAMIC)
+    first, second = (task.task_id for task in scene.heartbeat("c").tasks)
+    scene.split(first, want=30)
+    scene.finish("v", first)
+    while scene.split(second, done=scene.state.tasks[second].dealt) != (0, 0):
+        pass
+    scene.lose("v")
+    scene.finish("w", second)
+    scene.settle("c", first, (0, 10))
+    (again,) = scene.heartbeat("c").tasks
+    assert again.worker_id == "w"
+    assert scene.split(again.task_id)[0] == 10
+
+
+def test_nothing_is_settled_where_nothing_was_dealt(scene: Scenario) -> None:
+    scene.register()
+    scene.add_worker("v")
+    scene.open("c", processing_mode=OFF)
+    scene.open("d", processing_mode=DYNAMIC)
+    scene.lose("v")
+    assert scene.heartbeat("c").settle == scene.heartbeat("d").settle == ()
+
+
+@pytest.mark.parametrize("received", [((0, 11),), ((-1, 1),), ((3, 3),), ((0, 1 << 63),)])
+def test_units_that_were_never_dealt_cannot_have_been_received(
+    scene: Scenario, tasks: list[int], received: tuple[tuple[int, int], ...]
+) -> None:
+    with pytest.raises(ValueError, match="was dealt 10 units"):
+        scene.settle("a", tasks[0], *received)
+
+
+def test_a_client_settles_tasks_of_its_own_iteration(scene: Scenario, tasks: list[int]) -> None:
+    scene.open("other", processing_mode=DYNAMIC)
+    with pytest.raises(NotFoundError, match="client other reads iteration 2001"):
+        scene.settle("other", tasks[0])
+    with pytest.raises(NotFoundError, match="Unknown iteration client id nobody"):
+        scene.settle("nobody", tasks[0])
+
+
+def test_a_lost_task_is_kept_for_who_must_settle_it() -> None:
+    scene = Scenario(gc_timeout=1.0)
+    scene.register(10)
+    scene.add_worker("v")
+    scene.open("a", processing_mode=DYNAMIC, job_name="job")
+    scene.split(4000, want=5)
+    scene.add_worker("w")
+    scene.lose("v")
+    for _ in range(4):
+        scene.tick(1.0)
+        assert scene.heartbeat("a").settle == (4000,)
+    scene.check()
+
+
+# --- units that kill their workers -----------------------------------------------------------
+
+
+class Deaths:
+    """Workers of which each dies with what it was dealt; one client that receives nothing."""
+
+    def __init__(self, scene: Scenario, positions: int, **opening: object) -> None:
+        self.scene, self.births = scene, 0
+        scene.register(positions)
+        scene.open("a", processing_mode=DYNAMIC, job_name="job")
+
+    def born(self) -> int:
+        """Let a worker join; return its task."""
+        self.births += 1
+        self.scene.add_worker(f"w{self.births}")
+        return self.scene.state.next_task - 1
+
+    def die(self, task: int) -> None:
+        self.scene.lose(self.scene.state.tasks[task].worker_id)
+        for each in self.scene.heartbeat("a").settle:
+            self.scene.settle("a", each)
+
+    def done(self, task: int) -> int:
+        return self.scene.state.tasks[task].dealt
+
+
+def test_a_unit_that_outlived_two_workers_is_dealt_alone(scene: Scenario) -> None:
+    deaths = Deaths(scene, 20)
+    for want in (4, 2):
+        task = deaths.born()
+        assert scene.split(task, want=want) == (0, want)
+        deaths.die(task)
+    task = deaths.born()
+    alone = scene.deal(task)
+    assert (alone.start, alone.stop, alone.alone) == (0, 1, True)
+    assert scene.deal(task).wait, "it gets nothing else before that is done"
+    alone = scene.deal(task, done=1)
+    assert (alone.start, alone.stop, alone.alone) == (1, 2, True)
+    assert scene.deal(task, number=1) == alone
+    others = scene.deal(task, done=2)
+    assert (others.start, others.stop, others.alone) == (2, 4, False)
+
+
+def test_a_task_that_holds_something_is_not_dealt_a_suspect(scene: Scenario) -> None:
+    deaths = Deaths(scene, 2)
+    for _ in range(2):
+        task = deaths.born()
+        assert scene.split(task, want=1) == (0, 1)
+        deaths.die(task)
+    scene.add_worker("x")
+    # It holds nothing yet, and would get the suspect: another does first.
+    task, other = deaths.born(), 0
+    assert scene.split(task) == (0, 1)
+    other = next(t.task_id for t in scene.heartbeat("a").tasks if t.task_id != task)
+    assert scene.split(other) == (1, 2)
+    deaths.die(task)
+    assert scene.deal(other).start == scene.deal(other).stop
+
+
+def test_a_unit_with_which_a_third_worker_dies_is_given_up_and_named(scene: Scenario) -> None:
+    deaths = Deaths(scene, 3)
+    for _ in range(3):
+        task = deaths.born()
+        assert scene.split(task, want=1) == (0, 1)
+        deaths.die(task)
+    assert scene.facts[-1] == updates.UnitsGivenUp(task, ((0, 1),))
+    task = deaths.born()
+    assert scene.split(task, want=5) == (1, 2)
+    assert scene.split(task, want=5) == (2, 3)
+    assert scene.split(task, want=5, done=2) == (0, 0)
+    scene.finish("w4", task)
+    update = scene.heartbeat("a")
+    assert update.finished
+    (lost,) = update.lost
+    assert (lost.units, lost.given_up, lost.worker_address) == (((0, 1),), True, "w3:1")
+
+
+def test_an_iteration_ends_without_a_worker_once_all_that_is_left_was_given_up(
+    scene: Scenario,
+) -> None:
+    deaths = Deaths(scene, 1)
+    for _ in range(3):
+        task = deaths.born()
+        assert scene.split(task) == (0, 1)
+        deaths.die(task)
+    assert scene.heartbeat("a").finished
+
+
+@pytest.mark.parametrize("deadly", [0, 777, 4999])
+def test_among_many_a_deadly_unit_is_found_in_few_deaths_and_few_grants(
+    scene: Scenario, deadly: int
+) -> None:
+    deaths = Deaths(scene, 5000)
+    died = grants = 0
+    given_up = scene.state.iterations[2000]
+    while not scene.heartbeat("a").finished:
+        task = deaths.born()
+        while True:
+            granted = scene.deal(task, done=deaths.done(task))
+            grants += 1
+            if granted.start <= deadly < granted.stop:
+                died += 1
+                deaths.die(task)
+                break
+            if granted.start == granted.stop:
+                scene.finish(scene.state.tasks[task].worker_id, task)
+                break
+    assert died <= 6
+    assert grants < 250
+    assert given_up.given_up == ((deadly, deadly + 1),)
+    assert [lost.units for lost in scene.heartbeat("a").lost] == [((deadly, deadly + 1),)]
+
+
+def test_a_task_that_cannot_get_a_suspect_done_is_dealt_more_all_the_same(
+    scene: Scenario,
+) -> None:
+    deaths = Deaths(scene, 2)
+    for _ in range(2):
+        task = deaths.born()
+        assert scene.split(task, want=1) == (0, 1)
+        deaths.die(task)
+    task = deaths.born()
+    assert scene.split(task) == (0, 1)
+    assert scene.deal(task).wait
+    scene.now += 2.1
+    assert scene.split(task) == (1, 2)
+
+
+def test_units_that_are_handed_back_are_not_suspected(scene: Scenario) -> None:
+    deaths = Deaths(scene, 1)
+    for _ in range(4):
+        task = deaths.born()
+        worker = scene.state.tasks[task].worker_id
+        assert scene.split(task) == (0, 1)
+        scene.leaving(worker)
+        scene.hand_back(worker, task, (0, 1))
+        scene.left(worker)
+    assert scene.state.iterations[2000].recovered == ()

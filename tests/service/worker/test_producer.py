@@ -1,0 +1,293 @@
+"""A producer cuts an iterator's elements into portions, and always says when it ends."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import headrace as hr
+from headrace.element import wire
+from headrace.element.chunk import Chunk
+from headrace.execution.build import start
+from headrace.execution.iterator import ElementIterator
+from headrace.rewrites.optimize import prepare
+from headrace.rewrites.positions import deal_of
+from headrace.service.worker.portion import Portion
+from headrace.service.worker.producer import Producer, next_limit
+from tests.service.worker.asking import SECONDS, Listed
+
+
+class Collected:
+    """Takes all portions."""
+
+    def __init__(self) -> None:
+        self.portions: list[Portion] = []
+        self.failure: str | None = None
+        self.ended = threading.Event()
+        self.refused: BaseException | None = None
+
+    def wait_for_room(self) -> bool:
+        return True
+
+    def put(self, portion: Portion) -> None:
+        if self.refused is not None:
+            raise self.refused
+        self.portions.append(portion)
+
+    def end(self, failure: str | None) -> None:
+        self.failure = failure
+        self.ended.set()
+
+    def elements(self) -> list[list[int]]:
+        return [
+            [int(row) for row in wire.decode(p.buffers).rows()] for p in self.portions if p.count
+        ]
+
+    def errors(self) -> list[Exception]:
+        return [portion.error for portion in self.portions if portion.error is not None]
+
+
+def produce(
+    open_plan: Callable[[], ElementIterator],
+    outlet: Collected | None = None,
+    *,
+    counts_units: bool = False,
+) -> Collected:
+    outlet = outlet or Collected()
+    producer = Producer("task-1", open_plan, outlet, counts_units=counts_units)
+    producer.start()
+    assert outlet.ended.wait(SECONDS)
+    producer.join(SECONDS)
+    return outlet
+
+
+@pytest.mark.parametrize(
+    ("limit", "count", "size", "seconds", "expected"),
+    [
+        (1, 1, 8, 0.0, 2),
+        (64, 64, 512, 0.004, 64),
+        (64, 64, 512, 0.1, 32),
+        (1, 1, 8, 1.0, 1),
+        (64, 10, 80, 0.0, 64),
+        (1 << 16, 1 << 16, 1 << 16, 0.0, 1 << 16),
+        (4, 4, 4 << 20, 0.0, 1),
+    ],
+)
+def test_portions_grow_while_they_are_made_soon_and_are_small(
+    limit: int, count: int, size: int, seconds: float, expected: int
+) -> None:
+    assert next_limit(limit, count, size, seconds) == expected
+
+
+def test_the_first_portion_holds_one_element_and_none_twice_as_many_as_the_last() -> None:
+    found = produce(lambda: Listed([list(range(100))])).elements()
+    sizes = [len(values) for values in found]
+    assert sizes[0] == 1
+    assert all(after <= 2 * before for before, after in itertools.pairwise(sizes))
+    assert [value for values in found for value in values] == list(range(100))
+
+
+def test_units_are_counted_from_the_state_after_each_portion() -> None:
+    portions = produce(lambda: Listed([list(range(20))]), counts_units=True).portions
+    assert [(p.done_from, p.done_to) for p in portions] == [
+        (p.first, p.first + p.count) for p in portions
+    ]
+    assert all(portion.touched == portion.done_to for portion in portions)
+
+
+def dealt(dataset: hr.Dataset, *ranges: tuple[int, int]) -> Callable[[], ElementIterator]:
+    waiting = iter(ranges)
+    return lambda: start(dataset.plan, seed=7, units=lambda: next(waiting, None))
+
+
+def test_a_plan_of_one_unit_is_touched_by_its_first_element_and_whole_at_its_end() -> None:
+    evens = hr.Dataset.range(20).filter(lambda x: bool(x % 2 == 0))
+    pairs = hr.Dataset.zip(evens, evens).map(lambda a, b: a)
+    portions = produce(dealt(pairs, (0, 1)), counts_units=True).portions
+    assert all(portion.touched == 1 and not portion.units for portion in portions)
+
+
+SEVERAL_OPEN = [
+    lambda: hr.Dataset.range(30).interleave(
+        lambda x: hr.Dataset.range(20).map(lambda _: x), cycle_length=4
+    ),
+    lambda: hr.Dataset.range(300).filter(lambda x: bool(x % 2)).shuffle(20, seed=3),
+    lambda: hr.Dataset.range(300).map(lambda x: x, num_parallel_calls=2, deterministic=False),
+    lambda: hr.Dataset.range(300).map(lambda x: x, num_parallel_calls=2).prefetch(4),
+    lambda: hr.Dataset.range(30).flat_map(lambda x: hr.Dataset.range(20).map(lambda _: x)),
+    lambda: hr.Dataset.range(300).map(lambda x: x).batch(4).unbatch(),
+    lambda: hr.Dataset.range(300).map(lambda x: x).repeat(2).concatenate(hr.Dataset.range(9)),
+]
+
+
+@pytest.mark.parametrize("plan", SEVERAL_OPEN)
+def test_nothing_of_a_unit_comes_before_a_portion_that_says_so(
+    plan: Callable[[], hr.Dataset],
+) -> None:
+    """An element is the number of its unit, or of its position where four are a unit."""
+    count = deal_of(prepare(plan().plan).plan).size
+    size = 4 if count == 75 else 1
+    ranges = [(count // 2, count), (3, count // 2), (0, 3)]
+    order = [unit for start, stop in ranges for unit in range(start, stop)]
+    if count == 609:  # two passes, then others: units of the passes alone
+        order = [unit % 300 if unit < 600 else unit - 600 for unit in order]
+    portions = produce(dealt(plan(), *ranges), counts_units=True).portions
+    touched = 0
+    for portion in portions:
+        units = [int(row) // size for row in wire.decode(portion.buffers).rows()]
+        assert portion.done_to <= portion.touched
+        assert touched <= portion.touched
+        touched = portion.touched
+        assert {*units} <= {*order[portion.done_from : touched]}
+
+
+def test_a_step_that_reads_ahead_touches_no_more_than_what_was_yielded() -> None:
+    plan = hr.Dataset.range(500).map(lambda x: x, num_parallel_calls=2).prefetch(8)
+    portions = produce(dealt(plan, (0, 500)), counts_units=True).portions
+    assert [portion.touched for portion in portions] == [portion.done_to for portion in portions]
+
+
+def test_a_batch_that_an_element_failed_for_begins_another_unit() -> None:
+    def picky(x: int) -> int:
+        if x == 1:
+            raise ValueError("one")
+        return x
+
+    plan = hr.Dataset.range(12).map(picky).batch(4)
+    portions = produce(dealt(plan, (0, 3)), counts_units=True).portions
+    for portion in portions:
+        if portion.count:
+            last = int(np.max(wire.decode(portion.buffers).rows()[-1]))
+            assert portion.touched >= last // 4 + 1
+
+
+def test_an_element_that_fails_touches_its_unit() -> None:
+    def picky(x: int) -> int:
+        if x == 0:
+            raise ValueError("none")
+        return x
+
+    plan = hr.Dataset.range(4).filter(lambda x: bool(picky(int(x)) >= 0))
+    failed = produce(dealt(plan, (0, 4)), counts_units=True).portions[0]
+    assert failed.error is not None
+    assert failed.touched >= 1
+
+
+def test_what_was_yielded_is_put_at_once_where_that_is_wanted() -> None:
+    outlet = Collected()
+    iterator = Listed([[number] for number in range(20)])
+    Producer("task-1", lambda: iterator, outlet, hurries=lambda: True).start()
+    assert outlet.ended.wait(SECONDS)
+    assert [portion.count for portion in outlet.portions] == [1] * 20
+
+
+def test_an_element_that_fails_is_an_error_of_its_own_and_the_rest_follows() -> None:
+    outlet = produce(lambda: Listed([[0], hr.errors.DataLossError("torn"), [1]]))
+    assert outlet.elements() == [[0], [1]]
+    assert [str(error) for error in outlet.errors()] == ["torn"]
+    assert outlet.failure is None
+
+
+def test_what_escapes_that_is_no_exception_is_reported_and_the_task_fails() -> None:
+    iterator = Listed([[0], SystemExit(3), [1]])
+    outlet = produce(lambda: iterator)
+    (error,) = outlet.errors()
+    assert isinstance(error, hr.errors.UserFunctionError)
+    assert outlet.elements() == [[0]]
+    assert outlet.failure == "SystemExit: 3"
+    assert iterator.closed
+
+
+def test_a_function_that_says_that_nothing_is_left_does_not_end_the_task() -> None:
+    outlet = produce(lambda: Listed([[0], hr.errors.OutOfRangeError("none"), [1]]))
+    (error,) = outlet.errors()
+    assert isinstance(error, hr.errors.UserFunctionError)
+    assert outlet.elements() == [[0], [1]]
+    assert outlet.failure is None
+
+
+@pytest.mark.parametrize("error", [ImportError("no such module"), SystemExit(1)])
+def test_a_plan_that_cannot_be_opened_is_reported_and_the_task_fails(error: BaseException) -> None:
+    def open_plan() -> ElementIterator:
+        raise error
+
+    outlet = produce(open_plan)
+    assert len(outlet.errors()) == 1
+    assert outlet.failure is not None
+    assert "cannot be opened" in outlet.failure
+
+
+def test_a_task_that_fails_alike_for_ever_ends() -> None:
+    class Broken(Listed):
+        def next_chunk(self, limit: int) -> Chunk | None:
+            raise OSError("disk is gone")
+
+    outlet = produce(lambda: Broken([]))
+    assert len(outlet.errors()) == 100
+    assert outlet.failure == "100 times in a row: OSError: disk is gone"
+
+
+def test_elements_that_cannot_be_sent_are_an_error_and_the_rest_follows() -> None:
+    class Unsendable(Listed):
+        def next_chunk(self, limit: int) -> Chunk | None:
+            chunk = super().next_chunk(1)
+            if chunk is not None and chunk.rows() == [1]:
+                return Chunk.of_rows([object()], chunk.states)
+            return chunk
+
+    outlet = produce(lambda: Unsendable([[0, 1, 2]]), counts_units=True)
+    assert len(outlet.errors()) == 1
+    assert [value for values in outlet.elements() for value in values] == [0, 2]
+    assert sum(portion.units for portion in outlet.portions) == 3
+
+
+def test_an_iterator_that_fails_when_it_is_closed_does_not_hide_the_end() -> None:
+    class Stuck(Listed):
+        def close(self) -> None:
+            raise SystemExit("cannot close")
+
+    outlet = produce(lambda: Stuck([[0]]))
+    assert outlet.elements() == [[0]]
+    assert outlet.failure is not None
+
+
+def test_an_outlet_that_takes_nothing_hears_of_the_end_all_the_same(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    outlet = Collected()
+    outlet.refused = MemoryError("full")
+    produce(lambda: Listed([[0]]), outlet)
+    assert outlet.failure == "MemoryError: full"
+    assert "task-1 ends: MemoryError: full" in caplog.text
+
+
+def test_the_plan_is_released_as_soon_as_it_is_open() -> None:
+    class Plan:
+        pass
+
+    plan: Any = Plan()
+    gone = weakref.ref(plan)
+    opened, go_on = threading.Event(), threading.Event()
+
+    class Waiting(Listed):
+        def next_chunk(self, limit: int) -> Chunk | None:
+            opened.set()
+            go_on.wait(SECONDS)
+            return None
+
+    outlet = Collected()
+    producer = Producer("task-1", lambda plan=plan: plan and Waiting([]), outlet)
+    del plan
+    producer.start()
+    assert opened.wait(SECONDS)
+    gc.collect()
+    assert gone() is None
+    go_on.set()
+    producer.join(SECONDS)

@@ -1,0 +1,177 @@
+"""Arenas that share a budget, and segments that are held for too long."""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import os
+
+import pytest
+
+from headrace import metrics
+from headrace.testing import ManualClock, Resources
+from headrace.transport.arena import Arena, ArenaBudget
+from headrace.transport.mappings import Mappings
+from headrace.transport.shared_memory import (
+    HostIdentity,
+    MemoryReport,
+    Offer,
+    Placement,
+    SharedMemoryOptions,
+    this_process,
+)
+
+MIB = 1 << 20
+OPTIONS = SharedMemoryOptions(
+    segment_bytes=MIB, total_bytes=2 * MIB, server_bytes=3 * MIB, lease_seconds=60
+)
+
+
+@pytest.fixture
+def identity() -> HostIdentity:
+    identity = this_process()
+    assert identity is not None
+    return identity
+
+
+def grow(arena: Arena, mappings: Mappings) -> int:
+    """Have the arena offer all that it may; return how many segments it offered."""
+    offers = 0
+    while (placed := arena.place([memoryview(bytes(MIB // 4))])) is not None:
+        if isinstance(placed, Placement):
+            arena.posted(placed)
+        else:
+            offers += 1
+            mappings.consider(placed)
+            arena.hear(mappings.take_report())
+    return offers
+
+
+def test_a_budget_is_dealt_out_in_whole_pages_and_taken_back():
+    budget = ArenaBudget(10 * 4096 + 5)
+    assert budget.take(6 * 4096, 4096) == 6 * 4096
+    assert budget.take(6 * 4096, 5 * 4096) == 0
+    assert budget.take(6 * 4096, 4096) == 4 * 4096
+    assert budget.take(4096, 4096) == 0
+    budget.put_back(4 * 4096)
+    assert budget.take(4096, 4096) == 4096
+
+
+def test_all_arenas_of_a_server_share_one_bound(identity: HostIdentity):
+    budget = ArenaBudget(OPTIONS.server_bytes)
+    one, other = (Arena(identity, OPTIONS, budget) for _ in range(2))
+    assert grow(one, Mappings()) == 2, "as many as one channel may have"
+    assert grow(other, Mappings()) == 1, "what is left for the server"
+    one.close()
+    assert grow(other, Mappings()) == 1
+    other.close()
+    assert budget.left == OPTIONS.server_bytes
+
+
+def test_a_segment_that_is_held_for_too_long_is_the_channel_s(
+    identity: HostIdentity, clock: ManualClock
+):
+    budget = ArenaBudget(OPTIONS.server_bytes)
+    arena = Arena(identity, OPTIONS, budget, clock=clock)
+    mappings = Mappings()
+    offer = arena.place([memoryview(bytes(50_000))])
+    mappings.consider(offer)
+    arena.hear(mappings.take_report())
+    before = Resources.held_now()
+    placed = arena.place([memoryview(b"x" * 50_000)])
+    views = mappings.view(placed)
+    clock.advance(100)
+    assert arena.retire() == (), "not before it was handed to the socket"
+    arena.posted(placed)
+    assert arena.retire() == (offer.segment,)
+    assert budget.left == OPTIONS.server_bytes
+    mappings.retire([offer.segment])
+    assert bytes(views[0]) == b"x" * 50_000
+    del views
+    gc.collect()
+    assert not Resources.held_now().beyond(before)
+    assert len(Resources.held_now().mappings) == len(before.mappings) - 2
+    arena.hear(mappings.take_report())
+    assert arena.slots_in_use == 0
+    assert isinstance(arena.place([memoryview(bytes(50_000))]), Offer), "and begins again"
+    arena.close()
+
+
+def test_a_segment_whose_slots_come_back_in_time_stays(identity: HostIdentity, clock: ManualClock):
+    arena = Arena(identity, OPTIONS, clock=clock)
+    mappings = Mappings()
+    mappings.consider(arena.place([memoryview(bytes(50_000))]))
+    arena.hear(mappings.take_report())
+    for _ in range(5):
+        placed = arena.place([memoryview(bytes(50_000))])
+        arena.posted(placed)
+        clock.advance(50)
+        assert arena.retire() == ()
+        arena.hear(MemoryReport(released=(placed.slot,)))
+    arena.close()
+
+
+def test_memory_goes_only_after_the_replies_on_their_way(identity: HostIdentity):
+    arena = Arena(identity, OPTIONS)
+    mappings = Mappings()
+    mappings.consider(arena.place([memoryview(bytes(50_000))]))
+    arena.hear(mappings.take_report())
+    placed = arena.place([memoryview(bytes(50_000))])
+    arena.close()
+    assert arena.bytes_mapped == MIB
+    arena.posted(placed)
+    assert arena.bytes_mapped == 0
+
+
+def refused() -> float:
+    return metrics.REGISTRY.get_sample_value("headrace_memory_refused_total") or 0.0
+
+
+def offered(fd: int) -> Offer:
+    found = os.fstat(fd)
+    return Offer(1, os.getpid(), fd, found.st_ino, found.st_size)
+
+
+def test_a_file_that_is_no_segment_is_refused_unopened_and_counted(tmp_path):
+    os.mkfifo(tmp_path / "fifo")  # To open one would wait for a writer.
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"x" * 4096)
+    for path in (tmp_path / "fifo", secret):
+        fd = os.open(path, os.O_RDWR)
+        mappings, before = Mappings(), refused()
+        mappings.consider(offered(fd))
+        assert mappings.take_report() == MemoryReport(refused=(1,))
+        assert refused() == before + 1
+        os.close(fd)
+
+
+@pytest.mark.parametrize("name", ["headrace", "other"])
+def test_a_memfd_that_could_be_cut_short_is_refused_and_counted(name: str):
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.truncate(fd, mmap.PAGESIZE)
+    mappings, before = Mappings(), refused()
+    mappings.consider(offered(fd))
+    assert mappings.take_report() == MemoryReport(refused=(1,))
+    assert refused() == before + 1
+    os.close(fd)
+
+
+def test_a_segment_cannot_be_cut_short(identity: HostIdentity):
+    arena = Arena(identity, OPTIONS)
+    offer = arena.place([memoryview(bytes(50_000))])
+    with pytest.raises(PermissionError):
+        os.truncate(offer.fd, 0)
+    arena.close()
+
+
+def test_the_bound_of_a_server_is_two_gigabytes_or_a_quarter_of_memory():
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert SharedMemoryOptions().server_bytes == min(2 << 30, memory // 4)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("server_bytes", 0), ("lease_seconds", 0.0), ("lease_seconds", -1.0)]
+)
+def test_bounds_that_make_no_sense_are_refused(field, value):
+    with pytest.raises(ValueError, match=f"{field}="):
+        SharedMemoryOptions(**{field: value})

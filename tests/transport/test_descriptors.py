@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import socket
+
+import pytest
+
+from headrace.transport import descriptors
+from headrace.transport.descriptors import Descriptor, closed_by_peer, warn_near
+
+
+@pytest.fixture
+def ends():
+    one, other = socket.socketpair()
+    yield one, other
+    one.close()
+    other.close()
+
+
+def test_a_number_that_was_given_to_another_file_is_not_touched(ends):
+    one, other = ends
+    found = Descriptor.of(one.fileno())
+    number = one.detach()
+    os.close(number)
+    replaced = os.dup(other.fileno())
+    try:
+        assert replaced == number
+        assert found.duplicate() is None
+        found.shut_down()
+        found.close()
+        other.send(b"still open")
+    except BrokenPipeError:
+        pass  # The end that was closed above; what matters is that ours is still there.
+    finally:
+        os.fstat(replaced)
+        os.close(replaced)
+
+
+def test_a_closed_number_is_nothing():
+    number = os.open("/dev/null", os.O_RDONLY)
+    os.close(number)
+    assert Descriptor.of(number) is None
+
+
+def test_a_connection_that_is_shut_down_is_closed_for_both(ends):
+    one, other = ends
+    assert not closed_by_peer(other)
+    Descriptor.of(one.fileno()).shut_down()
+    assert closed_by_peer(other)
+    assert other.recv(1) == b""
+
+
+def test_a_connection_with_unread_bytes_is_seen_to_be_closed(ends):
+    one, other = ends
+    one.send(b"unread")
+    assert not closed_by_peer(other)
+    one.close()
+    assert closed_by_peer(other)
+
+
+def test_a_high_number_is_a_warning_once(monkeypatch, caplog):
+    monkeypatch.setattr(descriptors, "_warned", False)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1000, 1000))
+    with caplog.at_level(logging.WARNING):
+        warn_near(899)
+        assert not caplog.records
+        for _ in range(3):
+            warn_near(900)
+    (record,) = caplog.records
+    assert "900 of the 1000 files" in record.getMessage()
+
+
+def test_no_limit_is_no_reason_to_warn(monkeypatch, caplog):
+    monkeypatch.setattr(descriptors, "_warned", False)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY,) * 2)
+    with caplog.at_level(logging.WARNING):
+        warn_near(10**6)
+    assert not caplog.records

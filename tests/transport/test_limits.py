@@ -1,0 +1,424 @@
+"""What a server keeps for its peers is bounded, and goes when they do."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import zmq
+
+from headrace import metrics
+from headrace.errors import FailedPreconditionError, UnavailableError
+from headrace.transport import zeromq, zeromq_server
+from headrace.transport.channel import Request
+from headrace.transport.envelope import (
+    NOTHING,
+    REQUEST,
+    RequestHeader,
+    decode_error,
+    decode_reply_header,
+    encode,
+)
+from headrace.transport.limits import ServerLimits
+from headrace.transport.shared_memory import SharedMemoryOptions
+from tests.transport.conftest import Carrier, Peer
+from tests.transport.peer import TestHandler
+from tests.transport.words import Echo, Echoed, Hold, Make, TestReply, TestRequest
+
+MIB = 1 << 20
+
+
+def eventually(seconds: float, condition: Callable[[], bool]) -> bool:
+    until = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def count(name: str) -> float:
+    return metrics.REGISTRY.get_sample_value(name) or 0.0
+
+
+def mapped(pid: int) -> int:
+    """Bytes of our memory that a process has mapped."""
+    spans = re.findall(
+        r"^(\w+)-(\w+) .*memfd:headrace", Path(f"/proc/{pid}/maps").read_text(), re.MULTILINE
+    )
+    return sum(int(end, 16) - int(start, 16) for start, end in spans)
+
+
+# --- shared memory goes with its connection -------------------------------------------------
+
+
+@pytest.mark.heavy
+def test_clients_that_lose_their_connection_again_and_again_leave_no_memory(start_peer):
+    peer: Peer = start_peer()
+    pid = peer.process.pid
+    channel = zeromq.connect(peer.address, reply_type=TestReply, patience=0.6)
+    for _ in range(3):
+        kept = [channel.call(Make(number=n, size=100_000), timeout=20)[1] for n in range(3)]
+        assert mapped(pid) == 64 * MIB
+        peer.stop()
+        try:
+            channel.send(Echo())
+            with pytest.raises(UnavailableError):
+                assert channel.receive(20) is not None
+        finally:
+            peer.go_on()
+        assert eventually(10, lambda: mapped(pid) == 0), "before anybody asks again"
+        assert bytes(kept[2][0]) == b"\2" * 100_000
+    channel.close()
+
+
+TAKER = """
+import sys, time
+from headrace.transport import zeromq, zeromq_server
+from tests.transport.words import Make, TestReply
+channel = zeromq.connect(sys.argv[1], reply_type=TestReply)
+kept = [channel.call(Make(number=n, size=200_000), timeout=20)[1] for n in range(10)]
+print("holding", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.heavy
+def test_clients_that_are_killed_again_and_again_leave_no_memory(run_python):
+    carrier = Carrier("shared-memory")
+    server = carrier.serve()
+    before = mapped(os.getpid())
+    for _ in range(3):
+        taker = run_python("-c", TAKER, server.address)
+        assert taker.stdout.readline() == "holding\n"
+        assert mapped(os.getpid()) > before
+        taker.kill()
+        taker.wait(10)
+        assert eventually(5, lambda: mapped(os.getpid()) == before)
+    carrier.close()
+
+
+def test_many_channels_together_stay_under_the_server_s_bound_and_all_are_served():
+    options = SharedMemoryOptions(segment_bytes=4 * MIB, total_bytes=8 * MIB, server_bytes=12 * MIB)
+    server = zeromq.serve(TestHandler(), request_type=TestRequest, shared_memory=options)
+    channels = [zeromq.connect(server.address, reply_type=TestReply) for _ in range(6)]
+    kept = []
+    for n in range(30):
+        _, (buffer,) = channels[n % 6].call(Make(number=n, size=MIB), timeout=20)
+        assert bytes(buffer[:1]) == bytes([n])
+        kept.append(buffer)
+        assert sum(arena.bytes_mapped for arena in server.arenas) <= 12 * MIB
+    for channel in channels:
+        channel.close()
+    server.close()
+
+
+def test_memory_that_a_client_keeps_for_longer_than_the_lease_is_no_longer_the_server_s():
+    options = SharedMemoryOptions(
+        segment_bytes=4 * MIB, total_bytes=4 * MIB, server_bytes=4 * MIB, lease_seconds=0.1
+    )
+    server = zeromq.serve(TestHandler(), request_type=TestRequest, shared_memory=options)
+    greedy, other = (zeromq.connect(server.address, reply_type=TestReply) for _ in range(2))
+    kept = [greedy.call(Make(number=n, size=MIB), timeout=20)[1] for n in range(3)]
+
+    def other_has_memory() -> bool:
+        other.call(Make(number=9, size=MIB), timeout=20)
+        return bool(other._mappings._mappings)
+
+    assert not other_has_memory()
+    assert eventually(20, other_has_memory)
+    greedy.call(Echo(), timeout=20)  # Brings the news, if it is not there yet.
+    assert eventually(10, lambda: greedy.receive(0.01) is None and not greedy._mappings._mappings)
+    for n, buffers in enumerate(kept):
+        assert bytes(buffers[0]) == bytes([n]) * MIB
+    for channel in (greedy, other):
+        channel.close()
+    server.close()
+
+
+# --- requests --------------------------------------------------------------------------------
+
+
+def test_a_request_that_no_server_takes_is_refused_where_it_is_sent():
+    carrier = Carrier("tcp")
+    channel = carrier.connect(carrier.serve().address, request_bytes=MIB)
+    with pytest.raises(ValueError, match=r"1,048,.* larger than the 1,048,576 that a server"):
+        channel.send(Echo(), [bytes(MIB)])
+    assert channel.call(Echo(number=2), timeout=10)[0] == Echoed(number=2)
+    carrier.close()
+
+
+@pytest.fixture
+def small_server() -> Iterator[zeromq.Server]:
+    limits = ServerLimits(
+        request_bytes=MIB, unread_bytes=24 * MIB, all_unread_bytes=64 * MIB, stall_seconds=0.5
+    )
+    server = zeromq.serve(TestHandler(), request_type=TestRequest, limits=limits)
+    yield server
+    server.close()
+
+
+def test_a_frame_beyond_the_bound_ends_the_connection(small_server):
+    channel = zeromq.connect(small_server.address, reply_type=TestReply)
+    with pytest.raises(UnavailableError, match="the peer closed"):
+        channel.call(Echo(), [bytes(3 * MIB)], timeout=10)
+    assert channel.call(Echo(number=2), timeout=10)[0] == Echoed(number=2)
+    channel.close()
+
+
+def test_a_request_of_many_frames_beyond_the_bound_is_counted_and_logged_once(small_server, caplog):
+    before = count("headrace_requests_too_large_total")
+    channel = zeromq.connect(small_server.address, reply_type=TestReply)
+    with caplog.at_level(logging.WARNING, "headrace.transport"):
+        for _ in range(3):
+            with pytest.raises(FailedPreconditionError, match="larger than the 1,048,576"):
+                channel.call(Echo(), [bytes(MIB // 2)] * 4, timeout=10)
+    assert count("headrace_requests_too_large_total") == before + 3
+    assert len(caplog.records) == 1
+    assert channel.call(Echo(number=2), timeout=10)[0] == Echoed(number=2)
+    channel.close()
+
+
+# --- answers that nobody reads ---------------------------------------------------------------
+
+
+class Silent:
+    """A peer that asks, and whose side takes nothing from the connection."""
+
+    def __init__(self, address: str) -> None:
+        self.context = zmq.Context()
+        self.socket = self.context.socket(zmq.DEALER)
+        self.socket.rcvhwm = 1
+        self.socket.rcvbuf = 64 << 10
+        self.socket.linger = 0
+        self.socket.connect(f"tcp://{address}")
+
+    def ask(self, number: int) -> None:
+        body = encode(Make(number=number, size=4 * MIB))
+        self.socket.send(encode(RequestHeader(number, REQUEST, type(NOTHING)(body))))
+
+    def close(self) -> None:
+        self.socket.close()
+        self.context.term()
+
+
+def test_answers_that_nobody_reads_are_bounded_and_go_with_the_connection(small_server):
+    withheld, cut = (
+        count("headrace_answers_withheld_total"),
+        count("headrace_connections_cut_total"),
+    )
+    peer = Silent(small_server.address)
+    for n in range(1, 61):
+        peer.ask(n)
+    outbox = small_server._outbox
+    assert eventually(10, lambda: count("headrace_answers_withheld_total") - withheld > 40)
+    assert outbox.unread <= 24 * MIB, "of the 240 that were asked for"
+    assert eventually(10, lambda: count("headrace_connections_cut_total") == cut + 1)
+
+    # Another peer is served all the time, and nothing is left of the first.
+    other = zeromq.connect(small_server.address, reply_type=TestReply, shared_memory=False)
+
+    def served() -> bool:
+        assert other.call(Make(number=1, size=MIB), timeout=10)[0] == Echoed(number=1)
+        return outbox.unread <= 2 * MIB
+
+    assert eventually(10, served)
+    other.close()
+    peer.close()
+
+
+def test_who_asks_for_more_than_fits_gets_the_first_answers_and_asks_again(small_server):
+    peer = Silent(small_server.address)
+    wanted = set(range(1, 31))
+    for n in sorted(wanted):
+        peer.ask(n)
+    until = time.monotonic() + 30
+    asked_again = 0
+    while wanted:
+        assert time.monotonic() < until
+        assert peer.socket.poll(10_000), "an answer or an error comes for each request"
+        first, *frames = peer.socket.recv_multipart()
+        header = decode_reply_header(first)
+        if frames:
+            assert frames[0] == bytes([header.ticket]) * 4 * MIB
+            wanted.remove(header.ticket)
+        else:
+            error = decode_error(header.body)
+            assert isinstance(error, UnavailableError)
+            assert "ask again" in str(error)
+            peer.ask(header.ticket)
+            asked_again += 1
+    assert asked_again
+    peer.close()
+
+
+def test_one_answer_beyond_every_bound_still_arrives(small_server):
+    channel = zeromq.connect(small_server.address, reply_type=TestReply, shared_memory=False)
+    _, (buffer,) = channel.call(Make(number=7, size=80 * MIB), timeout=30)
+    assert bytes(buffer[-3:]) == b"\7\7\7"
+    assert len(buffer) == 80 * MIB
+    channel.close()
+
+
+def test_small_answers_are_counted_together(small_server):
+    channel = zeromq.connect(small_server.address, reply_type=TestReply)
+    for n in range(20_000):
+        channel.send(Echo(number=n))
+    for n in range(20_000):
+        assert channel.receive(10).message == Echoed(number=n)
+    assert eventually(
+        5, lambda: channel.call(Echo(), timeout=10) and not small_server._outbox._sent
+    )
+    assert small_server._outbox.unread <= 128 << 10
+    channel.close()
+
+
+@pytest.mark.parametrize(
+    "field", ["request_bytes", "unread_bytes", "all_unread_bytes", "stall_seconds"]
+)
+def test_limits_that_make_no_sense_are_refused(field):
+    with pytest.raises(ValueError, match=f"{field}=0"):
+        ServerLimits(**{field: 0})
+
+
+@pytest.mark.parametrize("options", [{"patience": 0.0}, {"request_bytes": 0}])
+def test_channel_options_that_make_no_sense_are_refused(options):
+    with pytest.raises(ValueError, match=next(iter(options))):
+        zeromq.connect("127.0.0.1:5050", reply_type=TestReply, **options)
+
+
+# --- a thread that goes on -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit, MemoryError])
+def test_whatever_a_handler_raises_is_answered_and_the_server_goes_on(carrier: Carrier, kind):
+    def handle(requests: Sequence[Request]) -> None:
+        for request in requests:
+            if isinstance(request.message, Hold):
+                raise kind("stop")
+            request.reply(Echoed(number=5))
+
+    channel = carrier.connect(carrier.serve(handle).address)
+    with pytest.raises(Exception, match="stop"):
+        channel.call(Hold(), timeout=10)
+    assert channel.call(Echo(), timeout=10)[0] == Echoed(number=5)
+
+
+def test_no_memory_for_a_request_costs_that_request_alone(monkeypatch, caplog):
+    carrier = Carrier("tcp")
+    _, channel = carrier.pair()
+    real = zeromq_server.receive_buffers
+    fails = [MemoryError("no memory")]
+
+    def receive(router):
+        if fails:
+            raise fails.pop()
+        return real(router)
+
+    monkeypatch.setattr(zeromq_server, "receive_buffers", receive)
+    channel.send(Echo(number=1), [b"x" * 100_000, b"y" * 100_000])
+    for n in range(2, 5):
+        channel.send(Echo(number=n), [bytes([n]) * 100_000])
+    for n in range(2, 5):
+        reply = channel.receive(10)
+        assert reply.message == Echoed(number=n)
+        assert bytes(reply.buffers[0]) == bytes([n]) * 100_000
+    assert "goes on after an error" in caplog.text
+    carrier.close()
+
+
+class Failing:
+    """A ROUTER that has no memory in the middle of a message."""
+
+    def __init__(self, router) -> None:
+        self.router = router
+        self.fails = [MemoryError("no memory")]
+
+    def send(self, data, flags, copy=True):
+        if not copy and self.fails:
+            raise self.fails.pop()
+        return self.router.send(data, flags, copy=copy)
+
+
+def test_no_memory_for_an_answer_costs_that_connection_alone(caplog):
+    carrier = Carrier("tcp")
+    server, channel = carrier.pair()
+    other = carrier.connect(server.address)
+    for each in (channel, other):
+        each.call(Echo(), timeout=10)
+    server._outbox._router = Failing(server._outbox._router)
+    with pytest.raises(UnavailableError) as caught:
+        channel.call(Make(number=1, size=300_000), timeout=10)
+    assert caught.value.refused
+    for each in (other, channel):
+        assert bytes(each.call(Make(number=2, size=10_000), timeout=10)[1][0]) == b"\2" * 10_000
+    assert "goes on after an error" in caplog.text
+    carrier.close()
+
+
+class UnspeakableError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def test_an_error_without_a_text_is_answered_all_the_same(carrier: Carrier):
+    def handle(requests: Sequence[Request]) -> None:
+        raise UnspeakableError(1, 2)
+
+    channel = carrier.connect(carrier.serve(handle).address)
+    with pytest.raises(Exception, match="UnspeakableError"):
+        channel.call(Echo(), timeout=10)
+
+
+FULL = """
+import os, resource, sys
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (200, 300))
+import logging
+logging.basicConfig(level=logging.WARNING, stream=sys.stdout, format="%(message)s")
+from headrace.errors import UnavailableError
+from headrace.transport import zeromq, zeromq_server
+from tests.transport.peer import TestHandler
+from tests.transport.words import Echo, Echoed, Make, TestReply, TestRequest
+server = zeromq.serve(TestHandler(), request_type=TestRequest)
+assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 300
+connect = lambda: zeromq.connect(server.address, reply_type=TestReply, patience=3.0)
+channel = connect()
+channel.call(Echo(), timeout=10)
+second = connect()
+files = []
+while len(files) < 1000:
+    try:
+        files.append(os.open("/dev/null", os.O_RDONLY))
+    except OSError:
+        break
+try:
+    second.call(Echo(), timeout=10)
+    print("a call without a descriptor")
+except UnavailableError as error:
+    print("unavailable", error.refused, "Too many open files" in str(error))
+for n in range(3):
+    assert channel.call(Make(number=n, size=100_000), timeout=10)[0] == Echoed(number=n)
+for _ in range(25):
+    os.close(files.pop())
+assert second.call(Echo(number=3), timeout=10)[0] == Echoed(number=3)
+while files:
+    os.close(files.pop())
+channel.close()
+second.close()
+server.close()
+print("done")
+"""
+
+
+def test_a_process_without_a_free_descriptor_goes_on_and_recovers(run_python):
+    output, _ = run_python("-c", FULL).communicate(timeout=30)
+    lines = output.splitlines()
+    assert "unavailable False True" in lines
+    assert lines[-1] == "done"
+    assert any("that this process may open are open" in line for line in lines), output
