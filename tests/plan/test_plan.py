@@ -8,7 +8,6 @@ import pytest
 import headrace as hr
 from headrace.errors import FailedPreconditionError
 from headrace.plan.serialize import dump_plan, load_plan
-from headrace.plan.splits import split_sizes
 
 Dataset = hr.Dataset
 ArraySpec = hr.ArraySpec
@@ -113,8 +112,3 @@ def test_a_plan_travels_with_its_functions():
     factor = 3
     plan = load_plan(dump_plan(Dataset.range(4).map(lambda x: f"{x * factor}").plan))
     assert list(Dataset(plan)) == ["0", "3", "6", "9"]
-
-
-def test_sources_of_the_plan_are_split_and_those_inside_functions_are_not():
-    inner = Dataset.range(5).flat_map(lambda x: Dataset.range(100))
-    assert split_sizes(Dataset.zip(inner, Dataset.range(7).repeat()).plan) == (5, 7)
