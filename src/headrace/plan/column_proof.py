@@ -207,7 +207,7 @@ def _is_constant(value: object) -> bool:
 def _outside(fn: types.FunctionType, names: _Names) -> list[Any] | None:
     """Return all that `fn` reads from outside now, or None if that cannot be said."""
     module = fn.__globals__
-    builtins = fn.__builtins__  # type: ignore[attr-defined]
+    builtins = fn.__builtins__
     if fn.__kwdefaults__ or type(module) is not dict or type(builtins) is not dict:
         return None
     try:
