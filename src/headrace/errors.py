@@ -132,7 +132,9 @@ def describe_error(error: BaseException) -> str:
     name = type(error).__name__
     try:
         text = str(error)
-    except Exception as failure:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as failure:
         text = f"(its text cannot be shown: __str__ raised {type(failure).__name__})"
     return f"{name}: {text}" if text else name
 

@@ -30,7 +30,7 @@ _DELIVERED = Counter(
 )
 _SPLITS = Counter(
     "headrace_splits_granted",
-    "Ranges of source indices that the dispatcher dealt out.",
+    "Ranges of positions that the dispatcher dealt out.",
     registry=REGISTRY,
 )
 _USER_ERRORS = Counter(
@@ -67,7 +67,7 @@ _MEMORY = Counter(
 )
 
 count_split_granted: Callable[[], None] = _SPLITS.inc
-"""Count one split that was dealt out."""
+"""Count one range of positions that was dealt out."""
 count_user_function_error: Callable[[], None] = _USER_ERRORS.inc
 """Count one exception of a user's function."""
 count_request_too_large: Callable[[], None] = _TOO_LARGE.inc

@@ -16,7 +16,11 @@ def test_an_address_is_host_and_port(address, parts):
 
 
 @pytest.mark.parametrize(
-    "address", ["", "host", ":5050", "host:", "host:0", "host:65536", "host:-1", "tcp://host:1"]
+    "address",
+    [
+        *("", "host", ":5050", "host:", "host:0", "host:65536", "host:-1", "tcp://host:1"),
+        *("host:5050:1", "::1:80", "[]:80", "[::1:80", "::1]:80"),
+    ],
 )
 def test_what_is_no_address_is_refused_in_words(address):
     with pytest.raises(ValueError, match="address="):

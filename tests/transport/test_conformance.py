@@ -281,6 +281,10 @@ def test_a_request_answered_after_the_server_closed_does_no_harm(carrier: Carrie
         channel.receive(0.01)
     server.close()
     held[0].reply(Echoed(), [b"x" * 100_000])
+    # It went nowhere: not to the next server's clients, either.
+    _, other = carrier.pair()
+    assert other.call(Echo(number=7), timeout=20)[0] == Echoed(number=7)
+    assert other.receive(0) is None
 
 
 def test_a_closed_channel_says_so(carrier: Carrier):

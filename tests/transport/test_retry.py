@@ -117,3 +117,26 @@ def test_a_call_that_is_stopped_begins_no_other_try(clock: ManualClock):
     with pytest.raises(CancelledError, match="called off after 0 tries"):
         call(peer, RetryPolicy(), stop=stop.wait)
     assert peer.timeouts == []
+
+
+def test_who_waits_is_warned_once_after_five_seconds(clock: ManualClock):
+    gone = UnavailableError("connection refused")
+    said = []
+    peer = ScriptedPeer(clock, *[(1, gone)] * 20, (0, 4))
+    began = clock()
+    answer = call(
+        peer, RetryPolicy(deadline=60), say=lambda text: said.append((clock() - began, text))
+    )
+    assert answer == 4
+    ((at, text),) = said
+    assert 5 <= at < 7
+    assert "the dispatcher at 127.0.0.1:5050 has not answered for 5 s" in text
+    assert "is asked for 60 s in all" in text
+    assert "connection refused" in text
+
+
+def test_a_wait_of_less_is_not_worth_a_word(clock: ManualClock):
+    said = []
+    peer = ScriptedPeer(clock, *[(1, UnavailableError("gone"))] * 3, (0, 4))
+    assert call(peer, RetryPolicy(deadline=60), say=said.append) == 4
+    assert said == []

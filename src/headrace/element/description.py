@@ -40,8 +40,12 @@ _EXTENSION_DTYPE = re.compile(r"bfloat16|(float|u?int|complex)[a-z0-9_]{1,24}")
 
 
 def encode_structure(structure: Structure) -> Description:
-    """Return `structure` as plain values."""
-    return _encode_node(structure.root)
+    """Return `structure` as plain values.
+
+    Raises:
+        InvalidElementError: It is nested more deeply than a peer would read.
+    """
+    return _encode_node(structure.root, 0)
 
 
 def decode_structure(description: Description) -> Structure:
@@ -122,11 +126,16 @@ def _named_dtype(name: str) -> np.dtype[Any]:
     return np.dtype(scalar)
 
 
-def _encode_node(node: Node) -> Description:
+def _encode_node(node: Node, depth: int) -> Description:
     kind = node.kind
     if kind in (Kind.LEAF, Kind.NONE):
         return kind
-    children = [_encode_node(child) for child in node.children]
+    if depth > _MAX_DEPTH:
+        raise InvalidElementError(
+            f"the element is nested more than {_MAX_DEPTH} deep, and cannot be sent; return fewer "
+            "dicts and tuples within one another, or an array"
+        )
+    children = [_encode_node(child, depth + 1) for child in node.children]
     if node.cls is None:
         return [kind, list(node.keys), children]
     return [kind, list(node.keys), children, node.cls.__module__, node.cls.__qualname__]
@@ -191,7 +200,7 @@ _make_namedtuple: Callable[[str, tuple[str, ...]], type] = collections.namedtupl
 
 
 def _is_field(name: str) -> bool:
-    return name.isidentifier() and not keyword.iskeyword(name) and not name.startswith("_")
+    return name.isidentifier() and not keyword.iskeyword(name) and not name.startswith("__")
 
 
 def _check_int(value: Any) -> int:

@@ -339,4 +339,5 @@ def _patiently(
             _PATIENCE,
             whom=f"the dispatcher at {address}",
             attempt_timeout=_CALL_SECONDS,
+            say=_log.warning,
         )

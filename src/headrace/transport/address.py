@@ -17,11 +17,15 @@ def split(address: str) -> tuple[str, int]:
         ValueError: It is not written so, or the port is not between 1 and 65535.
     """
     host, colon, port = address.rpartition(":")
-    if not colon or not host or "/" in host:
-        raise ValueError(f'address={address!r} is not written "host:port", as in "127.0.0.1:5050"')
+    bare = host.removeprefix("[").removesuffix("]")
+    if not colon or not bare or "/" in host or (":" in host and host != f"[{bare}]"):
+        raise ValueError(
+            f'address={address!r} is not written "host:port", as in "127.0.0.1:5050"; an IPv6 host '
+            'stands in brackets, as in "[::1]:5050"'
+        )
     if not port.isascii() or not port.isdigit() or not 1 <= int(port) <= 65535:
         raise ValueError(f"address={address!r}: {port!r} is not a port between 1 and 65535")
-    return host.removeprefix("[").removesuffix("]"), int(port)
+    return bare, int(port)
 
 
 def join(host: str, port: int) -> str:

@@ -15,6 +15,9 @@ __all__ = ["RetryPolicy", "delays", "retry"]
 
 T = TypeVar("T")
 
+_QUIET_SECONDS = 5.0
+"""How long nobody answers before the caller is warned."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RetryPolicy:
@@ -63,6 +66,7 @@ def retry(
     whom: str,
     attempt_timeout: float,
     stop: Callable[[float], bool] | None = None,
+    say: Callable[[str], object] | None = None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], object] = time.sleep,
     chance: Callable[[], float] = random.random,
@@ -76,6 +80,8 @@ def retry(
         attempt_timeout: Seconds that one try may take, at most the rest of the deadline.
         stop: Waits so many seconds, or until the caller gives up; says whether it has. None:
             nothing but the deadline ends the tries.
+        say: Takes a warning, once, when there was no answer for five seconds. None: nobody waits
+            for this call who would want to know.
         clock: Tells the time in seconds.
         sleep: Waits so many seconds, where there is no `stop`.
         chance: See `delays`.
@@ -100,6 +106,13 @@ def retry(
                     f"{whom} did not answer for {policy.deadline:g} s ({tries} tries): is it "
                     f"running, and is this its address? The last try: {error}"
                 ) from error
+            if say is not None and clock() - began >= _QUIET_SECONDS:
+                say(
+                    f"{whom} has not answered for {clock() - began:.0f} s, and is asked for "
+                    f"{policy.deadline:g} s in all: is it running, and is this its address? "
+                    f"The last try: {error}"
+                )
+                say = None
         if stop is None:
             sleep(wait)
         else:

@@ -1,0 +1,106 @@
+"""The tree of errors: as it is drawn, caught as Python's own, and whole in another process."""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+import pickle
+import re
+
+import pytest
+
+from headrace import errors
+from headrace.errors import (
+    HeadraceError,
+    OutOfRangeError,
+    UserFunctionError,
+    describe_error,
+)
+
+DRAWN = re.findall(r"[├└]── (\w+) +\((\w+)\)", errors.__doc__ or "")
+
+
+def test_every_error_is_drawn_with_the_builtin_that_catches_it():
+    found = [
+        (name, cls.__bases__)
+        for name, cls in inspect.getmembers(errors, inspect.isclass)
+        if cls is not HeadraceError and cls.__module__ == errors.__name__
+    ]
+    assert sorted(found) == sorted(
+        (name, (HeadraceError, getattr(builtins, builtin))) for name, builtin in DRAWN
+    )
+    assert {name for name, _ in DRAWN} | {"HeadraceError", "describe_error"} == set(errors.__all__)
+
+
+def test_a_loop_takes_the_end_for_its_end():
+    def one_and_the_end():
+        yield 1
+        yield 2
+
+    numbers = one_and_the_end()
+
+    class Reader:
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            number = next(numbers)
+            if number == 2:
+                raise OutOfRangeError("nothing is left")
+            return number
+
+    assert list(Reader()) == [1]
+
+
+@pytest.mark.parametrize("name", [name for name, _ in DRAWN])
+def test_an_error_is_the_same_in_another_process(name):
+    error = getattr(errors, name)("what was found; what would do")
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error)
+    assert str(again) == str(error)
+
+
+def test_an_error_of_a_users_function_keeps_what_it_knows():
+    error = UserFunctionError(
+        "f raised", position=7, original_type="KeyError", original_traceback="line 3"
+    )
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), again.position, again.original_type, again.original_traceback) == (
+        "f raised",
+        7,
+        "KeyError",
+        "line 3",
+    )
+
+
+class MuteError(Exception):
+    def __init__(self, instead: BaseException) -> None:
+        self.instead = instead
+
+    def __str__(self) -> str:
+        raise self.instead
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ValueError("too small"), "ValueError: too small"),
+        (ValueError(), "ValueError"),
+        (SystemExit(3), "SystemExit: 3"),
+        (
+            MuteError(RuntimeError("no")),
+            "MuteError: (its text cannot be shown: __str__ raised RuntimeError)",
+        ),
+        (
+            MuteError(SystemExit(1)),
+            "MuteError: (its text cannot be shown: __str__ raised SystemExit)",
+        ),
+    ],
+)
+def test_any_error_can_be_described(error, words):
+    assert describe_error(error) == words
+
+
+def test_an_interruption_while_an_error_is_described_is_one():
+    with pytest.raises(KeyboardInterrupt):
+        describe_error(MuteError(KeyboardInterrupt()))

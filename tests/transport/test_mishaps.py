@@ -1,0 +1,74 @@
+"""What seldom happens between two ends: no memory, an answer and then the end, other words."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import msgspec
+import pytest
+
+from headrace.errors import FailedPreconditionError, UnavailableError
+from headrace.transport import zeromq
+from headrace.transport.channel import Request
+from tests.transport.conftest import Carrier
+from tests.transport.peer import TestHandler
+from tests.transport.words import Echo, Echoed, Make, TestReply, TestRequest, Word
+
+
+class Other(Word):
+    """A word that channels do not know."""
+
+
+def test_answers_that_came_before_a_connection_was_lost_are_delivered_after_it(start_peer):
+    peer = start_peer()
+    channel = zeromq.connect(peer.address, reply_type=TestReply)
+    channel.call(Echo(), timeout=20)
+    tickets = [channel.send(Echo(number=n)) for n in range(3)]
+    # Answered, but nobody has received: the answers lie in this end's socket.
+    other = zeromq.connect(peer.address, reply_type=TestReply)
+    other.call(Echo(), timeout=20)
+    other.close()
+    peer.kill()
+    received = [channel.receive(20) for _ in tickets]
+    assert [(reply.ticket, reply.message) for reply in received if reply is not None] == [
+        (ticket, Echoed(number=n)) for n, ticket in enumerate(tickets)
+    ]
+    with pytest.raises(UnavailableError):
+        channel.call(Echo(), timeout=2)
+    channel.close()
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.ENOMEM])
+def test_where_no_memory_can_be_shared_answers_take_the_socket(
+    monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    server = zeromq.serve(TestHandler(), request_type=TestRequest)
+    channel = zeromq.connect(server.address, reply_type=TestReply)
+    for n in range(4):
+        _, (buffer,) = channel.call(Make(number=n, size=200_000), timeout=20)
+        assert bytes(buffer) == bytes([n]) * 200_000
+    channel.close()
+    server.close()
+
+
+def test_an_answer_in_other_words_is_an_error_and_the_channel_goes_on(network: Carrier) -> None:
+    answers: list[msgspec.Struct] = [Other(), Echoed(number=1)]
+
+    def answer(requests: list[Request]) -> None:
+        for request in requests:
+            request.reply(answers.pop(0))
+
+    server = network.serve(answer)
+    channel = network.connect(server.address)
+    with pytest.raises(FailedPreconditionError, match="cannot be understood") as caught:
+        channel.call(Echo(), timeout=20)
+    assert server.address in str(caught.value)
+    assert "do both ends run the same version" in str(caught.value)
+    assert channel.call(Echo(), timeout=20)[0] == Echoed(number=1)
+    channel.close()
+    server.close()
