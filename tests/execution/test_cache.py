@@ -221,3 +221,42 @@ def test_passes_after_a_restore_have_the_elements_of_the_state(position, above):
     list(used)  # its cache holds another order
     used.set_state(state)
     assert list(used) == want
+
+
+@pytest.mark.parametrize("before", [0, 2, 4, 6])
+@pytest.mark.parametrize("passes", [1, 2])
+def test_a_state_before_a_cache_in_a_later_part_names_the_seed_of_what_it_holds(before, passes):
+    def make():
+        parts = Dataset.range(4).map(odd_or_half), Dataset.range(20).shuffle(20).cache()
+        return parts[0].concatenate(parts[1]).repeat(passes)
+
+    dataset = make()
+    values(start(dataset.plan, seed=1))  # fills the cache
+    first = start(dataset.plan, seed=2)
+    head = values(first, before)
+    state = copied(first.get_state())
+    rest = values(first)
+    assert head + rest == values(start(dataset.plan, seed=1))
+    for seed in (1, 2):
+        elsewhere = start(make().plan, seed=seed)
+        if seed == 1:
+            values(elsewhere, 9)  # a used one, which has decided on other elements
+        elsewhere.set_state(state)
+        assert elsewhere.get_state() == state
+        assert values(elsewhere) == rest
+
+
+def test_who_fills_a_cache_after_a_state_was_taken_before_it_does_not_matter():
+    def make():
+        return Dataset.range(4).map(odd_or_half).concatenate(Dataset.range(20).shuffle(20).cache())
+
+    want = values(start(make().plan, seed=1))
+    dataset = make()
+    first = start(dataset.plan, seed=1)
+    head = values(first, 2)
+    state = copied(first.get_state())
+    values(start(dataset.plan, seed=2))
+    assert head + values(first) == want
+    again = start(dataset.plan, seed=3)
+    again.set_state(state)
+    assert head + values(again) == want

@@ -116,3 +116,11 @@ def test_numbers_in_a_cache_file_that_cannot_be_are_damage(tmp_path: Path):
 def test_a_cache_in_a_url_is_refused_when_it_is_written(name: str):
     with pytest.raises(ValueError, match="a path on a local disk, but is the URL"):
         Dataset.range(3).cache(name)
+
+
+def test_a_cache_that_cannot_be_written_is_named_as_the_user_named_it(tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    name = str(tmp_path / "file" / "cache")
+    with pytest.raises(FailedPreconditionError, match="may write to") as caught:
+        list(Dataset.range(3).cache(name))
+    assert f"the cache '{name}' cannot be written: " in str(caught.value)

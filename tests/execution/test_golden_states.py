@@ -68,6 +68,9 @@ PLANS: dict[str, Callable[[], Dataset]] = {
     "shuffle of values": lambda: Dataset.range(60).filter(even).shuffle(6, seed=3),
     "flat_map": lambda: Dataset.range(20).flat_map(several),
     "nested shuffles": lambda: seeded(Dataset.range(10).flat_map(shuffled)),
+    "nested shuffles over a shuffle of values": lambda: seeded(
+        Dataset.range(20).filter(even).shuffle(4).flat_map(shuffled)
+    ),
     "interleave": lambda: Dataset.range(20).interleave(several, cycle_length=3, block_length=2),
     "cache": lambda: seeded(Dataset.range(8).shuffle(8).cache().repeat(2)),
     "prefetch": lambda: Dataset.range(20).map(odd_or_half).prefetch(3),

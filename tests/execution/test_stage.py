@@ -9,7 +9,7 @@ from headrace.errors import UserFunctionError
 from headrace.execution.build import start
 from headrace.execution.iterator import END
 from headrace.execution.stage import NOTHING, RowStage
-from headrace.execution.user_function import UserFunction
+from headrace.plan.user_function import UserFunction
 
 Dataset = hr.Dataset
 

@@ -238,3 +238,19 @@ def test_an_element_that_cannot_be_gathered_fails_alone():
             except OSError as error:
                 got.append(str(error))
     assert got == [0, 2, 4, 6, "row 4 is damaged", 10, 12, 14, 16, 18]
+
+
+@pytest.mark.parametrize(
+    ("fn", "is_arity"),
+    [
+        (lambda x: x, True),
+        (lambda a, b, c: a, True),
+        (lambda a, b: len(1, 2), False),
+        (lambda a, b: int(a) + "x", False),
+    ],
+)
+def test_a_function_with_another_number_of_arguments_learns_how_tuples_are_passed(fn, is_arity):
+    pairs = Dataset.from_tensor_slices((np.arange(2), np.arange(2)))
+    with pytest.raises(UserFunctionError, match="raised TypeError") as caught:
+        list(pairs.map(fn))
+    assert ("a tuple is passed as several arguments" in str(caught.value)) == is_arity

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import headrace as hr
-from headrace.plan.free_order import free_steps
+from headrace.plan.free_order import free_steps, kept_steps
 from headrace.rewrites.normal import normalize
 
 Dataset = hr.Dataset
@@ -58,6 +58,19 @@ def test_of_two_steps_the_upper_one_is_free():
     dataset = mapped(mapped())
     normal = normalize(dataset.plan)
     assert free_steps(normal.plan, None) == frozenset([id(normal.plan)])
+    assert kept_steps(normal.plan, None) == {id(normal.plan.inputs[0]): normal.plan}
+
+
+def test_an_interleave_below_a_free_map_keeps_its_order_and_without_one_it_does_not():
+    def read(**how):
+        rows = Dataset.range(9).interleave(nested, num_parallel_calls=2, deterministic=False)
+        return normalize(rows.map(lambda x: x + 1, **how).plan).plan
+
+    free, kept = read(num_parallel_calls=2, deterministic=False), read(num_parallel_calls=2)
+    assert free_steps(free, None) == {id(free)}
+    assert list(kept_steps(free, None).values()) == [free]
+    assert free_steps(kept, None) == {id(kept.inputs[0])}
+    assert kept_steps(kept, None) == {}
 
 
 def test_the_option_holds_where_a_step_says_nothing():

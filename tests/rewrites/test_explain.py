@@ -36,6 +36,23 @@ def test_a_wish_for_free_order_that_is_not_followed_is_marked():
     assert len(lines(free, "keeps its order")) == 1
 
 
+def test_of_two_steps_with_a_free_order_the_lower_one_says_which_step_keeps_it():
+    def opened(x):
+        return Dataset.range(3)
+
+    def read(**how):
+        files = Dataset.range(9).interleave(opened, cycle_length=2, num_parallel_calls=2)
+        return files.map(keep, **how).with_options(hr.Options(deterministic=False))
+
+    for how in ({"num_parallel_calls": 2}, {}):
+        (line,) = lines(read(**how), "keeps its order")
+        assert line.startswith("Interleave(")
+        assert "the map above, whose order is free" in line
+    assert lines(read(deterministic=True), "keeps its order") == []
+    (line,) = lines(read(deterministic=True).shuffle(4), "keeps its order")
+    assert "the shuffle above reads it again after a restore" in line
+
+
 @pytest.mark.parametrize(
     ("dataset", "units"),
     [

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
+from headrace.data.forked import leave_in_children
 from headrace.element.chunk import Chunk, States
 from headrace.element.spec import Spec
 from headrace.errors import FailedPreconditionError, OutOfRangeError
@@ -56,6 +57,7 @@ class DatasetIterator:
         self._running: list[ElementIterator] = []
         self._finalizer = weakref.finalize(self, _close_quietly, self._running)
         self._go_to(None)
+        leave_in_children(self, DatasetIterator._leave_to_parent)
 
     def _go_to(self, state: State) -> None:
         """Make `state` the place; it is gone to when the next element is asked for."""
@@ -66,6 +68,15 @@ class DatasetIterator:
         #: Whether what runs stands at the place. It does not while it is at work.
         self._is_there = False
         self._has_ended = False
+
+    def _leave_to_parent(self) -> list[ElementIterator]:
+        """Let go of what runs, in a forked child; it is built again at the place."""
+        running = list(self._running)
+        self._running.clear()
+        states, offset, has_ended = self._states, self._offset, self._has_ended
+        self._go_to(None)
+        self._states, self._offset, self._has_ended = states, offset, has_ended
+        return running
 
     def __iter__(self) -> Self:
         return self
@@ -99,7 +110,8 @@ class DatasetIterator:
                 if chunk is not None:
                     rows, states, offset = chunk.rows(), chunk.states, 1
                     row = rows[0]
-        except Exception:
+        except Exception as error:
+            _raise_interruption(error)
             state = iterator.get_state()
             self._states, self._offset = lambda index: state, 0
             self._is_there = True
@@ -222,6 +234,17 @@ def _close_quietly(running: list[ElementIterator]) -> None:
         with contextlib.suppress(Exception):
             iterator.close()
     running.clear()
+
+
+def _raise_interruption(error: Exception) -> None:
+    """Raise what interrupted the wait for a thread, where only its consequence arrived here.
+
+    A condition that is interrupted before it has its lock again says that there is none to
+    release. Errors of users' functions are no bare RuntimeErrors.
+    """
+    cause = error.__context__
+    if type(error) is RuntimeError and cause is not None and not isinstance(cause, Exception):
+        raise cause
 
 
 def _check(state: Any, plan: Node) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headrace.element import stack as stacking
 from headrace.element.stack import Stacked
@@ -25,10 +26,16 @@ class Chunk:
 
     Holds rows (a list of elements), columns (one stacked element), or both once one was asked of
     the other. A chunk that an iterator yields also knows the places of its elements (`state_at`).
+
+    Attributes:
+        places: The number of each element's place, where somebody asked for them: which element of
+            the plan it is. The numbers go wherever the elements go, through steps that hold
+            elements too, while `state_at` says where the stream stands.
     """
 
-    __slots__ = ("_columns", "_rows", "_states", "size")
+    __slots__ = ("_columns", "_rows", "_states", "places", "size")
 
+    places: NDArray[np.uint64] | None
     size: int
     """Number of elements."""
 
@@ -38,25 +45,42 @@ class Chunk:
         columns: Stacked,
         size: int,
         states: States | None = None,
+        places: NDArray[np.uint64] | None = None,
     ) -> None:
         self._rows = rows
         self._columns = columns
         self._states = states
+        self.places = places
         self.size = size
 
     @classmethod
-    def of_rows(cls, rows: list[Element], states: States | None = None) -> Chunk:
+    def of_rows(
+        cls,
+        rows: list[Element],
+        states: States | None = None,
+        places: NDArray[np.uint64] | None = None,
+    ) -> Chunk:
         """Return a chunk of these elements; the list now belongs to it."""
-        return cls(rows, _UNKNOWN, len(rows), states)
+        return cls(rows, _UNKNOWN, len(rows), states, places)
 
     @classmethod
-    def of_columns(cls, columns: Stacked, size: int, states: States | None = None) -> Chunk:
+    def of_columns(
+        cls,
+        columns: Stacked,
+        size: int,
+        states: States | None = None,
+        places: NDArray[np.uint64] | None = None,
+    ) -> Chunk:
         """Return a chunk of the `size` rows of a stacked element."""
-        return cls(None, columns, size, states)
+        return cls(None, columns, size, states, places)
 
     def with_states(self, states: States) -> Chunk:
-        """Return the same elements at these places."""
-        return Chunk(self._rows, self._columns, self.size, states)
+        """Return the same elements, in a stream that stands there before each of them."""
+        return Chunk(self._rows, self._columns, self.size, states, self.places)
+
+    def with_places(self, places: NDArray[np.uint64] | None) -> Chunk:
+        """Return the same elements with these numbers of places."""
+        return Chunk(self._rows, self._columns, self.size, self._states, places)
 
     def state_at(self, index: int) -> Any:
         """Return the state of the stream before element `index`; `size`: after the last."""
@@ -112,20 +136,30 @@ class Chunk:
         if states is not None and start:
             whole = states
             states = lambda index: whole(start + index)  # noqa: E731 - a name would cost a line
+        places = self.places
+        if places is not None:
+            places = places[start:stop]
         if self._columns is _UNKNOWN:
-            return Chunk(rows, _UNKNOWN, stop - start, states)
-        return Chunk(rows, stacking.slice_rows(self._columns, start, stop), stop - start, states)
+            return Chunk(rows, _UNKNOWN, stop - start, states, places)
+        columns = stacking.slice_rows(self._columns, start, stop)
+        return Chunk(rows, columns, stop - start, states, places)
 
     def take(self, indices: Any) -> Chunk:
         """Return the elements at `indices` (a sequence of int, or an array of one axis).
 
-        They have no places: whoever leaves elements out knows where the others are.
+        They have no states: whoever leaves elements out knows where the others are.
         """
+        places = self.places_of(indices)
         if self._columns is not _UNKNOWN:
-            return Chunk(None, stacking.take(self._columns, indices), len(indices))
+            columns = stacking.take(self._columns, indices)
+            return Chunk(None, columns, len(indices), None, places)
         rows = self.rows()
         chosen = indices.tolist() if isinstance(indices, np.ndarray) else indices
-        return Chunk.of_rows([rows[index] for index in chosen])
+        return Chunk.of_rows([rows[index] for index in chosen], None, places)
+
+    def places_of(self, indices: Any) -> NDArray[np.uint64] | None:
+        """Return the places of some elements: those at `indices`, as for `take`, or a slice."""
+        return None if self.places is None else self.places[indices]
 
 
 def concatenate(chunks: Sequence[Chunk]) -> Chunk:
@@ -140,6 +174,7 @@ def concatenate(chunks: Sequence[Chunk]) -> Chunk:
         raise ValueError("chunks is empty; at least one chunk is needed")
     if len(chunks) == 1:
         return chunks[0]
+    places = _joined_places(chunks)
     if all(chunk.is_columnar for chunk in chunks):
         try:
             joined = stacking.concatenate([chunk.columns() for chunk in chunks])
@@ -147,11 +182,16 @@ def concatenate(chunks: Sequence[Chunk]) -> Chunk:
             # Chunks may differ in shape, as elements may: that is what rows are for.
             pass
         else:
-            return Chunk.of_columns(joined, sum(map(len, chunks)))
+            return Chunk.of_columns(joined, sum(map(len, chunks)), None, places)
     rows: list[Element] = []
     for chunk in chunks:
         rows.extend(chunk.rows())
-    return Chunk.of_rows(rows)
+    return Chunk.of_rows(rows, None, places)
+
+
+def _joined_places(chunks: Sequence[Chunk]) -> NDArray[np.uint64] | None:
+    places = [chunk.places for chunk in chunks if chunk.places is not None]
+    return np.concatenate(places) if len(places) == len(chunks) else None
 
 
 class _Unknown:

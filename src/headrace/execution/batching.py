@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from headrace.element.chunk import Chunk, States
 from headrace.element.chunk import concatenate as concatenate_chunks
 from headrace.element.structure import Element, component, flatten
@@ -11,10 +13,11 @@ from headrace.execution.context import Context
 from headrace.execution.dealt import units_done
 from headrace.execution.intake import Intake
 from headrace.execution.iterator import ElementIterator, State, make_iterator
+from headrace.execution.places import within
 from headrace.execution.runs import mask_of, runs_of
-from headrace.execution.user_function import step_name
 from headrace.plan.batching import Batch, Unbatch
 from headrace.plan.node import Node
+from headrace.plan.user_function import step_name
 
 __all__ = ["BatchIterator", "UnbatchIterator"]
 
@@ -87,7 +90,7 @@ class BatchIterator(ElementIterator):
         def states(index: int) -> State:
             return _state(left, places(end)) if index else _state(failed, first(0))
 
-        return Chunk.of_rows([batch], states)
+        return Chunk.of_rows([batch], states, parts[0].places_of(slice(0, 1)))
 
     def _is_known_failure(self) -> bool:
         """Count an error of the input; say whether it was raised before the state was saved."""
@@ -115,7 +118,10 @@ class BatchIterator(ElementIterator):
             lambda leaf: leaf.reshape(whole, size, *leaf.shape[1:]), taken.columns()
         )
         states = taken.states
-        return Chunk.of_columns(shaped, whole, lambda index: _state(0, states(index * size)))
+        places = taken.places_of(slice(None, None, size))
+        return Chunk.of_columns(
+            shaped, whole, lambda index: _state(0, states(index * size)), places
+        )
 
     def _left_of_unit(self, wanted: int) -> int:
         """Return how many of the next elements are of the unit that the batch began with."""
@@ -185,7 +191,11 @@ class UnbatchIterator(ElementIterator):
             if outer is None:
                 return None
             (element,) = outer.rows()
-            self._rows = Chunk.of_columns(element, self._count(element))
+            count = self._count(element)
+            places = outer.places
+            if places is not None:
+                places = within(places, np.arange(count, dtype=np.uint64))
+            self._rows = Chunk.of_columns(element, count, None, places)
             self._places, self._offset = outer.states, passed
         start = self._offset
         self._offset = min(start + limit, self._rows.size)

@@ -9,10 +9,10 @@ from headrace.element.wire import frame_bytes
 from headrace.execution.context import Context
 from headrace.execution.feeder import Feeder, Item
 from headrace.execution.iterator import ElementIterator, State, make_iterator
-from headrace.execution.user_function import step_name
 from headrace.execution.waiting import Watch
 from headrace.plan.buffering import Prefetch
 from headrace.plan.node import AUTOTUNE
+from headrace.plan.user_function import step_name
 
 __all__ = ["PrefetchIterator"]
 

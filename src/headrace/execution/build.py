@@ -6,7 +6,8 @@ import dataclasses
 import os
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from headrace.errors import FailedPreconditionError
 
@@ -34,7 +35,9 @@ from headrace.rewrites.normal import NO_OPTIONS
 from headrace.rewrites.optimize import prepare
 from headrace.rewrites.positions import deal_of
 
-__all__ = ["build_nested", "draw_seed", "start"]
+__all__ = ["Watch", "build_nested", "draw_seed", "start"]
+
+Watch: TypeAlias = Callable[[Node, ElementIterator], ElementIterator]
 
 
 def start(
@@ -45,6 +48,7 @@ def start(
     pass_number: tuple[int, ...] = (0,),
     units: NextUnits | None = None,
     contain_exits: bool = False,
+    watch: Watch | None = None,
 ) -> ElementIterator:
     """Return an iterator over the plan's elements; nothing is opened before the first read.
 
@@ -58,6 +62,8 @@ def start(
             is read whole.
         contain_exits: Whether SystemExit and the like from a user's function become a
             UserFunctionError: where other work goes on in the same process.
+        watch: Returns what stands in the place of a node's iterator (`watch_point`); for nested
+            datasets, too. None: what was made stays as it is.
 
     Raises:
         FailedPreconditionError: There are `units`, but the plan cannot be dealt out; or it has
@@ -76,6 +82,8 @@ def start(
         contain_exits=contain_exits,
         parallelism=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2,
     )
+    if watch is not None:
+        context = dataclasses.replace(context, watch=watch)
     if units is not None:
         return _start_dealt(prepared.plan, context, units)
     return make_iterator(prepared.plan, context)

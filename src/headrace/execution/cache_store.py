@@ -12,6 +12,8 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
+
 from headrace.element.chunk import Chunk
 from headrace.element.wire import decode, encode
 from headrace.errors import DataLossError, FailedPreconditionError
@@ -107,14 +109,26 @@ class MemoryStore(Store):
 def _copy(chunk: Chunk) -> Chunk:
     """Return the same elements in memory of their own."""
     frames = [bytearray(frame) for frame in encode(chunk)]
-    return decode(frames)
+    return decode(frames).with_places(chunk.places)
 
 
-_MAGIC = b"HRCACHE2"
+def _created(path: Path, partial: Path) -> BinaryIO:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return partial.open("wb")
+    except OSError as error:
+        raise FailedPreconditionError(
+            f"the cache '{path}' cannot be written: {error.strerror or error}; name a file in a "
+            "folder that you may write to"
+        ) from error
+
+
+_MAGIC = b"HRCACHE3"
 _FAMILY = b"HRCACHE"
 _HEAD = struct.Struct("<8sqH")  # magic, seed, bytes of the identity, which follows
 _COUNT = struct.Struct("<qq")  # elements in the frame, buffers in the frame
 _LENGTH = struct.Struct("<q")
+_PLACE = np.dtype("<u8")  # in the last buffer of a frame, for each element or for none
 
 
 class FileStore(Store):
@@ -131,8 +145,7 @@ class FileStore(Store):
         self._starts: list[tuple[int, int, int]] = []  # first element, elements, offset
         self._loaded: tuple[int, Chunk] | None = None  # number of a frame, and the frame
         if partial is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file: BinaryIO = partial.open("wb")
+            self._file: BinaryIO = _created(path, partial)
             name = identity.encode()
             self._file.write(_HEAD.pack(_MAGIC, seed, len(name)) + name)
         else:
@@ -223,7 +236,8 @@ class FileStore(Store):
         return DataLossError(f"cache file {self._path} ends inside a frame; remove it")
 
     def append(self, chunk: Chunk) -> None:
-        frames = [memoryview(frame).cast("B") for frame in encode(chunk)]
+        places = b"" if chunk.places is None else chunk.places.astype(_PLACE).tobytes()
+        frames = [memoryview(frame).cast("B") for frame in (*encode(chunk), places)]
         self._file.write(_COUNT.pack(chunk.size, len(frames)))
         for frame in frames:
             self._file.write(_LENGTH.pack(frame.nbytes))
@@ -254,10 +268,11 @@ class FileStore(Store):
     def _load(self, offset: int) -> Chunk:
         self._file.seek(offset)
         elements, lengths = self._frame_head(os.fstat(self._file.fileno()).st_size)
-        chunk = decode([bytearray(self._exactly(length)) for length in lengths])
-        if chunk.size != elements:
+        *frames, places = [bytearray(self._exactly(length)) for length in (lengths or (0,))]
+        chunk = decode(frames)
+        if chunk.size != elements or len(places) not in (0, elements * _PLACE.itemsize):
             raise self._damaged()
-        return chunk
+        return chunk.with_places(np.frombuffer(places, _PLACE)) if places else chunk
 
     def close(self) -> None:
         self._file.close()

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from typing import Any
 
 from headrace.element.chunk import Chunk, States
 from headrace.execution.cache_store import FileStore, MemoryStore, Store, memory_store
-from headrace.execution.context import Context, place_number
+from headrace.execution.context import Context
 from headrace.execution.dealt import as_first_pass
 from headrace.execution.iterator import MOST_FAILURES, ElementIterator, State, make_iterator
+from headrace.execution.places import of_positions
 from headrace.plan.buffering import Cache
 from headrace.plan.identity import identity_digest
 from headrace.plan.index_part import index_part
 from headrace.plan.node import Node, distinct
 
-__all__ = ["CacheIterator"]
+__all__ = ["CacheIterator", "has_seed"]
 
 _BLOCK = 1024
 _SEED_BITS = 52
@@ -44,6 +46,8 @@ class CacheIterator(ElementIterator):
         # What is the same under every seed has one place under every seed.
         self._own_seed = _seed_of(context) if self._is_random else 0
         self._identity = identity_digest(node.input) if node.filename else ""
+        self._wants_places = context.wants_places
+        #: Whether the store keeps no places: they follow from how many elements come before.
         self._has_positions = _has_positions(node.input)
         self._memory = memory_store(node.key) if not node.filename else None
         self._reading: Store | None = None
@@ -79,6 +83,8 @@ class CacheIterator(ElementIterator):
             if chunk is None:
                 self._end()
                 return None
+            if self._wants_places and self._has_positions:
+                chunk = chunk.with_places(of_positions(first, chunk.size))
             states = self._states_in_store(first)
         else:
             chunk = self._make(limit)
@@ -87,6 +93,8 @@ class CacheIterator(ElementIterator):
                 return None
             states = self._states_in_input(first, chunk.states)
         self._count += chunk.size
+        if not self._wants_places:
+            chunk = chunk.with_places(None)  # kept for others
         return chunk.with_states(states)
 
     def _end(self) -> None:
@@ -107,7 +115,7 @@ class CacheIterator(ElementIterator):
             if chunk is None:
                 self._writing.complete()
             else:
-                self._writing.append(chunk)
+                self._writing.append(chunk.with_places(None) if self._has_positions else chunk)
         return chunk
 
     def _open(self) -> None:
@@ -127,6 +135,8 @@ class CacheIterator(ElementIterator):
             passes=(0,) * len(self._context.passes),
             cache_seeds={},
             fills_cache=True,
+            # Whoever reads the store may want them.
+            wants_places=self._wants_places or not self._has_positions,
         )
         self._input = make_iterator(self._node.input, context)
         if self._place is not None:
@@ -173,31 +183,31 @@ class CacheIterator(ElementIterator):
     # --- state ----------------------------------------------------------------------------------
 
     def _states_in_store(self, first: int) -> States:
-        seed, has_positions = self._seed, self._has_positions
-        return lambda index: _state(first + index, seed, has_positions=has_positions)
+        seed = self._seed
+        return lambda index: _state(first + index, seed)
 
     def _states_in_input(self, first: int, places: States) -> States:
-        seed, failed, has_positions = self._seed, self._has_failed, self._has_positions
-        return lambda index: _state(
-            first + index, seed, failed=failed, place=places(index), has_positions=has_positions
-        )
+        seed, failed = self._seed, self._has_failed
+        return lambda index: _state(first + index, seed, failed=failed, place=places(index))
 
     def get_state(self) -> State:
         place = self._place if self._input is None else self._input.get_state()
         if self._has_ended or self._reading is not None:
             place = None
+        if self._seed is None:
+            # A state names it, so whoever fills the store from now on does not matter.
+            self._decide(self._seed_to_come())
         return _state(
             self._count,
-            self._seed_to_come() if self._seed is None else self._seed,
+            self._seed,
             failed=self._has_failed,
             place=place,
             ended=self._has_ended,
-            has_positions=self._has_positions,
         )
 
     def _seed_to_come(self) -> int:
         """Return the seed of the elements, before it was decided by the first read."""
-        store = self._find_store()
+        store = self._find_store() if self._is_random else None
         if store is None:
             return self._own_seed
         store.close()
@@ -235,14 +245,9 @@ def _state(
     failed: bool = False,
     place: State = None,
     ended: bool = False,
-    has_positions: bool = False,
 ) -> dict[str, Any]:
     # Whether there is a place in the input depends on who filled the store: it only saves time.
-    state = {"count": count, "seed": seed, "failed": failed, "hint": place, "ended": ended}
-    if has_positions:
-        # Of the element in its index part, as it is known to whoever is dealt that.
-        state["at"] = count if place is None else place
-    return state
+    return {"count": count, "seed": seed, "failed": failed, "hint": place, "ended": ended}
 
 
 def _seed_of(context: Context) -> int:
@@ -253,7 +258,14 @@ def _seed_of(context: Context) -> int:
     if not context.outer:
         return context.seed
     given = context.passes[: context.given]
-    return place_number([context.seed, *context.outer, *given]) >> (64 - _SEED_BITS)
+    names = f"{context.seed} {context.outer} {given}"
+    digest = hashlib.blake2b(names.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> (64 - _SEED_BITS)
+
+
+def has_seed(plan: Node) -> bool:
+    """Say whether the elements of a plan depend on the seed of what a cache in it holds."""
+    return any(isinstance(node, Cache) and _draws(node.input) for node in distinct([plan]))
 
 
 def _has_positions(plan: Node) -> bool:

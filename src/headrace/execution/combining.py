@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from functools import reduce
 from itertools import accumulate
+from typing import Any
 
-from headrace.element.chunk import Chunk
+from headrace.element.chunk import Chunk, States
 from headrace.element.tree import unflatten
+from headrace.execution.caching import has_seed
 from headrace.execution.context import Context
 from headrace.execution.dealt import DealtConcatenate
 from headrace.execution.intake import Intake
 from headrace.execution.iterator import ElementIterator, State, make_iterator
-from headrace.execution.stage import states_in
+from headrace.execution.places import within
+from headrace.execution.stage import in_part
 from headrace.plan.combining import Concatenate, Zip
 from headrace.plan.node import Node
 from headrace.plan.source import INFINITE
@@ -41,16 +45,20 @@ class ZipIterator(ElementIterator):
             count = min(count, intake.in_hand)
         chunks = [intake.take(count) for intake in self._intakes]
         parts = [chunk for chunk in chunks if chunk is not None]
-        places = [chunk.states for chunk in parts]
+        each = [chunk.states for chunk in parts]
 
         def states(index: int) -> State:
-            return [place(index) for place in places]
+            return [at(index) for at in each]
+
+        numbers = [chunk.places for chunk in parts if chunk.places is not None]
+        places = reduce(within, numbers) if numbers else None
 
         if all(chunk.is_columnar for chunk in parts):
             joined = unflatten(self._structure, [chunk.columns() for chunk in parts])
-            return Chunk.of_columns(joined, count, states)
+            return Chunk.of_columns(joined, count, states, places)
         rows = zip(*[chunk.rows() for chunk in parts], strict=True)
-        return Chunk.of_rows([unflatten(self._structure, list(row)) for row in rows], states)
+        made = [unflatten(self._structure, list(row)) for row in rows]
+        return Chunk.of_rows(made, states, places)
 
     def get_state(self) -> State:
         return [intake.get_state() for intake in self._intakes]
@@ -80,10 +88,14 @@ class ConcatenateIterator(ElementIterator):
 
     def __init__(self, node: Concatenate, context: Context) -> None:
         self._nodes = members(node)
+        self._context = context
         self._inputs = [make_iterator(member, context) for member in self._nodes]
-        self._begins = [input_.get_state() for input_ in self._inputs]
         self._current = 0
         self._furthest = 0  # input that was ever the current one
+        self._seeded = [place for place, input_ in enumerate(self._nodes) if has_seed(input_)]
+        #: Places of inputs whose elements depend on what a cache holds when this begins, each with
+        #: its state at its beginning, which names that. None: this has not begun.
+        self._later: list[tuple[int, State]] | None = None
 
     @property
     def reads_ahead_freely(self) -> bool:
@@ -91,22 +103,34 @@ class ConcatenateIterator(ElementIterator):
 
     def next_chunk(self, limit: int) -> Chunk | None:
         while self._current < len(self._inputs):
-            current = self._current
+            current, later = self._current, self._states_to_come()
             chunk = self._inputs[current].next_chunk(limit)
             if chunk is not None:
-                return chunk.with_states(states_in("current", current, chunk.states))
+                chunk = in_part("current", current, chunk)
+                return chunk.with_states(_with_later(chunk.states, later)) if later else chunk
             self._current += 1
         return None
 
+    def _states_to_come(self) -> list[list[Any]]:
+        """Return the inputs after the current one that have a seed, and their first states."""
+        if self._later is None:
+            self._later = [(place, self._inputs[place].get_state()) for place in self._seeded]
+        return [[place, state] for place, state in self._later if place > self._current]
+
     def get_state(self) -> State:
-        if self._current == len(self._inputs):
-            return {"current": self._current, "input": None}
-        return {"current": self._current, "input": self._inputs[self._current].get_state()}
+        later = self._states_to_come()
+        is_over = self._current == len(self._inputs)
+        place = None if is_over else self._inputs[self._current].get_state()
+        state = {"current": self._current, "input": place}
+        return {**state, "later": later} if later else state
 
     def set_state(self, state: State) -> None:
         self._rewind(state["current"])
         if self._current < len(self._inputs):
             self._inputs[self._current].set_state(state["input"])
+        self._later = [(place, first) for place, first in state.get("later", ())]
+        for place, first in self._later:
+            self._inputs[place].set_state(first)
 
     def seek(self, position: int) -> None:
         sizes = [cardinality(node) for node in self._nodes]
@@ -122,11 +146,16 @@ class ConcatenateIterator(ElementIterator):
         self._furthest = max(self._furthest, self._current)
         self._current = current
         for used in range(current + 1, min(self._furthest + 1, len(self._inputs))):
-            self._inputs[used].set_state(self._begins[used])
+            self._inputs[used].close()
+            self._inputs[used] = make_iterator(self._nodes[used], self._context)
 
     def close(self) -> None:
         for input_ in self._inputs:
             input_.close()
+
+
+def _with_later(states: States, later: list[list[Any]]) -> States:
+    return lambda index: {**states(index), "later": later}
 
 
 def _costs(intake: Intake) -> bool:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -12,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 from headrace.plan.node import Node
 from headrace.plan.options import Options
 
-__all__ = ["Context", "Dealer", "Run", "place_number"]
+__all__ = ["Context", "Dealer", "Run"]
 
 
 class Run(NamedTuple):
@@ -54,6 +52,10 @@ class Dealer(Protocol):
         """Units that were dealt so far in the runs that were taken."""
 
 
+def _as_it_is(node: Node, iterator: Any) -> Any:
+    return iterator
+
+
 @dataclass(frozen=True, kw_only=True)
 class Context:
     """The circumstances in which a node's iterator is made."""
@@ -61,6 +63,8 @@ class Context:
     build: Callable[[Node, Context], Any]
     """Makes the iterator of a dataset that a user's function returned, from its plan as written,
     in the context that `nested` gives."""
+    watch: Callable[[Node, Any], Any] = field(default=_as_it_is)
+    """Returns what stands in the place of a node's iterator (`watch_point`)."""
     seed: int
     """What random steps without a seed of their own draw from."""
     passes: tuple[int, ...] = (0,)
@@ -72,6 +76,9 @@ class Context:
     """Numbers of the steps that opened this dataset, outermost first; () for the plan itself."""
     places: tuple[int, ...] = ()
     """Numbers of the places of the outer elements that it was opened for, outermost first."""
+    wants_places: bool = False
+    """Whether chunks are to carry the numbers of their elements' places (`places`): a step above
+    opens datasets for the elements."""
     options: Options = field(default_factory=Options)
     """The options of the whole plan."""
     free: frozenset[int] = frozenset()
@@ -93,6 +100,12 @@ class Context:
     def in_pass(self, number: int) -> Context:
         """Return the context of pass `number` within this one."""
         return dataclasses.replace(self, passes=(*self.passes, number))
+
+    def with_places(self, wanted: bool) -> Context:
+        """Return the context in which chunks carry the places of their elements, or do not."""
+        if wanted == self.wants_places:
+            return self
+        return dataclasses.replace(self, wants_places=wanted)
 
     def nested(self, step: int, place: int) -> Context:
         """Return the context of a dataset that step number `step` opens for the element there."""
@@ -134,25 +147,5 @@ class Context:
         return self.parallelism if calls < 0 else calls
 
 
-def place_number(state: Any) -> int:
-    """Return the number of a place, 64 bits: a hash of the state there without its hints.
-
-    It is the same where the plan is dealt out and where one process reads it.
-    """
-    text = str(state) if type(state) is int else _as_json(_without_hints(state))
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
-
-
-def _without_hints(state: Any) -> Any:
-    if isinstance(state, dict):
-        if "at" in state:  # a position, beside what the reader has to know
-            return state["at"]
-        return {key: _without_hints(value) for key, value in state.items() if key != "hint"}
-    if isinstance(state, list):
-        return [_without_hints(value) for value in state]
-    return state
-
-
-_as_json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 _NONE_FREE: frozenset[int] = frozenset()
 _MASK = (1 << 64) - 1

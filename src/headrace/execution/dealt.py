@@ -14,6 +14,7 @@ was dealt cannot be gone back to: it is dealt again.
 from __future__ import annotations
 
 import dataclasses
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -22,7 +23,8 @@ from headrace.element.chunk import Chunk, States
 from headrace.errors import FailedPreconditionError
 from headrace.execution.context import Context, Dealer, Run
 from headrace.execution.iterator import ElementIterator, State, make_iterator
-from headrace.execution.stage import states_in
+from headrace.execution.places import of_positions
+from headrace.execution.stage import in_part
 from headrace.plan.node import Node, distinct
 from headrace.plan.ordering import Repeat
 from headrace.rewrites.positions import Deal
@@ -144,7 +146,8 @@ class DealtLeaf(_Dealt):
         self._dealer: Dealer = context.dealer
         self._leaf = context.leaves[id(node)]
         self._passes = context.passes
-        within = dataclasses.replace(context, dealer=None, leaves={})
+        self._wants_places = context.wants_places
+        within = dataclasses.replace(context, dealer=None, leaves={}, wants_places=False)
         self._steps = make_iterator(node, within)
         self._run: Run | None = None
         self._position = 0  # of the next element in `_run`
@@ -167,6 +170,8 @@ class DealtLeaf(_Dealt):
             )
         self._position = self._stands_at = position + chunk.size
         self._dealer.begin(run.begun(self._position))
+        if self._wants_places:
+            chunk = chunk.with_places(of_positions(position, chunk.size))
         return chunk.with_states(_places(run, position))
 
     def get_state(self) -> State:
@@ -190,9 +195,9 @@ class _Follower(_Dealt):
         self._input: ElementIterator | None = None
         self._number = 0  # of what `_input` reads: a pass, or an input
 
+    @abstractmethod
     def _choose(self, leaf: int, passes: tuple[int, ...]) -> tuple[int, Node, Context] | None:
         """Return what to read: its number, its plan and context; None: these lie elsewhere."""
-        raise NotImplementedError
 
     def next_chunk(self, limit: int) -> Chunk | None:
         while True:
@@ -206,7 +211,7 @@ class _Follower(_Dealt):
             chunk = self._input.next_chunk(limit)
             number = self._number
             if chunk is not None:
-                return chunk.with_states(states_in(self._name, number, chunk.states))
+                return in_part(self._name, number, chunk)
             self._input.close()
             self._input = None
             self._drop_rest(number)
@@ -272,12 +277,12 @@ class DealtPlan(_Dealt):
     """A whole plan that is dealt out."""
 
     @property
+    @abstractmethod
     def begun(self) -> int:
         """The number of units, in dealt order, that leaves handed out something of.
 
         Nothing of the others was yielded, nor perhaps of those that a step read ahead or holds.
         """
-        raise NotImplementedError
 
 
 class ManyUnits(DealtPlan):

@@ -20,6 +20,7 @@ from headrace.execution.iterator import (
     State,
     make_iterator,
 )
+from headrace.execution.places import Places, of_positions, within
 from headrace.execution.stage import Stage
 from headrace.plan.elements import FromSource, Gather, Indices, Read
 from headrace.plan.node import Node
@@ -34,6 +35,7 @@ class IndicesIterator(ElementIterator):
     """Counts from the first; its state is how many were counted."""
 
     def __init__(self, node: Indices, context: Context) -> None:
+        self._wants_places = context.wants_places
         self._first = node.start
         self._size = node.size
         self._next = 0
@@ -45,7 +47,8 @@ class IndicesIterator(ElementIterator):
             return None
         self._next = stop
         numbers = np.arange(self._first + start, self._first + stop)
-        return Chunk.of_columns(numbers, stop - start, start.__add__)
+        places = of_positions(start, stop - start) if self._wants_places else None
+        return Chunk.of_columns(numbers, stop - start, start.__add__, places)
 
     def get_state(self) -> State:
         return self._next
@@ -71,7 +74,9 @@ class IndexPart(ElementIterator):
 
     def __init__(self, node: Node, context: Context) -> None:
         self._node = node
-        self._steps = make_iterator(node, context)
+        self._wants_places = context.wants_places
+        # Which of its positions an element has is known here alone.
+        self._steps = make_iterator(node, context.with_places(False))
         self._position = 0
         #: Whether the steps are at `_position`. They seek before the first read, so that a step
         #: that leaves elements out does not read them.
@@ -86,6 +91,8 @@ class IndexPart(ElementIterator):
         if chunk is None:
             return None
         self._position = start + chunk.size
+        if self._wants_places:
+            chunk = chunk.with_places(of_positions(start, chunk.size))
         return chunk.with_states(start.__add__)
 
     def get_state(self) -> State:
@@ -112,7 +119,7 @@ def _index_part(node: Node, context: Context) -> ElementIterator:
     if context.dealer is not None:
         return DealtLeaf(node, context)
     if isinstance(node, Indices):  # each number is its own position
-        return IndicesIterator(node, context)
+        return make_iterator(node, context)
     return IndexPart(node, context)
 
 
@@ -152,8 +159,10 @@ class GatherIterator(Stage):
             rows = chunk.rows()
             leaves, _ = flatten(rows[0])
             if any(isinstance(leaf, np.ndarray) for leaf in leaves):  # batches of any size
-                return Chunk.of_rows([self._source.gather(row) for row in rows], chunk.states)
-        return Chunk.of_columns(self._source.gather(chunk.columns()), chunk.size, chunk.states)
+                made = [self._source.gather(row) for row in rows]
+                return Chunk.of_rows(made, chunk.states, chunk.places)
+        made = self._source.gather(chunk.columns())
+        return Chunk.of_columns(made, chunk.size, chunk.states, chunk.places)
 
     def skip(self, count: int) -> int:
         self._failure = None
@@ -175,6 +184,7 @@ class ReadIterator(ElementIterator):
         self._intake = Intake(indices)
         self._reader: Reader | None = None
         self._place: State = None  # of the index that the reader reads
+        self._number: Places | None = None  # of that place, if it is asked for
         self._ordinal = 0  # elements of it that were passed
         self._failed = 0  # errors of it that were raised
         self._has_positions = True  # those of the reader tell where it goes on
@@ -197,6 +207,9 @@ class ReadIterator(ElementIterator):
                 raise
             if chunk is not None:
                 self._ordinal = ordinal + chunk.size
+                if self._number is not None:
+                    ordinals = np.arange(ordinal, self._ordinal, dtype=np.uint64)
+                    chunk = chunk.with_places(within(self._number, ordinals))
                 return chunk.with_states(self._places(reader, position, ordinal, chunk.size))
             self._reader = None
             reader.close()
@@ -244,6 +257,7 @@ class ReadIterator(ElementIterator):
         if index is None:
             return None
         self._place, self._ordinal, self._failed = index.state_at(0), 0, 0
+        self._number = index.places
         self._has_positions = True
         (number,) = index.rows()
         if pending is not None:

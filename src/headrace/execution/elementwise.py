@@ -15,8 +15,8 @@ from headrace.execution.free import Missing
 from headrace.execution.iterator import END, ElementIterator, make_iterator
 from headrace.execution.parallel import ParallelMapIterator
 from headrace.execution.stage import BLOCK, NOTHING, RowStage, chosen_states
-from headrace.execution.user_function import UserFunction, map_rows, step_name
 from headrace.plan.elementwise import Filter, Map
+from headrace.plan.user_function import UserFunction, map_rows, step_name
 
 __all__ = ["FilterIterator", "MapIterator"]
 
@@ -81,7 +81,9 @@ class MapIterator(_FunctionStage):
 
     def _on_columns(self, chunk: Chunk) -> Chunk | None:
         result = call_on_columns(self.call.fn, chunk.columns(), chunk.size, self._spec)
-        return None if result is None else Chunk.of_columns(result, chunk.size, chunk.states)
+        if result is None:
+            return None
+        return Chunk.of_columns(result, chunk.size, chunk.states, chunk.places)
 
     def _go_through(self, chunk: Chunk, limit: int) -> Chunk | None:
         start = self._intake.offset
@@ -96,8 +98,9 @@ class MapIterator(_FunctionStage):
             if not results:
                 return None
         self._use(len(results))
-        states = chunk.states
-        return Chunk.of_rows(results, (lambda index: states(start + index)) if start else states)
+        states, places = chunk.states, chunk.places_of(slice(start, start + len(results)))
+        at = (lambda index: states(start + index)) if start else states
+        return Chunk.of_rows(results, at, places)
 
     def step(self, row: Any) -> Any:
         return owned(self.call(row))
@@ -186,7 +189,8 @@ class FilterIterator(_FunctionStage):
         self._use(index - start)
         if not kept:
             return None
-        return Chunk.of_rows(kept, chosen_states(chunk.states, origins, index))
+        states = chosen_states(chunk.states, origins, index)
+        return Chunk.of_rows(kept, states, chunk.places_of(origins))
 
     def next_row(self) -> Any:
         intake, predicate = self._intake, self.call.fn

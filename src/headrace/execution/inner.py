@@ -14,6 +14,7 @@ from headrace.execution.feeder import PATIENCE, Item, close_quietly
 from headrace.execution.iterator import ElementIterator, State
 from headrace.execution.mixing import Held
 from headrace.execution.pace import Pace
+from headrace.execution.places import Places, within
 from headrace.execution.waiting import Watch
 
 __all__ = ["ClosedError", "Inner", "Opened", "Readers"]
@@ -29,10 +30,11 @@ class Inner:
     """An open dataset: what is in hand of it, and the place of its next element.
 
     Args:
-        origin: Places in the outer input; number 0 is that of the outer element.
+        origin: States of the outer input; number 0 is that before the outer element.
         number: Number of the outer element.
         iterator: Over the dataset's elements.
         pace: How many to ask for, where they are read ahead.
+        place: Of the outer element.
     """
 
     __slots__ = (
@@ -44,13 +46,22 @@ class Inner:
         "number",
         "origin",
         "pace",
+        "place",
         "result",
         "states",
     )
 
-    def __init__(self, origin: States, number: int, iterator: ElementIterator, pace: Pace) -> None:
+    def __init__(
+        self,
+        origin: States,
+        number: int,
+        iterator: ElementIterator,
+        pace: Pace,
+        place: Places,
+    ) -> None:
         self.origin = origin
         self.number = number
+        self.place = place
         self.iterator = iterator
         self.pace = pace
         #: In hand from `index` on.
@@ -113,6 +124,8 @@ class Inner:
         return True
 
     def _hold(self, chunk: Chunk) -> None:
+        if chunk.places is not None:
+            chunk = chunk.with_places(within(self.place, chunk.places))
         self.held, self.states, self.index = Held(chunk), chunk.states, 0
 
     def pass_over_error(self) -> None:

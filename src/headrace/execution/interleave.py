@@ -9,25 +9,22 @@ opened and read ahead, and come into the same slots in the same turns; so states
 
 from __future__ import annotations
 
-from collections import deque
-
 from headrace.element.chunk import Chunk
 from headrace.execution.context import Context
-from headrace.execution.inner import ClosedError, Inner, Opened, Readers
+from headrace.execution.inner import ClosedError, Inner
 from headrace.execution.interleave_order import (
-    VACANT,
     Fill,
     Strip,
     Turn,
     next_strip,
     turn_after,
 )
-from headrace.execution.interleave_places import Log, OuterPlace, Places, state_of
+from headrace.execution.interleave_places import Log, state_of
 from headrace.execution.iterator import MOST_FAILURES, ElementIterator, State, make_iterator
 from headrace.execution.mixing import Held, Strand, mixed
-from headrace.execution.outer import Outer
-from headrace.execution.user_function import step_name
+from headrace.execution.open_datasets import OpenDatasets
 from headrace.plan.combining import Interleave
+from headrace.plan.user_function import step_name
 
 __all__ = ["InterleaveIterator"]
 
@@ -41,38 +38,22 @@ class InterleaveIterator(ElementIterator):
 
     def __init__(self, node: Interleave, context: Context) -> None:
         kind = "flat_map" if node.cycle_length == 1 else None
-        self._step = step_name(node, kind)
-        self._outer = Outer(node, context, self._step)
-        self._threads = (
-            0 if node.num_parallel_calls is None else context.threads(node.num_parallel_calls)
-        )
+        self._open = OpenDatasets(node, context, step_name(node, kind))
+        self._threads = self._open.threads
         self._is_free = id(node) in context.free
         self._cycle = node.cycle_length
         # In a cycle of one all turns are alike.
         self._block = node.block_length if self._cycle > 1 else 1
-        self._readers: Readers | None = None
-        self._slots: list[Inner | None] = []
-        self._ahead: deque[Opened] = deque()
         self._begin()
 
     def _begin(self) -> None:
-        self._drop()
-        self._was_free = False  # reading ahead in the dataset that ended last
-        self._slots = [None] * self._cycle
-        self._in_hand = [0] * self._cycle
         self._turn = Turn(0, 0)
-        #: Opened, and in no slot yet: the next ones first.
-        self._ahead = deque()
-        self._has_ended = False  # the input has, and this was found out in a turn
         #: An error to raise after what came before it, and the dataset that it came from.
         self._failure: tuple[Exception, Inner] | None = None
 
     @property
     def reads_ahead_freely(self) -> bool:
-        open_ones = [slot for slot in self._slots if slot is not None]
-        if not open_ones:
-            return self._was_free  # the next ones are taken to be like the last
-        return all(slot.iterator.reads_ahead_freely for slot in open_ones)
+        return self._open.reads_ahead_freely
 
     # --- reading --------------------------------------------------------------------------------
 
@@ -90,18 +71,19 @@ class InterleaveIterator(ElementIterator):
             raise failure
         if self._cycle == 1 and not self._threads:
             return self._next_of_one(limit)
-        log = Log(self._places(), self._turn, self._block)
+        open_ones = self._open
+        log = Log(open_ones.places(), self._turn, self._block)
         strands: list[Strand] = []
         size = 0
-        was_free = self.reads_ahead_freely
+        was_free = open_ones.reads_ahead_freely
         if self._threads:
-            self._open_ahead()
+            open_ones.open_ahead()
         while size < limit:
-            found = next_strip(self._in_hand, self._turn, self._block, limit - size)
+            found = next_strip(open_ones.in_hand, self._turn, self._block, limit - size)
             if found is None:
                 break
             if isinstance(found, Fill):
-                if was_free and not self.reads_ahead_freely:
+                if was_free and not open_ones.reads_ahead_freely:
                     # More may not have been meant, now that it costs calls.
                     limit = size + 1
                 self._turn = _turn_at(found.slot, self._turn)
@@ -118,13 +100,14 @@ class InterleaveIterator(ElementIterator):
 
     def _next_of_one(self, limit: int) -> Chunk | None:
         """Return elements of one dataset after the other: all turns are alike."""
-        was_free = self.reads_ahead_freely
+        open_ones = self._open
+        was_free = open_ones.reads_ahead_freely
         while True:
-            inner = self._slots[0]
+            inner = open_ones.slots[0]
             if inner is None:
-                if self._has_ended or not self._open(0):
+                if open_ones.has_ended or not open_ones.open(0):
                     return None
-                inner = self._slots[0]
+                inner = open_ones.slots[0]
                 assert inner is not None
             if inner.held is not None:
                 break
@@ -141,9 +124,9 @@ class InterleaveIterator(ElementIterator):
         count = min(limit, inner.in_hand)
         states, start = inner.states, inner.index
         held, _ = inner.take(count)
-        self._in_hand[0] = inner.in_hand
+        open_ones.in_hand[0] = inner.in_hand
         # The place of what is open, whatever is opened later.
-        outer, turn, open_one = self._outer_place(), self._turn, inner
+        outer, turn, open_one = open_ones.outer_place(), self._turn, inner
 
         def states_at(index: int) -> State:
             return state_of(([(open_one, states, start + index)], outer), turn)
@@ -162,13 +145,13 @@ class InterleaveIterator(ElementIterator):
         Returns:
             False: the chunk ends here, for more would have to be opened, waited for or raised.
         """
-        inner = self._slots[slot]
+        inner = self._open.slots[slot]
         if inner is None:
-            if size and (not self._ahead or self._ahead[0].error is not None):
+            if size and not self._open.opens_at_once:
                 return False
-            if self._open(slot):
-                log.place(slot, self._slots[slot])
-            log.outer(self._outer_place())
+            if self._open.open(slot):
+                log.place(slot, self._open.slots[slot])
+            log.outer(self._open.outer_place())
             return True
         if self._threads and not inner.is_ready:
             if self._is_free and self._turn_to_ready(log):
@@ -176,7 +159,7 @@ class InterleaveIterator(ElementIterator):
             if size:
                 return False
             if self._is_free:
-                self._wait_for_any()
+                self._open.wait_for_any()
                 return True
         try:
             has_more = self._fill(slot, inner, limit)
@@ -197,39 +180,26 @@ class InterleaveIterator(ElementIterator):
         count = strip.each * strip.rounds
         parts: list[tuple[Held, int]] = []
         for slot in strip.slots:
-            held_by = self._slots[slot]
+            held_by = self._open.slots[slot]
             assert held_by is not None
             parts.append(held_by.take(count))
-            self._in_hand[slot] -= count
+            self._open.in_hand[slot] -= count
         self._turn = turn_after(strip, strip.size, self._turn, self._block, self._cycle)
         return Strand(strip.each, strip.rounds, parts)
 
     def _fill(self, slot: int, inner: Inner, limit: int) -> bool:
         """Have something in hand in a slot whose turn it is; False: it has ended."""
-        if self._threads:
-            assert self._readers is not None
-            readers = self._readers
-            readers.wait_for(inner, self._step)
-            more = inner.receive()
-            if more:
-                readers.read(inner)
-        else:
-            more = inner.read(*self._wish(inner, limit))
-        if more:
-            self._in_hand[slot] = inner.in_hand
+        datasets = self._open
+        if datasets.receive(inner) if self._threads else inner.read(*self._wish(inner, limit)):
+            datasets.in_hand[slot] = inner.in_hand
             return True
         self._vacate(slot)
         return False
 
     def _vacate(self, slot: int) -> None:
         """Close the dataset in a slot, which has ended; its turn is over."""
-        inner = self._slots[slot]
-        assert inner is not None
-        self._was_free = inner.iterator.reads_ahead_freely
-        inner.close()
-        self._slots[slot] = None
+        self._open.vacate(slot)
         self._turn = Turn((slot + 1) % self._cycle, 0)
-        self._set_in_hand()
 
     def _wish(self, inner: Inner, limit: int) -> tuple[int, bool]:
         """Return how many elements to ask a dataset for, and whether more are welcome."""
@@ -240,28 +210,22 @@ class InterleaveIterator(ElementIterator):
             return limit, False
         # Its share of what is asked for; then all run out together, and are filled together.
         turns = -(-limit // self._block)
-        sharers = sum([slot is not None for slot in self._slots])
-        return -(-turns // sharers) * self._block - self._turn.taken, True
+        return -(-turns // self._open.number) * self._block - self._turn.taken, True
 
     def _turn_to_ready(self, log: Log) -> bool:
         """Give the turn to the next slot that need not be waited for; False: there is none."""
         for ahead in range(self._cycle):
             slot = (self._turn.current + ahead) % self._cycle
-            inner = self._slots[slot]
+            inner = self._open.slots[slot]
             if inner is None:
-                is_ready = not self._has_ended and len(self._ahead) > 0
+                is_ready = not self._open.has_ended and self._open.has_ahead
             else:
-                is_ready = self._in_hand[slot] > 0 or inner.is_ready
+                is_ready = self._open.in_hand[slot] > 0 or inner.is_ready
             if is_ready:
                 self._turn = _turn_at(slot, self._turn)
                 log.turn(self._turn)
                 return True
         return False
-
-    def _wait_for_any(self) -> None:
-        assert self._readers is not None
-        open_ones = [slot for slot in self._slots if slot is not None]
-        self._readers.wait_for_any(open_ones, self._step)
 
     def skip(self, count: int) -> int:
         """Pass over elements; where a dataset can pass over its own, no function is called."""
@@ -284,16 +248,16 @@ class InterleaveIterator(ElementIterator):
         if self._failure is not None:
             self._failure[1].pass_over_error()
             self._failure = None
-        found = next_strip(self._in_hand, self._turn, self._block, count)
+        found = next_strip(self._open.in_hand, self._turn, self._block, count)
         if found is None:
             return None
         if isinstance(found, Strip):
             self._take(found)
             return found.size
         slot, self._turn = found.slot, _turn_at(found.slot, self._turn)
-        inner = self._slots[slot]
+        inner = self._open.slots[slot]
         if inner is None:
-            self._open(slot)
+            self._open.open(slot)
             return 0
         if self._threads or inner.iterator.reads_ahead_freely:
             try:
@@ -311,92 +275,19 @@ class InterleaveIterator(ElementIterator):
             self._vacate(slot)
         return passed
 
-    # --- opening --------------------------------------------------------------------------------
-
-    def _open(self, slot: int) -> bool:
-        """Put the next dataset into an empty slot; False: there is none."""
-        opened = self._ahead.popleft() if self._ahead else self._outer.next()
-        if opened.is_end:
-            self._has_ended = True
-            self._set_in_hand()
-            return False
-        if opened.error is not None:
-            raise opened.error
-        assert opened.inner is not None
-        self._slots[slot] = opened.inner
-        if self._threads:
-            self._open_ahead()
-        self._set_in_hand()
-        return True
-
-    def _open_ahead(self) -> None:
-        """Open datasets for the slots that are empty, and one more, and have them all read."""
-        readers = self._readers
-        if readers is None:
-            readers = self._readers = Readers(self._threads)
-        wanted = 1 + sum([slot is None for slot in self._slots])
-        while len(self._ahead) < wanted and not self._has_ended:
-            if self._ahead and self._ahead[-1].is_end:
-                break
-            self._ahead.append(self._outer.next())
-            inner = self._ahead[-1].inner
-            if inner is not None:
-                readers.read(inner)
-
-    def _set_in_hand(self) -> None:
-        """Note what is in hand in each slot, after one of them changed."""
-        empty = VACANT if self._has_ended else 0
-        self._in_hand = [empty if slot is None else slot.in_hand for slot in self._slots]
-
     # --- state ----------------------------------------------------------------------------------
 
-    def _outer_place(self) -> OuterPlace:
-        if self._ahead:
-            first = self._ahead[0]
-            return first.origin, first.number, self._has_ended
-        return (*self._outer.place(), self._has_ended)
-
-    def _places(self) -> Places:
-        slots = [None if slot is None else (slot, slot.states, slot.index) for slot in self._slots]
-        return slots, self._outer_place()
-
     def get_state(self) -> State:
-        return state_of(self._places(), self._turn)
+        return state_of(self._open.places(), self._turn)
 
     def set_state(self, state: State) -> None:
         self._begin()
-        for slot, saved in enumerate(state["slots"]):
-            if saved is None:
-                continue
-            inner = self._outer.open_at(saved["origin"], saved["number"])
-            inner.set_state(saved["inner"])
-            self._slots[slot] = inner
-        self._outer.set_state(state["input"], state["numbers"])
+        self._open.set_state(state)
         self._turn = Turn(state["current"], state["taken"])
-        self._has_ended = state["ended"]
-        self._set_in_hand()
-        if self._threads:
-            self._readers = Readers(self._threads)
-            for open_one in filter(None, self._slots):
-                self._readers.read(open_one)
-
-    def _drop(self) -> None:
-        """Close all datasets that are open."""
-        readers, self._readers = self._readers, None
-        inners = [slot for slot in self._slots if slot is not None]
-        inners += [opened.inner for opened in self._ahead if opened.inner is not None]
-        self._slots, self._ahead = [], deque()
-        if readers is not None:
-            readers.close(inners, self._step)
-        else:
-            for inner in inners:
-                inner.close()
 
     def close(self) -> None:
         self._begin()
-        self._has_ended = True
-        self._set_in_hand()
-        self._outer.close()
+        self._open.close()
 
 
 def _turn_at(slot: int, turn: Turn) -> Turn:

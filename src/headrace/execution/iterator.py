@@ -20,8 +20,9 @@ Rule 6. What escapes that is no `Exception` (KeyboardInterrupt, SystemExit) may 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from functools import singledispatch
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from headrace.element.chunk import Chunk, States
 from headrace.execution.context import Context
@@ -111,7 +112,35 @@ class ElementIterator(ABC):
         """Release threads and files, of the inputs too. May be called twice."""
 
 
-@singledispatch
-def make_iterator(node: Node, context: Context) -> ElementIterator:
-    """Return the iterator of `node`, and below it those of its inputs."""
+class _Table:
+    """Finds the function that makes the iterator of a node: the one registered for its class."""
+
+    def __init__(self) -> None:
+        self._makers = singledispatch(_refuse)
+
+    @property
+    def registry(self) -> Mapping[Any, Callable[..., Any]]:
+        """Class of nodes -> what makes its iterator."""
+        return self._makers.registry
+
+    def register(self, kind: type[Node]) -> Callable[[_Maker], _Maker]:
+        """Return a decorator for what makes the iterator of such a node."""
+
+        def registered(maker: _Maker) -> _Maker:
+            self._makers.register(kind, maker)
+            return maker
+
+        return registered
+
+    def __call__(self, node: Node, context: Context) -> ElementIterator:
+        """Return the iterator of `node`, and below it those of its inputs."""
+        made: ElementIterator = context.watch(node, self._makers(node, context))
+        return made
+
+
+def _refuse(node: Node, context: Context) -> ElementIterator:
     raise NotImplementedError(f"no iterator is registered for {type(node).__name__}")
+
+
+_Maker = TypeVar("_Maker", bound=Callable[..., ElementIterator])
+make_iterator = _Table()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from headrace.element.chunk import Chunk
 from headrace.element.structure import Structure, flatten, unflatten
+from headrace.execution.places import Places
 
 __all__ = ["Held", "Strand", "mixed"]
 
@@ -56,9 +57,16 @@ def mixed(strands: Sequence[Strand]) -> Chunk:
     """Return the elements of the strands, one after the other."""
     size = sum([strand.size for strand in strands])
     parts = sum([len(strand.parts) for strand in strands])
+    first, start = strands[0].parts[0]
     if parts == 1:
-        held, start = strands[0].parts[0]
-        return held.chunk.slice(start, start + size)
+        return first.chunk.slice(start, start + size)
+    made = _mixed_elements(strands, size, parts)
+    if first.chunk.places is None:
+        return made
+    return made.with_places(_woven(strands, size, first.chunk.places, _places_of))
+
+
+def _mixed_elements(strands: Sequence[Strand], size: int, parts: int) -> Chunk:
     if parts * _FEWEST_A_PART <= size:
         first = strands[0].parts[0][0]
         if first.kind is not None and all(
@@ -83,20 +91,38 @@ def mixed(strands: Sequence[Strand]) -> Chunk:
 def _mixed_columns(strands: Sequence[Strand], size: int, first: Held) -> Chunk:
     made: list[NDArray[Any]] = []
     for number, leaf in enumerate(first.leaves):
-        rest = leaf.shape[1:]
-        # Zeroed where there is padding between fields, which is not written here.
-        out = (np.zeros if leaf.dtype.kind == "V" else np.empty)((size, *rest), leaf.dtype)
-        at = 0
-        for strand in strands:
-            each, rounds, parts = strand
-            count = each * rounds
-            blocks = [
-                held.leaves[number][start : start + count].reshape(rounds, each, *rest)
-                for held, start in parts
-            ]
-            stop = at + count * len(parts)
-            np.concatenate(blocks, 1, out[at:stop].reshape(rounds, each * len(parts), *rest))
-            at = stop
-        made.append(out)
+
+        def column(held: Held, number: int = number) -> NDArray[Any]:
+            return held.leaves[number]
+
+        made.append(_woven(strands, size, leaf, column))
     assert first.structure is not None
     return Chunk.of_columns(unflatten(first.structure, made), size)
+
+
+def _woven(
+    strands: Sequence[Strand],
+    size: int,
+    like: NDArray[Any],
+    column_of: Callable[[Held], NDArray[Any]],
+) -> NDArray[Any]:
+    """Return one column of the mixed chunk; those of the parts are like `like`."""
+    rest = like.shape[1:]
+    # Zeroed where there is padding between fields, which is not written here.
+    out = (np.zeros if like.dtype.kind == "V" else np.empty)((size, *rest), like.dtype)
+    at = 0
+    for each, rounds, parts in strands:
+        count = each * rounds
+        blocks = [
+            column_of(held)[start : start + count].reshape(rounds, each, *rest)
+            for held, start in parts
+        ]
+        stop = at + count * len(parts)
+        np.concatenate(blocks, 1, out[at:stop].reshape(rounds, each * len(parts), *rest))
+        at = stop
+    return out
+
+
+def _places_of(held: Held) -> Places:
+    assert held.chunk.places is not None
+    return held.chunk.places

@@ -12,7 +12,7 @@ from headrace.element.chunk import Chunk, States
 from headrace.execution.context import Context
 from headrace.execution.dealt import DealtRepeat
 from headrace.execution.iterator import ElementIterator, State, make_iterator
-from headrace.execution.stage import chosen_states, states_in
+from headrace.execution.stage import chosen_states, in_part, states_in
 from headrace.plan.elements import FromSource
 from headrace.plan.node import Node
 from headrace.plan.ordering import Enumerate, Repeat, Shard, Skip, Take
@@ -150,8 +150,8 @@ class EnumerateIterator(_Counting):
         first = self._start + count
         numbers = np.arange(first, first + chunk.size, dtype=np.int64)
         if chunk.is_columnar:
-            return Chunk.of_columns((numbers, chunk.columns()), chunk.size, states)
-        return Chunk.of_rows(list(zip(numbers, chunk.rows(), strict=True)), states)
+            return Chunk.of_columns((numbers, chunk.columns()), chunk.size, states, chunk.places)
+        return Chunk.of_rows(list(zip(numbers, chunk.rows(), strict=True)), states, chunk.places)
 
     def seek(self, position: int) -> None:
         self._count = position
@@ -195,7 +195,7 @@ class RepeatIterator(ElementIterator):
             chunk = self._input.next_chunk(limit)
             if chunk is not None:
                 self._is_empty = False
-                return chunk.with_states(states_in("pass", self._pass, chunk.states))
+                return in_part("pass", self._pass, chunk)
             self._empty_passes = self._empty_passes + 1 if self._is_empty else 0
             if self._count is None and self._empty_passes >= self._patience:
                 return None

@@ -6,15 +6,15 @@ from typing import Any
 
 from headrace.element.chunk import States
 from headrace.errors import DataLossError, UserFunctionError
-from headrace.execution.context import Context, place_number
+from headrace.execution.context import Context
 from headrace.execution.inner import Inner, Opened
 from headrace.execution.intake import Intake
 from headrace.execution.iterator import State, make_iterator
 from headrace.execution.pace import Pace
-from headrace.execution.user_function import UserFunction
+from headrace.execution.places import Places
 from headrace.plan.combining import Interleave
-from headrace.plan.index_part import index_part
-from headrace.plan.node import Node, distinct
+from headrace.plan.node import Node
+from headrace.plan.user_function import UserFunction
 
 __all__ = ["Outer"]
 
@@ -37,8 +37,7 @@ class Outer:
         self._context = context
         self._step = step
         self._function = UserFunction(node.fn, step, context.contain_exits)
-        self._intake = Intake(make_iterator(node.input, context))
-        self._has_places: bool | None = None
+        self._intake = Intake(make_iterator(node.input, context.with_places(True)))
         #: The place after all that was opened; None: ask the input.
         self._after: States | None = None
         self._count = 0  # elements that were opened
@@ -56,13 +55,13 @@ class Outer:
             self._after = _always(intake.get_state())
             return Opened(before, number, is_end=True)
         states, index = chunk.states, intake.offset
-        row = chunk.rows()[index]
+        row, place = chunk.rows()[index], chunk.places_of(slice(index, index + 1))
         intake.use(1)
         self._count = number + 1
         self._after = lambda after: states(index + 1 + after)
         origin = states if not index else lambda after: states(index + after)
         try:
-            return Opened(origin, number, inner=self._open(row, origin, number))
+            return Opened(origin, number, inner=self._open(row, place, origin, number))
         except Exception as error:
             return Opened(origin, number, error=error)
 
@@ -75,9 +74,10 @@ class Outer:
                 f"the input of {self._step} is shorter than when the state was saved; restore it "
                 "with the same data"
             )
-        return self._open(chunk.rows()[0], _always(origin), number)
+        return self._open(chunk.rows()[0], chunk.places, _always(origin), number)
 
-    def _open(self, row: Any, origin: States, number: int) -> Inner:
+    def _open(self, row: Any, place: Places | None, origin: States, number: int) -> Inner:
+        assert place is not None
         function = self._function
         try:
             dataset = function(row)
@@ -91,14 +91,12 @@ class Outer:
                 position=number,
                 original_type="TypeError",
             )
-        if self._has_places is None:
-            self._has_places = _has_places(self._node.input)
-        place = place_number(origin(0)) if self._has_places else number
-        iterator = self._context.build(plan, self._context.nested(self._node.number or 0, place))
+        nested = self._context.nested(self._node.number or 0, int(place[0]))
+        iterator = self._context.build(plan, nested)
         # What all slots hold together is bounded.
         most_bytes = min(_SLOT_BYTES, _ALL_BYTES // self._node.cycle_length)
         pace = Pace(least=self._node.block_length, most_bytes=most_bytes)
-        return Inner(origin, number, iterator, pace)
+        return Inner(origin, number, iterator, pace, place)
 
     def place(self) -> tuple[States, int]:
         """Return the place of the next element, and its number."""
@@ -117,11 +115,3 @@ class Outer:
 
 def _always(state: State) -> States:
     return lambda index: state
-
-
-def _has_places(plan: Node) -> bool:
-    """Say whether each element of a plan has a place that does not depend on those before it.
-
-    After a shuffle of values or an interleave it has none: only its ordinal is known.
-    """
-    return all(not node.draws or node.one_to_one or index_part(node) for node in distinct([plan]))

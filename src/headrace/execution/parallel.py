@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from headrace.element.chunk import Chunk, States
 from headrace.element.structure import Element
 from headrace.execution.context import Context
 from headrace.execution.iterator import ElementIterator, State, make_iterator
+from headrace.execution.places import Places
 from headrace.execution.runs import mask_of, runs_of
-from headrace.execution.user_function import UserFunction, step_name
 from headrace.execution.waiting import Watch
 from headrace.execution.workers import PENDING, TAKEN, Failure, Work
 from headrace.plan.elementwise import Map
+from headrace.plan.user_function import UserFunction, step_name
 
 __all__ = ["ParallelMapIterator"]
 
@@ -102,8 +105,12 @@ class ParallelMapIterator(ElementIterator):
                 stop < most and results[stop] is not PENDING and type(results[stop]) is not Failure
             ):
                 stop += 1
-            states = batch.states
-            chunk = Chunk.of_rows(results[start:stop], lambda index: states(start + index))
+            states, places = batch.states, batch.places
+            chunk = Chunk.of_rows(
+                results[start:stop],
+                lambda index: states(start + index),
+                None if places is None else places[start:stop],
+            )
         results[start:stop] = [TAKEN] * (stop - start)
         batch.taken = stop
         self._place = batch.states, stop
@@ -115,6 +122,7 @@ class ParallelMapIterator(ElementIterator):
     def _take_as_ready(self, work: Work, limit: int) -> Chunk | Failure | None:
         rows: list[Element] = []
         numbers: list[int] = []
+        places: list[Places] = []
         failure: Failure | None = None
         while work.done and len(rows) < limit:
             batch, index = work.done[0]
@@ -130,10 +138,15 @@ class ParallelMapIterator(ElementIterator):
             if failure is not None:
                 break
             rows.append(result)
+            if batch.places is not None:
+                places.append(batch.places[index : index + 1])
         if not numbers:
             self._advance(work)
             return None
-        chunk = Chunk.of_rows(rows, self._free_states(work, numbers)) if rows else None
+        chunk: Chunk | None = None
+        if rows:
+            joined = np.concatenate(places) if places else None
+            chunk = Chunk.of_rows(rows, self._free_states(work, numbers), joined)
         for number in numbers:
             self._gone |= 1 << number - self._oldest
         self._advance(work)

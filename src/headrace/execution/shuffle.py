@@ -19,11 +19,11 @@ from headrace.execution.context import Context
 from headrace.execution.iterator import ElementIterator, State, make_iterator
 from headrace.execution.shuffle_order import Draws, slot_ordinals
 from headrace.execution.slots import Slots
-from headrace.execution.user_function import step_name
 from headrace.plan.index_part import index_part
 from headrace.plan.ordering import Shuffle
 from headrace.plan.source import INFINITE
 from headrace.plan.traverse import cardinality
+from headrace.plan.user_function import step_name
 
 __all__ = ["IndexShuffleIterator", "ShuffleIterator"]
 

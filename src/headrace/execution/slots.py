@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from headrace.element.chunk import Chunk
 from headrace.element.chunk import concatenate as concatenate_chunks
 from headrace.element.structure import Structure, flatten, map_leaves, unflatten
+from headrace.execution.places import Places
 from headrace.execution.shuffle_order import Exchange
 
 __all__ = ["Slots"]
@@ -37,6 +38,10 @@ class Slots:
         self._leaves: list[NDArray[Any]] | None = None
         self._structure: Structure | None = None
         self._rows: list[Any] = []
+        #: One more column, the places of the elements, where they are asked for; else none.
+        self._places: list[Places] = []
+        if whole.places is not None:
+            self._places = [whole.places.copy() if order is None else whole.places[order]]
         if whole.is_columnar:
             leaves, self._structure = flatten(whole.columns())
             if order is not None:
@@ -62,38 +67,31 @@ class Slots:
             slots: The slots drawn, as many as there are incoming elements.
             incoming: The elements that fill them.
         """
+        held, new = self._places, [] if incoming.places is None else [incoming.places]
         if self._leaves is not None:
             leaves = self._like(incoming)
             if leaves is not None:
-                return self._exchange_columns(slots, leaves)
+                out = _exchanged(slots, [*self._leaves, *held], [*leaves, *new])
+                places = out.pop() if held else None
+                return self._chunk(out, len(slots), places)
             self._become_rows()
-        held, yielded = self._rows, []
+        rows, yielded = self._rows, []
         for slot, row in zip(slots.tolist(), _unpinned(incoming), strict=True):
-            yielded.append(held[slot])
-            held[slot] = row
-        return Chunk.of_rows(yielded)
+            yielded.append(rows[slot])
+            rows[slot] = row
+        places = _exchanged(slots, held, new)[0] if held else None
+        return Chunk.of_rows(yielded, None, places)
 
     def at(self, slots: NDArray[np.int64]) -> Chunk:
         """Return what these slots hold."""
+        places = self._places[0][slots] if self._places else None
         if self._leaves is not None:
-            return self._chunk([leaf[slots] for leaf in self._leaves], len(slots))
-        return Chunk.of_rows([self._rows[slot] for slot in slots.tolist()])
+            return self._chunk([leaf[slots] for leaf in self._leaves], len(slots), places)
+        return Chunk.of_rows([self._rows[slot] for slot in slots.tolist()], None, places)
 
-    def _exchange_columns(self, slots: NDArray[np.int64], incoming: list[NDArray[Any]]) -> Chunk:
-        assert self._leaves is not None
-        pairs = list(zip(self._leaves, incoming, strict=True))
-        if len(slots) == 1:  # nothing can be drawn twice
-            out = [held[slots] for held, _ in pairs]
-            for held, new in pairs:
-                held[slots] = new
-        else:
-            exchange = Exchange(slots)
-            out = [exchange.apply(held, new) for held, new in pairs]
-        return self._chunk(out, len(slots))
-
-    def _chunk(self, leaves: list[NDArray[Any]], size: int) -> Chunk:
+    def _chunk(self, leaves: list[NDArray[Any]], size: int, places: Places | None = None) -> Chunk:
         assert self._structure is not None
-        return Chunk.of_columns(unflatten(self._structure, leaves), size)
+        return Chunk.of_columns(unflatten(self._structure, leaves), size, None, places)
 
     def _like(self, chunk: Chunk) -> list[NDArray[Any]] | None:
         """Return the columns of a chunk if its elements are like those held."""
@@ -112,6 +110,19 @@ class Slots:
         assert self._leaves is not None
         self._rows = _unpinned(self._chunk(self._leaves, self.size))
         self._leaves = None
+
+
+def _exchanged(
+    slots: NDArray[np.int64], held: Sequence[NDArray[Any]], incoming: Sequence[NDArray[Any]]
+) -> list[NDArray[Any]]:
+    """Return what comes out of columns of the slots, and leave in them what is drawn in."""
+    if len(slots) == 1:  # nothing can be drawn twice
+        out = [column[slots] for column in held]
+        for column, new in zip(held, incoming, strict=True):
+            column[slots] = new
+        return out
+    exchange = Exchange(slots)
+    return [exchange.apply(column, new) for column, new in zip(held, incoming, strict=True)]
 
 
 def _unpinned(chunk: Chunk) -> list[Any]:

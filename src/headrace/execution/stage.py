@@ -17,12 +17,15 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from headrace.element.chunk import Chunk, States
 from headrace.execution.intake import Intake
 from headrace.execution.iterator import END, ElementIterator, State
-from headrace.execution.user_function import UserFunction
+from headrace.execution.places import within
+from headrace.plan.user_function import UserFunction
 
-__all__ = ["BLOCK", "NOTHING", "RowStage", "Stage", "chosen_states", "states_in"]
+__all__ = ["BLOCK", "NOTHING", "RowStage", "Stage", "chosen_states", "in_part", "states_in"]
 
 NOTHING: Any = type("Nothing", (), {"__doc__": "What `step` returns for no element."})()
 
@@ -132,7 +135,8 @@ class RowStage(Stage):
         self._use(seen)
         if not results:
             return None
-        return Chunk.of_rows(results, chosen_states(chunk.states, origins, start + seen))
+        states = chosen_states(chunk.states, origins, start + seen)
+        return Chunk.of_rows(results, states, chunk.places_of(origins))
 
     def _fail(self, error: BaseException, chunk: Chunk, index: int) -> None:
         """Keep the error of element `index` of the chunk in hand for when its turn comes."""
@@ -162,6 +166,13 @@ def chosen_states(states: States, origins: Sequence[int], end: int) -> States:
     return lambda index: states(origins[index] if index < count else end)
 
 
+def in_part(name: str, number: int, chunk: Chunk) -> Chunk:
+    """Return elements of one part of a stream: at that part's number, and their places in it."""
+    if chunk.places is not None:
+        chunk = chunk.with_places(within(np.array([number], np.uint64), chunk.places))
+    return chunk.with_states(states_in(name, number, chunk.states))
+
+
 def states_in(name: str, number: int, states: States) -> States:
-    """Return the places of elements of one part of a stream: that part's number, and in it."""
+    """Return the states of elements in one part of a stream: that part's number, and in it."""
     return lambda index: {name: number, "input": states(index)}

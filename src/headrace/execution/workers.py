@@ -21,7 +21,8 @@ from headrace.element.ownership import owned
 from headrace.element.wire import frame_bytes
 from headrace.execution.feeder import PATIENCE, Feeder, Item
 from headrace.execution.iterator import ElementIterator
-from headrace.execution.user_function import UserFunction
+from headrace.execution.places import Places
+from headrace.plan.user_function import UserFunction
 
 __all__ = ["PENDING", "TAKEN", "Failure", "Work"]
 
@@ -48,13 +49,21 @@ class Failure:
 class Batch:
     """Elements that the input gave at once."""
 
-    __slots__ = ("first", "results", "rows", "states", "taken")
+    __slots__ = ("first", "places", "results", "rows", "states", "taken")
 
-    def __init__(self, first: int, rows: list[Any], results: list[Any], states: States) -> None:
+    def __init__(
+        self,
+        first: int,
+        rows: list[Any],
+        results: list[Any],
+        states: States,
+        places: Places | None = None,
+    ) -> None:
         self.first = first  # number of the first of them
         self.rows = rows  # an element that is done is forgotten
         self.results = results
         self.states = states
+        self.places = places
         self.taken = 0  # results that were delivered: of the first so many, or only how many
 
 
@@ -123,7 +132,8 @@ class Work:
         if item.chunk is not None:
             chunk = item.chunk
             self._bytes_in = max(self._bytes_in * 0.9, frame_bytes(chunk.slice(0, 1)))
-            batch = Batch(self.fed, list(chunk.rows()), [PENDING] * chunk.size, chunk.states)
+            rows, pending = list(chunk.rows()), [PENDING] * chunk.size
+            batch = Batch(self.fed, rows, pending, chunk.states, chunk.places)
             self.end = chunk.states, chunk.size
         elif item.error is not None:
             after = item.after

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.plan.free_order import free_steps
+from headrace.plan.free_order import free_steps, kept_steps
 from headrace.plan.index_part import leaves
 from headrace.plan.node import Node
 from headrace.plan.source import INFINITE
@@ -17,13 +17,10 @@ def explain(plan: Node) -> str:
     """Return a plan as written and as it is run, with what a reader may wonder about."""
     prepared = prepare(plan)
     run, wish = prepared.plan, prepared.options.deterministic
-    free = free_steps(run, wish)
     notes = {id(leaf): "the index part, with all below it" for leaf in leaves(run)}
-    notes |= {
-        id(node): "keeps its order all the same: a step above reads it again after a restore"
-        for node in _wishing(run, wish)
-        if id(node) not in free
-    }
+    free = free_steps(run, wish)
+    for step, keeper in kept_steps(run, wish).items():
+        notes[step] = f"keeps its order all the same: {_why(keeper, id(keeper) in free)}"
     return (
         f"as written\n{outline(plan, 1)}\n"
         f"as run\n{outline(run, 1, notes)}\n"
@@ -31,16 +28,14 @@ def explain(plan: Node) -> str:
     )
 
 
-def _wishing(plan: Node, deterministic: bool | None) -> list[Node]:
-    """Return the steps whose order the user has freed."""
-    found: list[Node] = []
-    pending = [plan]
-    while pending:
-        node = pending.pop()
-        if node.frees_order(deterministic):
-            found.append(node)
-        pending += node.inputs
-    return found
+def _why(keeper: Node, is_free: bool) -> str:
+    """Say why a step keeps the order of one below it."""
+    if is_free:
+        return (
+            f"the {keeper.kind} above, whose order is free, knows its elements by their order; "
+            "deterministic=True there would free this one instead"
+        )
+    return f"the {keeper.kind} above reads it again after a restore"
 
 
 def _units(plan: Node) -> str:

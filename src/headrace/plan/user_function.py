@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -64,6 +65,11 @@ class UserFunction:
         kind = type(error).__name__
         text = "".join(traceback.format_exception(type(error), error, _user_frames(error)))
         said = describe_error(error).removeprefix(kind).removeprefix(": ")
+        if kind == "TypeError" and _ARITY.search(said) and _user_frames(error) is None:
+            said += (
+                "; a tuple is passed as several arguments, one for each of its parts (write "
+                "lambda a, b: ... or lambda *parts: ...), and any other element as one"
+            )
         wrapped = UserFunctionError(
             f"the function {describe_function(self.fn)} of {self._step} raised {kind} for element "
             f"{position}: {said}\n\nOriginal traceback:\n{text}",
@@ -88,8 +94,10 @@ def map_rows(call: UserFunction, rows: Iterable[Any], results: list[Any]) -> Non
 def _user_frames(error: BaseException) -> Any:
     """Return the traceback without the frames of this package that lead to the user's."""
     frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_globals.get("__name__", "").startswith(
-        "headrace.execution"
-    ):
+    while frames is not None and frames.tb_frame.f_globals.get("__name__", "").startswith(_OURS):
         frames = frames.tb_next
     return frames
+
+
+_ARITY = re.compile("takes .*positional argument|missing .*positional argument")
+_OURS = ("headrace.execution", "headrace.plan")

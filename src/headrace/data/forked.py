@@ -1,0 +1,38 @@
+"""What becomes of iterators in a forked child: it has their memory, and none of their threads.
+
+A child goes on by itself at the place where the iterator stood when it was forked. What ran for the
+parent stays as it is: to close it would close the parent's files.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+__all__ = ["leave_in_children"]
+
+T = TypeVar("T")
+
+
+def leave_in_children(iterator: T, leave: Callable[[T], object]) -> None:
+    """Have `leave(iterator)` called in each child that is forked while the iterator is alive.
+
+    Args:
+        iterator: What a child has a copy of.
+        leave: Lets go of what runs, without closing it, and returns it.
+    """
+    _alive[iterator] = leave
+
+
+def _after_fork() -> None:
+    _left.extend([leave(iterator) for iterator, leave in list(_alive.items())])
+
+
+_alive: weakref.WeakKeyDictionary[Any, Callable[[Any], object]] = weakref.WeakKeyDictionary()
+_left: list[object] = []
+"""What the parent runs. Never let go of: that, too, may close it."""
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

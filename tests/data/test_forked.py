@@ -1,0 +1,61 @@
+"""A forked child goes on with its parent's iterator by itself."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import os, sys
+import headrace as hr
+
+Dataset = hr.Dataset
+
+def opaque(x):
+    return x if x >= 0 else 0
+
+dataset = {dataset}
+want = [int(x) for x in dataset]
+iterator = iter(dataset)
+got = [int(next(iterator)) for _ in range(7)]
+{before}
+child = os.fork()
+rest = [int(x) for x in iterator]
+if child == 0:
+    os._exit(0 if got + rest == want else 3)
+assert got + rest == want, (got + rest, want)
+_, status = os.waitpid(child, 0)
+assert os.waitstatus_to_exitcode(status) == 0, status
+"""
+
+DATASETS = {
+    "prefetch": "Dataset.range(200).map(opaque).prefetch(4)",
+    "a map with threads": "Dataset.range(200).map(opaque, num_parallel_calls=3)",
+    "an interleave with threads": (
+        "Dataset.range(20).interleave(lambda x: Dataset.range(9), num_parallel_calls=2)"
+    ),
+    "no threads": "Dataset.range(200).shuffle(20, 1, False).map(opaque).batch(1).unbatch()",
+    "lines of a file": "hr.TextLineDataset([sys.argv[1]]).map(int)",
+}
+
+
+def run(program, *arguments):
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=60
+    )
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_parent_and_child_both_read_the_rest(name, tmp_path):
+    path = tmp_path / "numbers.txt"
+    path.write_text("".join(f"{n}\n" for n in range(40_000)))
+    result = run(PROGRAM.format(dataset=DATASETS[name], before=""), str(path))
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_an_iterator_that_was_closed_before_the_fork_stays_closed():
+    program = PROGRAM.format(dataset="Dataset.range(9)", before="iterator.close(); want = got")
+    result = run(program)
+    assert (result.returncode, result.stderr) == (0, "")
