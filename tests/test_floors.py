@@ -75,6 +75,48 @@ def test_every_folder_has_a_caption(folder):
     assert caption
 
 
+#: What a program waits for when it uses a part: modules of others, and rooms of ours.
+HEAVY = {
+    "asyncio", "cloudpickle", "fsspec", "google_crc32c", "multiprocessing", "prometheus_client",
+    "rich", "sqlite3", "ssl", "subprocess", "typer", "zmq",
+    "headrace.cli", "headrace.process", "headrace.service", "headrace.testing",
+    "headrace.transport",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("program", "loaded"),
+    [
+        ("import headrace", []),
+        ("import headrace; headrace.Options; headrace.errors; dir(headrace)", []),
+        ("import headrace; list(headrace.Dataset.range(4).map(abs).shuffle(4).batch(2))", []),
+        ("import headrace; headrace.TextLineDataset('file:///a')", ["google_crc32c"]),
+        (
+            "import headrace; headrace.service.ShardingPolicy.DYNAMIC",
+            ["headrace.service", "headrace.transport", "zmq"],
+        ),
+    ],
+)
+def test_a_program_loads_what_it_uses_and_no_more(program: str, loaded: list[str]) -> None:
+    # Modules of ours are imported by name, so that a heavy one that numpy needs does not count.
+    text = (
+        "import sys, numpy, msgspec\n"
+        "before = set(sys.modules)\n"
+        f"{program}\n"
+        f"print(sorted(({HEAVY!r} & sys.modules.keys()) - before))\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", text], capture_output=True, text=True, timeout=60
+    )
+    assert (result.stderr, result.stdout) == ("", f"{loaded!r}\n")
+
+
+def test_importing_headrace_loads_one_small_file_of_ours() -> None:
+    text = "import sys, headrace; print(sorted(m for m in sys.modules if m.startswith('headrace')))"
+    result = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True)
+    assert result.stdout == "['headrace', 'headrace.lazy']\n"
+
+
 def test_importing_headrace_loads_nothing_heavy_and_starts_no_thread():
     program = (
         "import sys, threading, os\n"

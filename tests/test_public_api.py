@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
+import importlib.util
 import inspect
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import headrace as hr
+from headrace import storage
 
 TOP = {
     "AUTOTUNE", "INFINITE_CARDINALITY", "UNKNOWN_CARDINALITY", "ArraySpec", "Chunk", "Dataset",
@@ -32,7 +37,7 @@ DATASET = {
 def test_the_names_are_these():
     assert set(hr.__all__) == TOP
     assert set(hr.service.__all__) == SERVICE
-    assert {name for name in vars(hr.Dataset) if not name.startswith("_")} == DATASET
+    assert {name for name in dir(hr.Dataset) if not name.startswith("_")} == DATASET
     assert set(hr.io.__all__) == {
         "FixedLenFeature", "TFRecordWriter", "VarLenFeature", "encode_example", "parse_example",
     }  # fmt: skip
@@ -67,6 +72,42 @@ def test_the_testing_package_is_loaded_when_it_is_asked_for():
     subprocess.run([sys.executable, "-c", code], check=True)
     with pytest.raises(AttributeError, match="no attribute 'absent'"):
         _ = hr.absent
+
+
+@pytest.mark.parametrize("package", [hr, hr.service, storage], ids=lambda p: p.__name__)
+def test_lazy_names_are_what_type_checkers_read(package):
+    """The imports that type checkers follow, and the names that are loaded, agree one by one."""
+    tree = ast.parse(Path(package.__file__).read_text(encoding="utf-8"))
+    checked = next(node for node in tree.body if isinstance(node, ast.If))
+    read = {}
+    for node in checked.body:
+        assert isinstance(node, ast.ImportFrom)
+        module = importlib.import_module(node.module)
+        for alias in node.names:
+            submodule = f"{node.module}.{alias.name}"
+            read[alias.asname or alias.name] = (
+                importlib.import_module(submodule)
+                if importlib.util.find_spec(node.module).submodule_search_locations
+                and importlib.util.find_spec(submodule)
+                else getattr(module, alias.name)
+            )
+    assert set(package.__all__) == set(read) <= set(dir(package))
+    for name, thing in read.items():
+        assert getattr(package, name) is thing, name
+
+
+def test_names_can_be_imported_from_the_package_by_name_and_by_star():
+    code = (
+        "from headrace import *\n"
+        "from headrace import Dataset as D, service\n"
+        "from headrace.service import *\n"
+        "assert Dataset is D and distribute is service.distribute and LocalCluster\n"
+        "import headrace, pickle\n"
+        "assert pickle.loads(pickle.dumps(headrace.Dataset)) is Dataset\n"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
+    with pytest.raises(ImportError, match="cannot import name 'Datset' from 'headrace'"):
+        exec("from headrace import Datset")
 
 
 def test_every_public_thing_says_what_it_is():

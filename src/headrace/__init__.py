@@ -1,19 +1,44 @@
 """Headrace: feeds and coordinates distributed training, in Python, independent of any framework."""
 
-import importlib
-from typing import Any
+from typing import TYPE_CHECKING
 
-from headrace import errors, io, service
-from headrace.data.dataset import Dataset
-from headrace.data.files import TextLineDataset, TFRecordDataset
-from headrace.data.iterator import DatasetIterator
-from headrace.element.chunk import Chunk
-from headrace.element.spec import ArraySpec
-from headrace.plan.node import AUTOTUNE
-from headrace.plan.options import Options
-from headrace.plan.source import INFINITE as INFINITE_CARDINALITY
-from headrace.plan.source import UNKNOWN as UNKNOWN_CARDINALITY
-from headrace.plan.source import IndexedSource, Reader, Source
+from headrace.lazy import lazily
+
+if TYPE_CHECKING:
+    from headrace import errors, io, service, testing
+    from headrace.data.dataset import Dataset
+    from headrace.data.files import TextLineDataset, TFRecordDataset
+    from headrace.data.iterator import DatasetIterator
+    from headrace.element.chunk import Chunk
+    from headrace.element.spec import ArraySpec
+    from headrace.plan.node import AUTOTUNE
+    from headrace.plan.options import Options
+    from headrace.plan.source import INFINITE as INFINITE_CARDINALITY
+    from headrace.plan.source import UNKNOWN as UNKNOWN_CARDINALITY
+    from headrace.plan.source import IndexedSource, Reader, Source
+else:
+    __getattr__, __dir__ = lazily(
+        __name__,
+        {
+            "AUTOTUNE": "headrace.plan.node",
+            "INFINITE_CARDINALITY": "headrace.plan.source:INFINITE",
+            "UNKNOWN_CARDINALITY": "headrace.plan.source:UNKNOWN",
+            "ArraySpec": "headrace.element.spec",
+            "Chunk": "headrace.element.chunk",
+            "Dataset": "headrace.data.dataset",
+            "DatasetIterator": "headrace.data.iterator",
+            "IndexedSource": "headrace.plan.source",
+            "Options": "headrace.plan.options",
+            "Reader": "headrace.plan.source",
+            "Source": "headrace.plan.source",
+            "TFRecordDataset": "headrace.data.files",
+            "TextLineDataset": "headrace.data.files",
+            "errors": "headrace.errors:",
+            "io": "headrace.io:",
+            "service": "headrace.service:",
+            "testing": "headrace.testing:",
+        },
+    )
 
 __all__ = [
     "AUTOTUNE",
@@ -36,10 +61,3 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"
-
-
-def __getattr__(name: str) -> Any:
-    # Only tests want it, so it is loaded when it is asked for.
-    if name == "testing":
-        return importlib.import_module("headrace.testing")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -142,15 +142,16 @@ def test_a_worker_process_that_is_killed_is_reported_and_started_again(run, disp
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     os.kill(int(children[0]), signal.SIGKILL)
     workers.find(
-        rf"process {children[0]} was killed by signal 9 and is started again in 0.5 s; 1 of 2 are",
+        rf"process {children[0]} ended by SIGKILL and is started again in 0.5 s; 1 of 2 are",
         stream="stderr",
     )
     workers.find("worker ready", 3)
     assert workers.end(signal.SIGTERM) == 0
 
 
-def test_a_worker_process_that_a_function_ends_with_code_0_is_started_again(
-    run, dispatcher, tmp_path
+@pytest.mark.parametrize("code", [0, 128 + signal.SIGTERM])
+def test_a_worker_process_that_a_function_ends_is_started_again_whatever_the_code(
+    run, dispatcher, tmp_path, code
 ):
     workers = run("worker", "--dispatcher", dispatcher.address, "--processes", "2")
     workers.find("worker ready", 2)
@@ -159,12 +160,12 @@ def test_a_worker_process_that_a_function_ends_with_code_0_is_started_again(
     def ends_once(x):
         if x == 50 and not ended.exists():
             ended.touch()
-            os._exit(0)
+            os._exit(code)
         return x
 
     data = hr.Dataset.range(100).map(ends_once)
     assert len(list(data.apply(hr.service.distribute("distributed_epoch", dispatcher.address)))) > 0
-    workers.find("ended with exit code 0 and is started again in 0.5 s", stream="stderr")
+    workers.find(f"ended with code {code} and is started again in 0.5 s", stream="stderr")
     workers.find("worker ready", 3)
     assert workers.end(signal.SIGTERM) == 0
 
@@ -272,6 +273,15 @@ def test_a_port_in_use_is_one_line_and_exit_code_1(run):
         assert command.end() == 1
     [line] = command.lines["stderr"]
     assert str(port) in line
+
+
+def test_a_work_dir_that_would_not_be_used_is_mentioned(run, tmp_path):
+    command = run("dispatcher", "--port", "0", "--work-dir", str(tmp_path))
+    command.find("dispatcher ready")
+    assert command.end(signal.SIGTERM) == 0
+    assert command.lines["stderr"] == [
+        "headrace: nothing is kept in --work-dir without --fault-tolerant"
+    ]
 
 
 def test_with_debug_a_failure_shows_its_traceback(run):

@@ -15,12 +15,12 @@ def test_when_all_children_end_by_themselves_so_does_the_command(capfd):
     assert run_children([["--version"], ["--version"]]) == 0
     out, err = capfd.readouterr()
     assert out.count("headrace ") == 2
-    assert "ended with exit code 0; 0 of 2 are left" in err
+    assert "ended with code 0; 0 of 2 are left" in err
 
 
 def test_a_child_that_fails_by_itself_is_reported_and_the_command_fails(capfd):
     assert run_children([["--version"], ["no-such-command"]]) == 1
-    assert "ended with exit code 2" in capfd.readouterr().err
+    assert "ended with code 2" in capfd.readouterr().err
 
 
 def test_a_stop_signal_stops_the_children(monkeypatch, capfd):

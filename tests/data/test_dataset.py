@@ -27,6 +27,68 @@ def test_a_method_that_there_is_not_lists_those_that_there_are():
     assert not hasattr(Dataset.range(3), "_repr_html_")
 
 
+@pytest.mark.parametrize(
+    ("name", "cure"),
+    [
+        ("window", "sliding_window_view"),
+        ("padded_batch", r"pad in a map\(\) before batch\(\)"),
+        ("take_while", r"Dataset.from_generator\(lambda: steps\(dataset\)\)"),
+        ("save", r"cache\(filename\)"),
+        ("output_shapes", "element_spec"),
+        ("make_one_shot_iterator", r"iter\(dataset\)"),
+        ("distribute", r"dataset.apply\(hr.service.distribute\("),
+    ],
+)
+def test_a_method_of_tf_data_that_there_is_not_yet_names_what_does_its_work(name, cure):
+    with pytest.raises(AttributeError, match=f"Dataset has no {name!r}; .*{cure}"):
+        getattr(Dataset.range(3), name)
+
+
+class WithRows:
+    """What Hugging Face datasets, torch datasets and sequences have in common."""
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        return {"x": index}
+
+
+@pytest.mark.parametrize(
+    ("data", "cure"),
+    [
+        ([{"x": 1}, {"x": 2}], r"\{key: \[row\[key\] for row in rows\] for key in rows\[0\]\}"),
+        (WithRows(), r"Dataset.range\(len\(x\)\).map\(lambda i: x\[int\(i\)\]\)"),
+        ((n for n in range(3)), r"Dataset.from_generator"),
+        ({1, 2}, r"sorted\("),
+        (Dataset.range(3), "a Dataset already"),
+    ],
+    ids=["dicts", "rows", "generator", "set", "dataset"],
+)
+def test_what_has_no_slices_is_refused_with_a_cure(data, cure):
+    with pytest.raises(TypeError, match=rf"`x` must be arrays .*got.*{cure}"):
+        Dataset.from_tensor_slices(data)
+
+
+def test_columns_of_lists_still_have_slices():
+    rows = list(Dataset.from_tensor_slices({"x": [1, 2], "name": ["a", "b"]}))
+    assert [(int(row["x"]), row["name"]) for row in rows] == [(1, "a"), (2, "b")]
+
+
+def test_the_bounds_of_a_range_are_checked_as_all_numbers_are():
+    with pytest.raises(TypeError, match="`stop` must be an integer, but got '3' of type str"):
+        Dataset.range("3")
+    with pytest.raises(TypeError, match=r"`start` must be an integer, but got 0.5 of type float"):
+        Dataset.range(0.5, 3)
+
+
+def test_datasets_are_expected_where_they_are_combined():
+    with pytest.raises(TypeError, match=r"`dataset` must be a Dataset, but got list; .*from_tens"):
+        Dataset.range(3).concatenate([1])
+    with pytest.raises(TypeError, match=r"`datasets` must be .*Dataset, but got list; .*from_tens"):
+        Dataset.zip(Dataset.range(3), [1, 2])
+
+
 def test_data_in_place_of_a_plan_is_refused_with_a_cure():
     with pytest.raises(TypeError, match="from_tensor_slices"):
         Dataset([1, 2, 3])

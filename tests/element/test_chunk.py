@@ -82,7 +82,7 @@ def test_columns_of_different_shape_are_joined_as_rows() -> None:
 
 def test_ragged_rows_have_no_columns_and_neither_have_none() -> None:
     ragged = Chunk.of_rows([np.zeros(2), np.zeros(3)])
-    with pytest.raises(InvalidElementError, match="padded_batch"):
+    with pytest.raises(InvalidElementError, match="pad or cut"):
         ragged.columns()
     assert len(ragged.rows()) == 2
     with pytest.raises(InvalidElementError, match="no rows"):

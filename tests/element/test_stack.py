@@ -59,7 +59,7 @@ def test_strided_rows_are_stacked_in_c_order() -> None:
 @pytest.mark.parametrize(
     ("odd", "words"),
     [
-        (np.zeros(4), r"shape \(3,\) and element 2 has shape \(4,\); use padded_batch"),
+        (np.zeros(4), r"shape \(3,\) and element 2 has shape \(4,\); pad or cut them in map"),
         (np.zeros((3, 1)), r"element 2 has shape \(3, 1\); bring all elements to one number"),
         (np.zeros(3, "f4"), "dtype float64 and element 2 has dtype float32"),
         (b"x", "element 0 has a ndarray and element 2 a bytes"),

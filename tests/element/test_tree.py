@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import io
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -181,3 +182,21 @@ def test_a_dataclass_is_rebuilt_without_running_its_checks() -> None:
     made = normalize(Checked(3))
     assert type(made) is Checked
     assert same((made.scale, made.twice), (np.int64(3), np.int64(6)))
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ({1, 2}, r"is a set, which is not an element; give it an order, sorted\(x\)"),
+        ((n for n in (1, 2)), "is a generator, .* make a list or an array of what it yields"),
+        (
+            io.StringIO("text"),
+            r"is an? _?io\.StringIO, .* read it: an element is what a file holds",
+        ),
+        (object(), "is an object, which is not an element; use arrays, numbers, bytes or str"),
+    ],
+    ids=["set", "generator", "file", "object"],
+)
+def test_what_is_no_element_is_refused_with_a_cure(value: Any, words: str) -> None:
+    with pytest.raises(InvalidElementError, match=words):
+        normalize(value)

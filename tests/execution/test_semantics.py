@@ -206,7 +206,7 @@ def test_a_failing_predicate_or_inner_dataset_is_the_users_error():
 
 def test_ragged_elements_cannot_be_batched():
     dataset = Dataset.range(4).map(lambda x: np.zeros(int(x))).batch(4)
-    with pytest.raises(InvalidElementError, match="padded_batch"):
+    with pytest.raises(InvalidElementError, match="pad or cut"):
         values(dataset)
 
 

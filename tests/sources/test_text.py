@@ -83,9 +83,9 @@ def test_blocks_do_not_matter(content: bytes, cut: int) -> None:
 
 @pytest.mark.parametrize("buffer_size", [0, -1])
 def test_buffers_hold_something(buffer_size: int) -> None:
-    with pytest.raises(ValueError, match="buffer_size must be at least 1"):
+    with pytest.raises(ValueError, match="`buffer_size` must be at least 1"):
         TextLineSource(("x",), None, buffer_size)
-    with pytest.raises(TypeError, match="buffer_size must be an int"):
+    with pytest.raises(TypeError, match="`buffer_size` must be an integer"):
         TextLineSource(("x",), None, 1.5)  # type: ignore[arg-type]
 
 

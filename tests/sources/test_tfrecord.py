@@ -1,14 +1,18 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import os
+import re
 import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import pytest
 
+import headrace as hr
 from headrace.element.spec import ArraySpec
 from headrace.errors import DataLossError, FailedPreconditionError, NotFoundError
 from headrace.plan.source import Reader
@@ -300,3 +304,19 @@ def test_an_index_is_a_file() -> None:
 
     assert source.index_holds == "file"
     assert source.paths == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("content", "advice"),
+    [
+        (b"root:x:0:0:root:/root:/bin/bash\n", "is it a TFRecord file"),
+        (gzip.compress(b"much", mtime=0), 'it is a GZIP file: pass compression_type="GZIP"'),
+        (zlib.compress(b"much"), 'it may be a ZLIB file: pass compression_type="ZLIB"'),
+    ],
+    ids=["text", "gzip", "zlib"],
+)
+def test_a_file_of_another_kind_is_recognised(tmp_path: Path, content: bytes, advice: str) -> None:
+    path = tmp_path / "other"
+    path.write_bytes(content)
+    with pytest.raises(DataLossError, match=re.escape(advice)):
+        list(hr.TFRecordDataset(str(path)))

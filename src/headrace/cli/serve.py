@@ -16,11 +16,12 @@ import typer
 from headrace import metrics
 from headrace.cli.failures import wrong_arguments
 from headrace.cli.signals import STOP_SIGNALS, Signals
-from headrace.cli.supervise import run_children, say_ready
+from headrace.cli.supervise import run_children
 from headrace.errors import CancelledError
+from headrace.process.parent import say_leaving, say_ready
 from headrace.service import DispatcherConfig, DispatchServer, WorkerConfig, WorkerServer
 from headrace.service.local_worker import WORKER_ENVIRONMENT
-from headrace.service.worker.server import DRAIN_SECONDS, LEFT_CODE
+from headrace.service.worker.server import DRAIN_SECONDS
 from headrace.transport.security import Security
 
 __all__ = ["run_dispatcher", "run_worker"]
@@ -90,6 +91,12 @@ def run_dispatcher(
             raise ValueError(
                 "--fault-tolerant needs --work-dir: the directory in which the dispatcher keeps "
                 "its journal"
+            )
+        if work_dir is not None and not fault_tolerant:
+            print(
+                "headrace: nothing is kept in --work-dir without --fault-tolerant",
+                file=sys.stderr,
+                flush=True,
             )
         config = DispatcherConfig(
             port=port,
@@ -256,15 +263,15 @@ def _serve(
                     print(f"metrics at http://127.0.0.1:{metrics_at}/metrics", flush=True)
                 print(f"{role} ready at {address()}", flush=True)
                 if with_parent:
-                    say_ready()
+                    say_ready(address())
+        if with_parent:
+            say_leaving()
         if drain is not None and start.done:
             print(f"{role} delivers what it has; a second signal stops it at once", flush=True)
             _drain(drain, signals)
     if start.error is not None and not isinstance(start.error, CancelledError):
         raise start.error
     print(f"{role} stopped", flush=True)
-    if with_parent:
-        raise typer.Exit(LEFT_CODE)
 
 
 def _drain(drain: Callable[[], None], signals: Signals) -> None:

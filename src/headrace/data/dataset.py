@@ -1,38 +1,36 @@
-"""The Dataset: a plan with methods. Each method makes a node; the checks are the nodes' own."""
+"""The Dataset: a plan with methods. Each method makes a node; the checks are the nodes' own.
+
+Those that make a dataset out of something else are in `data/sources.py`.
+"""
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from headrace.data.absent import no_such_method
 from headrace.data.inference import infer_spec
 from headrace.data.iterator import DatasetIterator
+from headrace.data.sources import Sources
 from headrace.element.spec import Spec
 from headrace.element.tree import flatten
 from headrace.plan import traverse
 from headrace.plan.batching import Batch, Unbatch
 from headrace.plan.buffering import Cache, Prefetch
 from headrace.plan.combining import DEFAULT_CYCLE_LENGTH, Concatenate, Interleave, Zip
-from headrace.plan.elements import FromSource
 from headrace.plan.elementwise import Filter, Map
 from headrace.plan.node import AUTOTUNE, Node, call_site
 from headrace.plan.options import Options, WithOptions
 from headrace.plan.ordering import Enumerate, Repeat, Shard, Shuffle, Skip, Take
-from headrace.plan.source import INFINITE, UNKNOWN, Source, checked_source
+from headrace.plan.source import INFINITE, UNKNOWN
 from headrace.rewrites.explain import explain
-from headrace.sources.files import FileNamesSource
-from headrace.sources.generator import GeneratorSource
-from headrace.sources.memory import RangeSource, SlicesSource, TensorsSource
 
 __all__ = ["Dataset"]
 
 
-class Dataset:
+class Dataset(Sources):
     """Elements in a fixed order, to be read any number of times.
 
     An element is an array, a NumPy scalar, `bytes` or `str`, or a dict, tuple, namedtuple or
@@ -57,60 +55,6 @@ class Dataset:
     def _then(self, step: Callable[..., Node], **arguments: Any) -> Dataset:
         """Return a dataset with one step more."""
         return Dataset(step(input=self._plan, location=call_site(), **arguments))
-
-    # --- sources ------------------------------------------------------------------------------
-
-    @staticmethod
-    def from_source(source: Source) -> Dataset:
-        """Return the elements of anything with the Source contract (`headrace.plan.source`)."""
-        return Dataset(FromSource(source=checked_source(source), location=call_site()))
-
-    @staticmethod
-    def range(*args: int, output_type: Any = np.int64) -> Dataset:
-        """Return the numbers of `range(*args)`, as scalars of `output_type`."""
-        return Dataset.from_source(RangeSource(*_range_bounds(args), dtype=output_type))
-
-    @staticmethod
-    def from_tensors(x: Any) -> Dataset:
-        """Return a dataset of one element, `x`."""
-        return Dataset.from_source(TensorsSource(x))
-
-    @staticmethod
-    def from_tensor_slices(x: Any) -> Dataset:
-        """Return the rows of arrays: one element for each index of their common first axis."""
-        return Dataset.from_source(SlicesSource(x))
-
-    @staticmethod
-    def from_generator(
-        generator: Callable[..., Any],
-        *,
-        args: Sequence[Any] | None = None,
-        output_signature: Spec | None = None,
-    ) -> Dataset:
-        """Return what `generator(*args)` yields; it is called again for each pass.
-
-        Args:
-            generator: A function that returns an iterable of elements.
-            args: Its arguments.
-            output_signature: Spec that every element must match; None: that of the first element.
-        """
-        return Dataset.from_source(GeneratorSource(generator, tuple(args or ()), output_signature))
-
-    @staticmethod
-    def list_files(patterns: Any, shuffle: bool | None = None, seed: int | None = None) -> Dataset:
-        """Return the names of the files that match glob patterns, as `str`.
-
-        Args:
-            patterns: A pattern, path or fsspec URL, or a list of them.
-            shuffle: Whether to order them at random, another in each pass; None is True.
-            seed: Seed of that order.
-
-        Raises:
-            NotFoundError: A pattern matches no file.
-        """
-        source = FileNamesSource.matching(patterns)
-        files = Dataset.from_source(source)
-        return files if shuffle is False else files.shuffle(source.size, seed=seed)
 
     @staticmethod
     def zip(*datasets: Any) -> Dataset:
@@ -329,19 +273,13 @@ class Dataset:
 
         def __getattr__(self, name: str) -> Any:
             known = [method for method in dir(type(self)) if not method.startswith("_")]
-            near = difflib.get_close_matches(name, known, n=1)
-            cure = f"; did you mean {near[0]!r}?" if near else f"; it has: {', '.join(known)}"
-            raise AttributeError(f"Dataset has no method {name!r}{cure}", name=name, obj=self)
-
-
-def _range_bounds(args: tuple[int, ...]) -> tuple[int, int, int]:
-    if not 1 <= len(args) <= 3:
-        raise TypeError(f"`range` takes 1 to 3 arguments, but got {len(args)}")
-    start, stop, step = (0, *args, 1) if len(args) == 1 else (*args, 1)[:3]
-    return start, stop, step
+            raise AttributeError(no_such_method(name, known), name=name, obj=self)
 
 
 def _plan_of(name: str, dataset: Any) -> Node:
     if not isinstance(dataset, Dataset):
-        raise TypeError(f"`{name}` must be a Dataset, but got {type(dataset).__name__}")
+        raise TypeError(
+            f"`{name}` must be a Dataset, but got {type(dataset).__name__}; "
+            "Dataset.from_tensor_slices makes one of rows in memory"
+        )
     return dataset.plan

@@ -7,9 +7,10 @@ from typing import Any
 
 from headrace.data.dataset import Dataset
 from headrace.plan.source import Source
-from headrace.sources.files import FileNamesSource, as_names
+from headrace.sources.files import FileNamesSource
 from headrace.sources.text import TextLineSource
 from headrace.sources.tfrecord import TFRecordSource
+from headrace.storage.names import as_names
 
 __all__ = ["TFRecordDataset", "TextLineDataset"]
 

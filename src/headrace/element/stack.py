@@ -216,7 +216,7 @@ def _odd_shape(
     path: str, position: int, expected: tuple[int, ...], found: tuple[int, ...]
 ) -> InvalidElementError:
     hint = (
-        "use padded_batch, or bring all elements to one shape with map()"
+        "pad or cut them in map(), so that all have one shape"
         if len(expected) == len(found)
         else "bring all elements to one number of axes with map()"
     )

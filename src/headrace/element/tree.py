@@ -254,7 +254,20 @@ def _type_name(value: Any) -> str:
 
 
 def _refusal(value: Any, path: str) -> InvalidElementError:
+    name = _type_name(value)
+    article = "an" if name.lstrip("_")[0] in "aeiouAEIOU" else "a"
+    cure = next((cure for known, cure in _CURES.items() if name.startswith(known)), _ELEMENTS)
     return InvalidElementError(
-        f"{component(path)} is a {_type_name(value)}, which is not an element; use arrays, "
-        "numbers, bytes or str, nested in dicts, tuples, namedtuples or dataclasses"
+        f"{component(path)} is {article} {name}, which is not an element; {cure}"
     )
+
+
+_ELEMENTS = "use arrays, numbers, bytes or str, nested in dicts, tuples, namedtuples or dataclasses"
+#: What to do with a value of a type whose name begins so.
+_CURES = {
+    "PIL.": "make an array of it: np.asarray(image)",
+    "headrace.data.": "a function that returns datasets belongs in flat_map() or interleave()",
+    "generator": "make a list or an array of what it yields, or use flat_map() and from_generator",
+    "set": "give it an order, sorted(x), and make an array of it",
+    "_io.": "read it: an element is what a file holds",
+}

@@ -11,17 +11,39 @@
 The dispatcher sees plans and splits, workers and clients see elements.
 """
 
-from headrace.service.config import DispatcherConfig, ShardingPolicy, WorkerConfig
-from headrace.service.dataset import (
-    delivery_report,
-    distribute,
-    from_dataset_id,
-    register_dataset,
-)
-from headrace.service.dispatcher.server import DispatchServer
-from headrace.service.local_cluster import LocalCluster
-from headrace.service.worker.server import WorkerServer
-from headrace.transport.security import Security
+from typing import TYPE_CHECKING
+
+from headrace.lazy import lazily
+
+if TYPE_CHECKING:
+    from headrace.service.config import DispatcherConfig, ShardingPolicy, WorkerConfig
+    from headrace.service.dataset import (
+        delivery_report,
+        distribute,
+        from_dataset_id,
+        register_dataset,
+    )
+    from headrace.service.dispatcher.server import DispatchServer
+    from headrace.service.local_cluster import LocalCluster
+    from headrace.service.worker.server import WorkerServer
+    from headrace.transport.security import Security
+else:
+    __getattr__, __dir__ = lazily(
+        __name__,
+        {
+            "DispatchServer": "headrace.service.dispatcher.server",
+            "DispatcherConfig": "headrace.service.config",
+            "LocalCluster": "headrace.service.local_cluster",
+            "Security": "headrace.transport.security",
+            "ShardingPolicy": "headrace.service.config",
+            "WorkerConfig": "headrace.service.config",
+            "WorkerServer": "headrace.service.worker.server",
+            "delivery_report": "headrace.service.dataset",
+            "distribute": "headrace.service.dataset",
+            "from_dataset_id": "headrace.service.dataset",
+            "register_dataset": "headrace.service.dataset",
+        },
+    )
 
 __all__ = [
     "DispatchServer",

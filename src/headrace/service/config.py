@@ -12,6 +12,14 @@ import os
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 
+from headrace.arguments import (
+    check_flag,
+    check_instance,
+    check_int,
+    check_path,
+    check_string,
+    check_strings,
+)
 from headrace.transport import address as addresses
 from headrace.transport.security import Security
 
@@ -184,9 +192,10 @@ class DispatcherConfig:
 
     def __post_init__(self) -> None:
         _check_place(self.port, self.host)
-        _check_path("work_dir", self.work_dir)
-        _check_flag("fault_tolerant_mode", self.fault_tolerant_mode)
-        _check_flag("gc_dynamic_sharding_jobs", self.gc_dynamic_sharding_jobs)
+        if self.work_dir is not None:
+            check_path("work_dir", self.work_dir)
+        check_flag("fault_tolerant_mode", self.fault_tolerant_mode, or_none=False)
+        check_flag("gc_dynamic_sharding_jobs", self.gc_dynamic_sharding_jobs, or_none=False)
         if self.work_dir is not None and "://" in os.fspath(self.work_dir):
             raise ValueError(
                 f"work_dir={os.fspath(self.work_dir)!r} is a URL: the journal needs a directory of "
@@ -198,15 +207,15 @@ class DispatcherConfig:
                 "set `work_dir` in the `config` object passed to `DispatchServer`."
             )
         if self.worker_addresses is not None:
-            _check_strings("worker_addresses", self.worker_addresses)
+            check_strings("worker_addresses", self.worker_addresses)
             object.__setattr__(self, "worker_addresses", tuple(self.worker_addresses))
             _refuse("worker_addresses", self.worker_addresses, "None: workers register themselves")
         _check_number("job_gc_check_interval_ms", self.job_gc_check_interval_ms, least=0)
         _check_number("job_gc_timeout_ms", self.job_gc_timeout_ms, least=-1)
         _check_number("worker_timeout_ms", self.worker_timeout_ms, least=0)
         _check_number("client_timeout_ms", self.client_timeout_ms, least=0)
-        _check_number(
-            "worker_max_concurrent_snapshots", self.worker_max_concurrent_snapshots, least=0
+        check_int(
+            "worker_max_concurrent_snapshots", self.worker_max_concurrent_snapshots, minimum=0
         )
         if self.worker_max_concurrent_snapshots:
             snapshots = self.worker_max_concurrent_snapshots
@@ -253,21 +262,22 @@ class WorkerConfig:
                 "Must specify a `dispatcher_address` in the `config` passed to `WorkerServer`; "
                 f"got dispatcher_address={self.dispatcher_address!r}"
             )
-        _check_string("dispatcher_address", self.dispatcher_address)
+        check_string("dispatcher_address", self.dispatcher_address, empty=False)
         try:
             address = parse_service(self.dispatcher_address)
-        except ValueError as error:
+        except ValueError:
             raise ValueError(
-                f'dispatcher_address={self.dispatcher_address!r} must be "host:port": {error}'
+                '`dispatcher_address` must be "host:port", as in "127.0.0.1:5050", but got '
+                f"{self.dispatcher_address!r}"
             ) from None
         object.__setattr__(self, "dispatcher_address", address)
         _check_place(self.port, self.host)
         if self.worker_address is not None:
-            _check_string("worker_address", self.worker_address)
+            check_string("worker_address", self.worker_address, empty=False)
         _check_number("heartbeat_interval_ms", self.heartbeat_interval_ms, least=0)
         _check_number("dispatcher_timeout_ms", self.dispatcher_timeout_ms, least=0)
         if self.data_transfer_protocol is not None:
-            _check_string("data_transfer_protocol", self.data_transfer_protocol)
+            check_string("data_transfer_protocol", self.data_transfer_protocol, empty=False)
             if self.data_transfer_protocol not in TRANSFER_PROTOCOLS:
                 raise ValueError(
                     f"data_transfer_protocol={self.data_transfer_protocol!r} must be None or one "
@@ -281,7 +291,7 @@ class WorkerConfig:
         for name in ("worker_tags", "preload"):
             words = getattr(self, name)
             if words is not None:
-                _check_strings(name, words)
+                check_strings(name, words)
                 object.__setattr__(self, name, tuple(words))
         _check_number(
             "cross_trainer_cache_size_bytes", self.cross_trainer_cache_size_bytes, least=1
@@ -296,49 +306,15 @@ def _refuse(name: str, value: object, instead: str) -> None:
 
 
 def _check_place(port: object, host: object) -> None:
-    _check_number("port", port, least=0, none=False)
-    if isinstance(port, int) and port > 65535:
-        raise ValueError(f"port={port} must be between 0 and 65535")
-    _check_string("host", host)
+    check_int("port", port, minimum=0, maximum=65535)
+    check_string("host", host, empty=False)
 
 
-def _check_number(name: str, value: object, *, least: int, none: bool = True) -> None:
-    if value is None and none:
-        return
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{name}={value!r} must be an int, got a {type(value).__name__}")
-    if value < least:
-        raise ValueError(f"{name}={value} must be at least {least}")
-
-
-def _check_flag(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise TypeError(f"{name}={value!r} must be True or False, got a {type(value).__name__}")
-
-
-def _check_string(name: str, value: object) -> None:
-    if not isinstance(value, str):
-        raise TypeError(f"{name}={value!r} must be a string, got a {type(value).__name__}")
-    if not value:
-        raise ValueError(f"{name}={value!r} must not be empty")
-
-
-def _check_strings(name: str, values: object) -> None:
-    if isinstance(values, str) or not isinstance(values, Sequence):
-        raise TypeError(f"{name}={values!r} must be a list of strings")
-    for position, value in enumerate(values):
-        _check_string(f"{name}[{position}]", value)
-
-
-def _check_path(name: str, value: object) -> None:
-    if value is None:
-        return
-    if not isinstance(value, (str, os.PathLike)):
-        raise TypeError(f"{name}={value!r} must be a path, got a {type(value).__name__}")
-    if not os.fspath(value):
-        raise ValueError(f"{name}={value!r} must not be empty")
+def _check_number(name: str, value: object, *, least: int) -> None:
+    if value is not None:
+        check_int(name, value, minimum=least)
 
 
 def _check_security(value: object) -> None:
-    if value is not None and not isinstance(value, Security):
-        raise TypeError(f"security={value!r} must be a Security, got a {type(value).__name__}")
+    if value is not None:
+        check_instance("security", value, Security, cure="use Security.load(directory, role)")

@@ -7,24 +7,32 @@ them in turn: one that dies by itself is reported and replaced.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import random
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
-from headrace.errors import FailedPreconditionError
+from headrace.arguments import check_int
+from headrace.errors import CancelledError, FailedPreconditionError, UnavailableError
+from headrace.forks import stays_with_parent
+from headrace.process.child import Child, Command
+from headrace.process.family import BecameReady, Ended, Event, Family, NotStarted, Post
+from headrace.process.stopping import stop
 from headrace.service.config import DispatcherConfig, WorkerConfig
 from headrace.service.dispatcher.server import DispatchServer
 from headrace.service.local_worker import (
     STOP_SECONDS,
     LocalWorker,
-    restart_delay,
-    start_processes,
+    ProcessWorker,
+    ThreadWorker,
+    worker_command,
 )
 from headrace.service.worker.server import WorkerServer
 
@@ -32,8 +40,19 @@ __all__ = ["LocalCluster", "LocalWorker"]
 
 _log = logging.getLogger(__name__)
 
-_WATCH_SECONDS = 0.1
-_GOOD_LIFE_SECONDS = 60.0
+_LOOK_SECONDS = 0.05
+_START_SECONDS = 60.0
+
+
+#: Clusters that were not closed. At the end of the program they are, in order: workers that find
+#: the dispatcher gone would speak of what they cannot hand back.
+_open: weakref.WeakSet[LocalCluster] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for cluster in list(_open):
+        cluster.close()
 
 
 class LocalCluster:
@@ -68,14 +87,10 @@ class LocalCluster:
         restart: bool = True,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        if isinstance(num_workers, bool) or not isinstance(num_workers, int):
-            raise TypeError(f"`num_workers` must be an integer, but got {num_workers!r}")
-        if num_workers < 0:
-            raise ValueError(f"`num_workers` must be at least 0, but got {num_workers}")
+        num_workers = check_int("num_workers", num_workers, minimum=0)
         self._processes = processes
         self._heartbeat_interval_ms = heartbeat_interval_ms
         self._preload = tuple(preload)
-        self._restart = restart
         self._environment = dict(environment or {})
         self._config = DispatcherConfig(
             port=0 if work_dir is None else _lasting_port(),
@@ -83,17 +98,24 @@ class LocalCluster:
             fault_tolerant_mode=work_dir is not None,
             worker_timeout_ms=worker_timeout_ms,
         )
-        self._workers: list[LocalWorker] = []
         self._closing = threading.Event()
+        self._workers: list[LocalWorker] = []
+        #: Held by whoever looks at the family, or changes what is below.
+        self._changed = threading.Condition()
+        self._family = Family(restarts=restart)
+        #: What became of the processes that `_add` waits for; None: it is not known yet.
+        self._awaited: dict[Post, Child | UnavailableError | None] = {}
         self._watcher: threading.Thread | None = None
         self._dispatcher = DispatchServer(self._config)
+        _open.add(self)
+        stays_with_parent(self)
         try:
-            self._add(num_workers)
             if processes:
                 self._watcher = threading.Thread(
                     target=self._watch, name="headrace-cluster-watch", daemon=True
                 )
                 self._watcher.start()
+            self._add(num_workers)
         except BaseException:
             self.close()
             raise
@@ -119,11 +141,15 @@ class LocalCluster:
 
     def kill_worker(self, index: int) -> None:
         """Kill the process of worker `index` (SIGKILL)."""
-        self._workers[index].kill()
+        self._worker(index).kill()
 
     def stop_worker(self, index: int) -> None:
         """Stop worker `index`."""
-        self._workers[index].stop()
+        self._worker(index).stop()
+
+    def _worker(self, index: int) -> LocalWorker:
+        check_int("index", index, minimum=0, maximum=len(self._workers) - 1)
+        return self._workers[index]
 
     def restart_dispatcher(self) -> None:
         """Stop the dispatcher, and start another from its journal, at the same address.
@@ -145,16 +171,20 @@ class LocalCluster:
         Worker processes that do not end in a few seconds, as when a function of the user's holds
         the interpreter's lock, are killed.
         """
+        _open.discard(self)
         self._closing.set()
         if self._watcher is not None:
             self._watcher.join()
-        for worker in self._workers:
-            worker.release()
         # They end side by side, and have one deadline.
-        until = time.monotonic() + STOP_SECONDS
+        stop(self._family.children, STOP_SECONDS)
         for worker in self._workers:
-            worker.stop(until)
+            if worker.is_running:
+                worker.stop()
         self._dispatcher.stop()
+
+    def leave_to_parent(self) -> None:
+        """Leave the cluster to the process that started it, where this one was forked from it."""
+        _open.discard(self)
 
     def __enter__(self) -> Self:
         return self
@@ -170,66 +200,100 @@ class LocalCluster:
     # --- watching -----------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """Report workers that die by themselves, and replace them."""
-        deaths, last_death = 0, 0.0
-        #: When the next worker is to be started, for each that is missing.
-        due: list[float] = []
-        while not self._closing.wait(_WATCH_SECONDS):
-            for worker in [worker for worker in self._workers if worker.has_died()]:
-                now = time.monotonic()
-                deaths = 1 if now - last_death > _GOOD_LIFE_SECONDS else deaths + 1
-                last_death = now
-                self._report(worker, restart_delay(deaths))
-                due.append(now + restart_delay(deaths))
-            if self._restart and due and due[0] <= time.monotonic():
-                try:
-                    self._add(1, self._closing.is_set)
-                    due.pop(0)
-                except Exception as error:
-                    if not self._closing.is_set():
-                        deaths, last_death = deaths + 1, time.monotonic()
-                        due[0] = last_death + restart_delay(deaths)
-                        _log.warning("no worker could be started: %s", error)
+        """Look at the worker processes: which are ready, which died, which are to be replaced."""
+        while not self._closing.wait(_LOOK_SECONDS):
+            with self._changed:
+                for event in self._family.look(time.monotonic()):
+                    self._note(event)
+                self._changed.notify_all()
 
-    def _report(self, worker: LocalWorker, delay: float) -> None:
-        living = sum(other.is_running for other in self._workers)
+    def _note(self, event: Event) -> None:
+        match event:
+            case BecameReady(post, child) if post in self._awaited:
+                self._awaited[post] = child
+            case BecameReady(_, child):
+                self._workers.append(ProcessWorker(child))
+            case Ended(post, child, _) if post in self._awaited:
+                self._awaited[post] = _start_failure(child, child.ending)
+            case Ended(_, child, again_in) if not child.was_asked:
+                self._report(child, again_in)
+            case NotStarted(_, error, again_in):
+                _log.warning("no worker could be started: %s; next try in %g s", error, again_in)
+
+    def _report(self, child: Child, again_in: float | None) -> None:
+        """Report a process that died by itself."""
+        where = "that was not ready yet"
+        for worker in self._workers:
+            if isinstance(worker, ProcessWorker) and worker.child is child:
+                worker.death = child.ending
+                where = f"at {worker.address}"
         _log.warning(
-            "worker process %d at %s %s; %d of the cluster's workers are left%s",
-            worker.pid,
-            worker.address,
-            worker.death,
-            living,
-            f", and another starts in {delay:g} s" if self._restart else "",
+            "worker process %d %s %s; %d of the cluster's workers are left%s",
+            child.pid,
+            where,
+            child.ending,
+            sum(other.is_running for other in self._workers),
+            "" if again_in is None else f", and another starts in {again_in:g} s",
         )
 
     # --- starting -----------------------------------------------------------------------------
 
-    def _add(
-        self, count: int, is_called_off: Callable[[], bool] = lambda: False
-    ) -> list[LocalWorker]:
+    def _add(self, count: int) -> Sequence[LocalWorker]:
         address = self.target.partition("://")[2]
-        if not self._processes:
-            for _ in range(count):
-                server = WorkerServer(
-                    WorkerConfig(
-                        dispatcher_address=address,
-                        heartbeat_interval_ms=self._heartbeat_interval_ms,
-                    )
-                )
-                self._workers.append(LocalWorker(server.address, os.getpid(), server=server))
-            return self._workers[len(self._workers) - count :]
-        added = start_processes(
-            count,
-            {
+        added: list[LocalWorker] = []
+        if self._processes:
+            options = {
                 "dispatcher_address": address,
                 "heartbeat_interval_ms": self._heartbeat_interval_ms,
                 "preload": self._preload,
-            },
-            self._environment,
-            is_called_off,
-        )
-        self._workers.extend(added)
+            }
+            added += self._start_processes([worker_command(options, self._environment)] * count)
+        else:
+            config = WorkerConfig(
+                dispatcher_address=address, heartbeat_interval_ms=self._heartbeat_interval_ms
+            )
+            added += [ThreadWorker(WorkerServer(config)) for _ in range(count)]
+        self._workers += added
         return added
+
+    def _start_processes(self, commands: Sequence[Command]) -> list[ProcessWorker]:
+        """Start worker processes; return when all have registered, or end them all again."""
+        until = time.monotonic() + _START_SECONDS
+        posts: list[Post] = []
+        with self._changed:
+            try:
+                for command in commands:
+                    posts.append(self._family.add(command, time.monotonic()))
+                    self._awaited[posts[-1]] = None
+                return [ProcessWorker(self._wait_for(post, until)) for post in posts]
+            except BaseException:
+                for post in posts:
+                    self._family.remove(post)
+                    if post.child is not None:
+                        post.child.kill()
+                raise
+            finally:
+                for post in posts:
+                    self._awaited.pop(post, None)
+
+    def _wait_for(self, post: Post, until: float) -> Child:
+        while True:
+            match self._awaited[post]:
+                case Child() as child:
+                    return child
+                case UnavailableError() as error:
+                    raise error
+            if self._closing.is_set():
+                raise CancelledError("the cluster is closed")
+            if time.monotonic() > until and post.child is not None:
+                raise _start_failure(post.child, f"is not ready after {_START_SECONDS:.0f} s")
+            self._changed.wait(_LOOK_SECONDS)
+
+
+def _start_failure(child: Child, what: str) -> UnavailableError:
+    return UnavailableError(
+        f"worker process {child.pid} {what}. It wrote:\n{child.words() or '(nothing)'}"
+    )
 
 
 def _lasting_port() -> int:

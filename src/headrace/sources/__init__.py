@@ -2,8 +2,7 @@
 
 memory          range, from_tensor_slices, from_tensors
 generator       from_generator
-files           names by pattern; files opened, local or by URL
-compression     GZIP and ZLIB, block by block
+files           names of files
 record_files    the walk through files of records, whatever their format
 tfrecord        TFRecord files, read and written
 text            lines of text files

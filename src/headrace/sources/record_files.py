@@ -18,6 +18,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
+from headrace.arguments import check_int
 from headrace.element.chunk import Chunk
 from headrace.element.spec import ArraySpec, Spec
 from headrace.errors import FailedPreconditionError, HeadraceError, UnavailableError
@@ -29,8 +30,9 @@ from headrace.plan.source import (
     check_limit,
     check_range,
 )
-from headrace.sources.compression import ByteStream, Compression, check_compression
-from headrace.sources.files import as_names, open_file
+from headrace.storage.compression import ByteStream, Compression, check_compression
+from headrace.storage.files import open_file
+from headrace.storage.names import as_names
 
 __all__ = [
     "BLOCK_SIZE",
@@ -78,11 +80,7 @@ def check_buffer_size(buffer_size: int | None) -> int:
     """
     if buffer_size is None:
         return BLOCK_SIZE
-    if not isinstance(buffer_size, int) or isinstance(buffer_size, bool):
-        raise TypeError(f"buffer_size must be an int or None, got {buffer_size!r}")
-    if buffer_size < 1:
-        raise ValueError(f"buffer_size must be at least 1 byte, got {buffer_size}")
-    return buffer_size
+    return check_int("buffer_size", buffer_size, minimum=1)
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,10 @@ import google_crc32c
 import numpy as np
 
 from headrace.errors import DataLossError, FailedPreconditionError
-from headrace.sources.compression import check_compression, deflater
-from headrace.sources.files import FileName, as_names, create_file
 from headrace.sources.record_files import Cut, RecordFilesSource
+from headrace.storage.compression import check_compression, deflater
+from headrace.storage.files import create_file
+from headrace.storage.names import FileName, as_names
 
 __all__ = ["TFRecordSource", "TFRecordWriter", "cut_records", "masked_crc"]
 
@@ -64,7 +65,8 @@ def cut_records(block: bytes, at_end: bool, name: str, offset: int) -> Cut:
             if length_check != _length_check(length):
                 error = DataLossError(
                     f"{name}: the record at byte {offset + begin} is damaged: its length does "
-                    f"not match its checksum; what follows in this file cannot be found"
+                    "not match its checksum; what follows in this file cannot be found"
+                    f"{'' if offset + begin else _what_it_is_instead(block)}"
                 )
                 break
             data = begin + 12
@@ -127,6 +129,15 @@ def _cut_equals(block: bytes) -> tuple[list[bytes], list[int]]:
         count = int(other.argmax())
         rows = rows[:count]
     return rows["data"].tolist(), rows["check"].tolist()
+
+
+def _what_it_is_instead(block: bytes) -> str:
+    """Say what a file looks like whose first bytes are no record."""
+    if block.startswith(b"\x1f\x8b"):
+        return '; it is a GZIP file: pass compression_type="GZIP"'
+    if block[:1] == b"\x78":
+        return '; it may be a ZLIB file: pass compression_type="ZLIB"'
+    return "; is it a TFRecord file?"
 
 
 def _find_mismatch(records: list[bytes], checks: list[int]) -> int | None:

@@ -26,8 +26,8 @@ from headrace.errors import (
     UnavailableError,
     describe_error,
 )
+from headrace.forks import stays_with_parent
 from headrace.transport.channel import Buffer, Channel, Handler, Reply, Request, Server
-from headrace.transport.descriptors import stays_with_parent
 from headrace.transport.envelope import decode_error, encode_error, flat_views
 
 __all__ = ["connect", "is_local", "serve"]

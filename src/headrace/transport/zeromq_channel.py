@@ -26,9 +26,9 @@ from headrace.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
+from headrace.forks import stays_with_parent
 from headrace.transport import address as addresses
 from headrace.transport.channel import Buffer, Channel, Reply
-from headrace.transport.descriptors import stays_with_parent
 from headrace.transport.envelope import (
     ERROR,
     GOODBYE,

@@ -19,12 +19,13 @@ import msgspec
 import zmq
 
 from headrace.errors import FailedPreconditionError, HeadraceError, describe_error
+from headrace.forks import stays_with_parent
 from headrace.metrics import count_request_too_large
 from headrace.transport.admission import Admission
 from headrace.transport.arena import Arena, ArenaBudget
 from headrace.transport.channel import Handler, Server
 from headrace.transport.context import shared_context, start_collector
-from headrace.transport.descriptors import raise_file_limit, stays_with_parent
+from headrace.transport.descriptors import raise_file_limit
 from headrace.transport.envelope import (
     GOODBYE,
     NOTHING,

@@ -17,13 +17,9 @@ from typing import Any
 import pytest
 
 import headrace as hr
+from headrace.errors import FailedPreconditionError, UnavailableError
 from headrace.service import LocalCluster, distribute
-from headrace.service.local_worker import restart_delay
 from tests.service.reading import numbers, wait_until
-
-
-def test_the_delay_before_a_restart_doubles_up_to_half_a_minute() -> None:
-    assert [restart_delay(n) for n in (0, 1, 2, 3, 4, 20, 5000)] == [0.5, 0.5, 1, 2, 4, 30, 30]
 
 
 def environment_of(pid: int) -> dict[str, str]:
@@ -67,6 +63,24 @@ def test_a_worker_that_was_killed_or_stopped_on_purpose_is_not_replaced(
 
 
 @pytest.mark.system
+def test_a_worker_that_there_is_not_is_refused_by_number() -> None:
+    with LocalCluster(num_workers=1, processes=False) as cluster:
+        with pytest.raises(ValueError, match="`index` must be at most 0, but got 7"):
+            cluster.stop_worker(7)
+        with pytest.raises(FailedPreconditionError, match="runs in this process"):
+            cluster.kill_worker(0)
+
+
+@pytest.mark.system
+def test_a_module_to_preload_that_there_is_not_is_one_line() -> None:
+    with pytest.raises(UnavailableError) as caught:
+        LocalCluster(num_workers=1, preload=("no_such_module",))
+    first, second = str(caught.value).splitlines()
+    assert first.endswith("ended with code 1. It wrote:")
+    assert second.startswith("preload='no_such_module': No module named 'no_such_module'; is its")
+
+
+@pytest.mark.system
 def test_a_cluster_that_restarts_nobody_reports_a_death_all_the_same(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -98,14 +112,15 @@ def test_a_worker_that_gets_sigterm_leaves_by_itself_and_is_not_replaced() -> No
 
 
 @pytest.mark.system
-def test_a_worker_whose_function_ends_the_process_with_code_0_is_replaced(
-    caplog: pytest.LogCaptureFixture, tmp_path: Path
+@pytest.mark.parametrize("code", [0, 128 + signal.SIGTERM])
+def test_a_worker_whose_function_ends_the_process_is_replaced_whatever_the_code(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path, code: int
 ) -> None:
     def ends_once(path: Path) -> Callable[[Any], Any]:
         def step(x: Any) -> Any:
             if x == 50 and not path.exists():
                 path.touch()
-                os._exit(0)
+                os._exit(code)
             return x
 
         return step
@@ -115,8 +130,8 @@ def test_a_worker_whose_function_ends_the_process_with_code_0_is_replaced(
         got = numbers(dataset.apply(distribute("distributed_epoch", cluster.target)))
         assert len(got) == len(set(got))
         wait_until(lambda: len(cluster.workers) == 2)
-        assert cluster.workers[0].death == "ended with code 0"
-    assert "ended with code 0; 0 of the cluster's workers are left" in caplog.text
+        assert cluster.workers[0].death == f"ended with code {code}"
+    assert f"ended with code {code}; 0 of the cluster's workers are left" in caplog.text
 
 
 @pytest.mark.system
@@ -167,3 +182,29 @@ def test_a_forked_child_that_outlives_its_parent_keeps_no_worker() -> None:
         wait_until(lambda: not Path(f"/proc/{worker}").exists())
     finally:
         os.killpg(parent.pid, signal.SIGKILL)
+
+
+NOT_CLOSED = """
+import os, sys
+import headrace as hr
+cluster = hr.service.LocalCluster(num_workers=2)
+dataset = hr.Dataset.range(10**9).apply(hr.service.distribute("distributed_epoch", cluster.target))
+iterator = iter(dataset)
+next(iterator)
+if "fork" in sys.argv and (child := os.fork()):
+    os.waitpid(child, 0)
+    assert all(worker.is_running for worker in cluster.workers)
+    next(iterator)
+"""
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("how", ["alone", "fork"])
+def test_a_cluster_that_nobody_closed_ends_with_the_program_without_a_word(how: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", NOT_CLOSED, how],
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -1,9 +1,11 @@
-"""A worker process, as `LocalCluster` starts it: `python -m headrace.service.worker CONFIG`.
+"""A worker process, as `LocalCluster` starts it.
 
-CONFIG is a JSON object of `WorkerConfig` arguments, and "log_to": the descriptor that takes over
-from standard output and error once the worker is ready. One line on standard output says so, with
-the address. The process ends when its standard input does: with whoever started it. SIGTERM lets it
-deliver what it has first; a second one does not. After SIGTERM it ends with code `LEFT_CODE`.
+    python -m headrace.service.worker CONFIG LOG_TO LIFELINE
+
+CONFIG is a JSON object of `WorkerConfig` arguments, LOG_TO the number of the descriptor that takes
+over from standard output and error once the worker is ready, LIFELINE that of a pipe that closes
+when whoever started it is gone (`process/parent.py`). SIGTERM lets it deliver what it has first; a
+second one does not.
 """
 
 from __future__ import annotations
@@ -16,21 +18,25 @@ import sys
 import threading
 from types import FrameType
 
+from headrace.process.parent import die_with_parent, say_leaving, say_ready, wait_for_release
 from headrace.service.config import WorkerConfig
-from headrace.service.worker.server import LEFT_CODE, WorkerServer
+from headrace.service.worker.server import WorkerServer
 
 __all__ = ["main"]
 
 _STOP_SECONDS = 5.0
 
 
-def main(text: str) -> None:
-    """Run a worker until standard input ends."""
-    options = json.loads(text)
-    log_to = options.pop("log_to")
-    config = WorkerConfig(**options)
+def main(text: str, log_to: int, lifeline: int) -> None:
+    """Run a worker until the parent releases it."""
+    die_with_parent(lifeline)
+    config = WorkerConfig(**json.loads(text))
     for module in config.preload:
-        importlib.import_module(module)
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            # One line, and not the import system's own frames.
+            sys.exit(f"preload={module!r}: {error}; is its folder in sys.path, or PYTHONPATH?")
     ended = threading.Event()
     # Watched from the start: the parent may die while this waits for a dispatcher.
     threading.Thread(target=_watch, args=(ended,), daemon=True).start()
@@ -42,6 +48,7 @@ def main(text: str) -> None:
         ended.set()
 
     def leave(number: int, frame: FrameType | None) -> None:
+        say_leaving()
         if draining.is_set():
             ended.set()
         else:
@@ -49,21 +56,14 @@ def main(text: str) -> None:
             threading.Thread(target=drain, name="headrace-drain", daemon=True).start()
 
     signal.signal(signal.SIGTERM, leave)
-    sys.stdout.write(json.dumps({"address": server.address}) + "\n")
-    sys.stdout.flush()
     # From here on what users' functions print goes where the parent's own words go.
-    os.dup2(log_to, 1)
-    os.dup2(log_to, 2)
-    os.close(log_to)
+    say_ready(server.address, log_to)
     ended.wait()
     server.stop()
-    if draining.is_set():
-        sys.exit(LEFT_CODE)
 
 
 def _watch(ended: threading.Event) -> None:
-    while os.read(0, 4096):
-        pass
+    wait_for_release()
     ended.set()
     # A user's function that does not return must not keep the process.
     threading.Event().wait(_STOP_SECONDS)
@@ -71,4 +71,4 @@ def _watch(ended: threading.Event) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,100 @@
+"""Where datasets come from: the part of `Dataset` that makes one out of something else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from headrace.arguments import check_int
+from headrace.data.absent import no_slices
+from headrace.element.spec import Spec
+from headrace.plan.elements import FromSource
+from headrace.plan.node import Node, call_site
+from headrace.plan.ordering import Shuffle
+from headrace.plan.source import Source, checked_source
+from headrace.sources.files import FileNamesSource
+from headrace.sources.generator import GeneratorSource
+from headrace.sources.memory import RangeSource, SlicesSource, TensorsSource
+
+__all__ = ["Sources"]
+
+
+class Sources:
+    """Makes datasets out of arrays, generators, files and sources; a `Dataset` is a plan."""
+
+    if TYPE_CHECKING:
+
+        def __init__(self, plan: Node) -> None: ...
+
+    @classmethod
+    def from_source(cls, source: Source) -> Self:
+        """Return the elements of anything with the Source contract (`headrace.plan.source`)."""
+        return cls(FromSource(source=checked_source(source), location=call_site()))
+
+    @classmethod
+    def range(cls, *args: int, output_type: Any = np.int64) -> Self:
+        """Return the numbers of `range(*args)`, as scalars of `output_type`."""
+        return cls.from_source(RangeSource(*_range_bounds(args), dtype=output_type))
+
+    @classmethod
+    def from_tensors(cls, x: Any) -> Self:
+        """Return a dataset of one element, `x`."""
+        return cls.from_source(TensorsSource(x))
+
+    @classmethod
+    def from_tensor_slices(cls, x: Any) -> Self:
+        """Return the rows of arrays: one element for each index of their common first axis."""
+        refusal = no_slices(x)
+        if refusal is not None:
+            raise TypeError(refusal)
+        return cls.from_source(SlicesSource(x))
+
+    @classmethod
+    def from_generator(
+        cls,
+        generator: Callable[..., Any],
+        *,
+        args: Sequence[Any] | None = None,
+        output_signature: Spec | None = None,
+    ) -> Self:
+        """Return what `generator(*args)` yields; it is called again for each pass.
+
+        Args:
+            generator: A function that returns an iterable of elements.
+            args: Its arguments.
+            output_signature: Spec that every element must match; None: that of the first element.
+        """
+        return cls.from_source(GeneratorSource(generator, tuple(args or ()), output_signature))
+
+    @classmethod
+    def list_files(
+        cls, patterns: Any, shuffle: bool | None = None, seed: int | None = None
+    ) -> Self:
+        """Return the names of the files that match glob patterns, as `str`.
+
+        Args:
+            patterns: A pattern, path or fsspec URL, or a list of them.
+            shuffle: Whether to order them at random, another in each pass; None is True.
+            seed: Seed of that order.
+
+        Raises:
+            NotFoundError: A pattern matches no file.
+        """
+        names = FileNamesSource.matching(patterns)
+        plan: Node = FromSource(source=names, location=call_site())
+        if shuffle is not False:
+            plan = Shuffle(input=plan, buffer_size=names.size, seed=seed, location=call_site())
+        return cls(plan)
+
+
+def _range_bounds(args: tuple[int, ...]) -> tuple[int, int, int]:
+    if not 1 <= len(args) <= 3:
+        raise TypeError(f"`range` takes 1 to 3 arguments, but got {len(args)}")
+    start, stop, step = (0, *args, 1) if len(args) == 1 else (*args, 1)[:3]
+    return _bound("start", start), _bound("stop", stop), _bound("step", step)
+
+
+def _bound(name: str, value: int) -> int:
+    return check_int(name, value, minimum=-(1 << 63))

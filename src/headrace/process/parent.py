@@ -1,0 +1,74 @@
+"""The child's end of the link to whoever started it: a socket in place of standard input.
+
+The parent says one thing, by closing it: leave. The child writes lines of text: that it is ready,
+and that somebody else has asked it to leave, by a signal.
+
+A child that is of no use without its parent has a lifeline, too: a pipe that nobody writes to and
+that closes only when the parent is gone. The kernel then kills the child, which may be inside a
+function that holds the interpreter's lock and would never look at the link.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import signal
+
+__all__ = ["LEAVING", "READY", "die_with_parent", "say_leaving", "say_ready", "wait_for_release"]
+
+READY = "ready"
+LEAVING = "leaving"
+
+_LINK = 0
+_BLOCK = 4096
+
+
+def say_ready(text: str = "", log_to: int | None = None) -> None:
+    """Tell the parent that this process is ready.
+
+    Args:
+        text: What the parent is to know, such as an address; no line feeds.
+        log_to: Descriptor that takes over from standard output and error from now on, as the
+            process's command named it.
+    """
+    _say(f"{READY} {text}")
+    if log_to is not None:
+        os.dup2(log_to, 1)
+        os.dup2(log_to, 2)
+        os.close(log_to)
+
+
+def say_leaving() -> None:
+    """Tell the parent that this process was asked to leave by somebody else."""
+    _say(LEAVING)
+
+
+def die_with_parent(lifeline: int) -> None:
+    """Have the kernel kill this process (SIGKILL) when its parent is gone, where it can do that.
+
+    Args:
+        lifeline: Descriptor of the pipe, as the process's command named it.
+    """
+    set_signal = getattr(fcntl, "F_SETSIG", None)
+    if set_signal is not None:
+        fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(lifeline, set_signal, signal.SIGKILL)
+        fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+        # It may have gone before the kernel was asked.
+        if select.select([lifeline], [], [], 0.0)[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def wait_for_release() -> None:
+    """Wait until the parent closes the link, or is gone."""
+    with contextlib.suppress(OSError):
+        while os.read(_LINK, _BLOCK):
+            pass
+
+
+def _say(line: str) -> None:
+    # The parent may be gone; its end of the link then says all there is to say.
+    with contextlib.suppress(OSError):
+        os.write(_LINK, f"{line}\n".encode())

@@ -1,0 +1,19 @@
+"""Files by path or URL: found by pattern, opened, created, inflated and deflated.
+
+names        names and patterns, as users write them
+match        the files that match patterns
+files        files opened and created
+remote       what fsspec reaches; loaded when the first URL is met
+compression  GZIP and ZLIB, block by block
+"""
+
+from typing import TYPE_CHECKING
+
+from headrace.lazy import lazily
+
+if TYPE_CHECKING:
+    from headrace.storage import remote
+else:
+    __getattr__, __dir__ = lazily(__name__, {"remote": "headrace.storage.remote:"})
+
+__all__ = ["remote"]

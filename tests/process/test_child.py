@@ -1,0 +1,205 @@
+"""Real child processes: what they say, how they end, and that they end with their parent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.process.child import Child, Command, clean_environment
+from headrace.process.stopping import stop
+
+pytestmark = pytest.mark.heavy
+
+ENVIRONMENT = clean_environment(os.environ, paths=tuple(sys.path))
+
+READY = """
+import sys
+from headrace.process.parent import say_leaving, say_ready, wait_for_release
+say_ready("at last")
+wait_for_release()
+"""
+DEAF = """
+import signal, time
+from headrace.process.parent import say_ready
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+say_ready()
+time.sleep(600)
+"""
+HURRIED = """
+import time
+from headrace.process.parent import say_ready
+say_ready()
+time.sleep(600)
+"""
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Child]]:
+    started: list[Child] = []
+
+    def start(program: str, *, is_bound: bool = False) -> Child:
+        command = Command(arguments=("-c", program), environment=ENVIRONMENT, is_bound=is_bound)
+        started.append(Child(command))
+        return started[-1]
+
+    yield start
+    for child in started:
+        child.kill()
+
+
+def is_ready(child: Child) -> bool:
+    child.listen()
+    return child.ready is not None
+
+
+Start = Callable[..., Child]
+
+
+def test_a_child_says_that_it_is_ready_and_leaves_when_it_is_released(start: Start) -> None:
+    child = start(READY)
+    wait_until(lambda: is_ready(child))
+    assert child.ready == "at last"
+    assert (child.is_running, child.was_asked, child.ending) == (True, False, "is running")
+    assert stop([child], 30.0) == []
+    assert (child.was_asked, child.ending) == (True, "ended with code 0")
+
+
+def test_an_exit_code_never_says_that_an_end_was_asked_for(start: Start) -> None:
+    child = start(f"raise SystemExit({128 + signal.SIGTERM})")
+    wait_until(lambda: not child.is_running)
+    child.bury()
+    assert (child.was_asked, child.ending) == (False, "ended with code 143")
+
+
+def test_a_child_that_a_signal_asked_to_leave_says_so(start: Start) -> None:
+    child = start("from headrace.process.parent import say_leaving; say_leaving()")
+    wait_until(lambda: not child.is_running)
+    child.bury()
+    assert child.was_asked
+
+
+def test_a_signal_that_ends_a_child_is_named(start: Start) -> None:
+    child = start("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
+    wait_until(lambda: not child.is_running)
+    assert child.ending == "ended by SIGSEGV"
+
+
+def test_what_a_child_wrote_before_it_was_ready_is_kept(start: Start) -> None:
+    child = start("import sys; print('out'); sys.exit('no such dispatcher')", is_bound=True)
+    wait_until(lambda: not child.is_running)
+    child.bury()
+    assert sorted(child.words().splitlines()) == ["no such dispatcher", "out"]
+
+
+def test_what_a_ready_child_writes_goes_where_this_process_writes(
+    start: Start, capfd: pytest.CaptureFixture[str]
+) -> None:
+    child = start(
+        "import sys\n"
+        "from headrace.process.parent import say_ready\n"
+        "print('early', flush=True)\n"
+        "say_ready('', int(sys.argv[-2]))\n"
+        "print('late', flush=True)\n",
+        is_bound=True,
+    )
+    wait_until(lambda: not child.is_running)
+    assert "late" in capfd.readouterr().err
+
+
+def test_children_that_do_not_leave_are_killed_together_at_the_deadline(start: Start) -> None:
+    children = [start(DEAF), start(DEAF), start(READY)]
+    wait_until(lambda: all(is_ready(child) for child in children))
+    since = time.monotonic()
+    assert stop(children, 0.5) == children[:2]
+    assert time.monotonic() - since < 10.0
+    assert [child.ending for child in children[:2]] == ["ended by SIGKILL"] * 2
+
+
+def test_whoever_is_hurried_is_asked_by_a_signal(start: Start) -> None:
+    child = start(HURRIED)
+    wait_until(lambda: is_ready(child))
+
+    def hurries_at_once(seconds: float) -> bool:
+        time.sleep(0.01)
+        return True
+
+    assert stop([child], 600.0, hurried=30.0, is_hurried=hurries_at_once) == []
+    assert child.ending == "ended by SIGTERM"
+
+
+def test_the_environment_of_a_child_leaves_out_what_is_meant_for_one_interpreter() -> None:
+    own = {"PYTHONINSPECT": "1", "PYTHONPATH": "/old", "A": "1", "B": "1"}
+    assert clean_environment(own, {"B": "2"}, {"B": "3"}, paths=("/x", "")) == {
+        "PYTHONPATH": f"/x:{os.getcwd()}",
+        "A": "1",
+        "B": "3",
+    }
+
+
+PARENT = f"""
+import os, sys, time
+from headrace.process.child import Child, Command
+child = Child(Command(arguments=("-c", {READY!r}), environment=dict(os.environ)))
+while child.ready is None:
+    child.listen()
+    time.sleep(0.01)
+if "fork" in sys.argv and os.fork() == 0:
+    os.close(1)
+    time.sleep(60)
+    os._exit(0)
+print(child.pid, flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.parametrize("how", ["alone", "fork"])
+def test_a_child_ends_with_its_parent_whoever_was_forked_from_that(how: str) -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", PARENT, how],
+        stdout=subprocess.PIPE,
+        env=ENVIRONMENT,
+        process_group=0,
+    )
+    try:
+        out, _ = parent.communicate(timeout=30)
+        wait_until(lambda: not Path(f"/proc/{int(out)}").exists())
+    finally:
+        if how == "fork":
+            os.killpg(parent.pid, signal.SIGKILL)
+
+
+HOLDS_THE_LOCK = """
+import re, sys
+from headrace.process.parent import die_with_parent, say_ready
+die_with_parent(int(sys.argv[-1]))
+say_ready()
+re.match("(a+)+$", "a" * 64 + "b")  # for ever, and no other thread of the interpreter runs
+"""
+
+
+def test_a_child_that_holds_the_interpreter_dies_with_its_parent() -> None:
+    program = PARENT.replace(repr(READY), repr(HOLDS_THE_LOCK)).replace(
+        "environment=", "is_bound=True, environment="
+    )
+    parent = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        stdout=subprocess.PIPE,
+        env=ENVIRONMENT,
+        timeout=30,
+        check=False,
+    )
+    wait_until(lambda: not Path(f"/proc/{int(parent.stdout)}").exists())
