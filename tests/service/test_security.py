@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,9 @@ from headrace.service import (
     WorkerConfig,
     WorkerServer,
     distribute,
+    messages,
 )
+from headrace.service.dispatcher.stub import DispatcherStub
 from headrace.transport.security import new_keys
 
 pytestmark = pytest.mark.system
@@ -49,6 +52,41 @@ def test_whoever_has_no_key_or_another_is_refused(tmp_path: Path) -> None:
             read = distribute(ShardingPolicy.OFF, dispatcher.target, security=keys)
             with pytest.raises((UnauthenticatedError, UnavailableError)):
                 hr.Dataset.range(3).apply(read)
+
+
+def test_what_is_for_workers_is_refused_to_the_keys_of_a_client(tmp_path: Path) -> None:
+    new_keys(tmp_path / "keys")
+    servers = Security.load(tmp_path / "keys", "server")
+    client = Security.load(tmp_path / "keys", "client")
+    with DispatchServer(DispatcherConfig(security=servers)) as dispatcher:
+        address = dispatcher.target.removeprefix("tcp://")
+        with (
+            WorkerServer(WorkerConfig(address, security=servers)) as worker,
+            DispatcherStub(address, security=client) as stub,
+        ):
+            register = messages.RegisterWorker(worker_id="thief", address=worker.address)
+            with pytest.raises(UnauthenticatedError, match="RegisterWorker is for workers"):
+                stub.call(register)
+            with pytest.raises(UnauthenticatedError, match="authorized_workers"):
+                stub.call(messages.GetPlan(digest=bytes(32)))
+            (known,) = stub.call(messages.GetStatus()).workers
+            assert known.worker_id != "thief"
+
+
+def test_whoever_is_listed_as_a_worker_may_do_what_workers_do(tmp_path: Path) -> None:
+    new_keys(tmp_path / "keys")
+    new_keys(tmp_path / "worker")
+    listed = (tmp_path / "worker" / "client.key").read_text()
+    (tmp_path / "keys" / "authorized_workers" / "one.key").write_text(listed)
+    servers = Security.load(tmp_path / "keys", "server")
+    own = Security.load(tmp_path / "worker", "client")
+    keys = dataclasses.replace(own, server_key=servers.public_key)
+    with (
+        DispatchServer(DispatcherConfig(security=servers)) as dispatcher,
+        DispatcherStub(dispatcher.target.removeprefix("tcp://"), security=keys) as stub,
+    ):
+        stub.call(messages.RegisterWorker(worker_id="w", address="127.0.0.1:1"))
+        assert [each.worker_id for each in stub.call(messages.GetStatus()).workers] == ["w"]
 
 
 def test_an_address_that_others_can_reach_needs_keys() -> None:

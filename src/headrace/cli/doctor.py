@@ -159,7 +159,7 @@ def _dispatcher(service: str) -> Finding:
     subject = f"dispatcher at {service}"
     try:
         with DispatcherStub(parse_service(service)) as stub:
-            status = stub.get_status(GetStatus(), timeout=_ANSWER_SECONDS)
+            status = stub.call(GetStatus(), timeout=_ANSWER_SECONDS)
     except HeadraceError as error:
         remedy = "is it running, is this its address, does a firewall lie between, has it keys?"
         return Finding(subject, Verdict.BROKEN, str(error), remedy)

@@ -39,7 +39,7 @@ def show_status(
         security = None if keys is None else Security.load(keys, "client")
     stub = DispatcherStub(address, security=security)
     try:
-        status = stub.get_status(GetStatus(), timeout=timeout)
+        status = stub.call(GetStatus(), timeout=timeout)
     finally:
         stub.close()
     _print(address, status)

@@ -21,10 +21,11 @@ from headrace.errors import FailedPreconditionError, OutOfRangeError
 from headrace.execution.build import draw_seed, start
 from headrace.execution.iterator import END, ElementIterator, State
 from headrace.execution.pace import Pace
+from headrace.plan.elements import FromSource, Read
 from headrace.plan.fixed_order import fixed_seeds
 from headrace.plan.identity import Entry, changed_functions, first_difference, identity
 from headrace.plan.node import Node
-from headrace.plan.traverse import merged_options
+from headrace.plan.traverse import merged_options, walk
 
 __all__ = ["DatasetIterator"]
 
@@ -55,12 +56,19 @@ class DatasetIterator:
         self._identity: list[Entry] | None = None
         #: What runs, for whoever closes it; [] before the first read.
         self._running: list[ElementIterator] = []
+        self._keepers = tuple(
+            node.source.keeper
+            for node in walk(plan)
+            if isinstance(node, FromSource | Read) and node.source.keeper is not None
+        )
         self._finalizer = weakref.finalize(self, _close_quietly, self._running)
         self._go_to(None)
         leave_in_children(self, DatasetIterator._leave_to_parent)
 
     def _go_to(self, state: State) -> None:
         """Make `state` the place; it is gone to when the next element is asked for."""
+        for keeper in self._keepers:
+            keeper.watch(self)
         self._states: States = lambda index: state
         self._offset = 0
         self._rows: list[Any] = []
@@ -94,6 +102,8 @@ class DatasetIterator:
             if self._has_ended:
                 raise StopIteration
             self._resume()
+        elif self._keepers:
+            self._say_where()
         iterator = self._running[0]
         # While this is at work the place stays what it was: an interruption leads back to it.
         self._is_there = False
@@ -119,6 +129,8 @@ class DatasetIterator:
         if row is END:
             iterator.close()
             self._has_ended = True
+            for keeper in self._keepers:
+                keeper.leave_off(self)
             raise StopIteration
         # No call and no loop until the return: Python looks for signals only there.
         self._states = states
@@ -135,12 +147,22 @@ class DatasetIterator:
     def _resume(self) -> None:
         """Build what runs, at the place."""
         state = self._states(self._offset)
+        if self._running:
+            for keeper in self._keepers:
+                keeper.hold(self)
         _close_quietly(self._running)  # it may be anywhere
         iterator = start(self._plan, seed=self._seed, fixed=self._fixed, pass_number=(self._pass,))
         self._running.append(iterator)
         if state is not None:
             iterator.set_state(state)
         self._states, self._offset = lambda index: state, 0
+
+    def _say_where(self) -> None:
+        """Let go of what was kept to come back to this place, or to one before."""
+        for keeper in self._keepers:
+            keeper.release(self)
+            if keeper.is_full:
+                keeper.forget(self._states(self._offset))
 
     def get_next(self) -> Any:
         """Return the next element.
@@ -212,6 +234,8 @@ class DatasetIterator:
         self._has_ended = True
         self._is_there = False
         self._rows = []
+        for keeper in self._keepers:
+            keeper.leave_off(self)
         while self._running:
             self._running[-1].close()
             self._running.pop()

@@ -72,6 +72,33 @@ class Reader(Protocol):
         """Release files, sockets and threads. May be called twice."""
 
 
+class Keeper(Protocol):
+    """Keeps what readers gave that cannot be opened at any position.
+
+    After an interruption an iterator builds its steps again at its last place. Readers that are
+    closed by it meanwhile (between `hold` and `release`) can be opened where they were.
+    """
+
+    def watch(self, iterator: Any) -> None:
+        """Take note of an iterator that will say what may be forgotten."""
+
+    def leave_off(self, iterator: Any) -> None:
+        """Take note that an iterator is closed, or at its end. May be called twice."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it is time to say so."""
+
+    def forget(self, state: Any) -> None:
+        """Forget what came before `state`, the place of an iterator."""
+
+    def hold(self, iterator: Any) -> None:
+        """Leave readers open that are closed from now on."""
+
+    def release(self, iterator: Any) -> None:
+        """Close those that were not opened again. May be called twice."""
+
+
 class Source(ABC):
     """Something with `size` indices whose elements can be read, any range of indices by itself.
 
@@ -129,6 +156,11 @@ class Source(ABC):
     def cannot_restore(self) -> str:
         """Why reading cannot begin in the middle of the source, and what would do; "": it can."""
         return ""
+
+    @property
+    def keeper(self) -> Keeper | None:
+        """Keeps what its readers gave, so that an interrupted iterator goes on; None: no need."""
+        return None
 
     @property
     def index_holds(self) -> IndexHolds:

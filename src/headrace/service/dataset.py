@@ -24,12 +24,11 @@ from headrace.service.config import ShardingPolicy, parse_service
 from headrace.service.dispatcher.stub import DispatcherStub
 from headrace.service.messages import (
     PLAN_PART_BYTES,
-    DatasetRegistered,
     GetDataset,
-    PlanReceived,
     PutPlan,
     RegisterDataset,
 )
+from headrace.serving.call import Question
 from headrace.transport.retry import RetryPolicy, retry
 from headrace.transport.security import Security
 
@@ -37,7 +36,7 @@ __all__ = ["delivery_report", "distribute", "from_dataset_id", "register_dataset
 
 _log = logging.getLogger(__name__)
 
-T = TypeVar("T")
+A = TypeVar("A")
 
 _COMPRESSIONS = ("AUTO", None)
 _PATIENCE = RetryPolicy(deadline=60.0)
@@ -109,7 +108,7 @@ def distribute(
     _check_compression(compression)
 
     def apply(dataset: Dataset) -> Dataset:
-        dataset_id = register_dataset(service, dataset, compression, security=security)
+        dataset_id = _registered(service, dataset, compression, None, security, anonymous=True)
         plan = dataset.plan
         spec, size = traverse.element_spec(plan), traverse.cardinality(plan)
         return _reading(options, dataset_id, spec, size, job_name)
@@ -140,6 +139,18 @@ def register_dataset(
         FailedPreconditionError: Something in the dataset cannot be pickled.
         UnavailableError: The dispatcher did not answer for a minute.
     """
+    return _registered(service, dataset, compression, dataset_id, security, anonymous=False)
+
+
+def _registered(
+    service: str | tuple[str, str],
+    dataset: Dataset,
+    compression: str | None,
+    dataset_id: str | None,
+    security: Security | None,
+    *,
+    anonymous: bool,
+) -> str:
     address = parse_service(service)
     if not isinstance(dataset, Dataset):
         raise TypeError(f"`dataset` must be a Dataset, but got {dataset!r}")
@@ -166,6 +177,7 @@ def register_dataset(
         positions=None if deal is None else deal.size,
         compression=compression,
         dataset_id=dataset_id or None,
+        anonymous=anonymous,
     )
     return _register(address, security, message, data)
 
@@ -175,9 +187,7 @@ def _register(
 ) -> str:
     """Register, after putting the plan if the dispatcher does not have it; return the id."""
     for _ in range(_MOST_TIMES_WANTED):
-        registered: DatasetRegistered = _patiently(
-            address, security, lambda stub, timeout: stub.register_dataset(message, timeout=timeout)
-        )
+        registered = _ask(address, security, message)
         if not registered.wanted:
             return registered.dataset_id
         _put_plan(address, security, message.digest, data)
@@ -192,11 +202,7 @@ def _put_plan(address: str, security: Security | None, digest: bytes, data: byte
     while offset < len(data):
         part = data[offset : offset + PLAN_PART_BYTES]
         put = PutPlan(digest=digest, offset=offset, total=len(data), part=part)
-
-        def ask(stub: DispatcherStub, timeout: float, put: PutPlan = put) -> PlanReceived:
-            return stub.put_plan(put, timeout=timeout)
-
-        offset = _patiently(address, security, ask).received
+        offset = _ask(address, security, put).received
 
 
 def from_dataset_id(
@@ -252,11 +258,7 @@ def from_dataset_id(
     )
     name = _dataset_name(dataset_id)
     try:
-        known = _patiently(
-            parse_service(service),
-            security,
-            lambda stub, timeout: stub.get_dataset(GetDataset(dataset_id=name), timeout=timeout),
-        )
+        known = _ask(parse_service(service), security, GetDataset(dataset_id=name))
     except NotFoundError as error:
         raise NotFoundError(
             f"Dataset id {name} not found. It must be registered with `register_dataset` before "
@@ -330,12 +332,10 @@ def _dataset_name(dataset_id: object) -> str:
     return str(dataset_id)
 
 
-def _patiently(
-    address: str, security: Security | None, ask: Callable[[DispatcherStub, float], T]
-) -> T:
+def _ask(address: str, security: Security | None, question: Question[A]) -> A:
     with DispatcherStub(address, security=security) as stub:
         return retry(
-            lambda timeout: ask(stub, timeout),
+            lambda timeout: stub.call(question, timeout=timeout),
             _PATIENCE,
             whom=f"the dispatcher at {address}",
             attempt_timeout=_CALL_SECONDS,

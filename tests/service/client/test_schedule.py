@@ -1,82 +1,8 @@
-"""Which requests may be sent, and in what order answers are taken."""
+"""Which requests may be sent now."""
 
 from __future__ import annotations
 
-import random
-
-from hypothesis import given
-from hypothesis import strategies as st
-
-from headrace.service.client.schedule import Budget, Window
-
-
-def test_answers_are_taken_in_the_order_of_their_numbers() -> None:
-    window: Window[str] = Window()
-    first, second = window.ask(), window.ask()
-
-    assert window.take(second, "b") == []
-    assert window.take(first, "a") == [(0, "a"), (1, "b")]
-
-
-def test_an_answer_that_comes_twice_is_taken_once() -> None:
-    window: Window[str] = Window()
-    number = window.ask()
-
-    assert window.take(number, "a") == [(number, "a")]
-    assert window.take(number, "a") == []
-
-
-def test_what_was_used_up_is_acknowledged_and_no_more() -> None:
-    window: Window[str] = Window()
-    for number in (window.ask(), window.ask(), window.ask()):
-        window.take(number, "x")
-
-    window.use_up(1)
-    assert window.acknowledged == 0
-    window.use_up(0)
-    assert window.acknowledged == 2
-    assert window.outstanding == 1
-
-
-def test_after_a_lost_connection_the_unanswered_are_repeated_in_order() -> None:
-    window: Window[str] = Window()
-    for _ in range(4):
-        window.ask()
-    window.take(1, "x")
-
-    assert window.to_repeat() == [0, 2, 3]
-
-
-def test_elements_seen_before_are_not_new() -> None:
-    window: Window[str] = Window()
-
-    assert window.is_new(0, 10)
-    assert not window.is_new(0, 10)
-    assert window.is_new(10, 0)
-    assert window.is_new(30, 5)
-    assert not window.is_new(10, 20)
-
-
-@given(st.integers(1, 40), st.randoms(use_true_random=False))
-def test_whatever_is_lost_or_repeated_each_answer_comes_once_in_order(
-    count: int, chance: random.Random
-) -> None:
-    window: Window[int] = Window()
-    taken: list[int] = []
-    flying: list[int] = []
-    while len(taken) < count:
-        if window.outstanding < 3:
-            flying.append(window.ask())
-        if chance.random() < 0.2:
-            flying = window.to_repeat() + chance.sample(flying, len(flying) // 2)
-        chance.shuffle(flying)
-        if flying:
-            number = flying.pop()
-            for due, answer in window.take(number, number):
-                taken.append(answer)
-                window.use_up(due)
-    assert taken == list(range(len(taken)))
-    assert window.acknowledged == len(taken)
+from headrace.service.client.schedule import Budget
 
 
 def test_a_task_keeps_to_its_window() -> None:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import pytest
-
 from headrace.errors import CancelledError, FailedPreconditionError, UnavailableError
 from headrace.service import messages
-from headrace.service.client.session import Actions, Session, add_run
+from headrace.service.client.session import Actions, Session
 from headrace.service.messages import (
     ClientHeartbeat,
     ClientUpdate,
@@ -404,23 +402,53 @@ def test_acting_always_says_when_to_look_again() -> None:
     assert math.isfinite(session.act(50.0).wake_in)
 
 
-@pytest.mark.parametrize(
-    ("pairs", "runs"),
-    [
-        ([], []),
-        ([(0, 0)], []),
-        ([(0, 2), (2, 5)], [[0, 5]]),
-        ([(0, 2), (3, 5), (5, 5), (5, 6)], [[0, 2], [3, 6]]),
-        ([(0, 5), (2, 4), (3, 7), (7, 8), (9, 10)], [[0, 8], [9, 10]]),
-    ],
-)
-def test_runs_are_joined_where_they_touch(
-    pairs: list[tuple[int, int]], runs: list[list[int]]
-) -> None:
-    found: list[list[int]] = []
-    for start, stop in pairs:
-        add_run(found, start, stop)
-    assert found == runs
+def test_a_client_that_leaves_early_says_what_it_used_and_not_what_arrived() -> None:
+    session = opened(1, 2)
+    session.act(0.0)
+    session.answered(1, 0, elements(0, 3, done=(0, 3)), "a", 0.1)
+    session.answered(1, 1, elements(3, 3, done=(3, 6)), "b", 0.1)
+    session.answered(1, 2, elements(6, 3, done=(6, 9)), "c", 0.1)
+    session.answered(2, 0, elements(0, 1, done=(0, 1)), "d", 0.1)
+    session.used_up(1, 0)
+    (word,) = session.leave(begun=(1, 1))
+    assert word == SettleTask(client_id="me", task_id=1, received=((0, 3),), touched=((0, 6),))
+
+
+def test_after_a_pause_in_which_it_may_have_been_given_up_a_client_asks_before_it_goes_on() -> None:
+    session = Session("me", "d:1", 16, 0.0)
+    session.opened(
+        IterationOpened(iteration_id=1, tasks=(address(1),), seed=0, finished=False, lease=300.0),
+        0.0,
+    )
+    session.act(0.0)
+    assert session.may_use(100.0)
+    session.act(100.0)
+    session.updated(update(1), 100.1)
+    session.act(101.2)  # a heartbeat is under way
+    assert not session.may_use(400.0)
+    actions = session.act(400.0)
+    session.updated(update(1), 400.1)  # sent before the pause
+    assert not session.may_use(400.1)
+    actions = session.act(400.1)
+    assert calls(actions, ClientHeartbeat)
+    session.updated(update(1), 400.2)
+    assert session.may_use(400.2)
+
+
+def test_a_wait_for_a_client_that_cannot_be_heard_is_named() -> None:
+    session = opened(1)
+    session.act(0.0)
+    session.answered(1, 0, END, None, 0.1)
+    session.answered(1, 1, END, None, 0.1)
+    session.answered(1, 2, END, None, 0.1)
+    session.waiting(0.1)
+    session.updated(update(silent=("other",)), 0.2)
+    for second in range(1, 10):
+        session.act(float(second))
+        session.updated(update(silent=("other",), version=second), second + 0.1)
+    (warning,) = session.act(10.2).warnings
+    assert "other of the same job cannot be heard" in warning
+    assert "no worker" not in warning
 
 
 def test_every_message_of_the_session_is_one_that_the_dispatcher_knows() -> None:

@@ -77,6 +77,7 @@ class Scenario:
         assert presence.workers.keys() == self.state.workers.keys()
         assert presence.clients.keys() == self.state.clients.keys()
         assert presence.idle.keys() == presence.dealt.keys() == self.state.iterations.keys()
+        assert presence.ended.keys() == self.state.iterations.keys()
         assert presence.lost.keys() <= self.state.iterations.keys()
         assert presence.suspects <= presence.workers.keys()
         assert not presence.uploads.keys() & self.state.plans.keys()
@@ -103,8 +104,11 @@ class Scenario:
         return self.ask(messages.ClientHeartbeat(client_id=client_id))
 
     def beat(self, worker_id: str, *tasks: int) -> tuple[int, ...]:
-        reply = self.ask(messages.WorkerHeartbeat(worker_id=worker_id, tasks=tasks))
-        return tuple(reply.tasks_to_delete)
+        return tuple(self.beaten(worker_id, *tasks).tasks_to_delete)
+
+    def beaten(self, worker_id: str, *tasks: int) -> Any:
+        """Send a worker's heartbeat; return the whole reply."""
+        return self.ask(messages.WorkerHeartbeat(worker_id=worker_id, tasks=tasks))
 
     def settle(
         self,
@@ -147,6 +151,25 @@ class Scenario:
 
     def hand_back(self, worker_id: str, task_id: int, *units: tuple[int, int]) -> None:
         self.ask(messages.HandBack(worker_id=worker_id, units=units, **self.shown(task_id)))
+
+    def drop(
+        self,
+        client_id: str,
+        task_id: int,
+        *units: tuple[int, int],
+        lost: tuple[tuple[int, int], ...] = (),
+    ) -> None:
+        """Let a task's worker say what a client that is gone had not acknowledged."""
+        worker_id = self.state.tasks[task_id].worker_id
+        self.ask(
+            messages.DropClient(
+                worker_id=worker_id,
+                client_id=client_id,
+                units=units,
+                lost=lost,
+                **self.shown(task_id),
+            )
+        )
 
     def deal(self, task_id: int, want: int = 1000, **fields: Any) -> Any:
         """Ask for a task's next units; return the reply."""

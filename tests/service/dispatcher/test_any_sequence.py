@@ -159,8 +159,12 @@ class AnySequence(RuleBasedStateMachine):
             return
         task = tasks[data.draw(st.sampled_from(sorted(tasks)))]
         shown = {"worker_id": task.worker_id, **self.scene.shown(task.task_id)}
-        kind = data.draw(st.integers(0, 6))
-        if kind < 4:
+        kind = data.draw(st.integers(0, 7))
+        if kind == 7:
+            client_id = data.draw(CLIENTS)
+            units, lost = data.draw(UNITS), data.draw(UNITS)
+            self.ask(messages.DropClient(client_id=client_id, units=units, lost=lost, **shown))
+        elif kind < 4:
             self.ask(
                 self.scene.split_request(
                     task.task_id,
@@ -174,6 +178,24 @@ class AnySequence(RuleBasedStateMachine):
             self.ask(messages.FinishTask(**shown))
         else:
             self.ask(messages.FailTask(reason="bug", **shown))
+
+    @rule(data=st.data())
+    def drop_a_client_that_left(self, data: st.DataObject) -> None:
+        """Let a worker say what a client that left had not acknowledged."""
+        waiting = [
+            (client_id, task)
+            for task in self.scene.state.tasks.values()
+            for client_id in sorted(task.departed)
+        ]
+        if waiting:
+            client_id, task = data.draw(st.sampled_from(waiting))
+            marks = sorted(data.draw(st.integers(0, task.dealt)) for _ in range(3))
+            units, lost = (
+                tuple(each for each in [pair] if pair[0] < pair[1])
+                for pair in ((marks[0], marks[1]), (marks[1], marks[2]))
+            )
+            shown = {"worker_id": task.worker_id, **self.scene.shown(task.task_id)}
+            self.ask(messages.DropClient(client_id=client_id, units=units, lost=lost, **shown))
 
     @rule(
         worker_id=WORKERS,
@@ -256,10 +278,11 @@ class AnySequence(RuleBasedStateMachine):
                     assert fact.start == reached.get(iteration, 0), "a unit was left out"
                     reached[iteration] = fact.stop
                 runs.setdefault(fact.task_id, []).append((fact.start, fact.stop))
-            elif isinstance(fact, updates.UnitsReturned):
+            elif isinstance(fact, updates.UnitsReturned | updates.ClientDropped):
                 iteration = iteration_of[fact.task_id]
-                back = located(runs[fact.task_id], 0, fact.units)
-                assert count(back) == count(fact.units)
+                came = fact.units if isinstance(fact, updates.UnitsReturned) else fact.returned
+                back = located(runs.get(fact.task_id, ()), 0, came)
+                assert count(back) == count(came)
                 free[iteration] = united((*free.get(iteration, ()), *back))
 
 

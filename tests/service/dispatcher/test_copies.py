@@ -80,7 +80,7 @@ def test_what_kills_every_worker_is_given_up_after_three_attempts(
         scene.lose(f"w{number}")
     update = scene.heartbeat("c")
     assert update.finished
-    assert "every worker that had a copy of this iteration died: 3 workers" in update.failed
+    assert "every worker that had a copy of this iteration was lost: 3 workers" in update.failed
     assert scene.open("late", processing_mode=OFF, job_name="job").finished_by == update.failed
     scene.add_worker("x")
     assert copies(scene) == []

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,17 +11,22 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace.errors import HeadraceError, NotFoundError, UnavailableError
+from headrace.errors import DataLossError, HeadraceError, NotFoundError, UnavailableError
 from headrace.service import messages
 from headrace.service.dispatcher import dispatcher as dispatcher_module
 from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.apply import IllegalFactError, apply
-from headrace.service.dispatcher.core import JournaledCore
+from headrace.service.dispatcher.core import DispatcherCore
 from headrace.service.dispatcher.decision import Decision, PlanPlace
-from headrace.service.dispatcher.journal import Journal, MemoryJournal, SqliteJournal
+from headrace.service.dispatcher.journal import FORMAT
 from headrace.service.dispatcher.limits import Limits
+from headrace.service.dispatcher.state import DispatcherState
+from headrace.serving.journal import Journal, MemoryJournal, SqliteJournal
+from headrace.testing import ManualClock
 from headrace.transport.channel import Request
 from tests.service.dispatcher.scenario import Scenario
+
+AnyJournal = Journal[updates.Update, DispatcherState]
 
 
 class Asked(Request):
@@ -42,7 +45,7 @@ class Asked(Request):
         self.answer = error
 
 
-def ask(core: JournaledCore, *requests: msgspec.Struct) -> list[Any]:
+def ask(core: DispatcherCore, *requests: msgspec.Struct) -> list[Any]:
     asked = [Asked(request) for request in requests]
     core.handle(asked)
     return [each.answer for each in asked]
@@ -52,13 +55,13 @@ def worker(worker_id: str) -> messages.RegisterWorker:
     return messages.RegisterWorker(worker_id=worker_id, address=f"{worker_id}:1")
 
 
-def started(journal: Journal) -> JournaledCore:
-    return JournaledCore(journal, Limits())
+def started(journal: AnyJournal) -> DispatcherCore:
+    return DispatcherCore(journal, Limits())
 
 
 @pytest.fixture(params=["file", "memory"])
-def journal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Journal]:
-    journal = SqliteJournal(tmp_path) if request.param == "file" else MemoryJournal()
+def journal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[AnyJournal]:
+    journal = SqliteJournal(tmp_path, FORMAT) if request.param == "file" else MemoryJournal(FORMAT)
     yield journal
     journal.close()
 
@@ -66,12 +69,12 @@ def journal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Journal]
 def test_an_incarnation_lasts_as_long_as_the_journal(tmp_path: Path) -> None:
     seen = []
     for _ in range(2):
-        core = started(SqliteJournal(tmp_path))
+        core = started(SqliteJournal(tmp_path, FORMAT))
         (status,) = ask(core, messages.GetStatus())
         seen.append(status.incarnation)
         core.close()
     for _ in range(2):
-        core = started(MemoryJournal())
+        core = started(MemoryJournal(FORMAT))
         (registered,) = ask(core, worker("w"))
         seen.append(registered.incarnation)
         core.close()
@@ -94,7 +97,7 @@ def _crash(state: Any, request: Any, moment: Any) -> Decision:
 
 @pytest.mark.parametrize("decider", [_contradict, _crash])
 def test_an_error_of_the_dispatchers_own_costs_only_the_request_that_met_it(
-    journal: Journal,
+    journal: AnyJournal,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     decider: Any,
@@ -118,7 +121,7 @@ def test_an_error_of_the_dispatchers_own_costs_only_the_request_that_met_it(
 
 
 def test_refusals_are_no_errors_of_the_dispatchers_own(
-    journal: Journal, caplog: pytest.LogCaptureFixture
+    journal: AnyJournal, caplog: pytest.LogCaptureFixture
 ) -> None:
     core = started(journal)
     refused = ask(
@@ -128,59 +131,38 @@ def test_refusals_are_no_errors_of_the_dispatchers_own(
     assert caplog.text == ""
 
 
-class FullJournal(MemoryJournal):
+class FullJournal(MemoryJournal[updates.Update, DispatcherState]):
     """A journal whose disk can be full."""
 
     is_full = False
 
-    def append(self, facts: Any, parts: Any = ()) -> None:
+    def append(self, facts: Any, blobs: Any = ()) -> None:
         if self.is_full:
             raise UnavailableError("the journal /somewhere/journal cannot be written: disk is full")
-        super().append(facts, parts)
-
-
-def test_a_journal_that_cannot_be_written_is_said_in_the_log_at_once_and_not_each_time(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    journal = FullJournal()
-    core = started(journal)
-    journal.is_full = True
-
-    def complaints() -> list[str]:
-        with caplog.at_level(logging.ERROR):
-            for _ in range(5):
-                with pytest.raises(UnavailableError):
-                    ask(core, worker("v"))
-        return [record.getMessage() for record in caplog.records]
-
-    (said,) = complaints()
-    assert "/somewhere/journal cannot be written: disk is full" in said
-    later = time.monotonic() + 61
-    monkeypatch.setattr(time, "monotonic", lambda: later)
-    assert len(complaints()) == 2
-    core.close()
+        super().append(facts, blobs)
 
 
 def test_a_journal_that_cannot_be_written_is_noticed_without_anyone_asking(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, clock: ManualClock
 ) -> None:
-    journal = FullJournal()
-    core = JournaledCore(journal, Limits(worker_timeout=0.05, check_interval=0.01))
+    journal = FullJournal(FORMAT)
+    core = DispatcherCore(journal, Limits(), clock=clock)
     ask(core, worker("v"))
-    keeper = threading.Thread(target=core.maintain)
-    until = time.monotonic() + 20
-    with caplog.at_level(logging.ERROR):
-        journal.is_full = True
-        keeper.start()
-        while not caplog.records and time.monotonic() < until:
-            time.sleep(0.01)
-        core.close()
-        keeper.join()
+    journal.is_full = True
+
+    def pass_time() -> None:
+        for _ in range(100):
+            clock.advance(0.25)
+            core.tick()
+
+    with caplog.at_level(logging.ERROR), pytest.raises(UnavailableError):
+        pass_time()
     (record,) = caplog.records
     assert "disk is full" in record.getMessage()
+    core.close()
 
 
-def test_parts_of_a_plan_are_put_and_fetched(journal: Journal) -> None:
+def test_parts_of_a_plan_are_put_and_fetched(journal: AnyJournal) -> None:
     core = started(journal)
     digest = bytes.fromhex("88d4266fd4e6338d13b845fcf289579d209c897823b9217da3e161936f031589")
     parts = [
@@ -197,23 +179,33 @@ def test_parts_of_a_plan_are_put_and_fetched(journal: Journal) -> None:
     )
 
 
-def test_a_plan_that_stops_arriving_is_forgotten(journal: Journal) -> None:
-    core = JournaledCore(journal, Limits(client_timeout=0.001, check_interval=0.01))
+def test_a_plan_that_stops_arriving_is_forgotten(journal: AnyJournal, clock: ManualClock) -> None:
+    limits = Limits(client_timeout=30.0)
+    core = DispatcherCore(journal, limits, clock=clock)
     digest = hashlib.sha256(b"plan").digest()
-    ask(core, messages.PutPlan(digest=digest, offset=0, total=4, part=b"pl"))
-    assert journal.read_plan(PlanPlace(digest, 0)) == b"pl"
-    keeper = threading.Thread(target=core.maintain)
-    keeper.start()
-    until = time.monotonic() + 20
-    try:
-        while time.monotonic() < until:
-            (answer,) = ask(core, messages.PutPlan(digest=digest, offset=2, total=4, part=b"x"))
-            if answer.received == 0:
-                break
-    finally:
-        core.close()
-        keeper.join()
+    first = messages.PutPlan(digest=digest, offset=0, total=4, part=b"pl")
+    rest = messages.PutPlan(digest=digest, offset=2, total=4, part=b"x")
+
+    def pass_time(seconds: float) -> None:
+        until = clock() + seconds
+        while clock() < until:
+            clock.advance(limits.tick_interval)
+            core.tick()
+
+    ask(core, first)
+    pass_time(29.0)
+    assert journal.read_blob(PlanPlace(digest, 0)) == b"pl"
+    # Nobody could put anything while this process was stopped.
+    clock.advance(1000.0)
+    core.tick()
+    core.tick()
+    assert journal.read_blob(PlanPlace(digest, 0)) == b"pl"
+    pass_time(31.0)
+    with pytest.raises((DataLossError, KeyError)):
+        journal.read_blob(PlanPlace(digest, 0))
+    (answer,) = ask(core, rest)
     assert answer.received == 0
+    core.close()
 
 
 # --- facts that contradict the state ---------------------------------------------------------

@@ -5,25 +5,25 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-import os
 import random
 import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
 import msgspec
 import pytest
 
-from headrace.errors import DataLossError, FailedPreconditionError, UnavailableError
+from headrace.errors import DataLossError, FailedPreconditionError
+from headrace.service.config import DispatcherConfig
 from headrace.service.dispatcher.apply import apply
 from headrace.service.dispatcher.decision import PlanPart, PlanPlace
-from headrace.service.dispatcher.journal import FILE_NAME, Journal, MemoryJournal, SqliteJournal
+from headrace.service.dispatcher.journal import FORMAT, open_journal
 from headrace.service.dispatcher.state import DispatcherState, Readers, TaskPhase
 from headrace.service.dispatcher.updates import Update
+from headrace.serving.journal import Journal, MemoryJournal, SqliteJournal
 from tests.service.dispatcher.scenario import DYNAMIC, Scenario
 
 
@@ -54,109 +54,42 @@ def scene(scene: Scenario) -> Scenario:
     return scene
 
 
-@pytest.fixture
-def journal(tmp_path: Path) -> Iterator[SqliteJournal]:
-    """An empty journal in `tmp_path`."""
-    journal = SqliteJournal(tmp_path, compact_after=10)
-    journal.replay()
-    yield journal
-    journal.close()
-
-
-def reopened(journal: SqliteJournal) -> DispatcherState:
-    journal.close()
-    again = SqliteJournal(journal.path.parent)
+def reopened(work_dir: Path) -> DispatcherState:
+    journal = SqliteJournal(work_dir, FORMAT)
     try:
-        return again.replay()
+        return journal.replay()
     finally:
-        again.close()
+        journal.close()
 
 
-def test_an_empty_journal_is_an_empty_state(journal: SqliteJournal) -> None:
-    assert reopened(journal) == DispatcherState()
-
-
-def test_what_was_appended_is_there_again(journal: SqliteJournal, scene: Scenario) -> None:
-    for fact in scene.facts:
-        journal.append([fact])
-    assert reopened(journal) == scene.state
-
-
-def test_facts_of_one_call_are_one_record(journal: SqliteJournal, scene: Scenario) -> None:
-    journal.append(scene.facts)
-    journal.append([])
-    assert reopened(journal) == scene.state
-    with sqlite3.connect(journal.path) as database:
-        assert database.execute("SELECT count(*) FROM facts").fetchone() == (1,)
-    database.close()
-
-
-def test_a_snapshot_takes_the_place_of_many_facts(journal: SqliteJournal, scene: Scenario) -> None:
-    state = DispatcherState()
+@pytest.mark.parametrize("compact_after", [10, 1000])
+@pytest.mark.parametrize("kind", ["file", "memory"])
+def test_facts_of_every_kind_and_snapshots_of_them_are_read_again(
+    tmp_path: Path, scene: Scenario, kind: str, compact_after: int
+) -> None:
+    journal: Journal[Update, DispatcherState]
+    if kind == "file":
+        journal = SqliteJournal(tmp_path, FORMAT, compact_after=compact_after)
+    else:
+        journal = MemoryJournal(FORMAT, compact_after=compact_after)
+    state = journal.replay()
     for fact in scene.facts:
         journal.append([fact])
         apply(state, fact)
         journal.compact(state)
-    assert reopened(journal) == scene.state
-    with sqlite3.connect(journal.path) as database:
-        (records,) = database.execute("SELECT count(*) FROM facts").fetchone()
-        assert records == len(scene.facts) % 10
-    database.close()
-
-
-def parts_of(plan: bytes, size: int, digest: bytes = b"digest") -> list[PlanPart]:
-    return [PlanPart(digest, at, plan[at : at + size]) for at in range(0, len(plan), size)]
-
-
-def read(journal: Journal, digest: bytes, total: int) -> bytes:
-    plan = b""
-    while len(plan) < total:
-        plan += journal.read_plan(PlanPlace(digest, len(plan)))
-    return plan
-
-
-@pytest.fixture(params=["file", "memory"])
-def either(request: pytest.FixtureRequest, journal: SqliteJournal) -> Journal:
-    return journal if request.param == "file" else MemoryJournal(compact_after=10)
-
-
-def test_plans_are_kept_in_parts_and_handed_out(either: Journal) -> None:
-    plan = os.urandom(1000)
-    for part in parts_of(plan, 300):
-        either.append([], [part])
-    assert read(either, b"digest", 1000) == plan
-    assert either.read_plan(PlanPlace(b"digest", 350)) == plan[350:600]
-    either.append([], parts_of(plan[:500], 500))
-    assert read(either, b"digest", 500) == plan[:500]
-
-
-def test_plans_that_nobody_knows_are_dropped(either: Journal) -> None:
-    either.append([], [*parts_of(b"whole", 2, b"a"), *parts_of(b"beginning of another", 2, b"b")])
-    either.drop_plans(except_for={b"a"})
-    assert read(either, b"a", 5) == b"whole"
-    with pytest.raises((DataLossError, KeyError)):
-        either.read_plan(PlanPlace(b"b", 0))
-
-
-def test_a_damaged_plan_is_reported(journal: SqliteJournal) -> None:
-    journal.append([], parts_of(b"plan", 2))
-    journal._database.execute("UPDATE plans SET body = X'00' WHERE start = 2")
-    assert journal.read_plan(PlanPlace(b"digest", 0)) == b"pl"
-    with pytest.raises(DataLossError, match="is damaged at byte 2"):
-        journal.read_plan(PlanPlace(b"digest", 2))
-    with pytest.raises(DataLossError, match="is missing at byte 0"):
-        journal.read_plan(PlanPlace(b"another", 0))
-
-
-def test_a_journal_in_memory_keeps_facts_while_the_process_lives(scene: Scenario) -> None:
-    journal = MemoryJournal(compact_after=10)
-    state = DispatcherState()
-    for fact in scene.facts:
-        journal.append([fact])
-        apply(state, fact)
-        journal.compact(state)
-        assert journal.replay() == state
+    assert journal.replay() == scene.state
     journal.close()
+    if kind == "file":
+        assert reopened(tmp_path) == scene.state
+
+
+def test_plans_of_a_dispatcher_are_kept_beside_its_facts(tmp_path: Path) -> None:
+    config = DispatcherConfig(work_dir=tmp_path, fault_tolerant_mode=True)
+    for journal in (open_journal(config), open_journal(DispatcherConfig())):
+        journal.append([], [PlanPart(b"digest", 0, b"pl"), PlanPart(b"digest", 2, b"an")])
+        assert journal.read_blob(PlanPlace(b"digest", 3)) == b"n"
+        journal.close()
+    assert (tmp_path / FORMAT.file_name).exists()
 
 
 # --- facts are for ever ----------------------------------------------------------------------
@@ -187,75 +120,38 @@ def test_facts_that_were_ever_written_still_mean_the_same() -> None:
     assert (deadly.next, deadly.given_up, deadly.returned) == (1, ((0, 1),), ())
     assert state.workers["w"].tags == ("COLOCATED",)
     assert state.jobs[5002].forgotten == {(0,): Readers("e", 1)}
-    assert (state.incarnation, state.next_task, state.next_job) == ("run", 4010, 5005)
+    assert 4011 not in state.tasks
+    (missing,) = state.iterations[2005].missing
+    assert (missing.client_id, missing.units) == ("h", ((2, 3), (6, 7)))
+    assert state.iterations[2005].returned == ((3, 5), (7, 10))
+    assert state.datasets.keys() == {"1000", "1001", "1002", "1004"}
+    assert not state.datasets["1004"].anonymous
+    assert (state.incarnation, state.next_task, state.next_job) == ("run", 4013, 5006)
     snapshot = msgspec.msgpack.decode(base64.b64decode(golden["snapshot"]), type=DispatcherState)
     assert snapshot == state
 
 
-def test_a_work_dir_has_one_dispatcher(journal: SqliteJournal, tmp_path: Path) -> None:
-    with pytest.raises(FailedPreconditionError, match="another dispatcher uses the journal"):
-        SqliteJournal(tmp_path)
-    code = "import sys, pathlib; from headrace.service.dispatcher.journal import SqliteJournal\n"
-    code += "SqliteJournal(pathlib.Path(sys.argv[1]))"
-    other = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False
-    )
-    assert "another dispatcher uses the journal" in other.stderr
-    journal.close()
-    SqliteJournal(tmp_path).close()
-
-
-def test_a_file_that_is_no_journal_is_reported_by_name(tmp_path: Path) -> None:
-    (tmp_path / FILE_NAME).write_bytes(b"this is no database, but long enough to be one" * 100)
-    with pytest.raises(DataLossError, match=FILE_NAME):
-        SqliteJournal(tmp_path)
-
-
-def test_a_journal_of_another_version_is_refused(journal: SqliteJournal, tmp_path: Path) -> None:
-    journal.close()
-    database = sqlite3.connect(journal.path)
-    database.execute("PRAGMA user_version = 99")
-    database.close()
-    with pytest.raises(FailedPreconditionError, match="has format 99"):
-        SqliteJournal(tmp_path)
+def test_a_work_dir_has_one_dispatcher(tmp_path: Path) -> None:
+    with (
+        contextlib.closing(SqliteJournal(tmp_path, FORMAT)),
+        pytest.raises(FailedPreconditionError, match="another dispatcher uses the journal"),
+    ):
+        SqliteJournal(tmp_path, FORMAT)
 
 
 def test_a_journal_of_version_1_is_refused_by_name(tmp_path: Path) -> None:
-    database = sqlite3.connect(tmp_path / FILE_NAME)
+    database = sqlite3.connect(tmp_path / FORMAT.file_name)
     database.execute("CREATE TABLE facts (number INTEGER PRIMARY KEY)")
     database.execute("PRAGMA user_version = 1")
     database.close()
     with pytest.raises(FailedPreconditionError, match=r"has format 1, .* reads format 2") as caught:
-        SqliteJournal(tmp_path)
+        SqliteJournal(tmp_path, FORMAT)
     assert "register everything again" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("damage", "said"),
-    [
-        ("UPDATE facts SET body = X'00' WHERE number = 3", "record 3"),
-        ("UPDATE facts SET checksum = 1 WHERE number = 2", "record 2"),
-        ("DELETE FROM facts WHERE number = 4", "record 4 is missing"),
-        ("DROP TABLE facts", "no such table"),
-    ],
-)
-def test_damage_is_reported_with_its_place(
-    journal: SqliteJournal, scene: Scenario, damage: str, said: str
-) -> None:
-    for fact in scene.facts:
-        journal.append([fact])
-    journal.close()
-    database = sqlite3.connect(journal.path, isolation_level=None)
-    database.execute(damage)
-    database.close()
-    with pytest.raises(DataLossError, match=said) as caught:
-        reopened(journal)
-    assert str(journal.path) in str(caught.value)
-
-
-def test_overwritten_pages_never_give_another_state(
-    journal: SqliteJournal, scene: Scenario
-) -> None:
+def test_overwritten_pages_never_give_another_state(tmp_path: Path, scene: Scenario) -> None:
+    journal = SqliteJournal(tmp_path, FORMAT)
+    journal.replay()
     for fact in scene.facts:
         journal.append([fact])
     journal.close()
@@ -268,24 +164,15 @@ def test_overwritten_pages_never_give_another_state(
         journal.path.write_bytes(damaged)
         # Refused, or unharmed: never taken for something else.
         with contextlib.suppress(DataLossError, FailedPreconditionError):
-            assert reopened(journal) == scene.state, f"seed {seed}"
-
-
-def test_what_cannot_be_written_was_not_written(journal: SqliteJournal, scene: Scenario) -> None:
-    journal.append(scene.facts[:3])
-    journal._database.execute("PRAGMA query_only = ON")
-    with pytest.raises(UnavailableError, match="cannot be written"):
-        journal.append(scene.facts[3:])
-    journal._database.execute("PRAGMA query_only = OFF")
-    journal.append(scene.facts[3:])
-    assert reopened(journal) == scene.state
+            assert reopened(tmp_path) == scene.state, f"seed {seed}"
 
 
 WRITER = """
 import pathlib, sys
-from headrace.service.dispatcher.journal import SqliteJournal
+from headrace.service.dispatcher.journal import FORMAT
+from headrace.serving.journal import SqliteJournal
 from tests.service.dispatcher.scenario import DYNAMIC, Scenario
-journal = SqliteJournal(pathlib.Path(sys.argv[1]), compact_after=40)
+journal = SqliteJournal(pathlib.Path(sys.argv[1]), FORMAT, compact_after=40)
 scene = Scenario()
 kept = journal.replay()
 if not kept.datasets:
@@ -328,7 +215,7 @@ def test_a_process_killed_at_any_instant_kept_all_that_it_said(tmp_path: Path) -
         writer.stdout.close()
         writer.wait()
         said = [tuple(map(int, line.split())) for line in lines if len(line.split()) == 3]
-        journal = SqliteJournal(tmp_path)
+        journal = SqliteJournal(tmp_path, FORMAT)
         state = journal.replay()
         journal.close()
         state.validate()

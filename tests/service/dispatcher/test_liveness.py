@@ -12,6 +12,14 @@ from headrace.service.dispatcher.limits import Limits
 from tests.service.dispatcher.scenario import DYNAMIC, OFF, Scenario
 
 
+def nameless(facts: list[updates.Update]) -> list[updates.Update]:
+    """Return facts without the reasons of losses."""
+    return [
+        updates.WorkerLost(fact.worker_id) if isinstance(fact, updates.WorkerLost) else fact
+        for fact in facts
+    ]
+
+
 def begun(scene: Scenario, *workers: str, **opening: object) -> list[int]:
     """Register a dataset and workers, open an iteration; return its tasks."""
     scene.register()
@@ -25,7 +33,7 @@ def test_a_silent_worker_is_lost_and_its_tasks_with_it(scene: Scenario) -> None:
     assert scene.tick(9.0) == []
     scene.beat("w")
     assert scene.tick(0.9) == []
-    assert scene.tick(0.2) == [updates.WorkerLost("v")]
+    assert nameless(scene.tick(0.2)) == [updates.WorkerLost("v")]
     assert [task.worker_id for task in scene.heartbeat("c").tasks] == ["w"]
 
 
@@ -44,7 +52,7 @@ def test_an_iteration_ends_when_its_last_running_task_is_lost(scene: Scenario, m
     scene.finish("v", tasks[0])
     scene.tick(9.0)
     scene.beat("v")
-    assert scene.tick(2.0) == [updates.WorkerLost("w"), updates.IterationFinished(2000)]
+    assert nameless(scene.tick(2.0)) == [updates.WorkerLost("w"), updates.IterationFinished(2000)]
     assert scene.heartbeat("c").finished
 
 
@@ -77,14 +85,14 @@ def test_a_worker_that_refuses_connections_gets_less_time(scene: Scenario) -> No
     assert scene.tick(0.5) == []
     scene.ask(report())
     assert scene.tick(0.5) == []
-    assert scene.tick(0.3) == [updates.WorkerLost("v")]
+    assert nameless(scene.tick(0.3)) == [updates.WorkerLost("v")]
 
 
 def test_a_worker_that_is_only_silent_has_its_whole_timeout(scene: Scenario) -> None:
     begun(scene, "v", "w")
     scene.ask(report(refused=False))
     assert scene.tick(9.9) == []
-    assert updates.WorkerLost("v") in scene.tick(0.2)
+    assert updates.WorkerLost("v") in nameless(scene.tick(0.2))
 
 
 def test_a_report_alone_loses_nobody_but_the_next_look_does(scene: Scenario) -> None:
@@ -92,7 +100,7 @@ def test_a_report_alone_loses_nobody_but_the_next_look_does(scene: Scenario) -> 
     assert scene.tick(5.0) == []
     scene.ask(report())
     assert scene.state.workers
-    assert scene.tick(0.1) == [updates.WorkerLost("w")]
+    assert nameless(scene.tick(0.1)) == [updates.WorkerLost("w")]
     scene.ask(report())
 
 
@@ -113,6 +121,105 @@ def test_from_a_kill_to_the_loss_is_little_more_than_a_second(scene: Scenario) -
 # --- the dispatcher's own pauses -------------------------------------------------------------
 
 
+def test_a_silence_is_called_a_silence(scene: Scenario) -> None:
+    (task,) = begun(scene, "v", processing_mode=DYNAMIC)
+    scene.split(task, want=5)
+    facts = scene.tick(10.5)
+    assert updates.WorkerLost("v", "it was not heard of for 10 s") in facts
+    scene.add_worker("v2", "v:1")
+    scene.settle("c", task, touched=((0, 2),))
+    (again,) = scene.heartbeat("c").tasks
+    while scene.split(again.task_id, done=scene.state.tasks[again.task_id].dealt) != (0, 0):
+        pass
+    scene.finish("v2", again.task_id)
+    (lost,) = scene.heartbeat("c").lost
+    assert (lost.count, lost.reason) == (2, "it was not heard of for 10 s")
+    with pytest.raises(NotFoundError, match="register again"):
+        scene.beat("v", task)
+
+
+def keep_reporting(scene: Scenario, seconds: int, *reports: tuple[str, int]) -> None:
+    """Let everybody live for a while, and clients say again and again whom they cannot reach."""
+    for _ in range(seconds):
+        scene.tick(1.0)
+        for worker_id in [*scene.state.workers]:
+            scene.beat(worker_id)
+        for client_id in [*scene.state.clients]:
+            scene.heartbeat(client_id)
+        for client_id, task_id in reports:
+            scene.ask(
+                messages.ReportUnreachable(client_id=client_id, task_id=task_id, refused=True)
+            )
+
+
+def test_a_copy_on_a_worker_that_lives_and_that_no_client_reaches_is_given_up_and_named(
+    scene: Scenario,
+) -> None:
+    first, second = begun(scene, "v", "w")
+    scene.finish("v", first)
+    keep_reporting(scene, 59, ("c", second))
+    assert not scene.heartbeat("c").finished
+    keep_reporting(scene, 3, ("c", second))
+    update = scene.heartbeat("c")
+    assert update.finished
+    (lost,) = update.lost
+    assert (lost.worker_address, lost.is_copy, lost.count) == ("w:1", True, 0)
+    assert "none of its clients could reach it for 60 s" in lost.reason
+    assert scene.beat("w", second) == (second,)
+
+
+def test_units_on_a_worker_that_no_client_reaches_go_to_others(scene: Scenario) -> None:
+    first, second = begun(scene, "v", "w", processing_mode=DYNAMIC)
+    assert scene.split(first, want=5) == (0, 5)
+    keep_reporting(scene, 62, ("c", first))
+    assert scene.heartbeat("c").settle == (first,)
+    scene.settle("c", first)
+    assert scene.split(second, want=5) == (0, 5)
+
+
+def test_a_worker_that_one_client_reaches_keeps_its_tasks(scene: Scenario) -> None:
+    scene.register()
+    scene.add_worker("v")
+    for client_id in "cd":
+        scene.open(client_id, processing_mode=OFF, job_name="job")
+    keep_reporting(scene, 100, ("c", 4000))
+    assert [task.task_id for task in scene.heartbeat("c").tasks] == [4000]
+    # Reports with long gaps between them are of single connections.
+    for _ in range(5):
+        keep_reporting(scene, 1, ("c", 4000), ("d", 4000))
+        keep_reporting(scene, 35)
+    assert [task.task_id for task in scene.heartbeat("c").tasks] == [4000]
+
+
+def test_a_pause_of_the_dispatcher_is_no_time_in_which_nobody_was_reached(
+    scene: Scenario,
+) -> None:
+    (task,) = begun(scene, "v")
+    keep_reporting(scene, 10, ("c", task))
+    scene.pause(1000.0)
+    keep_reporting(scene, 10, ("c", task))
+    assert [each.task_id for each in scene.heartbeat("c").tasks] == [task]
+
+
+def test_the_rest_of_a_lost_copy_is_named(scene: Scenario) -> None:
+    first, _ = begun(scene, "v", "w")
+    scene.finish("v", first)
+    scene.lose("w")
+    update = scene.heartbeat("c")
+    assert update.finished
+    assert [(lost.worker_address, lost.is_copy) for lost in update.lost] == [("w:1", True)]
+
+
+def test_of_copies_that_were_all_lost_those_of_the_last_attempt_count(scene: Scenario) -> None:
+    begun(scene, "v")
+    scene.lose("v")
+    scene.add_worker("w")
+    (again,) = scene.heartbeat("c").tasks
+    scene.finish("w", again.task_id)
+    update = scene.heartbeat("c")
+    assert (update.finished, update.lost) == (True, ())
+
+
 def test_a_paused_dispatcher_loses_nobody(scene: Scenario) -> None:
     begun(scene, "v", "w", job_name="job")
     assert scene.tick(9.8) == []
@@ -131,7 +238,7 @@ def test_a_pause_is_not_counted_as_silence_but_what_was_silence_before_is(scene:
     scene.tick(6.0)
     scene.pause(100.0)
     assert scene.tick(3.5) == []
-    assert scene.tick(1.0) == [updates.WorkerLost("v")]
+    assert nameless(scene.tick(1.0)) == [updates.WorkerLost("v")]
 
 
 def test_a_worker_that_died_during_a_pause_is_lost_after_its_timeout(scene: Scenario) -> None:
@@ -140,7 +247,7 @@ def test_a_worker_that_died_during_a_pause_is_lost_after_its_timeout(scene: Scen
     scene.beat("w")
     assert scene.tick(9.0) == []
     scene.beat("w")
-    assert scene.tick(1.5) == [updates.WorkerLost("v")]
+    assert nameless(scene.tick(1.5)) == [updates.WorkerLost("v")]
 
 
 def test_a_suspect_is_not_lost_by_a_pause(scene: Scenario) -> None:
@@ -226,7 +333,7 @@ def test_a_finished_iteration_is_forgotten_but_not_that_it_finished() -> None:
     assert scene.tick(2.0) == [updates.IterationForgotten(2000)]
     assert not scene.state.tasks
     opened = scene.open("d", job_name="job")
-    assert (opened.iteration_id, opened.tasks, opened.finished) == (2000, (), True)
+    assert (opened.tasks, opened.finished) == ((), True)
     scene.check()
 
 
@@ -243,7 +350,7 @@ def test_after_a_restart_everyone_was_heard_from_just_now(scene: Scenario) -> No
     scene.now = 1000.0
     scene.restart()
     assert scene.tick(9.0) == []
-    assert scene.tick(2.0) == [updates.WorkerLost("w")]
+    assert nameless(scene.tick(2.0)) == [updates.WorkerLost("w")]
 
 
 def test_limits_are_read_from_the_configuration() -> None:
@@ -259,6 +366,7 @@ def test_limits_are_read_from_the_configuration() -> None:
     assert limits == Limits(
         check_interval=0.05,
         gc_timeout=None,
+        dataset_timeout=None,
         worker_timeout=0.4,
         client_timeout=0.001,
         heartbeat_interval=0.1,

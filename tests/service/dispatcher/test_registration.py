@@ -106,7 +106,7 @@ def test_a_worker_at_an_old_ones_address_means_that_the_old_one_is_gone(scene: S
     scene.add_worker("old", "host:1")
     scene.open("c")
     scene.add_worker("new", "host:1")
-    assert updates.WorkerLost("old") in scene.facts
+    assert updates.WorkerLost("old", "another worker began at its address") in scene.facts
     assert [task.worker_id for task in scene.heartbeat("c").tasks] == ["new"]
 
 

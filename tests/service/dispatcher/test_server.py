@@ -41,7 +41,7 @@ def put(stub: DispatcherStub, plan: bytes = PLAN) -> bytes:
     while received < len(plan):
         part = plan[received : received + messages.PLAN_PART_BYTES]
         request = messages.PutPlan(digest=digest, offset=received, total=len(plan), part=part)
-        received = stub.put_plan(request).received
+        received = stub.call(request).received
     return digest
 
 
@@ -104,7 +104,7 @@ def test_a_server_that_is_dropped_stops() -> None:
     gc.collect()
     assert dropped() is None
     with DispatcherStub(address) as stub, pytest.raises(UnavailableError):
-        stub.get_status(messages.GetStatus(), timeout=1.0)
+        stub.call(messages.GetStatus(), timeout=1.0)
 
 
 def test_a_server_that_never_started_has_nothing_to_stop() -> None:
@@ -121,43 +121,43 @@ def test_every_request_is_answered_in_its_own_words(tmp_path: Path, fault_tolera
     with DispatchServer(config) as server, connected(server) as stub:
         plan = random.Random(5).randbytes(9_000_000)
         digest = hashlib.sha256(plan).digest()
-        assert stub.register_dataset(registration(digest=digest)).wanted
+        assert stub.call(registration(digest=digest)).wanted
         assert put(stub, plan) == digest
-        dataset_id = stub.register_dataset(registration(digest=digest)).dataset_id
+        dataset_id = stub.call(registration(digest=digest)).dataset_id
         fetched = b""
         while len(fetched) < len(plan):
-            fetched += stub.get_plan(messages.GetPlan(digest=digest, offset=len(fetched))).part
+            fetched += stub.call(messages.GetPlan(digest=digest, offset=len(fetched))).part
         assert fetched == plan
-        assert stub.get_dataset(messages.GetDataset(dataset_id=dataset_id)).positions == 100
+        assert stub.call(messages.GetDataset(dataset_id=dataset_id)).positions == 100
         assert server.num_workers() == 0
-        assert stub.register_worker(worker("w")).heartbeat_interval == 0.5
+        assert stub.call(worker("w")).heartbeat_interval == 0.5
         assert server.num_workers() == 1
-        opened = stub.open_iteration(opening("c", dataset_id, processing_mode=DYNAMIC))
+        opened = stub.call(opening("c", dataset_id, processing_mode=DYNAMIC))
         (task,) = opened.tasks
         lookup = messages.GetTask(worker_id="w", task_id=task.task_id)
-        definition = stub.get_task(lookup)
+        definition = stub.call(lookup)
         assert (definition.dataset_id, definition.ticket) == (dataset_id, task.ticket)
-        granted = stub.get_split(splitting(task, 0))
+        granted = stub.call(splitting(task, 0))
         assert (granted.start, granted.stop) == (0, 50)
         shown = {"worker_id": "w", "task_id": task.task_id, "ticket": task.ticket}
-        stub.hand_back(messages.HandBack(units=((40, 50),), **shown))
-        granted = stub.get_split(splitting(task, 1))
+        stub.call(messages.HandBack(units=((40, 50),), **shown))
+        granted = stub.call(splitting(task, 1))
         assert (granted.start, granted.stop) == (40, 50)
         settle = messages.SettleTask(client_id="c", task_id=task.task_id, received=((0, 5),))
-        stub.settle_task(settle)
+        stub.call(settle)
         beat = messages.WorkerHeartbeat(worker_id="w", tasks=(1, task.task_id))
-        assert stub.worker_heartbeat(beat).tasks_to_delete == (1,)
+        assert stub.call(beat).tasks_to_delete == (1,)
         report = messages.ReportUnreachable(client_id="c", task_id=task.task_id, refused=False)
-        stub.report_unreachable(report)
-        stub.finish_task(messages.FinishTask(**shown))
-        stub.fail_task(messages.FailTask(reason="late", **shown))
-        assert stub.client_heartbeat(messages.ClientHeartbeat(client_id="c")).finished
-        stub.close_iteration(messages.CloseIteration(client_id="c"))
-        status = stub.get_status(messages.GetStatus())
+        stub.call(report)
+        stub.call(messages.FinishTask(**shown))
+        stub.call(messages.FailTask(reason="late", **shown))
+        assert stub.call(messages.ClientHeartbeat(client_id="c")).finished
+        stub.call(messages.CloseIteration(client_id="c"))
+        status = stub.call(messages.GetStatus())
         assert (len(status.workers), len(status.jobs), status.datasets) == (1, 0, 1)
-        stub.worker_leaving(messages.WorkerLeaving(worker_id="w"))
-        assert stub.get_status(messages.GetStatus()).workers[0].leaving
-        stub.worker_left(messages.WorkerLeft(worker_id="w"))
+        stub.call(messages.WorkerLeaving(worker_id="w"))
+        assert stub.call(messages.GetStatus()).workers[0].leaving
+        stub.call(messages.WorkerLeft(worker_id="w"))
         assert server.num_workers() == 0
 
 
@@ -169,9 +169,9 @@ def test_an_error_of_one_request_fails_that_one_only() -> None:
         def ask(number: int) -> None:
             try:
                 if number % 2:
-                    stubs[number].get_dataset(messages.GetDataset(dataset_id="nope"))
+                    stubs[number].call(messages.GetDataset(dataset_id="nope"))
                 else:
-                    stubs[number].register_worker(worker(f"w{number}"))
+                    stubs[number].call(worker(f"w{number}"))
                 outcomes.append("done")
             except NotFoundError:
                 outcomes.append("not found")
@@ -195,17 +195,17 @@ def test_a_dispatcher_that_starts_again_goes_on_where_it_ended(tmp_path: Path) -
         with DispatchServer(kept_in(tmp_path, port=port)) as server, connected(server) as stub:
             port = int(server.target.rpartition(":")[2])
             put(stub)
-            dataset_id = stub.register_dataset(registration(token=name)).dataset_id
+            dataset_id = stub.call(registration(token=name)).dataset_id
             assert dataset_id == "1000"
             if run == 0:
-                stub.register_worker(worker("w"))
+                stub.call(worker("w"))
             assert server.num_workers() == 1
             request = opening("c", dataset_id, processing_mode=DYNAMIC, job_name=name)
-            (task,) = stub.open_iteration(request).tasks
+            (task,) = stub.call(request).tasks
             for number in range(2):
                 request = splitting(task, 2 * run + number)
-                granted = stub.get_split(request)
-                assert stub.get_split(request) == granted
+                granted = stub.call(request)
+                assert stub.call(request) == granted
                 taken.append(range(granted.start, granted.stop))
     assert [index for part in taken for index in part] == list(range(taken[-1].stop))
     assert taken[-1].stop > 90
@@ -215,16 +215,16 @@ def test_a_connection_outlives_the_dispatcher(tmp_path: Path) -> None:
     first = DispatchServer(kept_in(tmp_path))
     port = int(first.target.rpartition(":")[2])
     with connected(first) as stub:
-        stub.register_worker(worker("w"))
+        stub.call(worker("w"))
         first.stop()
         with pytest.raises(UnavailableError):
-            stub.get_status(messages.GetStatus(), timeout=1.0)
+            stub.call(messages.GetStatus(), timeout=1.0)
         with DispatchServer(kept_in(tmp_path, port=port)):
             beat = messages.WorkerHeartbeat(worker_id="w", tasks=())
             until = time.monotonic() + 20
             while True:
                 try:
-                    assert stub.worker_heartbeat(beat).tasks_to_delete == ()
+                    assert stub.call(beat).tasks_to_delete == ()
                     break
                 except UnavailableError:
                     assert time.monotonic() < until
@@ -241,37 +241,37 @@ def test_two_dispatchers_cannot_share_a_work_dir(tmp_path: Path) -> None:
 def test_silence_is_noticed_without_anyone_asking() -> None:
     config = DispatcherConfig(worker_timeout_ms=100)
     with DispatchServer(config) as server, connected(server) as stub:
-        stub.register_worker(worker("w"))
+        stub.call(worker("w"))
         until = time.monotonic() + 20
         while server.num_workers():
             assert time.monotonic() < until
             time.sleep(0.01)
         beat = messages.WorkerHeartbeat(worker_id="w", tasks=())
         with pytest.raises(NotFoundError, match="register again"):
-            stub.worker_heartbeat(beat)
+            stub.call(beat)
 
 
 def test_what_the_journal_refuses_did_not_happen(tmp_path: Path) -> None:
     with DispatchServer(kept_in(tmp_path)) as server, connected(server) as stub:
-        stub.register_worker(worker("v"))
+        stub.call(worker("v"))
         journal: Any = server._core._journal  # type: ignore[union-attr]
         journal._database.execute("PRAGMA query_only = ON")
         with pytest.raises(UnavailableError, match="cannot be written"):
-            stub.register_worker(worker("w"))
+            stub.call(worker("w"))
         journal._database.execute("PRAGMA query_only = OFF")
-        status = stub.get_status(messages.GetStatus())
+        status = stub.call(messages.GetStatus())
         assert [each.worker_id for each in status.workers] == ["v"]
-        stub.register_worker(worker("w"))
+        stub.call(worker("w"))
         assert server.num_workers() == 2
 
 
 def test_a_plan_that_did_not_arrive_whole_is_forgotten_by_a_restart(tmp_path: Path) -> None:
     part = messages.PutPlan(digest=hashlib.sha256(b"plan").digest(), offset=0, total=4, part=b"pl")
     with DispatchServer(kept_in(tmp_path)) as server, connected(server) as stub:
-        assert stub.put_plan(part).received == 2
+        assert stub.call(part).received == 2
     with DispatchServer(kept_in(tmp_path)) as server, connected(server) as stub:
         rest = messages.PutPlan(digest=part.digest, offset=2, total=4, part=b"an")
-        assert stub.put_plan(rest).received == 0
+        assert stub.call(rest).received == 0
         assert put(stub, b"plan") == part.digest
 
 
@@ -298,7 +298,7 @@ class Heart(threading.Thread):
             beat = messages.WorkerHeartbeat(worker_id=self.worker_id, tasks=())
             while not self.stopped.wait(0.1):
                 try:
-                    stub.worker_heartbeat(beat, timeout=30.0)
+                    stub.call(beat, timeout=30.0)
                 except UnavailableError:
                     continue
                 except Exception as error:
@@ -319,7 +319,7 @@ def test_a_dispatcher_that_was_stopped_for_a_while_declares_nobody_lost() -> Non
         address = process.stdout.readline().strip()
         with DispatcherStub(address) as stub:
             for number in range(5):
-                stub.register_worker(worker(f"w{number}"))
+                stub.call(worker(f"w{number}"))
                 hearts.append(Heart(address, f"w{number}"))
                 hearts[-1].start()
             for _ in range(2):
@@ -328,12 +328,12 @@ def test_a_dispatcher_that_was_stopped_for_a_while_declares_nobody_lost() -> Non
                 time.sleep(2.5)
                 os.kill(process.pid, signal.SIGCONT)
             time.sleep(1.5)
-            status = stub.get_status(messages.GetStatus(), timeout=30.0)
+            status = stub.call(messages.GetStatus(), timeout=30.0)
             assert [heart.lost for heart in hearts] == [None] * 5
             assert len(status.workers) == 5
             hearts[0].stopped.set()
             until = time.monotonic() + 20
-            while len(stub.get_status(messages.GetStatus()).workers) != 4:
+            while len(stub.call(messages.GetStatus()).workers) != 4:
                 assert time.monotonic() < until, "silence is still noticed"
                 time.sleep(0.05)
     finally:

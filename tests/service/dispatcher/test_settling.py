@@ -26,6 +26,8 @@ def tasks(scene: Scenario) -> list[int]:
 
 
 def finish_the_rest(scene: Scenario, task: int) -> None:
+    for client_id in [*scene.state.tasks[task].departed]:
+        scene.drop(client_id, task)
     while scene.split(task, done=scene.state.tasks[task].dealt) != (0, 0):
         pass
     scene.finish(scene.state.tasks[task].worker_id, task)
@@ -64,7 +66,11 @@ def test_what_came_to_somebody_in_part_is_lost(scene: Scenario, tasks: list[int]
     scene.settle("b", tasks[0], (2, 3), touched=((7, 10),))
     finish_the_rest(scene, tasks[1])
     expected = messages.LostUnits(
-        worker_address="v:1", task_id=tasks[0], units=((3, 5), (10, 11), (13, 15)), count=5
+        worker_address="v:1",
+        task_id=tasks[0],
+        units=((3, 5), (10, 11), (13, 15)),
+        count=5,
+        reason="it was not heard of for 10 s",
     )
     for client in ("a", "b"):
         update = scene.heartbeat(client)

@@ -188,6 +188,54 @@ def test_a_unit_is_not_done_while_a_portion_with_a_part_of_it_is_unacknowledged(
     assert policy.done == 1
 
 
+def test_of_a_client_that_is_gone_units_that_went_to_it_alone_are_told_from_others() -> None:
+    policy: FirstCome[str] = FirstCome()
+    for number, client in enumerate("ababb"):
+        policy.ask(f"{client}{number}", client, number, 0, now=0.0)
+    policy.add(portion(0))
+    policy.add(portion(1))
+    # Unit 2 has two elements: one for a, one for b. Unit 3 begins and ends with b.
+    policy.add(Portion(first=2, count=1, done_from=2, done_to=2, touched=3))
+    policy.add(Portion(first=3, count=2, done_from=2, done_to=3, touched=4))
+    policy.add(Portion(first=5, count=1, done_from=3, done_to=4, touched=4))
+
+    _, departure = policy.depart("b")
+
+    assert departure.units == ((1, 2), (3, 4))
+    assert departure.lost == ((2, 3),)
+    assert policy.depart("b")[1] == departure
+    _, departure = policy.depart("a")
+    assert (departure.units, departure.lost) == (((0, 1),), ((2, 3),))
+
+
+def test_a_client_that_is_gone_gets_nothing_more() -> None:
+    policy: FirstCome[str] = FirstCome()
+    policy.ask("a0", "a", 0, 0, now=0.0)
+    policy.ask("b0", "b", 0, 0, now=0.0)
+
+    ((request, content),), departure = policy.depart("a")
+
+    assert request == "a0"
+    assert isinstance(content, CancelledError)
+    assert (departure.units, departure.lost) == ((), ())
+    assert policy.add(portion(0)) == [("b0", portion(0))]
+    ((_, content),) = policy.ask("a1", "a", 1, 1, now=0.0)
+    assert "client a closed its iteration" in str(content)
+
+
+def test_what_a_client_that_is_gone_held_is_not_done_before_the_dispatcher_has_heard_it() -> None:
+    policy: FirstCome[str] = FirstCome()
+    policy.ask("a0", "a", 0, 0, now=0.0)
+    policy.add(portion(0))
+    policy.exhaust(1)
+    policy.depart("a")
+    assert (policy.done, policy.may_finish) == (0, False)
+
+    policy.forget("a")
+
+    assert (policy.done, policy.may_finish) == (1, True)
+
+
 def test_what_a_silent_client_held_holds_up_no_units() -> None:
     policy: FirstCome[str] = FirstCome(Bounds(silence=10.0))
     policy.add(portion(0))

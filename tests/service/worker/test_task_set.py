@@ -20,6 +20,8 @@ from headrace.service.messages import (
     FailTask,
     FinishTask,
     GetElements,
+    GetPlan,
+    GetTask,
     PlanBytes,
     TaskDefinition,
 )
@@ -42,6 +44,16 @@ class KnownTask:
         self.error: BaseException | None = None
         self.away = False
 
+    def call(self, request: Any, *, timeout: float) -> Any:
+        match request:
+            case GetTask():
+                return self.get_task(request, timeout=timeout)
+            case GetPlan():
+                return self.get_plan(request)
+            case FinishTask() | FailTask():
+                return self._end(request)
+        raise AssertionError(request)
+
     def get_task(self, request: Any, *, timeout: float) -> TaskDefinition:
         if self.error is not None:
             error, self.error = self.error, None
@@ -56,15 +68,9 @@ class KnownTask:
             }
         )
 
-    def get_plan(self, request: Any, *, timeout: float) -> PlanBytes:
+    def get_plan(self, request: Any) -> PlanBytes:
         self.fetched += 1
         return PlanBytes(part=self.plan[request.offset :], total=len(self.plan))
-
-    def finish_task(self, request: FinishTask, *, timeout: float) -> Done:
-        return self._end(request)
-
-    def fail_task(self, request: FailTask, *, timeout: float) -> Done:
-        return self._end(request)
 
     def _end(self, request: FinishTask | FailTask) -> Done:
         if self.away:
@@ -208,7 +214,7 @@ def test_the_thread_that_starts_tasks_survives_everything(error: BaseException) 
 
 def test_a_task_whose_plan_arrives_damaged_fails_and_its_clients_hear_why() -> None:
     dispatcher = KnownTask(hr.Dataset.range(3))
-    dispatcher.get_plan = lambda request, *, timeout: PlanBytes(part=b"?", total=1)  # type: ignore[method-assign]
+    dispatcher.get_plan = lambda request: PlanBytes(part=b"?", total=1)  # type: ignore[method-assign]
     with tasks_of(dispatcher) as tasks:
         with pytest.raises(hr.errors.DataLossError, match="arrived damaged"):
             ask(tasks, 1, 0).elements()

@@ -3,13 +3,17 @@
     I/O thread   inbox -> session (what happened) ; session -> channels (what is to be sent)
     read()       takes what was delivered, in pieces of the size that is asked for
 
-Elements are used up, and acknowledged, when the consumer asks for those after them.
+Elements are used up, and acknowledged, when the consumer asks for those after them. They are kept
+here until they cannot be asked for again (`keeping`). An interruption may come at any instruction
+of the consumer's: `read` may be left anywhere, and `go_back` finds its way from there.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import queue
 import threading
 import time
 from collections import deque
@@ -20,6 +24,7 @@ import msgspec
 from headrace.element import wire
 from headrace.element.chunk import Chunk
 from headrace.errors import (
+    CancelledError,
     FailedPreconditionError,
     HeadraceError,
     NotFoundError,
@@ -27,6 +32,8 @@ from headrace.errors import (
 )
 from headrace.metrics import count_delivered
 from headrace.plan.source import Position
+from headrace.service.client.keeping import Given, Keeper, Kept
+from headrace.service.client.losses import describe_loss
 from headrace.service.client.session import Actions, Delivery, Session
 from headrace.service.client.wires import TaskEvent, Verdict, Wires
 from headrace.service.dispatcher.stub import DispatcherStub
@@ -56,7 +63,6 @@ _CLOSE_SECONDS = 0.5
 _OPEN_PATIENCE = RetryPolicy(deadline=60.0)
 _OPEN_WARNING_SECONDS = 5.0
 _LONGEST_WAIT = 5.0
-_RANGES_SHOWN = 5
 
 
 class RemoteReader:
@@ -71,6 +77,7 @@ class RemoteReader:
         max_outstanding_requests: Requests and unused answers that may be outstanding.
         wait_timeout: Seconds without anybody who could deliver, after which reading fails.
         local_only: Whether to read the workers of this process alone.
+        keeper: Knows the readers that may be opened again after an interruption.
 
     Raises:
         FailedPreconditionError: `local_only`, and there is no worker in this process.
@@ -88,6 +95,7 @@ class RemoteReader:
         max_outstanding_requests: int,
         wait_timeout: float = 3600.0,
         local_only: bool = False,
+        keeper: Keeper | None = None,
     ) -> None:
         self._opening = opening
         self._dispatcher = dispatcher
@@ -95,8 +103,11 @@ class RemoteReader:
         self._connect = connect
         self._local_only = local_only
         self._pid = os.getpid()
-        self._changed = threading.Condition()
-        #: Used under `_changed` alone.
+        # Of C, so that an interruption never leaves it locked.
+        self._lock = threading.RLock()
+        #: What the consumer waits for.
+        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+        #: Used under `_lock` alone.
         self._session = Session(
             opening.client_id,
             dispatcher,
@@ -105,9 +116,18 @@ class RemoteReader:
             wait_timeout=wait_timeout,
         )
         self._results: deque[Delivery] = deque()
-        self._current: tuple[Delivery, Chunk] | None = None
-        self._offset = 0
-        self._received = 0
+        self.name, self.pass_number = opening.client_id, opening.pass_number
+        self._keeper = keeper
+        self._keeps = keeper is not None and keeper.is_watched
+        self._kept = Kept()
+        #: What is to be given again.
+        self._again: list[Given] = []
+        #: How often it was left, to be opened again.
+        self._turns = 0
+        self._is_at_end = False
+        self._current: Given | None = None
+        #: Elements and errors that were given, and the most that ever were.
+        self._received = self._counted = 0
         self.delivered: dict[str, int] = {}
         self._closing = False
         self._reported_lost = False
@@ -124,61 +144,158 @@ class RemoteReader:
         tasks, finished = self._readable(opened.tasks, opened.finished)
         opened = msgspec.structs.replace(opened, tasks=tasks, finished=finished)
         self._session.opened(opened, time.monotonic())
-        self._inbox = Inbox()
-        self._thread = threading.Thread(target=self._run, name="headrace-client", daemon=True)
-        self._thread.start()
+        #: The I/O thread's, which looks before it waits for the first time.
+        self._inbox: Inbox | None = None
+        #: Taken by the thread when it begins; released when it is over.
+        self._begun, self._over = threading.Lock(), threading.Lock()
+        self._over.acquire()
+        self._thread: threading.Thread | None = None
+        if keeper is not None:
+            keeper.add(self)
 
     # --- the consumer -------------------------------------------------------------------------
 
     def read(self, limit: int) -> Chunk | None:
         self._check_process()
+        self._begin()
         while True:
-            if self._current is not None:
-                delivery, chunk = self._current
-                if self._offset < chunk.size:
-                    return self._slice(delivery, chunk, limit)
-                self._use_up(delivery)
+            given = self._current
+            if given is not None:
+                self._renew_lease()
+                if self._received < given.stop:
+                    return self._give(given, limit)
+                self._use_up(given.delivery)
                 self._current = None
-            result = self._next_result()
-            if result is None:
+            given = self._next_given()
+            if given is None:
                 self._end()
+                self._is_at_end = True
                 return None
-            if isinstance(result.payload, Exception):
-                self._use_up(result)
-                raise result.payload
-            try:
-                chunk = wire.decode(result.payload)
-            except HeadraceError:
-                self._use_up(result)
-                raise
-            self._current, self._offset = (result, chunk), 0
+            self._current = given
 
-    def _slice(self, delivery: Delivery, whole: Chunk, limit: int) -> Chunk:
-        part = whole.slice(self._offset, self._offset + limit)
-        self._offset += part.size
+    def _begin(self) -> None:
+        """Start the thread, if it does not run: a reader that was only opened asks for nothing.
+
+        Where an interruption leaves that open, it is started twice, and one ends at once.
+        """
+        if not self._begun.locked():
+            threading.Thread(target=self._run, name="headrace-client", daemon=True).start()
+
+    def _next_given(self) -> Given | None:
+        """Return what comes next: again, after an interruption, or for the first time."""
+        if self._again:
+            return self._again.pop(0)
+        result = self._next_result()
+        if result is None:
+            return None
+        content = _content(result)
+        size = 1 if isinstance(content, Exception) else content.size
+        given = Given(result, content, self._received, size, _bytes_of(result))
+        if not self._keeps:
+            self._kept.forget(self._received)
+        # Kept first, so that an interruption here loses nothing: `go_back` sees that it is there.
+        self._kept.add(given)
+        self._results.popleft()
+        return given
+
+    def _give(self, given: Given, limit: int) -> Chunk:
+        if isinstance(given.content, Exception):
+            self._received = given.stop
+            raise given.content.with_traceback(None)
+        start = self._received - given.start
+        part = given.content.slice(start, start + limit)
         self._received += part.size
-        count_delivered(part.size)
-        address = delivery.task.worker_address
-        self.delivered[address] = self.delivered.get(address, 0) + part.size
+        new = self._received - max(self._counted, self._received - part.size)
+        if new > 0:
+            self._counted = self._received
+            count_delivered(new)
+            address = given.delivery.task.worker_address
+            self.delivered[address] = self.delivered.get(address, 0) + new
         return part
 
+    # --- keeping --------------------------------------------------------------------------------
+
+    @property
+    def is_full(self) -> bool:
+        """Whether much is kept that may be asked for again."""
+        return self._keeps and self._kept.is_full
+
+    def forget(self, before: int) -> None:
+        """Forget what was given before so many elements and errors."""
+        self._kept.forget(before)
+
+    def go_back(self, place: int) -> bool:
+        """Give again what came after `place`; False: it is closed, or that was forgotten."""
+        since = self._kept.since(place) if self._is_at_end or not self._closing else None
+        last = self._kept.last
+        if since is None or (last is None and place != self._received):
+            return False
+        if last is not None and self._results and self._results[0] is last.delivery:
+            self._results.popleft()
+        if self._current is not None:
+            # It is acknowledged, and kept here.
+            self._use_up(self._current.delivery)
+            self._current = None
+        self._again, self._received = since, place
+        return True
+
+    def _renew_lease(self) -> None:
+        """Wait, after a long pause of this process, until the dispatcher knows it again.
+
+        Raises:
+            FailedPreconditionError: It counted as gone: what was delivered may be with others.
+        """
+        with self._lock:
+            may_use = self._session.may_use(time.monotonic())
+        if not may_use:
+            self._wait(lambda: self._session.may_use(time.monotonic()))
+            if self._session.failure is not None:
+                self._end()
+
     def _use_up(self, delivery: Delivery) -> None:
-        with self._changed:
+        with self._lock:
             self._session.used_up(delivery.task.task_id, delivery.number)
-        self._inbox.wake()
+        self._wake()
 
     def _next_result(self) -> Delivery | None:
-        with self._changed:
-            if not self._results and not self._session.is_over:
-                self._session.waiting(time.monotonic())
-                self._inbox.wake()
-                while not (self._results or self._session.is_over or self._closing):
-                    # In slices, so that a thread that died is noticed.
-                    self._changed.wait(_LONGEST_WAIT)
-                    if not self._thread.is_alive():
-                        break
-                self._session.waiting(None)
-            return self._results.popleft() if self._results else None
+        """Return the next delivery, which stays where it is; None: there is none."""
+        if not self._results:
+            self._wait(lambda: bool(self._results) or self._session.is_over)
+        return self._results[0] if self._results else None
+
+    def _wait(self, is_over: Callable[[], bool]) -> None:
+        """Wait for the I/O thread.
+
+        Raises:
+            CancelledError: The reader was left, from another thread.
+        """
+        turn = self._turns
+        with self._lock:
+            if is_over():
+                return
+            self._session.waiting(time.monotonic())
+        self._wake()
+        while not (is_over() or self._closing) and self._turns == turn:
+            # In slices, so that a thread that died is noticed. What rings may be lost by an
+            # interruption, so it says nothing but that it is time to look.
+            with contextlib.suppress(queue.Empty):
+                self._bell.get(timeout=_LONGEST_WAIT)
+            if not self._over.locked():
+                break
+        with self._lock:
+            self._session.waiting(None)
+        if self._turns != turn:
+            raise CancelledError("the iterator was interrupted")
+
+    def _wake(self) -> None:
+        """Let the I/O thread look."""
+        if self._inbox is not None:
+            self._inbox.wake()
+
+    def _ring(self) -> None:
+        """Let the consumer look, if it waits."""
+        if self._bell.empty():
+            self._bell.put(None)
 
     def _end(self) -> None:
         failure = self._session.failure
@@ -189,10 +306,15 @@ class RemoteReader:
             raise failure.with_traceback(None)
         if not self._reported_lost:
             self._reported_lost = True
-            _warn_of_loss(self._session.lost)
+            for warning in describe_loss(self._session.lost):
+                _log.warning("%s", warning)
 
     def get_position(self) -> Position:
-        return {"pass": list(self._opening.pass_number), "received": self._received}
+        return {
+            "pass": list(self._opening.pass_number),
+            "received": self._received,
+            "reader": self.name,
+        }
 
     def elements_by_worker(self) -> dict[str, int]:
         """Return how many elements each worker, by address, has delivered so far."""
@@ -206,14 +328,30 @@ class RemoteReader:
     def close(self) -> None:
         if self._pid != os.getpid():
             return  # the parent's, before a fork
-        with self._changed:
+        if self._is_at_end and self._keeps and self._keeper is not None:
+            # The steps above may not have got to its end.
+            self._keeper.remember(self)
+        elif not self._closing and self._keeper is not None and self._keeper.leave(self):
+            # It may be opened again where it was. Who waits here now, on a thread of the steps
+            # above, is not who reads on.
+            self._turns += 1
+            self._ring()
+            return
+        self.end()
+
+    def end(self) -> None:
+        """Close, though it might be opened again."""
+        with self._lock:
             self._closing = True
             self._results.clear()
-            self._changed.notify_all()
-        self._inbox.wake()
+        self._begin()
+        self._ring()
+        self._wake()
         if self._thread is not threading.current_thread():
-            self._thread.join()
+            with self._over:
+                pass
         self._current = None
+        self._again = []
 
     def _check_process(self) -> None:
         if self._pid != os.getpid():
@@ -225,20 +363,42 @@ class RemoteReader:
     # --- the I/O thread -----------------------------------------------------------------------
 
     def _run(self) -> None:
+        if not self._begun.acquire(blocking=False):
+            return
+        self._thread = threading.current_thread()
+        try:
+            self._read_on()
+        finally:
+            self._over.release()
+            self._ring()
+
+    def _read_on(self) -> None:
+        self._inbox = Inbox()
         wires = Wires(self._inbox, self._connect_dispatcher, self._connect)
         try:
             while not self._closing:
-                with self._changed:
+                with self._lock:
                     actions = self._session.act(time.monotonic())
-                    if self._session.is_over:
-                        self._changed.notify_all()
+                if self._session.is_over:
+                    self._ring()
                 self._do(actions, wires)
                 self._take(wires.wait(min(actions.wake_in, _LONGEST_WAIT)))
         except BaseException as error:
             _log.exception("reading from the dispatcher at %s failed", self._dispatcher)
             self._fail(HeadraceError(f"reading failed by an error of its own: {error!r}"))
         finally:
-            wires.close(CloseIteration(client_id=self._opening.client_id))
+            wires.close(self._last_words(), CloseIteration(client_id=self._opening.client_id))
+
+    def _last_words(self) -> list[SettleTask]:
+        """Return what is to be said of what was used, where others are to read the rest."""
+        if self._opening.job_name is None:
+            return []
+        with self._lock:
+            current = self._current
+            begun = None
+            if current is not None:
+                begun = current.delivery.task.task_id, current.delivery.number
+            return self._session.leave(begun)
 
     def _do(self, actions: Actions, wires: Wires) -> None:
         for warning in actions.warnings:
@@ -249,12 +409,12 @@ class RemoteReader:
             try:
                 wires.ask(task, number, message)
             except UnavailableError as error:
-                with self._changed:
+                with self._lock:
                     self._session.disconnected(task.task_id, error, time.monotonic())
             except (HeadraceError, ValueError) as error:
                 # A worker that cannot be read this way is the trouble of that worker alone, unless
                 # the user chose the way.
-                with self._changed:
+                with self._lock:
                     self._unreadable(task, error)
         for request in actions.calls:
             wires.call(request)
@@ -268,15 +428,17 @@ class RemoteReader:
 
     def _take(self, events: list[TaskEvent | Verdict]) -> None:
         now = time.monotonic()
-        with self._changed:
+        with self._lock:
             before = len(self._results)
+            had_verdict = any(isinstance(event, Verdict) for event in events)
             for event in events:
                 if isinstance(event, Verdict):
                     self._take_verdict(event, now)
                 else:
                     self._take_answer(event, now)
-            if len(self._results) > before or self._session.is_over:
-                self._changed.notify_all()
+        # Also where nothing came: who waits to be known again must hear that it is.
+        if len(self._results) > before or self._session.is_over or had_verdict:
+            self._ring()
 
     def _take_answer(self, event: TaskEvent, now: float) -> None:
         task_id, number, what = event
@@ -318,9 +480,9 @@ class RemoteReader:
             session.fail(answer)
 
     def _fail(self, error: HeadraceError) -> None:
-        with self._changed:
+        with self._lock:
             self._session.fail(error)
-            self._changed.notify_all()
+        self._ring()
 
     # --- opening ------------------------------------------------------------------------------
 
@@ -339,7 +501,7 @@ class RemoteReader:
                     waited,
                     _OPEN_PATIENCE.deadline,
                 )
-            return stub.open_iteration(self._opening, timeout=timeout)
+            return stub.call(self._opening, timeout=timeout)
 
         opened = retry(
             ask,
@@ -375,24 +537,16 @@ def _error_of(answer: Elements | Exception) -> Exception | None:
         return HeadraceError(f"the worker sent an error that cannot be read: {error}")
 
 
-def _warn_of_loss(lost: tuple[LostUnits, ...]) -> None:
-    """Say what an epoch lost: how many, with which worker, which places."""
-    if not lost:
-        return
-    count = sum(each.count for each in lost)
-    parts = []
-    for each in lost:
-        ranges = [f"{a}" if b == a + 1 else f"{a} to {b - 1}" for a, b in each.units]
-        shown = ", ".join(ranges[:_RANGES_SHOWN])
-        more = len(ranges) - _RANGES_SHOWN
-        shown += f" and {more} more ranges" if more > 0 else ""
-        if each.given_up:
-            how = f"given up: every worker that read them died, the last at {each.worker_address}"
-        else:
-            how = f"with the worker at {each.worker_address}"
-        parts.append(f"{each.count} {how} (positions {shown})")
-    _log.warning(
-        "this pass lost up to %d positions of the dataset with workers that died: %s",
-        count,
-        "; ".join(parts),
-    )
+def _content(result: Delivery) -> Chunk | Exception:
+    if isinstance(result.payload, Exception):
+        return result.payload
+    try:
+        return wire.decode(result.payload)
+    except HeadraceError as error:
+        return error
+
+
+def _bytes_of(result: Delivery) -> int:
+    if isinstance(result.payload, Exception):
+        return 0
+    return sum(memoryview(buffer).nbytes for buffer in result.payload)

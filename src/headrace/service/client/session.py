@@ -29,7 +29,8 @@ from headrace.errors import (
     HeadraceError,
     UnavailableError,
 )
-from headrace.service.client.schedule import Budget, Window
+from headrace.service.client.receipt import Receipt
+from headrace.service.client.schedule import Budget
 from headrace.service.messages import (
     ClientHeartbeat,
     ClientUpdate,
@@ -42,8 +43,9 @@ from headrace.service.messages import (
     SettleTask,
     TaskAddress,
 )
+from headrace.serving.conversation import Window
 
-__all__ = ["Actions", "Ask", "Delivery", "Session", "add_run"]
+__all__ = ["Actions", "Ask", "Delivery", "Session"]
 
 _HEARTBEAT_SECONDS = 1.0
 _CALL_SECONDS = 2.0
@@ -105,9 +107,11 @@ class _Task:
         self.draining = False
         #: The worker said that nothing is left; answers to other numbers may be under way.
         self.ending = False
-        #: Units that came whole, and those of which anything came.
-        self.received: list[list[int]] = []
-        self.touched: list[list[int]] = []
+        #: Answers that were delivered to the consumer and are not used up.
+        self.in_use: dict[int, Elements] = {}
+        self.arrived = Receipt()
+        #: What the consumer has used up.
+        self.used = Receipt()
         #: Not before this time is the worker asked again; 0.0 unless its connection was lost.
         self.retry_at = 0.0
         self.delay = _FIRST_DELAY
@@ -148,9 +152,8 @@ class Session:
         self._wait_timeout = wait_timeout
         #: Tasks that are being read.
         self._tasks: dict[int, _Task] = {}
-        #: Every task that was ever read, so that none is begun twice, with what arrived of it,
-        #: whole and in part.
-        self._received: dict[int, tuple[list[list[int]], list[list[int]]]] = {}
+        #: Every task that was ever read, so that none is begun twice, with what arrived of it.
+        self._arrived: dict[int, Receipt] = {}
         self._listed: set[int] = set()
         self._to_settle: set[int] = set()
         self._to_report: dict[int, bool] = {}
@@ -167,6 +170,11 @@ class Session:
         self._waiting_since: float | None = None
         self._warn_at = math.inf
         self._expected = math.inf  # when it asked to act again, at the latest
+        self._lease = math.inf  # seconds of silence after which this client counts as gone
+        #: This client did not run for so long that it may count as gone: nothing may be used before
+        #: the dispatcher has answered so many heartbeats.
+        self._renewals = 0
+        self._silent: tuple[str, ...] = ()
         #: Since when there has been nobody who could deliver.
         self._helpless_since: float | None = None
 
@@ -175,10 +183,12 @@ class Session:
     def opened(self, reply: IterationOpened, now: float) -> None:
         """Begin with what the dispatcher answered to `OpenIteration`."""
         self._list(reply.tasks, now)
-        self._finished = reply.finished
+        self._finished, self._lease = reply.finished, reply.lease
 
     def updated(self, update: ClientUpdate, now: float) -> None:
         """Take the answer to a heartbeat."""
+        self._renewals = max(0, self._renewals - 1)
+        self._urgent = self._urgent or self._renewals > 0
         self._heard, self._asked_at = now, None
         if not update.same:
             self._known = update.version
@@ -187,6 +197,7 @@ class Session:
                 self._to_settle.add(task_id)
                 self._over(task_id)
             self._finished, self.lost = update.finished, update.lost
+            self._silent = update.silent
             if update.failed:
                 self.fail(FailedPreconditionError(update.failed))
         unsettled = bool(self._to_report or self._to_settle) or any(
@@ -206,10 +217,10 @@ class Session:
     def _list(self, tasks: tuple[TaskAddress, ...], now: float) -> None:
         self._listed = {task.task_id for task in tasks}
         for address in tasks:
-            if address.task_id not in self._received:
+            if address.task_id not in self._arrived:
                 task = _Task(address)
                 self._tasks[address.task_id] = task
-                self._received[address.task_id] = task.received, task.touched
+                self._arrived[address.task_id] = task.arrived
                 self._budget.add(address.task_id)
 
     def settled(self, task_id: int) -> None:
@@ -265,7 +276,9 @@ class Session:
         else:
             entry = (answer, payload)
             task.ending = task.ending or answer.end
-            task.draining = task.draining or not (answer.count or answer.error)
+            if not (answer.count or answer.error):
+                # The end is near: it waits until the dispatcher has heard of each client.
+                task.draining = self._urgent = True
         deliveries = []
         for due, (elements, value) in task.window.take(number, entry):
             self._budget.answered(task_id, due)
@@ -283,13 +296,12 @@ class Session:
         self, task: _Task, number: int, elements: Elements | None, value: Any
     ) -> Delivery | None:
         if elements is not None:
-            add_run(task.received, elements.done_from, elements.done_to)
-            touched = max(elements.touched, elements.done_to)
-            add_run(task.touched, elements.done_from, touched)
+            task.arrived.add(elements)
             empty = elements.end or not (elements.count or elements.error)
             if empty or not task.window.is_new(elements.first, elements.count):
                 self._give_back(task, number)
                 return None
+            task.in_use[number] = elements
         count = 0 if elements is None else elements.count
         return Delivery(task.address, number, count, value)
 
@@ -332,6 +344,17 @@ class Session:
             self._finished and not self._tasks and not self._to_settle
         )
 
+    def may_use(self, now: float) -> bool:
+        """Whether what was delivered is still this client's.
+
+        After a pause of half the time after which it counts as gone, the dispatcher is asked first.
+        """
+        if now - self._expected > self._lease / 2 and not self._renewals:
+            # The answer to a heartbeat from before the pause says nothing.
+            self._renewals = 1 if self._asked_at is None else 2
+            self._urgent, self._expected = True, now
+        return not self._renewals or self.is_over
+
     # --- acting -------------------------------------------------------------------------------
 
     def act(self, now: float) -> Actions:
@@ -351,6 +374,7 @@ class Session:
 
     def _forgive(self, pause: float, now: float) -> None:
         """Leave out of all waiting that this client did not run for a while."""
+        self.may_use(now)
         self._heard = min(now, self._heard + pause)
         if self._waiting_since is not None:
             # Less where what came meanwhile has begun the wait again.
@@ -400,15 +424,8 @@ class Session:
         if self._asked_at is None and now >= due:
             client_id = self.client_id
             for task_id in sorted(self._to_settle):
-                received, touched = (
-                    tuple((start, stop) for start, stop in runs)
-                    for runs in self._received.get(task_id, ([], []))
-                )
-                actions.calls.append(
-                    SettleTask(
-                        client_id=client_id, task_id=task_id, received=received, touched=touched
-                    )
-                )
+                arrived = self._arrived.get(task_id, Receipt())
+                actions.calls.append(self._settlement(task_id, arrived))
             for task_id, refused in sorted(self._to_report.items()):
                 actions.calls.append(
                     ReportUnreachable(client_id=client_id, task_id=task_id, refused=refused)
@@ -419,6 +436,34 @@ class Session:
             actions.wake_in = min(actions.wake_in, self._asked_at + _CALL_SECONDS - now + 0.001)
         else:
             actions.wake_in = min(actions.wake_in, max(0.0, self._beat_at - now))
+
+    def _settlement(self, task_id: int, receipt: Receipt) -> SettleTask:
+        return SettleTask(
+            client_id=self.client_id,
+            task_id=task_id,
+            received=receipt.whole,
+            touched=receipt.touched,
+        )
+
+    def leave(self, begun: tuple[int, int] | None) -> list[SettleTask]:
+        """Return what is to be said before this client leaves: what was used of each task.
+
+        Of a task that is over all that came was used, or was said to have come when it was lost.
+
+        Args:
+            begun: The task and the number of the delivery that the consumer has begun to use.
+        """
+        words = [
+            self._settlement(task_id, receipt)
+            for task_id, receipt in self._arrived.items()
+            if task_id not in self._tasks and receipt.touched
+        ]
+        for task_id, task in self._tasks.items():
+            if begun is not None and begun[0] == task_id and begun[1] in task.in_use:
+                task.used.touch(task.in_use[begun[1]])
+            if task.used.touched:
+                words.append(self._settlement(task_id, task.used))
+        return words
 
     def _look_after_waiting(self, now: float, actions: Actions) -> None:
         if self._someone_may_deliver(now):
@@ -472,7 +517,13 @@ class Session:
                 f"connected to {names}{more}, from which nothing comes: a function of the dataset "
                 "may take long, or wait for something"
             )
-        if not self._tasks and silent <= _ALIVE_SECONDS:
+        if self._silent:
+            parts.append(
+                f"{' and '.join(self._silent[:_MOST_NAMED])} of the same job cannot be heard: what "
+                "was sent there and not used comes here once it counts as gone "
+                "(`client_timeout_ms` of the dispatcher)"
+            )
+        elif not self._tasks and silent <= _ALIVE_SECONDS:
             parts.append(
                 f"no worker is registered with the dispatcher at {self._dispatcher}; start one, "
                 f"for example with `headrace worker --dispatcher {self._dispatcher}`"
@@ -482,6 +533,11 @@ class Session:
     # --- tasks --------------------------------------------------------------------------------
 
     def _give_back(self, task: _Task, number: int) -> None:
+        used = task.in_use.get(number)
+        if used is not None:
+            # In this order: an interruption in between may repeat it, and not leave it out.
+            task.used.add(used)
+            task.in_use.pop(number, None)
         task.window.use_up(number)
         self._budget.used_up(task.address.task_id, number)
 
@@ -493,13 +549,3 @@ class Session:
 
 
 _MOST_NAMED = 3
-
-
-def add_run(runs: list[list[int]], start: int, stop: int) -> None:
-    """Add `start` to `stop` - 1 to ascending runs, which are joined where they meet."""
-    if start >= stop:
-        return
-    if runs and runs[-1][0] <= start <= runs[-1][1]:
-        runs[-1][1] = max(runs[-1][1], stop)
-    else:
-        runs.append([start, stop])

@@ -7,10 +7,12 @@ import secrets
 import socket
 import uuid
 from dataclasses import dataclass, field
+from typing import cast
 
 from headrace.element.spec import Spec
 from headrace.errors import FailedPreconditionError
 from headrace.plan.source import INFINITE, Position, Reader, Source
+from headrace.service.client.keeping import Keeper
 from headrace.service.client.options import ReadingOptions
 from headrace.service.client.reader import RemoteReader
 from headrace.service.dispatcher.stub import DispatcherStub
@@ -19,6 +21,13 @@ from headrace.transport import inprocess, zeromq
 from headrace.transport.channel import Channel
 
 __all__ = ["RemoteSource"]
+
+
+_CANNOT_RESTORE = (
+    "an iterator over the data service cannot be restored yet in the middle of a pass. Read the "
+    "pass again from its start; or keep the state of an iterator that reads the dataset in this "
+    "process, without `distribute`"
+)
 
 
 class _Latest:
@@ -51,6 +60,7 @@ class RemoteSource(Source):
     cardinality: int
     job_name: str | None = None
     spec: Spec | None = None
+    _keeper: Keeper = field(default_factory=Keeper, repr=False)
     _latest: _Latest = field(default_factory=_Latest, repr=False)
 
     @property
@@ -72,12 +82,14 @@ class RemoteSource(Source):
         return False
 
     @property
+    def keeper(self) -> Keeper:
+        """Keeps what the readers gave, so that an interrupted iterator goes on."""
+        return self._keeper
+
+    @property
     def cannot_restore(self) -> str:
-        return (
-            "an iterator over the data service cannot be restored yet in the middle of a pass (nor "
-            "go on after Ctrl-C interrupted it). Read the pass again from its start; or keep the "
-            "state of an iterator that reads the dataset in this process, without `distribute`"
-        )
+        # After an interruption a reader that is still open goes back.
+        return "" if self.keeper.is_holding else _CANNOT_RESTORE
 
     def open(
         self,
@@ -87,13 +99,20 @@ class RemoteSource(Source):
         *,
         pass_number: tuple[int, ...] = (),
     ) -> Reader:
+        number = tuple(pass_number) or (0,)
+        if self.keeper.is_holding:
+            kept = self.keeper.take(position, number)
+            if kept is not None:
+                return cast(RemoteReader, kept)
+        if position is not None:
+            raise FailedPreconditionError(_CANNOT_RESTORE)
         reader = RemoteReader(
             OpenIteration(
                 client_id=f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex}",
                 dataset_id=self.dataset_id,
                 processing_mode=int(self.options.processing_mode),
                 job_name=self.job_name,
-                pass_number=tuple(pass_number) or (0,),
+                pass_number=number,
                 seed=secrets.randbits(52),
                 target_workers=self.options.target_workers,
             ),
@@ -104,6 +123,7 @@ class RemoteSource(Source):
             local_only=self.options.target_workers == "LOCAL",
             max_outstanding_requests=self.options.max_outstanding_requests,
             wait_timeout=self.options.wait_timeout,
+            keeper=self.keeper,
         )
         self._latest.reader = reader
         return reader

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from headrace.errors import DeadlineExceededError, HeadraceError, UnavailableError
-from headrace.service.messages import CloseIteration, DispatcherRequest, GetElements, TaskAddress
+from headrace.service.messages import (
+    CloseIteration,
+    DispatcherRequest,
+    GetElements,
+    SettleTask,
+    TaskAddress,
+)
 from headrace.transport.channel import Channel, Reply
 from headrace.transport.inbox import Inbox
 
@@ -116,11 +122,13 @@ class Wires:
             self._inbox.remove(channel)
             channel.close()
 
-    def close(self, goodbye: CloseIteration) -> None:
-        """Close everything; the dispatcher hears of it, if it answers soon."""
+    def close(self, words: Sequence[SettleTask], goodbye: CloseIteration) -> None:
+        """Close everything; the dispatcher hears the last words, if it answers soon."""
         for task_id in list(self._channels):
             self.drop(task_id)
         with contextlib.suppress(HeadraceError):
+            for word in words:
+                self._dispatcher.send(word)
             ticket = self._dispatcher.send(goodbye)
             until = time.monotonic() + _GOODBYE_SECONDS
             while (left := until - time.monotonic()) > 0:

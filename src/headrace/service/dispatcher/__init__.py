@@ -9,8 +9,8 @@
 `splits` `liveness` `status`
 `assignment`                                      who gets which task, and what follows from facts
 `dispatcher`                                      request -> decider, as a table, round one state
-`journal`                                         keeps facts, in order, across a crash
-`core`                                            dispatcher, journal and clock under one lock
+`journal`                                         what `serving.journal` keeps for it
+`core`                                            what `serving.core` runs
 `server`                                          the shell: port and threads
 `stub`                                            typed calls to that server
 ================================================  =============================================

@@ -25,10 +25,13 @@ from headrace.service.dispatcher.ranges import (
     united,
 )
 from headrace.service.dispatcher.state import (
+    LOSSES_REMEMBERED,
+    PASSES_REMEMBERED,
     Dataset,
     DispatcherState,
     Iteration,
     Job,
+    Missing,
     Readers,
     Task,
     TaskPhase,
@@ -107,6 +110,26 @@ def _dataset_registered(state: DispatcherState, fact: updates.DatasetRegistered)
         state.next_dataset += 1
 
 
+def _dataset_kept(state: DispatcherState, fact: updates.DatasetKept) -> None:
+    state.datasets[fact.dataset_id].anonymous = False
+
+
+def _dataset_forgotten(state: DispatcherState, fact: updates.DatasetForgotten) -> None:
+    dataset = state.datasets.pop(fact.dataset_id)
+    _require(dataset.anonymous, "somebody may know its id")
+    used = any(job.dataset_id == fact.dataset_id for job in state.jobs.values())
+    _require(not used, "a job reads it")
+    del state.tokens[dataset.token]
+    if all(other.digest != dataset.digest for other in state.datasets.values()):
+        del state.plans[dataset.digest]
+
+
+def _plan_forgotten(state: DispatcherState, fact: updates.PlanForgotten) -> None:
+    used = any(dataset.digest == fact.digest for dataset in state.datasets.values())
+    _require(not used, "a dataset has it")
+    del state.plans[fact.digest]
+
+
 def _worker_registered(state: DispatcherState, fact: updates.WorkerRegistered) -> None:
     known = state.workers.get(fact.worker_id)
     if known is None:
@@ -129,10 +152,12 @@ def _worker_leaving(state: DispatcherState, fact: updates.WorkerLeaving) -> None
 
 def _worker_gone(state: DispatcherState, fact: updates.WorkerLost | updates.WorkerLeft) -> None:
     worker = state.workers[fact.worker_id]
+    reason = "it left" if isinstance(fact, updates.WorkerLeft) else fact.reason
     over = worker.tasks | worker.finished
     for task_id in [*worker.tasks]:
         _end(state, task_id, TaskPhase.LOST)
     for task_id in over:
+        state.tasks[task_id].reason = reason
         _give_up(state, state.tasks[task_id])
     del state.workers[fact.worker_id], state.addresses[worker.address]
 
@@ -158,6 +183,10 @@ def _give_up(state: DispatcherState, task: Task) -> None:
     task.gone = True
     if task.held:
         task.unsettled = set(iteration.clients)
+    if task.departed:
+        # What they received of this, nobody will know.
+        _touch_first(task, max(task.departed.values()))
+        task.departed = {}
 
 
 def _job_created(state: DispatcherState, fact: updates.JobCreated) -> None:
@@ -191,6 +220,7 @@ def _iteration_created(state: DispatcherState, fact: updates.IterationCreated) -
     _require(fact.iteration_id == state.next_iteration, "its number is not the next one")
     job = state.jobs[fact.job_id]
     _require(fact.pass_number not in job.iterations, "the job has one of this pass")
+    _require(not job.is_over(fact.pass_number), "the job's pass is over")
     dealt = job.processing_mode == ShardingPolicy.DYNAMIC
     state.iterations[fact.iteration_id] = Iteration(
         iteration_id=fact.iteration_id,
@@ -218,7 +248,16 @@ def _iteration_collected(state: DispatcherState, fact: updates.IterationCollecte
 
 def _iteration_forgotten(state: DispatcherState, fact: updates.IterationForgotten) -> None:
     iteration = _drop_iteration(state, fact.iteration_id)
-    state.jobs[iteration.job_id].forgotten[iteration.pass_number] = iteration.readers
+    job = state.jobs[iteration.job_id]
+    del job.iterations[iteration.pass_number]
+    job.forgotten[iteration.pass_number] = iteration.readers
+    while len(job.forgotten) > PASSES_REMEMBERED:
+        oldest = next((each for each in job.forgotten if each), ())
+        del job.forgotten[oldest]
+        if oldest:
+            last = oldest[-1]
+            before = job.over.get(oldest[:-1], ())
+            job.over[oldest[:-1]] = united((*before, (last, last + 1)))
 
 
 def _drop_iteration(state: DispatcherState, iteration_id: int) -> Iteration:
@@ -278,6 +317,39 @@ def _task_failed(state: DispatcherState, fact: updates.TaskFailed) -> None:
     _give_up(state, task)
 
 
+def _task_lost(state: DispatcherState, fact: updates.TaskLost) -> None:
+    task = _end(state, fact.task_id, TaskPhase.LOST)
+    task.reason = fact.reason
+    _give_up(state, task)
+
+
+def _tasks_forgotten(state: DispatcherState, fact: updates.TasksForgotten) -> None:
+    iteration = state.iterations[fact.iteration_id]
+    for task_id in fact.task_ids:
+        task = state.tasks.pop(task_id)
+        _require(task.phase is TaskPhase.LOST and not task.unsettled, "it is not over")
+        iteration.tasks.remove(task_id)
+        lost = task.missing
+        if lost or iteration.positions is None:
+            units = located(task.runs, task.done, lost)
+            _miss(iteration, task, "", units)
+
+
+def _miss(iteration: Iteration, task: Task, client_id: str, units: Ranges) -> None:
+    iteration.missing.append(
+        Missing(
+            task_id=task.task_id,
+            client_id=client_id,
+            units=units,
+            address=task.address,
+            reason=task.reason,
+        )
+    )
+    for old in iteration.missing[:-LOSSES_REMEMBERED]:
+        iteration.missing_before += count(old.units)
+    del iteration.missing[:-LOSSES_REMEMBERED]
+
+
 def _task_settled(state: DispatcherState, fact: updates.TaskSettled) -> None:
     task = state.tasks[fact.task_id]
     task.unsettled.discard(fact.client_id)
@@ -306,10 +378,37 @@ def _client_left(state: DispatcherState, fact: updates.ClientLeft) -> None:
     iteration.clients.discard(fact.client_id)
     iteration.version += 1
     for task in state.tasks_of(iteration):
-        if task.held and (fact.client_id in task.unsettled or not task.gone):
+        if fact.client_id in task.unsettled:
             # What it received of this, nobody will know.
-            _touch(task, ((task.done, task.dealt),))
-        task.unsettled.discard(fact.client_id)
+            task.unsettled.discard(fact.client_id)
+            _touch_first(task, task.dealt)
+        elif not task.gone and iteration.positions is not None:
+            task.departed[fact.client_id] = task.dealt
+
+
+def _touch_first(task: Task, units: int) -> None:
+    if task.held and task.done < units:
+        _touch(task, ((task.done, units),))
+
+
+def _client_dropped(state: DispatcherState, fact: updates.ClientDropped) -> None:
+    task = state.tasks[fact.task_id]
+    iteration = state.iterations[task.iteration_id]
+    del task.departed[fact.client_id]
+    units = united((*fact.returned, *fact.lost))
+    _require(count(units) == count(fact.returned) + count(fact.lost), "the ranges overlap")
+    _require(not units or units[0][0] >= task.done, "units that are done cannot come back")
+    _require(not subtracted(units, ((0, task.dealt),)), "they were never dealt to the task")
+    _require(units == subtracted(units, task.returned), "they were returned already")
+    _require(not (fact.returned and iteration.finished), "the iteration is finished")
+    if task.phase is TaskPhase.RUNNING:
+        iteration.held -= count(units)
+    task.returned = united((*task.returned, *units))
+    back = located(task.runs, task.done, fact.returned)
+    iteration.returned = united((*iteration.returned, *back))
+    if fact.lost:
+        _miss(iteration, task, fact.client_id, located(task.runs, task.done, fact.lost))
+    iteration.version += 1
 
 
 def _units_dealt(state: DispatcherState, fact: updates.UnitsDealt) -> None:
@@ -399,7 +498,10 @@ def _units_given_up(state: DispatcherState, fact: updates.UnitsGivenUp) -> None:
 _APPLY: dict[type, Callable[[DispatcherState, Any], None]] = {
     updates.DispatcherStarted: _dispatcher_started,
     updates.PlanStored: _plan_stored,
+    updates.PlanForgotten: _plan_forgotten,
     updates.DatasetRegistered: _dataset_registered,
+    updates.DatasetKept: _dataset_kept,
+    updates.DatasetForgotten: _dataset_forgotten,
     updates.WorkerRegistered: _worker_registered,
     updates.WorkerLeaving: _worker_leaving,
     updates.WorkerLeft: _worker_gone,
@@ -413,9 +515,12 @@ _APPLY: dict[type, Callable[[DispatcherState, Any], None]] = {
     updates.TaskCreated: _task_created,
     updates.TaskFinished: _task_finished,
     updates.TaskFailed: _task_failed,
+    updates.TaskLost: _task_lost,
     updates.TaskSettled: _task_settled,
+    updates.TasksForgotten: _tasks_forgotten,
     updates.ClientJoined: _client_joined,
     updates.ClientLeft: _client_left,
+    updates.ClientDropped: _client_dropped,
     updates.UnitsDealt: _units_dealt,
     updates.UnitsReturned: _units_returned,
     updates.UnitsGivenUp: _units_given_up,

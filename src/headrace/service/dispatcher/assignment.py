@@ -12,7 +12,9 @@ otherwise yield the same elements again and again.
 
 An iteration is over when no task runs and somebody reached the end, or nothing is left to deal. A
 task that runs and holds nothing does not keep it open once nothing can be dealt any more: its
-worker may be one that no client reaches. Where all tasks were lost before that, or only leaving
+worker may be one that no client reaches. Where several clients read, the
+end waits until each of them was heard since the last task ended, or counts as gone: what one was
+sent that has died is left to the others. Where all tasks were lost before that, or only leaving
 workers ended while units are left, it goes on when a worker joins: until then its clients wait, as
 they do where there was no worker at all.
 
@@ -32,7 +34,7 @@ from headrace.service.dispatcher.ranges import common, located, numbered
 from headrace.service.dispatcher.state import DispatcherState, Iteration, Task, TaskPhase
 from headrace.service.dispatcher.updates import Update
 
-__all__ = ["assign", "consequences", "may_recover", "staying", "struck_by"]
+__all__ = ["assign", "consequences", "may_recover", "staying", "struck_by", "waits_for"]
 
 _MOST_ATTEMPTS = 3
 
@@ -76,10 +78,17 @@ def struck_by(state: DispatcherState, fact: Update) -> tuple[int, ...]:
     return () if find is None else tuple(find(state, fact))
 
 
-def consequences(state: DispatcherState, iteration_id: int) -> list[Update]:
+def consequences(
+    state: DispatcherState, iteration_id: int, is_silent: Callable[[str, int], bool]
+) -> list[Update]:
     """Return what follows for an iteration that was struck by a fact, which is applied by now.
 
     Some of these facts strike it again.
+
+    Args:
+        state: With the fact.
+        iteration_id: What was struck.
+        is_silent: Whether a client was not heard of since a task of an iteration ended.
     """
     iteration = state.iterations[iteration_id]
     if iteration.finished:
@@ -91,6 +100,8 @@ def consequences(state: DispatcherState, iteration_id: int) -> list[Update]:
     if idle is not None:
         return [updates.TaskFinished(task_id=idle.task_id)]
     if _is_over(state, iteration):
+        if waits_for(iteration, is_silent):
+            return []
         failed = _failure(state.tasks_of(iteration)) if iteration.positions is None else ""
         return [updates.IterationFinished(iteration_id=iteration_id, failed=failed)]
     return [*assign(state, [iteration_id], _missing(state, iteration))]
@@ -107,8 +118,20 @@ def _recovery(iteration: Iteration, task: Task) -> Update:
 
 
 def may_recover(state: DispatcherState, iteration: Iteration) -> bool:
-    """Whether units may come back from a task that is lost or failed."""
-    return any(task.unsettled for task in state.tasks_of(iteration))
+    """Whether units may come back from a task that is lost or failed, or from a client."""
+    return any(
+        task.unsettled or (task.departed and task.held) for task in state.tasks_of(iteration)
+    )
+
+
+def waits_for(iteration: Iteration, is_silent: Callable[[str, int], bool]) -> list[str]:
+    """Return the clients for which the end of an iteration waits: where others read it too.
+
+    What such a client was sent and did not use is dealt again, if it is gone.
+    """
+    if iteration.positions is None or len(iteration.clients) < 2:
+        return []
+    return sorted(each for each in iteration.clients if is_silent(each, iteration.iteration_id))
 
 
 def _idle(state: DispatcherState, iteration: Iteration) -> Task | None:
@@ -124,9 +147,9 @@ def _failure(tasks: list[Task]) -> str:
     if not _all_lost(tasks):
         return ""
     return (
-        f"every worker that had a copy of this iteration died: {len(tasks)} workers in "
-        f"{_MOST_ATTEMPTS} attempts, the last at {tasks[-1].address}. A function of the dataset "
-        "may kill or block its process; the workers' logs may say more"
+        f"every worker that had a copy of this iteration was lost: {len(tasks)} workers in "
+        f"{_MOST_ATTEMPTS} attempts, the last at {tasks[-1].address} ({tasks[-1].reason}). A "
+        "function of the dataset may kill or block its process; the workers' logs may say more"
     )
 
 
@@ -203,8 +226,10 @@ _STRUCK: dict[type, Callable[[DispatcherState, Any], list[int]]] = {
     updates.WorkerLost: _of_worker,
     updates.TaskFinished: _of_task,
     updates.TaskFailed: _of_task,
+    updates.TaskLost: _of_task,
     updates.TaskSettled: _of_task,
     updates.ClientLeft: _of_client,
+    updates.ClientDropped: _of_task,
     updates.UnitsReturned: _of_task,
     updates.UnitsGivenUp: _of_task,
 }

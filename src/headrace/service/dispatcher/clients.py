@@ -13,18 +13,13 @@ from collections.abc import Iterable
 from headrace.errors import NotFoundError
 from headrace.service import messages
 from headrace.service.dispatcher import updates
+from headrace.service.dispatcher.assignment import waits_for
 from headrace.service.dispatcher.decision import Decision, Moment
-from headrace.service.dispatcher.ranges import (
-    Ranges,
-    at_least,
-    common,
-    count,
-    located,
-    subtracted,
-    united,
-)
+from headrace.service.dispatcher.departures import finished_now
+from headrace.service.dispatcher.losses import lost_units
+from headrace.service.dispatcher.ranges import at_least, subtracted
 from headrace.service.dispatcher.splits import checked_units
-from headrace.service.dispatcher.state import DispatcherState, Iteration, Task, TaskPhase
+from headrace.service.dispatcher.state import DispatcherState, Task, TaskPhase
 from headrace.service.dispatcher.updates import Update
 
 __all__ = [
@@ -36,9 +31,6 @@ __all__ = [
     "settle_for_silent",
     "settle_task",
 ]
-
-_MOST_RANGES = 1000
-"""Ranges of lost units that are named; how many units are lost is always exact."""
 
 
 def addresses(tasks: Iterable[Task]) -> tuple[messages.TaskAddress, ...]:
@@ -61,57 +53,26 @@ def client_heartbeat(
 ) -> Decision:
     """Say what there is to read and to settle, and in the end what was lost."""
     iteration = state.client_iteration(request.client_id)
-    if request.known == iteration.version and not iteration.finished:
+    ending = finished_now(state, iteration, moment)
+    waits = not (ending or iteration.finished or iteration.takers or iteration.leavers)
+    silent = waits_for(iteration, moment.is_silent) if waits else []
+    if request.known == iteration.version and not (iteration.finished or ending or silent):
         reply = messages.ClientUpdate(tasks=(), finished=False, version=request.known, same=True)
         return Decision(reply=reply)
     tasks = state.tasks_of(iteration)
     settle = tuple(task.task_id for task in tasks if request.client_id in task.unsettled)
-    finished = iteration.finished and not any(task.unsettled for task in tasks)
+    finished = bool(iteration.finished or ending) and not any(task.unsettled for task in tasks)
     return Decision(
+        updates=() if ending is None else (ending,),
         reply=messages.ClientUpdate(
             tasks=addresses(tasks),
             finished=finished,
             settle=settle,
-            lost=_lost_units(iteration, tasks) if finished else (),
-            version=iteration.version,
+            lost=lost_units(iteration, tasks) if finished else (),
+            version=iteration.version + bool(ending),
             failed=iteration.failed if finished else "",
-        )
-    )
-
-
-def _lost_units(iteration: Iteration, tasks: list[Task]) -> tuple[messages.LostUnits, ...]:
-    lost = [
-        each
-        for task in tasks
-        if task.gone and task.held
-        for each in _lost_with(task, iteration.given_up)
-    ]
-    failed = [task for task in tasks if task.phase is TaskPhase.FAILED]
-    if failed:
-        # What all that could have taken it failed at.
-        end = iteration.next if iteration.ended else iteration.positions or 0
-        left = (*iteration.returned, (iteration.next, end))
-        lost.append(_lost(failed[-1], united(each for each in left if each[0] < each[1])))
-    return tuple(each for each in lost if each.count)
-
-
-def _lost_with(task: Task, given_up: Ranges) -> list[messages.LostUnits]:
-    known = united((*task.received, *task.returned))
-    missing = subtracted(((task.done, task.dealt),), known)
-    lost = located(task.runs, task.done, missing)
-    return [
-        _lost(task, subtracted(lost, given_up)),
-        _lost(task, common(lost, given_up), given_up=True),
-    ]
-
-
-def _lost(task: Task, units: Ranges, *, given_up: bool = False) -> messages.LostUnits:
-    return messages.LostUnits(
-        worker_address=task.address,
-        task_id=task.task_id,
-        units=units[:_MOST_RANGES],
-        count=count(units),
-        given_up=given_up,
+            silent=tuple(silent),
+        ),
     )
 
 

@@ -8,15 +8,26 @@ and for a request that it has decided before finds the same reply without new fa
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TypeAlias
+
+import msgspec
 
 from headrace.service import messages
+from headrace.service.dispatcher.last_use import LastUse
 from headrace.service.dispatcher.limits import Limits
 from headrace.service.dispatcher.presence import Presence, Upload
+from headrace.service.dispatcher.unreachable import Unreachable
 from headrace.service.dispatcher.updates import Update
+from headrace.serving.blobs import BlobPart, BlobPlace
 
 __all__ = ["Decision", "Moment", "PlanPart", "PlanPlace"]
+
+PlanPart: TypeAlias = BlobPart
+"""Bytes of a plan; its key is the digest of the whole."""
+PlanPlace: TypeAlias = BlobPlace
+"""A place in a stored plan."""
 
 
 @dataclass(frozen=True)
@@ -26,21 +37,13 @@ class Moment:
     now: float
     presence: Presence
     limits: Limits
+    unreachable: Unreachable
+    last_use: LastUse
 
-
-class PlanPart(NamedTuple):
-    """Bytes of a plan, and where they begin in it."""
-
-    digest: bytes
-    offset: int
-    part: bytes
-
-
-class PlanPlace(NamedTuple):
-    """A place in a stored plan."""
-
-    digest: bytes
-    offset: int
+    def is_silent(self, client_id: str, iteration_id: int) -> bool:
+        """Whether a client was not heard of since a task of its iteration ended: it may be gone."""
+        ended = self.presence.ended[iteration_id]
+        return self.presence.clients.get(client_id, ended) < ended
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,5 +59,18 @@ class Decision:
     plan_to_send: PlanPlace | None = None
     upload: tuple[bytes, Upload] | None = None
     """How far the plan with this digest has arrived."""
+    unreachable: tuple[int, str] | None = None
+    """A task, and a client that cannot reach its worker."""
     suspect: str | None = None
     """A worker that refuses connections."""
+
+    @property
+    def blobs(self) -> Sequence[PlanPart]:
+        """What is to be kept beside the facts."""
+        return () if self.plan_to_store is None else (self.plan_to_store,)
+
+    def answer(self, read_blob: Callable[[PlanPlace], bytes]) -> msgspec.Struct:
+        """Return the reply, with what is read from a stored plan, if anything is."""
+        if self.plan_to_send is None:
+            return self.reply
+        return msgspec.structs.replace(self.reply, part=read_blob(self.plan_to_send))

@@ -2,22 +2,25 @@
 
     request -> decide(state, request, moment) -> facts -> apply -> what follows from them -> reply
 
-It has no lock, clock, thread or file: `server` brings those, and makes facts durable before it
-sends the replies.
+It has no lock, clock, thread or file: `core` brings those, and makes facts durable before it sends
+the replies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from headrace.service import messages
 from headrace.service.dispatcher import (
     clients,
+    departures,
     jobs,
     liveness,
     plans,
     registration,
+    retention,
     splits,
     status,
     tasks,
@@ -25,12 +28,18 @@ from headrace.service.dispatcher import (
 from headrace.service.dispatcher.apply import apply, illegal
 from headrace.service.dispatcher.assignment import consequences, struck_by
 from headrace.service.dispatcher.decision import Decision, Moment
+from headrace.service.dispatcher.last_use import LastUse
 from headrace.service.dispatcher.limits import Limits
+from headrace.service.dispatcher.notices import notice
 from headrace.service.dispatcher.presence import Presence
 from headrace.service.dispatcher.state import DispatcherState
+from headrace.service.dispatcher.unreachable import Unreachable
 from headrace.service.dispatcher.updates import Update
+from headrace.serving.presence import Pulse
 
 __all__ = ["Dispatcher"]
+
+_log = logging.getLogger(__name__)
 
 _DECIDERS: dict[type, Callable[[DispatcherState, Any, Moment], Decision]] = {
     messages.Ping: registration.ping,
@@ -43,6 +52,7 @@ _DECIDERS: dict[type, Callable[[DispatcherState, Any, Moment], Decision]] = {
     messages.ClientHeartbeat: clients.client_heartbeat,
     messages.SettleTask: clients.settle_task,
     messages.CloseIteration: clients.close_iteration,
+    messages.DropClient: departures.drop_client,
     messages.GetTask: tasks.get_task,
     messages.FinishTask: tasks.finish_task,
     messages.FailTask: tasks.fail_task,
@@ -58,14 +68,13 @@ _DECIDERS: dict[type, Callable[[DispatcherState, Any, Moment], Decision]] = {
 #: In this order: each sees what the one before it did.
 _CHORES: tuple[Callable[[DispatcherState, Moment], list[Update]], ...] = (
     liveness.expire_workers,
+    liveness.give_up_unreachable,
     clients.expire_clients,
     clients.settle_for_silent,
     liveness.collect_idle,
+    retention.forget_tasks,
+    retention.forget_unused,
 )
-
-_SLACK = 0.1
-"""Seconds, or one interval if that is less, by which a tick may come later than after twice its
-interval; more is a pause."""
 
 
 class Dispatcher:
@@ -75,7 +84,13 @@ class Dispatcher:
         self.state = state
         self.presence = Presence.of(state, now)
         self.limits = limits
-        self._ticked = now
+        self._unreachable, self._last_use = Unreachable(), LastUse()
+        self._pulse = Pulse(limits.tick_interval, now)
+
+    @property
+    def blobs(self) -> Collection[bytes]:
+        """Digests of the plans that are here, or arriving."""
+        return self.state.plans.keys() | self.presence.uploads.keys()
 
     def handle(
         self, request: messages.DispatcherRequest, now: float
@@ -95,7 +110,8 @@ class Dispatcher:
             HeadraceError: The request is refused.
         """
         self.presence.hear(request, now)
-        moment = Moment(now, self.presence, self.limits)
+        self._last_use.use(getattr(request, "dataset_id", None), now)
+        moment = self._moment(now)
         return _DECIDERS[type(request)](self.state, request, moment)
 
     def apply(self, decision: Decision, now: float) -> list[Update]:
@@ -109,6 +125,8 @@ class Dispatcher:
             self.presence.uploads[digest] = upload
         if decision.suspect is not None:
             self.presence.suspects.add(decision.suspect)
+        if decision.unreachable is not None:
+            self._unreachable.report(*decision.unreachable, now)
         return self._apply(decision.updates, now)
 
     def tick(self, now: float) -> list[Update]:
@@ -121,16 +139,22 @@ class Dispatcher:
         Raises:
             IllegalFactError: A fact contradicts the state, which may be half changed.
         """
-        since, self._ticked = now - self._ticked, now
-        interval = self.limits.tick_interval
-        if since > 2 * interval + min(interval, _SLACK):
-            self.presence.forgive(since, now)
+        pause = self._pulse.beat(now)
+        if pause:
+            self.presence.forgive(pause, now)
+            self._unreachable.forgive(pause, now)
+            self._last_use.forgive(pause, now)
             return []
-        moment = Moment(now, self.presence, self.limits)
+        self.presence.abandon_uploads(now - self.limits.client_timeout)
+        self._unreachable.forget_old(now)
+        moment = self._moment(now)
         facts: list[Update] = []
         for chore in _CHORES:
             facts += self._apply(chore(self.state, moment), now)
         return facts
+
+    def _moment(self, now: float) -> Moment:
+        return Moment(now, self.presence, self.limits, self._unreachable, self._last_use)
 
     def _apply(self, facts: Sequence[Update], now: float) -> list[Update]:
         applied: list[Update] = []
@@ -138,10 +162,15 @@ class Dispatcher:
             try:
                 struck = struck_by(self.state, fact)
                 self.presence.observe(fact, self.state, now)
+                said = notice(self.state, fact)
             except Exception as error:
                 raise illegal(self.state, fact, error) from error
             apply(self.state, fact)
             applied.append(fact)
+            if said is not None:
+                _log.warning("%s", said)
             for iteration_id in struck:
-                applied += self._apply(consequences(self.state, iteration_id), now)
+                is_silent = self._moment(now).is_silent
+                follows = consequences(self.state, iteration_id, is_silent)
+                applied += self._apply(follows, now)
         return applied

@@ -43,27 +43,30 @@ def open_iteration(
     iteration_id = None if job is None else job.iterations.get(request.pass_number)
     current = state.clients.get(request.client_id)
     if current is not None and current == iteration_id:
-        return Decision(reply=_opened(state, state.iterations[current]))
+        return Decision(reply=_opened(state, state.iterations[current], moment))
     facts: list[Update] = [] if current is None else leave(state, request.client_id)
     if job is not None and updates.JobForgotten(job.job_id) in facts:
         # The client's own job lives on when the client goes to another pass of it.
         facts.remove(updates.JobForgotten(job.job_id))
     if job is not None and iteration_id is not None:
-        iteration = state.iterations.get(iteration_id)
-        if iteration is None:
-            reply = _over(job, iteration_id, job.forgotten[request.pass_number])
-        else:
-            facts.append(_joined(request, iteration_id))
-            reply = _opened(state, iteration)
+        facts.append(_joined(request, iteration_id))
+        reply = _opened(state, state.iterations[iteration_id], moment)
         return Decision(updates=tuple(facts), reply=reply)
+    if job is not None and job.is_over(request.pass_number):
+        over = _over(job, 0, job.forgotten.get(request.pass_number))
+        return Decision(updates=tuple(facts), reply=over)
     job_id = state.next_job if job is None else job.job_id
     if job is None:
         facts.append(_job_created(job_id, request))
-    return _create_iteration(state, request, job_id, facts)
+    return _create_iteration(state, request, job_id, facts, moment)
 
 
 def _create_iteration(
-    state: DispatcherState, request: messages.OpenIteration, job_id: int, facts: list[Update]
+    state: DispatcherState,
+    request: messages.OpenIteration,
+    job_id: int,
+    facts: list[Update],
+    moment: Moment,
 ) -> Decision:
     iteration_id = state.next_iteration
     facts.append(
@@ -92,6 +95,7 @@ def _create_iteration(
         seed=request.seed,
         finished=False,
         job_name=request.job_name or "",
+        lease=moment.limits.client_timeout,
     )
     return Decision(updates=tuple(facts), reply=reply)
 
@@ -164,7 +168,9 @@ def _joined(request: messages.OpenIteration, iteration_id: int) -> updates.Clien
     return updates.ClientJoined(client_id=request.client_id, iteration_id=iteration_id)
 
 
-def _opened(state: DispatcherState, iteration: Iteration) -> messages.IterationOpened:
+def _opened(
+    state: DispatcherState, iteration: Iteration, moment: Moment
+) -> messages.IterationOpened:
     job = state.jobs[iteration.job_id]
     if iteration.finished:
         over = _over(job, iteration.iteration_id, iteration.readers)
@@ -175,6 +181,7 @@ def _opened(state: DispatcherState, iteration: Iteration) -> messages.IterationO
         seed=iteration.seed,
         finished=False,
         job_name=job.name or "",
+        lease=moment.limits.client_timeout,
     )
 
 

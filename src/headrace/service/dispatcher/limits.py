@@ -17,12 +17,17 @@ class Limits:
     """Between looks for what is silent or no longer needed."""
     gc_timeout: float | None = 300.0
     """An iteration without clients is kept for so long; None: for ever."""
+    dataset_timeout: float | None = 7 * 86400.0
+    """An anonymous dataset that nobody uses is kept for so long; None: for ever."""
     worker_timeout: float = 10.0
     client_timeout: float = 300.0
     heartbeat_interval: float = 0.5
     """What workers are asked to keep."""
     suspect_timeout: float = 1.0
     """A worker that refuses connections is lost after so much silence: two heartbeats missed."""
+    reach_timeout: float = 60.0
+    """A task is given up when all its clients have said for so long that they cannot reach its
+    worker, which runs."""
     share_patience: float = 2.0
     """A task that holds its share of units gets more if nobody was dealt any for so long."""
     settle_patience: float = 30.0
@@ -49,6 +54,9 @@ class Limits:
         return cls(
             check_interval=_seconds(config.job_gc_check_interval_ms, cls.check_interval),
             gc_timeout=gc_timeout,
+            dataset_timeout=(
+                None if gc_timeout is None else max(gc_timeout, cls.dataset_timeout or 0.0)
+            ),
             worker_timeout=worker_timeout,
             client_timeout=_seconds(config.client_timeout_ms, cls.client_timeout),
             heartbeat_interval=heartbeat_interval,

@@ -8,12 +8,14 @@ from headrace.service import messages
 from headrace.service.config import ShardingPolicy
 from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.decision import Decision, Moment
+from headrace.service.dispatcher.departures import departed_from
 from headrace.service.dispatcher.state import DispatcherState, Iteration, TaskPhase
 from headrace.service.dispatcher.updates import Update
 
 __all__ = [
     "collect_idle",
     "expire_workers",
+    "give_up_unreachable",
     "report_unreachable",
     "worker_heartbeat",
     "worker_leaving",
@@ -41,6 +43,7 @@ def worker_heartbeat(
                 if not _is_needed(state, request.worker_id, task_id)
             ),
             incarnation=state.incarnation,
+            departed=departed_from(state, request.worker_id),
         )
     )
 
@@ -50,7 +53,7 @@ def _is_needed(state: DispatcherState, worker_id: str, task_id: int) -> bool:
     if task is None or task.worker_id != worker_id or task.phase is TaskPhase.LOST:
         return False
     iteration = state.iterations[task.iteration_id]
-    return not iteration.finished or bool(iteration.clients)
+    return not iteration.finished or bool(iteration.clients) or bool(task.departed)
 
 
 def worker_leaving(
@@ -81,22 +84,45 @@ def report_unreachable(
 
     It is lost if it is silent for a few heartbeats; that is for `expire_workers` to see, after all
     requests in hand were heard. One that goes on sending heartbeats is not: it is the way between
-    the two that is broken. One that is only silent has the whole worker timeout.
+    the two that is broken, and its task is given up only when all clients say so for long. One that
+    is only silent has the whole worker timeout.
     """
     task = state.tasks.get(request.task_id)
-    if task is None or task.worker_id not in state.workers or not request.refused:
+    if task is None or task.worker_id not in state.workers:
         return Decision()
-    return Decision(suspect=task.worker_id)
+    return Decision(
+        suspect=task.worker_id if request.refused else None,
+        unreachable=(request.task_id, request.client_id),
+    )
 
 
 def expire_workers(state: DispatcherState, moment: Moment) -> list[Update]:
     """Declare lost who was silent for too long; suspects get less time."""
     presence, limits = moment.presence, moment.limits
+    lost: list[Update] = []
+    for worker_id, heard in presence.workers.items():
+        refuses, silent = worker_id in presence.suspects, moment.now - heard
+        if silent > (limits.suspect_timeout if refuses else limits.worker_timeout):
+            reason = "it refuses connections, and" if refuses else "it"
+            reason += f" was not heard of for {silent:.0f} s"
+            lost.append(updates.WorkerLost(worker_id=worker_id, reason=reason))
+    return lost
+
+
+def give_up_unreachable(state: DispatcherState, moment: Moment) -> list[Update]:
+    """Give up tasks on workers that are heard here and that none of their clients reaches."""
+    patience = moment.limits.reach_timeout
     return [
-        updates.WorkerLost(worker_id=worker_id)
-        for worker_id, heard in presence.workers.items()
-        if moment.now - heard
-        > (limits.suspect_timeout if worker_id in presence.suspects else limits.worker_timeout)
+        updates.TaskLost(
+            task_id=task_id,
+            reason=f"none of its clients could reach it for {patience:.0f} s, though it runs",
+        )
+        for task_id in moment.unreachable.tasks()
+        if (task := state.tasks.get(task_id)) is not None
+        and task.phase is TaskPhase.RUNNING
+        and moment.unreachable.is_agreed(
+            task_id, state.iterations[task.iteration_id].clients, patience, moment.now
+        )
     ]
 
 

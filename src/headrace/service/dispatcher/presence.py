@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headrace.service import messages
 from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.state import DispatcherState
 from headrace.service.dispatcher.updates import Update
+from headrace.serving.presence import Stamps
 
 __all__ = ["Presence", "Upload"]
 
@@ -29,19 +30,17 @@ class Upload:
 
 @dataclass
 class Presence:
-    """Who was heard from when, in seconds of the process's steady clock.
+    """Who was heard from when, and what else is not journaled (`serving.presence`)."""
 
-    Not journaled: after a restart everyone is taken as heard from just now, since nobody could
-    have spoken to a dispatcher that was not there.
-    """
-
-    workers: dict[str, float] = field(default_factory=dict)
-    clients: dict[str, float] = field(default_factory=dict)
-    idle: dict[int, float] = field(default_factory=dict)
+    workers: Stamps[str] = field(default_factory=Stamps)
+    clients: Stamps[str] = field(default_factory=Stamps)
+    idle: Stamps[int] = field(default_factory=Stamps)
     """Iteration -> when it was last made, left by a client or finished."""
-    dealt: dict[int, float] = field(default_factory=dict)
+    dealt: Stamps[int] = field(default_factory=Stamps)
     """Iteration -> when units of it were last dealt."""
-    lost: dict[int, float] = field(default_factory=dict)
+    ended: Stamps[int] = field(default_factory=Stamps)
+    """Iteration -> when a task of it last ended, or it was made."""
+    lost: Stamps[int] = field(default_factory=Stamps)
     """Iteration -> when a task of it was last lost or failed, if one was."""
     suspects: set[str] = field(default_factory=set)
     """Workers that refuse a client's connection, and that were not heard from since."""
@@ -52,35 +51,33 @@ class Presence:
     def of(cls, state: DispatcherState, now: float) -> Presence:
         """Take everyone in the state as heard from at `now`."""
         return cls(
-            workers=dict.fromkeys(state.workers, now),
-            clients=dict.fromkeys(state.clients, now),
-            idle=dict.fromkeys(state.iterations, now),
-            dealt=dict.fromkeys(state.iterations, now),
-            lost={task.iteration_id: now for task in state.tasks.values() if task.gone},
+            workers=Stamps.of(state.workers, now),
+            clients=Stamps.of(state.clients, now),
+            idle=Stamps.of(state.iterations, now),
+            dealt=Stamps.of(state.iterations, now),
+            ended=Stamps.of(state.iterations, now),
+            lost=Stamps.of((task.iteration_id for task in state.tasks.values() if task.gone), now),
         )
 
     def hear(self, request: messages.DispatcherRequest, now: float) -> None:
         """Remember that the request's sender is alive, if it is somebody known."""
         worker_id = getattr(request, "worker_id", None)
-        if worker_id in self.workers:
-            self.workers[worker_id] = now
+        if self.workers.hear(worker_id, now):
             self.suspects.discard(worker_id)
-        client_id = getattr(request, "client_id", None)
-        if client_id in self.clients:
-            self.clients[client_id] = now
+        self.clients.hear(getattr(request, "client_id", None), now)
 
     def forgive(self, pause: float, now: float) -> None:
         """Take `pause` seconds, in which nobody could be heard, off everyone's silence."""
-        for stamps in (self.workers, self.clients, self.idle, self.dealt, self.lost):
-            for key, stamp in stamps.items():
-                stamps[key] = min(now, stamp + pause)  # type: ignore[index]
+        for stamps in (self.workers, self.clients, self.idle, self.dealt, self.ended, self.lost):
+            stamps.forgive(pause, now)
+        for digest, upload in self.uploads.items():
+            self.uploads[digest] = replace(upload, at=min(now, upload.at + pause))
 
-    def abandon_uploads(self, before: float) -> bool:
-        """Forget plans of which nothing came since `before`; return whether there were any."""
-        old = [digest for digest, upload in self.uploads.items() if upload.at < before]
-        for digest in old:
-            del self.uploads[digest]
-        return bool(old)
+    def abandon_uploads(self, before: float) -> None:
+        """Forget plans of which nothing came since `before`."""
+        for digest, upload in list(self.uploads.items()):
+            if upload.at < before:
+                del self.uploads[digest]
 
     def observe(self, update: Update, state: DispatcherState, now: float) -> None:
         """Follow a fact that is about to be applied to `state`."""
@@ -131,6 +128,7 @@ def _iteration_created(
     presence: Presence, fact: updates.IterationCreated, state: DispatcherState, now: float
 ) -> None:
     presence.idle[fact.iteration_id] = presence.dealt[fact.iteration_id] = now
+    presence.ended[fact.iteration_id] = now
 
 
 def _iteration_finished(
@@ -146,13 +144,24 @@ def _iteration_gone(
     now: float,
 ) -> None:
     del presence.idle[fact.iteration_id], presence.dealt[fact.iteration_id]
+    del presence.ended[fact.iteration_id]
     presence.lost.pop(fact.iteration_id, None)
 
 
-def _task_failed(
-    presence: Presence, fact: updates.TaskFailed, state: DispatcherState, now: float
+def _task_finished(
+    presence: Presence, fact: updates.TaskFinished, state: DispatcherState, now: float
 ) -> None:
-    presence.lost[state.tasks[fact.task_id].iteration_id] = now
+    presence.ended[state.tasks[fact.task_id].iteration_id] = now
+
+
+def _task_failed(
+    presence: Presence,
+    fact: updates.TaskFailed | updates.TaskLost,
+    state: DispatcherState,
+    now: float,
+) -> None:
+    iteration_id = state.tasks[fact.task_id].iteration_id
+    presence.lost[iteration_id] = presence.ended[iteration_id] = now
 
 
 def _units_dealt(
@@ -172,6 +181,8 @@ _FOLLOW: dict[type, Callable[[Presence, Any, DispatcherState, float], None]] = {
     updates.IterationFinished: _iteration_finished,
     updates.IterationCollected: _iteration_gone,
     updates.IterationForgotten: _iteration_gone,
+    updates.TaskFinished: _task_finished,
     updates.TaskFailed: _task_failed,
+    updates.TaskLost: _task_failed,
     updates.UnitsDealt: _units_dealt,
 }

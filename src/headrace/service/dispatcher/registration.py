@@ -49,7 +49,11 @@ def register_dataset(
     known = state.datasets.get(dataset_id)
     if known is not None:
         _check_equal(known, request)
-        return Decision(reply=messages.DatasetRegistered(dataset_id=dataset_id))
+        kept = known.anonymous and not request.anonymous
+        return Decision(
+            updates=(updates.DatasetKept(dataset_id=dataset_id),) if kept else (),
+            reply=messages.DatasetRegistered(dataset_id=dataset_id),
+        )
     if request.digest not in state.plans:
         return Decision(reply=messages.DatasetRegistered(dataset_id="", wanted=True))
     registered = updates.DatasetRegistered(
@@ -61,6 +65,7 @@ def register_dataset(
         cardinality=request.cardinality,
         positions=request.positions,
         compression=request.compression,
+        anonymous=request.anonymous,
     )
     return Decision(updates=(registered,), reply=messages.DatasetRegistered(dataset_id=dataset_id))
 
@@ -128,6 +133,7 @@ def register_worker(
         return Decision(updates=() if known.tags == request.tags else (registered,), reply=reply)
     replaced = {request.worker_id, state.addresses.get(request.address, request.worker_id)}
     facts: list[Update] = [
-        updates.WorkerLost(worker_id=each) for each in sorted(replaced & state.workers.keys())
+        updates.WorkerLost(worker_id=each, reason="another worker began at its address")
+        for each in sorted(replaced & state.workers.keys())
     ]
     return Decision(updates=(*facts, registered), reply=reply)

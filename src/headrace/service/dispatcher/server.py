@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from headrace.service import messages
 from headrace.service.config import DispatcherConfig
-from headrace.service.dispatcher.core import JournaledCore
-from headrace.service.dispatcher.journal import Journal, MemoryJournal, SqliteJournal
+from headrace.service.dispatcher.core import DispatcherCore
+from headrace.service.dispatcher.journal import open_journal
 from headrace.service.dispatcher.limits import Limits
+from headrace.service.dispatcher.roles import let_in
+from headrace.serving.life_cycle import LifeCycle
 from headrace.transport import zeromq
-from headrace.transport.channel import Server
 
 __all__ = ["DispatchServer"]
 
 
-class DispatchServer:
+class DispatchServer(LifeCycle):
     """Coordinates the workers and clients of a data service.
 
     Args:
@@ -27,12 +25,10 @@ class DispatchServer:
     """
 
     def __init__(self, config: DispatcherConfig | None = None, start: bool = True) -> None:
+        super().__init__()
         self._config = config or DispatcherConfig()
-        self._core: JournaledCore | None = None
-        self._server: Server | None = None
-        self._maintenance: threading.Thread | None = None
-        self._stopping = False
-        self._stopped = threading.Event()
+        self._core: DispatcherCore | None = None
+        self._address: str | None = None
         if start:
             self.start()
 
@@ -43,9 +39,9 @@ class DispatchServer:
         Raises:
             RuntimeError: The server was not started.
         """
-        if self._server is None:
+        if self._address is None:
             raise RuntimeError("the server has no target before it is started")
-        return f"tcp://{self._server.address}"
+        return f"tcp://{self._address}"
 
     def num_workers(self) -> int:
         """Return the number of workers that are registered and not lost."""
@@ -55,68 +51,39 @@ class DispatchServer:
         """Read the journal and listen. Does nothing when it was started before.
 
         Raises:
-            RuntimeError: The server was stopped.
+            RuntimeError: The server was stopped, or could not be started before.
             OSError: The port is in use.
             FailedPreconditionError: Another dispatcher uses the work directory.
             DataLossError: The journal is damaged.
         """
-        if self._stopping:
-            raise RuntimeError("Server cannot be started after it has been stopped")
-        if self._server is not None:
-            return
+        super().start()
+
+    def _open(self) -> None:
         config = self._config
-        journal: Journal
-        if config.fault_tolerant_mode and config.work_dir is not None:
-            journal = SqliteJournal(Path(config.work_dir))
-        else:
-            journal = MemoryJournal()
-        # The threads hold the core and not the server, so that a server that is dropped without
-        # `stop` is collected, and stops.
-        try:
-            core = JournaledCore(journal, Limits.of(config))
-            self._server = zeromq.serve(
-                core.handle,
-                request_type=messages.DispatcherRequest,
-                host=config.host,
-                port=config.port,
-                security=config.security,
-            )
-        except BaseException:
-            journal.close()
-            raise
-        self._core = core
-        self._maintenance = threading.Thread(
-            target=core.maintain, name="headrace-dispatcher-maintenance", daemon=True
+        limits = Limits.of(config)
+        journal = open_journal(config)
+        self._keep(journal.close)
+        core = DispatcherCore(journal, limits)
+        maintenance = threading.Thread(
+            target=core.maintain,
+            args=(limits.tick_interval,),
+            name="headrace-dispatcher-maintenance",
+            daemon=True,
         )
-        self._maintenance.start()
+        maintenance.start()
 
-    def join(self, timeout: float | None = None) -> None:
-        """Wait until the server is stopped, or `timeout` seconds have passed."""
-        self._stopped.wait(timeout)
+        def end() -> None:
+            core.close()
+            if threading.current_thread() is not maintenance:
+                maintenance.join()
 
-    def stop(self) -> None:
-        """Stop listening; what was answered is kept. May be called twice."""
-        self._stopping = True
-        if self._server is not None:
-            self._server.close()
-        if self._core is not None:
-            self._core.close()
-        if self._maintenance is not None:
-            self._maintenance.join()
-        self._stopped.set()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
-
-    def __del__(self) -> None:
-        # The constructor may have failed before anything was there to stop.
-        if getattr(self, "_server", None) is not None and not self._stopped.is_set():
-            self.stop()
+        self._keep(end)
+        server = zeromq.serve(
+            lambda requests: core.handle(let_in(requests)),
+            request_type=messages.DispatcherRequest,
+            host=config.host,
+            port=config.port,
+            security=config.security,
+        )
+        self._keep(server.close)
+        self._core, self._address = core, server.address

@@ -28,11 +28,15 @@ __all__ = [
     "DispatcherState",
     "Iteration",
     "Job",
+    "Missing",
     "Readers",
     "Task",
     "TaskPhase",
     "Worker",
 ]
+
+PASSES_REMEMBERED = 100
+LOSSES_REMEMBERED = 200
 
 FIRST_DATASET = 1000
 FIRST_ITERATION = 2000
@@ -60,6 +64,8 @@ class Dataset(msgspec.Struct):
     cardinality: int
     positions: int | None
     compression: str | None
+    #: Nobody was given its id to keep.
+    anonymous: bool = False
 
 
 class Worker(msgspec.Struct):
@@ -93,11 +99,41 @@ class Job(msgspec.Struct):
     processing_mode: int
     target_workers: str
     num_consumers: int | None = None
-    #: pass number -> iteration id
+    #: pass number -> iteration id: exactly its iterations in `DispatcherState.iterations`.
     iterations: dict[tuple[int, ...], int] = msgspec.field(default_factory=dict)
-    #: Passes whose iteration finished and was forgotten, with who read it: exactly those whose
-    #: iteration is no longer in `DispatcherState.iterations`.
+    #: Passes whose iteration finished and was forgotten, with who read it: at most
+    #: `PASSES_REMEMBERED` of them, the oldest first.
     forgotten: dict[tuple[int, ...], Readers | None] = msgspec.field(default_factory=dict)
+    #: Those that were forgotten before: ranges of the last number, by the numbers before it.
+    over: dict[tuple[int, ...], Ranges] = msgspec.field(default_factory=dict)
+
+    def is_over(self, pass_number: tuple[int, ...]) -> bool:
+        """Whether a pass was read, and its iteration forgotten."""
+        if pass_number in self.forgotten:
+            return True
+        ranges = self.over.get(pass_number[:-1], ()) if pass_number else ()
+        return any(start <= pass_number[-1] < stop for start, stop in ranges)
+
+    @property
+    def passes(self) -> int:
+        """Number of passes that were begun."""
+        before = sum(count(ranges) for ranges in self.over.values())
+        return len(self.iterations) + len(self.forgotten) + before
+
+
+class Missing(msgspec.Struct):
+    """Units of the stream that are dealt no more.
+
+    They were sent to a client which is gone, or were lost with a task that is forgotten.
+    """
+
+    task_id: int
+    client_id: str
+    """Empty: they were lost with the task."""
+    units: Ranges
+    """Empty: the rest of a copy is missing."""
+    address: str
+    reason: str = ""
 
 
 class Iteration(msgspec.Struct):
@@ -119,6 +155,9 @@ class Iteration(msgspec.Struct):
     recovered: Ranges = ()
     suspects: Ranges = ()
     given_up: Ranges = ()
+    #: At most `LOSSES_REMEMBERED`, the oldest first; and how many units those before were.
+    missing: list[Missing] = msgspec.field(default_factory=list)
+    missing_before: int = 0
     #: How many suspects a task may be dealt at once; at least one.
     suspects_at_once: int = 1
     #: All tasks that it ever had; at most one RUNNING per worker. While the iteration is unfinished
@@ -181,13 +220,17 @@ class Task(msgspec.Struct):
     done: int = 0
     #: Where in the stream units `done` to `dealt` - 1 are.
     runs: list[tuple[int, int]] = msgspec.field(default_factory=list)
-    #: None before `done`; what was received was touched.
+    #: None before `done`; what was received was touched. What was lost with a client is no longer
+    #: with the task, as if it were returned.
     returned: Ranges = ()
     received: Ranges = ()
     #: Units of which a client that said so, or one that left, may have received something.
     touched: Ranges = ()
     #: Clients of its iteration that must still say what they received.
     unsettled: set[str] = msgspec.field(default_factory=set)
+    #: Clients that are gone, of which the worker has not yet said what they had not acknowledged,
+    #: with the units that were dealt to the task until they left; only if it is not gone.
+    departed: dict[str, int] = msgspec.field(default_factory=dict)
     #: The worker is lost or has left, or the task failed: what was not received will not come.
     gone: bool = False
 
@@ -195,6 +238,13 @@ class Task(msgspec.Struct):
     def held(self) -> int:
         """Units that were dealt to it, and are neither done nor returned."""
         return self.dealt - self.done - count(self.returned)
+
+    @property
+    def missing(self) -> Ranges:
+        """Units that it held when it was lost and that came whole to nobody, in dealt order."""
+        if not (self.gone and self.held):
+            return ()
+        return subtracted(((self.done, self.dealt),), united((*self.received, *self.returned)))
 
     @property
     def untouched(self) -> Ranges:
@@ -243,7 +293,8 @@ class DispatcherState(msgspec.Struct):
         if found is None:
             raise NotFoundError(
                 f"Dataset id {dataset_id} not found. It must be registered with "
-                "`register_dataset` before it is read."
+                "`register_dataset` before it is read. (One that `distribute` registered is "
+                "forgotten when nobody has read it for a week: apply `distribute` again.)"
             )
         return found
 
@@ -332,6 +383,7 @@ class DispatcherState(msgspec.Struct):
         for token, dataset_id in self.tokens.items():
             assert self.datasets[dataset_id].token == token
             assert self.datasets[dataset_id].digest in self.plans
+        assert len(self.tokens) == len(self.datasets)
 
     def _validate_task(self, task: Task) -> None:
         assert 0 <= task.done <= task.dealt, task
@@ -345,6 +397,7 @@ class DispatcherState(msgspec.Struct):
         assert (task.grants == 0) == (task.dealt == 0), task
         assert task.unsettled <= self.iterations[task.iteration_id].clients, task
         assert task.gone or not task.unsettled, task
+        assert not (task.gone and task.departed), task
 
     def _validate_jobs(self) -> None:
         for job_id, job in self.jobs.items():
@@ -356,8 +409,9 @@ class DispatcherState(msgspec.Struct):
             else:
                 assert job.owner is not None, job
                 assert self.owners[job.owner] == job_id, job
-            gone = {each for each, key in job.iterations.items() if key not in self.iterations}
-            assert gone == job.forgotten.keys(), job
+            assert self.iterations.keys() >= set(job.iterations.values()), job
+            assert not any(job.is_over(each) for each in job.iterations), job
+            assert len(job.forgotten) <= PASSES_REMEMBERED, job
         assert len(self.names) + len(self.owners) == len(self.jobs)
 
     def _validate_iteration(self, iteration_id: int, iteration: Iteration) -> None:
@@ -387,6 +441,7 @@ class DispatcherState(msgspec.Struct):
     def _validate_units(self, iteration: Iteration, tasks: list[Task]) -> None:
         end = iteration.positions or 0
         assert iteration.next >= 0, iteration
+        assert len(iteration.missing) <= LOSSES_REMEMBERED, iteration
         assert end < 0 or iteration.next <= end, iteration
         for ranges in (iteration.returned, iteration.recovered, iteration.suspects):
             assert ranges == united(ranges), iteration

@@ -23,15 +23,14 @@ def get_status(state: DispatcherState, request: messages.GetStatus, moment: Mome
     )
     jobs = []
     for job in state.jobs.values():
-        kept = state.iterations.keys() & set(job.iterations.values())
-        alive = [state.iterations[iteration_id] for iteration_id in kept]
+        alive = [state.iterations[iteration_id] for iteration_id in job.iterations.values()]
         jobs.append(
             messages.JobStatus(
                 job_id=job.job_id,
                 name=job.name or "",
                 dataset_id=job.dataset_id,
                 processing_mode=job.processing_mode,
-                iterations=len(job.iterations),
+                iterations=job.passes,
                 running_tasks=sum(len(state.running_tasks(each)) for each in alive),
                 clients=sum(len(each.clients) for each in alive),
             )

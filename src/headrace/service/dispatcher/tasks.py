@@ -17,7 +17,11 @@ _LONGEST_REASON = 4096
 
 def workers_task(
     state: DispatcherState,
-    request: messages.GetSplit | messages.FinishTask | messages.FailTask | messages.HandBack,
+    request: messages.GetSplit
+    | messages.FinishTask
+    | messages.FailTask
+    | messages.HandBack
+    | messages.DropClient,
 ) -> Task:
     """Return the task that a worker speaks of, if it is that worker's.
 

@@ -15,8 +15,11 @@ import msgspec
 from headrace.service.dispatcher.ranges import Ranges
 
 __all__ = [
+    "ClientDropped",
     "ClientJoined",
     "ClientLeft",
+    "DatasetForgotten",
+    "DatasetKept",
     "DatasetRegistered",
     "DispatcherStarted",
     "IterationCollected",
@@ -25,11 +28,14 @@ __all__ = [
     "IterationForgotten",
     "JobCreated",
     "JobForgotten",
+    "PlanForgotten",
     "PlanStored",
     "TaskCreated",
     "TaskFailed",
     "TaskFinished",
+    "TaskLost",
     "TaskSettled",
+    "TasksForgotten",
     "UnitsDealt",
     "UnitsGivenUp",
     "UnitsReturned",
@@ -72,6 +78,26 @@ class DatasetRegistered(Fact, frozen=True):
     cardinality: int
     positions: int | None
     compression: str | None
+    anonymous: bool = False
+    """Nobody was given its id to keep: it may be forgotten when nobody uses it."""
+
+
+class DatasetKept(Fact, frozen=True):
+    """Somebody was given the id of an anonymous dataset: it is forgotten no more."""
+
+    dataset_id: str
+
+
+class DatasetForgotten(Fact, frozen=True):
+    """An anonymous dataset that nobody used for long left memory; so did a plan of its own."""
+
+    dataset_id: str
+
+
+class PlanForgotten(Fact, frozen=True):
+    """A plan that no dataset has left memory."""
+
+    digest: bytes
 
 
 class WorkerRegistered(Fact, frozen=True):
@@ -95,9 +121,11 @@ class WorkerLeft(Fact, frozen=True):
 
 
 class WorkerLost(Fact, frozen=True):
-    """A worker is gone for good, and its running tasks with it."""
+    """A worker is taken for gone, and its running tasks with it."""
 
     worker_id: str
+    reason: str = ""
+    """What was seen of it: a silence is not yet a death."""
 
 
 class JobCreated(Fact, frozen=True):
@@ -174,6 +202,13 @@ class TaskFailed(Fact, frozen=True):
     reason: str
 
 
+class TaskLost(Fact, frozen=True):
+    """A task was given up, though its worker is there."""
+
+    task_id: int
+    reason: str
+
+
 class TaskSettled(Fact, frozen=True):
     """It became known what a client had received of a task: ranges of units in dealt order.
 
@@ -188,6 +223,13 @@ class TaskSettled(Fact, frozen=True):
     """Units of which something may have come."""
 
 
+class TasksForgotten(Fact, frozen=True):
+    """Tasks that are lost left memory; their iteration remembers what was lost with them."""
+
+    iteration_id: int
+    task_ids: tuple[int, ...]
+
+
 class ClientJoined(Fact, frozen=True):
     """A client reads an iteration."""
 
@@ -199,6 +241,19 @@ class ClientLeft(Fact, frozen=True):
     """A client closed its iteration, or was silent for too long."""
 
     client_id: str
+
+
+class ClientDropped(Fact, frozen=True):
+    """A worker said what of a task a client that is gone was sent and had not acknowledged.
+
+    Both are units in dealt order, which are no longer with the task.
+    """
+
+    task_id: int
+    client_id: str
+    returned: Ranges
+    """Nobody else was sent anything of these: they are dealt again."""
+    lost: Ranges
 
 
 class UnitsDealt(Fact, frozen=True):
@@ -237,7 +292,10 @@ class UnitsGivenUp(Fact, frozen=True):
 Update: TypeAlias = (
     DispatcherStarted
     | PlanStored
+    | PlanForgotten
     | DatasetRegistered
+    | DatasetKept
+    | DatasetForgotten
     | WorkerRegistered
     | WorkerLeaving
     | WorkerLeft
@@ -251,9 +309,12 @@ Update: TypeAlias = (
     | TaskCreated
     | TaskFinished
     | TaskFailed
+    | TaskLost
     | TaskSettled
+    | TasksForgotten
     | ClientJoined
     | ClientLeft
+    | ClientDropped
     | UnitsDealt
     | UnitsReturned
     | UnitsGivenUp

@@ -1,7 +1,6 @@
 """The worker: runs tasks and hands their elements to clients, first come, first served.
 
     units         what an iterator's state says about units (pure)
-    delivery      which portion each client got under which number (pure)
     first_come    which request gets which portion, and when a task is over (pure)
     unit_feed     a task's units, asked for in ranges of a fitting length
     plans         plans by digest, fetched once

@@ -28,6 +28,7 @@ def answer(request: Request, content: Answer) -> None:
             done_from=content.done_from,
             done_to=content.done_to,
             touched=content.touched,
+            begun=content.begun,
             error=None if content.error is None else encode_error(content.error),
         )
         request.reply(message, content.buffers)

@@ -12,20 +12,23 @@ Rule 3. The task may finish when nothing is left and its only client has acknowl
         second client does not wait for the first.
 Rule 4. A client gets the end when the task is finished and that client has acknowledged what it
         got. Until then it is asked to come again when it has used that up.
+Rule 5. A client that is gone gets nothing more. What it did not acknowledge is kept until the
+        dispatcher has heard of it, so that those units do not count as done before.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
-from headrace.errors import AbortedError, DeadlineExceededError
+from headrace.errors import AbortedError, CancelledError, DeadlineExceededError
+from headrace.service.dispatcher.ranges import Ranges, common, subtracted, united
 from headrace.service.messages import Elements
-from headrace.service.worker.delivery import Delivery
 from headrace.service.worker.portion import Answer, Portion
+from headrace.serving.conversation import Delivery
 
-__all__ = ["Bounds", "FirstCome", "Left"]
+__all__ = ["Bounds", "Departure", "FirstCome", "Left"]
 
 R = TypeVar("R")
 
@@ -57,6 +60,16 @@ class Left:
     """Nothing of the units from this one on, in dealt order, was given to anybody."""
 
 
+@dataclass(frozen=True)
+class Departure:
+    """What a client that is gone was given and had not acknowledged: units in dealt order."""
+
+    units: Ranges
+    """All of them was in what it was given, and in nothing else."""
+    lost: Ranges
+    """Others of which something may have been in it."""
+
+
 class FirstCome(Generic[R]):
     """Hands out one task's portions.
 
@@ -76,7 +89,8 @@ class FirstCome(Generic[R]):
         self._last_given: Portion | None = None
         #: Units of which something is in the portions so far.
         self._touched = 0
-        #: Elements in all portions so far.
+        #: Portions so far, and elements in them.
+        self._portions = 0
         self._elements = 0
         #: Units that are whole with all portions so far.
         self._units = 0
@@ -84,6 +98,8 @@ class FirstCome(Generic[R]):
         #: Units that are whole with the end.
         self._units_at_end = 0
         self._finished = False
+        #: Clients that are gone.
+        self._departed: set[str] = set()
         #: Why everybody is refused.
         self._refusal: Exception | None = None
 
@@ -128,6 +144,8 @@ class FirstCome(Generic[R]):
         self, request: R, client_id: str, number: int, acknowledged: int, now: float
     ) -> list[tuple[R, Answer]]:
         """Take a client's request number `number`, which acknowledges all below `acknowledged`."""
+        if client_id in self._departed:
+            return [(request, _departed(client_id))]
         self._delivery.hear(client_id, acknowledged, now)
         given = self._delivery.find(client_id, number)
         if given is not None:
@@ -150,6 +168,8 @@ class FirstCome(Generic[R]):
     def add(self, portion: Portion) -> list[tuple[R, Answer]]:
         """Take the next portion."""
         assert not self._exhausted, "a portion after the end"
+        portion = replace(portion, begun=self._touched, index=self._portions)
+        self._portions += 1
         self._elements = portion.first + portion.count
         self._units = portion.done_to
         self._touched = max(portion.touched, portion.done_to)
@@ -178,6 +198,32 @@ class FirstCome(Generic[R]):
         self._ready_bytes = 0
         waiting, self._waiting = self._waiting, {}
         return [(request, refusal) for request in waiting.values()], left
+
+    def depart(self, client_id: str) -> tuple[list[tuple[R, Answer]], Departure]:
+        """Take note that a client is gone; return what is to be said of it. May be called twice."""
+        self._departed.add(client_id)
+        waiting = [who for who in self._waiting if who[0] == client_id]
+        answers: list[tuple[R, Answer]] = [
+            (self._waiting.pop(who), _departed(client_id)) for who in waiting
+        ]
+        units: list[tuple[int, int]] = []
+        touched: list[tuple[int, int]] = []
+        given = sorted(self._delivery.given_to(client_id), key=lambda portion: portion.index)
+        since = 0
+        for place, portion in enumerate(given):
+            if not place or given[place - 1].index != portion.index - 1:
+                since = portion.begun
+            # Units that begin and end in consecutive portions of this client are its alone.
+            units.append((since, portion.done_to))
+            touched.append((portion.done_from, max(portion.touched, portion.done_to)))
+        lost = united(each for each in touched if each[0] < each[1])
+        alone = common(united(each for each in units if each[0] < each[1]), lost)
+        return answers, Departure(units=alone, lost=subtracted(lost, alone))
+
+    def forget(self, client_id: str) -> list[tuple[R, Answer]]:
+        """Take note that the dispatcher has heard of what a client that is gone was given."""
+        self._delivery.forget(client_id)
+        return self._due()
 
     def forget_silent(self, now: float) -> tuple[list[tuple[R, Answer]], int]:
         """Drop what silent clients hold; return the answers, and how many elements that is."""
@@ -218,6 +264,7 @@ class FirstCome(Generic[R]):
             done_from=self._units,
             done_to=self._units_at_end,
             touched=max(self._touched, self._units_at_end),
+            begun=self._touched,
         )
 
     def _left(self) -> Left:
@@ -236,3 +283,10 @@ class FirstCome(Generic[R]):
             f"the elements that answered request {number} were dropped: this client was not heard "
             f"of for {self._bounds.silence:g} s"
         )
+
+
+def _departed(client_id: str) -> CancelledError:
+    return CancelledError(
+        f"client {client_id} closed its iteration, or was silent for so long that it counts as "
+        "gone: what it was sent may have gone to others; iterate over the dataset again"
+    )

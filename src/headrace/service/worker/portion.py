@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from headrace.service.messages import Elements
 from headrace.transport.channel import Buffer
@@ -27,6 +27,10 @@ class Portion:
     touched: int = 0
     """Of units from this one on, in dealt order, nothing is in this portion or an earlier one."""
     error: Exception | None = None
+    begun: int = field(default=0, compare=False)
+    """Of units from this one on, in dealt order, nothing was in an earlier portion."""
+    index: int = field(default=0, compare=False)
+    """Its place among the task's portions."""
 
     @property
     def units(self) -> int:

@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
@@ -22,8 +22,6 @@ from headrace.service.config import WorkerConfig
 from headrace.service.dispatcher.stub import DispatcherStub
 from headrace.service.messages import (
     Done,
-    FailTask,
-    HandBack,
     Ping,
     RegisterWorker,
     WorkerHeartbeat,
@@ -36,6 +34,7 @@ from headrace.service.worker.connections import Connections
 from headrace.service.worker.failure import describe
 from headrace.service.worker.plans import PlanCache
 from headrace.service.worker.task_set import TaskSet, Undelivered
+from headrace.serving.call import Question
 from headrace.transport import address as addresses
 from headrace.transport import inprocess, zeromq
 from headrace.transport.channel import Request, Server
@@ -162,9 +161,7 @@ class WorkerServer:
             heard, again_at = False, 0.0
             while time.monotonic() < until:
                 if not heard and time.monotonic() >= again_at:
-                    heard = self._say(
-                        [lambda stub, s: stub.worker_leaving(leaving, timeout=s)], until
-                    )
+                    heard = self._say([leaving], until)
                     again_at = time.monotonic() + _SAY_AGAIN_SECONDS
                 if tasks.is_settled or self._stopping.wait(_SETTLE_POLL_SECONDS):
                     break
@@ -282,7 +279,7 @@ class WorkerServer:
         if before is not None:
             before.close()
         try:
-            registered: WorkerRegistered = stub.register_worker(
+            registered: WorkerRegistered = stub.call(
                 RegisterWorker(
                     worker_id=tasks.worker_id,
                     address=self._address,
@@ -321,7 +318,7 @@ class WorkerServer:
             return self._register(stub)
         tasks.tick()
         try:
-            update = stub.worker_heartbeat(
+            update = stub.call(
                 WorkerHeartbeat(worker_id=tasks.worker_id, tasks=tasks.running),
                 timeout=_CALL_SECONDS,
             )
@@ -337,14 +334,11 @@ class WorkerServer:
                 self._config.dispatcher_address,
             )
             return self._register(stub)
-        tasks.delete(update.tasks_to_delete)
-        tasks.report_finished(
-            lambda word: (
-                stub.fail_task(word, timeout=_CALL_SECONDS)
-                if isinstance(word, FailTask)
-                else stub.finish_task(word, timeout=_CALL_SECONDS)
-            )
+        tasks.drop_clients(
+            update.departed, lambda word: stub.call(word, timeout=_CALL_SECONDS)
         )
+        tasks.delete(update.tasks_to_delete)
+        tasks.report_finished(lambda word: stub.call(word, timeout=_CALL_SECONDS))
         return interval
 
     # --- the end ------------------------------------------------------------------------------
@@ -352,9 +346,7 @@ class WorkerServer:
     def _leave(self, tasks: TaskSet, until: float) -> None:
         """Call the tasks off, and tell the dispatcher what they had not delivered."""
         left = tasks.call_off(_UNDER_WAY_SECONDS)
-        words = [_hand_back(word) for word in left.hand_backs]
-        gone = WorkerLeft(worker_id=tasks.worker_id)
-        words.append(lambda stub, seconds: stub.worker_left(gone, timeout=seconds))
+        words = [*left.hand_backs, WorkerLeft(worker_id=tasks.worker_id)]
         said = self._say(words, min(until, time.monotonic() + _LEAVE_SECONDS))
         self._warn_of(left, handed_back=said)
 
@@ -379,9 +371,7 @@ class WorkerServer:
                 left.unacknowledged,
             )
 
-    def _say(
-        self, words: Sequence[Callable[[DispatcherStub, float], object]], until: float
-    ) -> bool:
+    def _say(self, words: Sequence[Question[Done]], until: float) -> bool:
         """Say words to the dispatcher, each once; return whether it answered all by `until`.
 
         One that it has no use for (its iteration was closed, the worker is not known) is answered.
@@ -391,17 +381,13 @@ class WorkerServer:
                 for word in words:
                     left = min(_LEAVE_SECONDS, until - time.monotonic())
                     try:
-                        word(stub, max(0.0, left))
+                        stub.call(word, timeout=max(0.0, left))
                     except NotFoundError as error:
                         _log.debug("the dispatcher knows nothing of it: %s", error)
         except Exception as error:
             _log.debug("the dispatcher does not hear that the worker leaves: %s", describe(error))
             return False
         return True
-
-
-def _hand_back(word: HandBack) -> Callable[[DispatcherStub, float], object]:
-    return lambda stub, seconds: stub.hand_back(word, timeout=seconds)
 
 
 def _close(stub: DispatcherStub | None) -> None:

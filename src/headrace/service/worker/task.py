@@ -12,7 +12,7 @@ from headrace.errors import CancelledError, FailedPreconditionError
 from headrace.execution.iterator import ElementIterator
 from headrace.service.messages import GetElements, SplitGranted, TaskDefinition
 from headrace.service.worker.answering import answer
-from headrace.service.worker.first_come import Bounds, FirstCome, Left
+from headrace.service.worker.first_come import Bounds, Departure, FirstCome, Left
 from headrace.service.worker.portion import Answer, Portion
 from headrace.service.worker.producer import Producer
 from headrace.service.worker.unit_feed import UnitFeed
@@ -110,8 +110,27 @@ class Task:
             self._changed.notify_all()
         self._send(answers)
 
+    def depart(self, client_id: str) -> Departure:
+        """Give a client that is gone nothing more; return what it had not acknowledged."""
+        with self._changed:
+            answers, departure = self._hand_out.depart(client_id)
+        self._send(answers)
+        return departure
+
+    def forget(self, client_id: str) -> None:
+        """Forget what a client that is gone had not acknowledged: the dispatcher has heard it."""
+        with self._changed:
+            answers = self._hand_out.forget(client_id)
+            self._changed.notify_all()
+        self._send(answers)
+
     def forget_silent(self) -> None:
-        """Drop what clients hold that were not heard of for long."""
+        """Drop what clients of a copy hold that were not heard of for long.
+
+        Of dealt units nothing is dropped before the dispatcher says that a client is gone.
+        """
+        if self.is_dealt:
+            return
         with self._changed:
             answers, lost = self._hand_out.forget_silent(time.monotonic())
             self._changed.notify_all()

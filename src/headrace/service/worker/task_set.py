@@ -28,6 +28,7 @@ from headrace.errors import (
 )
 from headrace.service.config import ShardingPolicy
 from headrace.service.messages import (
+    DropClient,
     Elements,
     FailTask,
     FinishTask,
@@ -41,6 +42,7 @@ from headrace.service.messages import (
 )
 from headrace.service.worker.connections import Connections
 from headrace.service.worker.failure import describe, for_clients
+from headrace.service.worker.first_come import Departure
 from headrace.service.worker.opening import open_plan
 from headrace.service.worker.plans import PlanCache
 from headrace.service.worker.task import Task, wrong_ticket
@@ -172,6 +174,30 @@ class TaskSet:
                 say(message)
             self._unreported.pop(task_id, None)
 
+    def drop_clients(
+        self, departed: Iterable[tuple[int, str]], say: Callable[[DropClient], object]
+    ) -> None:
+        """Tell the dispatcher what clients that are gone had not acknowledged."""
+        for task_id, client_id in departed:
+            with self._lock:
+                task, gone = self._tasks.get(task_id), self._gone.get(task_id)
+            if task is None and gone is None:
+                continue  # being looked up, or another one's
+            departure = Departure((), ()) if task is None else task.depart(client_id)
+            with contextlib.suppress(NotFoundError, FailedPreconditionError):
+                say(
+                    DropClient(
+                        worker_id=self.worker_id,
+                        task_id=task_id,
+                        ticket=task.ticket if task is not None else gone.ticket if gone else "",
+                        client_id=client_id,
+                        units=departure.units,
+                        lost=departure.lost,
+                    )
+                )
+            if task is not None:
+                task.forget(client_id)
+
     def drain(self) -> None:
         """Take no more units, produce no more copies; deliver what there is."""
         with self._lock:
@@ -239,13 +265,13 @@ class TaskSet:
     def _start_task(self, task_id: int) -> None:
         lookup = GetTask(worker_id=self.worker_id, task_id=task_id)
         definition = self._dispatcher.patiently(
-            lambda stub, timeout: stub.get_task(lookup, timeout=timeout)
+            lambda stub, timeout: stub.call(lookup, timeout=timeout)
         )
         try:
             plan = self._plans.get(
                 definition.digest,
                 lambda offset: self._dispatcher.patiently(
-                    lambda stub, timeout: stub.get_plan(
+                    lambda stub, timeout: stub.call(
                         GetPlan(digest=definition.digest, offset=offset), timeout=10 * timeout
                     )
                 ),
@@ -290,7 +316,7 @@ class TaskSet:
                 done=done,
             )
             return self._dispatcher.patiently(
-                lambda stub, timeout: stub.get_split(request, timeout=timeout), self._closed
+                lambda stub, timeout: stub.call(request, timeout=timeout), self._closed
             )
 
         return Task(
@@ -326,10 +352,7 @@ class TaskSet:
                 worker_id=self.worker_id, task_id=task_id, ticket=ticket, reason=failure
             )
         try:
-            if isinstance(message, FinishTask):
-                self._dispatcher.once(lambda stub, t: stub.finish_task(message, timeout=t))
-            else:
-                self._dispatcher.once(lambda stub, t: stub.fail_task(message, timeout=t))
+            self._dispatcher.once(lambda stub, t: stub.call(message, timeout=t))
         except (UnavailableError, DeadlineExceededError):
             # The clients need not wait for it: the heartbeat reports it later.
             self._unreported[task_id] = message

@@ -1,0 +1,46 @@
+"""What is said at the end of a pass that lost something: how much, with whom, which places."""
+
+from __future__ import annotations
+
+from headrace.service.messages import LostUnits
+
+__all__ = ["describe_loss"]
+
+_RANGES_SHOWN = 5
+
+
+def describe_loss(lost: tuple[LostUnits, ...]) -> list[str]:
+    """Return the warnings for what a pass lost."""
+    warnings = []
+    units = [each for each in lost if not each.is_copy]
+    if units:
+        warnings.append(
+            f"this pass lost up to {sum(each.count for each in units)} positions of the dataset: "
+            + "; ".join(f"{each.count} {_how(each)}" for each in units)
+        )
+    copies = [each for each in lost if each.is_copy]
+    if copies:
+        named = " and ".join(f"{each.worker_address}{_reason(each)}" for each in copies)
+        warnings.append(f"this pass lacks the rest of the copy of the worker at {named}")
+    return warnings
+
+
+def _how(lost: LostUnits) -> str:
+    where = f"(positions {_places(lost)})"
+    if lost.client_id:
+        return f"sent to client {lost.client_id}, which is gone {where}"
+    if lost.given_up:
+        return (
+            f"given up: every worker that read them died, the last at {lost.worker_address} {where}"
+        )
+    return f"with the worker at {lost.worker_address} {where}{_reason(lost)}"
+
+
+def _reason(lost: LostUnits) -> str:
+    return f": {lost.reason}" if lost.reason else ""
+
+
+def _places(lost: LostUnits) -> str:
+    ranges = [f"{a}" if b == a + 1 else f"{a} to {b - 1}" for a, b in lost.units]
+    more = len(ranges) - _RANGES_SHOWN
+    return ", ".join(ranges[:_RANGES_SHOWN]) + (f" and {more} more ranges" if more > 0 else "")

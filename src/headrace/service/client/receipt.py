@@ -1,0 +1,56 @@
+"""Receipts: which units of a task came whole to this client, and of which anything came.
+
+A unit may have several elements, in answers to several clients. It is whole here only if all
+answers with something of it came here, one after another.
+"""
+
+from __future__ import annotations
+
+from headrace.service.messages import Elements
+
+__all__ = ["Receipt"]
+
+
+class Receipt:
+    """What came of one task, in units in dealt order."""
+
+    def __init__(self) -> None:
+        self._whole: list[list[int]] = []
+        self._touched: list[list[int]] = []
+        #: The task's number of the first element after the last answer.
+        self._next = 0
+        #: Of units from this one on, nothing came to anybody else since the task began.
+        self._since = 0
+
+    @property
+    def whole(self) -> tuple[tuple[int, int], ...]:
+        """Ranges of units of which all elements came."""
+        return tuple((start, stop) for start, stop in self._whole)
+
+    @property
+    def touched(self) -> tuple[tuple[int, int], ...]:
+        """Ranges of units of which something may have come."""
+        return tuple((start, stop) for start, stop in self._touched)
+
+    def add(self, answer: Elements) -> None:
+        """Take note of an answer; those of one task are added in the order of their numbers."""
+        if answer.first != self._next:
+            # What was in between went to others.
+            self._since = answer.begun
+        self._next = answer.first + answer.count
+        _add_run(self._whole, max(answer.done_from, self._since), answer.done_to)
+        self.touch(answer)
+
+    def touch(self, answer: Elements) -> None:
+        """Take note that something came of an answer."""
+        _add_run(self._touched, answer.done_from, max(answer.touched, answer.done_to))
+
+
+def _add_run(runs: list[list[int]], start: int, stop: int) -> None:
+    """Add `start` to `stop` - 1 to ascending runs, which are joined where they meet."""
+    if start >= stop:
+        return
+    if runs and runs[-1][0] <= start <= runs[-1][1]:
+        runs[-1][1] = max(runs[-1][1], stop)
+    else:
+        runs.append([start, stop])

@@ -1,0 +1,70 @@
+"""What an iteration has lost in the end: how much, with whom, and what was seen of it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from headrace.service import messages
+from headrace.service.dispatcher.ranges import (
+    Ranges,
+    common,
+    count,
+    located,
+    subtracted,
+    united,
+)
+from headrace.service.dispatcher.state import Iteration, Missing, Task, TaskPhase
+
+__all__ = ["lost_units"]
+
+_MOST_RANGES = 1000
+"""Ranges of lost units that are named; how many units are lost is always exact."""
+
+
+def lost_units(iteration: Iteration, tasks: list[Task]) -> tuple[messages.LostUnits, ...]:
+    """Return what is missing of a finished iteration with these tasks."""
+    if iteration.positions is None:
+        forgotten = [_lost(missing, (), is_copy=True) for missing in iteration.missing]
+        return (*forgotten, *(_lost(task, (), is_copy=True) for task in _lost_copies(tasks)))
+    lost = [_lost(missing, missing.units) for missing in iteration.missing]
+    lost += [each for task in tasks for each in _lost_with(task, iteration.given_up)]
+    if iteration.missing_before:
+        first = iteration.missing[0]
+        lost.append(msgspec.structs.replace(_lost(first, ()), count=iteration.missing_before))
+    failed = [task for task in tasks if task.phase is TaskPhase.FAILED]
+    if failed:
+        # What all that could have taken it failed at.
+        end = iteration.next if iteration.ended else iteration.positions
+        left = (*iteration.returned, (iteration.next, end))
+        lost.append(_lost(failed[-1], united(each for each in left if each[0] < each[1])))
+    return tuple(each for each in lost if each.count)
+
+
+def _lost_copies(tasks: list[Task]) -> list[Task]:
+    """Return the copies of the last attempt that ended early."""
+    last = max((task.attempt for task in tasks), default=0)
+    return [task for task in tasks if task.phase is TaskPhase.LOST and task.attempt == last]
+
+
+def _lost_with(task: Task, given_up: Ranges) -> list[messages.LostUnits]:
+    lost = located(task.runs, task.done, task.missing)
+    return [
+        _lost(task, subtracted(lost, given_up)),
+        _lost(task, common(lost, given_up), given_up=True),
+    ]
+
+
+def _lost(
+    whence: Task | Missing, units: Ranges, *, given_up: bool = False, is_copy: bool = False
+) -> messages.LostUnits:
+    client_id = whence.client_id if isinstance(whence, Missing) else ""
+    return messages.LostUnits(
+        worker_address=whence.address,
+        task_id=whence.task_id,
+        units=units[:_MOST_RANGES],
+        count=count(units),
+        given_up=given_up,
+        client_id=client_id,
+        is_copy=is_copy,
+        reason="" if client_id else whence.reason,
+    )

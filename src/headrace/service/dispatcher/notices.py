@@ -1,0 +1,59 @@
+"""What the log of the dispatcher says of a loss, whoever else hears of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from headrace.service.dispatcher import updates
+from headrace.service.dispatcher.ranges import count
+from headrace.service.dispatcher.state import DispatcherState, Task
+from headrace.service.dispatcher.updates import Update
+
+__all__ = ["notice"]
+
+
+def notice(state: DispatcherState, fact: Update) -> str | None:
+    """Return what is to be said of a fact that is about to be applied; None: nothing."""
+    say = _SAY.get(type(fact))
+    return None if say is None else say(state, fact)
+
+
+def _worker_lost(state: DispatcherState, fact: updates.WorkerLost) -> str:
+    worker = state.workers[fact.worker_id]
+    return (
+        f"the worker at {worker.address} counts as lost: {fact.reason}. It had {len(worker.tasks)} "
+        "running tasks; if it comes back, it begins again as another worker"
+    )
+
+
+def _task_lost(state: DispatcherState, fact: updates.TaskLost) -> str:
+    task = state.tasks[fact.task_id]
+    return (
+        f"task {fact.task_id} of {_reading(state, task)} on the worker at {task.address} is given "
+        f"up: {fact.reason}. Is {task.address} an address that clients can reach?"
+    )
+
+
+def _client_dropped(state: DispatcherState, fact: updates.ClientDropped) -> str | None:
+    if not fact.lost:
+        return None
+    task = state.tasks[fact.task_id]
+    return (
+        f"up to {count(fact.lost)} positions of {_reading(state, task)} are missing: they were "
+        f"sent to client {fact.client_id}, which is gone"
+    )
+
+
+def _reading(state: DispatcherState, task: Task) -> str:
+    iteration = state.iterations[task.iteration_id]
+    job = state.jobs[iteration.job_id]
+    name = f"job {job.name!r}" if job.name else f"the job of client {job.owner}"
+    return f"{name}, pass {iteration.pass_number}"
+
+
+_SAY: dict[type, Callable[[DispatcherState, Any], str | None]] = {
+    updates.WorkerLost: _worker_lost,
+    updates.TaskLost: _task_lost,
+    updates.ClientDropped: _client_dropped,
+}

@@ -1,0 +1,68 @@
+"""What is forgotten, so that a dispatcher that runs for months stays small.
+
+Anonymous datasets, which `distribute` registers, are forgotten when nobody has used them for
+`Limits.dataset_timeout`; those that somebody was given the id of (`register_dataset`) never are. A
+plan goes with its last dataset, and one that never got a dataset after `Limits.client_timeout`.
+
+Of the tasks that were lost, an iteration keeps the last ones; what was lost with the others is
+remembered without them.
+"""
+
+from __future__ import annotations
+
+from headrace.service.dispatcher import updates
+from headrace.service.dispatcher.decision import Moment
+from headrace.service.dispatcher.state import DispatcherState, Task, TaskPhase
+from headrace.service.dispatcher.updates import Update
+
+__all__ = ["forget_tasks", "forget_unused"]
+
+_TASKS_KEPT = 200
+_TASKS_AT_ONCE = 50
+
+
+def forget_unused(state: DispatcherState, moment: Moment) -> list[Update]:
+    """Forget datasets and plans that nobody has used for long."""
+    timeout, last_use = moment.limits.dataset_timeout, moment.last_use
+    used = {job.dataset_id for job in state.jobs.values()}
+    idle = [
+        dataset_id
+        for dataset_id, dataset in state.datasets.items()
+        if dataset.anonymous and dataset_id not in used
+    ]
+    planned = {dataset.digest for dataset in state.datasets.values()}
+    loose = [digest for digest in state.plans if digest not in planned]
+    last_use.watch([*idle, *loose], moment.now)
+    facts: list[Update] = []
+    if timeout is not None:
+        facts += [
+            updates.DatasetForgotten(dataset_id=dataset_id)
+            for dataset_id in idle
+            if last_use.since(dataset_id, moment.now) > timeout
+        ]
+    facts += [
+        updates.PlanForgotten(digest=digest)
+        for digest in loose
+        if last_use.since(digest, moment.now) > moment.limits.client_timeout
+    ]
+    return facts
+
+
+def forget_tasks(state: DispatcherState, moment: Moment) -> list[Update]:
+    """Forget the oldest lost tasks of iterations that have had very many."""
+    facts: list[Update] = []
+    for iteration_id, iteration in state.iterations.items():
+        if len(iteration.tasks) <= _TASKS_KEPT + _TASKS_AT_ONCE or iteration.finished:
+            continue
+        lost = [task.task_id for task in state.tasks_of(iteration) if _is_done_with(task)]
+        if len(lost) > _TASKS_KEPT:
+            facts.append(
+                updates.TasksForgotten(
+                    iteration_id=iteration_id, task_ids=tuple(lost[:-_TASKS_KEPT])
+                )
+            )
+    return facts
+
+
+def _is_done_with(task: Task) -> bool:
+    return task.phase is TaskPhase.LOST and not task.unsettled and not task.untouched

@@ -1,0 +1,106 @@
+"""Datasets and their plans: said by clients, and asked for by workers."""
+
+from __future__ import annotations
+
+from headrace.serving.call import Message, Question
+
+__all__ = [
+    "PLAN_PART_BYTES",
+    "DatasetDescription",
+    "DatasetRegistered",
+    "GetDataset",
+    "GetPlan",
+    "PlanBytes",
+    "PlanReceived",
+    "PutPlan",
+    "RegisterDataset",
+]
+
+PLAN_PART_BYTES = 4 << 20
+"""A plan travels in parts of at most so many bytes."""
+
+
+class DatasetRegistered(Message, frozen=True):
+    """The reply to `RegisterDataset`."""
+
+    dataset_id: str
+    """Empty where the plan is wanted."""
+    wanted: bool = False
+    """Nothing was registered: the plan must be put first."""
+
+
+class RegisterDataset(Question[DatasetRegistered], frozen=True):
+    """Make a dataset known. The plan does not travel with it: where the reply says `wanted`, the
+    dispatcher has no plan with this digest and has registered nothing; put the plan (`PutPlan`),
+    then repeat this request."""
+
+    token: str
+    digest: bytes
+    """SHA-256 of the pickled plan."""
+    fingerprint: str
+    """Equal for plans that say the same."""
+    element_spec: bytes
+    """The encoded spec (`element.spec.encode_spec`)."""
+    cardinality: int
+    positions: int | None
+    """Number of units that can be dealt; INFINITE (-1): without end; None: the plan cannot be
+    dealt."""
+    compression: str | None = "AUTO"
+    dataset_id: str | None = None
+    anonymous: bool = False
+    """Nobody is given the id to keep: the dataset may be forgotten when nobody has used it for
+    long."""
+
+
+class PlanReceived(Message, frozen=True):
+    """The reply to `PutPlan`."""
+
+    received: int
+    """Bytes that the dispatcher has, from the beginning: the next part starts here, which may be
+    before the last one if the dispatcher was restarted. Equal to the total: the plan is stored."""
+
+
+class PutPlan(Question[PlanReceived], frozen=True):
+    """Store a part of a plan's bytes, of at most `PLAN_PART_BYTES`. Parts are put in order, each
+    from where the last reply stood; a plan that is stored already is all there after one. The
+    dispatcher never opens them."""
+
+    digest: bytes
+    offset: int
+    total: int
+    """Bytes of the whole plan."""
+    part: bytes
+
+
+class PlanBytes(Message, frozen=True):
+    """The reply to `GetPlan`."""
+
+    part: bytes
+    """At most `PLAN_PART_BYTES`."""
+    total: int
+    """Bytes of the whole plan."""
+
+
+class GetPlan(Question[PlanBytes], frozen=True):
+    """Ask for a plan's bytes from `offset` on; the next part starts where this one ends."""
+
+    digest: bytes
+    offset: int = 0
+
+
+class DatasetDescription(Message, frozen=True):
+    """The reply to `GetDataset`; the fields are those of `RegisterDataset`."""
+
+    dataset_id: str
+    digest: bytes
+    fingerprint: str
+    element_spec: bytes
+    cardinality: int
+    positions: int | None
+    compression: str | None
+
+
+class GetDataset(Question[DatasetDescription], frozen=True):
+    """Ask what is known of a dataset."""
+
+    dataset_id: str

@@ -1,0 +1,43 @@
+"""Elements: what clients ask of workers."""
+
+from __future__ import annotations
+
+from headrace.serving.call import Message, Question
+
+__all__ = ["Elements", "GetElements"]
+
+
+class Elements(Message, frozen=True):
+    """The reply to `GetElements`, with the chunk in its buffers (`element.wire`)."""
+
+    first: int
+    """The task's own number of the first element in the chunk."""
+    count: int
+    """Elements in the chunk. 0: none came with this answer; unless `end` is set, ask again once
+    what came before is used up."""
+    end: bool
+    """The task has no more elements for anyone. No buffers come with it."""
+    done_from: int = 0
+    done_to: int = 0
+    """Units from `done_from` to `done_to` - 1, in dealt order, are whole with this chunk: all their
+    elements came in it or in earlier ones, to whichever clients. Equal: none."""
+    touched: int = 0
+    """Of units from this one on, in dealt order, nothing came with this answer or an earlier one;
+    of those before `done_from`, nothing came with this one."""
+    begun: int = 0
+    """Of units from this one on, in dealt order, nothing came with an earlier answer to anybody."""
+    error: bytes | None = None
+    """What stands in an element's place, with `count` 0 (`transport.envelope.encode_error`). It is
+    data, whatever its class: an error as the answer itself is about the request alone."""
+
+
+class GetElements(Question[Elements], frozen=True):
+    """Ask for the next elements of a task, first come, first served."""
+
+    task_id: int
+    ticket: str
+    client_id: str
+    number: int
+    """0, 1, 2, ... for this client and task; the same number gets the same answer again."""
+    acknowledged: int
+    """All answers with a number below this one have arrived and may be forgotten."""

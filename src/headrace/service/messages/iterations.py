@@ -1,0 +1,146 @@
+"""Iterations: what clients say to the dispatcher."""
+
+from __future__ import annotations
+
+import math
+
+from headrace.serving.call import Done, Message, Question
+
+__all__ = [
+    "ClientHeartbeat",
+    "ClientUpdate",
+    "CloseIteration",
+    "IterationOpened",
+    "LostUnits",
+    "OpenIteration",
+    "ReportUnreachable",
+    "SettleTask",
+    "TaskAddress",
+]
+
+
+class TaskAddress(Message, frozen=True):
+    """Where to read one task."""
+
+    task_id: int
+    worker_id: str
+    worker_address: str
+    ticket: str
+    """Proves to the worker that the dispatcher sent the client. To be compared, not read."""
+
+
+class IterationOpened(Message, frozen=True):
+    """The reply to `OpenIteration`."""
+
+    iteration_id: int
+    tasks: tuple[TaskAddress, ...]
+    seed: int
+    """The first opener's: the same for all clients and tasks of the iteration."""
+    finished: bool
+    """The iteration is over: nothing is left to read."""
+    job_name: str = ""
+    lease: float = math.inf
+    """Seconds without a heartbeat after which the client counts as gone, and what it has not
+    acknowledged may go to others."""
+    finished_by: str = ""
+    """Only if finished: who used it up, in words that can stand in a warning."""
+
+
+class OpenIteration(Question[IterationOpened], frozen=True):
+    """Join the job's iteration for a pass, making job and iteration if need be. An open
+    iteration of this client is closed."""
+
+    client_id: str
+    dataset_id: str
+    processing_mode: int
+    job_name: str | None
+    """None: a job of this client's own."""
+    pass_number: tuple[int, ...]
+    """Which pass over the data, from the user's iteration inwards."""
+    seed: int
+    """For unseeded randomness, if this client is the first to open the iteration."""
+    target_workers: str = "AUTO"
+
+
+class LostUnits(Message, frozen=True):
+    """What one task was dealt, and no client received: it is lost, or a client that it was sent to
+    is gone."""
+
+    worker_address: str
+    task_id: int
+    units: tuple[tuple[int, int], ...]
+    """Ranges of the iteration's stream, in order."""
+    count: int
+    """How many units that is."""
+    given_up: bool = False
+    """They were dealt again and again, and each time the worker died: they are dealt no more."""
+    client_id: str = ""
+    """Not empty: they were sent to this client, which left or died before it used them up."""
+    reason: str = ""
+    """What was seen of the worker, or why its task failed; can stand after a colon."""
+    is_copy: bool = False
+    """Nothing is dealt, and it is the rest of the worker's copy that is lost: how much that is,
+    nobody knows (`count` is 0)."""
+
+
+class ClientUpdate(Message, frozen=True):
+    """The reply to `ClientHeartbeat`."""
+
+    tasks: tuple[TaskAddress, ...]
+    """Tasks to read: all of the iteration that are neither over nor lost."""
+    finished: bool
+    """No task is left, none will come, and nothing is left to settle: what was received is all
+    there is."""
+    settle: tuple[int, ...] = ()
+    """Lost tasks that this client must settle (`SettleTask`), also where it received nothing."""
+    lost: tuple[LostUnits, ...] = ()
+    """Only if finished: what was lost with workers and clients."""
+    version: int = 0
+    """For `ClientHeartbeat.known`."""
+    same: bool = False
+    """Nothing changed since the version that the client knows: what that update said still holds,
+    and the other fields are empty."""
+    failed: str = ""
+    """Only if finished: not empty where the iteration was given up, with the reason."""
+    silent: tuple[str, ...] = ()
+    """Other clients of which nothing was heard for a moment, where nothing but that keeps the
+    iteration from its end: what they did not use is dealt again, if they are gone."""
+
+
+class ClientHeartbeat(Question[ClientUpdate], frozen=True):
+    """Say that a client is alive and reading. A NotFoundError says that the iteration was given up,
+    or that the dispatcher is another one."""
+
+    client_id: str
+    known: int = -1
+    """The `version` of the last update; -1: none yet."""
+
+
+class SettleTask(Question[Done], frozen=True):
+    """Say what this client received of a lost task, after which it takes no more of it. Units of
+    which nothing came to any of its clients are dealt again; of the others, those that came whole
+    to none are lost. A client that leaves a shared job early settles tasks that still run: for
+    what it used of them."""
+
+    client_id: str
+    task_id: int
+    received: tuple[tuple[int, int], ...]
+    """Ranges of units in dealt order that arrived whole (`Elements.done_from`)."""
+    touched: tuple[tuple[int, int], ...] = ()
+    """Ranges of units in dealt order of which something may have arrived (`Elements.touched`)."""
+
+
+class CloseIteration(Question[Done], frozen=True):
+    """Stop reading."""
+
+    client_id: str
+
+
+class ReportUnreachable(Question[Done], frozen=True):
+    """Say that the worker of a task does not answer."""
+
+    client_id: str
+    task_id: int
+    refused: bool
+    """The connection was refused or reset: nothing listens there any more. A worker that is only
+    silent is waited for."""

@@ -1,0 +1,114 @@
+"""Tasks: what a worker asks the dispatcher about one, and says of it."""
+
+from __future__ import annotations
+
+from headrace.serving.call import Done, Message, Question
+
+__all__ = [
+    "DropClient",
+    "FailTask",
+    "FinishTask",
+    "GetSplit",
+    "GetTask",
+    "HandBack",
+    "SplitGranted",
+    "TaskDefinition",
+]
+
+
+class TaskDefinition(Message, frozen=True):
+    """The reply to `GetTask`."""
+
+    task_id: int
+    iteration_id: int
+    dataset_id: str
+    digest: bytes
+    """Of the plan, for `GetPlan`."""
+    processing_mode: int
+    pass_number: tuple[int, ...]
+    seed: int
+    """The iteration's: the same for all its tasks."""
+    ticket: str
+    """What a client that the dispatcher sent shows, and what the worker shows the dispatcher."""
+    shard: int | None = None
+    of: int | None = None
+    starting_round: int | None = None
+
+
+class GetTask(Question[TaskDefinition], frozen=True):
+    """Ask what a task is about that a client asked for."""
+
+    worker_id: str
+    task_id: int
+
+
+class SplitGranted(Message, frozen=True):
+    """The reply to `GetSplit`: units from `start` to `stop` - 1."""
+
+    start: int
+    stop: int
+    """`start == stop` and not `wait`: nothing is left for this task."""
+    wait: bool = False
+    """Nothing now: the task has its share, or what others hold may yet come back. Ask again
+    soon."""
+    alone: bool = False
+    """Workers died with these units before: deliver what comes of them at once. Nothing more is
+    granted meanwhile."""
+
+
+class GetSplit(Question[SplitGranted], frozen=True):
+    """Ask for the next units of a task."""
+
+    worker_id: str
+    task_id: int
+    ticket: str
+    number: int
+    """How many grants the task has received so far; the same number gets the same units again. An
+    answer without units does not count."""
+    want: int
+    """Units that the worker would like; it gets no more."""
+    done: int
+    """All units before this one, in dealt order, are done: delivered and acknowledged. The
+    dispatcher forgets where they went."""
+
+
+class FinishTask(Question[Done], frozen=True):
+    """Say that a task's last element was handed out."""
+
+    worker_id: str
+    task_id: int
+    ticket: str
+
+
+class FailTask(Question[Done], frozen=True):
+    """Say that a task ended by an error of the worker's own: what it did not deliver is lost."""
+
+    worker_id: str
+    task_id: int
+    ticket: str
+    reason: str
+
+
+class HandBack(Question[Done], frozen=True):
+    """Say that units of a task were not delivered and never will be: they are dealt again."""
+
+    worker_id: str
+    task_id: int
+    ticket: str
+    units: tuple[tuple[int, int], ...]
+    """Ranges in dealt order."""
+
+
+class DropClient(Question[Done], frozen=True):
+    """Say what of a task a client that is gone was sent and had not acknowledged. It gets nothing
+    more of the task."""
+
+    worker_id: str
+    task_id: int
+    ticket: str
+    client_id: str
+    units: tuple[tuple[int, int], ...]
+    """Ranges in dealt order, all of whose elements went to that client alone: they are dealt
+    again, except for those that it said it used."""
+    lost: tuple[tuple[int, int], ...]
+    """Ranges of others of which something may have gone to it."""

@@ -1,0 +1,64 @@
+"""Workers: that they come, are there, and go."""
+
+from __future__ import annotations
+
+from headrace.serving.call import Done, Message, Question
+
+__all__ = [
+    "RegisterWorker",
+    "WorkerHeartbeat",
+    "WorkerLeaving",
+    "WorkerLeft",
+    "WorkerRegistered",
+    "WorkerUpdate",
+]
+
+
+class WorkerRegistered(Message, frozen=True):
+    """The reply to `RegisterWorker`."""
+
+    heartbeat_interval: float
+    """Seconds between heartbeats that keep this worker counted as alive with room to spare."""
+    incarnation: str
+    """Changes when a dispatcher starts without its journal: tasks of another one are over."""
+
+
+class RegisterWorker(Question[WorkerRegistered], frozen=True):
+    """Say that a worker is there and takes tasks."""
+
+    worker_id: str
+    """Another one each time that a worker process starts or registers again after it was lost."""
+    address: str
+    """Where clients reach it, as "host:port"; not a wildcard such as 0.0.0.0."""
+    tags: tuple[str, ...] = ()
+
+
+class WorkerUpdate(Message, frozen=True):
+    """The reply to `WorkerHeartbeat`."""
+
+    tasks_to_delete: tuple[int, ...]
+    incarnation: str = ""
+    departed: tuple[tuple[int, str], ...] = ()
+    """Tasks of the worker with clients that are gone (`DropClient`)."""
+
+
+class WorkerHeartbeat(Question[WorkerUpdate], frozen=True):
+    """Say that a worker is alive, and which tasks it holds. A NotFoundError says that it must
+    register again."""
+
+    worker_id: str
+    tasks: tuple[int, ...]
+
+
+class WorkerLeaving(Question[Done], frozen=True):
+    """Say that a worker is going to leave: it gets no new task and no new units, and delivers what
+    it has."""
+
+    worker_id: str
+
+
+class WorkerLeft(Question[Done], frozen=True):
+    """Say that a worker leaves now: it has delivered or handed back everything. What it did
+    neither with is lost."""
+
+    worker_id: str

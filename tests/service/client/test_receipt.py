@@ -1,0 +1,57 @@
+"""Which units came whole to a client: on answers as workers give them."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.service.client.receipt import Receipt
+from headrace.service.messages import Elements
+
+
+def answer(first: int, count: int, done: tuple[int, int], touched: int, begun: int = 0) -> Elements:
+    return Elements(
+        first=first,
+        count=count,
+        end=False,
+        done_from=done[0],
+        done_to=done[1],
+        touched=touched,
+        begun=begun,
+    )
+
+
+@pytest.mark.parametrize(
+    ("pairs", "runs"),
+    [
+        ([], ()),
+        ([(0, 0)], ()),
+        ([(0, 2), (2, 5)], ((0, 5),)),
+        ([(0, 2), (3, 5), (5, 5), (5, 6)], ((0, 2), (3, 6))),
+    ],
+)
+def test_runs_are_joined_where_they_meet(
+    pairs: list[tuple[int, int]], runs: tuple[tuple[int, int], ...]
+) -> None:
+    receipt = Receipt()
+    for start, stop in pairs:
+        receipt.add(answer(start, stop - start, (start, stop), stop, begun=start))
+    assert receipt.whole == runs
+
+
+def test_a_unit_whose_first_part_went_to_another_client_did_not_come_whole() -> None:
+    """Units of three elements; elements 4 to 6 went to somebody else."""
+    receipt = Receipt()
+    receipt.add(answer(0, 4, (0, 1), 2))
+    receipt.add(answer(7, 2, (2, 3), 3, begun=3))
+    assert receipt.whole == ((0, 1),)
+    assert receipt.touched == ((0, 3),)
+    receipt.add(answer(9, 3, (3, 4), 4, begun=3))
+    assert receipt.whole == ((0, 1), (3, 4))
+
+
+def test_a_unit_whose_parts_all_came_here_came_whole() -> None:
+    receipt = Receipt()
+    receipt.add(answer(6, 2, (2, 2), 3, begun=2))
+    receipt.add(answer(8, 2, (2, 3), 4, begun=3))
+    assert receipt.whole == ((2, 3),)
+    assert receipt.touched == ((2, 4),)

@@ -1,0 +1,170 @@
+"""A dispatcher that runs for long stays small: what nobody can ask for any more is forgotten."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.errors import NotFoundError
+from headrace.service import messages
+from headrace.service.config import DispatcherConfig
+from headrace.service.dispatcher import updates
+from headrace.service.dispatcher.limits import Limits
+from headrace.service.dispatcher.state import LOSSES_REMEMBERED, PASSES_REMEMBERED
+from tests.service.dispatcher.scenario import DYNAMIC, OFF, Scenario
+
+DAY = 86400.0
+
+
+@pytest.fixture
+def small() -> Scenario:
+    """Return a dispatcher that forgets after a minute."""
+    return Scenario(dataset_timeout=60.0, client_timeout=30.0, gc_timeout=5.0)
+
+
+def test_an_anonymous_dataset_that_nobody_uses_is_forgotten_with_its_plan_and_token(
+    small: Scenario,
+) -> None:
+    dataset_id = small.register(anonymous=True)
+    small.tick(59.0)
+    assert dataset_id in small.state.datasets
+    small.tick(3.0)
+    assert small.facts[-1] == updates.DatasetForgotten(dataset_id)
+    assert (small.state.datasets, small.state.tokens, small.state.plans) == ({}, {}, {})
+    with pytest.raises(NotFoundError, match="apply `distribute` again"):
+        small.open("c", dataset_id)
+    assert small.register(anonymous=True) == "1001", "an id is never used twice"
+    small.check()
+
+
+def test_a_dataset_that_somebody_was_given_the_id_of_is_never_forgotten(small: Scenario) -> None:
+    dataset_id = small.register()
+    small.tick(200.0)
+    assert dataset_id in small.state.datasets
+    # Also one that was anonymous before.
+    other = small.register(anonymous=True, fingerprint="other")
+    small.register(dataset_id=other, fingerprint="other")
+    assert small.facts[-1] == updates.DatasetKept(other)
+    small.tick(200.0)
+    assert other in small.state.datasets
+    small.check()
+
+
+def test_a_dataset_is_kept_while_a_job_reads_it_and_a_while_after(small: Scenario) -> None:
+    dataset_id = small.register(anonymous=True)
+    small.open("c", dataset_id)
+    for _ in range(20):
+        small.tick(10.0)
+        small.heartbeat("c")
+    small.close("c")
+    small.tick(59.0)
+    assert dataset_id in small.state.datasets
+    small.tick(3.0)
+    assert dataset_id not in small.state.datasets
+    small.check()
+
+
+def test_a_plan_that_another_dataset_has_is_kept(small: Scenario) -> None:
+    small.register()
+    other = small.register(anonymous=True)
+    small.tick(65.0)
+    assert other not in small.state.datasets
+    assert len(small.state.plans) == 1
+    small.check()
+
+
+def test_a_plan_that_never_got_a_dataset_is_forgotten(small: Scenario) -> None:
+    small.put_plan()
+    small.tick(29.0)
+    assert small.state.plans
+    small.tick(2.0)
+    assert not small.state.plans
+    small.check()
+
+
+def test_a_pause_of_the_dispatcher_is_no_time_in_which_a_dataset_was_not_used(
+    small: Scenario,
+) -> None:
+    dataset_id = small.register(anonymous=True)
+    small.tick(1.0)
+    small.pause(1e6)
+    small.tick(1.0)
+    assert dataset_id in small.state.datasets
+
+
+def test_datasets_are_kept_for_a_week_and_for_ever_where_nothing_is_collected() -> None:
+    assert Limits.of(DispatcherConfig()).dataset_timeout == 7 * DAY
+    assert Limits.of(DispatcherConfig(job_gc_timeout_ms=-1)).dataset_timeout is None
+
+
+def test_passes_that_were_read_are_remembered_in_little_memory(small: Scenario) -> None:
+    small.register(5)
+    small.add_worker("v")
+    passes = PASSES_REMEMBERED + 50
+    for number in range(passes):
+        small.open("c", pass_number=(3, number), processing_mode=OFF, job_name="job")
+        task = small.state.next_task - 1
+        small.finish("v", task)
+        small.close("c")
+        small.tick(5.5)
+        small.beat("v")
+    job = small.state.jobs[5000]
+    assert job.iterations == {}
+    assert len(job.forgotten) == PASSES_REMEMBERED
+    assert job.over == {(3,): ((0, 50),)}
+    assert job.passes == passes
+    small.restart()
+    for number in (0, 49, 50, passes - 1):
+        opened = small.open("d", pass_number=(3, number), processing_mode=OFF, job_name="job")
+        assert opened.finished, number
+        assert opened.finished_by
+    small.beat("v")
+    assert not small.open(
+        "d", pass_number=(3, passes), processing_mode=OFF, job_name="job"
+    ).finished
+    small.check()
+
+
+def join(scene: Scenario, worker_id: str) -> None:
+    """Let a worker join, without the comparison of states around it, which costs with many."""
+    request = messages.RegisterWorker(worker_id=worker_id, address="host:1")
+    scene.facts += scene.dispatcher.handle(request, scene.now)[1]
+
+
+def test_an_iteration_that_lost_very_many_workers_remembers_what_was_lost_and_not_each_task(
+    scene: Scenario,
+) -> None:
+    scene.register(-1)
+    scene.open("c", processing_mode=DYNAMIC)
+    deaths = LOSSES_REMEMBERED + 300
+    for number in range(deaths):
+        join(scene, f"w{number}")
+        task = scene.state.next_task - 1
+        for request in (
+            scene.split_request(task, want=1),
+            messages.WorkerLeft(worker_id=f"w{number}"),
+            messages.SettleTask(client_id="c", task_id=task, received=(), touched=((0, 1),)),
+        ):
+            scene.facts += scene.dispatcher.handle(request, scene.now)[1]
+        scene.tick()
+    iteration = scene.state.iterations[2000]
+    assert len(iteration.tasks) <= 300
+    assert len(iteration.missing) <= LOSSES_REMEMBERED
+    remembered = sum(len(scene.state.tasks[each].missing) for each in iteration.tasks)
+    told = sum(stop - start for each in iteration.missing for start, stop in each.units)
+    assert remembered + told + iteration.missing_before == deaths
+
+
+def test_a_copy_that_goes_on_for_ever_does_not_remember_each_worker_that_was_there(
+    scene: Scenario,
+) -> None:
+    scene.register(-1)
+    scene.open("c", processing_mode=OFF)
+    scene.add_worker("stays")
+    for number in range(600):
+        join(scene, f"w{number}")
+        leaving = messages.WorkerLeft(worker_id=f"w{number}")
+        scene.facts += scene.dispatcher.handle(leaving, scene.now)[1]
+        scene.tick()
+    iteration = scene.state.iterations[2000]
+    assert len(iteration.tasks) <= 300
+    assert [task.worker_id for task in scene.state.running_tasks(iteration)] == ["stays"]

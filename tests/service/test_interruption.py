@@ -1,0 +1,228 @@
+"""Ctrl-C at any instant of `next` over the service: it goes on, nothing is lost or doubled."""
+
+from __future__ import annotations
+
+import _weakrefset
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+import pytest
+
+import headrace as hr
+from headrace.errors import FailedPreconditionError
+from headrace.service import LocalCluster, ShardingPolicy, distribute
+from tests.service.reading import wait_until
+
+pytestmark = pytest.mark.system
+
+Dataset = hr.Dataset
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    with LocalCluster(num_workers=2, processes=False) as cluster:
+        yield cluster
+
+
+#: What is raised where Python calls back (a finalizer), it reports and forgets.
+CALLED_BACK = (weakref.__file__, _weakrefset.__file__)
+
+
+class Alarm(BaseException):
+    """Not an error: something that comes from outside."""
+
+
+PIPELINES: dict[str, Callable[[Dataset], Dataset]] = {
+    "alone": lambda remote: remote,
+    "map": lambda remote: remote.map(lambda x: x + 0),
+    "batch": lambda remote: remote.batch(7).unbatch(),
+    "shuffle": lambda remote: remote.shuffle(50, seed=3),
+    "filter": lambda remote: remote.filter(lambda x: int(x) >= 0),
+    "repeat": lambda remote: remote.take(3000),
+    "prefetch": lambda remote: remote.prefetch(4),
+}
+
+
+def interrupt_at_random(
+    iterator: Iterator[object], seconds: float, seed: int
+) -> tuple[list[int], int]:
+    """Read to the end, with an alarm at random instants of `next`; return also how many."""
+    chance = random.Random(seed)
+    inside = False
+
+    def on_alarm(number: int, frame: FrameType | None) -> None:
+        if not inside:
+            return
+        while frame is not None and frame.f_code.co_filename not in CALLED_BACK:
+            if frame.f_code is hr.DatasetIterator.__next__.__code__:
+                raise Alarm
+            frame = frame.f_back
+
+    got: list[int] = []
+    alarms, patience = 0, 1.0
+    before = signal.signal(signal.SIGALRM, on_alarm)
+    deadline = time.monotonic() + seconds
+    try:
+        while time.monotonic() < deadline:
+            signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-6, 3e-3) * patience)
+            inside = True
+            try:
+                element = next(iterator)
+            except Alarm:
+                inside = False
+                alarms += 1
+                # Building again takes time, and more where others work.
+                patience = min(patience * 1.5, 100.0)
+                continue
+            except StopIteration:
+                break
+            inside = False
+            patience = 1.0
+            got.append(int(element))  # type: ignore[call-overload]
+        else:
+            raise AssertionError(f"not at the end after {seconds:g} s and {len(got)} elements")
+    finally:
+        inside = False
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    return got, alarms
+
+
+@pytest.mark.parametrize("mode", [ShardingPolicy.DYNAMIC, ShardingPolicy.OFF])
+@pytest.mark.parametrize("name", PIPELINES)
+def test_an_interruption_at_any_instant_loses_and_repeats_nothing(
+    cluster: LocalCluster, name: str, mode: ShardingPolicy
+) -> None:
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    size = 3000
+    if mode == ShardingPolicy.OFF:
+        size = 1500  # two copies
+    remote = Dataset.range(size).apply(distribute(mode, cluster.target))
+    with iter(PIPELINES[name](remote)) as iterator:
+        got, alarms = interrupt_at_random(iterator, 60.0, seed)
+    want = sorted(list(range(size)) * (3000 // size))
+    assert sorted(got) == want
+    assert alarms > 0
+
+
+def test_clients_of_a_job_share_each_element_once_though_one_is_interrupted(
+    cluster: LocalCluster,
+) -> None:
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    share = distribute(ShardingPolicy.DYNAMIC, cluster.target, job_name=f"job {seed}")
+    one, two = (iter(Dataset.range(3000).apply(share)) for _ in range(2))
+    with one, two:
+        rest = [int(next(two)) for _ in range(100)]
+        got, alarms = interrupt_at_random(one, 60.0, seed)
+        rest += [int(x) for x in two]
+    assert sorted(got + rest) == list(range(3000))
+    assert alarms > 0
+
+
+def test_an_error_that_was_raised_is_not_raised_again_after_an_interruption(
+    cluster: LocalCluster,
+) -> None:
+    def fail(x: int) -> int:
+        if x == 5:
+            raise ValueError("five")
+        return x
+
+    calls = 0
+
+    def interrupt(x: int) -> int:
+        nonlocal calls
+        calls += 1
+        if calls == 9:
+            raise KeyboardInterrupt
+        return x
+
+    share = distribute(ShardingPolicy.DYNAMIC, cluster.target)
+    with iter(Dataset.range(20).map(fail).apply(share).map(interrupt)) as iterator:
+        got, errors, interruptions = [], 0, 0
+        while True:
+            try:
+                got.append(int(next(iterator)))
+            except StopIteration:
+                break
+            except KeyboardInterrupt:
+                interruptions += 1
+            except Exception:
+                errors += 1
+    assert sorted(got) == [x for x in range(20) if x != 5]
+    assert (errors, interruptions) == (1, 1)
+
+
+def test_what_is_kept_to_go_back_is_bounded(cluster: LocalCluster) -> None:
+    remote = (
+        Dataset.range(40_000).batch(4).apply(distribute(ShardingPolicy.DYNAMIC, cluster.target))
+    )
+    kept = 0
+    with iter(remote) as iterator:
+        for _ in iterator:
+            (reader,) = list(remote.plan.source.keeper._readers.values())  # type: ignore[attr-defined]
+            kept = max(kept, len(reader._kept._given))
+    assert kept <= 20
+
+
+def test_a_state_is_still_refused_in_the_middle_of_a_pass(cluster: LocalCluster) -> None:
+    remote = Dataset.range(100).apply(distribute(ShardingPolicy.OFF, cluster.target))
+    with iter(remote) as iterator:
+        next(iterator)
+        state = iterator.get_state()
+        with iter(remote) as other, pytest.raises(FailedPreconditionError, match="cannot be"):
+            other.set_state(state)
+            next(other)
+
+
+SCRIPT = """
+import json, sys
+import headrace as hr
+from headrace.service import ShardingPolicy, distribute
+
+dataset = hr.Dataset.range(200_000).batch(10).apply(distribute(ShardingPolicy.DYNAMIC, sys.argv[1]))
+got, interruptions = [], 0
+iterator = iter(dataset)
+print("ready", flush=True)
+while True:
+    try:
+        element = None
+        element = next(iterator)
+        got += element.tolist()
+        element = None
+    except KeyboardInterrupt:
+        interruptions += 1
+        if element is not None and got[-10:] != element.tolist():
+            got += element.tolist()
+        print("interrupted", flush=True)
+    except StopIteration:
+        break
+print(json.dumps([len(got), len(set(got)), interruptions]), flush=True)
+"""
+
+
+def test_a_process_that_catches_ctrl_c_reads_each_element_once(cluster: LocalCluster) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, cluster.target], stdout=subprocess.PIPE, text=True
+    ) as client:
+        assert client.stdout is not None
+        assert client.stdout.readline() == "ready\n"
+        heard: list[str] = []
+        for _ in range(3):
+            time.sleep(0.05)
+            if client.poll() is None:
+                client.send_signal(signal.SIGINT)
+        heard = client.stdout.read().splitlines()
+        wait_until(lambda: client.poll() is not None)
+    count, different, interruptions = json.loads(heard[-1])
+    assert different == 200_000
+    assert count == different
+    assert interruptions >= 1

@@ -1,0 +1,136 @@
+"""A server's core that only counts, and a journal for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from headrace.errors import NotFoundError
+from headrace.serving.blobs import BlobPart, BlobPlace
+from headrace.serving.journal import Format
+from headrace.transport.channel import Request
+
+
+class Added(msgspec.Struct, frozen=True, tag=True):
+    by: int
+
+
+class Count(msgspec.Struct):
+    total: int = 0
+    added: int = 0
+
+
+def apply(state: Count, fact: Added) -> None:
+    state.added += 1
+    state.total += fact.by
+    if fact.by == 666:
+        raise KeyError("no such number")
+
+
+FORMAT = Format(
+    number=7,
+    file_name="count.sqlite",
+    owner="counter",
+    fresh_start="begin to count again",
+    decode_facts=msgspec.msgpack.Decoder(list[Added]).decode,
+    decode_state=msgspec.msgpack.Decoder(Count).decode,
+    first_state=Count,
+    apply=apply,
+)
+
+
+class Add(msgspec.Struct, frozen=True, tag=True):
+    by: int
+
+
+class Put(msgspec.Struct, frozen=True, tag=True):
+    key: bytes
+    part: bytes
+
+
+class Get(msgspec.Struct, frozen=True, tag=True):
+    key: bytes
+
+
+class Total(msgspec.Struct, frozen=True, tag=True):
+    total: int
+    part: bytes = b""
+
+
+NOTHING = Total(0)
+
+
+@dataclass(frozen=True)
+class Decided:
+    facts: tuple[Added, ...] = ()
+    reply: Total = NOTHING
+    blobs: tuple[BlobPart, ...] = ()
+    place: BlobPlace | None = None
+
+    def answer(self, read_blob: Callable[[BlobPlace], bytes]) -> Total:
+        if self.place is None:
+            return self.reply
+        return msgspec.structs.replace(self.reply, part=read_blob(self.place))
+
+
+@dataclass
+class Counter:
+    """Adds what it is asked to add, and 1000 with each tick that comes 10 s after the last."""
+
+    state: Count
+    since: float
+    blobs: set[bytes] = field(default_factory=set)
+
+    def decide(self, request: Any, now: float) -> Decided:
+        match request:
+            case Add(by=0):
+                raise NotFoundError("nothing to add")
+            case Add(by=-1):
+                raise KeyError("a bug")
+            case Add(by=by):
+                return Decided((Added(by),), Total(self.state.total + by))
+            case Put(key=key, part=part):
+                self.blobs.add(key)
+                return Decided(blobs=(BlobPart(key, 0, part),))
+            case Get(key=key):
+                return Decided(place=BlobPlace(key, 0))
+        raise AssertionError(request)
+
+    def apply(self, decision: Decided, now: float) -> Sequence[Added]:
+        for fact in decision.facts:
+            apply(self.state, fact)
+        return decision.facts
+
+    def tick(self, now: float) -> Sequence[Added]:
+        if now - self.since < 10:
+            return []
+        self.since = now
+        self.blobs.clear()
+        return self.apply(Decided((Added(1000),)), now)
+
+
+def begin(state: Count, now: float) -> tuple[Counter, Sequence[Added]]:
+    """Begin at 100."""
+    facts: Collection[Added] = [Added(100)] if not state.added else []
+    for fact in facts:
+        apply(state, fact)
+    return Counter(state, now), list(facts)
+
+
+class Asked(Request):
+    """A request whose answer is kept."""
+
+    def __init__(self, message: msgspec.Struct) -> None:
+        self.message, self.buffers, self.peer = message, (), "test"
+        self.answer: Any = None
+
+    def reply(self, message: msgspec.Struct, buffers: object = ()) -> None:
+        assert self.answer is None
+        self.answer = message
+
+    def fail(self, error: Exception) -> None:
+        assert self.answer is None
+        self.answer = error
