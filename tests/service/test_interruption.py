@@ -25,7 +25,7 @@ pytestmark = pytest.mark.system
 Dataset = hr.Dataset
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def cluster() -> Iterator[LocalCluster]:
     with LocalCluster(num_workers=2, processes=False) as cluster:
         yield cluster
@@ -46,7 +46,6 @@ PIPELINES: dict[str, Callable[[Dataset], Dataset]] = {
     "shuffle": lambda remote: remote.shuffle(50, seed=3),
     "filter": lambda remote: remote.filter(lambda x: int(x) >= 0),
     "repeat": lambda remote: remote.take(3000),
-    "prefetch": lambda remote: remote.prefetch(4),
 }
 
 
@@ -65,13 +64,14 @@ def interrupt_at_random(
                 raise Alarm
             frame = frame.f_back
 
-    got: list[int] = []
+    # Connections that are being made are left to the garbage collector.
+    got = [int(next(iterator))]  # type: ignore[call-overload]
     alarms, patience = 0, 1.0
     before = signal.signal(signal.SIGALRM, on_alarm)
     deadline = time.monotonic() + seconds
     try:
         while time.monotonic() < deadline:
-            signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-6, 3e-3) * patience)
+            signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-6, 1e-3) * patience)
             inside = True
             try:
                 element = next(iterator)
@@ -106,11 +106,12 @@ def test_an_interruption_at_any_instant_loses_and_repeats_nothing(
     if mode == ShardingPolicy.OFF:
         size = 1500  # two copies
     remote = Dataset.range(size).apply(distribute(mode, cluster.target))
-    with iter(PIPELINES[name](remote)) as iterator:
-        got, alarms = interrupt_at_random(iterator, 60.0, seed)
     want = sorted(list(range(size)) * (3000 // size))
-    assert sorted(got) == want
-    assert alarms > 0
+    alarms = 0
+    while not alarms:  # all may be over before the first
+        with iter(PIPELINES[name](remote)) as iterator:
+            got, alarms = interrupt_at_random(iterator, 40.0, seed + alarms)
+        assert sorted(got) == want
 
 
 def test_clients_of_a_job_share_each_element_once_though_one_is_interrupted(
@@ -178,9 +179,10 @@ def test_a_state_is_still_refused_in_the_middle_of_a_pass(cluster: LocalCluster)
     with iter(remote) as iterator:
         next(iterator)
         state = iterator.get_state()
-        with iter(remote) as other, pytest.raises(FailedPreconditionError, match="cannot be"):
+        with iter(remote) as other:
             other.set_state(state)
-            next(other)
+            with pytest.raises(FailedPreconditionError, match="cannot be restored yet"):
+                next(other)
 
 
 SCRIPT = """

@@ -25,6 +25,8 @@ class Scenario:
 
     def __init__(self, **limits: Any) -> None:
         self.now = 0.0
+        #: Whether to see that refused requests change nothing, which takes long with many requests.
+        self.compares = True
         self.limits = Limits(**limits)
         self.facts: list[Update] = [STARTED]
         self.dispatcher = Dispatcher(self.replay(), self.limits, self.now)
@@ -34,11 +36,11 @@ class Scenario:
         return self.dispatcher.state
 
     def ask(self, request: messages.DispatcherRequest) -> Any:
-        before = copy.deepcopy(self.state)
+        before = copy.deepcopy(self.state) if self.compares else None
         try:
             decision, facts = self.dispatcher.handle(request, self.now)
         except Exception:
-            assert self.state == before, "a refused request changed the state"
+            assert not self.compares or self.state == before, "a refused request changed the state"
             raise
         self.facts += facts
         return decision.reply

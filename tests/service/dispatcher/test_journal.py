@@ -126,7 +126,8 @@ def test_facts_that_were_ever_written_still_mean_the_same() -> None:
     assert state.iterations[2005].returned == ((3, 5), (7, 10))
     assert state.datasets.keys() == {"1000", "1001", "1002", "1004"}
     assert not state.datasets["1004"].anonymous
-    assert (state.incarnation, state.next_task, state.next_job) == ("run", 4013, 5006)
+    assert state.tasks[4013].lasted
+    assert (state.incarnation, state.next_task, state.next_job) == ("run", 4014, 5007)
     snapshot = msgspec.msgpack.decode(base64.b64decode(golden["snapshot"]), type=DispatcherState)
     assert snapshot == state
 

@@ -111,6 +111,7 @@ class _Epoch:
         self.parts = (lambda unit: 1 + unit % 3) if clients == 1 else (lambda unit: 1)
         self.window = 4 if clients == 1 else 1
         self.scene = Scenario()
+        self.scene.compares = False
         self.scene.register(size)
         self.clients = [_Client(f"client {number}") for number in range(clients)]
         for client in self.clients:

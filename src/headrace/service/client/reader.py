@@ -131,19 +131,9 @@ class RemoteReader:
         self.delivered: dict[str, int] = {}
         self._closing = False
         self._reported_lost = False
-        with dial() as stub:
-            opened = self._open(stub)
-        if opened.finished and opened.finished_by:
-            _log.warning(
-                "job %r has no elements left in pass %s: %s. A job's pass is read once; choose "
-                "another job_name to read it again",
-                opened.job_name,
-                opening.pass_number,
-                opened.finished_by,
-            )
-        tasks, finished = self._readable(opened.tasks, opened.finished)
-        opened = msgspec.structs.replace(opened, tasks=tasks, finished=finished)
-        self._session.opened(opened, time.monotonic())
+        self._dial = dial
+        #: Whether the dispatcher may know this client, and whether it said what there is to read.
+        self._is_joining = self._is_open = False
         #: The I/O thread's, which looks before it waits for the first time.
         self._inbox: Inbox | None = None
         #: Taken by the thread when it begins; released when it is over.
@@ -174,12 +164,32 @@ class RemoteReader:
             self._current = given
 
     def _begin(self) -> None:
-        """Start the thread, if it does not run: a reader that was only opened asks for nothing.
+        """Open, and start the thread, unless that was done: who does not read asks for nothing.
 
         Where an interruption leaves that open, it is started twice, and one ends at once.
         """
+        if not self._is_open and not self._closing:
+            self._join()
         if not self._begun.locked():
             threading.Thread(target=self._run, name="headrace-client", daemon=True).start()
+
+    def _join(self) -> None:
+        """Open the iteration: here, so that after an interruption it is the same client again."""
+        self._is_joining = True
+        with self._dial() as stub:
+            opened = self._open(stub)
+        if opened.finished and opened.finished_by:
+            _log.warning(
+                "job %r has no elements left in pass %s: %s. A job's pass is read once; choose "
+                "another job_name to read it again",
+                opened.job_name,
+                self._opening.pass_number,
+                opened.finished_by,
+            )
+        tasks, finished = self._readable(opened.tasks, opened.finished)
+        opened = msgspec.structs.replace(opened, tasks=tasks, finished=finished)
+        self._session.opened(opened, time.monotonic())
+        self._is_open = True
 
     def _next_given(self) -> Given | None:
         """Return what comes next: again, after an interruption, or for the first time."""
@@ -344,6 +354,8 @@ class RemoteReader:
         with self._lock:
             self._closing = True
             self._results.clear()
+        if not self._is_joining:
+            return
         self._begin()
         self._ring()
         self._wake()
@@ -368,6 +380,9 @@ class RemoteReader:
         self._thread = threading.current_thread()
         try:
             self._read_on()
+        except BaseException as error:
+            _log.exception("reading from the dispatcher at %s failed", self._dispatcher)
+            self._fail(HeadraceError(f"reading failed by an error of its own: {error!r}"))
         finally:
             self._over.release()
             self._ring()
@@ -383,9 +398,6 @@ class RemoteReader:
                     self._ring()
                 self._do(actions, wires)
                 self._take(wires.wait(min(actions.wake_in, _LONGEST_WAIT)))
-        except BaseException as error:
-            _log.exception("reading from the dispatcher at %s failed", self._dispatcher)
-            self._fail(HeadraceError(f"reading failed by an error of its own: {error!r}"))
         finally:
             wires.close(self._last_words(), CloseIteration(client_id=self._opening.client_id))
 

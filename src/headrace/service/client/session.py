@@ -219,9 +219,10 @@ class Session:
         for address in tasks:
             if address.task_id not in self._arrived:
                 task = _Task(address)
+                # In this order: an interruption may repeat it, and not leave out a part.
+                self._budget.add(address.task_id)
                 self._tasks[address.task_id] = task
                 self._arrived[address.task_id] = task.arrived
-                self._budget.add(address.task_id)
 
     def settled(self, task_id: int) -> None:
         """Take note that the dispatcher knows what arrived of a lost task."""

@@ -323,6 +323,10 @@ def _task_lost(state: DispatcherState, fact: updates.TaskLost) -> None:
     _give_up(state, task)
 
 
+def _copy_lasted(state: DispatcherState, fact: updates.CopyLasted) -> None:
+    _running(state, fact.task_id).lasted = True
+
+
 def _tasks_forgotten(state: DispatcherState, fact: updates.TasksForgotten) -> None:
     iteration = state.iterations[fact.iteration_id]
     for task_id in fact.task_ids:
@@ -517,6 +521,7 @@ _APPLY: dict[type, Callable[[DispatcherState, Any], None]] = {
     updates.TaskFailed: _task_failed,
     updates.TaskLost: _task_lost,
     updates.TaskSettled: _task_settled,
+    updates.CopyLasted: _copy_lasted,
     updates.TasksForgotten: _tasks_forgotten,
     updates.ClientJoined: _client_joined,
     updates.ClientLeft: _client_left,

@@ -7,8 +7,8 @@ gets another task.
 
 Where nothing is dealt, each task is a whole copy, and one that is lost ends there: no copy takes
 its place, neither at its address nor elsewhere, unless all were lost. Then those that are there or
-join make another attempt. After three the iteration is given up: what kills every worker would
-otherwise yield the same elements again and again.
+join make another attempt. After three, none of which lasted a minute, the iteration is given up:
+what kills every worker would otherwise yield the same elements again and again.
 
 An iteration is over when no task runs and somebody reached the end, or nothing is left to deal. A
 task that runs and holds nothing does not keep it open once nothing can be dealt any more: its
@@ -61,6 +61,12 @@ def _next_attempt(state: DispatcherState, iteration_id: int) -> int:
         return 0
     tasks = state.tasks_of(iteration)
     return max((task.attempt for task in tasks), default=-1) + _all_lost(tasks)
+
+
+def _short_attempts(tasks: list[Task]) -> int:
+    """Return how many attempts in a row, up to the last, ended soon."""
+    lasted = max((task.attempt for task in tasks if task.lasted), default=-1)
+    return max(task.attempt for task in tasks) - lasted
 
 
 def _all_lost(tasks: list[Task]) -> bool:
@@ -147,8 +153,9 @@ def _failure(tasks: list[Task]) -> str:
     if not _all_lost(tasks):
         return ""
     return (
-        f"every worker that had a copy of this iteration was lost: {len(tasks)} workers in "
-        f"{_MOST_ATTEMPTS} attempts, the last at {tasks[-1].address} ({tasks[-1].reason}). A "
+        "every worker that had a copy of this iteration was lost, within a minute "
+        f"{_MOST_ATTEMPTS} times in a row: {len(tasks)} workers, the last at {tasks[-1].address} "
+        f"({tasks[-1].reason}). A "
         "function of the dataset may kill or block its process; the workers' logs may say more"
     )
 
@@ -159,7 +166,7 @@ def _is_over(state: DispatcherState, iteration: Iteration) -> bool:
         return False
     if phases == {TaskPhase.LOST}:
         if iteration.positions is None:
-            return _next_attempt(state, iteration.iteration_id) >= _MOST_ATTEMPTS
+            return _short_attempts(state.tasks_of(iteration)) >= _MOST_ATTEMPTS
         return iteration.rest == 0
     # Where every worker that could go on has failed at it, what is left would wait for ever.
     given_up = TaskPhase.FAILED in phases and not _able(state, iteration)

@@ -39,6 +39,9 @@ class Moment:
     limits: Limits
     unreachable: Unreachable
     last_use: LastUse
+    """Of datasets and plans."""
+    running: LastUse
+    """Since when copies run."""
 
     def is_silent(self, client_id: str, iteration_id: int) -> bool:
         """Whether a client was not heard of since a task of its iteration ended: it may be gone."""

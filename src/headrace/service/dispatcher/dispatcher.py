@@ -69,6 +69,7 @@ _DECIDERS: dict[type, Callable[[DispatcherState, Any, Moment], Decision]] = {
 _CHORES: tuple[Callable[[DispatcherState, Moment], list[Update]], ...] = (
     liveness.expire_workers,
     liveness.give_up_unreachable,
+    liveness.note_lasting_copies,
     clients.expire_clients,
     clients.settle_for_silent,
     liveness.collect_idle,
@@ -84,7 +85,7 @@ class Dispatcher:
         self.state = state
         self.presence = Presence.of(state, now)
         self.limits = limits
-        self._unreachable, self._last_use = Unreachable(), LastUse()
+        self._unreachable, self._last_use, self._running = Unreachable(), LastUse(), LastUse()
         self._pulse = Pulse(limits.tick_interval, now)
 
     @property
@@ -144,6 +145,7 @@ class Dispatcher:
             self.presence.forgive(pause, now)
             self._unreachable.forgive(pause, now)
             self._last_use.forgive(pause, now)
+            self._running.forgive(pause, now)
             return []
         self.presence.abandon_uploads(now - self.limits.client_timeout)
         self._unreachable.forget_old(now)
@@ -154,7 +156,9 @@ class Dispatcher:
         return facts
 
     def _moment(self, now: float) -> Moment:
-        return Moment(now, self.presence, self.limits, self._unreachable, self._last_use)
+        return Moment(
+            now, self.presence, self.limits, self._unreachable, self._last_use, self._running
+        )
 
     def _apply(self, facts: Sequence[Update], now: float) -> list[Update]:
         applied: list[Update] = []

@@ -25,6 +25,8 @@ class Limits:
     """What workers are asked to keep."""
     suspect_timeout: float = 1.0
     """A worker that refuses connections is lost after so much silence: two heartbeats missed."""
+    copy_lasts: float = 60.0
+    """A copy of a dataset that ran for so long was not killed by what it reads."""
     reach_timeout: float = 60.0
     """A task is given up when all its clients have said for so long that they cannot reach its
     worker, which runs."""

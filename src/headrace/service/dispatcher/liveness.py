@@ -16,6 +16,7 @@ __all__ = [
     "collect_idle",
     "expire_workers",
     "give_up_unreachable",
+    "note_lasting_copies",
     "report_unreachable",
     "worker_heartbeat",
     "worker_leaving",
@@ -107,6 +108,23 @@ def expire_workers(state: DispatcherState, moment: Moment) -> list[Update]:
             reason += f" was not heard of for {silent:.0f} s"
             lost.append(updates.WorkerLost(worker_id=worker_id, reason=reason))
     return lost
+
+
+def note_lasting_copies(state: DispatcherState, moment: Moment) -> list[Update]:
+    """Note which copies have run for long."""
+    running = [
+        task.task_id
+        for iteration in state.iterations.values()
+        if iteration.positions is None and not iteration.finished
+        for task in state.running_tasks(iteration)
+        if not task.lasted
+    ]
+    moment.running.watch(running, moment.now)
+    return [
+        updates.CopyLasted(task_id=task_id)
+        for task_id in running
+        if moment.running.since(task_id, moment.now) > moment.limits.copy_lasts
+    ]
 
 
 def give_up_unreachable(state: DispatcherState, moment: Moment) -> list[Update]:

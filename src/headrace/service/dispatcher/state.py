@@ -212,6 +212,8 @@ class Task(msgspec.Struct):
     starting_round: int | None = None
     #: How often all tasks that the iteration had were lost before; 0 where units are dealt.
     attempt: int = 0
+    #: It ran for long, without anything dealt: the loss of all copies counts as the first again.
+    lasted: bool = False
     #: Number of grants, and the last of them in case it is asked for again.
     grants: int = 0
     last: tuple[int, int] = (0, 0)

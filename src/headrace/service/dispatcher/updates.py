@@ -18,6 +18,7 @@ __all__ = [
     "ClientDropped",
     "ClientJoined",
     "ClientLeft",
+    "CopyLasted",
     "DatasetForgotten",
     "DatasetKept",
     "DatasetRegistered",
@@ -202,6 +203,12 @@ class TaskFailed(Fact, frozen=True):
     reason: str
 
 
+class CopyLasted(Fact, frozen=True):
+    """A task in which nothing is dealt has run for so long that its dataset kills no worker."""
+
+    task_id: int
+
+
 class TaskLost(Fact, frozen=True):
     """A task was given up, though its worker is there."""
 
@@ -310,6 +317,7 @@ Update: TypeAlias = (
     | TaskFinished
     | TaskFailed
     | TaskLost
+    | CopyLasted
     | TaskSettled
     | TasksForgotten
     | ClientJoined

@@ -334,9 +334,7 @@ class WorkerServer:
                 self._config.dispatcher_address,
             )
             return self._register(stub)
-        tasks.drop_clients(
-            update.departed, lambda word: stub.call(word, timeout=_CALL_SECONDS)
-        )
+        tasks.drop_clients(update.departed, lambda word: stub.call(word, timeout=_CALL_SECONDS))
         tasks.delete(update.tasks_to_delete)
         tasks.report_finished(lambda word: stub.call(word, timeout=_CALL_SECONDS))
         return interval
