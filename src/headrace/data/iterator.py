@@ -73,8 +73,8 @@ class DatasetIterator:
         self._offset = 0
         self._rows: list[Any] = []
         self._pace = Pace()
-        #: Whether what runs stands at the place. It does not while it is at work.
-        self._is_there = False
+        #: What runs, where it stands at the place. It does not while it is at work.
+        self._ready: ElementIterator | None = None
         self._has_ended = False
 
     def _leave_to_parent(self) -> list[ElementIterator]:
@@ -95,26 +95,23 @@ class DatasetIterator:
         if offset < len(rows):
             self._offset = offset + 1
             return rows[offset]
-        return self._refill()
-
-    def _refill(self) -> Any:
-        if not self._is_there:
+        iterator = self._ready
+        if iterator is None:
             if self._has_ended:
                 raise StopIteration
-            self._resume()
+            iterator = self._resume()
         elif self._keepers:
             self._say_where()
-        iterator = self._running[0]
         # While this is at work the place stays what it was: an interruption leads back to it.
-        self._is_there = False
-        rows = _NONE_AHEAD
+        self._ready = None
         try:
             if iterator.gives_rows:
+                rows = _NONE_AHEAD
                 row = iterator.next_row()
                 states, offset = iterator.place()
             else:
                 # Let go of the rows in hand first: their memory serves for the next ones.
-                self._rows = []
+                rows = self._rows = []
                 chunk = self._next_chunk(iterator)
                 row = END
                 if chunk is not None:
@@ -122,9 +119,7 @@ class DatasetIterator:
                     row = rows[0]
         except Exception as error:
             _raise_interruption(error)
-            state = iterator.get_state()
-            self._states, self._offset = lambda index: state, 0
-            self._is_there = True
+            self._stand_at(iterator)
             raise
         if row is END:
             iterator.close()
@@ -136,15 +131,22 @@ class DatasetIterator:
         self._states = states
         self._offset = offset
         self._rows = rows
-        self._is_there = True
+        self._ready = iterator
         return row
+
+    def _stand_at(self, iterator: ElementIterator) -> None:
+        """Make the place after an error that is being raised the place."""
+        # Not in `__next__`: a variable that a lambda needs would make each of its calls slower.
+        state = iterator.get_state()
+        self._states, self._offset, self._rows = lambda index: state, 0, _NONE_AHEAD
+        self._ready = iterator
 
     def _next_chunk(self, iterator: ElementIterator) -> Chunk | None:
         if iterator.reads_ahead_freely:
             return self._pace.next_chunk(iterator)
         return iterator.next_chunk(iterator.at_hand)
 
-    def _resume(self) -> None:
+    def _resume(self) -> ElementIterator:
         """Build what runs, at the place."""
         state = self._states(self._offset)
         if self._running:
@@ -156,6 +158,7 @@ class DatasetIterator:
         if state is not None:
             iterator.set_state(state)
         self._states, self._offset = lambda index: state, 0
+        return iterator
 
     def _say_where(self) -> None:
         """Let go of what was kept to come back to this place, or to one before."""
@@ -195,9 +198,8 @@ class DatasetIterator:
         stream = self._states(self._offset)
         if stream is None:
             # The beginning, too, is a place: of what a cache holds now, for one.
-            self._resume()
-            self._is_there = True
-            stream = self._running[0].get_state()
+            self._ready = self._resume()
+            stream = self._ready.get_state()
         state = {
             "version": _VERSION,
             "plan": self._identity,
@@ -232,7 +234,7 @@ class DatasetIterator:
     def close(self) -> None:
         """Release threads and files; the iterator is at its end then. May be called twice."""
         self._has_ended = True
-        self._is_there = False
+        self._ready = None
         self._rows = []
         for keeper in self._keepers:
             keeper.leave_off(self)

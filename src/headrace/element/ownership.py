@@ -75,6 +75,11 @@ def owned(value: Any) -> Element:
     cls = type(value)
     if cls in _SCALARS:
         return value
+    if cls in _NUMBERS:
+        try:
+            return _NUMBERS[cls](value)
+        except OverflowError:
+            return _copied(normalize(value))  # an int that int64 does not hold
     # The common cases stay in this frame: a flat dict or tuple of what is (nearly) normal already.
     key = item = None
     if cls is dict:
@@ -111,11 +116,6 @@ def owned(value: Any) -> Element:
     elif cls is _ndarray:
         if _is_private(value, _at_top):
             return value
-    elif cls in _NUMBERS:
-        try:
-            return _NUMBERS[cls](value)
-        except OverflowError:
-            pass  # an int that int64 does not hold
     elif value is None:
         raise InvalidElementError(
             "None is not an element; did the function forget `return`, or the generator a value "

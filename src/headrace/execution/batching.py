@@ -177,6 +177,10 @@ class UnbatchIterator(ElementIterator):
     def reads_ahead_freely(self) -> bool:
         return self._intake.input.reads_ahead_freely
 
+    @property
+    def at_hand(self) -> int:
+        return _MOST_ELEMENTS  # a chunk ends with the element whose rows it has
+
     def _begin(self, offset: int) -> None:
         self._rows: Chunk | None = None  # of the element in hand
         self._places: States | None = None  # before and after that element

@@ -40,6 +40,8 @@ class PrefetchIterator(ElementIterator):
         self._node = node
         self._context = context
         self._size = node.buffer_size
+        #: Elements that whoever asks for so many at once may hold, of those that are read ahead.
+        self._handful = 1 if self._size == AUTOTUNE else max(1, self._size // 8)
         self._input = make_iterator(node.input, context)
         self._feeder: Feeder | None = None
         self._begin()
@@ -49,9 +51,14 @@ class PrefetchIterator(ElementIterator):
         # With AUTOTUNE the user has asked for whatever can be had ahead.
         return self._size == AUTOTUNE or self._input.reads_ahead_freely
 
+    @property
+    def at_hand(self) -> int:
+        return self._handful
+
     def _begin(self) -> None:
         self._items: deque[Item] = deque()
         self._held = 0  # elements in `_items`
+        self._errors = 0  # in `_items`
         self._held_bytes = 0
         self._offset = 0  # elements taken of the first item
         self._has_ended = False
@@ -76,12 +83,13 @@ class PrefetchIterator(ElementIterator):
             self._held -= stop - start
             if stop == chunk.size:
                 self._items.popleft()
-                self._held_bytes -= frame_bytes(chunk)
+                self._held_bytes -= self._bytes_of(chunk)
                 self._offset = 0
             else:
                 self._offset = stop
             self._states, self._index = chunk.states, stop
-            feeder.changed.notify_all()
+            if self._room():
+                feeder.changed.notify_all()
         return chunk.slice(start, stop)
 
     def _start(self) -> Feeder:
@@ -120,6 +128,7 @@ class PrefetchIterator(ElementIterator):
             self._has_ended = True
             return
         self._items.popleft()
+        self._errors -= 1
         feeder.changed.notify_all()
         if isinstance(item.error, Exception):
             self._states, self._index = (lambda index: after), 0
@@ -132,7 +141,7 @@ class PrefetchIterator(ElementIterator):
     def _room(self) -> int:
         if self._size != AUTOTUNE:
             # An eighth is refilled at once: a thread that wakes for each element gains nothing.
-            room = self._size - self._held - sum(item.error is not None for item in self._items)
+            room = self._size - self._handful + 1 - self._held - self._errors
             return room if room > self._size // 8 else 0
         if len(self._items) < _FEWEST_CHUNKS:
             return _AUTOTUNE_ELEMENTS
@@ -144,9 +153,13 @@ class PrefetchIterator(ElementIterator):
 
     def _take_in(self, item: Item) -> None:
         self._items.append(item)
+        self._errors += item.error is not None
         if item.chunk is not None:
             self._held += item.chunk.size
-            self._held_bytes += frame_bytes(item.chunk)
+            self._held_bytes += self._bytes_of(item.chunk)
+
+    def _bytes_of(self, chunk: Chunk) -> int:
+        return frame_bytes(chunk) if self._size == AUTOTUNE else 0  # a number bounds it otherwise
 
     # --- state ----------------------------------------------------------------------------------
 

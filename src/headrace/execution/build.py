@@ -134,7 +134,7 @@ def build_nested(plan: Node, context: Context) -> ElementIterator:
         plan: Its plan as written.
         context: What `Context.nested` gives for it.
     """
-    prepared = prepare(plan)
+    prepared = prepare(plan, is_nested=True)
     own = prepared.options
     if own is not NO_OPTIONS:
         # What the outer plan sets wins, and its seed alone is saved with states.

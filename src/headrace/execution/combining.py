@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from functools import reduce
 from itertools import accumulate
 from typing import Any
@@ -13,7 +14,7 @@ from headrace.execution.caching import has_seed
 from headrace.execution.context import Context
 from headrace.execution.dealt import DealtConcatenate
 from headrace.execution.intake import Intake
-from headrace.execution.iterator import ElementIterator, State, make_iterator
+from headrace.execution.iterator import END, ElementIterator, State, make_iterator
 from headrace.execution.places import within
 from headrace.execution.stage import in_part
 from headrace.plan.combining import Concatenate, Zip
@@ -30,13 +31,25 @@ class ZipIterator(ElementIterator):
 
     def __init__(self, node: Zip, context: Context) -> None:
         self._structure = node.structure
+        numbers = tuple(range(len(node.inputs)))
+        self._is_flat = unflatten(node.structure, numbers) == numbers
         self._intakes = [Intake(make_iterator(input_, context)) for input_ in node.inputs]
+        others = [intake for intake in self._intakes if not intake.input.gives_rows]
+        self.gives_rows = len(others) < min(2, len(self._intakes))
+        #: For single elements: the inputs, one that may cost nothing first.
+        self._in_turn = sorted(range(len(self._intakes)), key=lambda n: self._gives_rows(n))
+        #: The places of the inputs after the last element, where they were asked for.
+        self._places: list[tuple[States, int]] | None = None
+
+    def _gives_rows(self, number: int) -> bool:
+        return self._intakes[number].input.gives_rows
 
     @property
     def reads_ahead_freely(self) -> bool:
         return all(intake.input.reads_ahead_freely for intake in self._intakes)
 
     def next_chunk(self, limit: int) -> Chunk | None:
+        self._places = None
         count = limit
         # First those that cost nothing: how many they give bounds what the others are asked for.
         for intake in sorted(self._intakes, key=_costs):
@@ -57,13 +70,40 @@ class ZipIterator(ElementIterator):
             joined = unflatten(self._structure, [chunk.columns() for chunk in parts])
             return Chunk.of_columns(joined, count, states, places)
         rows = zip(*[chunk.rows() for chunk in parts], strict=True)
-        made = [unflatten(self._structure, list(row)) for row in rows]
-        return Chunk.of_rows(made, states, places)
+        return Chunk.of_rows(list(map(self._joined, rows)), states, places)
+
+    def _joined(self, parts: Sequence[Any]) -> Any:
+        return tuple(parts) if self._is_flat else unflatten(self._structure, parts)
+
+    def next_row(self) -> Any:
+        intakes = self._intakes
+        places = self._places or [intake.place() for intake in intakes]
+        self._places = None
+        parts: list[Any] = [END] * len(intakes)
+        part: Any = END
+        try:
+            for number in self._in_turn:
+                part = parts[number] = END  # what fails gives none
+                part = parts[number] = intakes[number].next_row()
+                if part is END:
+                    break
+        finally:
+            if part is END:
+                # The others stay where they were: their parts wait for the next try.
+                for intake, row, place in zip(intakes, parts, places, strict=True):
+                    if row is not END:
+                        intake.put_back(row, place)
+        return END if part is END else self._joined(parts)
+
+    def place(self) -> tuple[States, int]:
+        places = self._places = [intake.place() for intake in self._intakes]
+        return (lambda count: [states(index + count) for states, index in places]), 0
 
     def get_state(self) -> State:
         return [intake.get_state() for intake in self._intakes]
 
     def set_state(self, state: State) -> None:
+        self._places = None
         for intake, place in zip(self._intakes, state, strict=True):
             intake.set_state(place)
 

@@ -97,6 +97,11 @@ class Context:
     parallelism: int = 2
     """Threads that AUTOTUNE stands for."""
 
+    @property
+    def is_watched(self) -> bool:
+        """Whether somebody looks at what passes, so that each step is to have an iterator."""
+        return self.watch is not _as_it_is
+
     def in_pass(self, number: int) -> Context:
         """Return the context of pass `number` within this one."""
         return dataclasses.replace(self, passes=(*self.passes, number))

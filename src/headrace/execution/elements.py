@@ -24,10 +24,10 @@ from headrace.execution.places import Places, of_positions, within
 from headrace.execution.stage import Stage
 from headrace.plan.elements import FromSource, Gather, Indices, Read
 from headrace.plan.node import Node
-from headrace.plan.source import INFINITE, Position, Reader, Source
+from headrace.plan.source import INFINITE, IndexedSource, Position, Reader, Source
 from headrace.plan.traverse import cardinality
 
-__all__ = ["GatherIterator", "IndexPart", "IndicesIterator", "ReadIterator"]
+__all__ = ["GatherIterator", "IndexPart", "IndicesIterator", "ReadIterator", "RowsIterator"]
 
 
 @make_iterator.register(Indices)
@@ -124,6 +124,65 @@ def _index_part(node: Node, context: Context) -> ElementIterator:
 
 
 @make_iterator.register(Gather)
+def _make_gather(node: Gather, context: Context) -> ElementIterator:
+    if context.dealer is None and isinstance(node.input, Indices) and not context.is_watched:
+        return RowsIterator(node.source, node.input, context.wants_places)
+    return GatherIterator(node, context)
+
+
+class RowsIterator(ElementIterator):
+    """Fetches the elements of a source in order: a `Gather` over numbers, and most datasets.
+
+    The state is that of the numbers: how many elements were passed.
+    """
+
+    def __init__(self, source: IndexedSource, indices: Indices, wants_places: bool) -> None:
+        self._source = source
+        self._wants_places = wants_places
+        self._first = indices.start
+        self._size = indices.size
+        self._next = 0
+        #: Elements before this one could not be fetched together.
+        self._one_by_one = 0
+
+    @property
+    def reads_ahead_freely(self) -> bool:
+        return not self._source.runs_user_code
+
+    def next_chunk(self, limit: int) -> Chunk | None:
+        while True:
+            start, size = self._next, self._size
+            stop = start + (1 if start < self._one_by_one else limit)
+            if stop > size >= 0:
+                stop = size
+            if stop <= start:
+                return None
+            first = self._first
+            try:
+                columns = self._source.gather(np.arange(first + start, first + stop))
+            except Exception:
+                if stop - start > 1:
+                    self._one_by_one = stop
+                    continue
+                self._next = stop
+                raise
+            self._next = stop
+            places = of_positions(start, stop - start) if self._wants_places else None
+            return Chunk.of_columns(columns, stop - start, start.__add__, places)
+
+    def get_state(self) -> State:
+        return self._next
+
+    def set_state(self, state: State) -> None:
+        self._next = state
+
+    def skip(self, count: int) -> int:
+        if self._size != INFINITE:
+            count = max(0, min(count, self._size - self._next))
+        self._next += count
+        return count
+
+
 class GatherIterator(Stage):
     """Fetches the elements at the indices of its input, a chunk at once."""
 
@@ -183,12 +242,16 @@ class ReadIterator(ElementIterator):
         self._refusal = source.cannot_restore
         self._intake = Intake(indices)
         self._reader: Reader | None = None
+        self._read_row: Callable[[], Any] | None = None  # of the reader, if it has one
         self._place: State = None  # of the index that the reader reads
         self._number: Places | None = None  # of that place, if it is asked for
         self._ordinal = 0  # elements of it that were passed
         self._failed = 0  # errors of it that were raised
         self._has_positions = True  # those of the reader tell where it goes on
         self._pending: dict[str, Any] | None = None  # a state to go to before the next read
+        #: The places of the elements from number `_known_from` on; None: not known.
+        self._known: States | None = None
+        self._known_from = 0
 
     @property
     def reads_ahead_freely(self) -> bool:
@@ -211,38 +274,51 @@ class ReadIterator(ElementIterator):
                     ordinals = np.arange(ordinal, self._ordinal, dtype=np.uint64)
                     chunk = chunk.with_places(within(self._number, ordinals))
                 return chunk.with_states(self._places(reader, position, ordinal, chunk.size))
-            self._reader = None
-            reader.close()
+            self._close_reader()
 
     def next_row(self) -> Any:
         while True:
-            reader = self._reader or self._next_reader()
-            if reader is None:
-                return END
+            read_row = self._read_row
+            if read_row is None:
+                if (self._reader or self._next_reader()) is None:
+                    return END
+                if self._read_row is None:
+                    return super().next_row()
+                continue
             try:
-                chunk = reader.read(1)
+                row = read_row()
+            except StopIteration:
+                self._close_reader()
+                continue
             except Exception:
                 # The readers of user code count elements, and stay where they fail.
-                self._count_error(reader, reader.get_position())
+                assert self._reader is not None
+                self._count_error(self._reader, self._reader.get_position())
                 raise
-            if chunk is not None:
-                self._ordinal += 1
-                return chunk.rows()[0]
-            self._reader = None
-            reader.close()
+            self._ordinal += 1
+            return row
 
     def place(self) -> tuple[States, int]:
-        if self._reader is None:
-            return super().place()
-        return self._places(self._reader, self._reader.get_position(), self._ordinal, 0), 0
+        known, index = self._known, self._ordinal - self._known_from
+        if known is None or index >= _MOST_PASSED_OVER:
+            if self._reader is None:
+                return super().place()
+            self._known_from, index = self._ordinal, 0
+            known = self._places(self._reader, self._reader.get_position(), self._ordinal, -1)
+            self._known = known
+        return known, index
 
     def _count_error(self, reader: Reader, before: Position) -> None:
         self._failed += 1
+        self._known = None
         if reader.get_position() == before:
             self._has_positions = False  # from there it would fail again
 
     def _places(self, reader: Reader, before: Position, ordinal: int, size: int) -> States:
-        """Return the places of `size` elements that a reader gave from position `before` on."""
+        """Return the places of `size` elements that a reader gave from position `before` on.
+
+        -1: of those that it gives next, however many.
+        """
         if not self._has_positions:
             place, failed = self._place, self._failed
             return lambda index: _state(place, ordinal + index, failed)
@@ -258,11 +334,12 @@ class ReadIterator(ElementIterator):
             return None
         self._place, self._ordinal, self._failed = index.state_at(0), 0, 0
         self._number = index.places
-        self._has_positions = True
+        self._has_positions, self._known = True, None
         (number,) = index.rows()
         if pending is not None:
             self._ordinal, self._failed = pending["ordinal"], pending.get("failed", 0)
         self._reader = self._open_at(int(number), pending or {})
+        self._read_row = getattr(self._reader, "read_row", None)
         return self._reader
 
     def _open_at(self, number: int, state: dict[str, Any]) -> Reader:
@@ -303,11 +380,15 @@ class ReadIterator(ElementIterator):
 
     def _close_reader(self) -> None:
         reader, self._reader = self._reader, None
+        self._read_row = self._known = None
         if reader is not None:
             reader.close()
 
 
 _Open: TypeAlias = Callable[[int, Position], Reader]
+
+_MOST_PASSED_OVER = 1024
+"""Elements that may lie between the position of a reader that is remembered and a place."""
 
 
 @make_iterator.register(Read)

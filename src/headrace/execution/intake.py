@@ -7,8 +7,10 @@ knows the state of the stream before each of its elements.
 
 from __future__ import annotations
 
-from headrace.element.chunk import Chunk
-from headrace.execution.iterator import ElementIterator, State
+from typing import Any
+
+from headrace.element.chunk import Chunk, States
+from headrace.execution.iterator import END, ElementIterator, State
 from headrace.execution.pace import Pace
 
 __all__ = ["Intake"]
@@ -64,13 +66,46 @@ class Intake:
 
     def look_ahead(self, count: int) -> Chunk | None:
         """Return the same, but ask for more than `count` elements where that is free."""
-        if self.chunk is None and self.input.reads_ahead_freely:
-            if self._pace is None:
-                self._pace = Pace()
-            self.chunk = self._pace.ask(self.input, count)
-            self.offset = 0
+        if self.chunk is not None:
             return self.chunk
-        return self.look(count)
+        if not self.input.reads_ahead_freely:
+            return self.look(max(count, self.input.at_hand))
+        if self._pace is None:
+            self._pace = Pace()
+        self.chunk = self._pace.ask(self.input, count)
+        self.offset = 0
+        return self.chunk
+
+    def next_row(self) -> Any:
+        """Return the next element, or END."""
+        chunk = self.chunk
+        if chunk is None:
+            if self.input.gives_rows:
+                return self.input.next_row()
+            chunk = self.look_ahead(1)
+            if chunk is None:
+                return END
+        row = chunk.rows()[self.offset]
+        self.use(1)
+        return row
+
+    def place(self) -> tuple[States, int]:
+        """Return what `get_state` is computed from: `states(index)`, now or later."""
+        return self.input.place() if self.chunk is None else (self.chunk.states, self.offset)
+
+    def put_back(self, row: Any, place: tuple[States, int]) -> None:
+        """Have in hand again what `next_row` returned, and what comes after it.
+
+        Args:
+            row: The element.
+            place: The place before it.
+        """
+        (before, number), (after, index) = place, self.place()
+        rest = [] if self.chunk is None else self.chunk.rows()[self.offset :]
+        self.chunk = Chunk.of_rows(
+            [row, *rest], lambda at: after(index + at - 1) if at else before(number)
+        )
+        self.offset = 0
 
     def use(self, count: int) -> None:
         """Pass on over `count` of the elements in hand."""

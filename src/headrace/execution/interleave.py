@@ -9,7 +9,9 @@ opened and read ahead, and come into the same slots in the same turns; so states
 
 from __future__ import annotations
 
-from headrace.element.chunk import Chunk
+from typing import Any
+
+from headrace.element.chunk import Chunk, States
 from headrace.execution.context import Context
 from headrace.execution.inner import ClosedError, Inner
 from headrace.execution.interleave_order import (
@@ -20,7 +22,7 @@ from headrace.execution.interleave_order import (
     turn_after,
 )
 from headrace.execution.interleave_places import Log, state_of
-from headrace.execution.iterator import MOST_FAILURES, ElementIterator, State, make_iterator
+from headrace.execution.iterator import END, MOST_FAILURES, ElementIterator, State, make_iterator
 from headrace.execution.mixing import Held, Strand, mixed
 from headrace.execution.open_datasets import OpenDatasets
 from headrace.plan.combining import Interleave
@@ -44,10 +46,15 @@ class InterleaveIterator(ElementIterator):
         self._cycle = node.cycle_length
         # In a cycle of one all turns are alike.
         self._block = node.block_length if self._cycle > 1 else 1
+        self._singles = [Strip((slot,), 1, 1) for slot in range(self._cycle)]
         self._begin()
 
     def _begin(self) -> None:
         self._turn = Turn(0, 0)
+        #: Where single elements were taken since, and how many; None: not known.
+        self._log: Log | None = None
+        self._states: States | None = None  # those of the log
+        self._logged = 0
         #: An error to raise after what came before it, and the dataset that it came from.
         self._failure: tuple[Exception, Inner] | None = None
 
@@ -58,10 +65,54 @@ class InterleaveIterator(ElementIterator):
     # --- reading --------------------------------------------------------------------------------
 
     def next_chunk(self, limit: int) -> Chunk | None:
+        self._log = None
         try:
-            return self._next_chunk(limit)
+            chunk = self._next_chunk(limit)
         except ClosedError:  # by another thread
             return None
+        inner = self._open.slots[self._turn.current] if chunk is not None else None
+        self.gives_rows = inner is not None and inner.iterator.gives_rows and not self._threads
+        return chunk
+
+    def next_row(self) -> Any:
+        slot, taken = self._turn
+        inner = self._open.slots[slot]
+        if not self.gives_rows or inner is None or inner.held is not None or self._failure:
+            return super().next_row()
+        # The next element costs a call in the dataset whose turn it is, and no more.
+        iterator = inner.iterator
+        try:
+            row = iterator.next_row()
+        except Exception:
+            self._log = None
+            inner.pass_over_error()
+            raise
+        if row is END:
+            self._log = None
+            self._vacate(slot)
+            return super().next_row()
+        log = self._log or self._begin_log()
+        states, index = iterator.place()
+        if states is not inner.states or index != inner.index + 1:
+            inner.states, inner.index = states, index - 1
+            log.place(slot, inner)
+        inner.index = index
+        log.take(self._singles[slot])
+        self._logged += 1
+        more = taken + 1 < self._block
+        self._turn = Turn(slot, taken + 1) if more else Turn((slot + 1) % self._cycle, 0)
+        return row
+
+    def _begin_log(self) -> Log:
+        log = self._log = Log(self._open.places(), self._turn, self._block)
+        self._states, self._logged = log.states(), 0
+        return log
+
+    def place(self) -> tuple[States, int]:
+        if self._log is None or self._logged >= _LONGEST_LOG:
+            self._begin_log()
+        assert self._states is not None
+        return self._states, self._logged
 
     def _next_chunk(self, limit: int) -> Chunk | None:
         if self._failure is not None:
@@ -245,6 +296,7 @@ class InterleaveIterator(ElementIterator):
 
     def _skip_some(self, count: int) -> int | None:
         """Pass over up to `count` elements in one turn; None: all have ended."""
+        self._log = None
         if self._failure is not None:
             self._failure[1].pass_over_error()
             self._failure = None
@@ -288,6 +340,10 @@ class InterleaveIterator(ElementIterator):
     def close(self) -> None:
         self._begin()
         self._open.close()
+
+
+_LONGEST_LOG = 1024
+"""Single elements that are noted before the places of all slots are looked up again."""
 
 
 def _turn_at(slot: int, turn: Turn) -> Turn:

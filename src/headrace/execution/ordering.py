@@ -6,12 +6,14 @@ steps, where its state is a count of its own and its input's state.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from headrace.element.chunk import Chunk, States
 from headrace.execution.context import Context
 from headrace.execution.dealt import DealtRepeat
-from headrace.execution.iterator import ElementIterator, State, make_iterator
+from headrace.execution.iterator import END, ElementIterator, State, make_iterator
 from headrace.execution.stage import chosen_states, in_part, states_in
 from headrace.plan.elements import FromSource
 from headrace.plan.node import Node
@@ -31,10 +33,27 @@ class _Counting(ElementIterator):
     def __init__(self, node: Take | Skip | Shard | Enumerate, context: Context) -> None:
         self._input = make_iterator(node.input, context)
         self._count = 0
+        #: The input's states and the count before the first of them, and what they make together.
+        self._known: tuple[States | None, int] = None, 0
+        self._known_states: States | None = None
 
     @property
     def reads_ahead_freely(self) -> bool:
         return self._input.reads_ahead_freely
+
+    @property
+    def at_hand(self) -> int:
+        return self._input.at_hand
+
+    def _counted_place(self) -> tuple[States, int]:
+        """Return `place` where each element counts as one."""
+        states, index = self._input.place()
+        first = self._count - index
+        made = self._known_states
+        if made is None or self._known[0] is not states or self._known[1] != first:
+            made = self._known_states = _counted(states, first)
+            self._known = states, first
+        return made, index
 
     def get_state(self) -> State:
         return {"count": self._count, "input": self._input.get_state()}
@@ -59,6 +78,7 @@ class TakeIterator(_Counting):
     def __init__(self, node: Take, context: Context) -> None:
         super().__init__(node, context)
         self._limit = node.count
+        self.gives_rows = self._input.gives_rows
 
     def next_chunk(self, limit: int) -> Chunk | None:
         count = self._count
@@ -72,6 +92,17 @@ class TakeIterator(_Counting):
         self._count = count + chunk.size
         return chunk.with_states(_counted(chunk.states, count))
 
+    def next_row(self) -> Any:
+        if 0 <= self._limit <= self._count:
+            return END
+        row = self._input.next_row()
+        if row is not END:
+            self._count += 1
+        return row
+
+    def place(self) -> tuple[States, int]:
+        return self._counted_place()
+
     def seek(self, position: int) -> None:
         self._count = position
         self._input.seek(position)
@@ -84,18 +115,30 @@ class SkipIterator(_Counting):
     def __init__(self, node: Skip, context: Context) -> None:
         super().__init__(node, context)
         self._left_out = node.count
+        self.gives_rows = self._input.gives_rows
 
     def next_chunk(self, limit: int) -> Chunk | None:
+        chunk = self._input.next_chunk(limit) if self._is_past() else None
+        if chunk is None:
+            return None
+        return chunk.with_states(states_in("count", self._count, chunk.states))
+
+    def _is_past(self) -> bool:
+        """Read past the elements that are left out; False: there are no others."""
         while self._left_out < 0 or self._count < self._left_out:
             rest = _MOST_LEFT_OUT if self._left_out < 0 else self._left_out - self._count
             chunk = self._input.next_chunk(min(rest, _MOST_LEFT_OUT))
             if chunk is None:
-                return None
+                return False
             self._count += chunk.size
-        chunk = self._input.next_chunk(limit)
-        if chunk is None:
-            return None
-        return chunk.with_states(states_in("count", self._count, chunk.states))
+        return True
+
+    def next_row(self) -> Any:
+        return self._input.next_row() if self._is_past() else END
+
+    def place(self) -> tuple[States, int]:
+        states, index = self._input.place()
+        return states_in("count", self._count, states), index
 
     def seek(self, position: int) -> None:
         self._count = self._left_out
@@ -139,6 +182,7 @@ class EnumerateIterator(_Counting):
     def __init__(self, node: Enumerate, context: Context) -> None:
         super().__init__(node, context)
         self._start = node.start
+        self.gives_rows = self._input.gives_rows
 
     def next_chunk(self, limit: int) -> Chunk | None:
         chunk = self._input.next_chunk(limit)
@@ -152,6 +196,17 @@ class EnumerateIterator(_Counting):
         if chunk.is_columnar:
             return Chunk.of_columns((numbers, chunk.columns()), chunk.size, states, chunk.places)
         return Chunk.of_rows(list(zip(numbers, chunk.rows(), strict=True)), states, chunk.places)
+
+    def next_row(self) -> Any:
+        row = self._input.next_row()
+        if row is END:
+            return END
+        number = np.int64(self._start + self._count)
+        self._count += 1
+        return number, row
+
+    def place(self) -> tuple[States, int]:
+        return self._counted_place()
 
     def seek(self, position: int) -> None:
         self._count = position
@@ -178,6 +233,10 @@ class RepeatIterator(ElementIterator):
     def reads_ahead_freely(self) -> bool:
         return self._input is None or self._input.reads_ahead_freely
 
+    @property
+    def at_hand(self) -> int:
+        return 1 if self._input is None else self._input.at_hand
+
     def _begin(self, number: int) -> None:
         self._count = self._node.count
         self._empty_passes = 0  # in a row
@@ -189,6 +248,7 @@ class RepeatIterator(ElementIterator):
         self._is_empty = True  # nothing came in this pass yet
         if self._count is None or number < max(self._count, 1):
             self._input = make_iterator(self._node.input, self._context.in_pass(number))
+            self.gives_rows = self._input.gives_rows
 
     def next_chunk(self, limit: int) -> Chunk | None:
         while self._input is not None and self._count != 0:
@@ -205,6 +265,20 @@ class RepeatIterator(ElementIterator):
             if was_free and not self.reads_ahead_freely:
                 limit = 1  # more may not have been meant, now that it may cost calls
         return None
+
+    def next_row(self) -> Any:
+        if self._input is not None and self._input.gives_rows and self._count != 0:
+            row = self._input.next_row()
+            if row is not END:
+                self._is_empty = False
+                return row
+        return super().next_row()
+
+    def place(self) -> tuple[States, int]:
+        if self._input is None:
+            return super().place()
+        states, index = self._input.place()
+        return states_in("pass", self._pass, states), index
 
     def get_state(self) -> State:
         place = None if self._input is None else self._input.get_state()

@@ -34,7 +34,7 @@ class Pace:
 
     __slots__ = ("_least", "_most", "_most_bytes", "limit")
 
-    def __init__(self, most: int = 1024, most_bytes: int = 1 << 17, least: int = 1) -> None:
+    def __init__(self, most: int = 1024, most_bytes: int = 1 << 18, least: int = 1) -> None:
         self._least = least
         self._most = max(most, least)
         self._most_bytes = most_bytes

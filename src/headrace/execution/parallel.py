@@ -42,7 +42,7 @@ class ParallelMapIterator(ElementIterator):
     @property
     def at_hand(self) -> int:
         # Most of what is read ahead stays for the threads: they are not to wait for the consumer.
-        return 1 if self._work is None else max(1, self._work.window // 8)
+        return 1 if self._work is None else self._work.handful
 
     def _begin(self, already: int) -> None:
         self._has_ended = False
@@ -84,7 +84,7 @@ class ParallelMapIterator(ElementIterator):
                 if work.is_awaited:
                     watch = watch or Watch(self._step)
                     watch.wait_and_look(work.feeder.changed)
-                work.is_awaited = True
+                work.expect(limit)
             work.is_awaited = False
         if isinstance(taken, Failure):
             raise taken.error

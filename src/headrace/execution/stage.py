@@ -71,8 +71,7 @@ class Stage(ElementIterator):
         return self._intake.get_state()
 
     def place(self) -> tuple[States, int]:
-        chunk = self._intake.chunk
-        return self._intake.input.place() if chunk is None else (chunk.states, self._intake.offset)
+        return self._intake.place()
 
     def set_state(self, state: State) -> None:
         self._failure = self._one_by_one = None

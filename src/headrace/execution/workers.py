@@ -94,8 +94,10 @@ class Work:
         self.batches: deque[Batch] = deque()
         #: Where free order: elements that are done, in the order in which they were.
         self.done: deque[tuple[Batch, int]] = deque()
-        #: Whether the consumer waits, and so is to be notified of each grain.
+        #: Whether the consumer waits, and so is to be notified once it has enough.
         self.is_awaited = False
+        self._enough = 0  # elements that are done; or, in order, up to that of ...
+        self._awaited: Batch | None = None  # ... this batch
         self.fed = 0  # elements of the input read
         self.delivered = 0
         self.window = threads * _FEWEST_AHEAD
@@ -218,8 +220,8 @@ class Work:
             rows[index] = row = None
             if not self._is_ordered:
                 self.done.append((batch, index))
-        # Once a grain: to wake the consumer for each element costs more than many a function.
-        if self.is_awaited:
+        # To wake the consumer for each element costs more than many a function.
+        if self.is_awaited and self._has_enough():
             with self.feeder.changed:
                 self.feeder.changed.notify_all()
 
@@ -231,7 +233,28 @@ class Work:
         except BaseException as escape:
             return Failure(escape)
 
+    def _has_enough(self) -> bool:
+        batch, enough = self._awaited, self._enough
+        if batch is None:
+            return len(self.done) >= enough
+        return batch.results[enough - 1] is not PENDING
+
     # --- for the consumer -----------------------------------------------------------------------
+
+    @property
+    def handful(self) -> int:
+        """How many elements to ask for or wait for at once: the most stay for the threads."""
+        return max(1, self.window // 8)
+
+    def expect(self, limit: int) -> None:
+        """Have the consumer notified when about so many elements are done. With the lock held."""
+        count = min(limit, self.handful)
+        self._awaited = self.batches[0] if self._is_ordered and self.batches else None
+        if self._awaited is not None:
+            self._enough = min(self._awaited.taken + count, len(self._awaited.results))
+        else:
+            self._enough = min(count, self.fed - self.delivered)
+        self.is_awaited = True
 
     def took(self, chunk: Chunk | None, count: int) -> None:
         """Count elements as delivered, and let the feeder read on. With the lock held."""

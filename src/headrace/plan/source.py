@@ -30,6 +30,7 @@ __all__ = [
     "IndexedSource",
     "Position",
     "Reader",
+    "RowReader",
     "Source",
     "check_limit",
     "check_range",
@@ -70,6 +71,13 @@ class Reader(Protocol):
 
     def close(self) -> None:
         """Release files, sockets and threads. May be called twice."""
+
+
+class RowReader(Reader, Protocol):
+    """A reader that can also give elements one by one: where each costs a call of user code."""
+
+    def read_row(self) -> Any:
+        """Return what `read(1)` holds, at less cost; StopIteration: there are no more."""
 
 
 class Keeper(Protocol):

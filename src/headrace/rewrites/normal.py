@@ -56,10 +56,11 @@ class Normal:
 
 def normalize(plan: Node) -> Normal:
     """Return the normal form of a plan as written. The normal form of a normal form is itself."""
+    if isinstance(plan, FromSource) and plan.source_written() is None:
+        # Most nested plans are a source and no more.
+        return Normal(_begin(plan, 0).whole(), NO_OPTIONS)
     normalizer = _Normalizer()
-    # Most nested plans are a source and no more.
-    is_leaf = isinstance(plan, FromSource)
-    whole = (normalizer.visit(plan, []) if is_leaf else fold(plan, normalizer.visit)).whole()
+    whole = fold(plan, normalizer.visit).whole()
     return Normal(whole, merged_options(plan) if normalizer.has_options else NO_OPTIONS)
 
 
@@ -224,7 +225,7 @@ def _begin(node: FromSource, first: int) -> _Stream:
     source = node.source
     if not source.splittable:
         return _Stream(_copy(node), None, first)
-    indices = Indices(size=source.size, location=node.location)
+    indices = _NO_INDICES.with_parameters(size=source.size, location=node.location)
     if isinstance(source, IndexedSource):
         gather = Gather(source=source, input=indices, location=node.location)
         return _Stream(indices, (gather, None), first)
@@ -260,9 +261,13 @@ def _copy(plan: Node) -> Node:
 
 
 def _over(node: Node, inputs: list[Node]) -> Node:
-    if all(new is old for new, old in zip(inputs, node.inputs, strict=True)):
+    old = node.inputs
+    if len(old) == 1 and old[0] is inputs[0]:
+        return node
+    if all(new is one for new, one in zip(inputs, old, strict=True)):
         return node
     return node.with_inputs(inputs)
 
 
+_NO_INDICES = Indices(size=0)
 _PAIR = flatten((0, 0))[1]

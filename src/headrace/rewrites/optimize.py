@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from headrace.element.spec import Spec
+from headrace.plan.elements import FromSource
 from headrace.plan.elementwise import Filter, Map
 from headrace.plan.node import Node
-from headrace.plan.traverse import element_spec, fold
+from headrace.plan.traverse import cardinality, element_spec, fold
 from headrace.rewrites.columns import map_columns
 from headrace.rewrites.normal import Normal, normalize
 
 __all__ = ["optimize", "prepare"]
 
 
-def prepare(plan: Node) -> Normal:
+def prepare(plan: Node, *, is_nested: bool = False) -> Normal:
     """Return what executes a plan as written: its normal form, optimised.
 
-    The same for the plan that a user iterates over and for the nested ones that its functions
-    return.
+    Args:
+        plan: The plan.
+        is_nested: Whether a user's function returned it, and will return others like it: to look
+            for what would be faster costs more then than to do without it for a few elements.
     """
     normal = normalize(plan)
+    if isinstance(plan, FromSource):  # and no more: most nested plans are
+        return normal
+    if is_nested and 0 <= cardinality(normal.plan) < _WORTH_A_PROOF:
+        return normal
     optimized = optimize(normal.plan)
     return normal if optimized is normal.plan else Normal(optimized, normal.options)
 
@@ -56,3 +63,5 @@ def _calls_functions(plan: Node) -> bool:
 
 
 _WITH_FUNCTIONS = (Map, Filter)
+_WORTH_A_PROOF = 128
+"""Calls of a function that take about as long as to find out that it works on columns."""

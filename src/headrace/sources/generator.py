@@ -105,6 +105,8 @@ class _GeneratorReader:
         self._error: Exception | None = None
         self._ended = empty
         self._closed = False
+        #: A value waits here for its conversion: no variable may hold it then, see `owned`.
+        self._waiting: list[Any] = []
 
     def read(self, limit: int) -> Chunk | None:
         check_limit(limit)
@@ -120,6 +122,41 @@ class _GeneratorReader:
             self._consumed += 1
             raise error
         return None
+
+    def read_row(self) -> Element:
+        iterator = self._iterator
+        if iterator is None or self._error is not None:
+            chunk = self.read(1)
+            if chunk is None:
+                raise StopIteration
+            return chunk.rows()[0]
+        waiting = self._waiting
+        # As in `_take`, without a list and a chunk for one element.
+        try:
+            waiting.append(next(iterator))
+        except StopIteration:
+            self._end()
+            raise
+        except Exception as error:
+            self._end()
+            blamed = self._blame(error, self._consumed)
+            self._consumed += 1
+            raise blamed from error
+        except BaseException:
+            self._go_back()
+            raise
+        convert = self._convert
+        try:
+            row = owned(convert(waiting.pop())) if self._may_share else convert(waiting.pop())
+        except Exception as error:
+            refused = self._refused(error, self._consumed)
+            self._consumed += 1
+            raise refused from error
+        except BaseException:
+            self._go_back()
+            raise
+        self._consumed += 1
+        return row
 
     def get_position(self) -> Position:
         return self._consumed
@@ -139,41 +176,43 @@ class _GeneratorReader:
                 return []
             return self._take(limit)
         except BaseException:
-            # Ctrl-C, sys.exit(): what was collected goes, and the next call begins again at the
-            # element that this one began at. A generator that was left by an exception is over.
-            generated, self._generated, self._iterator = self._generated, None, None
-            self._error, self._ended = None, False
-            with suppress(Exception):
-                getattr(generated, "close", bool)()
+            self._go_back()
             raise
+
+    def _end(self) -> None:
+        self._ended, self._iterator = True, None
+
+    def _go_back(self) -> None:
+        """After Ctrl-C, sys.exit(): begin again at the element that this call began at.
+
+        What was collected goes. A generator that was left by an exception is over.
+        """
+        generated, self._generated, self._iterator = self._generated, None, None
+        self._error, self._ended = None, False
+        self._waiting.clear()
+        with suppress(Exception):
+            getattr(generated, "close", bool)()
 
     def _take(self, limit: int) -> list[Element]:
         assert self._iterator is not None
         iterator, convert, may_share = self._iterator, self._convert, self._may_share
         rows: list[Element] = []
         append = rows.append
-        # A value waits here for its conversion: no variable may hold it then, see `owned`.
-        waiting: list[Any] = []
-        put, take = waiting.append, waiting.pop
+        put, take = self._waiting.append, self._waiting.pop
         for _ in range(limit):
             try:
                 put(next(iterator))
             except StopIteration:
-                self._ended = True
+                self._end()
                 break
             except Exception as error:
-                self._ended = True
+                self._end()
                 self._error = self._blame(error, self._consumed + len(rows))
                 break
             try:
                 append(owned(convert(take())) if may_share else convert(take()))
             except Exception as error:
-                known = isinstance(error, InvalidElementError)
-                self._error = InvalidElementError(
-                    f"element {self._consumed + len(rows)} of the generator {self._name()}: "
-                    f"{error if known else describe_error(error)}"
-                )
-                self._error.__cause__ = error
+                self._error = self._refused(error, self._consumed + len(rows))
                 break
         return rows
 
@@ -183,7 +222,7 @@ class _GeneratorReader:
             self._generated = self._source.generator(*self._source.args)
             self._iterator = iter(self._generated)
         except Exception as error:
-            self._ended = True
+            self._end()
             # A call that failed was reported as element 0.
             self._error = self._blame(error, 0) if not self._consumed else None
             return False
@@ -191,10 +230,10 @@ class _GeneratorReader:
             try:
                 next(self._iterator)
             except StopIteration:
-                self._ended = True
+                self._end()
                 return False
             except Exception as error:
-                self._ended = True
+                self._end()
                 # The error that ended it at the last element passed over was reported then.
                 if index < self._consumed - 1:
                     self._error = self._blame(error, index)
@@ -209,6 +248,15 @@ class _GeneratorReader:
             position=position,
             original_type=type(error).__name__,
             original_traceback=trace,
+        )
+        made.__cause__ = error
+        return made
+
+    def _refused(self, error: Exception, position: int) -> InvalidElementError:
+        known = isinstance(error, InvalidElementError)
+        made = InvalidElementError(
+            f"element {position} of the generator {self._name()}: "
+            f"{error if known else describe_error(error)}"
         )
         made.__cause__ = error
         return made

@@ -140,7 +140,10 @@ class SlicesSource(IndexedSource):
         indices = np.asarray(indices)
         run = _as_run(indices)
         if run is not None:
-            return unflatten(self._structure, [leaf[run].copy() for leaf in self._leaves])
+            rows = [
+                leaf[run].copy().reshape(*indices.shape, *leaf.shape[1:]) for leaf in self._leaves
+            ]
+            return unflatten(self._structure, rows)
         # `take` beats indexing by a third at rows of an image, by four times at rows of numbers.
         return unflatten(self._structure, [leaf.take(indices, axis=0) for leaf in self._leaves])
 
@@ -149,7 +152,10 @@ def _as_run(indices: NDArray[np.int64]) -> slice | None:
     """Return `indices` as a slice if they count up by one."""
     count = indices.size
     # Below, looking costs more than copying a slice saves.
-    if indices.ndim != 1 or count < 1024 or indices[-1] - indices[0] != count - 1:
+    if count < 1024:
+        return None
+    indices = indices.reshape(-1)
+    if indices[-1] - indices[0] != count - 1:
         return None
     first = int(indices[0])
     if first < 0 or not np.array_equal(indices, np.arange(first, first + count)):

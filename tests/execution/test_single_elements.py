@@ -1,0 +1,202 @@
+"""Single elements: where each costs a user's call, they are asked for, and placed, one by one."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import headrace as hr
+from headrace.execution.build import start
+from headrace.execution.iterator import END
+
+Dataset = hr.Dataset
+
+
+class Calls:
+    """Counts the elements that a pipeline's functions were called for."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, x):
+        self.count += 1
+        if int(np.sum(x)) % 7 == 3:
+            raise ValueError("seven and three")
+        return x + 1 if x % 2 else x - 1
+
+    def numbers(self, stop):
+        for number in range(stop):
+            self.count += 1
+            yield number if number % 5 != 2 else None  # None is no element: an error
+
+    def odd(self, x):
+        self.count += 1
+        return x % 2 == 1 if x >= 0 else False
+
+
+def generated(calls, stop=11):
+    return Dataset.from_generator(lambda: calls.numbers(stop))
+
+
+PIPELINES = {
+    "map": lambda c: Dataset.range(11).map(c),
+    "two maps": lambda c: Dataset.range(11).map(lambda x: x if x > 1 else -x).map(c),
+    "filter": lambda c: Dataset.range(11).filter(c.odd),
+    "generator": generated,
+    "generator and map": lambda c: generated(c).map(lambda x: x if x > 1 else -x),
+    "enumerate": lambda c: generated(c).enumerate(),
+    "take": lambda c: generated(c).take(6),
+    "skip": lambda c: generated(c).skip(3),
+    "shard": lambda c: generated(c).shard(3, 1),
+    "repeat": lambda c: generated(c, 4).repeat(3),
+    "repeat without elements": lambda c: generated(c, 0).repeat(2),
+    "take of a map after a filter": lambda c: Dataset.range(30).filter(c.odd).map(c).take(5),
+    "zip": lambda c: Dataset.zip((generated(c), Dataset.range(9).map(c))),
+    "zip with numbers": lambda c: Dataset.zip({"a": generated(c), "b": Dataset.range(6)}),
+    "nested zip": lambda c: Dataset.zip((generated(c), Dataset.zip((generated(c), generated(c))))),
+    "zip of a batch": lambda c: Dataset.zip((generated(c), Dataset.range(9).batch(2).map(np.sum))),
+    "concatenate": lambda c: generated(c, 4).concatenate(Dataset.range(5).map(c)),
+    "flat_map": lambda c: Dataset.range(4).flat_map(lambda n: generated(c, int(n) + 2)),
+    "interleave": lambda c: Dataset.range(5).interleave(
+        lambda n: generated(c, int(n) * 3 % 7), cycle_length=3
+    ),
+    "interleave of blocks": lambda c: Dataset.range(5).interleave(
+        lambda n: Dataset.range(9 - int(n)).map(c), cycle_length=2, block_length=3
+    ),
+    "interleave of both kinds": lambda c: Dataset.range(4).interleave(
+        lambda n: generated(c, 5) if n % 2 else Dataset.range(5), cycle_length=3, block_length=2
+    ),
+    "unbatch": lambda c: Dataset.range(12).map(c).batch(3).unbatch(),
+    "map after unbatch": lambda c: Dataset.range(12).map(c).batch(3).unbatch().map(lambda x: x),
+    "prefetch": lambda c: Dataset.range(40).map(c).prefetch(16),
+}
+CASES = pytest.mark.parametrize("name", PIPELINES)
+
+
+def plain(row):
+    return repr(row)
+
+
+def outcome_of(ask, *arguments):
+    try:
+        return ask(*arguments)
+    except Exception as error:
+        return type(error).__name__
+
+
+def by_rows(iterator):
+    """Return the outcomes, and the place before each of them and after the last."""
+    outcomes, places = [], [iterator.place()]
+    while (row := outcome_of(iterator.next_row)) is not END:
+        outcomes.append(plain(row))
+        places.append(iterator.place())
+    return outcomes, places
+
+
+def by_chunks(iterator, limit):
+    outcomes = []
+    while (chunk := outcome_of(iterator.next_chunk, limit)) is not None:
+        outcomes += [plain(chunk)] if isinstance(chunk, str) else map(plain, chunk.rows())
+    return outcomes
+
+
+def started(name, calls=None):
+    return start(PIPELINES[name](calls or Calls()).plan, seed=1)
+
+
+@CASES
+def test_single_elements_are_those_of_chunks(name):
+    want = by_chunks(started(name), 1)
+    assert by_rows(started(name))[0] == want
+    assert by_chunks(started(name), 4) == want
+
+
+@CASES
+def test_a_place_leads_to_the_same_rest_however_late_it_is_looked_at(name):
+    outcomes, places = by_rows(started(name))
+    used = started(name)
+    for number, (states, index) in enumerate(places):
+        state = json.loads(json.dumps(states(index)))
+        for iterator in (started(name), used):
+            iterator.set_state(state)
+            rest, _ = by_rows(iterator)
+            assert rest == outcomes[number:], f"place {number}: {state}"
+            iterator.set_state(state)
+            assert by_chunks(iterator, 3) == outcomes[number:]
+
+
+@CASES
+def test_single_elements_and_chunks_may_be_asked_for_in_turn(name):
+    want = by_chunks(started(name), 1)
+    for begin in range(3):
+        iterator, got, turn = started(name), [], begin
+        while True:
+            if turn % 3:
+                row = outcome_of(iterator.next_row)
+                if row is END:
+                    break
+                got.append(plain(row))
+            else:
+                chunk = outcome_of(iterator.next_chunk, 2)
+                if chunk is None:
+                    break
+                got += [plain(chunk)] if isinstance(chunk, str) else map(plain, chunk.rows())
+            turn += 1
+        assert got == want
+        iterator.close()
+
+
+@pytest.mark.parametrize("name", [name for name in PIPELINES if name not in ("prefetch",)])
+def test_no_function_is_called_for_an_element_that_was_not_asked_for(name):
+    calls, alone = Calls(), Calls()
+    rows, chunks = started(name, calls), started(name, alone)
+    for _ in range(9):
+        got = outcome_of(rows.next_row)
+        chunk = outcome_of(chunks.next_chunk, 1)
+        assert calls.count <= alone.count
+        assert (got is END) == (chunk is None)
+    rows.close()
+    chunks.close()
+
+
+@CASES
+def test_a_loop_over_the_dataset_gives_the_same_and_saves_the_same(name):
+    want = by_chunks(started(name), 1)
+    dataset = PIPELINES[name](Calls())
+    got, states = [], []
+    with iter(dataset) as iterator:
+        while True:
+            states.append(json.loads(json.dumps(iterator.get_state())))
+            try:
+                got.append(plain(next(iterator)))
+            except StopIteration:
+                break
+            except Exception as error:
+                got.append(plain(type(error).__name__))
+        assert got == want
+    with iter(dataset) as other:
+        for number in range(0, len(states), 3):
+            other.set_state(states[number])
+            rest = []
+            while (row := outcome_of(next, other, END)) is not END:
+                rest.append(plain(row))
+            assert rest == want[number:]
+
+
+def test_prefetch_holds_no_more_than_its_number_with_what_its_reader_holds():
+    calls = Calls()
+    with iter(Dataset.range(10**6).filter(calls.odd).prefetch(32)) as iterator:
+        for taken in range(1, 200):
+            next(iterator)
+            assert calls.count <= 2 * (taken + 32)
+
+
+def test_unbatch_makes_one_element_of_its_input_at_a_time():
+    calls = Calls()
+    dataset = Dataset.range(30).map(lambda x: x * 2 + 1).filter(calls.odd).batch(10).unbatch()
+    with iter(dataset) as iterator:
+        for taken in range(1, 30):
+            next(iterator)
+            assert calls.count == -(-taken // 10) * 10
