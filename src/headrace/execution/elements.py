@@ -270,6 +270,7 @@ class ReadIterator(ElementIterator):
                 raise
             if chunk is not None:
                 self._ordinal = ordinal + chunk.size
+                self._known = None  # a reader may have forgotten how to go back so far
                 if self._number is not None:
                     ordinals = np.arange(ordinal, self._ordinal, dtype=np.uint64)
                     chunk = chunk.with_places(within(self._number, ordinals))
