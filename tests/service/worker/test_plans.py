@@ -7,55 +7,53 @@ import hashlib
 import pytest
 
 from headrace.errors import DataLossError
-from headrace.service.messages import PlanBytes
-from headrace.service.worker.plans import PlanCache
+from headrace.service.messages import GetPlan, PlanBytes
+from headrace.service.worker.plans import Fetch, PlanCache
 
 
-class Stored:
-    """A dispatcher that has one plan, and gives it in parts of 10 bytes."""
-
-    def __init__(self, plan: bytes) -> None:
-        self.plan = plan
-        self.digest = hashlib.sha256(plan).digest()
-        self.asked: list[int] = []
-
-    def fetch(self, offset: int) -> PlanBytes:
-        self.asked.append(offset)
-        return PlanBytes(part=self.plan[offset : offset + 10], total=len(self.plan))
+def digest(plan: bytes) -> bytes:
+    return hashlib.sha256(plan).digest()
 
 
-def test_a_plan_is_fetched_in_parts_and_only_once() -> None:
-    stored, plans = Stored(bytes(range(25))), PlanCache()
-
-    assert plans.get(stored.digest, stored.fetch) == stored.plan
-    assert plans.get(stored.digest, stored.fetch) == stored.plan
-
-    assert stored.asked == [0, 10, 20]
+def test_a_plan_is_fetched_in_parts() -> None:
+    plan = bytes(range(25))
+    fetch = Fetch(digest(plan))
+    asked, found = [], None
+    while found is None:
+        question = fetch.question()
+        asked.append(question)
+        part = plan[question.offset : question.offset + 10]
+        found = fetch.take(PlanBytes(part=part, total=len(plan)))
+    assert found == plan
+    assert asked == [GetPlan(digest=digest(plan), offset=offset) for offset in (0, 10, 20)]
 
 
 def test_the_plan_that_was_not_used_for_longest_goes_when_bytes_run_out() -> None:
-    first, second, third = (Stored(bytes([n]) * 40) for n in range(3))
     plans = PlanCache(capacity=100)
-    for stored in (first, second, first, third):
-        plans.get(stored.digest, stored.fetch)
-        assert plans.size <= 100
-
-    for stored in (first, third, second):
-        stored.asked.clear()
-        plans.get(stored.digest, stored.fetch)
-    assert (first.asked, third.asked) == ([], [])
-    assert second.asked
+    for name in (b"1", b"2"):
+        plans.put(name, bytes(40))
+    assert plans.get(b"1") is not None
+    plans.put(b"3", bytes(40))
+    assert [plans.get(name) is None for name in (b"1", b"2", b"3")] == [False, True, False]
+    assert plans.size == 80
 
 
-def test_a_plan_larger_than_the_cache_is_not_kept() -> None:
-    stored, plans = Stored(bytes(101)), PlanCache(capacity=100)
-    assert plans.get(stored.digest, stored.fetch) == stored.plan
-    assert plans.size == 0
+def test_a_plan_that_is_larger_than_all_that_is_kept_pushes_nothing_out() -> None:
+    plans = PlanCache(capacity=100)
+    plans.put(b"1", bytes(40))
+    plans.put(b"2", bytes(101))
+    assert plans.get(b"2") is None
+    assert plans.size == 40
 
 
-@pytest.mark.parametrize("arrives", [b"", b"something else"])
-def test_a_plan_that_arrives_damaged_is_refused(arrives: bytes) -> None:
-    stored, plans = Stored(b"the plan"), PlanCache()
+def test_an_empty_plan_and_one_that_ends_early_are_no_endless_loops() -> None:
+    assert Fetch(digest(b"")).take(PlanBytes(part=b"", total=0)) == b""
+    cut = Fetch(digest(b"abc"))
+    assert cut.take(PlanBytes(part=b"ab", total=3)) is None
+    with pytest.raises(DataLossError, match="2 bytes of 3"):
+        cut.take(PlanBytes(part=b"", total=3))
+
+
+def test_bytes_with_another_digest_are_refused() -> None:
     with pytest.raises(DataLossError, match="arrived damaged"):
-        plans.get(stored.digest, Stored(arrives).fetch)
-    assert plans.get(stored.digest, stored.fetch) == b"the plan"
+        Fetch(digest(b"abc")).take(PlanBytes(part=b"abd", total=3))

@@ -21,7 +21,7 @@ from headrace.rewrites.optimize import prepare
 from headrace.rewrites.positions import deal_of
 from headrace.service.worker.portion import Portion
 from headrace.service.worker.producer import Producer, next_limit
-from tests.service.worker.asking import SECONDS, Listed
+from tests.service.worker.listed import SECONDS, Listed
 
 
 class Collected:
@@ -32,6 +32,7 @@ class Collected:
         self.failure: str | None = None
         self.ended = threading.Event()
         self.refused: BaseException | None = None
+        self.is_alone = False
 
     def wait_for_room(self) -> bool:
         return True
@@ -180,10 +181,23 @@ def test_an_element_that_fails_touches_its_unit() -> None:
     assert failed.touched >= 1
 
 
+def test_a_unit_that_fails_is_whole_with_its_error_and_no_other_is() -> None:
+    def picky(x: Any) -> Any:
+        if x == 2:
+            raise ValueError("no twos")
+        return x
+
+    portions = produce(dealt(hr.Dataset.range(4).map(picky), (0, 4)), counts_units=True).portions
+    (failed,) = (portion for portion in portions if portion.error is not None)
+    assert (failed.done_from, failed.done_to, failed.touched) == (2, 3, 3)
+    assert [(p.done_from, p.done_to) for p in portions if p.count][-1] == (3, 4)
+
+
 def test_what_was_yielded_is_put_at_once_where_that_is_wanted() -> None:
     outlet = Collected()
+    outlet.is_alone = True
     iterator = Listed([[number] for number in range(20)])
-    Producer("task-1", lambda: iterator, outlet, hurries=lambda: True).start()
+    Producer("task-1", lambda: iterator, outlet).start()
     assert outlet.ended.wait(SECONDS)
     assert [portion.count for portion in outlet.portions] == [1] * 20
 

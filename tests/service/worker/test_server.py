@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import logging
+import sys
 import threading
 import time
+import tracemalloc
+import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 import headrace as hr
-from headrace.errors import NotFoundError
+from headrace.errors import (
+    CancelledError,
+    FailedPreconditionError,
+    HeadraceError,
+    NotFoundError,
+)
 from headrace.plan.serialize import dump_plan
 from headrace.service.config import WorkerConfig
 from headrace.service.messages import (
     DispatcherRequest,
     Done,
     Elements,
+    FailTask,
     FinishTask,
     GetElements,
     GetPlan,
@@ -35,12 +46,13 @@ from headrace.service.messages import (
     WorkerReply,
     WorkerUpdate,
 )
-from headrace.service.worker import server as worker_server
+from headrace.service.worker import shell
 from headrace.service.worker.server import WorkerServer
 from headrace.transport import zeromq
 from headrace.transport.channel import Channel, Request
+from headrace.transport.envelope import decode_error
 from tests.service.reading import wait_until
-from tests.service.worker.asking import SECONDS, TICKET, definition
+from tests.service.worker.listed import SECONDS, TICKET, definition
 
 
 class Dispatcher:
@@ -51,15 +63,18 @@ class Dispatcher:
         #: Heartbeats are put here while they are to be answered by the test.
         self.held: SimpleQueue[Request] | None = None
         self.incarnation = "first"
+        self.to_delete: tuple[int, ...] = ()
         self._plan = b"" if dataset is None else dump_plan(dataset.plan)
         self._answers: dict[type, Callable[[Any], msgspec.Struct]] = {
             RegisterWorker: lambda _: WorkerRegistered(
                 heartbeat_interval=0.01, incarnation=self.incarnation
             ),
             WorkerHeartbeat: lambda _: WorkerUpdate(
-                tasks_to_delete=(), incarnation=self.incarnation
+                tasks_to_delete=self.to_delete, incarnation=self.incarnation
             ),
-            GetTask: lambda _: definition(digest=hashlib.sha256(self._plan).digest()),
+            GetTask: lambda asked: definition(
+                asked.task_id, digest=hashlib.sha256(self._plan).digest()
+            ),
             GetPlan: lambda asked: PlanBytes(
                 part=self._plan[asked.offset :], total=len(self._plan)
             ),
@@ -97,10 +112,24 @@ def reading(worker: WorkerServer) -> Iterator[Channel]:
         channel.close()
 
 
-def get(number: int, acknowledged: int) -> GetElements:
+def get(number: int, acknowledged: int, task_id: int = 1) -> GetElements:
     return GetElements(
-        task_id=1, ticket=TICKET, client_id="c", number=number, acknowledged=acknowledged
+        task_id=task_id, ticket=TICKET, client_id="c", number=number, acknowledged=acknowledged
     )
+
+
+def read(channel: Channel, task_id: int) -> int:
+    """Read a task to its end; return the number of its elements."""
+    number = elements = 0
+    while True:
+        message, _ = channel.call(get(number, number, task_id), timeout=SECONDS)
+        assert isinstance(message, Elements)
+        if message.error is not None:
+            raise decode_error(message.error)
+        if message.end:
+            return elements
+        elements += message.count
+        number += 1
 
 
 def threads(name: str) -> list[str]:
@@ -115,14 +144,13 @@ def test_a_worker_that_stops_while_it_is_to_register_again_leaves_no_thread() ->
         beat = dispatcher.held.get(timeout=SECONDS)
         stop = threading.Thread(target=worker.stop)
         stop.start()
-        # The tasks are closed, and the heartbeat waits still for its answer: register again.
-        wait_until(lambda: not threads("headrace-task-starter"))
+        wait_until(lambda: dispatcher.count(WorkerLeft) == 1)
+        # The worker has left, and the heartbeat waits still for its answer: register again.
         beat.fail(NotFoundError("who are you?"))
         stop.join(SECONDS)
 
         assert not stop.is_alive()
-        wait_until(lambda: not threads("headrace-worker-heartbeat"))
-        assert not threads("headrace-task-starter")
+        wait_until(lambda: not threads("headrace-worker"))
         assert dispatcher.count(RegisterWorker) == 1
 
 
@@ -131,17 +159,20 @@ def test_the_heartbeat_survives_everything(
     error: BaseException, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     dispatcher = Dispatcher()
-    with serving(dispatcher) as address, WorkerServer(WorkerConfig(address)) as worker:
+    with serving(dispatcher) as address, WorkerServer(WorkerConfig(address)):
         failed = threading.Event()
 
-        def connect() -> Any:
+        def connect(*arguments: Any) -> Any:
             failed.set()
+            raise error
+
+        def wait(*arguments: Any) -> Any:
             raise error
 
         with monkeypatch.context() as patch:
             # Both ways in which a heartbeat asks for what may be short.
-            patch.setattr(worker, "_connect", connect)
-            patch.setattr(worker_server.TaskSet, "tick", lambda _: connect())
+            patch.setattr(shell.Wire, "wait", wait)
+            patch.setattr(shell.Wire, "__init__", connect)
             assert failed.wait(SECONDS)
         before = dispatcher.count(WorkerHeartbeat)
         wait_until(lambda: dispatcher.count(WorkerHeartbeat) > before + 1)
@@ -216,10 +247,12 @@ def test_a_worker_that_drains_delivers_until_everything_is_acknowledged() -> Non
         worker = WorkerServer(WorkerConfig(address))
         with reading(worker) as channel:
             channel.call(get(0, 0), timeout=SECONDS)
+            ready, _ = channel.call(get(1, 1), timeout=SECONDS)
+            assert isinstance(ready, Elements)
             drain = threading.Thread(target=worker.drain)
             drain.start()
             wait_until(lambda: dispatcher.count(WorkerLeaving) > 0)
-            elements = number = 1
+            elements, number = 1 + ready.count, 2
             while True:
                 message, _ = channel.call(get(number, number), timeout=SECONDS)
                 assert isinstance(message, Elements)
@@ -261,6 +294,97 @@ def test_a_drain_ends_at_once_when_the_worker_is_stopped() -> None:
             worker.stop()
             drain.join(SECONDS)
             assert not drain.is_alive()
+
+
+def test_of_a_finished_task_nothing_but_its_end_is_kept() -> None:
+    rows = np.arange(500_000, dtype=np.float64)
+    dispatcher = Dispatcher(hr.Dataset.from_tensor_slices(rows).batch(50_000))
+    with (
+        serving(dispatcher) as address,
+        WorkerServer(WorkerConfig(address)) as worker,
+        reading(worker) as channel,
+    ):
+        read(channel, 1)
+        gc.collect()
+        tracemalloc.start()
+        try:
+            before = tracemalloc.get_traced_memory()[0]
+            for task_id in range(2, 10):
+                assert read(channel, task_id) == 10
+            wait_until(lambda: not threads("headrace-task"))
+            gc.collect()
+            grown = tracemalloc.get_traced_memory()[0] - before
+        finally:
+            tracemalloc.stop()
+        # Eight tasks of 4 MB.
+        assert grown < rows.nbytes // 2
+        assert dispatcher.count(GetPlan) == 1
+        assert read(channel, 3) == 0
+
+
+def test_a_task_whose_thread_cannot_be_started_fails_and_its_clients_hear_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_thread_left(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    dispatcher = Dispatcher(hr.Dataset.range(3))
+    with (
+        serving(dispatcher) as address,
+        WorkerServer(WorkerConfig(address)) as worker,
+        reading(worker) as channel,
+    ):
+        monkeypatch.setattr(shell.Producer, "start", no_thread_left)
+        with pytest.raises(HeadraceError, match="can't start new thread"):
+            read(channel, 1)
+        assert channel.call(get(1, 1), timeout=SECONDS)[0] == Elements(first=0, count=0, end=True)
+        assert "can't start new thread" in next(
+            message.reason for message in dispatcher.heard if isinstance(message, FailTask)
+        )
+        assert worker.num_tasks() == 0
+
+
+def test_a_module_that_is_missing_on_a_worker_is_named_with_the_worker_and_a_cure() -> None:
+    lonely = types.ModuleType("lonely_module")
+    exec("def same(x): return x", lonely.__dict__)
+    lonely.same.__module__ = "lonely_module"
+    sys.modules["lonely_module"] = lonely
+    try:
+        dispatcher = Dispatcher(hr.Dataset.range(3).map(lonely.same))
+    finally:
+        del sys.modules["lonely_module"]
+    with (
+        serving(dispatcher) as address,
+        WorkerServer(WorkerConfig(address)) as worker,
+        reading(worker) as channel,
+        pytest.raises(FailedPreconditionError) as caught,
+    ):
+        read(channel, 1)
+    assert f"the worker at {worker.address} cannot load the dataset" in str(caught.value)
+    assert "No module named 'lonely_module'" in str(caught.value)
+    assert "register_pickle_by_value(lonely_module)" in str(caught.value)
+
+
+def test_a_task_that_is_deleted_closes_its_iterator_and_answers_who_waits() -> None:
+    GO_ON.clear()
+    BEGAN.clear()
+    dispatcher = Dispatcher(hr.Dataset.range(3).map(until_told))
+    with (
+        serving(dispatcher) as address,
+        WorkerServer(WorkerConfig(address)) as worker,
+        reading(worker) as channel,
+    ):
+        for number in range(4):
+            channel.send(get(number, 0))
+        assert BEGAN.wait(SECONDS)
+        dispatcher.to_delete = (1,)
+        errors = 0
+        while errors < 3:
+            reply = channel.receive(SECONDS)
+            assert reply is not None
+            errors += isinstance(reply.message, CancelledError)
+        GO_ON.set()
+        wait_until(lambda: not threads("headrace-task"))
 
 
 def test_a_worker_that_is_not_started_can_be_drained_and_stopped() -> None:

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from headrace.service.worker.units import begun_units, whole_units
+from headrace.service.worker.opening import units_whole
+from headrace.service.worker.units import begun_units
 
 
 @pytest.mark.parametrize(
@@ -20,19 +21,23 @@ from headrace.service.worker.units import begun_units, whole_units
     ],
 )
 def test_the_smallest_number_anywhere_in_a_state_counts(state: Any, units: int) -> None:
-    assert whole_units(state, before=100) == units
+    assert units_whole(state, before=0) == units
 
 
-@pytest.mark.parametrize("state", [None, 3, {}, {"input": [1, "dealt"]}, {"dealt": "no number"}])
+@pytest.mark.parametrize("state", [None, 3, {}, {"input": [1, "dealt"]}])
 def test_a_state_without_such_a_number_changes_nothing(state: Any) -> None:
-    assert whole_units(state, before=12) == 12
+    assert units_whole(state, before=12) == 12
+
+
+def test_what_is_whole_stays_so_where_a_step_keeps_an_older_state() -> None:
+    assert units_whole({"dealt": 3}, before=12) == 12
 
 
 def test_a_state_may_be_nested_more_deeply_than_calls_may() -> None:
     state: Any = {"dealt": 2}
     for _ in range(10_000):
         state = {"input": state}
-    assert whole_units(state) == 2
+    assert units_whole(state, before=0) == 2
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,32 @@
 """The worker: runs tasks and hands their elements to clients, first come, first served.
 
-    units         what an iterator's state says about units (pure)
-    first_come    which request gets which portion, and when a task is over (pure)
-    unit_feed     a task's units, asked for in ranges of a fitting length
-    plans         plans by digest, fetched once
-    opening       the one place where the engine is called
-    failure       what went wrong, in words for clients
-    portion       what answers one request
+What is decided, on plain values, without thread, socket or clock:
+
+    session       who the worker is to the dispatcher, what it asks, how it leaves
+    registration  under which id, with which heartbeats
+    leaving       how far it is with leaving, and what it has not delivered
+    task_table    all its tasks, from the first request for one to its end
+    lookups       tasks that are looked up, with the requests that wait for them
+    plans         plans by digest, fetched once, in parts
+    task          one task: its requests and portions, its units, its report
+    first_come    which request gets which portion, and when a task is over
+    unit_asking   how many units are asked for, and when
+    units         what a state says about units that are begun
+    agenda        what is to be done now, and when to look again
+    calls         calls that are not answered, and when they are made again
+    actions       what the shell is to do
+
+What does it:
+
+    server        where the worker listens, and its life
+    shell         the session under a lock, the I/O thread, the producers
+    wire          the channel to the dispatcher
     producer      a thread that cuts an iterator's elements into portions
-    task          one task: a policy under a lock, a producer, a feed
-    connections   connections to the dispatcher, lent to threads
-    task_set      all tasks of a worker: started when first asked for, kept, finished, deleted
-    server        the shell: two addresses, a heartbeat, the task set
+    feed          where a producer waits for room and for units
+    opening       the one place where the engine is called
+    portion       what answers one request
+    answering     how that is put into the answer
+    failure       what went wrong, in words for clients
 
 Elements leave by the path of a request; nothing is sent to a client that did not ask.
 """

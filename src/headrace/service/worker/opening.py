@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from headrace.element.chunk import Chunk
+from headrace.errors import FailedPreconditionError
 from headrace.execution.build import start
-from headrace.execution.dealt import DealtPlan
+from headrace.execution.dealt import DealtPlan, NextUnits, units_done
 from headrace.execution.iterator import ElementIterator, State
 from headrace.plan.serialize import load_plan
 from headrace.plan.traverse import merged_options
 from headrace.service.messages import TaskDefinition
-from headrace.service.worker.unit_feed import UnitFeed
 
-__all__ = ["open_plan", "state_after", "units_begun"]
+__all__ = ["open_plan", "state_after", "units_begun", "units_whole"]
 
 
 def open_plan(
-    plan: bytes, definition: TaskDefinition, seed: int, feed: UnitFeed | None
+    plan: bytes,
+    definition: TaskDefinition,
+    seed: int,
+    next_units: NextUnits | None,
+    *,
+    worker: str,
 ) -> ElementIterator:
     """Return an iterator over a task's elements.
 
@@ -24,15 +29,26 @@ def open_plan(
         definition: Which pass over the data.
         seed: What random steps without a seed of their own draw from, unless the plan's options
             say.
-        feed: Deals the task's units; None: the plan is read whole.
+        next_units: Deals the task's units; None: the plan is read whole.
+        worker: Where the worker listens, for errors.
+
+    Raises:
+        FailedPreconditionError: The plan uses a module that is not here.
     """
-    node = load_plan(plan)
+    try:
+        node = load_plan(plan)
+    except ModuleNotFoundError as error:
+        raise FailedPreconditionError(
+            f"the worker at {worker} cannot load the dataset: {error}. Functions of modules travel "
+            "by name: make the module importable for the worker, or let it travel by value with "
+            f"`cloudpickle.register_pickle_by_value({error.name})` where the dataset is made"
+        ) from error
     own = merged_options(node).seed
     return start(
         node,
         seed=seed if own is None else own,
         pass_number=definition.pass_number,
-        units=None if feed is None else feed.next_units,
+        units=next_units,
         contain_exits=True,
     )
 
@@ -45,3 +61,12 @@ def state_after(chunk: Chunk) -> State:
 def units_begun(iterator: ElementIterator) -> int:
     """Return a number of units, in dealt order, from which on nothing was yielded so far."""
     return iterator.begun if isinstance(iterator, DealtPlan) else 0
+
+
+def units_whole(state: State, before: int) -> int:
+    """Return how many units are whole at a state, where `before` of them were so before it.
+
+    A step that holds elements keeps the state of a leaf at the oldest of them: it may go back.
+    """
+    done = units_done(state)
+    return before if done is None else max(before, done)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import threading
-from collections.abc import Callable
 
 from headrace.errors import DataLossError
-from headrace.service.messages import PlanBytes
+from headrace.service.messages import GetPlan, PlanBytes
 
-__all__ = ["PlanCache"]
+__all__ = ["Fetch", "PlanCache"]
 
 _CAPACITY = 64 << 20
 
@@ -23,7 +21,6 @@ class PlanCache:
 
     def __init__(self, capacity: int = _CAPACITY) -> None:
         self._capacity = capacity
-        self._lock = threading.Lock()
         #: By digest, the one used last at the end.
         self._plans: dict[bytes, bytes] = {}
 
@@ -32,43 +29,55 @@ class PlanCache:
         """Bytes that are kept."""
         return sum(map(len, self._plans.values()))
 
-    def get(self, digest: bytes, fetch: Callable[[int], PlanBytes]) -> bytes:
-        """Return a plan's bytes.
-
-        Args:
-            digest: SHA-256 of the bytes.
-            fetch: Asks the dispatcher for the part that begins at an offset.
-
-        Raises:
-            DataLossError: What was fetched has another digest.
-        """
-        with self._lock:
-            plan = self._plans.pop(digest, None)
-        if plan is None:
-            plan = _fetch(digest, fetch)
-        if len(plan) <= self._capacity:
-            with self._lock:
-                self._plans[digest] = plan
-                while self.size > self._capacity:
-                    del self._plans[next(iter(self._plans))]
+    def get(self, digest: bytes) -> bytes | None:
+        """Return a plan's bytes, if they are kept."""
+        plan = self._plans.pop(digest, None)
+        if plan is not None:
+            self._plans[digest] = plan
         return plan
 
+    def put(self, digest: bytes, plan: bytes) -> None:
+        """Keep a plan, unless it is too large; what was not used for longest goes for it."""
+        if len(plan) > self._capacity:
+            return
+        self._plans[digest] = plan
+        while self.size > self._capacity:
+            del self._plans[next(iter(self._plans))]
 
-def _fetch(digest: bytes, fetch: Callable[[int], PlanBytes]) -> bytes:
-    parts: list[bytes] = []
-    offset, total = 0, 1
-    while offset < total:
-        answer = fetch(offset)
-        if not answer.part:
-            break
-        parts.append(answer.part)
-        offset += len(answer.part)
-        total = answer.total
-    plan = b"".join(parts)
-    if hashlib.sha256(plan).digest() != digest:
-        raise DataLossError(
-            f"the plan {digest.hex()[:12]} arrived damaged: {len(plan)} bytes of {total}, with "
-            f"SHA-256 {hashlib.sha256(plan).hexdigest()[:12]}; the dispatcher's copy of it may be "
-            "damaged: register the dataset again"
-        )
-    return plan
+
+class Fetch:
+    """A plan that is fetched from the dispatcher, part by part.
+
+    Args:
+        digest: SHA-256 of its bytes.
+    """
+
+    def __init__(self, digest: bytes) -> None:
+        self._digest = digest
+        self._parts: list[bytes] = []
+        self._offset = 0
+        # Computed part by part: a long plan must not hold up those who wait for something else.
+        self._hash = hashlib.sha256()
+
+    def question(self) -> GetPlan:
+        """Return what to ask for next."""
+        return GetPlan(digest=self._digest, offset=self._offset)
+
+    def take(self, answer: PlanBytes) -> bytes | None:
+        """Take the answer to the last question; return the plan when it is whole.
+
+        Raises:
+            DataLossError: It has another digest.
+        """
+        self._parts.append(answer.part)
+        self._hash.update(answer.part)
+        self._offset += len(answer.part)
+        if answer.part and self._offset < answer.total:
+            return None
+        if self._hash.digest() != self._digest:
+            raise DataLossError(
+                f"the plan {self._digest.hex()[:12]} arrived damaged: {self._offset} bytes of "
+                f"{answer.total}, with SHA-256 {self._hash.hexdigest()[:12]}; the dispatcher's "
+                "copy of it may be damaged: register the dataset again"
+            )
+        return b"".join(self._parts)

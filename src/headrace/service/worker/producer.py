@@ -3,6 +3,7 @@
 Rule 1. The first portion holds one element and each at most twice as many as the one before, so
         that the first element comes soon and a short dataset is shared fairly.
 Rule 2. An element that fails is a portion of its own: an error, answered once; the task goes on.
+        The unit that ends with it is whole with it: if the worker dies, nobody deals it again.
 Rule 3. A task fails if its plan cannot be opened, if it raises `_MOST_FAILURES` times in a row
         with the same words, or if something escapes from it that is no `Exception`: what its
         iterator would yield after that is not known.
@@ -20,12 +21,12 @@ from typing import Protocol
 from headrace.element import wire
 from headrace.element.chunk import Chunk, concatenate
 from headrace.errors import HeadraceError, UserFunctionError
-from headrace.execution.iterator import ElementIterator
+from headrace.execution.iterator import ElementIterator, State
 from headrace.metrics import count_user_function_error
 from headrace.service.worker.failure import describe, for_clients
-from headrace.service.worker.opening import state_after, units_begun
+from headrace.service.worker.opening import state_after, units_begun, units_whole
 from headrace.service.worker.portion import Portion
-from headrace.service.worker.units import begun_units, whole_units
+from headrace.service.worker.units import begun_units
 from headrace.transport.channel import Buffer
 
 __all__ = ["Outlet", "Producer", "next_limit"]
@@ -40,6 +41,10 @@ _MOST_FAILURES = 100
 
 class Outlet(Protocol):
     """Where a producer's portions go."""
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether what is yielded is to be put at once, before more is asked for."""
 
     def wait_for_room(self) -> bool:
         """Wait until another portion may be made; False: nothing more is wanted."""
@@ -76,7 +81,6 @@ class Producer:
         open_plan: Makes the iterator.
         outlet: Who takes the portions.
         counts_units: Whether the iterator's states are to be asked for units.
-        hurries: Whether what was yielded is to be put at once, before more is asked for.
     """
 
     def __init__(
@@ -86,14 +90,12 @@ class Producer:
         outlet: Outlet,
         *,
         counts_units: bool = False,
-        hurries: Callable[[], bool] = lambda: False,
     ) -> None:
         self._name = name
         # Given up as soon as it was called: it holds the plan.
         self._open_plan: Callable[[], ElementIterator] | None = open_plan
         self._outlet = outlet
         self._counts_units = counts_units
-        self._hurries = hurries
         self._produced = 0
         self._units = 0
         self._touched = 0
@@ -169,7 +171,7 @@ class Producer:
                 chunks.append(chunk)
                 count += chunk.size
                 size += wire.frame_bytes(chunk)
-                if time.perf_counter() - since > _PORTION_SECONDS / 2 or self._hurries():
+                if time.perf_counter() - since > _PORTION_SECONDS / 2 or self._outlet.is_alone:
                     break
             seconds = time.perf_counter() - since
             if chunks:
@@ -181,9 +183,14 @@ class Producer:
                 limit = next_limit(limit, count, size, seconds)
                 continue
             said = for_clients(error)
-            # The failing unit is answered by this, though it is not known to be whole.
-            self._touch(units_begun(iterator))
-            self._put_error(said)
+            before = self._units
+            if isinstance(error, Exception):
+                # A unit that ends with a failure is whole with it, and nobody needs it again.
+                self._count_units(iterator, iterator.get_state)
+            else:
+                # Where the iterator stands is not known.
+                self._touch(units_begun(iterator))
+            self._put_error(said, before)
             if not isinstance(error, Exception):
                 return describe(error)
             failures = failures + 1 if str(said) == last_words else 1
@@ -195,12 +202,15 @@ class Producer:
 
     def _put_chunks(self, iterator: ElementIterator, chunks: list[Chunk]) -> None:
         before = self._units
-        if self._counts_units:
-            state = state_after(chunks[-1])
-            begun = begun_units(state)
-            self._units = max(before, whole_units(state, before))
-            self._touch(units_begun(iterator) if begun is None else begun)
+        self._count_units(iterator, lambda: state_after(chunks[-1]))
         self._put_chunk(concatenate(chunks), before, self._units)
+
+    def _count_units(self, iterator: ElementIterator, state_now: Callable[[], State]) -> None:
+        if self._counts_units:
+            state = state_now()
+            begun = begun_units(state)
+            self._units = units_whole(state, self._units)
+            self._touch(units_begun(iterator) if begun is None else begun)
 
     def _touch(self, units: int) -> None:
         self._touched = max(self._touched, self._units, units)
@@ -232,14 +242,14 @@ class Producer:
             )
         )
 
-    def _put_error(self, error: HeadraceError) -> None:
+    def _put_error(self, error: HeadraceError, before: int | None = None) -> None:
         if isinstance(error, UserFunctionError):
             count_user_function_error()
         self._outlet.put(
             Portion(
                 first=self._produced,
                 error=error,
-                done_from=self._units,
+                done_from=self._units if before is None else before,
                 done_to=self._units,
                 touched=self._touched,
             )

@@ -1,241 +1,285 @@
-"""A task: the lock around its policy, the thread that produces, the units that it was dealt."""
+"""A task: who gets what of it, the units that it was dealt, its end. No thread, lock or clock.
+
+Each method takes what happened and adds what is to be done to `actions`.
+
+Rule 1. A producer makes one portion, and the next when there is room for it.
+Rule 2. A task that is cut takes no more units; one that reads a plan whole ends where it is.
+Rule 3. The dispatcher hears that a task is over before its clients do: it then knows that the
+        iteration is over when they ask. If it does not answer, the clients need not wait.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import hmac
-import logging
-import threading
-import time
-from collections.abc import Callable
+import math
+from typing import Generic, TypeVar
 
 from headrace.errors import CancelledError, FailedPreconditionError
-from headrace.execution.iterator import ElementIterator
-from headrace.service.messages import GetElements, SplitGranted, TaskDefinition
-from headrace.service.worker.answering import answer
-from headrace.service.worker.first_come import Bounds, Departure, FirstCome, Left
+from headrace.service.config import ShardingPolicy
+from headrace.service.messages import (
+    DropClient,
+    FailTask,
+    FinishTask,
+    GetElements,
+    GetSplit,
+    HandBack,
+    SplitGranted,
+    TaskDefinition,
+)
+from headrace.service.worker.actions import Actions, Grant
+from headrace.service.worker.first_come import Bounds, FirstCome, Left
 from headrace.service.worker.portion import Answer, Portion
-from headrace.service.worker.producer import Producer
-from headrace.service.worker.unit_feed import UnitFeed
-from headrace.transport.channel import Request
+from headrace.service.worker.unit_asking import UnitAsking
 
-__all__ = ["Task", "wrong_ticket"]
+__all__ = ["Task", "is_ticket", "seed_of", "was_deleted", "wrong_ticket"]
 
-_log = logging.getLogger(__name__)
+R = TypeVar("R")
 
 
-class Task:
-    """Produces one task's elements and hands them out.
+class Task(Generic[R]):
+    """One task, from its start to its end.
 
     Args:
         definition: What the dispatcher says of it.
-        open_plan: Makes the iterator over its elements from its feed, which is None where the plan
-            is read whole. Called on the producing thread.
-        ask: Asks the dispatcher for units: their number, how many are wanted, how many are done.
-            None: the plan is read whole.
-        report: Tells the dispatcher that the task is over, and why if it failed. Called on the
-            producing thread; does not raise.
-        over: Hears that the task is finished and everything acknowledged. May be called twice.
+        worker_id: Whose it is.
+        producer: Number of its producer.
         bounds: How much may be kept.
     """
 
     def __init__(
         self,
         definition: TaskDefinition,
-        open_plan: Callable[[UnitFeed | None], ElementIterator],
-        ask: Callable[[int, int, int], SplitGranted] | None,
-        report: Callable[[str | None], None],
-        over: Callable[[], None],
+        worker_id: str,
+        producer: int,
         bounds: Bounds | None = None,
     ) -> None:
         self.task_id = definition.task_id
         self.ticket = definition.ticket
-        self.is_dealt = ask is not None
-        self._report = report
-        self._over = over
-        self._changed = threading.Condition()
-        self._hand_out: FirstCome[Request] = FirstCome(bounds)
-        self._closed = False
-        #: Nothing more is to be produced, but what was is delivered.
-        self._cut = False
-        self._failed = False
-        self._finished = False
-        self._feed = None if ask is None else UnitFeed(lambda n, want: ask(n, want, self.done))
-        feed = self._feed
-        self._producer = Producer(
-            f"task-{self.task_id}",
-            lambda: open_plan(feed),
-            self,
-            counts_units=self.is_dealt,
-            hurries=lambda: feed is not None and feed.is_alone,
+        self.producer = producer
+        self.is_finished = False
+        """Whether the clients may hear that it is over."""
+        self.finish_at = math.inf
+        """When it is finished although the dispatcher did not answer."""
+        self._worker_id = worker_id
+        dealt = definition.processing_mode == ShardingPolicy.DYNAMIC
+        self._units = UnitAsking() if dealt else None
+        self._hand_out: FirstCome[R] = FirstCome(bounds)
+        #: The producer has made a portion, and was not let make another.
+        self._waits_for_room = False
+        self._has_ended = False
+        self._failure: str | None = None
+        #: What was left when it was called off.
+        self.left: Left | None = None
+
+    @property
+    def is_dealt(self) -> bool:
+        """Whether it reads units, not the plan as a whole."""
+        return self._units is not None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is finished and everything acknowledged."""
+        return self.is_finished and self._hand_out.is_settled
+
+    # --- clients --------------------------------------------------------------------------------
+
+    def requested(self, request: R, message: GetElements, now: float, actions: Actions[R]) -> None:
+        """Answer a request now or later."""
+        if not is_ticket(message.ticket, self.ticket):
+            actions.answers.append((request, wrong_ticket(self.task_id)))
+            return
+        answers = self._hand_out.ask(
+            request, message.client_id, message.number, message.acknowledged, now
+        )
+        self._answer(answers, actions)
+
+    def depart(self, client_id: str, actions: Actions[R]) -> DropClient:
+        """Give a client that is gone nothing more; return what to say of it."""
+        answers, departure = self._hand_out.depart(client_id)
+        self._answer(answers, actions)
+        return DropClient(
+            worker_id=self._worker_id,
+            task_id=self.task_id,
+            ticket=self.ticket,
+            client_id=client_id,
+            units=departure.units,
+            lost=departure.lost,
         )
 
-    def start(self) -> None:
-        """Begin to produce.
-
-        Raises:
-            RuntimeError: The system has no thread left.
-        """
-        self._producer.start()
-
-    @property
-    def finished(self) -> bool:
-        """Whether all elements were handed out, or the task failed."""
-        return self._finished
-
-    @property
-    def done(self) -> int:
-        """Number of units that were delivered and acknowledged."""
-        with self._changed:
-            return self._hand_out.done
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether the task is finished and everything acknowledged."""
-        with self._changed:
-            return self._finished and self._hand_out.is_settled
-
-    # --- clients ----------------------------------------------------------------------------------
-
-    def take(self, request: Request) -> None:
-        """Answer a `GetElements` now or later. Does not wait."""
-        message = request.message
-        assert isinstance(message, GetElements)
-        if not hmac.compare_digest(message.ticket.encode(), self.ticket.encode()):
-            request.fail(wrong_ticket(self.task_id))
-            return
-        with self._changed:
-            answers = self._hand_out.ask(
-                request, message.client_id, message.number, message.acknowledged, time.monotonic()
-            )
-            self._changed.notify_all()
-        self._send(answers)
-
-    def depart(self, client_id: str) -> Departure:
-        """Give a client that is gone nothing more; return what it had not acknowledged."""
-        with self._changed:
-            answers, departure = self._hand_out.depart(client_id)
-        self._send(answers)
-        return departure
-
-    def forget(self, client_id: str) -> None:
+    def forget(self, client_id: str, actions: Actions[R]) -> None:
         """Forget what a client that is gone had not acknowledged: the dispatcher has heard it."""
-        with self._changed:
-            answers = self._hand_out.forget(client_id)
-            self._changed.notify_all()
-        self._send(answers)
+        self._answer(self._hand_out.forget(client_id), actions)
 
-    def forget_silent(self) -> None:
+    def forget_silent(self, now: float, actions: Actions[R]) -> None:
         """Drop what clients of a copy hold that were not heard of for long.
 
         Of dealt units nothing is dropped before the dispatcher says that a client is gone.
         """
         if self.is_dealt:
             return
-        with self._changed:
-            answers, lost = self._hand_out.forget_silent(time.monotonic())
-            self._changed.notify_all()
+        answers, lost = self._hand_out.forget_silent(now)
         if lost:
-            _log.warning(
-                "task %d: %d elements were dropped: the client that they were sent to did not "
-                "acknowledge them and was not heard of for long",
-                self.task_id,
-                lost,
+            actions.warnings.append(
+                f"task {self.task_id}: {lost} elements were dropped: the client that they were "
+                "sent to did not acknowledge them and was not heard of for long"
             )
-        self._send(answers)
+        self._answer(answers, actions)
 
-    def _send(self, answers: list[tuple[Request, Answer]]) -> None:
-        for request, content in answers:
-            answer(request, content)
-        if self.is_settled:
-            self._over()
+    def _answer(self, answers: list[tuple[R, Answer]], actions: Actions[R]) -> None:
+        actions.answers += answers
+        if self._waits_for_room and self._hand_out.has_room:
+            self._waits_for_room = False
+            actions.resumes.append(self.producer)
 
-    # --- the worker -------------------------------------------------------------------------------
+    # --- the producer ---------------------------------------------------------------------------
 
-    def cut(self) -> None:
-        """Take no more units, produce no more of a copy; deliver what there is."""
-        with self._changed:
-            self._cut = True
-            self._changed.notify_all()
-        if self._feed is not None:
-            self._feed.drain()
+    def produced(self, portion: Portion, actions: Actions[R]) -> None:
+        """Take a portion."""
+        self._waits_for_room = self.left is None
+        self._answer(self._hand_out.add(portion), actions)
 
-    def close(self, reason: Exception | None = None) -> Left:
-        """Call the task off, without waiting for its thread; return what was not delivered.
+    def ended(self, failure: str | None, actions: Actions[R]) -> None:
+        """Take note that no portion will follow, and why, if the task failed."""
+        self._has_ended, self._failure = True, failure
+        self._waits_for_room = False
+        dealt = 0 if self._units is None or failure is not None else self._units.dealt
+        self._answer(self._hand_out.exhaust(dealt), actions)
 
-        Args:
-            reason: What its clients are to see; None: that it was deleted.
-        """
-        with self._changed:
-            self._closed = True
-            answers, left = self._hand_out.call_off(reason or self._deleted())
-            self._changed.notify_all()
-        if self._feed is not None:
-            self._feed.close()
-        for request, content in answers:
-            answer(request, content)
-        return left
+    def needs_units(self, now: float, actions: Actions[R]) -> None:
+        """Take note that the producer waits for units."""
+        assert self._units is not None, f"task {self.task_id} is dealt no units"
+        self._units.need(now)
+        self._end_units(actions)
 
-    def units_to_hand_back(self, left: Left, timeout: float) -> tuple[tuple[int, int], ...]:
-        """Return the units, in dealt order, of which nothing was given to anybody.
+    # --- the dispatcher -------------------------------------------------------------------------
 
-        Args:
-            left: What `close` returned.
-            timeout: Seconds to wait for a request for units that is under way.
-        """
-        if self._feed is None or self._failed:
-            return ()
-        self._feed.close(timeout)
-        dealt = self._feed.dealt
-        return ((left.units_from, dealt),) if left.units_from < dealt else ()
+    @property
+    def ask_at(self) -> float:
+        """When the dispatcher is to be asked for units."""
+        return math.inf if self._units is None else self._units.ask_at
 
-    def join(self, timeout: float) -> None:
-        """Wait so many seconds for the thread."""
-        self._producer.join(timeout)
-
-    def _deleted(self) -> CancelledError:
-        return CancelledError(
-            f"task {self.task_id} has been deleted: its iteration was released, because its "
-            "clients closed it or were not heard of for too long; iterate over the dataset again"
+    def ask_for_units(self, now: float) -> GetSplit | None:
+        """Return what to ask the dispatcher now, if anything."""
+        units = self._units
+        if units is None or units.ask_at > now:
+            return None
+        units.ask_at = math.inf
+        return GetSplit(
+            worker_id=self._worker_id,
+            task_id=self.task_id,
+            ticket=self.ticket,
+            number=units.number,
+            want=units.want,
+            done=self._hand_out.done,
         )
 
-    # --- the producer -----------------------------------------------------------------------------
+    def granted(self, granted: SplitGranted, now: float, actions: Actions[R]) -> None:
+        """Take what the dispatcher answered."""
+        assert self._units is not None
+        units = self._units.take(granted, now)
+        if self.left is not None:
+            # They are handed back.
+            self._units.ask_at = math.inf
+        elif units is not None:
+            actions.grants.append(
+                Grant(producer=self.producer, units=units, is_alone=granted.alone)
+            )
+        else:
+            self._end_units(actions)
 
-    def wait_for_room(self) -> bool:
-        """Wait until another portion may be made; False: nothing more is wanted."""
-        with self._changed:
-            while not self._is_enough() and not self._hand_out.has_room:
-                self._changed.wait()
-            return not self._is_enough()
+    def _end_units(self, actions: Actions[R]) -> None:
+        units = self._units
+        if units is not None and units.is_over and units.is_wanted:
+            units.is_wanted, units.ask_at = False, math.inf
+            actions.grants.append(Grant(producer=self.producer))
 
-    def _is_enough(self) -> bool:
-        # A dealt task that is cut runs out by itself: its units are delivered.
-        return self._closed or (self._cut and not self.is_dealt)
+    @property
+    def may_report(self) -> bool:
+        """Whether it is over, and nobody knows yet."""
+        return (
+            self._has_ended
+            and self.left is None
+            and not self.is_finished
+            and self.finish_at == math.inf
+            and self._hand_out.may_finish
+        )
 
-    def put(self, portion: Portion) -> None:
-        """Take a portion."""
-        with self._changed:
-            answers = self._hand_out.add(portion)
-        self._send(answers)
+    def report(self) -> FinishTask | FailTask:
+        """Return what to say to the dispatcher when it is over."""
+        if self._failure is None:
+            return FinishTask(worker_id=self._worker_id, task_id=self.task_id, ticket=self.ticket)
+        return self.failed(self._failure)
 
-    def end(self, failure: str | None) -> None:
-        """Take note that no portion will follow; finish when everything was handed out."""
-        dealt = 0 if self._feed is None or failure is not None else self._feed.dealt
-        with self._changed:
-            self._failed = failure is not None
-            answers = self._hand_out.exhaust(dealt)
-        self._send(answers)
-        with self._changed:
-            while not self._hand_out.may_finish and not self._closed:
-                self._changed.wait()
-            if self._closed:
-                return
-        try:
-            self._report(failure)
-        finally:
-            with self._changed:
-                self._finished = True
-                answers = self._hand_out.finish()
-            self._send(answers)
+    def failed(self, reason: str) -> FailTask:
+        """Return what to say to the dispatcher if the task fails."""
+        return FailTask(
+            worker_id=self._worker_id, task_id=self.task_id, ticket=self.ticket, reason=reason
+        )
+
+    def finish(self, actions: Actions[R]) -> None:
+        """Let the clients hear that it is over."""
+        if not self.is_finished:
+            self.is_finished, self.finish_at = True, math.inf
+            self._answer(self._hand_out.finish(), actions)
+
+    # --- the owner ------------------------------------------------------------------------------
+
+    def cut(self, actions: Actions[R]) -> None:
+        """Take no more units, produce no more of a copy; deliver what there is."""
+        if self._units is None:
+            if not self._has_ended:
+                actions.cuts.append(self.producer)
+            return
+        self._units.is_over = True
+        # What the dispatcher grants just now is delivered.
+        if not self._units.is_asked:
+            self._end_units(actions)
+
+    def call_off(self, refusal: Exception, actions: Actions[R]) -> Left:
+        """Refuse everybody from now on, except for what was given before; end the producer."""
+        if self.left is None:
+            answers, self.left = self._hand_out.call_off(refusal)
+            actions.answers += answers
+            self._waits_for_room = False
+            if self._units is not None:
+                self._units.ask_at = math.inf
+            if not self._has_ended:
+                actions.closes.append(self.producer)
+        return self.left
+
+    def hand_back(self) -> HandBack | None:
+        """Return what to say of the units of which nothing was given to anybody, if there are any.
+
+        To be called when the task is called off, and what it asked for is here.
+        """
+        if self._units is None or self._failure is not None or self.left is None:
+            return None
+        first, dealt = self.left.units_from, self._units.dealt
+        if first >= dealt:
+            return None
+        return HandBack(
+            worker_id=self._worker_id,
+            task_id=self.task_id,
+            ticket=self.ticket,
+            units=((first, dealt),),
+        )
+
+
+def seed_of(definition: TaskDefinition, worker_id: str) -> int:
+    """Return what random steps of a task draw from, which have no seed of their own.
+
+    Units mean the same on every worker; whole copies are shuffled differently.
+    """
+    if definition.processing_mode == ShardingPolicy.DYNAMIC:
+        return definition.seed
+    digest = hashlib.sha256(f"{definition.seed} {worker_id}".encode()).digest()
+    return int.from_bytes(digest[:8]) >> 12
+
+
+def is_ticket(shown: str, ticket: str) -> bool:
+    """Whether a ticket that somebody shows is this one."""
+    return hmac.compare_digest(shown.encode(errors="replace"), ticket.encode())
 
 
 def wrong_ticket(task_id: int) -> FailedPreconditionError:
@@ -245,4 +289,12 @@ def wrong_ticket(task_id: int) -> FailedPreconditionError:
         "to a reading that another incarnation of the dispatcher began (it was restarted without "
         "its journal), or to no reading of this service at all; iterate over the dataset again, "
         "and run the dispatcher with `fault_tolerant_mode` so that restarts are not noticed"
+    )
+
+
+def was_deleted(task_id: int) -> CancelledError:
+    """Return the error for the clients of a task that the dispatcher wants no more."""
+    return CancelledError(
+        f"task {task_id} has been deleted: its iteration was released, because its clients closed "
+        "it or were not heard of for too long; iterate over the dataset again"
     )

@@ -1,29 +1,17 @@
-"""What the state of a dealt plan says about its units.
+"""What the state of a dealt plan says about units that are begun.
 
 Each leaf of a dealt plan has `{"dealt": n}` in its state: units 0 to n - 1, in dealt order, were
-handed out by the leaf. A step that holds elements keeps the state of a leaf at the oldest of them.
-So the smallest such number in a state is the number of units whose elements were all yielded. In
-the middle of a unit, a leaf has `"begun"` as well, one more.
+handed out by the leaf (`execution.dealt.units_done`). In the middle of a unit, a leaf has `"begun"`
+as well, one more.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["begun_units", "whole_units"]
+__all__ = ["begun_units"]
 
 _DEALT = "dealt"
-
-
-def whole_units(state: Any, before: int = 0) -> int:
-    """Return the number of units that are whole at `state`.
-
-    Args:
-        state: A JSON value.
-        before: What is returned where no leaf has handed out anything.
-    """
-    smallest = _smallest(state)
-    return before if smallest is None else smallest
 
 
 def begun_units(state: Any) -> int | None:
@@ -54,18 +42,3 @@ _IN_ORDER: dict[frozenset[str], str] = {
     frozenset({"count", "input"}): "input",
 }
 """What the states of such steps consist of, and where that of the input is."""
-
-
-def _smallest(state: Any) -> int | None:
-    # A list of what is left to look at: states may be nested more deeply than calls may.
-    left, smallest = [state], None
-    while left:
-        value = left.pop()
-        if isinstance(value, dict):
-            dealt = value.get(_DEALT)
-            if isinstance(dealt, int) and (smallest is None or dealt < smallest):
-                smallest = dealt
-            left.extend(value.values())
-        elif isinstance(value, list | tuple):
-            left.extend(value)
-    return smallest

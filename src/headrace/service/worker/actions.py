@@ -1,0 +1,63 @@
+"""What a worker's session wants done: calls, answers, and what its producers are to do."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from headrace.service.messages import DispatcherRequest, TaskDefinition
+from headrace.service.worker.portion import Answer
+
+__all__ = ["Actions", "Grant", "Start"]
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """A producer to start: it opens the plan and makes portions, with room for the first one."""
+
+    producer: int
+    """Its number: another one for each producer of a session, whatever its task's number is."""
+    definition: TaskDefinition
+    plan: bytes
+    """The pickled plan, as written."""
+    seed: int
+    """What random steps without a seed of their own draw from, unless the plan's options say."""
+    is_dealt: bool
+    """It reads units, which it asks for (`needs_units`); else it reads the plan whole."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grant:
+    """What a producer gets that asked for units."""
+
+    producer: int
+    units: tuple[int, int] | None = None
+    """(start, stop); None: no more units come."""
+    is_alone: bool = False
+    """What comes of them is to be delivered at once: workers died with these units before."""
+
+
+@dataclass
+class Actions(Generic[R]):
+    """What is to be done now. For one producer, in the order in which the fields stand here."""
+
+    calls: list[DispatcherRequest] = field(default_factory=list)
+    """Requests to the dispatcher, to be sent in this order; the session repeats them itself."""
+    answers: list[tuple[R, Answer]] = field(default_factory=list)
+    """Requests of clients, each with what answers it: once each, in any order."""
+    starts: list[Start] = field(default_factory=list)
+    resumes: list[int] = field(default_factory=list)
+    """Producers that may make one more portion."""
+    grants: list[Grant] = field(default_factory=list)
+    cuts: list[int] = field(default_factory=list)
+    """Producers that make no more portions, and end."""
+    closes: list[int] = field(default_factory=list)
+    """Producers whose portions nobody wants any more; nothing that they say is heard."""
+    warnings: list[str] = field(default_factory=list)
+    wake_in: float = math.inf
+    """Seconds after which to act again, if nothing happens before."""
+    over: bool = False
+    """The worker has left: nothing is to be done any more, except for what stands here."""

@@ -1,0 +1,127 @@
+"""Calls to the dispatcher that are not answered: each is made again until it is.
+
+Rule 1. A call that was lost with its connection is made again after a delay, which grows; one that
+        is not answered at all is made again after a second, as every request may be repeated.
+Rule 2. A call that was not answered for as long as the worker bears it is given up.
+Rule 3. If something waits for an answer and none came for ten seconds, that is worth a warning,
+        and then once a minute. Time in which the worker itself did not run does not count.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from headrace.service.messages import DispatcherRequest, GetPlan
+
+__all__ = ["Calls"]
+
+_ANSWER_SECONDS = 1.0
+_PLAN_SECONDS = 10.0
+_FIRST_DELAY = 0.05
+_BACKOFF = 1.3
+_LAST_DELAY = 1.0
+_FIRST_WARNING = 10.0
+_NEXT_WARNING = 60.0
+
+
+@dataclass
+class _Call:
+    since: float
+    again_at: float
+    delay: float = _FIRST_DELAY
+    losses: int = 0
+
+
+class Calls:
+    """The calls that wait for an answer.
+
+    Args:
+        patience: Seconds after which an unanswered call is given up.
+        now: The time, in seconds of a steady clock; so is every other `now`.
+    """
+
+    def __init__(self, patience: float, now: float) -> None:
+        self._patience = patience
+        self._open: dict[DispatcherRequest, _Call] = {}
+        #: When something was last answered.
+        self._heard = now
+        self._warn_after = _FIRST_WARNING
+
+    def ask(self, message: DispatcherRequest, now: float) -> bool:
+        """Take note of a call that is made now; False: it waits for its answer already."""
+        if message in self._open:
+            return False
+        self._open[message] = _Call(since=now, again_at=now + _seconds(message))
+        return True
+
+    def of(self, *kinds: type) -> list[DispatcherRequest]:
+        """Return the calls of some kinds that wait for their answers."""
+        return [message for message in self._open if isinstance(message, kinds)]
+
+    def answered(self, message: DispatcherRequest, now: float) -> bool:
+        """Take note of an answer; False: nobody waits for it (any more)."""
+        self._heard, self._warn_after = now, _FIRST_WARNING
+        return self._open.pop(message, None) is not None
+
+    def lost(self, message: DispatcherRequest, now: float) -> int:
+        """Take note that no answer will come; return how often that was the case."""
+        call = self._open.get(message)
+        if call is None:
+            return 0
+        call.again_at = now + call.delay
+        call.delay = min(call.delay * _BACKOFF, _LAST_DELAY)
+        call.losses += 1
+        return call.losses
+
+    def forget(self, of_no_use: Callable[[DispatcherRequest], bool] = lambda _: True) -> None:
+        """Make no longer those calls of which this is true."""
+        for message in [message for message in self._open if of_no_use(message)]:
+            del self._open[message]
+
+    def due(self, now: float) -> list[DispatcherRequest]:
+        """Return the calls that are to be made again now."""
+        again = []
+        for message, call in self._open.items():
+            if call.again_at <= now:
+                call.again_at = now + _seconds(message)
+                again.append(message)
+        return again
+
+    def give_up(self, now: float) -> list[DispatcherRequest]:
+        """Return the calls that were not answered for too long; they are not made again."""
+        hopeless = [m for m, call in self._open.items() if now - call.since >= self._patience]
+        for message in hopeless:
+            del self._open[message]
+        return hopeless
+
+    @property
+    def next_at(self) -> float:
+        """When there is something to be done next: to make a call again, to give up, to warn."""
+        times = [min(c.again_at, c.since + self._patience) for c in self._open.values()]
+        return min([*times, self._silent_since + self._warn_after], default=math.inf)
+
+    def silence_to_warn_of(self, now: float) -> float:
+        """Return the seconds without an answer if that is worth a warning, else 0.0."""
+        silence = now - self._silent_since
+        if silence < self._warn_after:
+            return 0.0
+        self._warn_after = silence + _NEXT_WARNING
+        return silence
+
+    @property
+    def _silent_since(self) -> float:
+        """Since when something waits and nothing was answered; infinite if nothing waits."""
+        first = min((call.since for call in self._open.values()), default=math.inf)
+        return max(self._heard, first)
+
+    def forgive(self, pause: float, now: float) -> None:
+        """Leave a time in which the worker did not run out of all waiting."""
+        self._heard = min(now, self._heard + pause)
+        for call in self._open.values():
+            call.since = min(now, call.since + pause)
+
+
+def _seconds(message: DispatcherRequest) -> float:
+    return _PLAN_SECONDS if isinstance(message, GetPlan) else _ANSWER_SECONDS

@@ -1,0 +1,115 @@
+"""A producer's feed: where it waits for room and for units, and hands over what it makes.
+
+The owner of the session fills it, under a lock of its own; a producer calls the owner without
+holding the feed's, so that neither waits for the other.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Protocol
+
+from headrace.errors import CancelledError
+from headrace.service.worker.portion import Portion
+
+__all__ = ["Feed", "Owner"]
+
+
+class Owner(Protocol):
+    """Who hears what a producer does."""
+
+    def produced(self, producer: int, portion: Portion) -> None:
+        """Take a portion."""
+
+    def needs_units(self, producer: int) -> None:
+        """Take note that a producer waits for units."""
+
+    def ended(self, producer: int, failure: str | None) -> None:
+        """Take note that a producer makes no more portions."""
+
+
+class Feed:
+    """What one producer gets (`producer.Outlet`).
+
+    Args:
+        producer: Its number.
+        owner: Who hears of what it does.
+    """
+
+    def __init__(self, producer: int, owner: Owner) -> None:
+        self._producer = producer
+        self._owner = owner
+        self._changed = threading.Condition()
+        #: Units are asked for by one thread at a time; a plan may read ahead on threads.
+        self._asking = threading.Lock()
+        self._has_room = True
+        self._granted: tuple[tuple[int, int] | None, bool] | None = None
+        self._has_no_more_units = False
+        self._is_cut = False
+        self._is_closed = False
+        self.is_alone = False
+
+    # --- the owner ------------------------------------------------------------------------------
+
+    def resume(self) -> None:
+        """Let the producer make one more portion."""
+        with self._changed:
+            self._has_room = True
+            self._changed.notify_all()
+
+    def grant(self, units: tuple[int, int] | None, is_alone: bool) -> None:
+        """Give the producer units, or let it know that no more come."""
+        with self._changed:
+            self._granted = units, is_alone
+            self._changed.notify_all()
+
+    def cut(self) -> None:
+        """Let the producer make no more portions."""
+        with self._changed:
+            self._is_cut = True
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """End the producer as soon as it looks: nobody wants what it makes."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    # --- the producer ---------------------------------------------------------------------------
+
+    def wait_for_room(self) -> bool:
+        """Wait until another portion may be made; False: nothing more is wanted."""
+        with self._changed:
+            while not (self._has_room or self._is_cut or self._is_closed):
+                self._changed.wait()
+            return not (self._is_cut or self._is_closed)
+
+    def next_units(self) -> tuple[int, int] | None:
+        """Return the next units (start, stop), perhaps after a wait; None: no more come.
+
+        Raises:
+            CancelledError: The task was called off.
+        """
+        with self._asking:
+            if self._has_no_more_units:
+                return None
+            if not self._is_closed:
+                self._owner.needs_units(self._producer)
+            with self._changed:
+                while self._granted is None and not self._is_closed:
+                    self._changed.wait()
+                if self._granted is None:
+                    raise CancelledError("the task was called off")
+                (units, self.is_alone), self._granted = self._granted, None
+                self._has_no_more_units = units is None
+                return units
+
+    def put(self, portion: Portion) -> None:
+        """Hand over a portion."""
+        with self._changed:
+            self._has_room = False
+        self._owner.produced(self._producer, portion)
+
+    def end(self, failure: str | None) -> None:
+        """Say that no portion will follow, and why, if the task failed."""
+        self._owner.ended(self._producer, failure)

@@ -1,0 +1,92 @@
+"""Lookups: tasks that clients asked for and that the worker does not know yet.
+
+Requests wait while the task's definition and its plan are fetched, and are handed on in the order
+in which they came. A plan that several tasks read is fetched once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+from headrace.service.messages import GetElements, GetPlan, PlanBytes, TaskDefinition
+from headrace.service.worker.plans import Fetch, PlanCache
+
+__all__ = ["Lookups"]
+
+R = TypeVar("R")
+
+
+class Lookups(Generic[R]):
+    """What waits for the dispatcher to say what a task is.
+
+    Args:
+        plans: Where plans are kept.
+    """
+
+    def __init__(self, plans: PlanCache) -> None:
+        self._plans = plans
+        self._parked: dict[int, list[tuple[R, GetElements]]] = {}
+        #: By digest: plans that are being fetched, and the tasks that wait for them.
+        self._fetches: dict[bytes, tuple[Fetch, list[TaskDefinition]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._parked)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._parked)
+
+    def __contains__(self, task_id: object) -> bool:
+        return task_id in self._parked
+
+    def park(self, request: R, message: GetElements) -> bool:
+        """Let a request wait; return whether it is the first for its task."""
+        waiting = self._parked.setdefault(message.task_id, [])
+        waiting.append((request, message))
+        return len(waiting) == 1
+
+    def release(self, task_id: int) -> list[tuple[R, GetElements]]:
+        """Return the requests that waited for a task."""
+        return self._parked.pop(task_id, [])
+
+    def release_all(self) -> list[tuple[R, GetElements]]:
+        """Return all requests that wait; nothing is fetched any more."""
+        waiting = [each for requests in self._parked.values() for each in requests]
+        self._parked.clear()
+        self._fetches.clear()
+        return waiting
+
+    # --- plans ----------------------------------------------------------------------------------
+
+    def defined(self, definition: TaskDefinition) -> bytes | GetPlan | None:
+        """Return a task's plan, or what to ask for; None: it is being fetched for another task."""
+        digest = definition.digest
+        plan = self._plans.get(digest)
+        if plan is not None:
+            return plan
+        if digest in self._fetches:
+            self._fetches[digest][1].append(definition)
+            return None
+        fetch = Fetch(digest)
+        self._fetches[digest] = fetch, [definition]
+        return fetch.question()
+
+    def fetched(self, asked: GetPlan, part: PlanBytes) -> bytes | GetPlan | None:
+        """Take a part of a plan; return the plan if it is whole, or what to ask for.
+
+        Raises:
+            DataLossError: It is not the plan that was asked for.
+        """
+        fetch, _ = self._fetches.get(asked.digest, (None, []))
+        if fetch is None or asked != fetch.question():
+            return None
+        plan = fetch.take(part)
+        if plan is None:
+            return fetch.question()
+        self._plans.put(asked.digest, plan)
+        return plan
+
+    def take_waiting(self, digest: bytes) -> list[TaskDefinition]:
+        """Return the tasks that waited for a plan, which is fetched no more."""
+        _, waiting = self._fetches.pop(digest, (None, []))
+        return waiting

@@ -1,0 +1,331 @@
+"""The worker's shell around its session: one lock, one I/O thread, a thread for each producer.
+
+Whoever brings an event, a server's thread or a producer's, carries out the answers and the grants
+that it caused. Calls to the dispatcher belong to the I/O thread, which also acts when time has
+passed. What producers are to do is done under the lock, so that nothing overtakes anything;
+requests are answered without it, as that may take a while.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from headrace.errors import CancelledError, UnavailableError
+from headrace.service.messages import (
+    DispatcherReply,
+    DispatcherRequest,
+    Done,
+    GetElements,
+)
+from headrace.service.worker.actions import Actions, Start
+from headrace.service.worker.answering import answer
+from headrace.service.worker.failure import describe, for_clients
+from headrace.service.worker.feed import Feed
+from headrace.service.worker.opening import open_plan
+from headrace.service.worker.portion import Answer, Portion
+from headrace.service.worker.producer import Producer
+from headrace.service.worker.session import Session
+from headrace.service.worker.wire import Wire
+from headrace.transport.channel import Channel, Request
+from headrace.transport.inbox import Inbox
+
+__all__ = ["Shell"]
+
+_log = logging.getLogger(__name__)
+
+_LEAVE_SECONDS = 0.8
+_STOP_SECONDS = 0.95
+"""How long closing may take, and the part of it in which the session is to be over."""
+_LONGEST_WAIT = 5.0
+_RECOVERY_SECONDS = 0.05
+
+
+class Shell:
+    """Runs a session from `open` to `close`.
+
+    Args:
+        connect: Opens a channel to the dispatcher; called on the I/O thread.
+    """
+
+    def __init__(self, connect: Callable[[], Channel]) -> None:
+        self._connect = connect
+        self._address = ""
+        self._changed = threading.Condition()
+        #: Used under `_changed` alone, as all below it.
+        self._session: Session[Request] | None = None
+        self._feeds: dict[int, Feed] = {}
+        self._producers: dict[int, Producer] = {}
+        self._outgoing: deque[DispatcherRequest] = deque()
+        #: When the I/O thread looks next, whatever happens.
+        self._looks_at = 0.0
+        self._is_over = False
+        self._inbox: Inbox | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the session is."""
+        return self._is_over
+
+    @property
+    def num_tasks(self) -> int:
+        """Number of tasks that are not finished."""
+        with self._changed:
+            return 0 if self._session is None else len(self._session.running)
+
+    # --- life -----------------------------------------------------------------------------------
+
+    def open(self, session: Session[Request]) -> None:
+        """Begin; to be followed by `close`, whatever it raises."""
+        thread = threading.Thread(target=self._run, name="headrace-worker", daemon=True)
+        with self._changed:
+            if self._is_over:
+                raise _stopped_early()
+            self._inbox = Inbox()
+            self._address, self._session = session.address, session
+            thread.start()
+            self._thread = thread
+
+    def register(self) -> None:
+        """Wait until the worker is registered.
+
+        Raises:
+            HeadraceError: The dispatcher does not take it, or does not answer.
+            CancelledError: The session is over.
+        """
+        session = self._session
+        assert session is not None
+        self._wait(lambda: session.is_registered or self._is_over)
+        if session.failure is not None:
+            raise session.failure
+        if not session.is_registered:
+            raise _stopped_early()
+
+    def drain(self, seconds: float) -> None:
+        """Deliver what there is, for so many seconds; return when that is done."""
+        if self._bring(lambda session, now: session.drain(seconds, now)):
+            self._wait(lambda: self._is_over)
+
+    def close(self) -> None:
+        """Leave, and end all threads, for as long as that may take. May be called twice."""
+        until = time.monotonic() + _STOP_SECONDS
+        if threading.current_thread() is self._thread:
+            # The collector found a server that was dropped: nobody is left to say goodbye.
+            self._is_over = True
+            return
+        if self._bring(lambda session, now: session.stop(now)):
+            self._wait(lambda: self._is_over, _LEAVE_SECONDS)
+        with self._changed:
+            self._is_over = True
+            self._changed.notify_all()
+            feeds, producers = list(self._feeds.values()), list(self._producers.values())
+            thread, inbox = self._thread, self._inbox
+        self._wake()
+        for feed in feeds:
+            feed.close()
+        for producer in producers:
+            producer.join(until - time.monotonic())
+        if thread is not None:
+            thread.join(max(0.0, until - time.monotonic()))
+        elif inbox is not None:
+            inbox.close()
+
+    def _wait(self, condition: Callable[[], bool], seconds: float | None = None) -> None:
+        """Wait until something is the case, for at most so many seconds."""
+        until = None if seconds is None else time.monotonic() + seconds
+        with self._changed:
+            while not condition() and (until is None or time.monotonic() < until):
+                # In slices, so that Ctrl-C gets through, and a thread that died is noticed.
+                left = 1.0 if until is None else until - time.monotonic()
+                self._changed.wait(max(0.0, min(1.0, left)))
+                if self._thread is None or not self._thread.is_alive():
+                    return
+
+    # --- clients --------------------------------------------------------------------------------
+
+    def handle(self, requests: Sequence[Request]) -> None:
+        """Answer requests of clients, now or later (`transport.channel.Handler`)."""
+        asked: list[tuple[Request, GetElements]] = []
+        for request in requests:
+            if isinstance(request.message, GetElements):
+                asked.append((request, request.message))
+            else:
+                request.reply(Done())
+
+        def take(session: Session[Request], now: float) -> None:
+            for request, message in asked:
+                session.requested(request, message, now)
+
+        if asked and not self._bring(take):
+            for request, _ in asked:
+                request.fail(UnavailableError("the worker is not ready yet"))
+
+    # --- events ---------------------------------------------------------------------------------
+
+    def _bring(self, event: Callable[[Session[Request], float], None]) -> bool:
+        """Let the session hear of something, and do what follows; False: there is no session."""
+        with self._changed:
+            session = self._session
+            if session is None:
+                return False
+            now = time.monotonic()
+            event(session, now)
+            actions = self._act(session, now)
+            wakes = bool(self._outgoing) or now + actions.wake_in < self._looks_at
+        if wakes:
+            self._wake()
+        _say(actions)
+        return True
+
+    def _act(self, session: Session[Request], now: float) -> Actions[Request]:
+        """Do what may not be overtaken; return the rest, to be done without the lock."""
+        actions = session.act(now)
+        self._outgoing += actions.calls
+        failed = [each for each in map(self._start_producer, actions.starts) if each is not None]
+        for producer in actions.resumes:
+            self._feeds[producer].resume()
+        for grant in actions.grants:
+            self._feeds[grant.producer].grant(grant.units, grant.is_alone)
+        for producer in actions.cuts:
+            self._feeds[producer].cut()
+        for producer in actions.closes:
+            self._feeds[producer].close()
+        self._is_over = self._is_over or actions.over
+        self._changed.notify_all()
+        if not failed:
+            return actions
+        for producer, error in failed:
+            session.produced(producer, Portion(first=0, error=for_clients(error)), now)
+            session.ended(producer, f"it cannot be started: {describe(error)}", now)
+        more = self._act(session, now)
+        for producer, _ in failed:
+            del self._feeds[producer], self._producers[producer]
+        more.answers[:0], more.warnings[:0] = actions.answers, actions.warnings
+        return more
+
+    # --- producers ------------------------------------------------------------------------------
+
+    def _start_producer(self, start: Start) -> tuple[int, BaseException] | None:
+        """Start a producer; return its number and the error if that cannot be done."""
+        feed = Feed(start.producer, self)
+        next_units = feed.next_units if start.is_dealt else None
+        producer = Producer(
+            f"task-{start.definition.task_id}",
+            lambda: open_plan(
+                start.plan, start.definition, start.seed, next_units, worker=self._address
+            ),
+            feed,
+            counts_units=start.is_dealt,
+        )
+        self._feeds[start.producer], self._producers[start.producer] = feed, producer
+        try:
+            producer.start()
+        except Exception as error:
+            return start.producer, error
+        return None
+
+    def produced(self, producer: int, portion: Portion) -> None:
+        """Take a portion that a producer made (`feed.Owner`)."""
+        self._bring(lambda session, now: session.produced(producer, portion, now))
+
+    def needs_units(self, producer: int) -> None:
+        """Take note that a producer waits for units (`feed.Owner`)."""
+        self._bring(lambda session, now: session.needs_units(producer, now))
+
+    def ended(self, producer: int, failure: str | None) -> None:
+        """Take note that a producer makes no more portions (`feed.Owner`)."""
+
+        def end(session: Session[Request], now: float) -> None:
+            session.ended(producer, failure, now)
+            self._feeds.pop(producer, None)
+            self._producers.pop(producer, None)
+
+        self._bring(end)
+
+    # --- the I/O thread -------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        inbox = self._inbox
+        if inbox is not None:
+            inbox.wake()
+
+    def _run(self) -> None:
+        inbox = self._inbox
+        assert inbox is not None
+        wire: Wire | None = None
+        came: list[tuple[DispatcherRequest, DispatcherReply | Exception]] = []
+        try:
+            while not self._is_over:
+                try:
+                    wire = wire or Wire(inbox, self._connect)
+                    came = self._exchange(wire, came)
+                except BaseException as error:
+                    # Without this thread the worker would be taken for lost while it serves on.
+                    # What is short now (memory, file descriptors) may be there again soon.
+                    _log.warning("no heartbeat: %s", describe(error))
+                    came = []
+                    _close(wire)
+                    wire = None
+                    time.sleep(_RECOVERY_SECONDS)
+        finally:
+            _close(wire)
+            inbox.close()
+
+    def _exchange(
+        self, wire: Wire, came: list[tuple[DispatcherRequest, DispatcherReply | Exception]]
+    ) -> list[tuple[DispatcherRequest, DispatcherReply | Exception]]:
+        """Let the session hear what came, send what it asks; return what comes next."""
+        wait = _LONGEST_WAIT
+        with self._changed:
+            session = self._session
+            actions: Actions[Request] = Actions()
+            if session is not None:
+                now = time.monotonic()
+                for asked, answer_ in came:
+                    session.answered(asked, answer_, now)
+                actions = self._act(session, now)
+                wait = min(wait, actions.wake_in)
+                self._looks_at = now + wait
+            outgoing = list(self._outgoing)
+            self._outgoing.clear()
+        for asked, answer_ in came:
+            if isinstance(answer_, Exception):
+                _log.debug("the dispatcher answers %s: %s", type(asked).__name__, answer_)
+        _say(actions)
+        for message in outgoing:
+            wire.send(message)
+        return [] if self._is_over else wire.wait(wait)
+
+
+def _say(actions: Actions[Request]) -> None:
+    """Log warnings and answer requests."""
+    for warning in actions.warnings:
+        _log.warning("%s", warning)
+    for request, content in actions.answers:
+        _answer(request, content)
+
+
+def _answer(request: Request, content: Answer) -> None:
+    try:
+        answer(request, content)
+    except Exception as error:
+        # The others are to be answered all the same, and this one must not wait for ever.
+        _log.exception("an answer cannot be sent")
+        with contextlib.suppress(Exception):
+            request.fail(for_clients(error))
+
+
+def _close(wire: Wire | None) -> None:
+    """Close a wire, whatever state it is in."""
+    if wire is not None:
+        with contextlib.suppress(Exception):
+            wire.close()
+
+
+def _stopped_early() -> CancelledError:
+    return CancelledError("the worker was stopped before it had registered")

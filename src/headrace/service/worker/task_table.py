@@ -1,0 +1,349 @@
+"""The tasks of a worker, from the first request for one to its end. No thread, lock or clock.
+
+Rule 1. A task begins with the first request for it. Requests that come before its plan is here, or
+        before the worker is registered, are handed on in the order in which they came. None of them
+        is refused meanwhile: those after it would get what was due to it.
+Rule 2. The end of a task is said to the dispatcher until that has heard of it.
+Rule 3. Of a task that is over its number and ticket are remembered: of a finished one, so that a
+        late request gets its end; of a deleted one, so that it gets an explanation.
+Rule 4. A task whose units the dispatcher does not say is called off: what became of it, the
+        dispatcher says to its clients.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from headrace.errors import (
+    CancelledError,
+    FailedPreconditionError,
+    NotFoundError,
+    UnavailableError,
+)
+from headrace.service.messages import (
+    Done,
+    DropClient,
+    Elements,
+    FailTask,
+    FinishTask,
+    GetElements,
+    GetPlan,
+    GetSplit,
+    GetTask,
+    HandBack,
+    PlanBytes,
+    SplitGranted,
+    TaskDefinition,
+)
+from headrace.service.worker.actions import Start
+from headrace.service.worker.agenda import Agenda
+from headrace.service.worker.failure import describe, for_clients
+from headrace.service.worker.first_come import Bounds, Left
+from headrace.service.worker.lookups import Lookups
+from headrace.service.worker.plans import PlanCache
+from headrace.service.worker.portion import Portion
+from headrace.service.worker.task import Task, is_ticket, seed_of, was_deleted, wrong_ticket
+
+__all__ = ["TaskTable"]
+
+R = TypeVar("R")
+
+_REMEMBERED = 10_000
+_REPORT_SECONDS = 1.0
+"""How long clients wait for the end because the dispatcher has not heard of it."""
+
+
+@dataclass(frozen=True)
+class _Gone:
+    """How a task that is over ended."""
+
+    ticket: str
+    """Empty: not known."""
+    is_finished: bool
+    """False: deleted."""
+
+
+class TaskTable(Generic[R]):
+    """All tasks of a registration, which begins with `clear`.
+
+    Args:
+        agenda: Where to write what is to be done.
+        plans: Where plans are kept.
+        bounds: How much of a task may be kept.
+    """
+
+    def __init__(self, agenda: Agenda[R], plans: PlanCache, bounds: Bounds | None) -> None:
+        self._agenda = agenda
+        self._bounds = bounds
+        self._worker_id = ""
+        self._is_registered = False
+        self._lookups: Lookups[R] = Lookups(plans)
+        self._tasks: dict[int, Task[R]] = {}
+        #: The tasks whose producers run, by number of the producer.
+        self._producers: dict[int, Task[R]] = {}
+        self._started = 0
+        #: The last tasks that are over, the oldest first.
+        self._gone: dict[int, _Gone] = {}
+        #: Whether tasks end where they are.
+        self._is_cut = False
+
+    @property
+    def running(self) -> tuple[int, ...]:
+        """Numbers of the tasks that are not finished."""
+        return tuple(task_id for task_id, task in self._tasks.items() if not task.is_finished)
+
+    @property
+    def unsettled(self) -> int:
+        """Number of tasks that are not over, or not yet begun."""
+        return len(self._tasks) + len(self._lookups)
+
+    # --- clients --------------------------------------------------------------------------------
+
+    def requested(self, request: R, message: GetElements, now: float) -> None:
+        """Take a client's request."""
+        task_id = message.task_id
+        task, gone = self._tasks.get(task_id), self._gone.get(task_id)
+        if task is not None:
+            task.requested(request, message, now, self._agenda.actions)
+            self._look_after(task, now)
+        elif gone is not None:
+            self._answer_late(request, message, gone)
+        elif self._lookups.park(request, message) and self._is_registered:
+            self._agenda.ask(GetTask(worker_id=self._worker_id, task_id=task_id), now)
+
+    def __contains__(self, task_id: object) -> bool:
+        return task_id in self._tasks
+
+    def _answer_late(self, request: R, message: GetElements, gone: _Gone) -> None:
+        task_id, answers = message.task_id, self._agenda.actions.answers
+        if gone.ticket and not is_ticket(message.ticket, gone.ticket):
+            answers.append((request, wrong_ticket(task_id)))
+        elif gone.is_finished:
+            answers.append((request, Elements(first=0, count=0, end=True)))
+        else:
+            answers.append((request, _not_here(task_id)))
+
+    def _refuse(self, requests: Iterable[tuple[R, GetElements]], why: Exception) -> None:
+        self._agenda.actions.answers += [(request, why) for request, _ in requests]
+
+    # --- the beginning of tasks -----------------------------------------------------------------
+
+    def defined(self, asked: GetTask, answer: TaskDefinition | Exception, now: float) -> None:
+        """Take what the dispatcher says of a task."""
+        if isinstance(answer, NotFoundError):
+            self._refuse(self._lookups.release(asked.task_id), _not_here(asked.task_id))
+        elif isinstance(answer, Exception):
+            self._refuse(self._lookups.release(asked.task_id), for_clients(answer))
+        elif asked.task_id in self._lookups:
+            found = self._lookups.defined(answer)
+            if isinstance(found, GetPlan):
+                self._agenda.ask(found, now)
+            elif found is not None:
+                self._start(answer, found, now)
+
+    def fetched(self, asked: GetPlan, answer: PlanBytes | Exception, now: float) -> None:
+        """Take a part of a plan."""
+        try:
+            if isinstance(answer, Exception):
+                raise answer
+            found = self._lookups.fetched(asked, answer)
+        except Exception as error:
+            for definition in self._lookups.take_waiting(asked.digest):
+                self._cannot_start(definition, error, now)
+            return
+        if isinstance(found, GetPlan):
+            self._agenda.ask(found, now)
+        elif found is not None:
+            for definition in self._lookups.take_waiting(asked.digest):
+                self._start(definition, found, now)
+
+    def _cannot_start(self, definition: TaskDefinition, error: Exception, now: float) -> None:
+        task_id = definition.task_id
+        waiting = self._lookups.release(task_id)
+        if isinstance(error, UnavailableError):
+            self._refuse(waiting, error)
+        elif isinstance(error, NotFoundError):
+            self._refuse(waiting, _not_here(task_id))
+        else:
+            self._refuse(waiting, for_clients(error))
+            self._remember(task_id, _Gone(definition.ticket, is_finished=True))
+            task: Task[R] = Task(definition, self._worker_id, 0)
+            self._agenda.ask(task.failed(f"it cannot be started: {describe(error)}"), now)
+
+    def _start(self, definition: TaskDefinition, plan: bytes, now: float) -> None:
+        waiting = self._lookups.release(definition.task_id)
+        if not waiting:
+            return
+        self._started += 1
+        task: Task[R] = Task(definition, self._worker_id, self._started, self._bounds)
+        self._tasks[task.task_id] = self._producers[task.producer] = task
+        actions = self._agenda.actions
+        actions.starts.append(
+            Start(
+                producer=task.producer,
+                definition=definition,
+                plan=plan,
+                seed=seed_of(definition, self._worker_id),
+                is_dealt=task.is_dealt,
+            )
+        )
+        for request, message in waiting:
+            task.requested(request, message, now, actions)
+        if self._is_cut:
+            task.cut(actions)
+
+    # --- producers ------------------------------------------------------------------------------
+
+    def produced(self, producer: int, portion: Portion) -> None:
+        """Take a portion."""
+        task = self._producers.get(producer)
+        if task is not None:
+            task.produced(portion, self._agenda.actions)
+
+    def needs_units(self, producer: int, now: float) -> None:
+        """Take note that a producer waits for units."""
+        task = self._producers.get(producer)
+        if task is not None:
+            task.needs_units(now, self._agenda.actions)
+            self._look_after(task, now)
+
+    def ended(self, producer: int, failure: str | None, now: float) -> None:
+        """Take note that a producer makes no more portions, and why, if its task failed."""
+        task = self._producers.pop(producer, None)
+        if task is not None:
+            task.ended(failure, self._agenda.actions)
+            self._look_after(task, now)
+
+    # --- tasks that run -------------------------------------------------------------------------
+
+    def look(self, now: float) -> None:
+        """Do what is due by time alone."""
+        for task in list(self._tasks.values()):
+            if now >= task.finish_at:
+                task.finish(self._agenda.actions)
+            self._look_after(task, now)
+
+    def _look_after(self, task: Task[R], now: float) -> None:
+        """Do what is due for a task: ask for units, report its end, forget it."""
+        asked = task.ask_for_units(now)
+        if asked is not None:
+            self._agenda.ask(asked, now)
+        if task.may_report:
+            task.finish_at = now + _REPORT_SECONDS
+            self._agenda.ask(task.report(), now)
+        if task.is_over and self._tasks.get(task.task_id) is task:
+            del self._tasks[task.task_id]
+            self._remember(task.task_id, _Gone(task.ticket, is_finished=True))
+        self._agenda.at(min(task.ask_at, task.finish_at))
+
+    def granted(self, asked: GetSplit, answer: SplitGranted | Exception, now: float) -> bool:
+        """Take units; return whether the dispatcher still knows the task, as far as it said."""
+        task = self._tasks.get(asked.task_id)
+        if task is None:
+            return True
+        if isinstance(answer, SplitGranted):
+            task.granted(answer, now, self._agenda.actions)
+            self._look_after(task, now)
+        elif task.left is None:
+            self.delete(task.task_id)
+            if not isinstance(answer, NotFoundError | FailedPreconditionError):
+                self._agenda.ask(task.failed(f"it gets no units: {describe(answer)}"), now)
+            return False
+        return True
+
+    def reported(self, asked: FinishTask | FailTask, answer: Done | Exception, now: float) -> None:
+        """Take note that the dispatcher heard of a task's end, or that it cannot hear now."""
+        task = self._tasks.get(asked.task_id)
+        if task is not None and task.finish_at < math.inf:
+            task.finish(self._agenda.actions)
+            self._look_after(task, now)
+
+    def departed(self, task_id: int, client_id: str, now: float) -> None:
+        """Say to the dispatcher what a client that is gone was sent and had not acknowledged."""
+        task, gone = self._tasks.get(task_id), self._gone.get(task_id)
+        if task is not None:
+            self._agenda.ask(task.depart(client_id, self._agenda.actions), now)
+            self._look_after(task, now)
+        elif gone is not None:
+            nothing = DropClient(
+                worker_id=self._worker_id,
+                task_id=task_id,
+                ticket=gone.ticket,
+                client_id=client_id,
+                units=(),
+                lost=(),
+            )
+            self._agenda.ask(nothing, now)
+
+    def dropped(self, asked: DropClient, answer: Done | Exception, now: float) -> None:
+        """Take note that the dispatcher has heard of a client that is gone."""
+        task = self._tasks.get(asked.task_id)
+        if task is not None:
+            task.forget(asked.client_id, self._agenda.actions)
+            self._look_after(task, now)
+
+    def forget_silent(self, now: float) -> None:
+        """Drop what clients of copies hold that were not heard of for long."""
+        for task in list(self._tasks.values()):
+            task.forget_silent(now, self._agenda.actions)
+            self._look_after(task, now)
+
+    # --- the end of tasks -----------------------------------------------------------------------
+
+    def delete(self, task_id: int) -> None:
+        """Call a task off, because the dispatcher wants it no more."""
+        self._refuse(self._lookups.release(task_id), _not_here(task_id))
+        self._agenda.calls.forget(lambda call: getattr(call, "task_id", None) == task_id)
+        task = self._tasks.pop(task_id, None)
+        if task is not None:
+            self._call_off(task, was_deleted(task_id))
+            self._remember(task_id, _Gone(task.ticket, task.is_finished))
+        elif task_id not in self._gone:
+            self._remember(task_id, _Gone("", is_finished=False))
+
+    def cut(self, now: float) -> None:
+        """Let all tasks, also those to come, end where they are."""
+        self._is_cut = True
+        for task in list(self._tasks.values()):
+            task.cut(self._agenda.actions)
+            self._look_after(task, now)
+
+    def call_off(self, refusal: Exception) -> None:
+        """Call all tasks off."""
+        self._refuse(self._lookups.release_all(), refusal)
+        for task in self._tasks.values():
+            self._call_off(task, refusal)
+
+    def _call_off(self, task: Task[R], refusal: Exception) -> None:
+        task.call_off(refusal, self._agenda.actions)
+        self._producers.pop(task.producer, None)
+
+    def undelivered(self) -> tuple[list[Left], list[HandBack]]:
+        """Return what the tasks had not delivered when they were called off."""
+        tasks = list(self._tasks.values())
+        left = [task.left for task in tasks if task.left is not None]
+        return left, [word for task in tasks if (word := task.hand_back()) is not None]
+
+    def clear(self, worker_id: str) -> None:
+        """Forget all tasks: the worker registers under an id. Requests wait until it has."""
+        self._worker_id, self._is_registered = worker_id, False
+        self._tasks.clear()
+        self._gone.clear()
+
+    def open(self, now: float) -> None:
+        """Look up what was asked for: the worker is registered."""
+        self._is_registered = True
+        for task_id in self._lookups:
+            self._agenda.ask(GetTask(worker_id=self._worker_id, task_id=task_id), now)
+
+    def _remember(self, task_id: int, gone: _Gone) -> None:
+        self._gone[task_id] = gone
+        while len(self._gone) > _REMEMBERED:
+            del self._gone[next(iter(self._gone))]
+
+
+def _not_here(task_id: int) -> CancelledError:
+    return CancelledError(f"task {task_id} is not on this worker, or has been deleted")

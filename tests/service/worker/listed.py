@@ -1,0 +1,61 @@
+"""Iterators and definitions for the tests of the worker's shell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from headrace.element.chunk import Chunk
+from headrace.execution.iterator import ElementIterator
+from headrace.service.config import ShardingPolicy
+from headrace.service.messages import TaskDefinition
+
+SECONDS = 10.0
+TICKET = "ticket"
+
+
+class Listed(ElementIterator):
+    """Yields chunks, raises errors, as listed; its state is one unit for each element."""
+
+    def __init__(self, steps: list[list[int] | BaseException]) -> None:
+        self._steps = steps
+        self._yielded = 0
+        self.closed = False
+
+    def next_chunk(self, limit: int) -> Chunk | None:
+        if not self._steps:
+            return None
+        step = self._steps[0]
+        if isinstance(step, BaseException):
+            self._steps.pop(0)
+            raise step
+        values, rest = step[:limit], step[limit:]
+        self._steps[:1] = [rest] if rest else []
+        self._yielded += len(values)
+        chunk = Chunk.of_columns(np.array(values), len(values))
+        before = self._yielded - len(values)
+        return chunk.with_states(lambda index: {"dealt": before + index})
+
+    def get_state(self) -> Any:
+        return {"dealt": self._yielded}
+
+    def set_state(self, state: Any) -> None:
+        raise AssertionError("a task does not go back")
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def definition(task_id: int, *, digest: bytes) -> TaskDefinition:
+    """Return what a dispatcher says of a task that reads a whole plan."""
+    return TaskDefinition(
+        task_id=task_id,
+        iteration_id=1,
+        dataset_id="1",
+        digest=digest,
+        processing_mode=int(ShardingPolicy.OFF),
+        pass_number=(0,),
+        seed=1,
+        ticket=TICKET,
+    )
