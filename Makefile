@@ -25,7 +25,7 @@ help:
 	@echo "make demo    train a classifier through a dispatcher and two worker processes"
 	@echo "make test    all checks and tests (WORKERS=3 processes)"
 	@echo "make check   format, lint, types, floors"
-	@echo "make soak    the tests of the service twenty times over (TIMES=20)"
+	@echo "make soak    crowds in the simulation, the tests of the service many times over (TIMES=20)"
 	@echo "make bench   the benchmarks, in an environment of their own"
 	@echo "make docs    draw docs/architecture.svg again"
 	@echo "make clean   remove environments and caches"
@@ -45,6 +45,8 @@ check: $(READY)
 	@$(BIN)/lint-imports --no-logo --no-cache
 
 soak: $(READY)
+	@SIMULATION_ROUNDS=$(TIMES) SIMULATION_CROWDS=$(TIMES) \
+	    $(BIN)/python -m pytest -q -n 2 --dist worksteal tests/simulation
 	@for round in $$(seq $(TIMES)); do \
 	    echo "round $$round of $(TIMES)"; \
 	    $(BIN)/python -m pytest -q -n 2 --dist worksteal tests/service tests/transport || exit 1; \

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from typing import Any
+
 from headrace.service.client.schedule import Budget
 
 
@@ -71,3 +74,57 @@ def test_a_task_that_ends_gives_back_what_it_holds() -> None:
     budget.remove("a")
 
     assert budget.may_ask("b", 0.0)
+
+
+def test_to_ask_for_one_of_many_tasks_takes_no_look_at_the_others() -> None:
+    def steps(tasks: int) -> int:
+        budget = Budget(16)
+        for task in range(tasks):
+            budget.add(task)
+            if budget.may_ask(task, 0.0):
+                budget.asked(task, 0, 0.0)
+        taken = []
+
+        def count(frame: Any, event: str, argument: Any) -> None:
+            taken.append(event)
+
+        sys.setprofile(count)
+        try:
+            budget.may_ask(tasks - 1, 0.1)
+        finally:
+            sys.setprofile(None)
+        return len(taken)
+
+    assert steps(1000) == steps(20)
+
+
+def test_a_task_that_goes_gives_back_what_it_held() -> None:
+    budget = Budget(2)
+    for task in "ab":
+        budget.add(task)
+        budget.asked(task, 0, 0.0)
+    budget.answered("a", 0)
+    budget.remove("a")
+    budget.remove("b")
+    budget.used_up("a", 0)
+    budget.add("c")
+    for number in range(2):
+        assert budget.may_ask("c", 0.0)
+        budget.asked("c", number, 0.0)
+    assert not budget.may_ask("c", 0.0)
+
+
+def test_a_task_must_wait_while_it_is_in_line_and_the_credit_is_used_up() -> None:
+    budget = Budget(1, patience=0.5)
+    budget.add("a")
+    budget.add("b")
+    assert budget.may_ask("a", 0.0)
+    budget.asked("a", 0, 0.0)
+    assert not budget.must_wait("b", 0.0)
+    assert not budget.may_ask("b", 0.0)
+    assert budget.must_wait("b", 0.0)
+    assert not budget.must_wait("b", 0.6)
+    budget.answered("a", 0)
+    assert budget.must_wait("b", 0.6)
+    budget.used_up("a", 0)
+    assert not budget.must_wait("b", 0.6)

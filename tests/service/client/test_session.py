@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from headrace.errors import CancelledError, FailedPreconditionError, UnavailableError
+from headrace.errors import AbortedError, CancelledError, FailedPreconditionError, UnavailableError
 from headrace.service import messages
 from headrace.service.client.session import Actions, Session
 from headrace.service.messages import (
@@ -137,12 +137,31 @@ def test_a_loss_is_reported_at_once_and_until_the_dispatcher_has_heard_it() -> N
     assert not calls(session.act(1.7), ReportUnreachable)
 
 
+def test_an_answer_that_was_lost_with_its_connection_is_asked_for_when_the_task_is_finished() -> (
+    None
+):
+    session = opened(1)
+    session.act(0.0)
+    session.disconnected(1, REFUSED, 0.2)
+    session.updated(update(finished=True), 0.3)
+    assert not session.is_over
+    assert numbers(session.act(1.0), 1) == [0, 1, 2]
+
+
+def test_a_request_that_is_taken_for_an_earlier_one_is_made_again() -> None:
+    session = opened(1)
+    session.act(0.0)
+    assert session.answered(1, 0, AbortedError("request 0 was asked again"), None, 0.1) == []
+    assert numbers(session.act(1.0), 1) == [0]
+
+
 def test_a_task_that_cannot_be_reached_and_is_no_longer_listed_is_over() -> None:
     session = opened(1, 2)
     session.act(0.0)
-    session.disconnected(1, REFUSED, 0.2)
-    session.updated(update(2), 0.3)
-    assert numbers(session.act(5.0), 1) == []
+    for attempt in range(5):
+        session.disconnected(1, REFUSED, attempt)
+        session.updated(update(2), attempt + 0.5)
+        assert bool(numbers(session.act(attempt + 0.9), 1)) == (attempt < 4)
     session.answered(2, 0, END, None, 5.1)
     session.answered(2, 1, END, None, 5.1)
     session.answered(2, 2, END, None, 5.1)

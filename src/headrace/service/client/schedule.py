@@ -25,8 +25,12 @@ class Budget:
         self._limit = limit
         self._window = window
         self._patience = patience
-        #: Per task: when each outstanding request was sent (`inf` once it is answered).
-        self._outstanding: dict[Hashable, dict[int, float]] = {}
+        #: Per task: its outstanding requests, and whether each is answered.
+        self._outstanding: dict[Hashable, dict[int, bool]] = {}
+        #: How many are answered, over all tasks.
+        self._answered = 0
+        #: When each of the others was sent, the oldest first; less those that wait for too long.
+        self._sent: dict[tuple[Hashable, int], float] = {}
         #: Tasks without any credit that asked in vain, longest first.
         self._waiting: dict[Hashable, None] = {}
 
@@ -36,6 +40,8 @@ class Budget:
 
     def remove(self, task: Hashable) -> None:
         """Forget a task, and give back what it holds."""
+        for number in list(self._outstanding.get(task, ())):
+            self.used_up(task, number)
         self._outstanding.pop(task, None)
         self._waiting.pop(task, None)
 
@@ -45,31 +51,43 @@ class Budget:
         fair = max(1, min(self._window, self._limit // max(1, len(self._outstanding))))
         if own >= fair:
             return False
-        counted = sum(
-            1
-            for sent in self._outstanding.values()
-            for since in sent.values()
-            if now - since <= self._patience
-        )
-        line = [other for other in self._waiting if other != task]
-        first_in_line = not line or (task in self._waiting and next(iter(self._waiting)) == task)
-        if counted < self._limit and (first_in_line or counted + len(line) < self._limit):
+        counted = self._answered + self._count_sent(now)
+        others = len(self._waiting) - (task in self._waiting)
+        first_in_line = not others or next(iter(self._waiting)) == task
+        if counted < self._limit and (first_in_line or counted + others < self._limit):
             self._waiting.pop(task, None)
             return True
         if own == 0:
             self._waiting.setdefault(task)
         return False
 
+    def must_wait(self, task: Hashable, now: float) -> bool:
+        """Whether the task is in line, and nobody may send a request now."""
+        return task in self._waiting and self._answered + self._count_sent(now) >= self._limit
+
+    def _count_sent(self, now: float) -> int:
+        """Return how many requests wait for their answer, except for those that wait for long."""
+        while self._sent:
+            oldest = next(iter(self._sent))
+            if now - self._sent[oldest] <= self._patience:
+                break
+            del self._sent[oldest]
+        return len(self._sent)
+
     def asked(self, task: Hashable, number: int, now: float) -> None:
         """Take note that the request was sent."""
-        self._outstanding[task][number] = now
+        self._outstanding[task][number] = False
+        self._sent[task, number] = now
 
     def answered(self, task: Hashable, number: int) -> None:
         """Take note that its answer has come: from now on it counts until it is used up."""
-        sent = self._outstanding.get(task)
-        if sent is not None and number in sent:
-            sent[number] = float("inf")
+        if self._outstanding.get(task, {}).get(number) is False:
+            self._outstanding[task][number] = True
+            self._answered += 1
+            self._sent.pop((task, number), None)
 
     def used_up(self, task: Hashable, number: int) -> None:
         """Give the credit back. May be said twice, and for a task that is gone."""
-        self._outstanding.get(task, {}).pop(number, None)
+        if self._outstanding.get(task, {}).pop(number, False):
+            self._answered -= 1
+        self._sent.pop((task, number), None)

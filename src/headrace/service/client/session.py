@@ -8,7 +8,8 @@
 Rule 1. A request to a worker is repeated under its own number until it is answered or the task is
         over, so nothing that a worker keeps is lost or doubled by a connection that breaks.
 Rule 2. A task is over when its worker says that nothing is left, or calls it off; or when the
-        dispatcher has declared it lost, or no longer lists it while its worker cannot be reached.
+        dispatcher has declared it lost, or no longer lists it while its worker cannot be reached
+        again and again.
         What arrives for a task that is over is dropped: it may have gone to somebody else.
 Rule 3. A lost task is settled: the dispatcher learns which of its units arrived here, all of which
         the consumer will see.
@@ -24,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from headrace.errors import (
+    AbortedError,
     CancelledError,
     FailedPreconditionError,
     HeadraceError,
@@ -58,6 +60,11 @@ _ALIVE_SECONDS = 60.0
 _OWN_LATENESS = 2.0
 """Seconds after the time that it asked for at which the session notices that it is called late."""
 _NOT_NOW_SECONDS = 0.1
+_RESETS = 5
+_SILENCES = 2
+"""Attempts after which a worker that refuses connections, or does not answer, counts as gone if its
+task is no longer listed: a task of several clients may be finished while an answer is on its way,
+and if that is lost with its connection, the worker gives it again."""
 _BUDGET_SECONDS = 0.25
 """How soon to look again while a task waits for credit that others may lend it with time."""
 
@@ -119,11 +126,18 @@ class _Task:
         self.problem: str = ""
         self.problem_since = 0.0
         self.refused = False
+        #: Connections that were lost in a row.
+        self.losses = 0
+
+    @property
+    def is_out_of_reach(self) -> bool:
+        """Whether attempts enough have failed in a row, since the connection was lost."""
+        return self.losses >= (_RESETS if self.refused else _SILENCES) and bool(self.problem)
 
     def answered(self) -> None:
         if self.problem:
             self.retry_at = 0.0
-        self.delay, self.problem = _FIRST_DELAY, ""
+        self.delay, self.problem, self.losses = _FIRST_DELAY, "", 0
 
 
 class Session:
@@ -211,7 +225,7 @@ class Session:
         else:
             self._beat_at, self._beat_delay = now + _HEARTBEAT_SECONDS, _FIRST_DELAY
         for task in list(self._tasks.values()):
-            if task.problem and task.address.task_id not in self._listed:
+            if task.is_out_of_reach and task.address.task_id not in self._listed:
                 self._over(task.address.task_id)
 
     def _list(self, tasks: tuple[TaskAddress, ...], now: float) -> None:
@@ -267,8 +281,9 @@ class Session:
             self._over(task_id)
             self._urgent = True
             return []
-        if isinstance(answer, UnavailableError):
-            # Not now: the worker is not ready, or its answers wait to be read.
+        if isinstance(answer, UnavailableError | AbortedError):
+            # Not now: the worker is not ready, its answers wait to be read, or it took this for an
+            # earlier request, when that came over the connection before this one and was late.
             task.to_send.append(number)
             task.retry_at = now + _NOT_NOW_SECONDS
             return []
@@ -314,6 +329,7 @@ class Session:
         if not task.problem:
             task.problem, task.problem_since = str(error), now
         task.refused = bool(getattr(error, "refused", False))
+        task.losses += 1
         task.to_send = []
         task.retry_at = now + task.delay
         task.delay = min(task.delay * 2, _LAST_DELAY)
@@ -366,8 +382,13 @@ class Session:
             return actions
         if now - self._expected > _OWN_LATENESS:
             self._forgive(now - self._expected, now)
-        for task in list(self._tasks.values()):
-            self._ask(task, now, actions)
+        for task_id, task in list(self._tasks.items()):
+            # Of a thousand tasks, most wait in line at any time.
+            is_quiet = not task.to_send and not task.retry_at
+            if is_quiet and self._budget.must_wait(task_id, now):
+                actions.wake_in = min(actions.wake_in, _BUDGET_SECONDS)
+            else:
+                self._ask(task, now, actions)
         self._call(now, actions)
         self._look_after_waiting(now, actions)
         self._expected = now + actions.wake_in

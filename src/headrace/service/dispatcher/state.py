@@ -161,8 +161,9 @@ class Iteration(msgspec.Struct):
     #: How many suspects a task may be dealt at once; at least one.
     suspects_at_once: int = 1
     #: All tasks that it ever had; at most one RUNNING per worker. While the iteration is unfinished
-    #: and deals units, no worker that was never leaving is without one that is not LOST; where it
-    #: deals none, some task is not LOST, unless there is no such worker.
+    #: and deals units, no worker that was never leaving is without one that is not LOST, unless
+    #: none is RUNNING: then a client that is silent is waited for, and nothing is there to deal.
+    #: Where it deals none, some task is not LOST, unless there is no such worker.
     tasks: list[int] = msgspec.field(default_factory=list)
     #: RUNNING tasks on workers that stay, and on workers that are leaving.
     takers: int = 0
@@ -435,7 +436,8 @@ class DispatcherState(msgspec.Struct):
             served = {task.worker_id for task in tasks if task.phase is not TaskPhase.LOST}
             staying = {each for each, worker in self.workers.items() if not worker.leaving}
             if dealt:
-                assert served >= staying, (iteration, self.workers)
+                waits = not running and not iteration.returned
+                assert served >= staying or waits, (iteration, self.workers)
             else:
                 assert served or not staying, (iteration, self.workers)
         self._validate_units(iteration, tasks)

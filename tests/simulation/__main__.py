@@ -1,0 +1,51 @@
+"""Run seeds by hand: python -m tests.simulation SEED [SEED ...] [--story N]."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import traceback
+
+from tests.simulation.run import run
+from tests.simulation.scenario import scenario_of
+
+
+def main() -> int:
+    """Run the seeds of the command line; return 1 if one breaks a promise."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+    parser.add_argument("seeds", type=int, nargs="+", help="one, or the first and how many")
+    parser.add_argument("--count", type=int, default=0, help="so many seeds from the first on")
+    parser.add_argument("--last", type=int, default=40, help="events to tell of a failure")
+    parser.add_argument("--kind", help="only seeds of this kind")
+    parser.add_argument("--slow", type=float, default=5.0, help="name seeds that take longer")
+    args = parser.parse_args()
+    seeds = args.seeds
+    if args.count:
+        seeds = range(seeds[0], seeds[0] + args.count)
+    began, failed, done, events = time.perf_counter(), [], 0, 0
+    for seed in seeds:
+        scenario = scenario_of(seed)
+        if args.kind and scenario.kind != args.kind:
+            continue
+        done += 1
+        since = time.perf_counter()
+        try:
+            cast = run(scenario, last=args.last)
+            events += cast.world.happened
+        except Exception as error:
+            failed.append(seed)
+            if len(seeds) == 1:
+                traceback.print_exc()
+            else:
+                print(f"{seed} {scenario.kind}: {type(error).__name__} {str(error)[:250]}")
+        took = time.perf_counter() - since
+        if took > args.slow:
+            print(f"{seed} {scenario.kind}: took {took:.1f} s")
+    seconds = time.perf_counter() - began
+    print(f"{done} seeds, {len(failed)} failed, {events} events, {seconds:.1f} s; {failed}")
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,452 @@
+"""A client as a process: its session, the wires of a reader, and a consumer."""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from headrace.errors import (
+    FailedPreconditionError,
+    HeadraceError,
+    NotFoundError,
+    UnavailableError,
+)
+from headrace.service.client.session import Delivery, Session
+from headrace.service.messages import (
+    ClientUpdate,
+    CloseIteration,
+    DatasetRegistered,
+    DispatcherRequest,
+    Elements,
+    IterationOpened,
+    LostUnits,
+    OpenIteration,
+    PutPlan,
+    RegisterDataset,
+    ReportUnreachable,
+    SettleTask,
+    TaskAddress,
+)
+from headrace.transport.envelope import decode_error
+from tests.simulation.network import Link, Network, Peer
+from tests.simulation.production import Element
+
+__all__ = ["ClientProcess", "Outcome", "Portion", "Reading"]
+
+_OPEN_SECONDS = 60.0
+_CALL_SECONDS = 2.0
+_ASK_AGAIN = 0.2
+
+
+class Outcome(enum.Enum):
+    """How a reading ended."""
+
+    ENDED = "the iteration is over"
+    FAILED = "an error"
+    CLOSED = "closed by the consumer"
+    DIED = "the process is dead"
+
+
+@dataclass(frozen=True)
+class Portion:
+    """What one answer brought the consumer."""
+
+    task: TaskAddress
+    number: int
+    elements: Sequence[Element]
+
+
+@dataclass
+class Reading:
+    """What one client had of one iteration."""
+
+    client_id: str
+    pass_number: tuple[int, ...]
+    iteration_id: int = -1
+    outcome: Outcome | None = None
+    failure: HeadraceError | None = None
+    #: What the consumer got, in order.
+    yielded: list[Portion] = field(default_factory=list)
+    #: (task, unit) of elements that raised.
+    raised: list[tuple[int, int]] = field(default_factory=list)
+    errors: list[Exception] = field(default_factory=list)
+    lost: tuple[LostUnits, ...] = ()
+    warnings: list[str] = field(default_factory=list)
+    #: Since when the consumer waits without having heard why; pauses of the client do not count.
+    waiting_since: float | None = None
+    warned: bool = False
+
+
+class ClientProcess(Peer):
+    """Reads some passes of a job, one after another.
+
+    Args:
+        network: What connects it.
+        name: Its name.
+        dispatcher: The dispatcher's address.
+        before: What to put and to register before anything is opened.
+        opening: What to open; client, dataset and pass are filled in.
+        passes: How many passes to read.
+        max_outstanding: See `Session`.
+        think: Seconds that the consumer needs for a portion, at most.
+        close_after: Portions after which the consumer closes a pass; None: it reads to the end.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        name: str,
+        dispatcher: str,
+        *,
+        before: tuple[PutPlan, RegisterDataset],
+        opening: OpenIteration,
+        passes: int = 1,
+        max_outstanding: int = 16,
+        think: float = 0.0,
+        close_after: int | None = None,
+    ) -> None:
+        super().__init__(network, name)
+        self.readings: list[Reading] = []
+        self.is_done = False
+        self.most_outstanding = self.most_tasks = 0
+        self._dispatcher_address = dispatcher
+        self._before, self._opening, self._passes = before, opening, passes
+        self._max_outstanding, self._think, self._close_after = (
+            max_outstanding,
+            think,
+            close_after,
+        )
+        self._dataset_id = ""
+
+    @property
+    def reading(self) -> Reading:
+        return self.readings[-1]
+
+    def begin(self) -> None:
+        super().begin()
+        self._connect()
+        put, register = self._before
+        began = self.world.now
+
+        def registered(answer: Any) -> None:
+            if isinstance(answer, DatasetRegistered) and not answer.wanted:
+                self._dataset_id = answer.dataset_id
+                self._open_pass(0)
+            else:
+                # The dispatcher has the plan no more, or has not the whole of it.
+                self._ask(put, lambda _: self._ask(register, registered, began), began)
+
+        self._ask(put, lambda _: self._ask(register, registered, began), began)
+
+    def die(self, why: str = "dies") -> None:
+        if self.is_up and self.readings and self.reading.outcome is None:
+            self.reading.outcome = Outcome.DIED
+        self.is_done = True
+        super().die(why)
+
+    # --- opening ------------------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        self._asked: dict[int, DispatcherRequest | Callable[[Any], None]] = {}
+        self._dispatcher = Link(
+            self.network,
+            self,
+            self._dispatcher_address,
+            self._dispatcher_said,
+            self._dispatcher_lost,
+        )
+
+    def _ask(self, message: DispatcherRequest, then: Callable[[Any], None], began: float) -> None:
+        """Ask the dispatcher until it answers, as a stub with retries does."""
+        is_answered = False
+
+        def answered(answer: Any) -> None:
+            nonlocal is_answered
+            if is_answered:
+                return
+            if not isinstance(answer, UnavailableError):
+                is_answered = True
+                then(answer)
+
+        def again() -> None:
+            if is_answered or self.is_done:
+                return
+            if self.world.now - began > _OPEN_SECONDS:
+                self._gave_up()
+                return
+            self.note("asks", message)
+            self._asked[self._dispatcher.send(message)] = answered
+            self.later(_CALL_SECONDS, again)
+
+        again()
+
+    def _gave_up(self) -> None:
+        if not self.readings:
+            self.readings.append(Reading("", ()))
+        self._end(Outcome.FAILED, UnavailableError("the dispatcher did not answer for 60 s"))
+
+    def _open_pass(self, number: int) -> None:
+        reading = Reading(f"{self.name}/{number}", (number,))
+        self.readings.append(reading)
+        self._results: deque[Delivery] = deque()
+        self._in_use: Delivery | None = None
+        self._unread: list[Element] = []
+        self._is_waiting = self._is_open = False
+        self._links: dict[int, Link] = {}
+        self._numbers: dict[int, dict[int, int]] = {}
+        self._taken = 0
+        opening = msgspec.structs.replace(
+            self._opening,
+            client_id=reading.client_id,
+            dataset_id=self._dataset_id,
+            pass_number=reading.pass_number,
+        )
+        self.session = Session(
+            reading.client_id, self._dispatcher_address, self._max_outstanding, self.world.now
+        )
+
+        def opened(answer: Any) -> None:
+            if not isinstance(answer, IterationOpened):
+                self._end(Outcome.FAILED, answer)
+                return
+            self.note("opened", answer)
+            reading.iteration_id = answer.iteration_id
+            self._is_open = True
+            # A new connection, as that of a reader's own thread.
+            self._dispatcher.close()
+            self._connect()
+            self.session.opened(answer, self.world.now)
+            self._next()
+            self._act()
+
+        self._ask(opening, opened, self.world.now)
+
+    # --- the wires ----------------------------------------------------------------------------
+
+    def woken(self) -> None:
+        self._act()
+
+    def _act(self) -> None:
+        if self.is_done or not self._is_open or self.reading.outcome is not None:
+            return
+        now, session = self.world.now, self.session
+        actions = session.act(now)
+        for warning in actions.warnings:
+            self.note("warns", warning)
+            self.reading.warnings.append(warning)
+            self.reading.waiting_since, self.reading.warned = now, True
+        for task_id in actions.drops:
+            self._drop(task_id)
+        for task, number, message in actions.asks:
+            link = self._links.get(task.task_id)
+            if link is None:
+                link = self._connect_worker(task)
+            self._numbers[task.task_id][link.send(message)] = number
+        for call in actions.calls:
+            self.note("asks", call)
+            self._asked[self._dispatcher.send(call)] = call
+        self._measure()
+        if self._is_waiting:
+            self._next()
+            if not self._is_waiting:
+                self.wake_in(0.0)
+        self.wake_in(actions.wake_in)
+
+    def _connect_worker(self, task: TaskAddress) -> Link:
+        task_id = task.task_id
+        link = self._links[task_id] = Link(
+            self.network,
+            self,
+            task.worker_address,
+            lambda ticket, message, content: self._worker_said(task_id, ticket, message, content),
+            lambda error: self._worker_lost(task_id, error),
+        )
+        self._numbers[task_id] = {}
+        return link
+
+    def _drop(self, task_id: int) -> None:
+        link = self._links.pop(task_id, None)
+        if link is not None:
+            link.close()
+            del self._numbers[task_id]
+
+    def _worker_said(
+        self, task_id: int, ticket: int, answer: msgspec.Struct | Exception, content: Any
+    ) -> None:
+        number = self._numbers[task_id].pop(ticket)
+        assert isinstance(answer, Elements | Exception), answer
+        payload = content
+        if isinstance(answer, Elements):
+            self.note(f"has of {task_id}", number, answer, content or "")
+            if answer.error is not None:
+                payload = decode_error(answer.error)
+        else:
+            self.note(f"is refused by {task_id}", number, repr(answer))
+        self._results += self.session.answered(task_id, number, answer, payload, self.world.now)
+        self._act()
+
+    def _worker_lost(self, task_id: int, error: UnavailableError) -> None:
+        self._drop(task_id)
+        self.session.disconnected(task_id, error, self.world.now)
+        self._act()
+
+    def _dispatcher_lost(self, error: UnavailableError) -> None:
+        waiting = [each for each in self._asked.values() if callable(each)]
+        has_session = len(waiting) < len(self._asked)
+        self._asked.clear()
+        if has_session and not self.is_done:
+            self.session.unheard(self.world.now)
+            self._act()
+
+    def _dispatcher_said(
+        self, ticket: int, answer: msgspec.Struct | Exception, content: Any
+    ) -> None:
+        asked = self._asked.pop(ticket, None)
+        if asked is None or self.is_done:
+            return
+        if callable(asked):
+            asked(answer)
+            return
+        self._take_verdict(asked, answer)
+        self._act()
+
+    def _take_verdict(self, asked: DispatcherRequest, answer: msgspec.Struct | Exception) -> None:
+        """Say to the session what the dispatcher said, as a reader does."""
+        session, now = self.session, self.world.now
+        if isinstance(answer, ClientUpdate):
+            if not answer.same:
+                self.note("hears", answer)
+            session.updated(answer, now)
+        elif isinstance(answer, UnavailableError):
+            session.unheard(now)
+        elif isinstance(asked, SettleTask):
+            session.settled(asked.task_id)
+        elif isinstance(asked, ReportUnreachable):
+            session.reported(asked.task_id)
+        elif isinstance(answer, NotFoundError):
+            session.fail(FailedPreconditionError(f"does not know this reader any more: {answer}"))
+        elif isinstance(answer, HeadraceError):
+            session.fail(answer)
+
+    # --- the consumer -------------------------------------------------------------------------
+
+    def _next(self) -> None:
+        """Go on reading, as `RemoteReader.read` does."""
+        session, now = self.session, self.world.now
+        while True:
+            if self._close_after is not None and self._taken >= self._close_after:
+                self._end(Outcome.CLOSED)
+                return
+            if self._in_use is not None:
+                if not self._has_lease(now):
+                    return
+                if self._unread:
+                    self._yield_some(self._in_use)
+                    return
+                self._use_up(self._in_use)
+            if self._results:
+                self._wait_no_more()
+                self._taken += 1
+                self._begin_to_use(self._results.popleft())
+            elif session.is_over:
+                self._end(Outcome.FAILED if session.failure else Outcome.ENDED, session.failure)
+                return
+            else:
+                self._wait(now)
+                return
+
+    def _has_lease(self, now: float) -> bool:
+        """Whether what is here may be yielded; else wait until the dispatcher has said so."""
+        if not self.session.may_use(now):
+            self._wait(now)
+            return False
+        if self._is_waiting and self.session.failure is not None:
+            self._end(Outcome.FAILED, self.session.failure)
+            return False
+        self._wait_no_more()
+        return True
+
+    def _begin_to_use(self, delivery: Delivery) -> None:
+        if isinstance(delivery.payload, Exception):
+            error = str(delivery.payload)
+            if error.startswith("unit "):
+                self.reading.raised.append((delivery.task.task_id, int(error.split()[1])))
+            else:
+                self.reading.errors.append(delivery.payload)
+            self._use_up(delivery)
+        else:
+            self._in_use, self._unread = delivery, list(delivery.payload)
+
+    def _yield_some(self, delivery: Delivery) -> None:
+        size = self.world.chance.choice((1, len(self._unread)))
+        part, self._unread = self._unread[:size], self._unread[size:]
+        self.note("yields", f"of {delivery.task.task_id}", part)
+        self.reading.yielded.append(Portion(delivery.task, delivery.number, part))
+        self.later(self._think * self.world.chance.random(), self._go_on_reading)
+
+    def _use_up(self, delivery: Delivery) -> None:
+        self.session.used_up(delivery.task.task_id, delivery.number)
+        self._in_use = None
+
+    def _go_on_reading(self) -> None:
+        if not self.is_done and self.reading.outcome is None:
+            self._next()
+            self._act()
+
+    def _wait(self, now: float) -> None:
+        self.session.waiting(now)
+        if not self._is_waiting:
+            self._is_waiting, self.reading.waiting_since = True, now
+            self.reading.warned = False
+
+    def _wait_no_more(self) -> None:
+        if self._is_waiting:
+            self.session.waiting(None)
+            self._is_waiting, self.reading.waiting_since = False, None
+
+    def _measure(self) -> None:
+        """Take note of how much is outstanding, of tasks that are not over."""
+        unused = [*self._results, *([self._in_use] if self._in_use else [])]
+        outstanding = sum(map(len, self._numbers.values()))
+        outstanding += sum(each.task.task_id in self._numbers for each in unused)
+        self.most_outstanding = max(self.most_outstanding, outstanding)
+        self.most_tasks = max(self.most_tasks, len(self._numbers))
+
+    def close(self) -> None:
+        """Stop reading, because the consumer wants no more."""
+        if self.is_running and not self.is_done and self.readings:
+            self._passes = 0
+            self._end(Outcome.CLOSED)
+
+    def _end(self, outcome: Outcome, failure: HeadraceError | None = None) -> None:
+        reading = self.reading
+        reading.outcome, reading.failure, reading.waiting_since = outcome, failure, None
+        self.note("ends:", outcome.value, "" if failure is None else repr(failure))
+        number = len(self.readings)
+        if outcome in (Outcome.ENDED, Outcome.CLOSED) and number < self._passes:
+            self._say_goodbye()
+            self._open_pass(number)
+        else:
+            self.is_done = True
+            self._say_goodbye()
+
+    def _say_goodbye(self) -> None:
+        """Say what was used, where others are to read the rest, and leave."""
+        reading = self.reading
+        if hasattr(self, "session"):
+            reading.lost = self.session.lost
+            for task_id in list(self._links):
+                self._drop(task_id)
+            if self._opening.job_name is not None:
+                used = self._in_use
+                begun = None if used is None else (used.task.task_id, used.number)
+                for word in self.session.leave(begun):
+                    self.note("says", word)
+                    self._dispatcher.send(word)
+        self._asked.clear()
+        self._dispatcher.send(CloseIteration(client_id=reading.client_id))

@@ -1,0 +1,155 @@
+"""The dispatcher as a process: its core, and a journal on a disk that survives the process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from headrace.errors import HeadraceError, UnavailableError
+from headrace.service.dispatcher import updates
+from headrace.service.dispatcher.core import DispatcherCore
+from headrace.service.dispatcher.dispatcher import Dispatcher
+from headrace.service.dispatcher.journal import FORMAT
+from headrace.service.dispatcher.limits import Limits
+from headrace.service.dispatcher.losses import lost_units
+from headrace.service.dispatcher.state import DispatcherState
+from headrace.service.dispatcher.updates import Update
+from headrace.service.messages import LostUnits
+from headrace.serving.blobs import BlobPart
+from headrace.serving.journal import MemoryJournal
+from tests.simulation.network import Network, Peer, Request
+
+__all__ = ["Disk", "DispatcherProcess"]
+
+_AT_ONCE = 0.0005
+"""Seconds in which requests gather that are decided together."""
+_COMPACT_AFTER = 500
+"""Facts: few, so that many runs go through a snapshot."""
+
+
+_ENDING = (
+    updates.IterationFinished,
+    updates.ClientDropped,
+    updates.ClientLeft,
+    updates.TaskSettled,
+    updates.WorkerLost,
+    updates.WorkerLeft,
+)
+"""Facts that may change what a finished iteration has lost."""
+
+
+class Disk(MemoryJournal[Update, DispatcherState]):
+    """A journal that outlives whoever writes it, and may be full."""
+
+    def __init__(self) -> None:
+        super().__init__(FORMAT, compact_after=_COMPACT_AFTER)
+        self.is_full = False
+        #: Every fact that was ever kept.
+        self.history: list[Update] = []
+
+    def append(self, facts: Sequence[Update], blobs: Sequence[BlobPart] = ()) -> None:
+        if self.is_full and (facts or blobs):
+            raise UnavailableError("no space left on the disk")
+        super().append(facts, blobs)
+        self.history += facts
+
+    def close(self) -> None:
+        """Leave everything where it is."""
+
+
+class _Core(DispatcherCore):
+    """A core whose own errors end the run."""
+
+    def _own_error(self, request: msgspec.Struct, error: Exception) -> HeadraceError:
+        raise AssertionError(f"the dispatcher failed at {request}") from error
+
+
+class DispatcherProcess(Peer):
+    """Decides requests in batches, and ticks.
+
+    Args:
+        network: Where it listens.
+        address: At which address.
+        limits: How long what is waited for.
+        is_durable: Whether its journal survives it.
+    """
+
+    def __init__(self, network: Network, address: str, limits: Limits, *, is_durable: bool) -> None:
+        super().__init__(network, "dispatcher")
+        self.address, self.limits, self.is_durable = address, limits, is_durable
+        self.disk = Disk()
+        self._in_hand: list[Request] = []
+        #: What of each iteration that is finished it would say, or has said, to be lost.
+        self.said_lost: dict[int, tuple[LostUnits, ...]] = {}
+
+    @property
+    def dispatcher(self) -> Dispatcher:
+        """The state and what decides; read from the disk again where that must be."""
+        decider = self._core._open()
+        assert isinstance(decider, Dispatcher)
+        return decider
+
+    @property
+    def state(self) -> DispatcherState:
+        return self.dispatcher.state
+
+    def begin(self) -> None:
+        super().begin()
+        if not self.is_durable:
+            self.disk = Disk()
+        self._in_hand = []
+        self._core = _Core(
+            self.disk,
+            self.limits,
+            clock=lambda: self.world.now,
+            token=lambda size: self.life.to_bytes(size),
+        )
+        self.network.listen(self, self.address, self._take, repeats=True)
+        self.later(self.limits.tick_interval, self._tick)
+
+    def _take(self, request: Request) -> None:
+        if not self._in_hand:
+            self.later(self.world.chance.random() * _AT_ONCE, self._handle)
+        self._in_hand.append(request)
+
+    def _handle(self) -> None:
+        requests, self._in_hand = self._in_hand, []
+        before = len(self.disk.history)
+        try:
+            self._core.handle(requests)
+        except UnavailableError as error:
+            for request in requests:
+                request.fail(error)
+        self._tell(before)
+
+    def _tick(self) -> None:
+        self.later(self.limits.tick_interval, self._tick)
+        before = len(self.disk.history)
+        try:
+            self._core.tick()
+        except UnavailableError:
+            self.note("cannot write")
+        self._tell(before)
+
+    def _tell(self, before: int) -> None:
+        facts = self.disk.history[before:]
+        for fact in facts:
+            self.note("knows", fact)
+        if any(isinstance(fact, _ENDING) for fact in facts):
+            for iteration_id, iteration in self.state.iterations.items():
+                if iteration.finished:
+                    tasks = self.state.tasks_of(iteration)
+                    self.said_lost[iteration_id] = lost_units(iteration, tasks)
+
+    def check(self) -> None:
+        """Compare what is known with what was kept."""
+        dispatcher = self.dispatcher
+        dispatcher.state.validate()
+        assert self.disk.replay() == dispatcher.state, "the journal says something else"
+        presence, state = dispatcher.presence, dispatcher.state
+        assert presence.workers.keys() == state.workers.keys()
+        assert presence.clients.keys() == state.clients.keys()
+        assert presence.idle.keys() == presence.dealt.keys() == state.iterations.keys()
+        assert presence.lost.keys() <= state.iterations.keys()
+        assert presence.suspects <= presence.workers.keys()

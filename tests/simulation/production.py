@@ -1,0 +1,246 @@
+"""Stand-ins for the engine: what a task's producer makes of its units, by arithmetic.
+
+An *atom* is (unit, number in the unit). An element is a tuple of atoms: of one, or of several where
+a batch joins them. Portions say of units what `service/worker/producer.py` says of them, by the
+same functions; the states that these read are made here, as plans make them.
+"""
+
+from __future__ import annotations
+
+import enum
+import random
+from collections import deque
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from headrace.errors import UserFunctionError
+from headrace.service.worker.opening import units_whole
+from headrace.service.worker.portion import Portion
+from headrace.service.worker.producer import next_limit
+from headrace.service.worker.units import begun_units
+
+__all__ = ["Atom", "Element", "Grant", "Need", "Plan", "Production", "produce"]
+
+Atom: TypeAlias = tuple[int, int]
+Element: TypeAlias = tuple[Atom, ...]
+
+_HELD_BACK_SECONDS = 0.0025
+_PORTION_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is read."""
+
+    size: int
+    """Number of units."""
+    parts: int = 1
+    """A unit has 0 to so many elements; 1: exactly one."""
+    window: int = 1
+    """Units that are open at once; 1: one after the other."""
+    joined: int = 1
+    """Elements that a batch above all that joins to one."""
+    cost: float = 0.0
+    """Seconds for each element."""
+    bytes: int = 100
+    """Of each element."""
+    slow: frozenset[int] = frozenset()
+    """Units that take `slowness` seconds more."""
+    slowness: float = 30.0
+    deadly: frozenset[int] = frozenset()
+    """Units that end the process that begins them."""
+    failing: frozenset[int] = frozenset()
+    """Units whose first element raises."""
+    broken: bool = False
+    """The plan cannot be opened."""
+
+    def count(self, unit: int) -> int:
+        """Return how many elements a unit has, those that raise included."""
+        return 1 if self.parts == 1 else (unit * 2654435761 >> 7) % (self.parts + 1)
+
+    def atoms(self, unit: int) -> list[Atom]:
+        """Return the atoms of a unit that come where nothing is lost."""
+        return [(unit, k) for k in range(self.count(unit)) if not self.raises(unit, k)]
+
+    def raises(self, unit: int, k: int) -> bool:
+        """Whether an element raises."""
+        return k == 0 and unit in self.failing
+
+
+@dataclass(frozen=True)
+class Grant:
+    """Units for a producer."""
+
+    start: int
+    stop: int
+    alone: bool = False
+
+
+class Need(enum.Enum):
+    """What a producer waits for."""
+
+    ROOM = "room for another portion"
+    UNITS = "units: a `Grant`, or None where no more come"
+    DEATH = "its process dies"
+
+
+Production: TypeAlias = Generator[Need | float | Portion, Grant | None, str | None]
+"""Yields what it needs, seconds that it takes, and portions; returns why it failed, if it did."""
+
+
+class _Stream:
+    """The elements of a plan in their order, and the state of its steps."""
+
+    def __init__(self, plan: Plan, chance: random.Random, *, is_dealt: bool) -> None:
+        self.plan, self._chance, self.is_dealt = plan, chance, is_dealt
+        self._granted: deque[int] = deque(() if is_dealt else range(plan.size))
+        self._ended = not is_dealt
+        #: (place in dealt order, unit, number of the next element)
+        self._open: list[tuple[int, int, int]] = []
+        self.handed = 0
+        self.is_alone = False
+        #: The batch that is being filled, and the oldest place that was open when it was begun.
+        self.batch: list[Atom] = []
+        self._batch_place = 0
+
+    def take(self, grant: Grant | None) -> None:
+        if grant is None:
+            self._ended = True
+        else:
+            self._granted.extend(range(grant.start, grant.stop))
+            self.is_alone = grant.alone
+
+    def open_next(self) -> int | Need | None:
+        """Open units until the window is full; return a unit that was opened, or what is needed."""
+        if len(self._open) >= self.plan.window:
+            return None
+        if not self._granted:
+            return None if self._ended else Need.UNITS
+        unit = self._granted.popleft()
+        if self.plan.count(unit):
+            self._open.append((self.handed, unit, 0))
+        self.handed += 1
+        return unit
+
+    def next_atom(self) -> Atom | None:
+        """Return the next atom, once no unit need be opened; None: there are no more."""
+        if not self._open:
+            return None
+        which = self._chance.randrange(len(self._open)) if self.plan.window > 1 else 0
+        place, unit, number = self._open[which]
+        if not self.batch:
+            self._batch_place = min(each for each, _, _ in self._open)
+        if number + 1 < self.plan.count(unit):
+            self._open[which] = place, unit, number + 1
+        else:
+            del self._open[which]
+        return unit, number
+
+    def state(self) -> Any:
+        """Return what the states of the plan's steps would be."""
+        held = [{"dealt": place} for place, _, _ in self._open]
+        held += [{"dealt": self._batch_place}] * bool(self.batch)
+        if self.plan.window > 1 or self.plan.joined > 1:
+            return {"held": held, "input": {"dealt": self.handed}}
+        if not held:
+            return {"index": {"dealt": self.handed}, "ordinal": 0}
+        return {"index": held[0], "ordinal": self._open[0][2]}
+
+
+def produce(plan: Plan, chance: random.Random, *, is_dealt: bool) -> Production:
+    """Produce a task's portions, as `service/worker/producer.py` does."""
+    if plan.broken:
+        yield Portion(first=0, error=UserFunctionError("the plan cannot be opened"))
+        return "its plan cannot be opened"
+    stream = _Stream(plan, chance, is_dealt=is_dealt)
+    account = _Account(stream)
+    limit = 1
+    while True:
+        yield Need.ROOM
+        elements: list[Element] = []
+        error: UserFunctionError | None = None
+        state: Any = None
+        at_end = False
+        seconds = 0.0
+        while len(elements) < limit and len(elements) * plan.bytes < _PORTION_BYTES:
+            needed = stream.open_next()
+            if needed is Need.UNITS:
+                stream.take((yield Need.UNITS))
+                continue
+            if isinstance(needed, int):
+                if needed in plan.deadly:
+                    yield Need.DEATH
+                if needed in plan.slow:
+                    yield plan.slowness
+                    seconds += plan.slowness
+                continue
+            # What comes before an element that raises says nothing of that element's unit.
+            state = stream.state() if plan.failing else None
+            atom = stream.next_atom()
+            if atom is not None and plan.raises(*atom):
+                error = UserFunctionError(f"unit {atom[0]} raises")
+                break
+            if atom is not None:
+                stream.batch.append(atom)
+                if plan.cost:
+                    yield plan.cost
+                    seconds += plan.cost
+            if stream.batch and (atom is None or len(stream.batch) == plan.joined):
+                elements.append(tuple(stream.batch))
+                stream.batch = []
+            if atom is None:
+                at_end = True
+                break
+            if not stream.batch and (seconds > _HELD_BACK_SECONDS or stream.is_alone):
+                break
+        if elements:
+            yield account.portion(elements, None if error is None else state)
+        if at_end:
+            return None
+        if error is not None:
+            yield account.error(error)
+        else:
+            limit = next_limit(limit, len(elements), len(elements) * plan.bytes, seconds)
+
+
+class _Account:
+    """Counts elements and units for the portions."""
+
+    def __init__(self, stream: _Stream) -> None:
+        self._stream = stream
+        self._first = self._units = self._touched = 0
+
+    def portion(self, elements: list[Element], state: Any = None) -> Portion:
+        before, first = self._units, self._first
+        self._count_units(state)
+        self._first += len(elements)
+        return Portion(
+            first=first,
+            count=len(elements),
+            buffers=elements,  # type: ignore[arg-type]
+            size=len(elements) * self._stream.plan.bytes,
+            done_from=before,
+            done_to=self._units,
+            touched=self._touched,
+        )
+
+    def error(self, error: UserFunctionError) -> Portion:
+        before = self._units
+        self._count_units()
+        return Portion(
+            first=self._first,
+            error=error,
+            done_from=before,
+            done_to=self._units,
+            touched=self._touched,
+        )
+
+    def _count_units(self, state: Any = None) -> None:
+        if self._stream.is_dealt:
+            state = self._stream.state() if state is None else state
+            begun = begun_units(state)
+            self._units = units_whole(state, self._units)
+            self._touched = max(
+                self._touched, self._units, self._stream.handed if begun is None else begun
+            )

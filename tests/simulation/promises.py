@@ -1,0 +1,354 @@
+"""What must hold, whatever goes wrong.
+
+While it runs
+    everybody who waits for ten seconds is told for what, and what is said is true;
+    what is outstanding is bounded; the journal says what the dispatcher knows.
+At the end
+    all readings end, for a reason that the scenario gives;
+    nothing came twice; what did not come is named, or went with a client;
+    nobody is declared lost who was only paused, and nothing is kept for longer than it should be.
+
+What does not hold today
+    Said to be lost, and came: where several clients share units that come in parts (an interleave,
+    a shuffle of values, a batch after a filter), units that came whole, but not to one client, may
+    be said to be lost when their worker leaves after its task is finished. Nobody misses anything.
+    An answer that is lost with its connection at the end of a shared job is lost without a word if
+    the worker cannot be reached for some more seconds, though it is there: its task is finished,
+    and the dispatcher does not list it. Only seen where processes pause or are parted for long.
+    Answers of tasks that are over and lie unread are not counted as outstanding.
+    A registration that is delivered again after its worker left makes a worker of which nobody
+    hears; it is forgotten after `worker_timeout`.
+    With OFF, a unit that kills its workers is given up only if copies die within `copy_lasts`.
+    What a client used after its last acknowledgement may come again when it dies, or counts as
+    gone; a reading that ends does not hear of what is lost afterwards: the dispatcher's log does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+
+from headrace.errors import (
+    FailedPreconditionError,
+    NotFoundError,
+    UnavailableError,
+    UserFunctionError,
+)
+from headrace.service.config import ShardingPolicy
+from headrace.service.dispatcher import updates
+from headrace.service.messages import LostUnits
+from tests.simulation.cast import Cast
+from tests.simulation.client import ClientProcess, Outcome, Portion, Reading
+from tests.simulation.production import Atom
+from tests.simulation.world import BrokenPromiseError, Process
+
+__all__ = ["check_at_end", "check_now", "check_retention"]
+
+_FIRST_WARNING = 10.0
+_NEXT_WARNING = 60.0
+_GONE = (updates.WorkerLost, updates.WorkerLeft)
+_SLACK = 3.0
+"""Seconds that a warning may be late: a session does not notice a short pause of its process."""
+
+
+def _require(holds: bool, promise: str, *about: object, of: Iterable[Process] = ()) -> None:
+    if not holds:
+        error = BrokenPromiseError(f"{promise}: {' '.join(map(str, about))}")
+        error.add_note(" ".join(each.name for each in of))
+        raise error
+
+
+# --- while it runs ----------------------------------------------------------------------------
+
+
+def check_now(cast: Cast, *, thoroughly: bool = False) -> None:
+    """Check what must hold at any time."""
+    for client in cast.clients:
+        if client.is_running and not client.is_done:
+            _check_waiting(cast, client)
+            _check_outstanding(cast, client)
+    if thoroughly and cast.dispatcher.is_up:
+        cast.dispatcher.check()
+
+
+def _check_waiting(cast: Cast, client: ClientProcess) -> None:
+    if not client.readings or client.reading.waiting_since is None:
+        return
+    reading = client.reading
+    patience = _NEXT_WARNING if reading.warned else _FIRST_WARNING
+    waited = cast.world.now - max(reading.waiting_since or 0.0, client.went_on_at)
+    _require(
+        waited <= patience + _SLACK,
+        "everybody who waits for ten seconds is told for what",
+        f"{client.name} has waited for {waited:.1f} s",
+        of=[client, cast.dispatcher],
+    )
+
+
+def _check_outstanding(cast: Cast, client: ClientProcess) -> None:
+    limit = max(cast.scenario.max_outstanding, 3 * client.most_tasks)
+    _require(
+        client.most_outstanding <= limit,
+        "what is outstanding is bounded",
+        f"{client.name} had {client.most_outstanding} requests and answers, not {limit}",
+        of=[client],
+    )
+
+
+# --- at the end -------------------------------------------------------------------------------
+
+
+def check_at_end(cast: Cast) -> None:
+    """Check what must hold once all clients are done."""
+    check_now(cast, thoroughly=True)
+    promises = cast.scenario.promises
+    readings = [reading for client in cast.clients for reading in client.readings]
+    for client in cast.clients:
+        for reading in client.readings:
+            _check_outcome(cast, client, reading)
+            _check_order(client, reading)
+    if promises.nobody_is_lost:
+        declared = [
+            fact
+            for fact in cast.dispatcher.disk.history
+            if isinstance(fact, updates.WorkerLost) and _is_there(cast, fact.worker_id)
+        ]
+        _require(not declared, "nobody is declared lost who is only paused", *declared)
+    if not promises.is_durable:
+        # Each incarnation numbers its iterations from the same number on: only readings by
+        # themselves can be compared.
+        for reading in readings:
+            _check_alone(cast, reading)
+        return
+    by_iteration: dict[int, list[Reading]] = defaultdict(list)
+    for reading in readings:
+        by_iteration[reading.iteration_id].append(reading)
+    for not_opened in (-1, 0):
+        by_iteration.pop(not_opened, None)
+    for iteration_id, shared in by_iteration.items():
+        if cast.scenario.mode == ShardingPolicy.DYNAMIC:
+            _check_dealt(cast, iteration_id, shared)
+        else:
+            _check_copies(cast, iteration_id, shared)
+
+
+def _is_there(cast: Cast, worker_id: str) -> bool:
+    """Whether a worker goes by this name still, and has not left."""
+    name, _, number = worker_id.rpartition("-")
+    return any(
+        each.name == name and each.starts == int(number) and not each.has_left
+        for each in cast.workers
+    )
+
+
+def _check_outcome(cast: Cast, client: ClientProcess, reading: Reading) -> None:
+    promises = cast.scenario.promises
+    _require(
+        reading.outcome is not None,
+        "all readings end",
+        f"{reading.client_id} does not",
+        of=[client, cast.dispatcher],
+    )
+    strange = [each for each in reading.errors if not isinstance(each, UserFunctionError)]
+    _require(not strange, "errors are those of the dataset", strange[:3], of=[client])
+    if reading.outcome is not Outcome.FAILED:
+        return
+    failure = reading.failure
+    allowed = (
+        (
+            isinstance(failure, FailedPreconditionError)
+            and "does not know this reader" in str(failure)
+            and (not promises.is_durable or client.longest_pause > 0.9 * _client_timeout(cast))
+        )
+        or (isinstance(failure, NotFoundError) and not promises.is_durable)
+        or (isinstance(failure, UnavailableError) and "did not answer for 60 s" in str(failure))
+        or (
+            isinstance(failure, FailedPreconditionError)
+            and "every worker that had a copy" in str(failure)
+            and any(isinstance(each, _GONE) for each in cast.dispatcher.disk.history)
+        )
+    )
+    _require(
+        allowed,
+        "reading fails for a reason that the scenario gives",
+        f"{reading.client_id}: {failure!r}",
+        of=[client, cast.dispatcher],
+    )
+
+
+def _client_timeout(cast: Cast) -> float:
+    return cast.scenario.limits.client_timeout
+
+
+def _check_order(client: ClientProcess, reading: Reading) -> None:
+    last: dict[int, int] = {}
+    for portion in reading.yielded:
+        task_id = portion.task.task_id
+        _require(
+            last.get(task_id, -1) <= portion.number,
+            "answers of a task are taken in order",
+            f"{reading.client_id}: {portion.number} of task {task_id} after {last.get(task_id)}",
+            of=[client],
+        )
+        last[task_id] = portion.number
+
+
+def atoms_of(reading: Reading) -> list[tuple[int, Atom]]:
+    """Return (task, atom) of all that a consumer got; an element that raised is there, too."""
+    return [
+        (portion.task.task_id, atom)
+        for portion in reading.yielded
+        for element in portion.elements
+        for atom in element
+    ] + [(task_id, (unit, 0)) for task_id, unit in reading.raised]
+
+
+def _check_alone(cast: Cast, reading: Reading) -> None:
+    """Check a reading of a dispatcher that forgets: nothing comes twice to it."""
+    got = Counter(atoms_of(reading))
+    if cast.scenario.mode == ShardingPolicy.DYNAMIC:
+        got = Counter((0, atom) for _, atom in got.elements())
+    twice = [atom for atom, times in got.items() if times > 1]
+    _require(not twice, "nothing comes twice", twice[:5], reading.client_id)
+
+
+def _check_dealt(cast: Cast, iteration_id: int, shared: list[Reading]) -> None:
+    """Check an iteration that dealt units: at most once, whole or said."""
+    scenario, plan = cast.scenario, cast.scenario.plan
+    promises = scenario.promises
+    names = [each.client_id for each in shared]
+    got = Counter(atom for reading in shared for _, atom in atoms_of(reading))
+    twice = {atom for atom, times in got.items() if times > 1}
+    twice -= _may_come_again(cast, shared)
+    _require(not twice, "nothing comes twice", sorted(twice)[:5], names)
+    strange = [atom for atom in got if not 0 <= atom[1] < plan.count(atom[0])]
+    _require(not strange, "nothing comes that is not there", strange[:5])
+    ended = [each for each in shared if each.outcome is Outcome.ENDED]
+    if not ended or plan.broken:
+        return
+    everything = {(unit, k) for unit in range(plan.size) for k in range(plan.count(unit))}
+    missing = sorted({unit for unit, _ in everything - got.keys()})
+    lost = [each for reading in ended for each in reading.lost]
+    said = _units(lost)
+    # Who has ended before something was lost does not hear of it: the dispatcher's log does.
+    logged = _units(cast.dispatcher.said_lost.get(iteration_id, ()))
+    unsaid = [unit for unit in missing if unit not in said | logged]
+    if len(shared) > 1 and "part for long" in promises.troubles:
+        unsaid = []
+    _require(
+        not unsaid,
+        "what did not come is named",
+        f"units {unsaid[:10]} of {len(missing)} missing; said {sorted(said)[:10]}",
+        names,
+    )
+    one_to_one = plan.parts == plan.window == plan.joined == 1
+    if not promises.workers_die and not promises.clients_go:
+        _require(not missing, "nothing is lost", missing[:10], names)
+        if one_to_one or len(shared) == 1:
+            _require(not said, "nothing is said to be lost", sorted(said)[:10], names)
+    if one_to_one and not promises.clients_go:
+        excess = said - _units(each for each in lost if each.given_up)
+        _require(
+            not excess, "what is one to one loses nothing with its worker", sorted(excess)[:10]
+        )
+        came = {unit for unit, _ in got}
+        _require(not said & came, "what came is not said to be lost", sorted(said & came)[:10])
+
+
+def _units(lost: Iterable[LostUnits]) -> set[int]:
+    return {unit for each in lost for start, stop in each.units for unit in range(start, stop)}
+
+
+def _may_come_again(cast: Cast, shared: list[Reading]) -> set[Atom]:
+    """Return what clients that are gone got last: they may not have said that they used it."""
+    unsaid: set[Atom] = set()
+    for reading in shared:
+        if reading.outcome in (Outcome.DIED, Outcome.FAILED):
+            unsaid.update((unit, 0) for _, unit in reading.raised)
+            by_task: dict[int, list[Portion]] = defaultdict(list)
+            for portion in reading.yielded:
+                by_task[portion.task.task_id].append(portion)
+            for portions in by_task.values():
+                last = portions[-1].number - cast.scenario.max_outstanding
+                unsaid.update(
+                    atom
+                    for portion in portions
+                    if portion.number >= last
+                    for element in portion.elements
+                    for atom in element
+                )
+    return unsaid
+
+
+def _check_copies(cast: Cast, iteration_id: int, shared: list[Reading]) -> None:
+    """Check an iteration in which each worker reads a copy."""
+    plan = cast.scenario.plan
+    got: dict[int, Counter[Atom]] = defaultdict(Counter)
+    for reading in shared:
+        for task_id, atom in atoms_of(reading):
+            got[task_id][atom] += 1
+    for task_id, copy in got.items():
+        twice = [atom for atom, times in copy.items() if times > 1]
+        _require(not twice, "nothing of a copy comes twice", task_id, twice[:5])
+    if plan.broken or not all(each.outcome is Outcome.ENDED for each in shared):
+        return
+    if len(shared) > 1 and "part for long" in cast.scenario.promises.troubles:
+        return
+    everything = {(unit, k) for unit in range(plan.size) for k in range(plan.count(unit))}
+    for task_id in _whole_copies(cast, iteration_id):
+        missing = sorted(everything - got[task_id].keys())
+        _require(
+            not missing,
+            "each live worker's copy is whole",
+            f"task {task_id} lacks {missing[:5]} and more, {len(missing)} in all",
+        )
+
+
+def _whole_copies(cast: Cast, iteration_id: int) -> list[int]:
+    """Return the tasks of an iteration that finished on workers that were not leaving."""
+    worker_of: dict[int, str] = {}
+    leaving: set[str] = set()
+    whole: list[int] = []
+    for fact in cast.dispatcher.disk.history:
+        if isinstance(fact, updates.TaskCreated) and fact.iteration_id == iteration_id:
+            worker_of[fact.task_id] = fact.worker_id
+        elif isinstance(fact, updates.WorkerLeaving):
+            leaving.add(fact.worker_id)
+        elif isinstance(fact, updates.TaskFinished) and fact.task_id in worker_of:
+            name = worker_of[fact.task_id]
+            process = next(each for each in cast.workers if name.startswith(f"{each.name}-"))
+            if name not in leaving and not process.has_ever_left:
+                whole.append(fact.task_id)
+    return whole
+
+
+# --- afterwards -------------------------------------------------------------------------------
+
+
+def check_retention(cast: Cast) -> None:
+    """Check that nothing of an iteration is left once its time is over."""
+    state = cast.dispatcher.state
+    _require(not state.clients, "clients are forgotten", state.clients)
+    kept = {
+        each.iteration_id: each
+        for each in state.iterations.values()
+        # To begin a named one again would deal its elements twice.
+        if each.finished or each.positions is None or state.jobs[each.job_id].name is None
+    }
+    _require(not kept, "iterations are forgotten", kept)
+    for worker in cast.workers:
+        if worker.is_up:
+            mine = [each for each in worker.session.running if each not in state.tasks]
+            _require(not mine, "workers forget tasks", worker.name, mine, of=[worker])
+
+
+def is_true(cast: Cast, warning: str) -> bool:
+    """Whether what a warning says is the case, as far as that can be judged."""
+    _, _, missing = warning.partition("element: ")
+    if not missing:
+        return False
+    if "no worker is registered" in missing and cast.dispatcher.is_up:
+        state = cast.dispatcher.state
+        return not any(re.match("worker", each) for each in state.workers)
+    return True

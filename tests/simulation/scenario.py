@@ -1,0 +1,205 @@
+"""What a seed stands for: who is there, what is read, what may go wrong, what must hold."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from dataclasses import dataclass
+
+from headrace.service.config import ShardingPolicy
+from headrace.service.dispatcher.limits import Limits
+from tests.simulation.production import Plan
+
+__all__ = ["KINDS", "Kind", "Scenario", "crowd_of", "scenario_of"]
+
+OFF, DYNAMIC = ShardingPolicy.OFF, ShardingPolicy.DYNAMIC
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """A family of scenarios: troubles, and which promises hold in spite of them."""
+
+    troubles: tuple[str, ...] = ()
+    """Names in `storm.TROUBLES`."""
+    nobody_is_lost: bool = True
+    """The dispatcher declares nobody lost, worker or client."""
+    workers_die: bool = False
+    """What workers had open may be lost, and is said."""
+    clients_go: bool = False
+    """Clients die or close before the end."""
+    is_durable: bool = True
+    """The dispatcher keeps its journal."""
+
+
+KINDS: dict[str, Kind] = {
+    "calm": Kind(),
+    "weather": Kind(troubles=("weather", "reset", "part briefly")),
+    "pauses": Kind(
+        troubles=("weather", "pause a worker", "pause a client", "pause the dispatcher")
+    ),
+    "restarts": Kind(
+        troubles=("weather", "restart the dispatcher", "pause the dispatcher", "fill the disk")
+    ),
+    "leaving": Kind(troubles=("weather", "drain a worker", "add a worker", "pause a client")),
+    "stopping": Kind(
+        troubles=("stop a worker", "add a worker", "drain a worker"), workers_die=True
+    ),
+    "deaths": Kind(
+        troubles=("kill a worker", "add a worker", "weather"),
+        workers_die=True,
+        nobody_is_lost=False,
+    ),
+    "false losses": Kind(
+        troubles=("pause a worker for long", "part for long", "reset", "weather"),
+        workers_die=True,
+        nobody_is_lost=False,
+    ),
+    "departures": Kind(
+        troubles=("close a client", "kill a client", "weather", "reset", "add a worker"),
+        clients_go=True,
+        nobody_is_lost=False,
+    ),
+    "forgetful": Kind(
+        troubles=("restart the dispatcher", "weather", "pause the dispatcher"),
+        is_durable=False,
+        nobody_is_lost=False,
+    ),
+    "everything": Kind(
+        troubles=(
+            "weather",
+            "reset",
+            "part briefly",
+            "part for long",
+            "pause a worker",
+            "pause a worker for long",
+            "pause a client",
+            "pause a client for long",
+            "pause the dispatcher",
+            "restart the dispatcher",
+            "fill the disk",
+            "kill a worker",
+            "add a worker",
+            "drain a worker",
+            "stop a worker",
+            "close a client",
+            "kill a client",
+        ),
+        workers_die=True,
+        clients_go=True,
+        nobody_is_lost=False,
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """One run."""
+
+    seed: int
+    kind: str
+    plan: Plan
+    mode: ShardingPolicy
+    is_named: bool
+    workers: int
+    clients: int
+    passes: int
+    limits: Limits
+    max_outstanding: int
+    think: float
+    storm_seconds: float
+    """How long things go wrong."""
+    calm_seconds: float
+    """Between two troubles, on average."""
+
+    @property
+    def promises(self) -> Kind:
+        return KINDS[self.kind]
+
+    def __str__(self) -> str:
+        values = ", ".join(
+            f"{field.name}={getattr(self, field.name)!r}" for field in dataclasses.fields(self)
+        )
+        return values
+
+
+def scenario_of(seed: int) -> Scenario:
+    """Return what a seed stands for."""
+    chance = random.Random(f"scenario {seed}")
+    kind = chance.choice(list(KINDS))
+    mode = DYNAMIC if chance.random() < 0.75 else OFF
+    clients = chance.choice((1, 1, 1, 2, 3))
+    if kind == "departures":
+        clients = chance.choice((1, 2, 3))
+    limits = Limits(
+        worker_timeout=chance.choice((4.0, 10.0)),
+        client_timeout=chance.choice((40.0, 60.0)),
+        gc_timeout=chance.choice((5.0, 20.0)),
+    )
+    plan = _plan(chance, kind)
+    if plan.deadly and mode == OFF:
+        # Copies that last for long before they die begin again without end.
+        limits = dataclasses.replace(limits, copy_lasts=1e9)
+    return Scenario(
+        seed=seed,
+        kind=kind,
+        plan=plan,
+        mode=mode,
+        is_named=clients > 1 or chance.random() < 0.4,
+        workers=chance.choice((1, 2, 2, 3, 4, 6)),
+        clients=clients,
+        passes=chance.choice((1, 1, 1, 2)),
+        limits=limits,
+        max_outstanding=chance.choice((1, 2, 4, 16, 16)),
+        think=chance.choice((0.0, 0.001, 0.05, 0.3)),
+        storm_seconds=chance.choice((0.0, 3.0, 10.0, 25.0)),
+        calm_seconds=chance.choice((0.3, 1.0, 3.0)),
+    )
+
+
+def crowd_of(seed: int, *, workers: int, clients: int) -> Scenario:
+    """Return a scenario with so many workers and clients, and short work for each."""
+    chance = random.Random(f"crowd {seed}")
+    kind = chance.choice(list(KINDS))
+    plan = Plan(size=chance.choice((5_000, 20_000)), cost=chance.choice((0.001, 0.1)))
+    return Scenario(
+        seed=seed,
+        kind=kind,
+        plan=plan,
+        mode=DYNAMIC,
+        is_named=True,
+        workers=workers,
+        clients=clients,
+        passes=1,
+        limits=Limits(client_timeout=40.0, gc_timeout=5.0),
+        max_outstanding=16,
+        think=0.001,
+        storm_seconds=5.0,
+        calm_seconds=0.05,
+    )
+
+
+def _plan(chance: random.Random, kind: str) -> Plan:
+    size = chance.choice((0, 1, 3, 20, 60, 200, 400))
+    style = chance.choice(("each", "each", "several", "interleave", "shuffle", "batch"))
+    parts, window, joined = {
+        "each": (1, 1, 1),
+        "several": (chance.choice((1, 3, 9)), 1, 1),
+        "interleave": (chance.choice((3, 9)), chance.choice((2, 4)), 1),
+        "shuffle": (1, chance.choice((3, 30, 1000)), 1),
+        "batch": (chance.choice((1, 2)), chance.choice((1, 3)), chance.choice((2, 7))),
+    }[style]
+    few = frozenset(chance.randrange(max(size, 1)) for _ in range(chance.choice((0, 0, 1, 3))))
+    deadly = kind in ("deaths", "everything") and chance.random() < 0.25
+    return Plan(
+        size=size,
+        parts=parts,
+        window=window,
+        joined=joined,
+        cost=chance.choice((0.0, 0.0005, 0.01, 0.1)),
+        bytes=chance.choice((10, 10, 1 << 18, 3 << 20)),
+        failing=few if chance.random() < 0.3 else frozenset(),
+        slow=few if chance.random() < 0.2 else frozenset(),
+        slowness=chance.choice((0.5, 5.0, 30.0)),
+        deadly=frozenset((chance.randrange(max(size, 1)),)) if deadly else frozenset(),
+        broken=chance.random() < 0.02,
+    )

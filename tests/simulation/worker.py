@@ -1,0 +1,228 @@
+"""A worker as a process: its session, its connection to the dispatcher, and its producers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from headrace.errors import UnavailableError
+from headrace.service.messages import DispatcherRequest, GetElements
+from headrace.service.worker import answering
+from headrace.service.worker.actions import Actions, Grant, Start
+from headrace.service.worker.first_come import Bounds
+from headrace.service.worker.portion import Portion
+from headrace.service.worker.session import Session
+from tests.simulation import production
+from tests.simulation.network import Link, Network, Peer, Request
+from tests.simulation.production import Need, Plan, produce
+
+__all__ = ["WorkerProcess"]
+
+
+class WorkerProcess(Peer):
+    """Runs tasks. One that is begun again is another process at the same address.
+
+    Args:
+        network: What connects it.
+        name: Its name, and the host in its address.
+        dispatcher: The dispatcher's address.
+        plan_of: Returns what a pickled plan stands for.
+        bounds: How much of a task may be kept.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        name: str,
+        dispatcher: str,
+        plan_of: Callable[[bytes], Plan],
+        bounds: Bounds | None = None,
+    ) -> None:
+        super().__init__(network, name)
+        self.address = f"{name}:1"
+        self.plan_of = plan_of
+        self.is_leaving = self.has_left = self.was_killed_by_a_unit = False
+        self.has_ever_left = False
+        self.starts = 0
+        self._dispatcher_address, self._bounds = dispatcher, bounds
+
+    def begin(self) -> None:
+        super().begin()
+        self.is_leaving = self.has_left = self.was_killed_by_a_unit = False
+        self.session: Session[Request] = Session(
+            self.address,
+            self._dispatcher_address,
+            self.world.now,
+            new_id=self._new_id,
+            bounds=self._bounds,
+        )
+        self._producers: dict[int, _Producer] = {}
+        self._is_acting = False
+        self._asked: dict[int, DispatcherRequest] = {}
+        self._dispatcher = Link(
+            self.network, self, self._dispatcher_address, self._said, self._lost
+        )
+        self.network.listen(self, self.address, self._take)
+        self.act()
+
+    def _new_id(self) -> str:
+        self.starts += 1
+        return f"{self.name}-{self.starts}"
+
+    def drain(self, seconds: float) -> None:
+        """Deliver what there is, then leave."""
+        if self.is_up and not self.is_paused and not self.is_leaving:
+            self.note("drains for", f"{seconds:.1f} s")
+            self.is_leaving = self.has_ever_left = True
+            self.session.drain(seconds, self.world.now)
+            self.act()
+
+    def stop(self) -> None:
+        """Hand back, and leave."""
+        if self.is_up and not self.is_paused:
+            self.note("stops")
+            self.is_leaving = self.has_ever_left = True
+            self.session.stop(self.world.now)
+            self.act()
+
+    # --- the wires ----------------------------------------------------------------------------
+
+    def _take(self, request: Request) -> None:
+        assert isinstance(request.message, GetElements)
+        self.session.requested(request, request.message, self.world.now)
+        self.act()
+
+    def _said(self, ticket: int, answer: Any, content: Any) -> None:
+        asked = self._asked.pop(ticket)
+        self.note("hears", answer)
+        self.session.answered(asked, answer, self.world.now)
+        self.act()
+
+    def _lost(self, error: UnavailableError) -> None:
+        asked, self._asked = list(self._asked.values()), {}
+        if self.world.chance.random() < 0.8:
+            for message in asked:
+                self.session.answered(message, error, self.world.now)
+            self.act()
+
+    def woken(self) -> None:
+        self.act()
+
+    def act(self) -> None:
+        """Do what the session wants done, until it wants nothing more."""
+        if self._is_acting:
+            return  # whoever acts sees it when this is over
+        self._is_acting = True
+        try:
+            while True:
+                actions = self.session.act(self.world.now)
+                if not self._do(actions):
+                    break
+        finally:
+            self._is_acting = False
+
+    def _do(self, actions: Actions[Request]) -> bool:
+        """Carry actions out; return whether there may be more."""
+        for warning in actions.warnings:
+            self.note("warns", warning)
+        for call in actions.calls:
+            self.note("asks", call)
+            self._asked[self._dispatcher.send(call)] = call
+        for request, answer in actions.answers:
+            answering.answer(request, answer)  # type: ignore[arg-type]
+        for start in actions.starts:
+            self.note("starts", start.definition)
+            self._producers[start.producer] = _Producer(self, start)
+        steps: list[tuple[int, Callable[[_Producer], None]]] = []
+        steps += [(start.producer, _Producer.advance) for start in actions.starts]
+        steps += [(each, _Producer.resume) for each in actions.resumes]
+        steps += [(each.producer, partial(_Producer.take, grant=each)) for each in actions.grants]
+        steps += [(each, _Producer.cut) for each in actions.cuts]
+        for number, step in steps:
+            if self.is_up and number in self._producers:
+                step(self._producers[number])
+        for number in actions.closes:
+            self.forget(number)
+        if actions.over and self.is_up:
+            self.has_left = True
+            self.die("has left")
+        if self.is_up:
+            self.wake_in(actions.wake_in)
+        return bool(steps) and self.is_up
+
+    def forget(self, producer: int) -> None:
+        known = self._producers.pop(producer, None)
+        if known is not None:
+            known.is_over = True
+
+
+class _Producer:
+    """Stands for the thread that reads a task's plan."""
+
+    def __init__(self, worker: WorkerProcess, start: Start) -> None:
+        self.worker, self.number = worker, start.producer
+        self.is_over = False
+        plan = worker.plan_of(start.plan)
+        self._steps = produce(plan, worker.world.chance, is_dealt=start.is_dealt)
+        self._has_room, self._is_cut = True, False
+        self._needs: Need | None = None
+
+    def resume(self) -> None:
+        self._has_room = True
+        if self._needs is Need.ROOM:
+            self.advance()
+
+    def cut(self) -> None:
+        self._is_cut = True
+        if self._needs is Need.ROOM:
+            self.advance()
+
+    def take(self, grant: Grant) -> None:
+        assert self._needs is Need.UNITS, f"producer {self.number} did not ask for units"
+        if grant.units is None:
+            self.advance()
+        else:
+            self.advance(production.Grant(*grant.units, grant.is_alone))
+
+    def advance(self, grant: production.Grant | None = None) -> None:
+        """Go on until it must wait for something."""
+        worker = self.worker
+        session, now = worker.session, worker.world.now
+        while not self.is_over and worker.is_up:
+            if self._needs is Need.ROOM:
+                if self._is_cut:
+                    self._end(None)
+                    return
+                if not self._has_room:
+                    return
+                self._has_room = False
+            self._needs = None
+            try:
+                step = self._steps.send(grant)
+            except StopIteration as end:
+                self._end(end.value)
+                return
+            grant = None
+            if isinstance(step, Portion):
+                session.produced(self.number, step, now)
+            elif step is Need.DEATH:
+                worker.was_killed_by_a_unit = True
+                worker.die("is killed by a unit")
+            elif isinstance(step, Need):
+                self._needs = step
+                if step is Need.UNITS:
+                    session.needs_units(self.number, now)
+                    return
+            else:
+                worker.later(step, self._after_work)
+                return
+
+    def _after_work(self) -> None:
+        if not self.is_over:
+            self.advance()
+            self.worker.act()
+
+    def _end(self, failure: str | None) -> None:
+        self.worker.forget(self.number)
+        self.worker.session.ended(self.number, failure, self.worker.world.now)
