@@ -219,7 +219,7 @@ def test_values_become_what_normalize_makes_of_them(value: Any) -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (object(), "the element is a object"),
+        (object(), "the element is an object"),
         ({"a": {"b": object()}}, r"component \['a'\]\['b'\]"),
         ((1, 1 << 70), r"component \[1\] is the integer"),
         ({1.5: 2}, "keys must be str or int"),

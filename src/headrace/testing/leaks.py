@@ -103,7 +103,11 @@ def assert_no_leaks(*, grace: float = 2.0, allowed: Sequence[str] = ()) -> Itera
         time.sleep(_POLL_SECONDS)
         left = Resources.held_now().beyond(before, allowed)
     if left:
-        raise AssertionError("left behind:\n" + "\n".join(f"  {words}" for words in left))
+        # Descriptors do not say who opened them; the threads that are there often do.
+        alive = ", ".join(thread.name for thread in threading.enumerate())
+        raise AssertionError(
+            "left behind:\n" + "\n".join(f"  {words}" for words in left) + f"\nthreads: {alive}"
+        )
 
 
 def _children() -> list[int]:
