@@ -58,7 +58,7 @@ def draw() -> str:
         "<rect width='920' height='430' fill='white'/>",
         box(20, 20, 250, 110, "your training process", [
             "Dataset: a plan with methods",
-            "rewrites: plan to plan",
+            "rewrites: to the normal form",
             "service/client: a Source again",
         ], "client"),
         box(335, 20, 250, 110, "dispatcher", [
@@ -67,7 +67,7 @@ def draw() -> str:
             "never opens a plan",
         ], "dispatcher"),
         box(335, 200, 250, 130, "worker process 1 .. n", [
-            "execution: plan to iterators",
+            "execution: plan to iterators,",
             "chunk by chunk, any Python",
             "element/wire: header + raw buffers",
             "first come, first served",

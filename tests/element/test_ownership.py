@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+from headrace.element.normalize import normalize
 from headrace.element.ownership import owned, separated
 from headrace.element.structure import flatten
-from headrace.element.tree import normalize
 from headrace.errors import InvalidElementError
 from headrace.testing.conformance import same
 from tests.element import strategies

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.element.stack import concatenate, count, slice_rows, stack, take, unstack
-from headrace.element.tree import flatten
+from headrace.element.structure import flatten
 from headrace.errors import InvalidElementError
 from tests.element.strategies import Pair, elements, same
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import headrace as hr
-from headrace.element.tree import flatten
+from headrace.element.structure import flatten
 from headrace.errors import UserFunctionError
 
 

@@ -5,6 +5,7 @@ An outcome is an element or the class of an error; errors stand where they were 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 from collections.abc import Callable
@@ -14,7 +15,9 @@ import numpy as np
 
 from headrace.element.chunk import Chunk
 from headrace.element.structure import flatten
+from headrace.execution.context import Context
 from headrace.execution.iterator import ElementIterator, State
+from headrace.plan.node import Node
 
 Outcome = Any
 
@@ -63,6 +66,14 @@ class ListIterator(ElementIterator):
 
     def close(self) -> None:
         self.is_closed = True
+
+
+def with_input(node: Node, input_: ElementIterator, context: Context) -> Context:
+    """Return a context in which the one input of a step is read from this iterator."""
+    (replaced,) = node.inputs
+    return dataclasses.replace(
+        context, watch=lambda step, made: input_ if step is replaced else made
+    )
 
 
 def plain(element: Any) -> Any:

@@ -8,13 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import headrace as hr
-from headrace.execution.batching import BatchIterator
 from headrace.execution.build import start
 from headrace.execution.context import Context
-from headrace.execution.intake import Intake
+from headrace.execution.iterator import make_iterator
 from headrace.plan.batching import Batch
 
-from .contract import ListIterator, assert_keeps_contract, copied
+from .contract import ListIterator, assert_keeps_contract, copied, with_input
 
 Dataset = hr.Dataset
 CONTEXT = Context(seed=11, build=lambda plan, context: None)
@@ -115,11 +114,9 @@ ENTRY = st.integers(0, 9).map(np.int64) | st.builds(KeyError)
 )
 def test_batches_of_any_outcomes_keep_the_contract(entries, size, drop, free, seed):
     def make():
-        iterator = BatchIterator(
-            Batch(input=Dataset.range(1).plan, size=size, drop_remainder=drop), CONTEXT
-        )
-        iterator._intake = Intake(ListIterator(entries, reads_ahead_freely=free))
-        return iterator
+        node = Batch(input=Dataset.range(1).plan, size=size, drop_remainder=drop)
+        input_ = ListIterator(entries, reads_ahead_freely=free)
+        return make_iterator(node, with_input(node, input_, CONTEXT))
 
     found = assert_keeps_contract(make, seed)
     good = [entry for entry in entries if not isinstance(entry, KeyError)]

@@ -10,7 +10,7 @@ import pytest
 import headrace as hr
 from headrace.element.chunk import Chunk
 from headrace.errors import DataLossError, FailedPreconditionError
-from headrace.execution.cache_store import FileStore
+from headrace.execution.cache_store import FileFilling, FileStore
 
 Dataset = hr.Dataset
 
@@ -50,7 +50,7 @@ def test_a_file_that_is_no_cache_or_was_cut_is_refused(tmp_path: Path):
 
 
 def store_of(path: Path, identity: str = "this", seed: int = 7) -> None:
-    store = FileStore.create(str(path), seed, identity)
+    store = FileFilling(str(path), seed, identity)
     store.append(Chunk.of_rows([np.int64(value) for value in range(5)]))
     store.complete()
     store.close()

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import headrace as hr
+from headrace.element.chunk import Chunk
 from headrace.errors import FailedPreconditionError, UserFunctionError
 from headrace.execution.build import start
 from headrace.execution.context import Run
@@ -163,6 +164,41 @@ def test_a_unit_is_whole_when_all_that_it_gave_was_yielded():
     assert [value for value, _ in seen] == [0, 1, 0, 1, 2]
     assert [done for _, done in seen][:1] == [0]
     assert units_done(iterator.get_state()) == 2
+
+
+class Parts(hr.Source):
+    """Three indices of two numbers each; positions of its readers look like places of leaves."""
+
+    size = 3
+
+    def open(self, start, stop, position=None, *, pass_number=()):
+        return PartReader(start, (position or {"dealt": 0})["dealt"])
+
+
+class PartReader:
+    def __init__(self, index, taken):
+        self.index, self.taken = index, taken
+
+    def read(self, limit):
+        if self.taken == 2:
+            return None
+        self.taken += 1
+        return Chunk.of_rows([np.int64(2 * self.index + self.taken - 1)])
+
+    def get_position(self):
+        return {"dealt": self.taken}
+
+    def close(self):
+        pass
+
+
+def test_what_a_reader_calls_its_position_says_nothing_about_units():
+    waiting = iter([(0, 3)])
+    iterator = start(Dataset.from_source(Parts()).plan, units=lambda: next(waiting, None))
+    seen = []
+    while (chunk := iterator.next_chunk(1)) is not None:
+        seen.append((int(chunk.rows()[0]), units_done(chunk.state_at(0))))
+    assert seen == [(0, 0), (1, 0), (2, 1), (3, 1), (4, 2), (5, 2)]
 
 
 def test_a_place_in_the_middle_of_a_unit_says_that_it_is_begun():

@@ -22,7 +22,7 @@ from headrace.execution.parallel import ParallelMapIterator
 from headrace.execution.runs import mask_of, runs_of
 from headrace.plan.elementwise import Map
 
-from .contract import ListIterator, assert_keeps_contract, copied, plain
+from .contract import ListIterator, assert_keeps_contract, copied, plain, with_input
 from .test_prefetch import Gate, take_all, until
 
 Dataset = hr.Dataset
@@ -34,9 +34,8 @@ def parallel(input_, fn, threads: int = 3, *, ordered: bool = True) -> ParallelM
         input=Dataset.range(1).plan, fn=fn, num_parallel_calls=threads, deterministic=ordered
     )
     free = frozenset() if ordered else frozenset([id(node)])
-    iterator = ParallelMapIterator(node, dataclasses.replace(CONTEXT, free=free))
-    iterator._input = input_
-    return iterator
+    context = dataclasses.replace(CONTEXT, free=free)
+    return ParallelMapIterator(node, with_input(node, input_, context))
 
 
 def fails_at(numbers):
@@ -205,6 +204,7 @@ def test_the_input_is_read_while_nobody_asks():
     iterator = start(plan.plan, seed=1)
     iterator.next_chunk(1)
     until(lambda: len(asked) >= 3)
+    assert asked == list(range(len(asked)))
     iterator.close()
 
 

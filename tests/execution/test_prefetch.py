@@ -19,17 +19,15 @@ from headrace.execution.build import start
 from headrace.execution.context import Context
 from headrace.plan.buffering import Prefetch
 
-from .contract import ListIterator, assert_keeps_contract
+from .contract import ListIterator, assert_keeps_contract, with_input
 
 Dataset = hr.Dataset
 CONTEXT = Context(seed=11, build=lambda plan, context: None)
 
 
 def prefetch_of(input_, size: int) -> PrefetchIterator:
-    iterator = PrefetchIterator(Prefetch(input=Dataset.range(1).plan, buffer_size=size), CONTEXT)
-    iterator._input = input_
-    iterator._begin()
-    return iterator
+    node = Prefetch(input=Dataset.range(1).plan, buffer_size=size)
+    return PrefetchIterator(node, with_input(node, input_, CONTEXT))
 
 
 def until(condition, seconds: float = 10.0) -> None:

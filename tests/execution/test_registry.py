@@ -8,7 +8,12 @@ from headrace.plan import batching, buffering, combining, elements, elementwise,
 from headrace.plan.node import Node
 
 #: Iterators that have grown files of their own, and whose part they are.
-TWINS = {"shuffle": "ordering", "interleave": "combining", "caching": "buffering"}
+TWINS = {
+    "shuffle": "ordering",
+    "interleave": "combining",
+    "caching": "buffering",
+    "reading": "elements",
+}
 
 
 def nodes() -> set[type[Node]]:

@@ -19,7 +19,7 @@ from headrace.execution.shuffle import IndexShuffleIterator, ShuffleIterator
 from headrace.plan.ordering import Shuffle
 from headrace.rewrites.normal import normalize
 
-from .contract import ListIterator, assert_keeps_contract, read
+from .contract import ListIterator, assert_keeps_contract, read, with_input
 
 Dataset = hr.Dataset
 CONTEXT = Context(seed=11, build=lambda plan, context: None)
@@ -41,13 +41,14 @@ def all_of(iterator: ElementIterator, limit: int = 7) -> list[int]:
     return found
 
 
-def values_of(entries: list, size: int, seed: int | None = None, **how) -> ShuffleIterator:
-    """Return a shuffle of values over the entries of a list."""
+def numbers(count: int, **how) -> ListIterator:
+    return ListIterator([np.int64(n) for n in range(count)], **how)
+
+
+def values_of(input_: ListIterator, size: int, seed: int | None = None) -> ShuffleIterator:
+    """Return a shuffle of the values of an iterator."""
     node = Shuffle(input=Dataset.range(1).plan, buffer_size=size, seed=seed)
-    shuffle = ShuffleIterator(node, CONTEXT)
-    shuffle._input = ListIterator(entries, **how)
-    shuffle._begin()
-    return shuffle
+    return ShuffleIterator(node, with_input(node, input_, CONTEXT))
 
 
 SHUFFLES = {
@@ -113,7 +114,7 @@ def test_a_shuffle_of_values_continues_from_any_state(count, size, failing, free
     entries = [ValueError() if n in failing else np.int64(n) for n in range(count)]
 
     def make():
-        return values_of(entries, size, reads_ahead_freely=free)
+        return values_of(ListIterator(entries, reads_ahead_freely=free), size)
 
     outcomes = assert_keeps_contract(make, seed, most=200)
     assert outcomes.count("ValueError") == len([n for n in failing if n < count])
@@ -123,7 +124,7 @@ def test_a_shuffle_of_values_continues_from_any_state(count, size, failing, free
 @given(size=st.integers(1, 30), count=st.integers(0, 80), seed=st.integers(0, 1000))
 def test_both_shuffles_have_the_same_order(size, count, seed):
     index = all_of(indices_of(Dataset.range(count).shuffle(size, seed=seed)))
-    values = all_of(values_of([np.int64(n) for n in range(count)], size, seed))
+    values = all_of(values_of(numbers(count), size, seed))
     assert values == index
 
 
@@ -140,23 +141,23 @@ def test_an_unseeded_order_differs_by_pass_and_a_fixed_one_does_not():
 
 
 def test_a_draw_asks_for_one_element():
-    shuffle = values_of([np.int64(n) for n in range(40)], 10, reads_ahead_freely=False)
+    input_ = numbers(40, reads_ahead_freely=False)
+    shuffle = values_of(input_, 10)
     shuffle.next_chunk(1)
-    assert shuffle._input.at == 11
+    assert input_.at == 11
     shuffle.next_chunk(3)
-    assert shuffle._input.at == 14
+    assert input_.at == 14
 
 
 def test_restoring_reads_each_held_element_once_and_passes_over_the_rest():
-    entries = [np.int64(n) for n in range(2000)]
-    shuffle = values_of(entries, 50, reads_ahead_freely=False)
+    shuffle = values_of(numbers(2000, reads_ahead_freely=False), 50)
     read(shuffle, random.Random(1), 1000)
     state = shuffle.get_state()
-    again = values_of(entries, 50, reads_ahead_freely=False)
+    input_ = numbers(2000, reads_ahead_freely=False)
+    again = values_of(input_, 50)
     again.set_state(state)
-    passed_over = again._input.passed_over
-    assert again._input.at - state["from"] - passed_over == 50
-    assert passed_over > 50
+    assert input_.at - state["from"] - input_.passed_over == 50
+    assert input_.passed_over > 50
     assert all_of(again) == all_of(shuffle)
 
 
@@ -186,9 +187,9 @@ def test_functions_below_a_shuffle_are_called_at_most_once_for_each_slot():
 
 
 def test_a_shorter_input_than_before_is_named():
-    shuffle = values_of([np.int64(n) for n in range(100)], 10)
+    shuffle = values_of(numbers(100), 10)
     read(shuffle, random.Random(2), 60)
-    shorter = values_of([np.int64(n) for n in range(20)], 10)
+    shorter = values_of(numbers(20), 10)
     with pytest.raises(DataLossError, match="shorter"):
         shorter.set_state(shuffle.get_state())
 
@@ -196,7 +197,7 @@ def test_a_shorter_input_than_before_is_named():
 def test_rows_of_mixed_kinds_are_shuffled():
     entries = [np.arange(n % 3 + 1) if n % 2 else (np.int64(n), b"x") for n in range(40)]
     seen = []
-    shuffle = values_of(entries, 7)
+    shuffle = values_of(ListIterator(entries), 7)
     while (chunk := shuffle.next_chunk(4)) is not None:
         seen += [repr(row) for row in chunk.rows()]
     assert sorted(seen) == sorted(map(repr, entries))

@@ -88,10 +88,10 @@ def outcome_of(ask, *arguments):
 
 def by_rows(iterator):
     """Return the outcomes, and the place before each of them and after the last."""
-    outcomes, places = [], [iterator.place()]
+    outcomes, places = [], [iterator.later_state()]
     while (row := outcome_of(iterator.next_row)) is not END:
         outcomes.append(plain(row))
-        places.append(iterator.place())
+        places.append(iterator.later_state())
     return outcomes, places
 
 

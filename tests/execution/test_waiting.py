@@ -7,7 +7,7 @@ from threading import Condition
 
 import pytest
 
-from headrace.execution.waiting import Watch
+from headrace.execution.waiting import LongWait
 
 
 class FakeCondition(Condition):
@@ -26,10 +26,12 @@ class FakeCondition(Condition):
 def test_a_warning_comes_after_ten_seconds_and_then_each_minute():
     clock = [100.0]
     said: list[tuple[float, str]] = []
-    watch = Watch("map (train.py:3)", lambda: clock[0], lambda text: said.append((clock[0], text)))
+    wait = LongWait(
+        "map (train.py:3)", lambda: clock[0], lambda text: said.append((clock[0], text))
+    )
     changed = FakeCondition(clock)
     for _ in range(3):
-        watch.wait(changed)
+        wait.wait(changed)
     assert [when for when, _ in said] == [110.0, 170.0, 230.0]
     assert "map (train.py:3)" in said[0][1]
     assert "10 s" in said[0][1]
@@ -39,9 +41,9 @@ def test_a_warning_comes_after_ten_seconds_and_then_each_minute():
 def test_nothing_is_said_of_a_short_wait():
     clock = [0.0]
     said: list[str] = []
-    watch = Watch("x", lambda: clock[0], said.append)
+    wait = LongWait("x", lambda: clock[0], said.append)
     clock[0] = 9.9
-    watch.look()
+    wait.look()
     assert said == []
 
 
@@ -62,7 +64,7 @@ class InterruptedCondition(threading.Condition):
 def test_an_interrupted_wait_is_an_interruption(is_free):
     changed = InterruptedCondition(is_free)
     with pytest.raises(KeyboardInterrupt), changed:
-        Watch("nothing").wait(changed)
+        LongWait("nothing").wait(changed)
     taken = []
     thread = threading.Thread(target=lambda: taken.append(changed.acquire(timeout=10)))
     thread.start()

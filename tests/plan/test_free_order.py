@@ -49,6 +49,21 @@ def test_the_order_stays_free_below(name):
     assert free_count(KEEPS[name](mapped())) == 1
 
 
+def test_the_order_is_free_where_the_last_setting_says_so():
+    def step(**how):
+        return Dataset.range(9).map(lambda x: x + 1, num_parallel_calls=2, **how)
+
+    free, kept = hr.Options(deterministic=False), hr.Options(deterministic=True)
+    assert free_count(step()) == 0
+    assert free_count(step().with_options(free).batch(2)) == 1
+    assert free_count(Dataset.range(9).with_options(free).map(lambda x: x + 1)) == 1
+    assert free_count(step().with_options(free).with_options(kept)) == 0
+    assert free_count(step(deterministic=False).with_options(kept)) == 1
+    assert free_count(step(deterministic=True).with_options(free)) == 0
+    assert free_count(Dataset.range(9).interleave(nested)) == 0
+    assert free_count(Dataset.range(9).interleave(nested).with_options(free)) == 1
+
+
 @pytest.mark.parametrize("name", FIXES)
 def test_the_order_is_kept_below(name):
     assert free_count(FIXES[name](mapped())) == 0

@@ -17,7 +17,6 @@ from headrace.plan.traverse import (
     cardinality,
     element_spec,
     fold,
-    has_free_order,
     merged_options,
     outline,
     transform,
@@ -120,21 +119,6 @@ def test_one_element_is_enough_to_find_a_spec():
     assert element_spec(both.plan, infer) == (ArraySpec((), "U"),) * 2
     assert asked == [chain.plan]
     assert element_spec(both.plan) is None
-
-
-def test_order_is_free_where_the_last_setting_says_so():
-    threads = Dataset.range(9).map(keep, num_parallel_calls=2)
-    free = Options(deterministic=False)
-    kept = Options(deterministic=True)
-    assert not has_free_order(threads.plan, Options())
-    assert has_free_order(threads.with_options(free).batch(2).plan, Options())
-    assert has_free_order(threads.plan, free)
-    assert not has_free_order(threads.with_options(free).with_options(kept).plan, Options())
-    assert has_free_order(Dataset.range(9).with_options(free).map(keep).plan, Options())
-    assert has_free_order(Dataset.range(9).map(keep, 2, deterministic=False).plan, kept)
-    nested = Dataset.range(9).interleave(Dataset.range, num_parallel_calls=2)
-    assert has_free_order(nested.with_options(free).plan, Options())
-    assert not has_free_order(nested.plan, Options())
 
 
 def test_options_are_merged_for_the_whole_plan():

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from headrace.element.structure import map_leaves, unflatten
-from headrace.element.tree import normalize
+from headrace.element.normalize import normalize
+from headrace.element.structure import unflatten
+from headrace.element.transpose import map_leaves
 from headrace.execution.shuffle_order import Draws
 from headrace.plan.batching import Batch, Unbatch
 from headrace.plan.buffering import Cache, Prefetch

@@ -9,7 +9,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 import headrace as hr
-from headrace.element.structure import flatten, map_leaves
+from headrace.element.structure import flatten
+from headrace.element.transpose import map_leaves
 from headrace.plan.source import INFINITE
 from headrace.plan.traverse import element_spec
 

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import headrace as hr
+from headrace.element.normalize import normalize
 from headrace.element.spec import ArraySpec
 from headrace.element.stack import unstack
 from headrace.element.structure import flatten
-from headrace.element.tree import normalize
 from headrace.errors import InvalidElementError
 from headrace.execution.column_call import call_on_columns, may_raise_on_warnings
 from headrace.plan.elementwise import Filter, Map

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import headrace as hr
 from headrace.plan.batching import Batch
 from headrace.plan.combining import Concatenate
-from headrace.plan.index_part import index_part, leaves
+from headrace.plan.index_part import is_index_part, leaves
 from headrace.plan.ordering import Repeat
 from headrace.plan.source import INFINITE, Source
 from headrace.plan.traverse import cardinality, walk
@@ -177,8 +177,8 @@ def test_leaves_are_listed_for_each_place_that_they_stand_in():
     found = leaves(normal)
     assert [cardinality(leaf) for leaf in found] == [4, 4]
     assert found[0] is not found[1]
-    assert all(index_part(leaf) for leaf in found)
-    assert not index_part(normal)
+    assert all(is_index_part(leaf) for leaf in found)
+    assert not is_index_part(normal)
     assert [node.number for node in walk(normal) if node.draws] == [0, 1]
 
 

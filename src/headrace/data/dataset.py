@@ -15,7 +15,7 @@ from headrace.data.inference import infer_spec
 from headrace.data.iterator import DatasetIterator
 from headrace.data.sources import Sources
 from headrace.element.spec import Spec
-from headrace.element.tree import flatten
+from headrace.element.structure import flatten
 from headrace.plan import traverse
 from headrace.plan.batching import Batch, Unbatch
 from headrace.plan.buffering import Cache, Prefetch

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.element.spec import ArraySpec, Spec, spec_of
+from headrace.element.spec import Spec, loosened, spec_of
 from headrace.element.stack import stack
-from headrace.element.tree import map_leaves
 from headrace.errors import FailedPreconditionError
 from headrace.execution.build import start
 from headrace.plan.batching import Batch
@@ -54,7 +53,7 @@ def _spec_of_first(plan: Node) -> Spec | None:
     iterator = start(plan, seed=0)
     try:
         chunk = iterator.next_chunk(1)
-        return None if chunk is None else map_leaves(_with_open_axes, spec_of(chunk.rows()[0]))
+        return None if chunk is None else loosened(spec_of(chunk.rows()[0]))
     finally:
         iterator.close()
 
@@ -79,7 +78,3 @@ class _Alike:
 
     def __call__(self, number: Any, element: Any) -> Any:
         return stack([element] * self.size)
-
-
-def _with_open_axes(leaf: ArraySpec) -> ArraySpec:
-    return ArraySpec((None,) * len(leaf.shape), leaf.dtype)

@@ -108,7 +108,7 @@ class DatasetIterator:
             if iterator.gives_rows:
                 rows = _NONE_AHEAD
                 row = iterator.next_row()
-                states, offset = iterator.place()
+                states, offset = iterator.later_state()
             else:
                 # Let go of the rows in hand first: their memory serves for the next ones.
                 rows = self._rows = []

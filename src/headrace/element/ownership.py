@@ -1,6 +1,6 @@
 """Ownership: an element that was yielded belongs to its consumer.
 
-`owned` does what `tree.normalize` does to a value that a user's function gave, and sees to it that
+`owned` does what `normalize` does to a value that a user's function gave, and sees to it that
 nobody but the receiver can reach the result's memory.
 
 Rule 1. What is provably nobody else's is kept: no copy of an array that a function just made.
@@ -25,6 +25,7 @@ from weakref import getweakrefcount
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.element.normalize import NORMAL_KINDS, NORMAL_SCALARS, normalize
 from headrace.element.structure import (
     Element,
     Kind,
@@ -34,7 +35,6 @@ from headrace.element.structure import (
     rebuild,
     unflatten,
 )
-from headrace.element.tree import NORMAL_KINDS, NORMAL_SCALARS, normalize
 from headrace.errors import InvalidElementError, describe_error
 
 __all__ = ["owned", "separated"]

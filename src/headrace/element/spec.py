@@ -15,15 +15,9 @@ from headrace.element.description import (
     encode_dtype,
     encode_structure,
 )
-from headrace.element.structure import (
-    Element,
-    component,
-    flatten,
-    flatten_like,
-    map_leaves,
-    unflatten,
-)
-from headrace.element.tree import check_strings
+from headrace.element.normalize import check_strings
+from headrace.element.structure import Element, component, flatten, unflatten
+from headrace.element.transpose import flatten_like, map_leaves
 from headrace.errors import DataLossError, InvalidElementError
 
 __all__ = [
@@ -131,7 +125,7 @@ def leaf_spec(leaf: Any, path: str = "") -> ArraySpec:
         return ArraySpec(leaf.shape, leaf.dtype)
     raise InvalidElementError(
         f"{component(path)} is a {type(leaf).__name__}, not an array, NumPy scalar, bytes or str; "
-        "use headrace.element.tree.normalize"
+        "use headrace.element.normalize.normalize"
     )
 
 

@@ -14,15 +14,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.element.structure import (
-    Element,
-    component,
-    flatten,
-    map_leaves,
-    transpose,
-    unflatten,
-    untranspose,
-)
+from headrace.element.structure import Element, component, flatten, unflatten
+from headrace.element.transpose import map_leaves, transpose, untranspose
 from headrace.errors import InvalidElementError
 
 __all__ = [

@@ -32,16 +32,9 @@ from headrace.element.description import (
     encode_dtype,
     encode_structure,
 )
-from headrace.element.structure import (
-    Element,
-    Structure,
-    component,
-    flatten,
-    transpose,
-    unflatten,
-    untranspose,
-)
-from headrace.element.tree import check_strings
+from headrace.element.normalize import check_strings
+from headrace.element.structure import Element, Structure, component, flatten, unflatten
+from headrace.element.transpose import transpose, untranspose
 from headrace.errors import DataLossError, InvalidElementError
 
 __all__ = ["Buffer", "decode", "encode", "frame_bytes"]

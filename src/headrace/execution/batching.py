@@ -7,7 +7,7 @@ import numpy as np
 from headrace.element.chunk import Chunk, States
 from headrace.element.chunk import concatenate as concatenate_chunks
 from headrace.element.structure import Element, component, flatten
-from headrace.element.tree import map_leaves
+from headrace.element.transpose import map_leaves
 from headrace.errors import InvalidElementError
 from headrace.execution.context import Context
 from headrace.execution.dealt import units_done
@@ -82,13 +82,13 @@ class BatchIterator(ElementIterator):
             batch = concatenate_chunks(parts).columns()
         except InvalidElementError as error:
             raise InvalidElementError(f"{step_name(self._node)} cannot stack: {error}") from error
-        first, places, end, left = parts[0].states, parts[-1].states, parts[-1].size, self._failed
+        first, last, end, left = parts[0].states, parts[-1].states, parts[-1].size, self._failed
         if failed >> (met - 1) & 1:  # the input ended with one that failed
             after = self._intake.get_state()
-            places = lambda index: after  # noqa: E731 - a name would cost a line
+            last = lambda index: after  # noqa: E731 - a name would cost a line
 
         def states(index: int) -> State:
-            return _state(left, places(end)) if index else _state(failed, first(0))
+            return _state(left, last(end)) if index else _state(failed, first(0))
 
         return Chunk.of_rows([batch], states, parts[0].places_of(slice(0, 1)))
 
@@ -156,9 +156,9 @@ def _state(failed: int, place: State) -> State:
 
 
 def _is_above_leaf(node: Node, context: Context) -> bool:
-    """Say whether batches are units: only steps that keep the count lie between it and a leaf."""
+    """Say whether batches are units: all steps between the batch and a leaf keep those whole."""
     while id(node) not in context.leaves:
-        if not (isinstance(node, Batch) or node.keeps_count) or not node.inputs:
+        if node.unit_below(1) is None or not node.inputs:
             return False
         (node,) = node.inputs
     return True
@@ -183,7 +183,7 @@ class UnbatchIterator(ElementIterator):
 
     def _begin(self, offset: int) -> None:
         self._rows: Chunk | None = None  # of the element in hand
-        self._places: States | None = None  # before and after that element
+        self._states: States | None = None  # before and after that element
         self._offset = offset  # rows of it, or of the next one, that were passed
 
     def next_chunk(self, limit: int) -> Chunk | None:
@@ -200,12 +200,12 @@ class UnbatchIterator(ElementIterator):
             if places is not None:
                 places = within(places, np.arange(count, dtype=np.uint64))
             self._rows = Chunk.of_columns(element, count, None, places)
-            self._places, self._offset = outer.states, passed
+            self._states, self._offset = outer.states, passed
         start = self._offset
         self._offset = min(start + limit, self._rows.size)
-        assert self._places is not None
+        assert self._states is not None
         rows = self._rows.slice(start, self._offset)
-        return rows.with_states(_row_places(self._places, start, self._rows.size))
+        return rows.with_states(_row_states(self._states, start, self._rows.size))
 
     def _count(self, element: Element) -> int:
         """Return the number of rows, which all components must have alike."""
@@ -228,8 +228,8 @@ class UnbatchIterator(ElementIterator):
     def get_state(self) -> State:
         if self._rows is None:
             return {"offset": self._offset, "input": self._intake.get_state()}
-        assert self._places is not None
-        return _row_places(self._places, self._offset, self._rows.size)(0)
+        assert self._states is not None
+        return _row_states(self._states, self._offset, self._rows.size)(0)
 
     def set_state(self, state: State) -> None:
         self._begin(state["offset"])
@@ -240,13 +240,19 @@ class UnbatchIterator(ElementIterator):
         self._intake.close()
 
 
-def _row_places(places: States, start: int, size: int) -> States:
-    """Return the places of rows `start` and following of an element with `size` rows."""
+def _row_states(states: States, start: int, size: int) -> States:
+    """Return the states of rows `start` and following of an element with `size` rows.
 
-    def states(index: int) -> State:
+    Args:
+        states: Those before and after the element.
+        start: The row.
+        size: How many the element has.
+    """
+
+    def state_at(index: int) -> State:
         offset = start + index
         if offset < size:
-            return {"offset": offset, "input": places(0)}
-        return {"offset": 0, "input": places(1)}
+            return {"offset": offset, "input": states(0)}
+        return {"offset": 0, "input": states(1)}
 
-    return states
+    return state_at

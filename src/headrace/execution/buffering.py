@@ -1,4 +1,8 @@
-"""The iterator of `prefetch`: elements are read ahead of their use."""
+"""The iterator of `prefetch`: elements are read ahead of their use.
+
+Who may touch what. The items and what is counted of them change under the feeder's `changed`, on
+its thread and on the consumer's. The place of the next element is the consumer's alone.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from headrace.element.wire import frame_bytes
 from headrace.execution.context import Context
 from headrace.execution.feeder import Feeder, Item
 from headrace.execution.iterator import ElementIterator, State, make_iterator
-from headrace.execution.waiting import Watch
+from headrace.execution.waiting import LongWait
 from headrace.plan.buffering import Prefetch
 from headrace.plan.node import AUTOTUNE
 from headrace.plan.user_function import step_name
@@ -110,11 +114,11 @@ class PrefetchIterator(ElementIterator):
         """Return the first item; None: the thread has ended without one."""
         if not self._items:
             node = self._node
-            watch = Watch(f"{step_name(node.input)}, which {step_name(node)} reads ahead")
+            wait = LongWait(f"{step_name(node.input)}, which {step_name(node)} reads ahead")
             while not self._items:
                 if not feeder.is_reading:
                     return None
-                watch.wait(feeder.changed)
+                wait.wait(feeder.changed)
         return self._items[0]
 
     def _pass_on(self, feeder: Feeder, item: Item | None) -> None:

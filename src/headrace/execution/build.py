@@ -21,6 +21,7 @@ from headrace.execution import (  # noqa: F401
     elementwise,
     interleave,
     ordering,
+    reading,
     shuffle,
 )
 from headrace.execution.context import Context

@@ -7,14 +7,21 @@ import hashlib
 from typing import Any
 
 from headrace.element.chunk import Chunk, States
-from headrace.execution.cache_store import FileStore, MemoryStore, Store, memory_store
+from headrace.execution.cache_store import (
+    FileFilling,
+    FileStore,
+    Filling,
+    MemoryStore,
+    Store,
+    plan_cache,
+)
 from headrace.execution.context import Context
 from headrace.execution.dealt import as_first_pass
 from headrace.execution.iterator import MOST_FAILURES, ElementIterator, State, make_iterator
 from headrace.execution.places import of_positions
 from headrace.plan.buffering import Cache
 from headrace.plan.identity import identity_digest
-from headrace.plan.index_part import index_part
+from headrace.plan.index_part import is_index_part
 from headrace.plan.node import Node, distinct
 
 __all__ = ["CacheIterator", "has_seed"]
@@ -49,9 +56,9 @@ class CacheIterator(ElementIterator):
         self._wants_places = context.wants_places
         #: Whether the store keeps no places: they follow from how many elements come before.
         self._has_positions = _has_positions(node.input)
-        self._memory = memory_store(node.key) if not node.filename else None
+        self._memory = plan_cache(node.key) if not node.filename else None
         self._reading: Store | None = None
-        self._writing: Store | None = None
+        self._writing: Filling | None = None
         self._input: ElementIterator | None = None
         self._begin()
 
@@ -147,7 +154,7 @@ class CacheIterator(ElementIterator):
             self._writing = (
                 MemoryStore(self._memory, self._seed)
                 if self._memory
-                else FileStore.create(self._node.filename, self._seed, self._identity)
+                else FileFilling(self._node.filename, self._seed, self._identity)
             )
             self._make_again(self._count)
 
@@ -272,7 +279,7 @@ def _has_positions(plan: Node) -> bool:
     """Say whether each element of a plan is one of an index part, in its place."""
     while plan.one_to_one:
         (plan,) = plan.inputs
-    return index_part(plan)
+    return is_index_part(plan)
 
 
 def _draws(plan: Node) -> bool:

@@ -21,7 +21,8 @@ import numpy as np
 
 from headrace.element.spec import ArraySpec, Spec
 from headrace.element.stack import Stacked
-from headrace.element.structure import flatten, map_leaves
+from headrace.element.structure import flatten
+from headrace.element.transpose import map_leaves
 from headrace.plan.column_proof import Proof, prove
 
 __all__ = ["call_on_columns", "may_raise_on_warnings"]

@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import Any
 
 from headrace.element.chunk import Chunk, States
-from headrace.element.tree import unflatten
+from headrace.element.structure import unflatten
 from headrace.execution.caching import has_seed
 from headrace.execution.context import Context
 from headrace.execution.dealt import DealtConcatenate
@@ -38,8 +38,8 @@ class ZipIterator(ElementIterator):
         self.gives_rows = len(others) < min(2, len(self._intakes))
         #: For single elements: the inputs, one that may cost nothing first.
         self._in_turn = sorted(range(len(self._intakes)), key=lambda n: self._gives_rows(n))
-        #: The places of the inputs after the last element, where they were asked for.
-        self._places: list[tuple[States, int]] | None = None
+        #: Where the inputs stood after the last element, if that was asked for.
+        self._parts_at: list[tuple[States, int]] | None = None
 
     def _gives_rows(self, number: int) -> bool:
         return self._intakes[number].input.gives_rows
@@ -49,7 +49,7 @@ class ZipIterator(ElementIterator):
         return all(intake.input.reads_ahead_freely for intake in self._intakes)
 
     def next_chunk(self, limit: int) -> Chunk | None:
-        self._places = None
+        self._parts_at = None
         count = limit
         # First those that cost nothing: how many they give bounds what the others are asked for.
         for intake in sorted(self._intakes, key=_costs):
@@ -77,8 +77,8 @@ class ZipIterator(ElementIterator):
 
     def next_row(self) -> Any:
         intakes = self._intakes
-        places = self._places or [intake.place() for intake in intakes]
-        self._places = None
+        places = self._parts_at or [intake.later_state() for intake in intakes]
+        self._parts_at = None
         parts: list[Any] = [END] * len(intakes)
         part: Any = END
         try:
@@ -95,15 +95,15 @@ class ZipIterator(ElementIterator):
                         intake.put_back(row, place)
         return END if part is END else self._joined(parts)
 
-    def place(self) -> tuple[States, int]:
-        places = self._places = [intake.place() for intake in self._intakes]
+    def later_state(self) -> tuple[States, int]:
+        places = self._parts_at = [intake.later_state() for intake in self._intakes]
         return (lambda count: [states(index + count) for states, index in places]), 0
 
     def get_state(self) -> State:
         return [intake.get_state() for intake in self._intakes]
 
     def set_state(self, state: State) -> None:
-        self._places = None
+        self._parts_at = None
         for intake, place in zip(self._intakes, state, strict=True):
             intake.set_state(place)
 

@@ -172,12 +172,12 @@ class DealtLeaf(_Dealt):
         self._dealer.begin(run.begun(self._position))
         if self._wants_places:
             chunk = chunk.with_places(of_positions(position, chunk.size))
-        return chunk.with_states(_places(run, position))
+        return chunk.with_states(_states(run, position))
 
     def get_state(self) -> State:
         if self._run is None:
             return {"dealt": self._dealer.dealt, "at": 0}
-        return _place(self._run, self._position)
+        return _state(self._run, self._position)
 
     def close(self) -> None:
         self._steps.close()
@@ -187,7 +187,7 @@ class _Follower(_Dealt):
     """Reads in turn what contains the units that are dealt next."""
 
     _name: str
-    """What the number is called in a state; as without a deal, so that places are the same."""
+    """What the number is called in a state: the same as without a deal, and so are places."""
 
     def __init__(self, context: Context, dealer: Dealer) -> None:
         self._context = context
@@ -260,17 +260,17 @@ class DealtConcatenate(_Follower):
     def __init__(self, inputs: list[Node], context: Context, dealer: Dealer) -> None:
         super().__init__(context, dealer)
         self._inputs = inputs
-        self._places = {
-            leaf: place
-            for place, input_ in enumerate(inputs)
+        self._numbers = {
+            leaf: number
+            for number, input_ in enumerate(inputs)
             for leaf in _leaves_in(input_, context)
         }
 
     def _choose(self, leaf: int, passes: tuple[int, ...]) -> tuple[int, Node, Context] | None:
-        place = self._places.get(leaf)
-        if place is None or passes[: len(self._context.passes)] != self._context.passes:
+        number = self._numbers.get(leaf)
+        if number is None or passes[: len(self._context.passes)] != self._context.passes:
             return None
-        return place, self._inputs[place], self._context
+        return number, self._inputs[number], self._context
 
 
 class DealtPlan(_Dealt):
@@ -355,7 +355,8 @@ class OneUnit(DealtPlan):
 def units_done(state: State) -> int | None:
     """Return how many units are whole, in dealt order, where a dealt plan is in this state.
 
-    None: the state says nothing of it.
+    None: the state says nothing of it. Hints are not looked at: a source's position in one may have
+    any form.
     """
     found: list[int] = []
     pending: list[Any] = [state]
@@ -367,15 +368,15 @@ def units_done(state: State) -> int | None:
             if "dealt" in value:
                 found.append(value["dealt"])
             else:
-                pending += value.values()
+                pending += [part for name, part in value.items() if name != "hint"]
     return min(found, default=None)
 
 
-def _places(run: Run, start: int) -> States:
-    return lambda index: _place(run, start + index)
+def _states(run: Run, start: int) -> States:
+    return lambda index: _state(run, start + index)
 
 
-def _place(run: Run, position: int) -> State:
+def _state(run: Run, position: int) -> State:
     done, begun = run.done(position), run.begun(position)
     place = {"dealt": done, "at": position}
     return place if done == begun else {**place, "begun": begun}

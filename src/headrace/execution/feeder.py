@@ -1,4 +1,8 @@
-"""A thread that reads an iterator ahead of its use."""
+"""A thread that reads an iterator ahead of its use.
+
+Who may touch what. The iterator is the thread's from `start` until `stop` has returned True. All
+else changes under `changed`, which the owner holds as well, for what it keeps of what was read.
+"""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Missing(ElementIterator):
         if chunk is None:
             return None
         self._gone >>= chunk.size
-        return chunk.with_states(_places(gone, chunk.states))
+        return chunk.with_states(_states(gone, chunk.states))
 
     def _pass_over(self) -> None:
         """Read past elements that were delivered; those that fail were, as errors."""
@@ -62,8 +62,8 @@ class Missing(ElementIterator):
     def next_row(self) -> Any:
         return super().next_row() if self._gone else self._input.next_row()
 
-    def place(self) -> tuple[States, int]:
-        states, index = self._input.place()
+    def later_state(self) -> tuple[States, int]:
+        states, index = self._input.later_state()
         gone = self._gone
         return (lambda at: {"done": runs_of(gone), "input": states(at)}), index
 
@@ -81,5 +81,5 @@ class Missing(ElementIterator):
         self._input.close()
 
 
-def _places(gone: int, states: States) -> States:
+def _states(gone: int, states: States) -> States:
     return lambda index: {"done": runs_of(gone >> index), "input": states(index)}

@@ -1,4 +1,10 @@
-"""The datasets that an interleave has open, and the threads that read them ahead."""
+"""The datasets that an interleave has open, and the threads that read them ahead.
+
+Who may touch what. A dataset is the consumer's, or a thread's: its iterator and its pace belong to
+a thread while it is busy, that is from `Readers.read` until the result is there. `result`,
+`is_busy` and `is_left` change under the readers' lock; the consumer also looks at a result, takes
+it and asks for the next without it, for no thread is in the dataset then.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +21,7 @@ from headrace.execution.iterator import ElementIterator, State
 from headrace.execution.mixing import Held
 from headrace.execution.pace import Pace
 from headrace.execution.places import Places, within
-from headrace.execution.waiting import Watch
+from headrace.execution.waiting import LongWait
 
 __all__ = ["ClosedError", "Inner", "Opened", "Readers"]
 
@@ -209,10 +215,10 @@ class Readers:
     def _wait(self, is_over: Callable[[], bool], awaited: str) -> None:
         if is_over():
             return
-        watch = Watch(awaited)
+        wait = LongWait(awaited)
         with self._changed:
             while not is_over() and not self._is_closed:
-                watch.wait(self._changed)
+                wait.wait(self._changed)
         if not is_over():
             raise ClosedError
 

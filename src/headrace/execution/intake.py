@@ -89,9 +89,9 @@ class Intake:
         self.use(1)
         return row
 
-    def place(self) -> tuple[States, int]:
+    def later_state(self) -> tuple[States, int]:
         """Return what `get_state` is computed from: `states(index)`, now or later."""
-        return self.input.place() if self.chunk is None else (self.chunk.states, self.offset)
+        return self.input.later_state() if self.chunk is None else (self.chunk.states, self.offset)
 
     def put_back(self, row: Any, place: tuple[States, int]) -> None:
         """Have in hand again what `next_row` returned, and what comes after it.
@@ -100,7 +100,7 @@ class Intake:
             row: The element.
             place: The place before it.
         """
-        (before, number), (after, index) = place, self.place()
+        (before, number), (after, index) = place, self.later_state()
         rest = [] if self.chunk is None else self.chunk.rows()[self.offset :]
         self.chunk = Chunk.of_rows(
             [row, *rest], lambda at: after(index + at - 1) if at else before(number)

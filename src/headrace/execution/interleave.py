@@ -14,6 +14,7 @@ from typing import Any
 from headrace.element.chunk import Chunk, States
 from headrace.execution.context import Context
 from headrace.execution.inner import ClosedError, Inner
+from headrace.execution.interleave_log import Log, state_of
 from headrace.execution.interleave_order import (
     Fill,
     Strip,
@@ -21,7 +22,6 @@ from headrace.execution.interleave_order import (
     next_strip,
     turn_after,
 )
-from headrace.execution.interleave_places import Log, state_of
 from headrace.execution.iterator import END, MOST_FAILURES, ElementIterator, State, make_iterator
 from headrace.execution.mixing import Held, Strand, mixed
 from headrace.execution.open_datasets import OpenDatasets
@@ -92,7 +92,7 @@ class InterleaveIterator(ElementIterator):
             self._vacate(slot)
             return super().next_row()
         log = self._log or self._begin_log()
-        states, index = iterator.place()
+        states, index = iterator.later_state()
         if states is not inner.states or index != inner.index + 1:
             inner.states, inner.index = states, index - 1
             log.place(slot, inner)
@@ -104,11 +104,11 @@ class InterleaveIterator(ElementIterator):
         return row
 
     def _begin_log(self) -> Log:
-        log = self._log = Log(self._open.places(), self._turn, self._block)
+        log = self._log = Log(self._open.standing(), self._turn, self._block)
         self._states, self._logged = log.states(), 0
         return log
 
-    def place(self) -> tuple[States, int]:
+    def later_state(self) -> tuple[States, int]:
         if self._log is None or self._logged >= _LONGEST_LOG:
             self._begin_log()
         assert self._states is not None
@@ -123,7 +123,7 @@ class InterleaveIterator(ElementIterator):
         if self._cycle == 1 and not self._threads:
             return self._next_of_one(limit)
         open_ones = self._open
-        log = Log(open_ones.places(), self._turn, self._block)
+        log = Log(open_ones.standing(), self._turn, self._block)
         strands: list[Strand] = []
         size = 0
         was_free = open_ones.reads_ahead_freely
@@ -330,7 +330,7 @@ class InterleaveIterator(ElementIterator):
     # --- state ----------------------------------------------------------------------------------
 
     def get_state(self) -> State:
-        return state_of(self._open.places(), self._turn)
+        return state_of(self._open.standing(), self._turn)
 
     def set_state(self, state: State) -> None:
         self._begin()

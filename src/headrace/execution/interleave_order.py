@@ -86,11 +86,11 @@ def next_strip(in_hand: Sequence[int], turn: Turn, block: int, limit: int) -> St
     return Strip(tuple(slots), block, rounds)
 
 
-def taken_of(strip: Strip, place: int, count: int) -> int:
-    """Return how many of the first `count` elements of a strip are of the slot at `place` in it."""
+def taken_of(strip: Strip, number: int, count: int) -> int:
+    """Return how many of the first `count` elements of a strip are of its slot `number`."""
     turns, rest = divmod(count, strip.each)
     rounds, last = divmod(turns, len(strip.slots))
-    return rounds * strip.each + (strip.each if place < last else rest if place == last else 0)
+    return rounds * strip.each + (strip.each if number < last else rest if number == last else 0)
 
 
 def turn_after(strip: Strip, count: int, turn: Turn, block: int, cycle: int) -> Turn:

@@ -15,6 +15,11 @@ Rule 5. Where `reads_ahead_freely` is False, each element costs a call of a user
         `next_row` is the cheap way to ask for one.
 Rule 6. What escapes that is no `Exception` (KeyboardInterrupt, SystemExit) may leave an iterator
         anywhere. Whoever goes on afterwards builds it again from the last state.
+Rule 7. Single elements are the same stream: `next_row` and `next_chunk` may follow each other in
+        any order, and `later_state` is the state after whichever was called last. A step need not
+        write `next_row`; one that does so has the same elements, errors and states in it.
+Rule 8. One thread uses an iterator at a time, not always the same one. Only `close` may come from
+        another while one waits for an element: the wait ends then.
 """
 
 from __future__ import annotations
@@ -52,7 +57,9 @@ class ElementIterator(ABC):
         return True
 
     gives_rows: bool = False
-    """Whether elements are best asked for one by one (`next_row`): each costs a user's call."""
+    """Whether elements are best asked for one by one (`next_row`): each costs a user's call.
+
+    Like `reads_ahead_freely` it may change with each read. It only saves time."""
 
     @property
     def at_hand(self) -> int:
@@ -71,8 +78,11 @@ class ElementIterator(ABC):
         chunk = self.next_chunk(1)
         return END if chunk is None else chunk.rows()[0]
 
-    def place(self) -> tuple[States, int]:
-        """Return what `get_state` is computed from: `states(index)`, now or later."""
+    def later_state(self) -> tuple[States, int]:
+        """Return what `get_state` is computed from: `states(index)`, now or later.
+
+        For whoever reads single elements: cheaper than a state for each of them.
+        """
         state = self.get_state()
         return (lambda index: state), 0
 

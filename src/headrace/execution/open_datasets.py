@@ -6,8 +6,8 @@ from collections import deque
 
 from headrace.execution.context import Context
 from headrace.execution.inner import Inner, Opened, Readers
+from headrace.execution.interleave_log import OuterPlace, Standing
 from headrace.execution.interleave_order import VACANT
-from headrace.execution.interleave_places import OuterPlace, Places
 from headrace.execution.iterator import State
 from headrace.execution.outer import Outer
 from headrace.plan.combining import Interleave
@@ -141,7 +141,7 @@ class OpenDatasets:
             return first.origin, first.number, self.has_ended
         return (*self._outer.place(), self.has_ended)
 
-    def places(self) -> Places:
+    def standing(self) -> Standing:
         """Return where all slots and the input stand."""
         slots = [None if slot is None else (slot, slot.states, slot.index) for slot in self.slots]
         return slots, self.outer_place()

@@ -45,9 +45,9 @@ class _Counting(ElementIterator):
     def at_hand(self) -> int:
         return self._input.at_hand
 
-    def _counted_place(self) -> tuple[States, int]:
-        """Return `place` where each element counts as one."""
-        states, index = self._input.place()
+    def _counted_state(self) -> tuple[States, int]:
+        """Return `later_state` where each element counts as one."""
+        states, index = self._input.later_state()
         first = self._count - index
         made = self._known_states
         if made is None or self._known[0] is not states or self._known[1] != first:
@@ -67,7 +67,7 @@ class _Counting(ElementIterator):
 
 
 def _counted(states: States, count: int) -> States:
-    """Return the places of elements that are number `count` and following."""
+    """Return the states before elements that are number `count` and following."""
     return lambda index: {"count": count + index, "input": states(index)}
 
 
@@ -100,8 +100,8 @@ class TakeIterator(_Counting):
             self._count += 1
         return row
 
-    def place(self) -> tuple[States, int]:
-        return self._counted_place()
+    def later_state(self) -> tuple[States, int]:
+        return self._counted_state()
 
     def seek(self, position: int) -> None:
         self._count = position
@@ -136,8 +136,8 @@ class SkipIterator(_Counting):
     def next_row(self) -> Any:
         return self._input.next_row() if self._is_past() else END
 
-    def place(self) -> tuple[States, int]:
-        states, index = self._input.place()
+    def later_state(self) -> tuple[States, int]:
+        states, index = self._input.later_state()
         return states_in("count", self._count, states), index
 
     def seek(self, position: int) -> None:
@@ -205,8 +205,8 @@ class EnumerateIterator(_Counting):
         self._count += 1
         return number, row
 
-    def place(self) -> tuple[States, int]:
-        return self._counted_place()
+    def later_state(self) -> tuple[States, int]:
+        return self._counted_state()
 
     def seek(self, position: int) -> None:
         self._count = position
@@ -274,10 +274,10 @@ class RepeatIterator(ElementIterator):
                 return row
         return super().next_row()
 
-    def place(self) -> tuple[States, int]:
+    def later_state(self) -> tuple[States, int]:
         if self._input is None:
-            return super().place()
-        states, index = self._input.place()
+            return super().later_state()
+        states, index = self._input.later_state()
         return states_in("pass", self._pass, states), index
 
     def get_state(self) -> State:

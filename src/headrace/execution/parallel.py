@@ -1,4 +1,8 @@
-"""The iterator of a `map` on several threads: results in order, or as they come."""
+"""The iterator of a `map` on several threads: results in order, or as they come.
+
+Who may touch what. What is shared with the threads is in `Work` and has its rules there; what was
+delivered, and so the state, is the consumer's alone.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from headrace.execution.context import Context
 from headrace.execution.iterator import ElementIterator, State, make_iterator
 from headrace.execution.places import Places
 from headrace.execution.runs import mask_of, runs_of
-from headrace.execution.waiting import Watch
+from headrace.execution.waiting import LongWait
 from headrace.execution.workers import PENDING, TAKEN, Failure, Work
 from headrace.plan.elementwise import Map
 from headrace.plan.user_function import UserFunction, step_name
@@ -69,7 +73,7 @@ class ParallelMapIterator(ElementIterator):
             work.start()
         take = self._take_in_order if self._is_ordered else self._take_as_ready
         with work.feeder.changed:
-            watch: Watch | None = None
+            wait: LongWait | None = None
             while True:
                 taken = take(work, limit)
                 if taken is not None:
@@ -82,8 +86,8 @@ class ParallelMapIterator(ElementIterator):
                     return None
                 # Said first, then looked once more: a thread that finishes in between sees it.
                 if work.is_awaited:
-                    watch = watch or Watch(self._step)
-                    watch.wait_and_look(work.feeder.changed)
+                    wait = wait or LongWait(self._step)
+                    wait.wait_and_look(work.feeder.changed)
                 work.expect(limit)
             work.is_awaited = False
         if isinstance(taken, Failure):
@@ -165,7 +169,7 @@ class ParallelMapIterator(ElementIterator):
     # --- state ----------------------------------------------------------------------------------
 
     def _free_states(self, work: Work, numbers: list[int]) -> States:
-        """Return the places before each of these elements, which are delivered next."""
+        """Return the states before each of these elements, which are delivered next."""
         states, index = self._oldest_place(work)
         gone, oldest = self._gone, self._oldest
 

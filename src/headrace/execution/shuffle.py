@@ -7,8 +7,7 @@ plan has the same order whichever of them runs it.
 
 from __future__ import annotations
 
-from collections import deque
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +16,10 @@ from headrace.element.chunk import Chunk, States
 from headrace.errors import DataLossError
 from headrace.execution.context import Context
 from headrace.execution.iterator import ElementIterator, State, make_iterator
+from headrace.execution.reread import Reread
 from headrace.execution.shuffle_order import Draws, slot_ordinals
 from headrace.execution.slots import Slots
-from headrace.plan.index_part import index_part
+from headrace.plan.index_part import is_index_part
 from headrace.plan.ordering import Shuffle
 from headrace.plan.source import INFINITE
 from headrace.plan.traverse import cardinality
@@ -36,7 +36,7 @@ _DRAWN_AHEAD = 1024
 
 @make_iterator.register(Shuffle)
 def _make_shuffle(node: Shuffle, context: Context) -> ElementIterator:
-    if index_part(node):
+    if is_index_part(node):
         return IndexShuffleIterator(node, context)
     return ShuffleIterator(node, context)
 
@@ -161,50 +161,33 @@ class IndexShuffleIterator(ElementIterator):
         self._input.close()
 
 
-class _Mark(NamedTuple):
-    """A place from which the input can be read again."""
-
-    ordinal: int
-    """Elements of the input before it."""
-    failures: int
-    """Elements before it that failed."""
-    state: State
-
-
 class ShuffleIterator(ElementIterator):
     """A shuffle of values.
 
-    Its state is the number of draws, and a place in the input at or before the oldest element in
-    the buffer. From there what the slots hold is read again, and all else is passed over.
+    Its state is the number of draws, and from where the elements in the buffer can be read again.
     """
 
     def __init__(self, node: Shuffle, context: Context) -> None:
-        self._node = node
-        self._input = make_iterator(node.input, context)
-        self._draws = _draws(node, context)
         self._size = node.buffer_size
-        self._every = max(self._size // 8, 64)  # elements from one mark to the next
+        self._every = max(self._size // 8, 64)
+        self._input = Reread(make_iterator(node.input, context), step_name(node), self._every)
+        self._draws = _draws(node, context)
         self._begin()
 
     @property
     def reads_ahead_freely(self) -> bool:
-        return self._input.reads_ahead_freely
+        return self._input.input.reads_ahead_freely
 
     def _begin(self) -> None:
-        #: Elements of the input that were read, and that failed.
-        self._read = self._failures = 0
-        #: Draws made: at most `_read` - `_size`.
+        #: Draws made: at most as many as elements were read beyond the first `_size`.
         self._drawn = 0
         self._filling: list[Chunk] = []
         self._slots: Slots | None = None  # None: the buffer is not full yet
         self._ordinals = np.empty(0, np.int64)  # of what the slots hold
         self._upcoming = np.empty(0, np.int64)  # slots to be drawn next
         self._order: NDArray[np.int64] | None = None  # of the slots, once the input has ended
-        self._left = 0  # slots emptied since
-        #: Oldest first. The first is at or before the oldest element in the buffer.
-        self._marks: deque[_Mark] = deque()
+        self._emptied = 0  # slots, since then
         self._pruned_at = 0
-        self._early: Chunk | None = None  # read while failures were expected
 
     # --- reading --------------------------------------------------------------------------------
 
@@ -213,37 +196,20 @@ class ShuffleIterator(ElementIterator):
             self._fill()
         assert self._slots is not None
         if self._order is None:
-            incoming = self._pull(limit)
+            incoming = self._input.pull(limit)
             if incoming is not None:
                 return self._draw(self._slots, incoming)
             self._order = self._draws.last_order(self._slots.size)
-        slots = self._order[self._left : self._left + limit]
+        slots = self._order[self._emptied : self._emptied + limit]
         if not len(slots):
             return None
-        chunk = self._slots.at(slots).with_states(self._states(self._drawn, self._left))
-        self._left += len(slots)
+        chunk = self._slots.at(slots).with_states(self._states(self._drawn, self._emptied))
+        self._emptied += len(slots)
         return chunk
-
-    def _pull(self, limit: int) -> Chunk | None:
-        self._mark()
-        chunk, self._early = self._early, None
-        if chunk is None:
-            try:
-                chunk = self._input.next_chunk(limit)
-            except Exception:
-                self._failures += 1
-                raise
-        if chunk is not None:
-            self._read += chunk.size
-        return chunk
-
-    def _mark(self) -> None:
-        if not self._marks or self._read - self._marks[-1].ordinal >= self._every:
-            self._marks.append(_Mark(self._read, self._failures, self._input.get_state()))
 
     def _fill(self) -> None:
-        while self._read < self._size:
-            chunk = self._pull(min(self._size - self._read, _DRAWN_AHEAD))
+        while self._input.read < self._size:
+            chunk = self._input.pull(min(self._size - self._input.read, _DRAWN_AHEAD))
             if chunk is None:
                 break
             self._filling.append(chunk)
@@ -253,7 +219,8 @@ class ShuffleIterator(ElementIterator):
     def _draw(self, slots: Slots, incoming: Chunk) -> Chunk:
         """Draw once for each new element."""
         if self._drawn - self._pruned_at >= self._every:
-            self._prune()
+            self._input.forget_before(int(self._ordinals.min()))
+            self._pruned_at = self._drawn
         states, count = self._states(self._drawn, 0), incoming.size
         if len(self._upcoming) < count:
             more = self._draws.take(max(count, _DRAWN_AHEAD))
@@ -264,117 +231,45 @@ class ShuffleIterator(ElementIterator):
         self._ordinals[drawn] = np.arange(first, first + count)
         return slots.exchange(drawn, incoming).with_states(states)
 
-    def _prune(self) -> None:
-        """Forget the marks that lie before all that the buffer holds."""
-        oldest = int(self._ordinals.min())
-        while len(self._marks) > 1 and self._marks[1].ordinal <= oldest:
-            self._marks.popleft()
-        self._pruned_at = self._drawn
-
     # --- state ----------------------------------------------------------------------------------
 
-    def _states(self, drawn: int, left: int) -> States:
-        """Return the places of elements that come after so many."""
-        mark, failures = self._marks[0], self._failures
+    def _states(self, drawn: int, emptied: int) -> States:
+        """Return the states before elements that come after so many draws."""
+        mark, failures = self._input.oldest_mark, self._input.failures
         size = self._size
-        is_over, read = self._order is not None, self._read
+        is_over, read = self._order is not None, self._input.read
 
         def states(index: int) -> State:
             if is_over:
-                return _state(mark, drawn, left + index, read, failures)
-            return _state(mark, drawn + index, 0, size + drawn + index, failures)
+                return _state(drawn, emptied + index, mark.saved(read, failures))
+            return _state(drawn + index, 0, mark.saved(size + drawn + index, failures))
 
         return states
 
     def get_state(self) -> State:
-        mark = self._marks[0] if self._marks else _Mark(0, 0, self._input.get_state())
-        return _state(mark, self._drawn, self._left, self._read, self._failures)
+        held = self._input.oldest_mark.saved(self._input.read, self._input.failures)
+        return _state(self._drawn, self._emptied, held)
 
     def set_state(self, state: State) -> None:
-        self._input.set_state(state["input"])
         self._begin()
-        first, read, drawn, left = state["from"], state["read"], state["drawn"], state["left"]
-        self._marks.append(_Mark(first, 0, state["input"]))
-        self._read, self._drawn, self._pruned_at, self._left = first, drawn, drawn, left
-        stop = first + read
-        ordinals = slot_ordinals(self._draws, drawn, min(stop, self._size))
+        drawn, emptied = state["drawn"], state["left"]
+        self._drawn, self._pruned_at, self._emptied = drawn, drawn, emptied
+        read = state["from"] + state["read"]
+        ordinals = slot_ordinals(self._draws, drawn, min(read, self._size))
         self._draws.seek(drawn)
         needed = ordinals
-        if left:
+        if emptied:
             # What has come is not read again: the rest is held in the order in which it comes.
-            needed = ordinals[self._draws.last_order(len(ordinals))[left:]]
-            self._order = np.arange(-left, len(needed))
+            needed = ordinals[self._draws.last_order(len(ordinals))[emptied:]]
+            self._order = np.arange(-emptied, len(needed))
         by_age = np.argsort(needed, kind="stable")
-        if state["failed"]:
-            chunks = self._read_all(needed[by_age], stop, state["failed"])
-        else:
-            chunks = self._read_needed(needed[by_age])
-        self._read, self._failures = stop, state["failed"]
-        if stop < self._size and not left:
+        chunks = self._input.restore(state, needed[by_age])
+        if read < self._size and not emptied:
             self._filling = chunks  # the buffer was not full
             return
-        self._slots = Slots(chunks, np.argsort(by_age, kind="stable") if drawn or left else None)
+        in_order = not drawn and not emptied
+        self._slots = Slots(chunks, None if in_order else np.argsort(by_age, kind="stable"))
         self._ordinals = needed.copy()
-
-    def _read_needed(self, needed: NDArray[np.int64]) -> list[Chunk]:
-        """Return the elements of these ordinals, in order; pass over all others."""
-        chunks: list[Chunk] = []
-        # Where reading costs no call, what lies between two that are near is read as well.
-        gap = 64 if self._input.reads_ahead_freely else 1
-        for run in np.split(needed, np.flatnonzero(np.diff(needed) > gap) + 1):
-            if not len(run):
-                break
-            between = int(run[0]) - self._read
-            if between and self._input.skip(between) < between:
-                raise self._too_short()
-            self._read += between
-            done = 0
-            while done < len(run):
-                self._mark()
-                chunk = self._input.next_chunk(int(run[-1]) + 1 - self._read)
-                if chunk is None:
-                    raise self._too_short()
-                end = int(np.searchsorted(run, self._read + chunk.size))
-                if end > done:
-                    chunks.append(chunk.take(run[done:end] - self._read))
-                done = end
-                self._read += chunk.size
-        return chunks
-
-    def _read_all(self, needed: NDArray[np.int64], stop: int, failures: int) -> list[Chunk]:
-        """Return the elements of these ordinals, in order, of a stream with failures in it.
-
-        An element that failed fails again, and counts as none as it did; which ones these are
-        shows only when all are read.
-        """
-        chunks: list[Chunk] = []
-        done = 0
-        while self._read < stop or self._failures < failures:
-            self._mark()
-            try:
-                chunk = self._input.next_chunk(max(1, min(stop - self._read, _DRAWN_AHEAD)))
-            except Exception:
-                self._failures += 1
-                if self._failures > failures:
-                    raise
-                continue
-            if chunk is None:
-                raise self._too_short()
-            if self._read >= stop:  # it did not fail this time: the next element
-                self._early = chunk
-                break
-            end = int(np.searchsorted(needed, self._read + chunk.size))
-            if end > done:
-                chunks.append(chunk.take(needed[done:end] - self._read))
-            done = end
-            self._read += chunk.size
-        return chunks
-
-    def _too_short(self) -> DataLossError:
-        return DataLossError(
-            f"the input of {step_name(self._node)} is shorter than when the state was saved; "
-            "restore it with the same data"
-        )
 
     def close(self) -> None:
         self._slots = None
@@ -382,12 +277,6 @@ class ShuffleIterator(ElementIterator):
         self._input.close()
 
 
-def _state(mark: _Mark, drawn: int, left: int, read: int, failures: int) -> dict[str, Any]:
-    return {
-        "drawn": drawn,
-        "left": left,
-        "from": mark.ordinal,
-        "read": read - mark.ordinal,
-        "failed": failures - mark.failures,
-        "input": mark.state,
-    }
+def _state(drawn: int, emptied: int, held: dict[str, Any]) -> dict[str, Any]:
+    # "left" is the number of slots that were emptied: the name was saved, and is kept.
+    return {"drawn": drawn, "left": emptied, **held}

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from headrace.element.chunk import Chunk
 from headrace.element.chunk import concatenate as concatenate_chunks
-from headrace.element.structure import Structure, flatten, map_leaves, unflatten
+from headrace.element.structure import Structure, flatten, unflatten
+from headrace.element.transpose import map_leaves
 from headrace.execution.places import Places
 from headrace.execution.shuffle_order import Exchange
 

@@ -1,4 +1,4 @@
-"""What steps over one input have in common: what is in hand, the places, errors in their turn.
+"""What steps over one input have in common: what is in hand, the states, errors in their turn.
 
     class TakeWhileIterator(RowStage):
         '''Ends before the first element for which the predicate is false.'''
@@ -70,8 +70,8 @@ class Stage(ElementIterator):
     def get_state(self) -> State:
         return self._intake.get_state()
 
-    def place(self) -> tuple[States, int]:
-        return self._intake.place()
+    def later_state(self) -> tuple[States, int]:
+        return self._intake.later_state()
 
     def set_state(self, state: State) -> None:
         self._failure = self._one_by_one = None
@@ -154,19 +154,19 @@ class RowStage(Stage):
 
 
 def chosen_states(states: States, origins: Sequence[int], end: int) -> States:
-    """Return the places of some elements of a chunk.
+    """Return the states before some elements of a chunk.
 
     Args:
-        states: The places in the whole chunk.
+        states: Those of the whole chunk.
         origins: Which elements they are.
-        end: The place after the last one is that before this element of the chunk.
+        end: The state after the last one is that before this element of the chunk.
     """
     count = len(origins)
     return lambda index: states(origins[index] if index < count else end)
 
 
 def in_part(name: str, number: int, chunk: Chunk) -> Chunk:
-    """Return elements of one part of a stream: at that part's number, and their places in it."""
+    """Return elements of one part of a stream, with its number in their states and places."""
     if chunk.places is not None:
         chunk = chunk.with_places(within(np.array([number], np.uint64), chunk.places))
     return chunk.with_states(states_in(name, number, chunk.states))

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from threading import Condition
 
-__all__ = ["Watch"]
+__all__ = ["LongWait"]
 
 _SHORTEST = 0.001
 _FIRST = 10.0
@@ -17,7 +17,7 @@ _AGAIN = 60.0
 _logger = logging.getLogger("headrace")
 
 
-class Watch:
+class LongWait:
     """One wait without progress: after 10 s, and then each minute, a warning names its object.
 
     Args:

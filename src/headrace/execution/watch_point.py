@@ -51,8 +51,8 @@ class Watched(ElementIterator):
     def next_row(self) -> Any:
         return self.stage.next_row()
 
-    def place(self) -> tuple[States, int]:
-        return self.stage.place()
+    def later_state(self) -> tuple[States, int]:
+        return self.stage.later_state()
 
     def get_state(self) -> State:
         return self.stage.get_state()

@@ -6,6 +6,12 @@ A feeder reads the input, so that the threads do not wait while the consumer doe
 Each thread takes a *grain*: as many elements as take it about `_GRAIN_SECONDS`, mostly one.
 Results are delivered element by element. No more than some milliseconds of work for each thread is
 read ahead, and no more than `_MOST_BYTES` of inputs and results.
+
+Who may touch what. The feeder and the consumer hold `feeder.changed` for everything here. The
+threads hold no lock while they work: each writes `rows` and `results` of its own grain, and appends
+to `done` and `_timings`, which is one step of the interpreter. They look at `is_stopped` and at
+what the consumer awaits without the lock: a thread that sees it too late is made up for by the
+consumer, which looks again after it has said that it waits, and then now and then.
 """
 
 from __future__ import annotations

@@ -34,6 +34,9 @@ class Batch(Node):
             return inputs[0]
         return inputs[0] // self.size if self.drop_remainder else -(-inputs[0] // self.size)
 
+    def unit_below(self, unit: int) -> int | None:
+        return unit * self.size
+
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Unbatch(Node):

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from headrace.arguments import check_callable, check_flag
+from headrace.arguments import check_callable
 from headrace.element.spec import Spec, relax
-from headrace.element.tree import Structure, unflatten
-from headrace.plan.node import AUTOTUNE, Node
+from headrace.element.structure import Structure, unflatten
+from headrace.plan.node import Node, is_free
 from headrace.plan.source import INFINITE, UNKNOWN
 
 __all__ = ["DEFAULT_CYCLE_LENGTH", "Concatenate", "Interleave", "Zip"]
@@ -89,15 +89,13 @@ class Interleave(Node):
         check_callable("map_func", self.fn)
         self.keep_int("cycle_length", minimum=1)
         self.keep_int("block_length", minimum=1)
-        if self.num_parallel_calls is not None:
-            self.keep_int("num_parallel_calls", minimum=1, also=(AUTOTUNE,))
-        check_flag("deterministic", self.deterministic)
+        self.keep_calls(self.num_parallel_calls, self.deterministic)
 
     def spec(self, *inputs: Spec) -> Spec | None:
         return None
 
     def frees_order(self, deterministic: bool | None) -> bool:
-        return (deterministic if self.deterministic is None else self.deterministic) is False
+        return is_free(self.deterministic, deterministic)
 
     def cardinality(self, *inputs: int) -> int:
         return 0 if inputs[0] == 0 else UNKNOWN

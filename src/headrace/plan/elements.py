@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import numpy as np
-
-from headrace.element.spec import ArraySpec, Spec
+from headrace.element.spec import Spec
 from headrace.plan.node import Node
 from headrace.plan.side_by_side import gathered_spec
-from headrace.plan.source import INFINITE, UNKNOWN, IndexedSource, Source
+from headrace.plan.source import INDEX_SPEC, INFINITE, UNKNOWN, IndexedSource, Source
 
 __all__ = ["FromSource", "Gather", "Indices", "Read"]
 
@@ -34,15 +32,6 @@ class FromSource(Node):
     def cardinality(self, *inputs: int) -> int:
         return _elements_of(self.source, self.source.size)
 
-    def source_written(self) -> Node | None:
-        """Return the plan that the source stands for, if it runs one elsewhere.
-
-        Numbers and identities of steps pass through such a source (its attribute `written`) as if
-        it were not there.
-        """
-        written: Node | None = getattr(self.source, "written", None)
-        return written
-
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Indices(Node):
@@ -59,7 +48,7 @@ class Indices(Node):
         self.keep_int("size", minimum=0, also=(INFINITE,))
 
     def spec(self, *inputs: Spec) -> Spec | None:
-        return _INDEX
+        return INDEX_SPEC
 
     def cardinality(self, *inputs: int) -> int:
         return self.size
@@ -109,6 +98,3 @@ def _elements_of(source: Source, indices: int) -> int:
     if each is None or indices == UNKNOWN:
         return UNKNOWN
     return INFINITE if indices == INFINITE else indices * each
-
-
-_INDEX: Any = ArraySpec((), np.int64)

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from headrace.arguments import check_callable, check_flag
+from headrace.arguments import check_callable
 from headrace.element.spec import Spec
-from headrace.plan.node import AUTOTUNE, Node
+from headrace.plan.node import Node, is_free
 from headrace.plan.source import INFINITE, UNKNOWN
 
 __all__ = ["Filter", "Map"]
@@ -33,15 +33,13 @@ class Map(Node):
 
     def __post_init__(self) -> None:
         check_callable("map_func", self.fn)
-        if self.num_parallel_calls is not None:
-            self.keep_int("num_parallel_calls", minimum=1, also=(AUTOTUNE,))
-        check_flag("deterministic", self.deterministic)
+        self.keep_calls(self.num_parallel_calls, self.deterministic)
 
     def spec(self, *inputs: Spec) -> Spec | None:
         return self.output_spec
 
     def frees_order(self, deterministic: bool | None) -> bool:
-        return (deterministic if self.deterministic is None else self.deterministic) is False
+        return is_free(self.deterministic, deterministic)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

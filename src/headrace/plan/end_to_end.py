@@ -12,7 +12,7 @@ from headrace.element.spec import Spec
 from headrace.element.structure import flatten, unflatten
 from headrace.plan.source import IndexedSource
 
-__all__ = ["EndToEnd", "end_to_end", "members"]
+__all__ = ["EndToEnd", "end_to_end", "member_count"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +68,7 @@ def end_to_end(first: IndexedSource, second: IndexedSource) -> EndToEnd:
     return EndToEnd((*_members(first), *_members(second)), ends)
 
 
-def members(source: IndexedSource) -> int:
+def member_count(source: IndexedSource) -> int:
     """Return how many sources there are end to end in one."""
     return len(_members(source))
 

@@ -2,7 +2,7 @@
 
 The user's wish (`deterministic=False`) frees the order, and never which elements are left. So it
 counts only where no step above would have to read the same elements again, in the same order, to
-go on from a saved place. How many threads a step has does not count: a state is gone to with other
+go on from a saved place. How many threads a step has does not count: a state is restored with other
 numbers of them, so which steps are free follows from the plan and the wish alone.
 """
 

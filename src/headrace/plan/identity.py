@@ -28,6 +28,7 @@ from headrace.element.structure import Structure
 from headrace.plan.elements import FromSource
 from headrace.plan.node import Node
 from headrace.plan.traverse import merged_options, walk
+from headrace.plan.user_function import step_name
 
 __all__ = ["Entry", "changed_functions", "first_difference", "identity", "identity_digest"]
 
@@ -95,7 +96,7 @@ def _pairs(
 
 def _steps(plan: Node) -> Iterator[Node]:
     for node in walk(plan):
-        written = node.source_written() if isinstance(node, FromSource) else None
+        written = node.source.written if isinstance(node, FromSource) else None
         if written is not None:
             yield from _steps(written)
         elif not node.is_transparent:
@@ -103,8 +104,8 @@ def _steps(plan: Node) -> Iterator[Node]:
 
 
 def _name_of(number: int, entry: Entry, node: Node | None) -> str:
-    place = f" ({node.location})" if node is not None and node.location else ""
-    return f"step {number}, {entry[0]}{place}"
+    name = entry[0] if node is None else step_name(node, entry[0])
+    return f"step {number}, {name}"
 
 
 def _difference(old: Sequence[Any], new: Entry) -> str:
@@ -140,21 +141,17 @@ def _arguments(node: Node, deterministic: bool | None) -> tuple[str, dict[str, A
         name: value for name, value in node.parameters().items() if name not in node.speed_only
     }
     if "deterministic" in arguments:
-        own = arguments.pop("deterministic")
+        del arguments["deterministic"]
         # Only a wish for free order makes another stream.
-        if (deterministic if own is None else own) is False:
+        if node.frees_order(deterministic):
             arguments["deterministic"] = False
     return node.kind, arguments
 
 
 def _source_arguments(source: Any) -> tuple[str, dict[str, Any]]:
-    """Return a source's kind and arguments.
-
-    A class that is renamed keeps its old name in `kind`; `speed_only` names the fields that change
-    nothing but speed.
-    """
-    kind: str = getattr(source, "kind", type(source).__qualname__)
-    speed_only = getattr(source, "speed_only", ())
+    """Return a source's kind and arguments."""
+    kind: str = source.saved_as or type(source).__qualname__
+    speed_only: tuple[str, ...] = source.speed_only
     if not dataclasses.is_dataclass(source):
         return kind, {"size": source.size, "element_spec": source.element_spec}
     return kind, {

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from headrace.plan.node import Node, distinct
 
-__all__ = ["index_part", "leaves"]
+__all__ = ["is_index_part", "leaves"]
 
 
-def index_part(plan: Node) -> bool:
+def is_index_part(plan: Node) -> bool:
     """Say whether `plan` is index steps only, down to the numbers that it starts from."""
     return all(node.index_step for node in distinct([plan]))
 

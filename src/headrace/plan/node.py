@@ -16,10 +16,10 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Self
 
-from headrace.arguments import check_int
+from headrace.arguments import check_flag, check_int
 from headrace.element.spec import Spec
 
-__all__ = ["AUTOTUNE", "Node", "call_site", "describe_function", "distinct"]
+__all__ = ["AUTOTUNE", "Node", "call_site", "describe_function", "distinct", "is_free"]
 
 AUTOTUNE = -1
 """Let Headrace choose: where tf.data takes `tf.data.AUTOTUNE`."""
@@ -42,8 +42,7 @@ class Node:
     index_step: ClassVar[bool] = False
     """Whether the step is arithmetic on positions where its inputs are (`index_part`)."""
     reads_again: ClassVar[bool] = False
-    """Whether a saved place is gone to by reading elements of the input again: they must come in
-    the order in which they came."""
+    """Whether a restore reads elements of the input again: they must come in the same order."""
     own_spec: ClassVar[bool] = False
     """Whether the spec follows from the step alone: `spec()` takes no inputs then."""
     is_transparent: ClassVar[bool] = False
@@ -72,13 +71,22 @@ class Node:
         return tuple(found)
 
     def with_inputs(self, inputs: Sequence[Node]) -> Self:
-        """Return the same step over other inputs, as many as it has."""
+        """Return a step like this one over other inputs, as many as it has."""
         rest = iter(inputs)
         changes: dict[str, Any] = {}
         for name, is_tuple in _fields(type(self)).inputs:
             old = self.__dict__[name]
             changes[name] = tuple(next(rest) for _ in old) if is_tuple else next(rest)
         return self._changed(changes)
+
+    def over(self, inputs: Sequence[Node]) -> Self:
+        """Return the same step over these inputs: itself, if it has them already."""
+        old = self.inputs
+        if len(old) == 1 and old[0] is inputs[0]:
+            return self
+        if all(new is one for new, one in zip(inputs, old, strict=True)):
+            return self
+        return self.with_inputs(inputs)
 
     def with_number(self, number: int | None) -> Self:
         """Return the same step with this number."""
@@ -101,13 +109,19 @@ class Node:
         """Check an argument when the step is made, and keep it as an int of Python's own.
 
         Args:
-            field: It.
+            field: The field that holds it.
             minimum: The least that it may be.
             also: What else it may be.
             name: What users call it, if not as the field.
         """
         value = check_int(name or field, self.__dict__[field], minimum=minimum, also=also)
         object.__setattr__(self, field, value)
+
+    def keep_calls(self, num_parallel_calls: int | None, deterministic: bool | None) -> None:
+        """Check and keep the arguments of these names, of a step that may run on threads."""
+        if num_parallel_calls is not None:
+            self.keep_int("num_parallel_calls", minimum=1, also=(AUTOTUNE,))
+        check_flag("deterministic", deterministic)
 
     def spec(self, *inputs: Spec) -> Spec | None:
         """Return the element spec for inputs of these specs; None when only running can tell."""
@@ -116,6 +130,14 @@ class Node:
     def cardinality(self, *inputs: int) -> int:
         """Return the number of elements for inputs of these many (INFINITE, UNKNOWN or >= 0)."""
         return inputs[0]
+
+    def unit_below(self, unit: int) -> int | None:
+        """Return how many elements of the input go together, so that `unit` of this step's do.
+
+        Whoever deals out a plan cuts its index part only between those, so that no batch is made
+        by two. None: where the elements of the input end up does not follow from their positions.
+        """
+        return unit if self.keeps_count else None
 
     def frees_order(self, deterministic: bool | None) -> bool:
         """Say whether elements may come as they are ready, in an order that is not repeated.
@@ -168,6 +190,16 @@ def distinct(plans: Iterable[Node]) -> list[Node]:
     return found
 
 
+def is_free(own: bool | None, deterministic: bool | None) -> bool:
+    """Say whether the user wishes a step's order to be free: what the step says wins.
+
+    Args:
+        own: The step's argument `deterministic`.
+        deterministic: The option of this name that holds for the plan.
+    """
+    return (deterministic if own is None else own) is False
+
+
 def describe_function(fn: Callable[..., Any]) -> str:
     """Return a short name for a function: its qualified name, and where it was written."""
     code = getattr(fn, "__code__", None)
@@ -208,7 +240,7 @@ def _find_fields(kind: type[Node]) -> _Fields:
     fields = [
         field
         for field in dataclasses.fields(kind)
-        if field.name not in _EVERYWHERE and "unsaid" not in field.metadata
+        if field.name not in _EVERYWHERE and field.metadata.get("counts", True)
     ]
     inputs = tuple((f.name, f.type in several) for f in fields if f.type in one + several)
     return _Fields(

@@ -6,9 +6,9 @@ import secrets
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from headrace.element.spec import ArraySpec, Spec
+from headrace.element.spec import Spec
 from headrace.plan.node import Node
-from headrace.plan.source import INFINITE, UNKNOWN
+from headrace.plan.source import INDEX_SPEC, INFINITE, UNKNOWN
 
 __all__ = ["Enumerate", "Repeat", "Shard", "Shuffle", "Skip", "Take"]
 
@@ -27,7 +27,7 @@ class Shuffle(Node):
     buffer_size: int
     seed: int | None = None
     reshuffle_each_iteration: bool = True
-    drawn_seed: int | None = field(default=None, metadata={"unsaid": True})
+    drawn_seed: int | None = field(default=None, metadata={"counts": False})
     """Where each pass has the same order and the user gave no seed: drawn when the step is made.
     It does not tell the step from another, for a script draws a different one in each run."""
 
@@ -144,4 +144,4 @@ class Enumerate(Node):
         self.keep_int("start", minimum=-(1 << 63))
 
     def spec(self, *inputs: Spec) -> Spec | None:
-        return (ArraySpec((), "int64"), inputs[0])
+        return (INDEX_SPEC, inputs[0])

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from headrace.element.spec import ArraySpec, Spec, batched
-from headrace.element.structure import Structure, flatten, map_leaves, unflatten
-from headrace.plan.source import INFINITE, IndexedSource
+from headrace.element.spec import Spec, batched
+from headrace.element.structure import Structure, flatten, unflatten
+from headrace.element.transpose import map_leaves
+from headrace.plan.source import INDEX_SPEC, INFINITE, IndexedSource
 
 __all__ = ["NUMBERS", "SideBySide", "gathered_spec", "side_by_side"]
 
@@ -34,7 +35,7 @@ class SideBySide(IndexedSource):
 
     @property
     def element_spec(self) -> Spec | None:
-        return self.spec_at(unflatten(self.structure, [_INDEX] * len(self.members)))
+        return self.spec_at(unflatten(self.structure, [INDEX_SPEC] * len(self.members)))
 
     @property
     def runs_user_code(self) -> bool:
@@ -56,7 +57,7 @@ class _Numbers(IndexedSource):
     """The integers: each is its own index."""
 
     size = INFINITE
-    element_spec = ArraySpec((), np.int64)
+    element_spec = INDEX_SPEC
 
     def gather(self, indices: Any) -> Any:
         return np.array(indices)
@@ -94,6 +95,3 @@ def _gather(source: IndexedSource, indices: Any) -> Any:
     if indices.ndim:
         return source.gather(indices)
     return map_leaves(lambda leaf: leaf[0], source.gather(indices[None]))
-
-
-_INDEX = ArraySpec((), np.int64)

@@ -13,16 +13,18 @@ element an index, readable in any order, is an `IndexedSource`: `size` and `gath
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.element.chunk import Chunk
-from headrace.element.spec import Spec
+from headrace.element.spec import ArraySpec, Spec
 from headrace.errors import FailedPreconditionError
+from headrace.plan.node import Node
 
 __all__ = [
+    "INDEX_SPEC",
     "INFINITE",
     "UNKNOWN",
     "IndexHolds",
@@ -44,6 +46,9 @@ UNKNOWN = -2
 
 Position: TypeAlias = Any
 """A reader's place: a JSON value (int, str, list, dict, None) of bounded size."""
+
+INDEX_SPEC = ArraySpec((), np.int64)
+"""Spec of an index."""
 
 IndexHolds: TypeAlias = Literal["element", "file", "part"]
 """What an index is: exactly one element, the elements of one file, or any other group."""
@@ -113,6 +118,16 @@ class Source(ABC):
     Derive from it to read what Headrace does not know: write `size` and `open`, and override what
     is not as the defaults say. Each may be a property or a class attribute.
     """
+
+    saved_as: ClassVar[str] = ""
+    """What saved states call sources of this class; "" is the name of the class. Set it to the old
+    name when the class is renamed: states that were saved before are then read."""
+    speed_only: ClassVar[tuple[str, ...]] = ()
+    """Fields of a dataclass that change how fast the elements come, and nothing else: states fit
+    whatever they are."""
+    written: Node | None = None
+    """The plan that the source stands for, if it runs one elsewhere. Options, numbers and
+    identities of steps pass through such a source as if it were not there."""
 
     @property
     @abstractmethod

@@ -14,7 +14,6 @@ __all__ = [
     "cardinality",
     "element_spec",
     "fold",
-    "has_free_order",
     "merged_options",
     "outline",
     "transform",
@@ -73,13 +72,7 @@ def transform(plan: Node, rule: Callable[[Node], Node]) -> Node:
 
     A node that stands in the plan several times does so in the result.
     """
-
-    def changed(node: Node, inputs: list[Node]) -> Node:
-        if any(new is not old for new, old in zip(inputs, node.inputs, strict=True)):
-            node = node.with_inputs(inputs)
-        return rule(node)
-
-    return fold(plan, changed, once=True)
+    return fold(plan, lambda node, inputs: rule(node.over(inputs)), once=True)
 
 
 def cardinality(plan: Node) -> int:
@@ -127,20 +120,9 @@ def merged_options(plan: Node) -> Options:
     for node in distinct([plan]):
         if isinstance(node, WithOptions):
             options = options.merged_with(node.options)
-        elif isinstance(node, FromSource) and (written := node.source_written()) is not None:
+        elif isinstance(node, FromSource) and (written := node.source.written) is not None:
             options = options.merged_with(merged_options(written))
     return options
-
-
-def has_free_order(plan: Node, options: Options) -> bool:
-    """Say whether some step may yield elements as they are ready, in an order not repeated.
-
-    Args:
-        plan: The plan.
-        options: What is set outside of it; wins over what the plan sets.
-    """
-    wish = merged_options(plan).merged_with(options).deterministic
-    return any(node.frees_order(wish) for node in distinct([plan]))
 
 
 def outline(plan: Node, depth: int = 0, notes: Mapping[int, str] | None = None) -> str:

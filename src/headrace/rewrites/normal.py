@@ -32,7 +32,7 @@ from headrace.plan.batching import Batch
 from headrace.plan.buffering import Cache, CacheKey, Prefetch
 from headrace.plan.combining import Concatenate, Zip
 from headrace.plan.elements import FromSource, Gather, Indices, Read
-from headrace.plan.end_to_end import end_to_end, members
+from headrace.plan.end_to_end import end_to_end, member_count
 from headrace.plan.node import AUTOTUNE, Node
 from headrace.plan.options import Options, WithOptions
 from headrace.plan.ordering import Enumerate
@@ -56,7 +56,7 @@ class Normal:
 
 def normalize(plan: Node) -> Normal:
     """Return the normal form of a plan as written. The normal form of a normal form is itself."""
-    if isinstance(plan, FromSource) and plan.source_written() is None:
+    if isinstance(plan, FromSource) and plan.source.written is None:
         # Most nested plans are a source and no more.
         return Normal(_begin(plan, 0).whole(), NO_OPTIONS)
     normalizer = _Normalizer()
@@ -81,7 +81,7 @@ class _Normalizer:
     def visit(self, node: Node, inputs: list[_Stream]) -> _Stream:
         first = inputs[0].first if inputs else self._number
         if isinstance(node, FromSource):
-            if node.source_written() is not None:
+            if node.source.written is not None:
                 self._number += _steps_that_draw(node)
                 self.has_options = True
             return _begin(node, first)
@@ -105,14 +105,14 @@ class _Normalizer:
         """Return one index part over which both inputs are gathered, if their rows are alike."""
         first, second = _gathered(one), _gathered(other)
         if first is None or second is None or not self._are_alike(first, one, second, other):
-            return _Stream(_over(node, [one.whole(), other.whole()]), None, one.first)
+            return _Stream(node.over([one.whole(), other.whole()]), None, one.first)
         # The one with fewer members counts on from the other: a long chain is not copied each time.
-        if members(first) >= members(second):
+        if member_count(first) >= member_count(second):
             source = end_to_end(first, second)
-            below = _over(node, [one.below, _shifted(other.below, first.size)])
+            below = node.over([one.below, _shifted(other.below, first.size)])
         else:
             source = end_to_end(second, first)
-            below = _over(node, [_shifted(one.below, second.size), other.below])
+            below = node.over([_shifted(one.below, second.size), other.below])
         gather = Gather(source=source, input=below, location=node.location)
         return _Stream(below, _with_prefetch(gather, [one, other]), one.first)
 
@@ -138,8 +138,8 @@ def _arrange(node: Node, inputs: list[_Stream], first: int) -> _Stream:
     sources = [source for stream in inputs if (source := _gathered(stream)) is not None]
     rises = isinstance(node, Batch | Zip | Enumerate) and len(sources) == len(inputs)
     if not node.chooses and not rises:
-        return _Stream(_over(node, [stream.whole() for stream in inputs]), None, first)
-    below = _over(node, [stream.below for stream in inputs])
+        return _Stream(node.over([stream.whole() for stream in inputs]), None, first)
+    below = node.over([stream.below for stream in inputs])
     if node.chooses:
         return _Stream(below, inputs[0].tops, first)
     if isinstance(node, Batch):
@@ -184,7 +184,7 @@ def _shifted(plan: Node, count: int) -> Node:
     def shifted(node: Node, inputs: list[Node]) -> Node:
         if isinstance(node, Indices):
             return node.with_parameters(start=node.start + count)
-        return _over(node, inputs)
+        return node.over(inputs)
 
     return fold(plan, shifted)
 
@@ -209,7 +209,7 @@ class _Stream(NamedTuple):
         if self.tops is None:
             return self.below
         if self.tops[1] is None:
-            return _over(self.tops[0], [self.below])
+            return self.tops[0].over([self.below])
         steps = []
         tops: _Tops = self.tops
         while tops is not None:
@@ -217,7 +217,7 @@ class _Stream(NamedTuple):
             steps.append(step)
         node = self.below
         for step in reversed(steps):
-            node = _over(step, [node])
+            node = step.over([node])
         return node
 
 
@@ -234,7 +234,7 @@ def _begin(node: FromSource, first: int) -> _Stream:
 
 def _steps_that_draw(node: FromSource) -> int:
     """Return how many steps draw in the plan that a source stands for."""
-    written = node.source_written()
+    written = node.source.written
     if written is None:
         return 0
     return sum(
@@ -258,15 +258,6 @@ def _gathered(stream: _Stream) -> IndexedSource | None:
 def _copy(plan: Node) -> Node:
     """Return the same steps as nodes of their own."""
     return fold(plan, lambda node, inputs: node.with_inputs(inputs))
-
-
-def _over(node: Node, inputs: list[Node]) -> Node:
-    old = node.inputs
-    if len(old) == 1 and old[0] is inputs[0]:
-        return node
-    if all(new is one for new, one in zip(inputs, old, strict=True)):
-        return node
-    return node.with_inputs(inputs)
 
 
 _NO_INDICES = Indices(size=0)

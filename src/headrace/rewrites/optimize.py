@@ -42,13 +42,8 @@ def optimize(plan: Node) -> Node:
     def spec_of(node: Node) -> Spec | None:
         return element_spec(node, known=known)
 
-    def changed(node: Node, inputs: list[Node]) -> Node:
-        if any(new is not old for new, old in zip(inputs, node.inputs, strict=True)):
-            node = node.with_inputs(inputs)
-        return map_columns(node, spec_of)
-
     # Each step of a normal form stands in one place.
-    return fold(plan, changed)
+    return fold(plan, lambda node, inputs: map_columns(node.over(inputs), spec_of))
 
 
 def _calls_functions(plan: Node) -> bool:

@@ -4,7 +4,7 @@ A leaf is a largest index part (`plan.index_part`): all shuffles in it are arith
 every machine. The `repeat` and `concatenate` steps over the leaves say in which order their
 positions come; other steps do not matter here. Where a batch of `k` stands over a leaf with only
 steps between that keep the count (map, gather, cache, ...), a unit is `k` positions, so that no
-batch is cut; else it is one.
+batch is cut; else it is one (`Node.unit_below`).
 
 Whoever deals out units needs to know their number and nothing else of the plan.
 """
@@ -16,16 +16,15 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TypeAlias
 
-from headrace.plan.batching import Batch
 from headrace.plan.combining import Concatenate, Zip
 from headrace.plan.elements import FromSource
-from headrace.plan.index_part import index_part, leaves
+from headrace.plan.index_part import leaves
 from headrace.plan.node import Node
 from headrace.plan.ordering import Repeat
 from headrace.plan.source import INFINITE
 from headrace.plan.traverse import cardinality, walk
 
-__all__ = ["Deal", "Part", "deal_of", "index_part", "leaves"]
+__all__ = ["Deal", "Part", "deal_of"]
 
 Part: TypeAlias = tuple[int, tuple[int, ...], int, int]
 """(leaf, passes, start, stop): positions `start` to `stop` - 1 of leaf number `leaf`, in the pass
@@ -94,9 +93,7 @@ def _arrange(plan: Node, numbers: dict[int, int]) -> _Layout:
         if id(node) in numbers:
             results.append([_Leaf(numbers[id(node)], cardinality(node), unit)])
         elif not is_ready:
-            below = unit if node.keeps_count else 1
-            if isinstance(node, Batch):
-                below = unit * node.size
+            below = node.unit_below(unit) or 1
             pending.append((node, unit, True))
             pending.extend((input_, below, False) for input_ in reversed(node.inputs))
         elif isinstance(node, Concatenate):

@@ -2,6 +2,7 @@
 
 memory          range, from_tensor_slices, from_tensors
 generator       from_generator
+signature       values as a signature asks for them
 files           names of files
 record_files    the walk through files of records, whatever their format
 tfrecord        TFRecord files, read and written

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 from numpy.typing import NDArray
 
+from headrace.element.normalize import normalize
 from headrace.element.spec import ArraySpec, Spec, spec_of, unbatched
 from headrace.element.structure import Element, Structure, component, flatten, unflatten
-from headrace.element.tree import normalize
 from headrace.plan.source import INFINITE, IndexedSource
 
 __all__ = ["RangeSource", "SlicesSource", "TensorsSource"]

@@ -13,26 +13,27 @@ from headrace.execution.inner import Inner
 from headrace.execution.interleave_order import Strip, Turn, taken_of, turn_after
 from headrace.execution.iterator import State
 
-__all__ = ["Log", "OuterPlace", "Places", "state_of"]
+__all__ = ["Log", "OuterPlace", "Standing", "state_of"]
 
-Slot: TypeAlias = tuple[Inner, States, int]
+SlotPlace: TypeAlias = tuple[Inner, States, int]
 """A dataset, and the place in it: that before element i of a chunk with these states."""
 OuterPlace: TypeAlias = tuple[States, int, bool]
 """The place of the next outer element, its number, and whether the input has ended."""
-Places: TypeAlias = tuple[list[Slot | None], OuterPlace]
+Standing: TypeAlias = tuple[list[SlotPlace | None], OuterPlace]
+"""Where an interleave stands: in each slot, and in the outer input."""
 
 
 class Log:
     """What happens while a chunk is made.
 
     Args:
-        places: Where the slots and the input stand before it.
+        standing: Where the slots and the input stand before it.
         turn: Whose turn it is then.
         block: Elements that a slot gives in its turn.
     """
 
-    def __init__(self, places: Places, turn: Turn, block: int) -> None:
-        self._before = places
+    def __init__(self, standing: Standing, turn: Turn, block: int) -> None:
+        self._before = standing
         self._turn = turn
         self._block = block
         self._events: list[tuple[str, Any]] = []
@@ -55,11 +56,11 @@ class Log:
         self._events.append(("outer", outer))
 
     def states(self) -> States:
-        """Return the places of the chunk's elements; nothing is noted any more."""
+        """Return the states before the chunk's elements; nothing is noted any more."""
         return lambda index: state_of(*self._after(index))
 
-    def _after(self, count: int) -> tuple[Places, Turn]:
-        """Return the places and the turn after the first `count` elements."""
+    def _after(self, count: int) -> tuple[Standing, Turn]:
+        """Return where it stands, and the turn, after the first `count` elements."""
         before, outer = self._before
         slots, turn, block = list(before), self._turn, self._block
         for kind, what in self._events:
@@ -67,11 +68,11 @@ class Log:
                 break
             if kind == "take":
                 taken = min(count, what.size)
-                for place, slot in enumerate(what.slots):
+                for number, slot in enumerate(what.slots):
                     entry = slots[slot]
                     assert entry is not None
                     inner, states, index = entry
-                    slots[slot] = inner, states, index + taken_of(what, place, taken)
+                    slots[slot] = inner, states, index + taken_of(what, number, taken)
                 turn = turn_after(what, taken, turn, block, len(slots))
                 count -= taken
             elif kind == "turn":
@@ -83,9 +84,9 @@ class Log:
         return (slots, outer), turn
 
 
-def state_of(places: Places, turn: Turn) -> dict[str, State]:
+def state_of(standing: Standing, turn: Turn) -> dict[str, State]:
     """Return the state of an interleave that stands there."""
-    slots, (outer, number, has_ended) = places
+    slots, (outer, number, has_ended) = standing
     return {
         "input": outer(0),
         "slots": [

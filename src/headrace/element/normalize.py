@@ -12,30 +12,18 @@ from numpy.typing import NDArray
 from headrace.element.structure import (
     Element,
     Kind,
-    Structure,
     component,
     container_kind,
     field_names,
-    flatten,
-    flatten_like,
-    map_leaves,
     rebuild,
-    unflatten,
 )
 from headrace.errors import InvalidElementError
 
 __all__ = [
     "NORMAL_KINDS",
     "NORMAL_SCALARS",
-    "Element",
-    "Structure",
     "check_strings",
-    "component",
-    "flatten",
-    "flatten_like",
-    "map_leaves",
     "normalize",
-    "unflatten",
 ]
 
 #: Types whose instances are leaves as they are. Object, bytes and str scalars of NumPy are not.

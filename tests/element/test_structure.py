@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from headrace.element import structure as structures
-from headrace.element.tree import Structure, flatten, map_leaves, normalize, unflatten
+from headrace.element.normalize import normalize
+from headrace.element.structure import Structure, flatten, unflatten
+from headrace.element.transpose import map_leaves, transpose
 from headrace.errors import InvalidElementError
 from tests.element.strategies import Example, Pair, elements, same
 
@@ -74,7 +75,7 @@ def test_elements_of_different_structure_do_not_meet(other: Any, words: str) -> 
 
 def test_the_odd_one_among_many_is_named_by_position() -> None:
     with pytest.raises(InvalidElementError, match=r"at \[1\].*element 2 has a tuple of 2"):
-        structures.transpose([(1, (1,)), (1, (1,)), (1, (1, 2))])
+        transpose([(1, (1,)), (1, (1,)), (1, (1, 2))])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,255 @@
+"""The iterator over what sources hold at indices: files, generators, whatever is read in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from headrace.element.chunk import Chunk, States
+from headrace.errors import FailedPreconditionError
+from headrace.execution.context import Context
+from headrace.execution.elements import IndicesIterator, index_part_iterator
+from headrace.execution.intake import Intake
+from headrace.execution.iterator import (
+    END,
+    MOST_FAILURES,
+    ElementIterator,
+    State,
+    make_iterator,
+)
+from headrace.execution.places import Places, within
+from headrace.plan.elements import FromSource, Indices, Read
+from headrace.plan.source import Position, Reader, Source
+
+__all__ = ["ReadIterator"]
+
+
+class ReadIterator(ElementIterator):
+    """Reads what a source holds at the indices of its input, index by index.
+
+    The state is that of the indices, how many of its elements were passed, how many errors
+    were raised between them if any were (`failed`), and a hint that only saves time: a position
+    of the reader, and how many elements were passed since.
+    """
+
+    def __init__(self, source: Source, indices: ElementIterator, open_: _Open) -> None:
+        self.gives_rows = source.runs_user_code
+        self._open = open_
+        self._refusal = source.cannot_restore
+        self._intake = Intake(indices)
+        self._reader: Reader | None = None
+        self._read_row: Callable[[], Any] | None = None  # of the reader, if it has one
+        self._index_state: State = None  # of the index that the reader reads
+        self._index_place: Places | None = None  # of the index, if it is asked for
+        self._ordinal = 0  # elements of it that were passed
+        self._failed = 0  # errors of it that were raised
+        self._has_positions = True  # those of the reader tell where it goes on
+        self._pending: dict[str, Any] | None = None  # a state to go to before the next read
+        #: The states before the elements from number `_known_from` on; None: not known.
+        self._known: States | None = None
+        self._known_from = 0
+
+    @property
+    def reads_ahead_freely(self) -> bool:
+        return not self.gives_rows
+
+    def next_chunk(self, limit: int) -> Chunk | None:
+        while True:
+            reader = self._reader or self._next_reader()
+            if reader is None:
+                return None
+            position, ordinal = reader.get_position(), self._ordinal
+            try:
+                chunk = reader.read(limit)
+            except Exception:
+                self._count_error(reader, position)
+                raise
+            if chunk is not None:
+                self._ordinal = ordinal + chunk.size
+                self._known = None  # a reader may have forgotten how to go back so far
+                if self._index_place is not None:
+                    ordinals = np.arange(ordinal, self._ordinal, dtype=np.uint64)
+                    chunk = chunk.with_places(within(self._index_place, ordinals))
+                return chunk.with_states(self._states(reader, position, ordinal, chunk.size))
+            self._close_reader()
+
+    def next_row(self) -> Any:
+        while True:
+            read_row = self._read_row
+            if read_row is None:
+                if (self._reader or self._next_reader()) is None:
+                    return END
+                if self._read_row is None:
+                    return super().next_row()
+                continue
+            try:
+                row = read_row()
+            except StopIteration:
+                self._close_reader()
+                continue
+            except Exception:
+                # The readers of user code count elements, and stay where they fail.
+                assert self._reader is not None
+                self._count_error(self._reader, self._reader.get_position())
+                raise
+            self._ordinal += 1
+            return row
+
+    def later_state(self) -> tuple[States, int]:
+        known, index = self._known, self._ordinal - self._known_from
+        if known is None or index >= _MOST_PASSED_OVER:
+            if self._reader is None:
+                return super().later_state()
+            self._known_from, index = self._ordinal, 0
+            known = self._states(self._reader, self._reader.get_position(), self._ordinal, -1)
+            self._known = known
+        return known, index
+
+    def _count_error(self, reader: Reader, before: Position) -> None:
+        self._failed += 1
+        self._known = None
+        if reader.get_position() == before:
+            self._has_positions = False  # from there it would fail again
+
+    def _states(self, reader: Reader, before: Position, ordinal: int, size: int) -> States:
+        """Return the states before `size` elements that a reader gave from position `before` on.
+
+        -1: of those that it gives next, however many.
+        """
+        if not self._has_positions:
+            at, failed = self._index_state, self._failed
+            return lambda index: _state(at, ordinal + index, failed)
+        return _hinted(
+            self._index_state, ordinal, self._failed, before, size, reader.get_position()
+        )
+
+    def _next_reader(self) -> Reader | None:
+        """Open the next index, or go to the state that was set; None: there are no more."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            self._intake.set_state(pending["index"])
+        index = self._intake.take(1)
+        if index is None:
+            return None
+        self._index_state, self._ordinal, self._failed = index.state_at(0), 0, 0
+        self._index_place = index.places
+        self._has_positions, self._known = True, None
+        (number,) = index.rows()
+        if pending is not None:
+            self._ordinal, self._failed = pending["ordinal"], pending.get("failed", 0)
+        self._reader = self._open_at(int(number), pending or {})
+        self._read_row = getattr(self._reader, "read_row", None)
+        return self._reader
+
+    def _open_at(self, number: int, state: dict[str, Any]) -> Reader:
+        """Open an index where its reader stood in this state."""
+        ordinal, failed = self._ordinal, self._failed
+        if not ordinal and not failed:
+            return self._open(number, None)
+        if "hint" in state:
+            position, since = state["hint"]
+            reader = self._open(number, position)
+            _pass_over(reader, since)
+            return reader
+        reader = self._open(number, None)
+        self._has_positions = not failed
+        if not _pass_over(reader, ordinal, failed):
+            # What failed does not any more, and the element after it was read.
+            reader.close()
+            reader = self._open(number, None)
+            _pass_over(reader, ordinal)
+        return reader
+
+    def get_state(self) -> State:
+        if self._pending is not None:
+            return self._pending
+        if self._reader is None:
+            return {"index": self._intake.get_state(), "ordinal": 0}
+        return self._states(self._reader, self._reader.get_position(), self._ordinal, 0)(0)
+
+    def set_state(self, state: State) -> None:
+        if self._refusal and state["ordinal"]:
+            raise FailedPreconditionError(self._refusal)
+        self._close_reader()
+        self._pending = state
+
+    def close(self) -> None:
+        self._close_reader()
+        self._intake.close()
+
+    def _close_reader(self) -> None:
+        reader, self._reader = self._reader, None
+        self._read_row = self._known = None
+        if reader is not None:
+            reader.close()
+
+
+_Open: TypeAlias = Callable[[int, Position], Reader]
+
+_MOST_PASSED_OVER = 1024
+"""Elements that may lie between the position of a reader that is remembered and a place."""
+
+
+@make_iterator.register(Read)
+def _make_read(node: Read, context: Context) -> ElementIterator:
+    source, passes = node.source, context.passes
+
+    def open_(index: int, position: Position) -> Reader:
+        return source.open(index, index + 1, position, pass_number=passes)
+
+    return ReadIterator(source, index_part_iterator(node.input, context), open_)
+
+
+@make_iterator.register(FromSource)
+def _make_source(node: FromSource, context: Context) -> ElementIterator:
+    """Read a source that cannot be read in parts: as if it had one index."""
+    source, passes = node.source, context.passes
+
+    def open_(index: int, position: Position) -> Reader:
+        return source.open(0, source.size, position, pass_number=passes)
+
+    return ReadIterator(source, IndicesIterator(Indices(size=1), context), open_)
+
+
+def _hinted(
+    at: State, ordinal: int, failed: int, before: Position, size: int, after: Position
+) -> States:
+    """Return the states before elements that a reader gave, with its positions around them."""
+
+    def states(index: int) -> State:
+        state = _state(at, ordinal + index, failed)
+        state["hint"] = [after, 0] if index == size else [before, index]
+        return state
+
+    return states
+
+
+def _state(at: State, ordinal: int, failed: int) -> dict[str, Any]:
+    state = {"index": at, "ordinal": ordinal}
+    if failed:
+        state["failed"] = failed
+    return state
+
+
+def _pass_over(reader: Reader, count: int, failures: int = 0) -> bool:
+    """Read past elements and errors; say whether there were as many errors.
+
+    Elements that fail count as none, as when they were passed before.
+    """
+    failed = 0
+    while count or failed < failures:
+        try:
+            chunk = reader.read(count or 1)
+        except Exception:
+            failed += 1
+            if failed > MOST_FAILURES + failures:
+                raise
+            continue
+        if chunk is None:
+            return True
+        if not count:
+            return False
+        count -= chunk.size
+    return True
