@@ -13,6 +13,7 @@ import headrace as hr
 from headrace.errors import FailedPreconditionError, UserFunctionError
 from headrace.execution.build import start
 
+from .battery import assert_restores_everywhere
 from .contract import assert_keeps_contract, copied
 
 Dataset = hr.Dataset
@@ -190,6 +191,27 @@ def test_a_state_before_the_first_element_names_what_is_to_come():
     assert list(again) == want
     again.set_state(state)
     assert list(again) == want
+
+
+def test_a_state_before_the_first_element_stays_what_it_was_when_others_fill_the_cache():
+    dataset = Dataset.range(12).filter(lambda x: bool(x >= 0)).shuffle(12).cache()
+    first = iter(dataset)
+    state = first.get_state()
+    list(dataset)  # fills the cache, in another order
+    assert first.get_state() == state
+    want = list(first)
+    again = iter(dataset)
+    again.set_state(state)
+    assert list(again) == want
+
+
+@pytest.mark.parametrize("cycle", [1, 2])
+def test_a_cache_that_several_nested_datasets_share_has_the_elements_of_each_place(cycle):
+    def make():
+        kept = Dataset.range(6).shuffle(6).cache()
+        return Dataset.range(4).interleave(lambda x: kept, cycle_length=cycle)
+
+    assert_restores_everywhere(lambda: make().with_options(hr.Options(seed=1)))
 
 
 def test_a_place_above_a_cache_does_not_depend_on_a_seed_that_changes_nothing():

@@ -60,6 +60,22 @@ def test_states_do_not_depend_on_what_changes_only_speed(steps):
     )
 
 
+@pytest.mark.parametrize("ahead", [(None, 2), (2, None), (1, hr.AUTOTUNE)])
+def test_a_prefetch_between_two_concatenates_changes_neither_states_nor_draws(ahead):
+    def make(*ahead):
+        dataset = Dataset.range(3).filter(lambda x: x != 1)
+        for step, size in zip((3, 4), ahead, strict=True):
+            dataset = dataset.concatenate(Dataset.range(step).map(odd_or_half))
+            dataset = dataset if size is None else dataset.prefetch(1).prefetch(size)
+        dataset = Dataset.range(2).map(odd_or_half).concatenate(dataset)
+        drawn = dataset.flat_map(lambda x: Dataset.range(5).shuffle(5))
+        return drawn.with_options(hr.Options(seed=3))
+
+    assert list(make(*ahead)) == list(make(None, None))
+    assert_restores_everywhere(lambda: make(None, None), others=[lambda: make(*ahead)])
+    assert_restores_everywhere(lambda: make(*ahead), others=[lambda: make(None, None)])
+
+
 @pytest.mark.parametrize(
     "name", ["generated batches, mapped", "drawn flat_map", "concatenate, interleave", "training"]
 )

@@ -31,6 +31,10 @@ def without_hints(value):
     return [without_hints(v) for v in value] if isinstance(value, list) else value
 
 
+def broken():
+    raise ValueError("broken")
+
+
 def missing_file(folder):
     (folder / "a.txt").write_text("1\n2\n")
     names = [str(folder / name) for name in ("a.txt", "none.txt", "a.txt", "none.txt")]
@@ -112,3 +116,22 @@ def test_an_error_at_the_beginning_or_later_comes_once(source, steps, hints, tmp
         other = iter(dataset)
         other.set_state(state if hints else without_hints(state))
         assert outcomes(other) == found[place:], (place, state["at"])
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        Dataset.from_generator(broken).repeat(),
+        Dataset.range(2).filter(lambda x: broken() is x).repeat(),
+    ],
+    ids=["generator", "filter"],
+)
+def test_a_pass_of_errors_alone_is_no_empty_one_before_a_restore_and_after(dataset):
+    first, again = iter(dataset), iter(dataset)
+    for _ in range(5):
+        with pytest.raises(HeadraceError):
+            next(first)
+        again.set_state(json.loads(json.dumps(first.get_state())))
+        for _ in range(3):
+            with pytest.raises(HeadraceError):
+                next(again)

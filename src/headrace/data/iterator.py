@@ -198,8 +198,10 @@ class DatasetIterator:
         stream = self._states(self._offset)
         if stream is None:
             # The beginning, too, is a place: of what a cache holds now, for one.
+            # Once said, it is the place: what others put into the cache since changes nothing here.
             self._ready = self._resume()
             stream = self._ready.get_state()
+            self._states = lambda index: stream
         state = {
             "version": _VERSION,
             "plan": self._identity,

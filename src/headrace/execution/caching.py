@@ -72,7 +72,8 @@ class CacheIterator(ElementIterator):
         self._count = 0  # elements that were yielded
         #: Of the elements; None: whatever the store holds, or our own.
         self._seed = self._context.cache_seeds.get(self._node.key)
-        if self._context.fills_cache:
+        if self._context.fills_cache or self._context.outer:
+            # A nested dataset draws from its place, whichever of them filled the cache.
             self._seed = self._own_seed
         self._has_failed = False  # an element of this pass has
         #: Where the input is to go on; None: it starts.

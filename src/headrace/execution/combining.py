@@ -17,6 +17,7 @@ from headrace.execution.intake import Intake
 from headrace.execution.iterator import END, ElementIterator, State, make_iterator
 from headrace.execution.places import within
 from headrace.execution.stage import in_part
+from headrace.plan.buffering import Prefetch
 from headrace.plan.combining import Concatenate, Zip
 from headrace.plan.node import Node
 from headrace.plan.source import INFINITE
@@ -208,13 +209,27 @@ def _until_infinite(sizes: list[int]) -> list[int]:
 
 
 def members(node: Concatenate) -> list[Node]:
-    """Return what a chain of `concatenate` steps joins, in order."""
+    """Return what a chain of `concatenate` steps joins, in order, whatever is read ahead in it."""
     found: list[Node] = []
     pending: list[Node] = [node]
     while pending:
-        first = pending.pop()
-        if isinstance(first, Concatenate):
-            pending += [first.second, first.first]
+        joined = pending.pop()
+        parts = _parts(joined)
+        if parts is None:
+            found.append(joined)
         else:
-            found.append(first)
+            pending += reversed(parts)
     return found
+
+
+def _parts(node: Node) -> list[Node] | None:
+    """Return the two that a node joins. Where a prefetch reads their join ahead, it reads each.
+
+    So states and places are the same with a prefetch between two `concatenate` and without.
+    """
+    if isinstance(node, Concatenate):
+        return [node.first, node.second]
+    if not isinstance(node, Prefetch):
+        return None
+    parts = _parts(node.input)
+    return None if parts is None else [node.with_inputs([part]) for part in parts]

@@ -245,14 +245,18 @@ class RepeatIterator(ElementIterator):
     def _open(self, number: int) -> None:
         self._pass = number
         self._input: ElementIterator | None = None
-        self._is_empty = True  # nothing came in this pass yet
+        self._is_empty = True  # nothing came in this pass yet, and no error
         if self._count is None or number < max(self._count, 1):
             self._input = make_iterator(self._node.input, self._context.in_pass(number))
             self.gives_rows = self._input.gives_rows
 
     def next_chunk(self, limit: int) -> Chunk | None:
         while self._input is not None and self._count != 0:
-            chunk = self._input.next_chunk(limit)
+            try:
+                chunk = self._input.next_chunk(limit)
+            except Exception:
+                self._is_empty = False
+                raise
             if chunk is not None:
                 self._is_empty = False
                 return in_part("pass", self._pass, chunk)
@@ -268,7 +272,11 @@ class RepeatIterator(ElementIterator):
 
     def next_row(self) -> Any:
         if self._input is not None and self._input.gives_rows and self._count != 0:
-            row = self._input.next_row()
+            try:
+                row = self._input.next_row()
+            except Exception:
+                self._is_empty = False
+                raise
             if row is not END:
                 self._is_empty = False
                 return row
