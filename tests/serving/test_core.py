@@ -13,7 +13,8 @@ import pytest
 
 from headrace.errors import HeadraceError, NotFoundError, UnavailableError
 from headrace.serving.core import JournaledCore
-from headrace.serving.journal import Journal, MemoryJournal, SqliteJournal
+from headrace.serving.journal import Journal, MemoryJournal
+from headrace.serving.sqlite_journal import SqliteJournal
 from headrace.testing import ManualClock
 from tests.serving.counting import (
     FORMAT,

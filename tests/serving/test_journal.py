@@ -16,7 +16,8 @@ import pytest
 
 from headrace.errors import DataLossError, FailedPreconditionError, UnavailableError
 from headrace.serving.blobs import BlobPart, BlobPlace
-from headrace.serving.journal import Journal, MemoryJournal, SqliteJournal
+from headrace.serving.journal import Journal, MemoryJournal
+from headrace.serving.sqlite_journal import SqliteJournal
 from tests.serving.counting import FORMAT, Added, Count, apply
 
 FILE = FORMAT.file_name
@@ -137,7 +138,7 @@ def test_a_directory_has_one_owner(journal: SqliteJournal[Added, Count], tmp_pat
         SqliteJournal(tmp_path, FORMAT)
     code = """
 import pathlib, sys
-from headrace.serving.journal import SqliteJournal
+from headrace.serving.sqlite_journal import SqliteJournal
 from tests.serving.counting import FORMAT
 SqliteJournal(pathlib.Path(sys.argv[1]), FORMAT)
 """
@@ -311,7 +312,7 @@ def test_a_mark_that_cannot_be_written_hinders_nobody(
 WRITER = """
 import pathlib, sys
 from headrace.serving.blobs import BlobPart
-from headrace.serving.journal import SqliteJournal
+from headrace.serving.sqlite_journal import SqliteJournal
 from tests.serving.counting import FORMAT, Added, apply
 journal = SqliteJournal(pathlib.Path(sys.argv[1]), FORMAT, compact_after=40)
 state = journal.replay()
@@ -404,7 +405,7 @@ def test_whatever_becomes_of_the_log_of_a_killed_process_nothing_is_lost_in_sile
 
 FORKED = """
 import os, pathlib, sys
-from headrace.serving.journal import SqliteJournal
+from headrace.serving.sqlite_journal import SqliteJournal
 from tests.serving.counting import FORMAT, Added
 journal = SqliteJournal(pathlib.Path(sys.argv[1]), FORMAT)
 journal.replay()

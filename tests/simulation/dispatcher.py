@@ -10,6 +10,7 @@ from headrace.errors import HeadraceError, UnavailableError
 from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.core import DispatcherCore
 from headrace.service.dispatcher.dispatcher import Dispatcher
+from headrace.service.dispatcher.invariants import validate
 from headrace.service.dispatcher.journal import FORMAT
 from headrace.service.dispatcher.limits import Limits
 from headrace.service.dispatcher.losses import lost_units
@@ -145,7 +146,7 @@ class DispatcherProcess(Peer):
     def check(self) -> None:
         """Compare what is known with what was kept."""
         dispatcher = self.dispatcher
-        dispatcher.state.validate()
+        validate(dispatcher.state)
         assert self.disk.replay() == dispatcher.state, "the journal says something else"
         presence, state = dispatcher.presence, dispatcher.state
         assert presence.workers.keys() == state.workers.keys()

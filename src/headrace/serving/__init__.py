@@ -1,13 +1,14 @@
 """What every server shares, whatever it serves. Nothing here knows of datasets.
 
-==============  ================================================================================
-`life_cycle`    started once, stopped once, by whomever, whenever
-`core`          decide, apply, keep, answer: what decides, its journal and its clock
-`journal`       keeps facts and blobs, in order, across a crash; a `Format` says what they are
-`blobs`         bytes too large for a fact (pure)
-`high_water`    whether records are missing at a journal's end
-`presence`      who was heard from when, and which silence counts (pure)
-`call`          a request names the type of its reply; one `call` for all of them (pure)
-`conversation`  numbered requests and what answers them, whatever the connection does (pure)
-==============  ================================================================================
+================  ==============================================================================
+`life_cycle`      started once, stopped once, by whomever, whenever
+`core`            decide, apply, keep, answer: what decides, its journal and its clock
+`journal`         keeps facts and blobs, in order; a `Format` says what they are
+`sqlite_journal`  the one that survives a crash: one file, one owner
+`blobs`           bytes too large for a fact (pure)
+`high_water`      whether records are missing at a journal's end
+`presence`        who was heard from when, and which silence counts (pure)
+`call`            a request names the type of its reply; one `call` for all of them (pure)
+`conversation`    numbered requests and what answers them, whatever the connection does (pure)
+================  ==============================================================================
 """

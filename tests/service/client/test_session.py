@@ -7,7 +7,8 @@ from typing import Any
 
 from headrace.errors import AbortedError, CancelledError, FailedPreconditionError, UnavailableError
 from headrace.service import messages
-from headrace.service.client.session import Actions, Session
+from headrace.service.client.actions import Actions
+from headrace.service.client.session import Session
 from headrace.service.messages import (
     ClientHeartbeat,
     ClientUpdate,

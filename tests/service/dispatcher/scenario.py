@@ -10,6 +10,7 @@ from headrace.service import messages
 from headrace.service.config import ShardingPolicy
 from headrace.service.dispatcher.apply import apply
 from headrace.service.dispatcher.dispatcher import Dispatcher
+from headrace.service.dispatcher.invariants import validate
 from headrace.service.dispatcher.limits import Limits
 from headrace.service.dispatcher.state import DispatcherState
 from headrace.service.dispatcher.updates import DispatcherStarted, Update
@@ -73,7 +74,7 @@ class Scenario:
         return state
 
     def check(self) -> None:
-        self.state.validate()
+        validate(self.state)
         assert self.replay() == self.state
         presence = self.dispatcher.presence
         assert presence.workers.keys() == self.state.workers.keys()

@@ -21,7 +21,8 @@ from headrace.service.dispatcher.decision import Decision, PlanPlace
 from headrace.service.dispatcher.journal import FORMAT
 from headrace.service.dispatcher.limits import Limits
 from headrace.service.dispatcher.state import DispatcherState
-from headrace.serving.journal import Journal, MemoryJournal, SqliteJournal
+from headrace.serving.journal import Journal, MemoryJournal
+from headrace.serving.sqlite_journal import SqliteJournal
 from headrace.testing import ManualClock
 from headrace.transport.channel import Request
 from tests.service.dispatcher.scenario import Scenario

@@ -20,10 +20,12 @@ from headrace.errors import DataLossError, FailedPreconditionError
 from headrace.service.config import DispatcherConfig
 from headrace.service.dispatcher.apply import apply
 from headrace.service.dispatcher.decision import PlanPart, PlanPlace
+from headrace.service.dispatcher.invariants import validate
 from headrace.service.dispatcher.journal import FORMAT, open_journal
 from headrace.service.dispatcher.state import DispatcherState, Readers, TaskPhase
 from headrace.service.dispatcher.updates import Update
-from headrace.serving.journal import Journal, MemoryJournal, SqliteJournal
+from headrace.serving.journal import Journal, MemoryJournal
+from headrace.serving.sqlite_journal import SqliteJournal
 from tests.service.dispatcher.scenario import DYNAMIC, Scenario
 
 
@@ -102,7 +104,7 @@ def test_facts_that_were_ever_written_still_mean_the_same() -> None:
     state = DispatcherState()
     for fact in facts:
         apply(state, fact)
-    state.validate()
+    validate(state)
     assert {type(fact) for fact in facts} == set(get_args(Update))
     iteration, left, failed = state.iterations[2000], state.tasks[4000], state.tasks[4001]
     assert (iteration.pass_number, iteration.seed, iteration.finished) == ((0, 3), -5, True)
@@ -171,7 +173,7 @@ def test_overwritten_pages_never_give_another_state(tmp_path: Path, scene: Scena
 WRITER = """
 import pathlib, sys
 from headrace.service.dispatcher.journal import FORMAT
-from headrace.serving.journal import SqliteJournal
+from headrace.serving.sqlite_journal import SqliteJournal
 from tests.service.dispatcher.scenario import DYNAMIC, Scenario
 journal = SqliteJournal(pathlib.Path(sys.argv[1]), FORMAT, compact_after=40)
 scene = Scenario()
@@ -219,7 +221,7 @@ def test_a_process_killed_at_any_instant_kept_all_that_it_said(tmp_path: Path) -
         journal = SqliteJournal(tmp_path, FORMAT)
         state = journal.replay()
         journal.close()
-        state.validate()
+        validate(state)
         kept = state.tasks[4000]
         # One more may have been kept than was said, never one less.
         assert kept.grants - 1 - said[-1][0] in (0, 1), f"seed {seed}: {said[-1]} {kept}"

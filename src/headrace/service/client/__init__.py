@@ -1,9 +1,25 @@
-"""The client: reads the tasks of an iteration and is a Source again.
+"""The client: reads the tasks of an iteration, and is a Source again.
 
-    schedule    numbers, credit and order: what may be asked for, what came twice (pure)
-    task_reader one task: a thread with a channel to its worker
-    reader      all tasks of an iteration, in one queue
-    source      the Source that a plan holds
+What is decided, on plain values, without thread, socket or clock:
+
+    session    one iteration, read from all of its tasks
+    task       one task: what was asked, what arrived, whether its worker answers
+    receipt    which units of a task came whole, and of which anything came
+    schedule   how many requests may be under way, and whose turn it is
+    contact    when the dispatcher is asked
+    waiting    how long the consumer waits, and what is said of it
+    actions    what the shell is to do
+    losses     what is said at the end of a pass that lost something
+
+What does it:
+
+    options    how a service is read, checked once
+    source     the Source that a plan holds
+    reader     what the consumer takes from an iteration, in pieces of the size that is asked for
+    keeping    what was given, until it cannot be asked for again
+    opening    the first call to the dispatcher
+    shell      the session under a lock, and the I/O thread
+    wires      the channels of that thread
 
 Nothing above the source knows that its elements come from elsewhere.
 """

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from headrace.element.chunk import Chunk
 from headrace.plan.source import Position
-from headrace.service.client.session import Delivery
+from headrace.service.client.actions import Delivery
 
 __all__ = ["Given", "Keeper", "Kept", "KeptReader"]
 

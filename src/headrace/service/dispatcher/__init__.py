@@ -1,17 +1,45 @@
 """The dispatcher: it knows datasets, workers, jobs and tasks, and never sees an element.
 
-================================================  =============================================
-`updates`                                         facts, in the past tense
-`state` `ranges`                                  what the facts add up to
-`apply`                                           the only code that changes a state
-`limits` `presence` `decision`                    what a decider is given, what it gives back
-`registration` `plans` `jobs` `clients` `tasks`   deciders: they read, and never write
-`splits` `liveness` `status`
-`assignment`                                      who gets which task, and what follows from facts
-`dispatcher`                                      request -> decider, as a table, round one state
-`journal`                                         what `serving.journal` keeps for it
-`core`                                            what `serving.core` runs
-`server`                                          the shell: port and threads
-`stub`                                            typed calls to that server
-================================================  =============================================
+What it remembers, as facts that add up to a state:
+
+    updates        facts, in the past tense
+    state          what they add up to, with its invariants
+    ranges         sets of units, and the order in which they were dealt
+    apply          the only code that changes a state
+    apply_units    its part about units: dealt, returned, settled, missing
+    contradiction  a fact that does not fit, with the story of what it names
+    invariants     checks a state, for tests
+
+What one run of the process knows beside that:
+
+    limits         how long what is waited for
+    presence       who was heard from when, and what else is not journaled
+    unreachable    which clients cannot reach which tasks, and since when
+    last_use       when what is idle was last used
+
+Who decides; each reads, and never writes:
+
+    decision       what a decider is given, and what it gives back
+    registration   datasets and workers become known
+    plans          plans arrive and leave, in parts
+    jobs           jobs and their iterations begin
+    clients        clients read, settle what was lost, and leave
+    departures     what becomes of elements that were sent to clients which are gone
+    tasks          what a task is about, and how it ends
+    splits         units are dealt, and come back
+    liveness       who is alive, who leaves, who is gone
+    retention      what is forgotten, so that it stays small
+    status         who is there, and what is going on
+    assignment     who gets which task, and what follows from facts
+    losses         what an iteration has lost in the end
+    notices        what the log says of a loss
+
+What runs it:
+
+    dispatcher     request -> decider, as a table, round one state
+    journal        what `serving.journal` keeps for it
+    core           what `serving.core` runs
+    roles          who may ask what
+    server         the shell: port and threads
+    stub           typed calls to that server
 """

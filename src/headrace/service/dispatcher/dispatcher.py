@@ -25,8 +25,9 @@ from headrace.service.dispatcher import (
     status,
     tasks,
 )
-from headrace.service.dispatcher.apply import apply, illegal
+from headrace.service.dispatcher.apply import apply
 from headrace.service.dispatcher.assignment import consequences, struck_by
+from headrace.service.dispatcher.contradiction import illegal
 from headrace.service.dispatcher.decision import Decision, Moment
 from headrace.service.dispatcher.last_use import LastUse
 from headrace.service.dispatcher.limits import Limits

@@ -10,7 +10,8 @@ from headrace.service.config import DispatcherConfig
 from headrace.service.dispatcher.apply import apply
 from headrace.service.dispatcher.state import DispatcherState
 from headrace.service.dispatcher.updates import Update
-from headrace.serving.journal import Format, Journal, MemoryJournal, SqliteJournal
+from headrace.serving.journal import Format, Journal, MemoryJournal
+from headrace.serving.sqlite_journal import SqliteJournal
 
 __all__ = ["FORMAT", "open_journal"]
 

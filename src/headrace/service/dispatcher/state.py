@@ -1,6 +1,7 @@
 """What the facts add up to. `apply.apply` changes it, and nothing else does.
 
-Deciders read a state and never write. Times are not part of it: who was heard from when is a
+Invariants stand in `#:` comments; `invariants.validate` checks them, in tests. Deciders read a
+state and never write. Times are not part of it: who was heard from when is a
 matter of one run of the process (`presence.Presence`).
 """
 
@@ -12,16 +13,7 @@ import hashlib
 import msgspec
 
 from headrace.errors import NotFoundError
-from headrace.service.config import ShardingPolicy
-from headrace.service.dispatcher.ranges import (
-    Ranges,
-    at_least,
-    common,
-    count,
-    located,
-    subtracted,
-    united,
-)
+from headrace.service.dispatcher.ranges import Ranges, count, subtracted, united
 
 __all__ = [
     "Dataset",
@@ -355,111 +347,3 @@ class DispatcherState(msgspec.Struct):
     def dataset_of(self, iteration: Iteration) -> Dataset:
         """Return the dataset that an iteration goes through."""
         return self.datasets[self.jobs[iteration.job_id].dataset_id]
-
-    def validate(self) -> None:
-        """Check every `#:` comment of this file; raise AssertionError if one does not hold."""
-        running: dict[str, set[int]] = {worker_id: set() for worker_id in self.workers}
-        finished: dict[str, set[int]] = {worker_id: set() for worker_id in self.workers}
-        for task_id, task in self.tasks.items():
-            assert task.task_id == task_id < self.next_task, task
-            assert task.ticket == self.ticket(task_id), task
-            assert task_id in self.iterations[task.iteration_id].tasks, task
-            self._validate_task(task)
-            if task.phase is TaskPhase.RUNNING:
-                running[task.worker_id].add(task_id)
-            elif task.phase is TaskPhase.FINISHED and task.dealt and not task.gone:
-                finished[task.worker_id].add(task_id)
-        for worker_id, worker in self.workers.items():
-            assert worker.worker_id == worker_id, worker
-            assert worker.tasks == running[worker_id], (worker, running[worker_id])
-            assert worker.finished == finished[worker_id], (worker, finished[worker_id])
-            assert self.addresses[worker.address] == worker_id, worker
-        assert len(self.addresses) == len(self.workers)
-        self._validate_jobs()
-        readers: dict[str, int] = {}
-        for iteration_id, iteration in self.iterations.items():
-            self._validate_iteration(iteration_id, iteration)
-            readers.update(dict.fromkeys(iteration.clients, iteration_id))
-        assert readers == self.clients, (readers, self.clients)
-        assert sum(len(each.clients) for each in self.iterations.values()) == len(self.clients)
-        assert str(self.next_dataset) not in self.datasets
-        for token, dataset_id in self.tokens.items():
-            assert self.datasets[dataset_id].token == token
-            assert self.datasets[dataset_id].digest in self.plans
-        assert len(self.tokens) == len(self.datasets)
-
-    def _validate_task(self, task: Task) -> None:
-        assert 0 <= task.done <= task.dealt, task
-        assert count(task.runs) == task.dealt - task.done, task
-        for ranges in (task.returned, task.received, task.touched):
-            assert ranges == at_least(united(ranges), task.done), task
-            assert not ranges or ranges[-1][1] <= task.dealt, task
-        assert not subtracted(task.received, task.touched), task
-        assert task.held >= 0, task
-        assert task.last[1] - task.last[0] <= task.dealt, task
-        assert (task.grants == 0) == (task.dealt == 0), task
-        assert task.unsettled <= self.iterations[task.iteration_id].clients, task
-        assert task.gone or not task.unsettled, task
-        assert not (task.gone and task.departed), task
-
-    def _validate_jobs(self) -> None:
-        for job_id, job in self.jobs.items():
-            assert job.job_id == job_id < self.next_job, job
-            assert job.dataset_id in self.datasets, job
-            if job.name is not None:
-                assert job.owner is None, job
-                assert self.names[job.name] == job_id, job
-            else:
-                assert job.owner is not None, job
-                assert self.owners[job.owner] == job_id, job
-            assert self.iterations.keys() >= set(job.iterations.values()), job
-            assert not any(job.is_over(each) for each in job.iterations), job
-            assert len(job.forgotten) <= PASSES_REMEMBERED, job
-        assert len(self.names) + len(self.owners) == len(self.jobs)
-
-    def _validate_iteration(self, iteration_id: int, iteration: Iteration) -> None:
-        assert iteration.iteration_id == iteration_id < self.next_iteration, iteration
-        job = self.jobs[iteration.job_id]
-        assert job.iterations[iteration.pass_number] == iteration_id
-        dealt = job.processing_mode == ShardingPolicy.DYNAMIC
-        assert (iteration.positions is not None) == dealt, iteration
-        tasks = self.tasks_of(iteration)
-        assert len(set(iteration.tasks)) == len(tasks), iteration
-        running = [task.worker_id for task in tasks if task.phase is TaskPhase.RUNNING]
-        assert len(set(running)) == len(running), iteration
-        assert iteration.leavers == sum(self.workers[each].leaving for each in running), iteration
-        assert iteration.takers == len(running) - iteration.leavers, iteration
-        assert iteration.held == sum(task.held for task in self.running_tasks(iteration)), iteration
-        assert not (iteration.finished and running), iteration
-        assert iteration.finished or not iteration.failed, iteration
-        if not iteration.finished:
-            served = {task.worker_id for task in tasks if task.phase is not TaskPhase.LOST}
-            staying = {each for each, worker in self.workers.items() if not worker.leaving}
-            if dealt:
-                waits = not running and not iteration.returned
-                assert served >= staying or waits, (iteration, self.workers)
-            else:
-                assert served or not staying, (iteration, self.workers)
-        self._validate_units(iteration, tasks)
-
-    def _validate_units(self, iteration: Iteration, tasks: list[Task]) -> None:
-        end = iteration.positions or 0
-        assert iteration.next >= 0, iteration
-        assert len(iteration.missing) <= LOSSES_REMEMBERED, iteration
-        assert end < 0 or iteration.next <= end, iteration
-        for ranges in (iteration.returned, iteration.recovered, iteration.suspects):
-            assert ranges == united(ranges), iteration
-        assert iteration.suspects_at_once >= 1, iteration
-        assert not subtracted(iteration.suspects, iteration.recovered), iteration
-        assert not subtracted(iteration.recovered, ((0, iteration.next),)), iteration
-        assert not common(iteration.given_up, iteration.recovered), iteration
-        assert not common(iteration.given_up, iteration.returned), iteration
-        # A unit that was dealt and is not done is with one task or was returned, never both.
-        places = [*iteration.returned]
-        for task in tasks:
-            kept = subtracted(((task.done, task.dealt),), task.returned) if task.held else ()
-            found = located(task.runs, task.done, kept)
-            assert count(found) == task.held, task
-            places += found
-        assert count(united(places)) == count(places), (iteration, tasks)
-        assert all(stop <= iteration.next for _, stop in places), (iteration, tasks)

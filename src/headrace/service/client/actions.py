@@ -1,0 +1,48 @@
+"""What a client's session wants done: requests to workers, calls to the dispatcher, warnings."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from headrace.service.messages import DispatcherRequest, GetElements, TaskAddress
+
+__all__ = ["Actions", "Ask", "Delivery"]
+
+
+class Ask(NamedTuple):
+    """A request to send to a task's worker."""
+
+    task: TaskAddress
+    number: int
+    message: GetElements
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """An answer whose turn has come, for the consumer."""
+
+    task: TaskAddress
+    number: int
+    count: int
+    payload: Any
+    """What the shell gave with the answer, or an error to raise."""
+
+
+@dataclass
+class Actions:
+    """What is to be done now."""
+
+    asks: list[Ask] = field(default_factory=list)
+    calls: list[DispatcherRequest] = field(default_factory=list)
+    """Requests to the dispatcher; each may be repeated."""
+    drops: list[int] = field(default_factory=list)
+    """Tasks whose connection is no longer needed."""
+    warnings: list[str] = field(default_factory=list)
+    wake_in: float = math.inf
+    """Seconds after which to act again, if nothing happens before."""
+
+    def wake_within(self, seconds: float) -> None:
+        """Act again after so many seconds, or before."""
+        self.wake_in = min(self.wake_in, seconds)

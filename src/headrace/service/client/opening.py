@@ -1,0 +1,94 @@
+"""Opening an iteration: the dispatcher is asked until it answers, for a minute at most."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+
+from headrace.errors import FailedPreconditionError
+from headrace.service.client.contact import CALL_SECONDS
+from headrace.service.dispatcher.stub import DispatcherStub
+from headrace.service.messages import ClientUpdate, IterationOpened, OpenIteration
+from headrace.transport import inprocess
+from headrace.transport.retry import RetryPolicy, retry
+
+__all__ = ["of_this_process", "open_iteration"]
+
+_log = logging.getLogger(__name__)
+
+_PATIENCE = RetryPolicy(deadline=60.0)
+_WARNING_SECONDS = 5.0
+
+M = TypeVar("M", IterationOpened, ClientUpdate)
+
+
+def open_iteration(
+    opening: OpenIteration,
+    dial: Callable[[], DispatcherStub],
+    *,
+    dispatcher: str,
+    local_only: bool,
+) -> IterationOpened:
+    """Join an iteration.
+
+    Args:
+        opening: Which one.
+        dial: Opens a connection to the dispatcher.
+        dispatcher: Its address, for messages.
+        local_only: Whether to read the workers of this process alone.
+
+    Raises:
+        FailedPreconditionError: `local_only`, and there is no worker in this process.
+        UnavailableError: The dispatcher did not answer for a minute.
+    """
+    with dial() as stub:
+        opened = _ask(opening, stub, dispatcher)
+    if local_only:
+        local = of_this_process(opened)
+        if not opened.finished and not local.tasks:
+            raise FailedPreconditionError(
+                "Local reads require local workers, but no local worker is found. Run a "
+                '`WorkerServer` in this process, or use target_workers="AUTO"'
+            )
+        opened = local
+    if opened.finished and opened.finished_by:
+        _log.warning(
+            "job %r has no elements left in pass %s: %s. A job's pass is read once; choose "
+            "another job_name to read it again",
+            opened.job_name,
+            opening.pass_number,
+            opened.finished_by,
+        )
+    return opened
+
+
+def of_this_process(heard: M) -> M:
+    """Leave out the tasks of other processes; where none is left, there is nothing to read."""
+    tasks = tuple(task for task in heard.tasks if inprocess.is_local(task.worker_address))
+    return msgspec.structs.replace(heard, tasks=tasks, finished=heard.finished or not tasks)
+
+
+def _ask(opening: OpenIteration, stub: DispatcherStub, dispatcher: str) -> IterationOpened:
+    began, warned = time.monotonic(), False
+
+    def ask(timeout: float) -> IterationOpened:
+        nonlocal warned
+        waited = time.monotonic() - began
+        if waited >= _WARNING_SECONDS and not warned:
+            warned = True
+            _log.warning(
+                "the dispatcher at %s has not answered for %.0f s: is it running, and is this "
+                "its address? Trying for %.0f s in all",
+                dispatcher,
+                waited,
+                _PATIENCE.deadline,
+            )
+        return stub.call(opening, timeout=timeout)
+
+    return retry(
+        ask, _PATIENCE, whom=f"the dispatcher at {dispatcher}", attempt_timeout=CALL_SECONDS
+    )

@@ -1,0 +1,357 @@
+"""The client's shell around its session: one lock, one I/O thread.
+
+    I/O thread   inbox -> session (what happened) ; session -> channels (what is to be sent)
+    consumer     takes what was delivered, says what is used up, and waits for more
+
+Rule 1. The session is used under the lock alone; its `failure` and what was `lost` are read without
+        it, once it is over. Channels and the inbox belong to the thread; others only wake it.
+Rule 2. Deliveries are appended by the thread and taken by the consumer, the first one last of all:
+        it stays until whoever takes it has put it elsewhere.
+Rule 3. An interruption may come at any instant of the consumer's. The lock is one of C, which is
+        never left locked; what rings may be lost, so it says only that it is time to look.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+import msgspec
+
+from headrace.errors import (
+    CancelledError,
+    FailedPreconditionError,
+    HeadraceError,
+    NotFoundError,
+    UnavailableError,
+)
+from headrace.service.client.actions import Actions, Delivery
+from headrace.service.client.opening import of_this_process
+from headrace.service.client.session import Session
+from headrace.service.client.wires import TaskEvent, Verdict, Wires
+from headrace.service.messages import (
+    ClientUpdate,
+    CloseIteration,
+    Elements,
+    IterationOpened,
+    LostUnits,
+    ReportUnreachable,
+    SettleTask,
+    TaskAddress,
+)
+from headrace.transport.channel import Channel, Reply
+from headrace.transport.envelope import decode_error
+from headrace.transport.inbox import Inbox
+
+__all__ = ["Shell"]
+
+_log = logging.getLogger(__name__)
+
+_LONGEST_WAIT = 5.0
+
+
+class Shell:
+    """Runs a session from `begin` to `close`.
+
+    Args:
+        session: Used here alone from now on.
+        dispatcher: The dispatcher's address, for messages.
+        connect_dispatcher: Opens a channel to the dispatcher; called on the I/O thread.
+        connect: Opens a channel to a worker's address; as well.
+        local_only: Whether to read the workers of this process alone.
+        settles: Whether to say at the end what was used, since others read the rest.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        dispatcher: str,
+        connect_dispatcher: Callable[[], Channel],
+        connect: Callable[[str], Channel],
+        local_only: bool,
+        settles: bool,
+    ) -> None:
+        self._session = session
+        self._dispatcher = dispatcher
+        self._connect_dispatcher = connect_dispatcher
+        self._connect = connect
+        self._local_only = local_only
+        self._settles = settles
+        self._lock = threading.RLock()
+        self._deliveries: deque[Delivery] = deque()
+        #: What the consumer waits for.
+        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+        #: How often those who waited were sent away.
+        self._turns = 0
+        self._closing = False
+        #: The I/O thread's, which looks before it waits for the first time.
+        self._inbox: Inbox | None = None
+        #: Taken by the thread when it begins; released when it is over.
+        self._begun, self._over = threading.Lock(), threading.Lock()
+        self._over.acquire()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def failure(self) -> HeadraceError | None:
+        """Why nothing can be read any more, if that is the case."""
+        return self._session.failure
+
+    @property
+    def lost(self) -> tuple[LostUnits, ...]:
+        """What was lost with workers; known at the end of the iteration."""
+        return self._session.lost
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether `close` was called."""
+        return self._closing
+
+    # --- life -----------------------------------------------------------------------------------
+
+    def opened(self, reply: IterationOpened) -> None:
+        """Take what the dispatcher answered to `OpenIteration`."""
+        with self._lock:
+            self._session.opened(reply, time.monotonic())
+
+    def begin(self, in_hand: Callable[[], Delivery | None]) -> None:
+        """Start the thread, unless that was done.
+
+        Where an interruption leaves that open, it is started twice, and one ends at once.
+
+        Args:
+            in_hand: Returns what the consumer has begun to use; asked at the end. The thread holds
+                it, and what it belongs to: a reader that is open stays, whoever drops it.
+        """
+        if not self._begun.locked():
+            threading.Thread(
+                target=self._run, args=(in_hand,), name="headrace-client", daemon=True
+            ).start()
+
+    def close(self, in_hand: Callable[[], Delivery | None], *, is_known: bool) -> None:
+        """Deliver nothing more; wait until the thread has said goodbye and is over.
+
+        Args:
+            in_hand: As for `begin`.
+            is_known: Whether the dispatcher may know this client.
+        """
+        with self._lock:
+            self._closing = True
+            self._deliveries.clear()
+        if not is_known:
+            return
+        self.begin(in_hand)
+        self._ring()
+        self._wake()
+        if self._thread is not threading.current_thread():
+            with self._over:
+                pass
+
+    # --- the consumer ---------------------------------------------------------------------------
+
+    def first(self) -> Delivery | None:
+        """Return the next delivery, which stays where it is; None: no more come."""
+        if not self._deliveries:
+            self._wait(lambda: bool(self._deliveries) or self._session.is_over)
+        return self._deliveries[0] if self._deliveries else None
+
+    def take(self, delivery: Delivery) -> None:
+        """Take the first delivery, if it is this one."""
+        if self._deliveries and self._deliveries[0] is delivery:
+            self._deliveries.popleft()
+
+    def use_up(self, delivery: Delivery) -> None:
+        """Take note that nothing of a delivery is left. May be said twice."""
+        with self._lock:
+            self._session.used_up(delivery.task.task_id, delivery.number)
+        self._wake()
+
+    def renew_lease(self) -> bool:
+        """Wait, after a long pause of this process, until the dispatcher knows this client again.
+
+        Returns:
+            Whether what was delivered may be used; else `failure` says why not.
+        """
+        with self._lock:
+            if self._session.may_use(time.monotonic()):
+                return True
+        self._wait(lambda: self._session.may_use(time.monotonic()))
+        return self._session.failure is None
+
+    def send_away(self) -> None:
+        """Let whoever waits here, on another thread, wait no more."""
+        self._turns += 1
+        self._ring()
+
+    def _wait(self, is_over: Callable[[], bool]) -> None:
+        """Wait for the I/O thread, until something is the case, the thread ends, or `close`.
+
+        Raises:
+            CancelledError: Whoever waits was sent away.
+        """
+        turn = self._turns
+        with self._lock:
+            if is_over():
+                return
+            self._session.waiting(time.monotonic())
+        self._wake()
+        while not self._closing and self._turns == turn:
+            with self._lock:
+                if is_over():
+                    break
+            # In slices, so that a thread that died is noticed.
+            with contextlib.suppress(queue.Empty):
+                self._bell.get(timeout=_LONGEST_WAIT)
+            if not self._over.locked():
+                break
+        with self._lock:
+            self._session.waiting(None)
+        if self._turns != turn:
+            raise CancelledError("the iterator was interrupted")
+
+    def _wake(self) -> None:
+        """Let the I/O thread look."""
+        if self._inbox is not None:
+            self._inbox.wake()
+
+    def _ring(self) -> None:
+        """Let the consumer look, if it waits."""
+        if self._bell.empty():
+            self._bell.put(None)
+
+    # --- the I/O thread -------------------------------------------------------------------------
+
+    def _run(self, in_hand: Callable[[], Delivery | None]) -> None:
+        if not self._begun.acquire(blocking=False):
+            return
+        self._thread = threading.current_thread()
+        try:
+            self._read_on(in_hand)
+        except BaseException as error:
+            _log.exception("reading from the dispatcher at %s failed", self._dispatcher)
+            with self._lock:
+                self._session.fail(
+                    HeadraceError(f"reading failed by an error of its own: {error!r}")
+                )
+        finally:
+            self._over.release()
+            self._ring()
+
+    def _read_on(self, in_hand: Callable[[], Delivery | None]) -> None:
+        self._inbox = Inbox()
+        wires = Wires(self._inbox, self._connect_dispatcher, self._connect)
+        try:
+            while not self._closing:
+                with self._lock:
+                    actions = self._session.act(time.monotonic())
+                if self._session.is_over:
+                    self._ring()
+                self._do(actions, wires)
+                self._take(wires.wait(min(actions.wake_in, _LONGEST_WAIT)))
+        finally:
+            goodbye = CloseIteration(client_id=self._session.client_id)
+            wires.close(self._last_words(in_hand), goodbye)
+
+    def _last_words(self, in_hand: Callable[[], Delivery | None]) -> list[SettleTask]:
+        """Return what is to be said of what was used, where others are to read the rest."""
+        if not self._settles:
+            return []
+        with self._lock:
+            delivery = in_hand()
+            begun = None if delivery is None else (delivery.task.task_id, delivery.number)
+            return self._session.leave(begun)
+
+    def _do(self, actions: Actions, wires: Wires) -> None:
+        for warning in actions.warnings:
+            _log.warning("%s", warning)
+        for task_id in actions.drops:
+            wires.drop(task_id)
+        for task, number, message in actions.asks:
+            try:
+                wires.ask(task, number, message)
+            except UnavailableError as error:
+                with self._lock:
+                    self._session.disconnected(task.task_id, error, time.monotonic())
+            except (HeadraceError, ValueError) as error:
+                # A worker that cannot be read this way is the trouble of that worker alone, unless
+                # the user chose the way.
+                with self._lock:
+                    self._unreadable(task, error)
+        for request in actions.calls:
+            wires.call(request)
+
+    def _unreadable(self, task: TaskAddress, error: Exception) -> None:
+        if isinstance(error, FailedPreconditionError):
+            self._session.fail(error)
+        else:
+            problem = UnavailableError(f"{task.worker_address!r} is no address to read: {error}")
+            self._session.disconnected(task.task_id, problem, time.monotonic())
+
+    # --- what came ------------------------------------------------------------------------------
+
+    def _take(self, events: list[TaskEvent | Verdict]) -> None:
+        now = time.monotonic()
+        with self._lock:
+            before = len(self._deliveries)
+            had_verdict = any(isinstance(event, Verdict) for event in events)
+            for event in events:
+                if isinstance(event, Verdict):
+                    self._take_verdict(event, now)
+                else:
+                    self._take_answer(event, now)
+        # Also where nothing came: who waits to be known again must hear that it is.
+        if len(self._deliveries) > before or self._session.is_over or had_verdict:
+            self._ring()
+
+    def _take_answer(self, event: TaskEvent, now: float) -> None:
+        task_id, number, what = event
+        if isinstance(what, UnavailableError):
+            self._session.disconnected(task_id, what, now)
+        elif isinstance(what, Reply):
+            answer = what.message
+            if not isinstance(answer, Elements | Exception):
+                answer = HeadraceError(f"the worker answered with {type(answer).__name__}")
+            payload = _error_of(answer) or what.buffers
+            self._deliveries += self._session.answered(task_id, number, answer, payload, now)
+        else:
+            self._session.fail(what)
+
+    def _take_verdict(self, event: Verdict, now: float) -> None:
+        session, asked = self._session, event.asked
+        answer = event.what.message if isinstance(event.what, Reply) else event.what
+        if isinstance(answer, ClientUpdate):
+            session.updated(of_this_process(answer) if self._local_only else answer, now)
+        elif isinstance(answer, UnavailableError):
+            _log.debug("the dispatcher at %s: %s; reading on", self._dispatcher, answer)
+            session.unheard(now)
+        elif isinstance(asked, SettleTask):
+            session.settled(asked.task_id)
+        elif isinstance(asked, ReportUnreachable):
+            session.reported(asked.task_id)
+        elif isinstance(answer, NotFoundError):
+            session.fail(
+                FailedPreconditionError(
+                    f"the dispatcher at {self._dispatcher} does not know this reader any more "
+                    f"({answer}): it was restarted without `fault_tolerant_mode`, or this process "
+                    "was not heard from for too long. Iterate over the dataset again; give the "
+                    "dispatcher a `work_dir` and `fault_tolerant_mode=True` so that it survives "
+                    "restarts"
+                )
+            )
+        elif isinstance(answer, HeadraceError):
+            session.fail(answer)
+
+
+def _error_of(answer: Elements | Exception) -> Exception | None:
+    """Return the error that stands in an element's place, if one came."""
+    if not isinstance(answer, Elements) or answer.error is None:
+        return None
+    try:
+        return decode_error(answer.error)
+    except msgspec.DecodeError as error:
+        return HeadraceError(f"the worker sent an error that cannot be read: {error}")

@@ -1,0 +1,109 @@
+"""One task, as a client sees it: what was asked, what arrived, and whether its worker answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headrace.errors import UnavailableError
+from headrace.service.client.receipt import Receipt
+from headrace.service.messages import Elements, TaskAddress
+from headrace.serving.conversation import Window
+
+__all__ = ["Task"]
+
+_FIRST_DELAY = 0.02
+_LAST_DELAY = 1.0
+_NOT_NOW_SECONDS = 0.1
+_RESETS = 5
+_SILENCES = 2
+"""Attempts after which a worker that refuses connections, or does not answer, counts as gone if its
+task is no longer listed: a task of several clients may be finished while an answer is on its way,
+and if that is lost with its connection, the worker gives it again."""
+
+
+class Task:
+    """A task that is being read.
+
+    Args:
+        address: Where.
+    """
+
+    def __init__(self, address: TaskAddress) -> None:
+        self.address = address
+        self.window: Window[tuple[Elements | None, Any]] = Window()
+        #: Numbers to be sent (again), in order.
+        self.to_send: list[int] = []
+        #: The worker has handed out everything, and waits until it is used up.
+        self.draining = False
+        #: The worker said that nothing is left; answers to other numbers may be under way.
+        self.ending = False
+        #: Answers that were delivered to the consumer and are not used up.
+        self.in_use: dict[int, Elements] = {}
+        self.arrived = Receipt()
+        #: What the consumer has used up.
+        self.used = Receipt()
+        #: Not before this time is the worker asked again; 0.0: at any time.
+        self.retry_at = 0.0
+        self._delay = _FIRST_DELAY
+        #: The connection was lost, and nothing was heard since; how, and since when.
+        self.problem: str = ""
+        self.problem_since = 0.0
+        #: Nothing listens at the worker's address.
+        self.refused = False
+        #: Connections that were lost in a row.
+        self._losses = 0
+
+    # --- the worker -----------------------------------------------------------------------------
+
+    def heard(self) -> None:
+        """Take note of a sign of life."""
+        if self.problem:
+            self.retry_at = 0.0
+        self._delay, self.problem, self._losses = _FIRST_DELAY, "", 0
+
+    @property
+    def is_out_of_reach(self) -> bool:
+        """Whether attempts enough have failed in a row, since the connection was lost."""
+        return self._losses >= (_RESETS if self.refused else _SILENCES) and bool(self.problem)
+
+    def put_off(self, number: int, now: float) -> None:
+        """Ask again under a number in a moment: the worker cannot answer now."""
+        self.to_send.append(number)
+        self.retry_at = now + _NOT_NOW_SECONDS
+
+    def disconnected(self, error: UnavailableError, now: float) -> None:
+        """Take note that the connection was lost, or could not be made."""
+        if not self.problem:
+            self.problem, self.problem_since = str(error), now
+        self.refused = bool(getattr(error, "refused", False))
+        self._losses += 1
+        self.to_send = []
+        self.retry_at = now + self._delay
+        self._delay = min(self._delay * 2, _LAST_DELAY)
+
+    def try_again(self) -> None:
+        """Stop waiting for `retry_at`; after a loss, all that is not answered is to be sent."""
+        if self.retry_at:
+            self.retry_at = 0.0
+            if self.problem:
+                self.to_send = self.window.to_repeat()
+
+    # --- what arrived ---------------------------------------------------------------------------
+
+    def receive(self, number: int, answer: Elements) -> bool:
+        """Take an answer whose turn has come; return whether it has something for the consumer."""
+        self.arrived.add(answer)
+        empty = answer.end or not (answer.count or answer.error)
+        if empty or not self.window.is_new(answer.first, answer.count):
+            return False
+        self.in_use[number] = answer
+        return True
+
+    def use_up(self, number: int) -> None:
+        """Take note that nothing of an answer is left."""
+        used = self.in_use.get(number)
+        if used is not None:
+            # In this order: an interruption in between may repeat it, and not leave it out.
+            self.used.add(used)
+            self.in_use.pop(number, None)
+        self.window.use_up(number)

@@ -1,0 +1,143 @@
+"""Waiting: since when the consumer waits for an element, and what is said of it.
+
+Rule. A wait of ten seconds says what is missing, then once a minute. It ends in an error only if
+      for `timeout` seconds there was nobody who could deliver. Time in which this client itself did
+      not run does not count.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+
+from headrace.service.client.contact import CALL_SECONDS, HEARTBEAT_SECONDS
+from headrace.service.client.task import Task
+
+__all__ = ["Waiting", "describe_missing"]
+
+_FIRST_WARNING = 10.0
+_NEXT_WARNING = 60.0
+_ALIVE_SECONDS = 60.0
+"""A dispatcher that was heard from within so many seconds counts as one that may list workers."""
+_MOST_NAMED = 3
+
+
+class Waiting:
+    """Since when the consumer waits, and since when nobody could deliver.
+
+    Args:
+        timeout: Seconds without anybody who could deliver, after which waiting is an error.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._since: float | None = None
+        self._warn_at = math.inf
+        #: Since when there has been nobody who could deliver.
+        self._helpless_since: float | None = None
+
+    @property
+    def is_going_on(self) -> bool:
+        """Whether the consumer waits."""
+        return self._since is not None
+
+    def seconds(self, now: float) -> float:
+        """Return for how long the consumer has waited."""
+        return 0.0 if self._since is None else now - self._since
+
+    # --- what happens ---------------------------------------------------------------------------
+
+    def begin(self, now: float) -> None:
+        """Take note that the consumer waits for the next element, from now on."""
+        self._since, self._warn_at = now, now + _FIRST_WARNING
+
+    def end(self) -> None:
+        """Take note that the consumer does not wait."""
+        self._since, self._warn_at = None, math.inf
+
+    def helped(self) -> None:
+        """Take note that somebody can deliver."""
+        self._helpless_since = None
+
+    def helpless(self, now: float) -> None:
+        """Take note that nobody can deliver."""
+        if self._helpless_since is None:
+            self._helpless_since = now
+
+    def forgive(self, pause: float, now: float) -> None:
+        """Leave out `pause` seconds in which this client did not run."""
+        if self._since is not None:
+            # Less where what came meanwhile has begun the wait again.
+            shift = min(pause, now - self._since)
+            self._since += shift
+            self._warn_at += shift
+        if self._helpless_since is not None:
+            self._helpless_since = min(now, self._helpless_since + pause)
+
+    # --- what follows ---------------------------------------------------------------------------
+
+    def is_hopeless(self, now: float) -> bool:
+        """Whether to wait no more: too long with nobody who could deliver."""
+        if self._since is None or self._helpless_since is None:
+            return False
+        return now >= max(self._since, self._helpless_since) + self._timeout
+
+    def is_worth_a_warning(self, now: float) -> bool:
+        """Whether to say what is missing; not again for a while after that."""
+        if now < self._warn_at:
+            return False
+        self._warn_at = now + _NEXT_WARNING
+        return True
+
+    def next_in(self, now: float) -> float:
+        """Return the seconds after which to look again, while it goes on."""
+        times = [self._warn_at]
+        if self._since is not None and self._helpless_since is not None:
+            times.append(max(self._since, self._helpless_since) + self._timeout)
+        return max(0.0, min(times) - now)
+
+
+def describe_missing(
+    dispatcher: str, silence: float, tasks: Collection[Task], others: Sequence[str], now: float
+) -> str:
+    """Return what stands between the consumer and the next element.
+
+    Args:
+        dispatcher: Its address.
+        silence: Seconds for which it was not heard.
+        tasks: Those that are read.
+        others: Clients of the same job that are not heard, where only that keeps it from its end.
+        now: The time.
+    """
+    parts = []
+    if silence > HEARTBEAT_SECONDS + 2 * CALL_SECONDS:
+        parts.append(
+            f"the dispatcher at {dispatcher} has not answered for {silence:.0f} s (is it "
+            "running, and is this its address?)"
+        )
+    lost = [task for task in tasks if task.problem]
+    parts += [
+        f"the worker at {task.address.worker_address} cannot be reached since "
+        f"{now - task.problem_since:.0f} s ({task.problem})"
+        for task in lost[:_MOST_NAMED]
+    ]
+    working = [task for task in tasks if not task.problem]
+    if working:
+        names = ", ".join(task.address.worker_address for task in working[:_MOST_NAMED])
+        more = f" and {len(working) - _MOST_NAMED} more" if len(working) > _MOST_NAMED else ""
+        parts.append(
+            f"connected to {names}{more}, from which nothing comes: a function of the dataset "
+            "may take long, or wait for something"
+        )
+    if others:
+        parts.append(
+            f"{' and '.join(others[:_MOST_NAMED])} of the same job cannot be heard: what "
+            "was sent there and not used comes here once it counts as gone "
+            "(`client_timeout_ms` of the dispatcher)"
+        )
+    elif not tasks and silence <= _ALIVE_SECONDS:
+        parts.append(
+            f"no worker is registered with the dispatcher at {dispatcher}; start one, "
+            f"for example with `headrace worker --dispatcher {dispatcher}`"
+        )
+    return "; ".join(parts)

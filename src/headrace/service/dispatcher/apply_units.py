@@ -1,0 +1,219 @@
+"""Applies facts about units: what was dealt to whom, what came back, what is missing.
+
+A part of `apply`, which says how. Units of a task are numbered in dealt order (`ranges`), and its
+`returned`, `received` and `touched` are sets of those numbers; an iteration's units are places in
+its stream.
+"""
+
+from __future__ import annotations
+
+from headrace.service.dispatcher import updates
+from headrace.service.dispatcher.contradiction import require
+from headrace.service.dispatcher.ranges import (
+    Ranges,
+    at_least,
+    common,
+    count,
+    drop_first,
+    located,
+    subtracted,
+    united,
+)
+from headrace.service.dispatcher.state import (
+    LOSSES_REMEMBERED,
+    DispatcherState,
+    Iteration,
+    Missing,
+    Task,
+    TaskPhase,
+)
+
+__all__ = [
+    "client_dropped",
+    "give_up",
+    "running_task",
+    "task_settled",
+    "tasks_forgotten",
+    "touch_first",
+    "units_dealt",
+    "units_given_up",
+    "units_returned",
+]
+
+
+def running_task(state: DispatcherState, task_id: int) -> Task:
+    """Return a task that runs; anything else contradicts the fact in hand."""
+    task = state.tasks[task_id]
+    require(task.phase is TaskPhase.RUNNING, "the task does not run")
+    return task
+
+
+def units_dealt(state: DispatcherState, fact: updates.UnitsDealt) -> None:
+    """Move units from the stream, or from those that came back, to a task."""
+    task = running_task(state, fact.task_id)
+    iteration = state.iterations[task.iteration_id]
+    require(fact.number == task.grants, "it is not the task's next grant")
+    require(fact.start < fact.stop, "it deals nothing")
+    given = ((fact.start, fact.stop),)
+    if fact.start < iteration.next:
+        left = subtracted(iteration.returned, given)
+        returned = count(iteration.returned) - count(left)
+        require(returned == fact.stop - fact.start, "the units were dealt already")
+        iteration.returned = left
+    else:
+        require(fact.start == iteration.next, "it leaves units out")
+        iteration.next = fact.stop
+    iteration.held -= task.held
+    task.grants, task.last = fact.number + 1, (fact.start, fact.stop)
+    _forget_done(task, fact.done)
+    if task.runs and task.runs[-1][1] == fact.start:
+        task.runs[-1] = (task.runs[-1][0], fact.stop)
+    else:
+        task.runs.append((fact.start, fact.stop))
+    task.dealt += fact.stop - fact.start
+    iteration.held += task.held
+
+
+def _forget_done(task: Task, done: int) -> None:
+    if done > task.done:
+        drop_first(task.runs, done - task.done)
+        task.done = done
+        task.returned = at_least(task.returned, done)
+        task.received = at_least(task.received, done)
+        task.touched = at_least(task.touched, done)
+
+
+def units_returned(state: DispatcherState, fact: updates.UnitsReturned) -> None:
+    """Put units of a task back, to be dealt first."""
+    task = state.tasks[fact.task_id]
+    iteration = state.iterations[task.iteration_id]
+    require(bool(fact.units), "it returns nothing")
+    _require_held(task, fact.units)
+    back = located(task.runs, task.done, fact.units)
+    if task.phase is TaskPhase.RUNNING:
+        iteration.held -= count(fact.units)
+    else:
+        require(task.gone and not task.unsettled, "somebody may have something of them")
+        require(not iteration.finished, "the iteration is finished")
+        require(not subtracted(fact.units, task.untouched), "somebody has something of them")
+        _recover(iteration, back)
+    task.returned = united((*task.returned, *fact.units))
+    iteration.returned = united((*iteration.returned, *back))
+
+
+def _require_held(task: Task, units: Ranges) -> None:
+    require(units == united(units), "the ranges overlap")
+    require(not units or units[0][0] >= task.done, "units that are done cannot come back")
+    require(not subtracted(units, ((0, task.dealt),)), "they were never dealt to the task")
+    require(units == subtracted(units, task.returned), "they were returned already")
+
+
+def _recover(iteration: Iteration, units: Ranges) -> None:
+    """Take note that units outlived a task, as well as some of them did before."""
+    again = common(units, iteration.suspects)
+    suspects = subtracted(common(units, iteration.recovered), again)
+    if again:
+        # One of these it was: in smaller groups it is found.
+        iteration.suspects_at_once = _part(iteration.suspects_at_once)
+    if suspects:
+        iteration.suspects_at_once = max(iteration.suspects_at_once, _part(count(suspects)))
+    iteration.suspects = united((*iteration.suspects, *suspects))
+    iteration.recovered = united((*iteration.recovered, *units))
+
+
+def _part(number: int) -> int:
+    return max(1, number // 16)
+
+
+def units_given_up(state: DispatcherState, fact: updates.UnitsGivenUp) -> None:
+    """Deal units that workers died with no more."""
+    task = state.tasks[fact.task_id]
+    iteration = state.iterations[task.iteration_id]
+    require(not subtracted(fact.units, task.untouched), "the task does not hold them untouched")
+    units = located(task.runs, task.done, fact.units)
+    _touch(task, fact.units)
+    iteration.given_up = united((*iteration.given_up, *units))
+    iteration.recovered = subtracted(iteration.recovered, units)
+    iteration.suspects = subtracted(iteration.suspects, units)
+    # It was these; the others are dealt sooner if many go together.
+    iteration.suspects_at_once = _part(count(iteration.suspects))
+    iteration.version += 1
+
+
+def give_up(state: DispatcherState, task: Task) -> None:
+    """Mark a task of which nothing more will come; who read it must say what did."""
+    iteration = state.iterations[task.iteration_id]
+    iteration.version += 1
+    task.gone = True
+    if task.held:
+        task.unsettled = set(iteration.clients)
+    if task.departed:
+        # What they received of this, nobody will know.
+        touch_first(task, max(task.departed.values()))
+        task.departed = {}
+
+
+def task_settled(state: DispatcherState, fact: updates.TaskSettled) -> None:
+    """Note what a client received of a task that is gone."""
+    task = state.tasks[fact.task_id]
+    task.unsettled.discard(fact.client_id)
+    state.iterations[task.iteration_id].version += 1
+    task.received = united((*task.received, *at_least(fact.received, task.done)))
+    _touch(task, (*fact.received, *fact.touched))
+
+
+def touch_first(task: Task, units: int) -> None:
+    """Take the first units of a task, up to a number, for touched: who may have them is gone."""
+    if task.held and task.done < units:
+        _touch(task, ((task.done, units),))
+
+
+def _touch(task: Task, units: Ranges) -> None:
+    task.touched = united((*task.touched, *at_least(units, task.done)))
+
+
+def client_dropped(state: DispatcherState, fact: updates.ClientDropped) -> None:
+    """Take back what a client that is gone had not acknowledged; note what is missing of it."""
+    task = state.tasks[fact.task_id]
+    iteration = state.iterations[task.iteration_id]
+    del task.departed[fact.client_id]
+    units = united((*fact.returned, *fact.lost))
+    require(count(units) == count(fact.returned) + count(fact.lost), "the ranges overlap")
+    _require_held(task, units)
+    require(not (fact.returned and iteration.finished), "the iteration is finished")
+    if task.phase is TaskPhase.RUNNING:
+        iteration.held -= count(units)
+    task.returned = united((*task.returned, *units))
+    back = located(task.runs, task.done, fact.returned)
+    iteration.returned = united((*iteration.returned, *back))
+    if fact.lost:
+        _miss(iteration, task, fact.client_id, located(task.runs, task.done, fact.lost))
+    iteration.version += 1
+
+
+def tasks_forgotten(state: DispatcherState, fact: updates.TasksForgotten) -> None:
+    """Forget lost tasks; what was lost with them stays in mind."""
+    iteration = state.iterations[fact.iteration_id]
+    for task_id in fact.task_ids:
+        task = state.tasks.pop(task_id)
+        require(task.phase is TaskPhase.LOST and not task.unsettled, "it is not over")
+        iteration.tasks.remove(task_id)
+        lost = task.missing
+        if lost or iteration.positions is None:
+            units = located(task.runs, task.done, lost)
+            _miss(iteration, task, "", units)
+
+
+def _miss(iteration: Iteration, task: Task, client_id: str, units: Ranges) -> None:
+    iteration.missing.append(
+        Missing(
+            task_id=task.task_id,
+            client_id=client_id,
+            units=units,
+            address=task.address,
+            reason=task.reason,
+        )
+    )
+    for old in iteration.missing[:-LOSSES_REMEMBERED]:
+        iteration.missing_before += count(old.units)
+    del iteration.missing[:-LOSSES_REMEMBERED]

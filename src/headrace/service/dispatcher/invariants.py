@@ -1,0 +1,136 @@
+"""The invariants of a state, as a function that checks them. Tests call it after each step.
+
+A new invariant is a `#:` comment beside its field in `state.py`, and a line here.
+"""
+
+from __future__ import annotations
+
+from headrace.service.config import ShardingPolicy
+from headrace.service.dispatcher.ranges import at_least, common, count, located, subtracted, united
+from headrace.service.dispatcher.state import (
+    LOSSES_REMEMBERED,
+    PASSES_REMEMBERED,
+    DispatcherState,
+    Iteration,
+    Task,
+    TaskPhase,
+)
+
+__all__ = ["validate"]
+
+
+def validate(state: DispatcherState) -> None:
+    """Check every `#:` comment of `state.py`.
+
+    Raises:
+        AssertionError: One does not hold.
+    """
+    running: dict[str, set[int]] = {worker_id: set() for worker_id in state.workers}
+    finished: dict[str, set[int]] = {worker_id: set() for worker_id in state.workers}
+    for task_id, task in state.tasks.items():
+        assert task.task_id == task_id < state.next_task, task
+        assert task.ticket == state.ticket(task_id), task
+        assert task_id in state.iterations[task.iteration_id].tasks, task
+        _check_task(state, task)
+        if task.phase is TaskPhase.RUNNING:
+            running[task.worker_id].add(task_id)
+        elif task.phase is TaskPhase.FINISHED and task.dealt and not task.gone:
+            finished[task.worker_id].add(task_id)
+    for worker_id, worker in state.workers.items():
+        assert worker.worker_id == worker_id, worker
+        assert worker.tasks == running[worker_id], (worker, running[worker_id])
+        assert worker.finished == finished[worker_id], (worker, finished[worker_id])
+        assert state.addresses[worker.address] == worker_id, worker
+    assert len(state.addresses) == len(state.workers)
+    _check_jobs(state)
+    readers: dict[str, int] = {}
+    for iteration_id, iteration in state.iterations.items():
+        _check_iteration(state, iteration_id, iteration)
+        readers.update(dict.fromkeys(iteration.clients, iteration_id))
+    assert readers == state.clients, (readers, state.clients)
+    assert sum(len(each.clients) for each in state.iterations.values()) == len(state.clients)
+    assert str(state.next_dataset) not in state.datasets
+    for token, dataset_id in state.tokens.items():
+        assert state.datasets[dataset_id].token == token
+        assert state.datasets[dataset_id].digest in state.plans
+    assert len(state.tokens) == len(state.datasets)
+
+
+def _check_task(state: DispatcherState, task: Task) -> None:
+    assert 0 <= task.done <= task.dealt, task
+    assert count(task.runs) == task.dealt - task.done, task
+    for ranges in (task.returned, task.received, task.touched):
+        assert ranges == at_least(united(ranges), task.done), task
+        assert not ranges or ranges[-1][1] <= task.dealt, task
+    assert not subtracted(task.received, task.touched), task
+    assert task.held >= 0, task
+    assert task.last[1] - task.last[0] <= task.dealt, task
+    assert (task.grants == 0) == (task.dealt == 0), task
+    assert task.unsettled <= state.iterations[task.iteration_id].clients, task
+    assert task.gone or not task.unsettled, task
+    assert not (task.gone and task.departed), task
+
+
+def _check_jobs(state: DispatcherState) -> None:
+    for job_id, job in state.jobs.items():
+        assert job.job_id == job_id < state.next_job, job
+        assert job.dataset_id in state.datasets, job
+        if job.name is not None:
+            assert job.owner is None, job
+            assert state.names[job.name] == job_id, job
+        else:
+            assert job.owner is not None, job
+            assert state.owners[job.owner] == job_id, job
+        assert state.iterations.keys() >= set(job.iterations.values()), job
+        assert not any(job.is_over(each) for each in job.iterations), job
+        assert len(job.forgotten) <= PASSES_REMEMBERED, job
+    assert len(state.names) + len(state.owners) == len(state.jobs)
+
+
+def _check_iteration(state: DispatcherState, iteration_id: int, iteration: Iteration) -> None:
+    assert iteration.iteration_id == iteration_id < state.next_iteration, iteration
+    job = state.jobs[iteration.job_id]
+    assert job.iterations[iteration.pass_number] == iteration_id
+    dealt = job.processing_mode == ShardingPolicy.DYNAMIC
+    assert (iteration.positions is not None) == dealt, iteration
+    tasks = state.tasks_of(iteration)
+    assert len(set(iteration.tasks)) == len(tasks), iteration
+    running = [task.worker_id for task in tasks if task.phase is TaskPhase.RUNNING]
+    assert len(set(running)) == len(running), iteration
+    assert iteration.leavers == sum(state.workers[each].leaving for each in running), iteration
+    assert iteration.takers == len(running) - iteration.leavers, iteration
+    assert iteration.held == sum(task.held for task in state.running_tasks(iteration)), iteration
+    assert not (iteration.finished and running), iteration
+    assert iteration.finished or not iteration.failed, iteration
+    if not iteration.finished:
+        served = {task.worker_id for task in tasks if task.phase is not TaskPhase.LOST}
+        staying = {each for each, worker in state.workers.items() if not worker.leaving}
+        if dealt:
+            waits = not running and not iteration.returned
+            assert served >= staying or waits, (iteration, state.workers)
+        else:
+            assert served or not staying, (iteration, state.workers)
+    _check_units(iteration, tasks)
+
+
+def _check_units(iteration: Iteration, tasks: list[Task]) -> None:
+    end = iteration.positions or 0
+    assert iteration.next >= 0, iteration
+    assert len(iteration.missing) <= LOSSES_REMEMBERED, iteration
+    assert end < 0 or iteration.next <= end, iteration
+    for ranges in (iteration.returned, iteration.recovered, iteration.suspects):
+        assert ranges == united(ranges), iteration
+    assert iteration.suspects_at_once >= 1, iteration
+    assert not subtracted(iteration.suspects, iteration.recovered), iteration
+    assert not subtracted(iteration.recovered, ((0, iteration.next),)), iteration
+    assert not common(iteration.given_up, iteration.recovered), iteration
+    assert not common(iteration.given_up, iteration.returned), iteration
+    # A unit that was dealt and is not done is with one task or was returned, never both.
+    places = [*iteration.returned]
+    for task in tasks:
+        kept = subtracted(((task.done, task.dealt),), task.returned) if task.held else ()
+        found = located(task.runs, task.done, kept)
+        assert count(found) == task.held, task
+        places += found
+    assert count(united(places)) == count(places), (iteration, tasks)
+    assert all(stop <= iteration.next for _, stop in places), (iteration, tasks)
