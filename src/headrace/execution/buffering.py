@@ -183,10 +183,11 @@ class PrefetchIterator(ElementIterator):
         return self._input.skip(count)
 
     def _stop(self) -> None:
-        feeder, self._feeder = self._feeder, None
+        feeder = self._feeder
         if feeder is not None and not feeder.stop():
             feeder.leave(step_name(self._node.input))
             self._input = make_iterator(self._node.input, self._context)
+        self._feeder = None  # at last: an interruption before this stops it once more
 
     def close(self) -> None:
         self._stop()

@@ -230,9 +230,9 @@ class CacheIterator(ElementIterator):
         self._has_ended = state["ended"]
 
     def _write_no_more(self) -> None:
-        writing, self._writing = self._writing, None
-        if writing is not None:
-            writing.close()
+        if self._writing is not None:
+            self._writing.close()
+        self._writing = None
 
     def _stop(self) -> None:
         self._write_no_more()

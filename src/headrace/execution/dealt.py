@@ -230,9 +230,9 @@ class _Follower(_Dealt):
         return {self._name: self._number, "input": self._input.get_state()}
 
     def close(self) -> None:
-        input_, self._input = self._input, None
-        if input_ is not None:
-            input_.close()
+        if self._input is not None:
+            self._input.close()
+        self._input = None
 
 
 class DealtRepeat(_Follower):

@@ -165,15 +165,15 @@ class OpenDatasets:
 
     def _drop(self) -> None:
         """Close all datasets that are open."""
-        readers, self._readers = self._readers, None
         inners = [slot for slot in self.slots if slot is not None]
         inners += [opened.inner for opened in self._ahead if opened.inner is not None]
-        self.slots, self._ahead = [], deque()
-        if readers is not None:
-            readers.close(inners, self._step)
+        if self._readers is not None:
+            self._readers.close(inners, self._step)
         else:
             for inner in inners:
                 inner.close()
+        # At last: an interruption before this closes them once more.
+        self._readers, self.slots, self._ahead = None, [], deque()
 
     def close(self) -> None:
         """Close the datasets and the input; there are no more then."""

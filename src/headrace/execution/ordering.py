@@ -310,9 +310,9 @@ class RepeatIterator(ElementIterator):
             self._input.seek(position)
 
     def close(self) -> None:
-        input_, self._input = self._input, None
-        if input_ is not None:
-            input_.close()
+        if self._input is not None:
+            self._input.close()
+        self._input = None
 
 
 def _is_shared(plan: Node) -> bool:

@@ -217,10 +217,11 @@ class ParallelMapIterator(ElementIterator):
         return self._input.skip(count)
 
     def _stop(self) -> None:
-        work, self._work = self._work, None
+        work = self._work
         if work is not None and not work.stop():
             work.feeder.leave(step_name(self._node.input))
             self._input = make_iterator(self._node.input, self._context)
+        self._work = None  # at last: an interruption before this stops it once more
 
     def close(self) -> None:
         self._stop()

@@ -180,10 +180,11 @@ class ReadIterator(ElementIterator):
         self._intake.close()
 
     def _close_reader(self) -> None:
-        reader, self._reader = self._reader, None
-        self._read_row = self._known = None
-        if reader is not None:
-            reader.close()
+        # Closed before it is let go of: an interruption in between closes it once more, and one of
+        # the service goes on where it was only if it was closed.
+        if self._reader is not None:
+            self._reader.close()
+        self._reader = self._read_row = self._known = None
 
 
 _Open: TypeAlias = Callable[[int, Position], Reader]

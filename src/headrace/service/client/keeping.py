@@ -111,7 +111,10 @@ class Keeper:
         self._readers: weakref.WeakValueDictionary[str, KeptReader] = weakref.WeakValueDictionary()
         self._watchers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._holders: weakref.WeakSet[Any] = weakref.WeakSet()
+        #: Closed and still open, to be opened where they were.
         self._left: dict[str, KeptReader] = {}
+        #: Names of those of them that were opened again since.
+        self._taken: set[str] = set()
         #: Closed at their ends, the last ones, with what they gave last.
         self._ended: deque[KeptReader] = deque(maxlen=_ENDED)
 
@@ -147,13 +150,18 @@ class Keeper:
     def hold(self, iterator: Any) -> None:
         """Leave readers open that are closed from now on, to be opened where they were."""
         self._holders.add(iterator)
+        # Opened again and interrupted before anybody had them.
+        self._taken.clear()
 
     def release(self, iterator: Any) -> None:
         """Close those that were not opened again."""
         self._holders.discard(iterator)
         while self._left and not self._holders:
-            _, reader = self._left.popitem()
-            reader.end()
+            name, reader = next(iter(self._left.items()))
+            if name not in self._taken:
+                reader.end()
+            # At last: an interruption before this ends it once more.
+            self._left.pop(name, None)
 
     # --- readers ----------------------------------------------------------------------------------
 
@@ -178,19 +186,27 @@ class Keeper:
     def leave(self, reader: KeptReader) -> bool:
         """Keep a reader that is to be closed, if it may be opened again; else False."""
         if self.is_holding:
+            self._taken.discard(reader.name)
             self._left[reader.name] = reader
         return self.is_holding
 
     def take(self, position: Position, pass_number: tuple[int, ...]) -> KeptReader | None:
         """Return the reader of a position, which gives what comes after it; None: there is none."""
         if position is None:
-            left = [each for each in self._left.values() if each.pass_number == pass_number]
+            left = [
+                reader
+                for name, reader in self._left.items()
+                if name not in self._taken and reader.pass_number == pass_number
+            ]
             found, place = (left[0] if left else None), 0
         else:
             found, place = self._readers.get(position["reader"]), position["received"]
         if found is None or not found.go_back(place):
             return None
-        self._left.pop(found.name, None)
+        if found.name in self._left:
+            # It stays there until the iterator has got further: before that, an interruption may
+            # come between this and whoever asked for it.
+            self._taken.add(found.name)
         return found
 
 
