@@ -16,7 +16,7 @@ import numpy as np
 from headrace.element.chunk import Chunk
 from headrace.element.structure import flatten
 from headrace.execution.context import Context
-from headrace.execution.iterator import ElementIterator, State
+from headrace.execution.iterator import END, ElementIterator, State
 from headrace.plan.node import Node
 
 Outcome = Any
@@ -90,10 +90,19 @@ def copied(state: State) -> State:
     return json.loads(json.dumps(state))
 
 
+def _single(iterator: ElementIterator, before: State) -> Chunk | None:
+    """Return the next element, read by itself, in a chunk like any other."""
+    row = iterator.next_row()
+    if row is END:
+        return None
+    states, index = iterator.later_state()
+    return Chunk.of_rows([row], lambda at: states(index) if at else before)
+
+
 def read(
     iterator: ElementIterator, chance: random.Random, most: int, largest: int = 9
 ) -> tuple[list[Outcome], list[list[State]]]:
-    """Read in chunks of random size.
+    """Read in chunks of random size, and now and then single elements.
 
     Returns:
         Outcomes, and for each, and for after the last, the states that lead there.
@@ -101,9 +110,9 @@ def read(
     outcomes: list[Outcome] = []
     states: list[list[State]] = [[copied(iterator.get_state())]]
     while len(outcomes) < most:
-        limit = chance.randint(1, largest)
+        limit = 1 if chance.random() < 0.3 else chance.randint(1, largest)
         try:
-            chunk = iterator.next_chunk(limit)
+            chunk = _single(iterator, states[-1][0]) if limit == 1 else iterator.next_chunk(limit)
         except Exception as error:
             outcomes.append(type(error).__name__)
             states.append([copied(iterator.get_state())])
@@ -117,7 +126,8 @@ def read(
         places = [copied(chunk.state_at(index)) for index in range(chunk.size + 1)]
         states[-1].append(places[0])
         states += [[place] for place in places[1:]]
-        states[-1].append(copied(iterator.get_state()))
+        if chance.random() < 0.5:  # nobody needs to ask
+            states[-1].append(copied(iterator.get_state()))
     return outcomes, states
 
 

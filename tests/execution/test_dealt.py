@@ -14,7 +14,7 @@ import headrace as hr
 from headrace.element.chunk import Chunk
 from headrace.errors import FailedPreconditionError, UserFunctionError
 from headrace.execution.build import start
-from headrace.execution.context import Run
+from headrace.execution.dealer import Run
 from headrace.execution.dealt import units_done
 from headrace.plan.traverse import walk
 from headrace.rewrites.optimize import prepare
@@ -41,6 +41,11 @@ def read(iterator, limit=5):
         if chunk is None:
             return rows
         rows += map(text, chunk.rows())
+
+
+def exhaust(iterator, limit):
+    while iterator.next_chunk(limit) is not None:
+        pass
 
 
 def fails(plan):
@@ -164,6 +169,20 @@ def test_a_unit_is_whole_when_all_that_it_gave_was_yielded():
     assert [value for value, _ in seen] == [0, 1, 0, 1, 2]
     assert [done for _, done in seen][:1] == [0]
     assert units_done(iterator.get_state()) == 2
+
+
+@pytest.mark.parametrize("threads", [None, 2])
+def test_an_error_names_the_position_in_the_data_and_not_in_what_was_dealt(threads):
+    def divide(x):
+        return 1 // (int(x) - 7)
+
+    plan = Dataset.range(10).map(divide, num_parallel_calls=threads).plan
+    whole, dealt = start(plan), start(plan, units=iter([(5, 9), None]).__next__)
+    for iterator, most in ((whole, 3), (dealt, 3), (start(plan), 1)):
+        with pytest.raises(UserFunctionError, match="for element 7") as caught:
+            exhaust(iterator, most)
+        assert caught.value.position == 7
+        iterator.close()
 
 
 class Parts(hr.Source):

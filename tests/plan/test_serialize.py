@@ -109,27 +109,27 @@ def with_an_empty_cell():
 
 
 REFUSED = {
-    "a closure": (guarded_by_a_closure(), r"guarded:\d+ of Map at .* holds `lock`, a lock"),
+    "a closure": (guarded_by_a_closure(), r"guarded:\d+ of map \(.*\) holds `lock`, a lock"),
     "a global": (
         written("def guarded(x):\n  return LOCK", LOCK=LOCK),
-        "guarded:1 of Map at .* holds `LOCK`, a lock that cannot be pickled",
+        r"guarded:1 of map \(.*\) holds `LOCK`, a lock that cannot be pickled",
     ),
     "a global of a function within": (
         written("def guarded(x):\n  return [LOCK for y in x]", LOCK=LOCK),
-        "guarded:1 of Map at .* holds `LOCK`, a lock that cannot be pickled",
+        r"guarded:1 of map \(.*\) holds `LOCK`, a lock that cannot be pickled",
     ),
     "a closure beside an empty one": (with_an_empty_cell(), "holds `lock`, a lock"),
     "a default": (
         written("def guarded(x, lock=LOCK):\n  return x", LOCK=LOCK),
-        "guarded:1 of Map at .* holds a function that cannot be pickled",
+        r"guarded:1 of map \(.*\) holds a function that cannot be pickled",
     ),
     "a partial": (
         functools.partial(guarded_by_a_closure()),
-        "the function partial of Map at .* holds `lock`, a lock",
+        r"the function partial of map \(.*\) holds `lock`, a lock",
     ),
     "a partial's argument": (
         functools.partial(max, LOCK),
-        "the function partial of Map at .* holds a partial that cannot be pickled",
+        r"the function partial of map \(.*\) holds a partial that cannot be pickled",
     ),
     "an object that can be called": (
         type("Guard", (), {"__call__": max, "__init__": lambda s: setattr(s, "lock", LOCK)})(),

@@ -66,7 +66,7 @@ class DatasetIterator:
         leave_in_children(self, DatasetIterator._leave_to_parent)
 
     def _go_to(self, state: State) -> None:
-        """Make `state` the place; it is gone to when the next element is asked for."""
+        """Make `state` the place; the next read goes there."""
         for keeper in self._keepers:
             keeper.watch(self)
         self._states: States = lambda index: state
@@ -216,8 +216,8 @@ class DatasetIterator:
     def set_state(self, state: dict[str, Any]) -> None:
         """Go to where `state` was taken.
 
-        It is gone to when the next element is asked for. Errors of elements that must be read
-        again on the way are not raised again.
+        The next read goes there. Errors of elements that must be read again on the way are not
+        raised again.
 
         Raises:
             FailedPreconditionError: The state is of another dataset or another version; the message

@@ -19,10 +19,11 @@ Steps, by the file in `plan/` that describes them:
     elements         elements (numbers, rows), reading (files, generators)
     elementwise      elementwise, column_call (whole columns), parallel with workers (threads),
                      free (an order that is free, without threads)
-    ordering         ordering, shuffle with shuffle_order (arithmetic) and slots (what is held)
+    ordering         ordering, shuffle with shuffle_order (arithmetic) and shuffle_slots (what is
+                     held)
     batching         batching
     combining        combining, interleave with interleave_order (arithmetic), interleave_log
                      (states), open_datasets, outer and inner (what is open), mixing (chunks)
     buffering        buffering (prefetch), caching with cache_store
-    dealt            the same plan, where somebody deals out its units
+    dealt            the same plan, where somebody (dealer) deals out its units
 """

@@ -25,7 +25,8 @@ from headrace.execution import (  # noqa: F401
     shuffle,
 )
 from headrace.execution.context import Context
-from headrace.execution.dealt import DealtPositions, ManyUnits, NextUnits, OneUnit
+from headrace.execution.dealer import DealtPositions, NextUnits
+from headrace.execution.dealt import ManyUnits, OneUnit
 from headrace.execution.iterator import ElementIterator, make_iterator
 from headrace.plan.fixed_order import fixed_seeds, with_fixed_seeds
 from headrace.plan.free_order import free_steps

@@ -265,8 +265,8 @@ def _seed_of(context: Context) -> int:
     """
     if not context.outer:
         return context.seed
-    given = context.passes[: context.given]
-    names = f"{context.seed} {context.outer} {given}"
+    passes = context.passes[: context.outer_passes]
+    names = f"{context.seed} {context.outer} {passes}"
     digest = hashlib.blake2b(names.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> (64 - _SEED_BITS)
 

@@ -5,51 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
+from headrace.execution.dealer import Dealer
 from headrace.plan.node import Node
 from headrace.plan.options import Options
 
-__all__ = ["Context", "Dealer", "Run"]
-
-
-class Run(NamedTuple):
-    """Positions of a leaf that were dealt together: `start` to `stop` - 1."""
-
-    start: int
-    stop: int
-    unit: int
-    """Positions in a unit; the last unit of a run may have fewer."""
-    dealt: int
-    """Units that were dealt before it."""
-
-    def done(self, position: int) -> int:
-        """Return how many units are whole, in dealt order, before this position of the run."""
-        units = position - self.start
-        return self.dealt + (
-            -(-units // self.unit) if position == self.stop else units // self.unit
-        )
-
-    def begun(self, position: int) -> int:
-        """Return how many units, in dealt order, have positions before this one of the run."""
-        return self.dealt - (self.start - position) // self.unit
-
-
-class Dealer(Protocol):
-    """Deals the units of a plan, as runs of positions of its leaves (`dealt`)."""
-
-    def head(self) -> tuple[int, tuple[int, ...]] | None:
-        """Return the leaf and the passes that the next run lies in, or None: no more comes."""
-
-    def take(self, leaf: int, passes: tuple[int, ...]) -> Run | None:
-        """Return the next run, or None if it lies elsewhere."""
-
-    def begin(self, units: int) -> None:
-        """Take note that a leaf handed out positions of units before this number."""
-
-    @property
-    def dealt(self) -> int:
-        """Units that were dealt so far in the runs that were taken."""
+__all__ = ["Context"]
 
 
 def _as_it_is(node: Node, iterator: Any) -> Any:
@@ -70,7 +32,7 @@ class Context:
     passes: tuple[int, ...] = (0,)
     """Which pass this is: the user's iteration, then that of each `repeat` around the node; in a
     nested dataset also the number of the outer element's place."""
-    given: int = 0
+    outer_passes: int = 0
     """How many of `passes` a nested dataset was opened with; those of its own repeats follow."""
     outer: tuple[int, ...] = ()
     """Numbers of the steps that opened this dataset, outermost first; () for the plan itself."""
@@ -119,7 +81,7 @@ class Context:
         context.__dict__.update(
             self.__dict__,
             passes=(*self.passes, place),
-            given=len(self.passes) + 1,
+            outer_passes=len(self.passes) + 1,
             outer=(*self.outer, step),
             places=(*self.places, place),
             free=_NONE_FREE,

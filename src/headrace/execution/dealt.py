@@ -15,109 +15,29 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
-from collections import deque
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 from headrace.element.chunk import Chunk, States
 from headrace.errors import FailedPreconditionError
-from headrace.execution.context import Context, Dealer, Run
+from headrace.execution.context import Context
+from headrace.execution.dealer import Dealer, DealtPositions, FirstPass, NextUnits, Run
 from headrace.execution.iterator import ElementIterator, State, make_iterator
 from headrace.execution.places import of_positions
 from headrace.execution.stage import in_part
 from headrace.plan.node import Node, distinct
 from headrace.plan.ordering import Repeat
-from headrace.rewrites.positions import Deal
 
 __all__ = [
     "DealtConcatenate",
     "DealtLeaf",
     "DealtPlan",
-    "DealtPositions",
     "DealtRepeat",
     "ManyUnits",
-    "NextUnits",
     "OneUnit",
     "as_first_pass",
     "units_done",
 ]
-
-NextUnits: TypeAlias = Callable[[], tuple[int, int] | None]
-"""Returns the next units that are dealt (start, stop), perhaps after a wait; None: no more come."""
-
-
-class DealtPositions:
-    """Turns units into runs of positions.
-
-    Args:
-        deal: What the units of the plan are.
-        next_units: Who deals them.
-        pass_number: The pass that the plan is in; leaves are in passes within it.
-    """
-
-    def __init__(self, deal: Deal, next_units: NextUnits, pass_number: tuple[int, ...]) -> None:
-        self._deal = deal
-        self._next_units = next_units
-        self._pass = pass_number
-        self._runs: deque[tuple[int, tuple[int, ...], Run]] = deque()
-        self._located = 0  # units, in runs that were taken or not
-        self._has_ended = False
-        self.begun = 0
-        """Units, in dealt order, that leaves handed out something of."""
-
-    @property
-    def dealt(self) -> int:
-        return self._runs[0][2].dealt if self._runs else self._located
-
-    def head(self) -> tuple[int, tuple[int, ...]] | None:
-        while not self._runs and not self._has_ended:
-            units = self._next_units()
-            if units is None:
-                self._has_ended = True
-            else:
-                self._locate(*units)
-        return self._runs[0][:2] if self._runs else None
-
-    def take(self, leaf: int, passes: tuple[int, ...]) -> Run | None:
-        if self.head() != (leaf, passes):
-            return None
-        return self._runs.popleft()[2]
-
-    def begin(self, units: int) -> None:
-        self.begun = max(self.begun, units)
-
-    def _locate(self, first: int, stop: int) -> None:
-        for leaf, passes, start, end in self._deal.locate(first, stop):
-            ((_, _, one_start, one_end),) = self._deal.locate(first, first + 1)
-            run = Run(start, end, one_end - one_start, self._located)
-            self._runs.append((leaf, (*self._pass, *passes), run))
-            units = run.done(end) - run.dealt
-            self._located += units
-            first += units
-
-
-class _FirstPass:
-    """Deals what lies in some pass as if it lay in the first: a cache has the same in each."""
-
-    def __init__(self, dealer: Dealer, passes: tuple[int, ...]) -> None:
-        self._dealer = dealer
-        self._passes = passes
-
-    @property
-    def dealt(self) -> int:
-        return self._dealer.dealt
-
-    def head(self) -> tuple[int, tuple[int, ...]] | None:
-        head, depth = self._dealer.head(), len(self._passes)
-        if head is None or head[1][:depth] != self._passes:
-            return None
-        return head[0], (0,) * depth + head[1][depth:]
-
-    def take(self, leaf: int, passes: tuple[int, ...]) -> Run | None:
-        return self._dealer.take(leaf, self._passes + passes[len(self._passes) :])
-
-    def begin(self, units: int) -> None:
-        self._dealer.begin(units)
 
 
 def as_first_pass(context: Context, dealer: Dealer) -> Context:
@@ -125,7 +45,7 @@ def as_first_pass(context: Context, dealer: Dealer) -> Context:
     return dataclasses.replace(
         context,
         passes=(0,) * len(context.passes),
-        dealer=_FirstPass(dealer, context.passes),
+        dealer=FirstPass(dealer, context.passes),
     )
 
 

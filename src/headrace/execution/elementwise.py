@@ -12,7 +12,7 @@ from headrace.element.ownership import owned
 from headrace.execution.column_call import call_on_columns
 from headrace.execution.context import Context
 from headrace.execution.free import Missing
-from headrace.execution.iterator import END, ElementIterator, make_iterator
+from headrace.execution.iterator import END, ElementIterator, make_iterator, position_of
 from headrace.execution.parallel import ParallelMapIterator
 from headrace.execution.stage import BLOCK, NOTHING, RowStage, chosen_states
 from headrace.plan.elementwise import Filter, Map
@@ -139,8 +139,7 @@ class MapIterator(_FunctionStage):
         try:
             made = owned(fn(*row) if type(row) is tuple else fn(row))
         except BaseException as error:
-            after = self._intake.input.get_state()
-            number = after - 1 if type(after) is int else self._looked_at
+            number = position_of(self._intake.input.get_state(), self._looked_at + 1) - 1
             self._looked_at += 1
             raise self.call.blame(error, number) from error
         self._looked_at += 1

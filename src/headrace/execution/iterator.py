@@ -33,7 +33,7 @@ from headrace.element.chunk import Chunk, States
 from headrace.execution.context import Context
 from headrace.plan.node import Node
 
-__all__ = ["END", "MOST_FAILURES", "ElementIterator", "State", "make_iterator"]
+__all__ = ["END", "MOST_FAILURES", "ElementIterator", "State", "make_iterator", "position_of"]
 
 State: TypeAlias = Any
 """A JSON value: None, bool, int, str, list, dict."""
@@ -120,6 +120,21 @@ class ElementIterator(ABC):
 
     def close(self) -> None:  # noqa: B027 - most iterators hold nothing
         """Release threads and files, of the inputs too. May be called twice."""
+
+
+def position_of(state: State, count: int) -> int:
+    """Return the number of an element, for an error: its position in the data, where that is known.
+
+    Args:
+        state: That of the stream before the element. Over one-to-one steps and filters it is a
+            position of the index part, or that of a leaf whose units are dealt (`dealt`).
+        count: The number where the state is none of these: what was counted by whoever asks.
+    """
+    if type(state) is int:
+        return state
+    if type(state) is dict and "dealt" in state:
+        return int(state["at"])
+    return count
 
 
 class _Table:

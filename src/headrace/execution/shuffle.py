@@ -18,7 +18,7 @@ from headrace.execution.context import Context
 from headrace.execution.iterator import ElementIterator, State, make_iterator
 from headrace.execution.reread import Reread
 from headrace.execution.shuffle_order import Draws, slot_ordinals
-from headrace.execution.slots import Slots
+from headrace.execution.shuffle_slots import Slots
 from headrace.plan.index_part import is_index_part
 from headrace.plan.ordering import Shuffle
 from headrace.plan.source import INFINITE

@@ -21,7 +21,7 @@ import numpy as np
 
 from headrace.element.chunk import Chunk, States
 from headrace.execution.intake import Intake
-from headrace.execution.iterator import END, ElementIterator, State
+from headrace.execution.iterator import END, ElementIterator, State, position_of
 from headrace.execution.places import within
 from headrace.plan.user_function import UserFunction
 
@@ -139,8 +139,8 @@ class RowStage(Stage):
 
     def _fail(self, error: BaseException, chunk: Chunk, index: int) -> None:
         """Keep the error of element `index` of the chunk in hand for when its turn comes."""
-        place = chunk.state_at(index)
-        number = place if type(place) is int else self._looked_at + index - self._intake.offset
+        count = self._looked_at + index - self._intake.offset
+        number = position_of(chunk.state_at(index), count)
         self._failure = self.call.blame(error, number)
 
     def _use(self, count: int) -> None:

@@ -26,7 +26,7 @@ from headrace.element.chunk import Chunk, States
 from headrace.element.ownership import owned
 from headrace.element.wire import frame_bytes
 from headrace.execution.feeder import PATIENCE, Feeder, Item
-from headrace.execution.iterator import ElementIterator
+from headrace.execution.iterator import ElementIterator, position_of
 from headrace.execution.places import Places
 from headrace.plan.user_function import UserFunction
 
@@ -233,8 +233,7 @@ class Work:
 
     def _failed(self, error: BaseException, batch: Batch, index: int) -> Failure:
         try:
-            place = batch.states(index)
-            number = place if type(place) is int else batch.first + index
+            number = position_of(batch.states(index), batch.first + index)
             return Failure(self._function.blame(error, number))
         except BaseException as escape:
             return Failure(escape)

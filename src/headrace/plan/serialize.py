@@ -11,6 +11,7 @@ from headrace.errors import FailedPreconditionError
 from headrace.plan.fingerprint import looked_up_names
 from headrace.plan.node import Node, describe_function
 from headrace.plan.traverse import walk
+from headrace.plan.user_function import step_name
 
 __all__ = ["dump_plan", "load_plan"]
 
@@ -46,9 +47,9 @@ def _culprit(plan: Node) -> str | None:
             if problem is None:
                 continue
             if callable(value):
-                step = f"{type(node).__name__} at {node.location}" if node.location else ""
                 inside = _captured(value) or problem
-                return f"the function {describe_function(value)} of {step} holds {inside}"
+                name = describe_function(value)
+                return f"the function {name} of {step_name(node)} holds {inside}"
             return f"{type(node).__name__}.{name}: {problem}"
     return None
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from headrace.element.chunk import Chunk
 from headrace.errors import FailedPreconditionError
 from headrace.execution.build import start
-from headrace.execution.dealt import DealtPlan, NextUnits, units_done
+from headrace.execution.dealer import NextUnits
+from headrace.execution.dealt import DealtPlan, units_done
 from headrace.execution.iterator import ElementIterator, State
 from headrace.plan.serialize import load_plan
 from headrace.plan.traverse import merged_options
