@@ -200,3 +200,46 @@ def test_unbatch_makes_one_element_of_its_input_at_a_time():
         for taken in range(1, 30):
             next(iterator)
             assert calls.count == -(-taken // 10) * 10
+
+
+@pytest.mark.parametrize("fails_at", [None, 5])
+@pytest.mark.parametrize("taken", [40, 900])
+def test_elements_that_a_restore_passes_over_are_not_held_all_at_once(fails_at, taken):
+    limits = []
+
+    class Reader:
+        def __init__(self, position):
+            self.at = position or 0
+
+        def read_row(self):
+            self.at += 1
+            if self.at - 1 == fails_at:
+                raise ValueError(fails_at)
+            return np.zeros(2)
+
+        def read(self, limit):
+            limits.append(limit)
+            return hr.Chunk.of_rows([self.read_row() for _ in range(limit)])
+
+        def get_position(self):
+            return self.at
+
+        def close(self):
+            pass
+
+    class Frames(hr.Source):
+        size = 1
+        runs_user_code = True
+
+        def open(self, start, stop, position=None, *, pass_number=()):
+            return Reader(position)
+
+    dataset = Dataset.from_source(Frames())
+    with iter(dataset) as first, iter(dataset) as again:
+        for _ in range(taken):
+            outcome_of(next, first)
+        again.set_state(first.get_state())
+        limits.clear()
+        next(again)
+    assert max(limits, default=0) <= 16
+    assert sum(limits) <= taken

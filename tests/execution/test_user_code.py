@@ -188,6 +188,15 @@ def test_an_error_without_a_text_loses_nothing():
         assert got == [0, 1, ("MuteError", 2), 3, 4]
 
 
+@pytest.mark.parametrize("ahead", [0, 4])
+@pytest.mark.parametrize("threads", [None, 2])
+def test_elements_that_failed_count_in_the_positions_of_later_errors(threads, ahead):
+    generated = Dataset.from_generator(lambda: iter(range(1, 9)))
+    failing = generated.map(lambda x: 10 // int(x % 3), num_parallel_calls=threads)
+    got = values_and_errors(failing.prefetch(ahead))
+    assert [at for kind, at in filter(lambda x: type(x) is tuple, got)] == [2, 5]
+
+
 def test_positions_count_in_the_whole_stream_where_it_is_counted():
     def fail(x):
         return 1 // 0 if x == 1 else x

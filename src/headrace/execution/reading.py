@@ -90,9 +90,8 @@ class ReadIterator(ElementIterator):
                 self._close_reader()
                 continue
             except Exception:
-                # The readers of user code count elements, and stay where they fail.
                 assert self._reader is not None
-                self._count_error(self._reader, self._reader.get_position())
+                self._count_error(self._reader, None)  # its position is after what failed
                 raise
             self._ordinal += 1
             return row
@@ -214,6 +213,10 @@ def _make_source(node: FromSource, context: Context) -> ElementIterator:
     return ReadIterator(source, IndicesIterator(Indices(size=1), context), open_)
 
 
+_MOST_AT_ONCE = 16
+"""Elements that are read together to be passed over: each may be large."""
+
+
 def _hinted(
     at: State, ordinal: int, failed: int, before: Position, size: int, after: Position
 ) -> States:
@@ -242,7 +245,7 @@ def _pass_over(reader: Reader, count: int, failures: int = 0) -> bool:
     failed = 0
     while count or failed < failures:
         try:
-            chunk = reader.read(count or 1)
+            chunk = reader.read(min(count, _MOST_AT_ONCE) or 1)
         except Exception:
             failed += 1
             if failed > MOST_FAILURES + failures:

@@ -64,8 +64,13 @@ class Stage(ElementIterator):
             if chunk is not None or self._failure is None:
                 return chunk
         failure, self._failure = self._failure, None
-        self._intake.use(1)
+        self._use(1)
         raise failure
+
+    def _use(self, count: int) -> None:
+        """Pass on over `count` of the elements in hand."""
+        if count:
+            self._intake.use(count)
 
     def get_state(self) -> State:
         return self._intake.get_state()
@@ -145,8 +150,7 @@ class RowStage(Stage):
 
     def _use(self, count: int) -> None:
         self._looked_at += count
-        if count:
-            self._intake.use(count)
+        super()._use(count)
 
     def set_state(self, state: State) -> None:
         self._has_ended = False

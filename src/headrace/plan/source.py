@@ -82,7 +82,10 @@ class RowReader(Reader, Protocol):
     """A reader that can also give elements one by one: where each costs a call of user code."""
 
     def read_row(self) -> Any:
-        """Return what `read(1)` holds, at less cost; StopIteration: there are no more."""
+        """Return what `read(1)` holds, at less cost; StopIteration: there are no more.
+
+        Where an element cannot be read, the position is after it once that was raised.
+        """
 
 
 class Keeper(Protocol):
