@@ -196,10 +196,11 @@ iterator = iter(dataset)
 print("ready", flush=True)
 while True:
     try:
-        element = None
-        element = next(iterator)
-        got += element.tolist()
-        element = None
+        # Signals are handled where a loop jumps back: that is to be in here, too.
+        while True:
+            element = None
+            element = next(iterator)
+            got += element.tolist()
     except KeyboardInterrupt:
         interruptions += 1
         if element is not None and got[-10:] != element.tolist():

@@ -14,6 +14,7 @@ from headrace.errors import (
 from headrace.service.messages import (
     Done,
     GetPlan,
+    GetSplit,
     GetTask,
     PlanBytes,
     RegisterWorker,
@@ -224,6 +225,43 @@ def test_silence_is_counted_anew_after_an_answer_and_only_while_something_was_as
     worker.pass_time(69.0)
     assert worker.warnings == []
     worker.pass_time(1.0)
+    assert len(worker.warnings) == 1
+
+
+def refused(worker: Driven, seconds: float) -> None:
+    """Let time pass in which heartbeats are answered and requests for units are not."""
+    until = worker.now + seconds
+    while worker.now < until:
+        for call in worker.pass_time(0.5):
+            if isinstance(call, WorkerHeartbeat):
+                worker.say(WorkerHeartbeat, WorkerUpdate(tasks_to_delete=(), incarnation="first"))
+            elif isinstance(call, GetSplit):
+                worker.say(GetSplit, UnavailableError("the disk is full"))
+
+
+def test_a_call_that_alone_is_refused_for_ten_seconds_is_named_and_then_each_minute() -> None:
+    worker = Driven(heartbeat_interval=1.0).registered()
+    worker.need(worker.begin(dealt=True))
+    worker.say(GetSplit, UnavailableError("the disk is full"))
+    refused(worker, 9.0)
+    assert worker.warnings == []
+    refused(worker, 3.0)
+    (warning,) = worker.warnings
+    assert "the dispatcher at d:1 answers the worker at h:1, but not its GetSplit, for 1" in warning
+    assert "The last try: the disk is full" in warning
+    refused(worker, 55.0)
+    assert len(worker.warnings) == 1
+    refused(worker, 8.0)
+    assert len(worker.warnings) == 2
+
+
+def test_what_waited_through_a_silence_is_not_said_to_be_refused_when_it_ends() -> None:
+    worker = Driven(heartbeat_interval=1.0).registered()
+    worker.need(worker.begin(dealt=True))
+    worker.say(GetSplit, AWAY)
+    worker.pass_time(15.0)
+    assert "has not answered" in worker.warnings[0]
+    refused(worker, 9.0)
     assert len(worker.warnings) == 1
 
 

@@ -242,6 +242,31 @@ def test_when_no_units_are_left_the_producer_hears_so_and_nobody_is_asked_again(
     assert len(worker.of(GetSplit)) == 1
 
 
+@pytest.mark.parametrize("left", [0, 4])
+def test_a_producer_that_ended_while_a_thread_of_its_waited_for_units_is_granted_none(
+    left: int,
+) -> None:
+    worker = worker_of()
+    producer = worker.begin(dealt=True)
+    worker.need(producer)
+    worker.end(producer, "SystemExit")
+    assert worker.grants(0, left).grants == []
+    assert worker.need(producer).grants == []
+    worker.pass_time(60.0)
+    assert len({each.number for each in worker.of(GetSplit)}) == 1
+
+
+def test_a_producer_that_ended_while_it_was_to_wait_for_units_asks_for_none() -> None:
+    worker = worker_of()
+    producer = worker.begin(dealt=True)
+    worker.need(producer)
+    worker.grants(0, 0, wait=True)
+    worker.end(producer, "SystemExit")
+    asked = len(worker.of(GetSplit))
+    worker.pass_time(10.0)
+    assert len(worker.of(GetSplit)) == asked
+
+
 @pytest.mark.parametrize("error", [NotFoundError("closed"), FailedPreconditionError("of another")])
 def test_a_task_whose_units_the_dispatcher_does_not_know_is_called_off(error: Exception) -> None:
     worker = worker_of()

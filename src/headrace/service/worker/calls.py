@@ -5,6 +5,7 @@ Rule 1. A call that was lost with its connection is made again after a delay, wh
 Rule 2. A call that was not answered for as long as the worker bears it is given up.
 Rule 3. If something waits for an answer and none came for ten seconds, that is worth a warning,
         and then once a minute. Time in which the worker itself did not run does not count.
+Rule 4. The same holds for a call that is lost again and again while others are answered.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class _Call:
     again_at: float
     delay: float = _FIRST_DELAY
     losses: int = 0
+    warn_after: float = _FIRST_WARNING
 
 
 class Calls:
@@ -47,6 +49,8 @@ class Calls:
         self._open: dict[DispatcherRequest, _Call] = {}
         #: When something was last answered.
         self._heard = now
+        #: When a silence that was worth a warning ended.
+        self._resumed = now
         self._warn_after = _FIRST_WARNING
 
     def ask(self, message: DispatcherRequest, now: float) -> bool:
@@ -62,6 +66,8 @@ class Calls:
 
     def answered(self, message: DispatcherRequest, now: float) -> bool:
         """Take note of an answer; False: nobody waits for it (any more)."""
+        if now - self._silent_since >= _FIRST_WARNING:
+            self._resumed = now
         self._heard, self._warn_after = now, _FIRST_WARNING
         return self._open.pop(message, None) is not None
 
@@ -99,6 +105,7 @@ class Calls:
     @property
     def next_at(self) -> float:
         """When there is something to be done next: to make a call again, to give up, to warn."""
+        # One that is lost again and again is made again each second: its warning is seen then.
         times = [min(c.again_at, c.since + self._patience) for c in self._open.values()]
         return min([*times, self._silent_since + self._warn_after], default=math.inf)
 
@@ -110,6 +117,20 @@ class Calls:
         self._warn_after = silence + _NEXT_WARNING
         return silence
 
+    def refusal_to_warn_of(self, now: float) -> tuple[DispatcherRequest, float] | None:
+        """Return a call that was lost again and again while others were answered, and the seconds.
+
+        None: there is none that is worth a warning now.
+        """
+        if now - self._silent_since >= _FIRST_WARNING:
+            return None
+        for message, call in self._open.items():
+            seconds = now - max(call.since, self._resumed)
+            if call.losses and seconds >= call.warn_after:
+                call.warn_after = seconds + _NEXT_WARNING
+                return message, seconds
+        return None
+
     @property
     def _silent_since(self) -> float:
         """Since when something waits and nothing was answered; infinite if nothing waits."""
@@ -119,6 +140,7 @@ class Calls:
     def forgive(self, pause: float, now: float) -> None:
         """Leave a time in which the worker did not run out of all waiting."""
         self._heard = min(now, self._heard + pause)
+        self._resumed = min(now, self._resumed + pause)
         for call in self._open.values():
             call.since = min(now, call.since + pause)
 

@@ -348,6 +348,12 @@ class Session(Generic[R]):
                 f"the dispatcher at {self._dispatcher} has not answered the worker at "
                 f"{self.address} for {silence:.0f} s: is it running, and is this its address?"
             )
+        refusal = self._calls.refusal_to_warn_of(now)
+        if refusal is not None:
+            agenda.actions.warnings.append(
+                f"the dispatcher at {self._dispatcher} answers the worker at {self.address}, but "
+                f"not its {type(refusal[0]).__name__}, for {refusal[1]:.0f} s.{self._last_loss}"
+            )
         agenda.at(min(registration.due_at, self._calls.next_at))
 
     def _give_up(self, asked: DispatcherRequest, now: float) -> None:

@@ -242,8 +242,11 @@ class Shell:
 
         def end(session: Session[Request], now: float) -> None:
             session.ended(producer, failure, now)
-            self._feeds.pop(producer, None)
             self._producers.pop(producer, None)
+            feed = self._feeds.pop(producer, None)
+            if feed is not None:
+                # A thread of the plan that read ahead may still wait for units, or ask for them.
+                feed.close()
 
         self._bring(end)
 

@@ -144,6 +144,9 @@ class Task(Generic[R]):
         self._has_ended, self._failure = True, failure
         self._waits_for_room = False
         dealt = 0 if self._units is None or failure is not None else self._units.dealt
+        if self._units is not None:
+            # A thread of the plan that read ahead may have waited for more.
+            self._units.is_over, self._units.ask_at = True, math.inf
         self._answer(self._hand_out.exhaust(dealt), actions)
 
     def needs_units(self, now: float, actions: Actions[R]) -> None:
@@ -178,8 +181,8 @@ class Task(Generic[R]):
         """Take what the dispatcher answered."""
         assert self._units is not None
         units = self._units.take(granted, now)
-        if self.left is not None:
-            # They are handed back.
+        if self.left is not None or self._has_ended:
+            # They are handed back, or come back with the others of a task that failed.
             self._units.ask_at = math.inf
         elif units is not None:
             actions.grants.append(
@@ -190,7 +193,7 @@ class Task(Generic[R]):
 
     def _end_units(self, actions: Actions[R]) -> None:
         units = self._units
-        if units is not None and units.is_over and units.is_wanted:
+        if units is not None and units.is_over and units.is_wanted and not self._has_ended:
             units.is_wanted, units.ask_at = False, math.inf
             actions.grants.append(Grant(producer=self.producer))
 
