@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import logging
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -73,6 +74,22 @@ def test_each_optional_dependency_is_imported_by_one_file():
 def test_every_folder_has_a_caption(folder):
     caption = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8")))
     assert caption
+
+
+#: Rooms whose caption is a table of their files.
+TABLES = [
+    "cli", "process", "service", "service/client", "service/dispatcher", "service/messages",
+    "service/worker", "serving", "sources", "storage", "testing", "transport",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("room", TABLES)
+def test_a_caption_names_every_file_of_its_room(room: str) -> None:
+    folder = PACKAGE / room
+    caption = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8")))
+    files = {path.stem for path in folder.glob("*.py")} - {"__init__", "__main__"}
+    rooms = {path.parent.name for path in folder.glob("*/__init__.py")}
+    assert sorted((files | rooms) - set(re.findall(r"\w+", caption or ""))) == []
 
 
 #: What a program waits for when it uses a part: modules of others, and rooms of ours.

@@ -15,6 +15,7 @@ from headrace.service import (
     from_dataset_id,
     register_dataset,
 )
+from headrace.service.client.options import ReadingOptions
 
 NOWHERE = "127.0.0.1:1"
 
@@ -62,7 +63,10 @@ def test_distribute_refuses(changes: dict[str, Any], message: str) -> None:
 
 
 def test_dynamic_accepts_the_name_of_its_own_visitation() -> None:
-    distribute(ShardingPolicy.DYNAMIC, NOWHERE, visitation="at_most_once")
+    options = ReadingOptions(
+        processing_mode=ShardingPolicy.DYNAMIC, service=NOWHERE, visitation="at_most_once"
+    )
+    assert options.visitation == "at_most_once"
 
 
 @pytest.mark.parametrize("credit", ["3", 2.5, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import shutil
@@ -120,14 +121,17 @@ def test_blobs_that_nobody_needs_are_dropped(either: Journal[Added, Count]) -> N
         either.read_blob(BlobPlace(b"b", 0))
 
 
-def test_a_damaged_blob_is_reported(journal: SqliteJournal[Added, Count]) -> None:
-    journal.append([], parts_of(b"plan", 2))
-    journal._database.execute("UPDATE blobs SET body = X'00' WHERE start = 2")
-    assert journal.read_blob(BlobPlace(b"key", 0)) == b"pl"
-    with pytest.raises(DataLossError, match="is damaged at byte 2"):
-        journal.read_blob(BlobPlace(b"key", 2))
-    with pytest.raises(DataLossError, match="is missing at byte 0"):
-        journal.read_blob(BlobPlace(b"another", 0))
+def test_a_damaged_blob_is_reported(tmp_path: Path) -> None:
+    with contextlib.closing(SqliteJournal(tmp_path, FORMAT)) as journal:
+        journal.append([], parts_of(b"plan", 2))
+    with contextlib.closing(sqlite3.connect(journal.path, isolation_level=None)) as database:
+        database.execute("UPDATE blobs SET body = X'00' WHERE start = 2")
+    with contextlib.closing(SqliteJournal(tmp_path, FORMAT)) as journal:
+        assert journal.read_blob(BlobPlace(b"key", 0)) == b"pl"
+        with pytest.raises(DataLossError, match="is damaged at byte 2"):
+            journal.read_blob(BlobPlace(b"key", 2))
+        with pytest.raises(DataLossError, match="is missing at byte 0"):
+            journal.read_blob(BlobPlace(b"another", 0))
 
 
 # --- whose it is, and what it is -------------------------------------------------------------

@@ -7,6 +7,7 @@
     client/        reads tasks; a Source again
     dataset        `distribute`, `register_dataset`, `from_dataset_id`
     local_cluster  all of it on this machine
+    local_worker   one worker of that, in a process of its own or in this one
 
 The dispatcher sees plans and splits, workers and clients see elements.
 """

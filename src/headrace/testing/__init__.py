@@ -1,4 +1,9 @@
-"""For tests of your own: a clock that you turn by hand, checks of leaks and of sources."""
+"""For tests of your own.
+
+clock         a clock that stands still until it is moved
+leaks         whether a piece of code gave back what it took
+conformance   what every Source must keep
+"""
 
 from headrace.testing.clock import ManualClock
 from headrace.testing.conformance import check_source

@@ -20,13 +20,12 @@ from typing import Any, get_args
 import msgspec
 
 from headrace.errors import (
-    DeadlineExceededError,
     FailedPreconditionError,
     HeadraceError,
     UnavailableError,
     describe_error,
 )
-from headrace.forks import stays_with_parent
+from headrace.transport.calling_end import CallingEnd
 from headrace.transport.channel import Buffer, Channel, Handler, Reply, Request, Server
 from headrace.transport.envelope import decode_error, encode_error, flat_views
 
@@ -237,24 +236,16 @@ class _Outbox(SimpleQueue[Reply | None]):
             ring()
 
 
-class InProcessChannel(Channel):
+class InProcessChannel(CallingEnd):
     """A queue of answers, attached to one server at a time."""
 
     def __init__(self, address: str) -> None:
-        self._address = address
+        super().__init__(address)
         self._peer = f"inprocess-{next(_numbers)}"
         self._tickets = itertools.count(1)
-        self._unanswered: set[int] = set()
         self._server: InProcessServer | None = None
         self._ring: Callable[[], None] | None = None
         self._inbox = _Outbox(None)
-        self._closed = False
-        self._forked = False
-        stays_with_parent(self)
-
-    @property
-    def address(self) -> str:
-        return self._address
 
     def send(self, message: msgspec.Struct, buffers: Sequence[Buffer] = ()) -> int:
         self._check_usable()
@@ -279,18 +270,9 @@ class InProcessChannel(Channel):
     def listen(self, ring: Callable[[], None] | None) -> None:
         self._ring = self._inbox.ring = ring
 
-    def _check_usable(self) -> None:
-        if self._closed:
-            raise FailedPreconditionError(f"the channel to {self._address} is closed")
-        if self._forked:
-            raise FailedPreconditionError(
-                f"the channel to {self._address} was opened before a fork; it belongs to the "
-                "process that opened it: open another one in this process"
-            )
-
     def leave_to_parent(self) -> None:
         """Refuse further use: the server's thread did not come along."""
-        self._forked = True
+        super().leave_to_parent()
         self._server = None
 
     def _attach(self) -> None:
@@ -325,25 +307,6 @@ class InProcessChannel(Channel):
             if reply.ticket in self._unanswered:
                 self._unanswered.discard(reply.ticket)
                 return reply
-
-    def call(
-        self, message: msgspec.Struct, buffers: Sequence[Buffer] = (), *, timeout: float
-    ) -> tuple[msgspec.Struct, Sequence[Buffer]]:
-        self._check_usable()
-        if self._unanswered:
-            raise FailedPreconditionError(
-                f"call() while {len(self._unanswered)} earlier requests are unanswered"
-            )
-        ticket = self.send(message, buffers)
-        reply = self.receive(timeout)
-        if reply is None:
-            self._unanswered.discard(ticket)
-            raise DeadlineExceededError(
-                f"{self._address} did not answer {type(message).__name__} in {timeout:g} s"
-            )
-        if isinstance(reply.message, Exception):
-            raise reply.message
-        return reply.message, reply.buffers
 
     def close(self) -> None:
         self._closed = True

@@ -20,15 +20,14 @@ import msgspec
 import zmq
 
 from headrace.errors import (
-    DeadlineExceededError,
     FailedPreconditionError,
     HeadraceError,
     UnauthenticatedError,
     UnavailableError,
 )
-from headrace.forks import stays_with_parent
 from headrace.transport import address as addresses
-from headrace.transport.channel import Buffer, Channel, Reply
+from headrace.transport.calling_end import CallingEnd
+from headrace.transport.channel import Buffer, Reply
 from headrace.transport.envelope import (
     ERROR,
     GOODBYE,
@@ -59,7 +58,7 @@ _NOW = int(zmq.DONTWAIT)
 _MORE_NOW = int(zmq.DONTWAIT | zmq.SNDMORE)
 
 
-class ZeroMQChannel(Channel):
+class ZeroMQChannel(CallingEnd):
     """One connection at a time to one server."""
 
     def __init__(
@@ -72,7 +71,6 @@ class ZeroMQChannel(Channel):
         patience: float,
         request_bytes: int,
     ) -> None:
-        self._address = address
         self._decode = msgspec.msgpack.Decoder(reply_type).decode
         self._security = security
         self._patience = patience
@@ -80,7 +78,6 @@ class ZeroMQChannel(Channel):
         self._id = b"H" + secrets.token_bytes(16)
         self._connections = itertools.count(1)
         self._tickets = itertools.count(1)
-        self._unanswered: set[int] = set()
         #: Answers that had arrived when the connection was lost, and what was lost with it.
         self._arrived: deque[Reply] = deque()
         self._lost: HeadraceError | None = None
@@ -90,13 +87,8 @@ class ZeroMQChannel(Channel):
         self._mappings = Mappings()
         self._shares_memory = shared_memory
         self._introduced = False
-        self._closed = False
-        self._forked = False
-        stays_with_parent(self)
-
-    @property
-    def address(self) -> str:
-        return self._address
+        # Last: from here on it can be closed.
+        super().__init__(address)
 
     def send(self, message: msgspec.Struct, buffers: Sequence[Buffer] = ()) -> int:
         body = msgspec.Raw(encode(message))
@@ -155,15 +147,6 @@ class ZeroMQChannel(Channel):
                 self._lost = UnavailableError(f"cannot connect to {self._address}: {error}")
             self._connection = connection
         return connection
-
-    def _check_usable(self) -> None:
-        if self._closed:
-            raise FailedPreconditionError(f"the channel to {self._address} is closed")
-        if self._forked:
-            raise FailedPreconditionError(
-                f"the channel to {self._address} was opened before a fork; it belongs to the "
-                "process that opened it: open another one in this process"
-            )
 
     def _report(self) -> Any:
         if not self._shares_memory:
@@ -274,25 +257,6 @@ class ZeroMQChannel(Channel):
             report = self._mappings.take_report()
             self._write(connection, RequestHeader(0, NOTICE, NOTHING, report))
 
-    def call(
-        self, message: msgspec.Struct, buffers: Sequence[Buffer] = (), *, timeout: float
-    ) -> tuple[msgspec.Struct, Sequence[Buffer]]:
-        self._check_usable()
-        if self._unanswered:
-            raise FailedPreconditionError(
-                f"call() while {len(self._unanswered)} earlier requests are unanswered"
-            )
-        ticket = self.send(message, buffers)
-        reply = self.receive(timeout)
-        if reply is None:
-            self._unanswered.discard(ticket)
-            raise DeadlineExceededError(
-                f"{self._address} did not answer {type(message).__name__} in {timeout:g} s"
-            )
-        if isinstance(reply.message, Exception):
-            raise reply.message
-        return reply.message, reply.buffers
-
     def close(self) -> None:
         if self._closed:
             return
@@ -319,7 +283,7 @@ class ZeroMQChannel(Channel):
 
     def leave_to_parent(self) -> None:
         """Close the child's copy of the connection."""
-        self._forked = True
+        super().leave_to_parent()
         if self._connection is not None:
             self._connection.close_in_child()
             self._connection = None

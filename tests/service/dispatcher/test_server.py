@@ -93,6 +93,7 @@ def test_join_returns_when_another_thread_stops_the_server() -> None:
     stopper = threading.Thread(target=server.stop)
     stopper.start()
     server.join()
+    assert server.is_stopped
     stopper.join()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -21,7 +20,6 @@ __all__ = ["of_this_process", "open_iteration"]
 _log = logging.getLogger(__name__)
 
 _PATIENCE = RetryPolicy(deadline=60.0)
-_WARNING_SECONDS = 5.0
 
 M = TypeVar("M", IterationOpened, ClientUpdate)
 
@@ -46,7 +44,13 @@ def open_iteration(
         UnavailableError: The dispatcher did not answer for a minute.
     """
     with dial() as stub:
-        opened = _ask(opening, stub, dispatcher)
+        opened = retry(
+            lambda timeout: stub.call(opening, timeout=timeout),
+            _PATIENCE,
+            whom=f"the dispatcher at {dispatcher}",
+            attempt_timeout=CALL_SECONDS,
+            say=lambda words: _log.warning("%s", words),
+        )
     if local_only:
         local = of_this_process(opened)
         if not opened.finished and not local.tasks:
@@ -70,25 +74,3 @@ def of_this_process(heard: M) -> M:
     """Leave out the tasks of other processes; where none is left, there is nothing to read."""
     tasks = tuple(task for task in heard.tasks if inprocess.is_local(task.worker_address))
     return msgspec.structs.replace(heard, tasks=tasks, finished=heard.finished or not tasks)
-
-
-def _ask(opening: OpenIteration, stub: DispatcherStub, dispatcher: str) -> IterationOpened:
-    began, warned = time.monotonic(), False
-
-    def ask(timeout: float) -> IterationOpened:
-        nonlocal warned
-        waited = time.monotonic() - began
-        if waited >= _WARNING_SECONDS and not warned:
-            warned = True
-            _log.warning(
-                "the dispatcher at %s has not answered for %.0f s: is it running, and is this "
-                "its address? Trying for %.0f s in all",
-                dispatcher,
-                waited,
-                _PATIENCE.deadline,
-            )
-        return stub.call(opening, timeout=timeout)
-
-    return retry(
-        ask, _PATIENCE, whom=f"the dispatcher at {dispatcher}", attempt_timeout=CALL_SECONDS
-    )

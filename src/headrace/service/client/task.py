@@ -53,6 +53,11 @@ class Task:
         #: Connections that were lost in a row.
         self._losses = 0
 
+    @property
+    def is_out_of_reach(self) -> bool:
+        """Whether attempts enough have failed in a row, since the connection was lost."""
+        return self._losses >= (_RESETS if self.refused else _SILENCES) and bool(self.problem)
+
     # --- the worker -----------------------------------------------------------------------------
 
     def heard(self) -> None:
@@ -60,11 +65,6 @@ class Task:
         if self.problem:
             self.retry_at = 0.0
         self._delay, self.problem, self._losses = _FIRST_DELAY, "", 0
-
-    @property
-    def is_out_of_reach(self) -> bool:
-        """Whether attempts enough have failed in a row, since the connection was lost."""
-        return self._losses >= (_RESETS if self.refused else _SILENCES) and bool(self.problem)
 
     def put_off(self, number: int, now: float) -> None:
         """Ask again under a number in a moment: the worker cannot answer now."""

@@ -284,7 +284,7 @@ def _client_left(state: DispatcherState, fact: updates.ClientLeft) -> None:
             # What it received of this, nobody will know.
             task.unsettled.discard(fact.client_id)
             touch_first(task, task.dealt)
-        elif not task.gone and iteration.positions is not None:
+        elif not task.gone and iteration.is_dealt:
             task.departed[fact.client_id] = task.dealt
 
 

@@ -199,7 +199,7 @@ def tasks_forgotten(state: DispatcherState, fact: updates.TasksForgotten) -> Non
         require(task.phase is TaskPhase.LOST and not task.unsettled, "it is not over")
         iteration.tasks.remove(task_id)
         lost = task.missing
-        if lost or iteration.positions is None:
+        if lost or not iteration.is_dealt:
             units = located(task.runs, task.done, lost)
             _miss(iteration, task, "", units)
 

@@ -57,7 +57,7 @@ def assign(
 
 def _next_attempt(state: DispatcherState, iteration_id: int) -> int:
     iteration = state.iterations.get(iteration_id)
-    if iteration is None or iteration.positions is not None:
+    if iteration is None or iteration.is_dealt:
         return 0
     tasks = state.tasks_of(iteration)
     return max((task.attempt for task in tasks), default=-1) + _all_lost(tasks)
@@ -108,7 +108,7 @@ def consequences(
     if _is_over(state, iteration):
         if waits_for(iteration, is_silent):
             return []
-        failed = _failure(state.tasks_of(iteration)) if iteration.positions is None else ""
+        failed = _failure(state.tasks_of(iteration)) if not iteration.is_dealt else ""
         return [updates.IterationFinished(iteration_id=iteration_id, failed=failed)]
     return [*assign(state, [iteration_id], _missing(state, iteration))]
 
@@ -135,14 +135,14 @@ def waits_for(iteration: Iteration, is_silent: Callable[[str, int], bool]) -> li
 
     What such a client was sent and did not use is dealt again, if it is gone.
     """
-    if iteration.positions is None or len(iteration.clients) < 2:
+    if not iteration.is_dealt or len(iteration.clients) < 2:
         return []
     return sorted(each for each in iteration.clients if is_silent(each, iteration.iteration_id))
 
 
 def _idle(state: DispatcherState, iteration: Iteration) -> Task | None:
     """Return a running task of an iteration of which every unit is done, or lost for good."""
-    if iteration.positions is None or iteration.rest != 0 or may_recover(state, iteration):
+    if not iteration.is_dealt or iteration.rest != 0 or may_recover(state, iteration):
         return None
     running = state.running_tasks(iteration)
     return None if any(task.held for task in running) else next(iter(running), None)
@@ -165,7 +165,7 @@ def _is_over(state: DispatcherState, iteration: Iteration) -> bool:
     if not phases or TaskPhase.RUNNING in phases or may_recover(state, iteration):
         return False
     if phases == {TaskPhase.LOST}:
-        if iteration.positions is None:
+        if not iteration.is_dealt:
             return _short_attempts(state.tasks_of(iteration)) >= _MOST_ATTEMPTS
         return iteration.rest == 0
     # Where every worker that could go on has failed at it, what is left would wait for ever.
@@ -185,7 +185,7 @@ def _able(state: DispatcherState, iteration: Iteration) -> list[str]:
 
 def _missing(state: DispatcherState, iteration: Iteration) -> list[str]:
     """Return the workers that should have a task of the iteration and have none."""
-    if iteration.positions is None:
+    if not iteration.is_dealt:
         return _without_copy(state, iteration)
     tasks = [task for task in state.tasks_of(iteration) if task.phase is not TaskPhase.LOST]
     running = {task.worker_id for task in tasks if task.phase is TaskPhase.RUNNING}

@@ -15,10 +15,8 @@ from typing import TypeAlias
 import msgspec
 
 from headrace.service import messages
-from headrace.service.dispatcher.last_use import LastUse
 from headrace.service.dispatcher.limits import Limits
 from headrace.service.dispatcher.presence import Presence, Upload
-from headrace.service.dispatcher.unreachable import Unreachable
 from headrace.service.dispatcher.updates import Update
 from headrace.serving.blobs import BlobPart, BlobPlace
 
@@ -37,11 +35,6 @@ class Moment:
     now: float
     presence: Presence
     limits: Limits
-    unreachable: Unreachable
-    last_use: LastUse
-    """Of datasets and plans."""
-    running: LastUse
-    """Since when copies run."""
 
     def is_silent(self, client_id: str, iteration_id: int) -> bool:
         """Whether a client was not heard of since a task of its iteration ended: it may be gone."""

@@ -29,12 +29,10 @@ from headrace.service.dispatcher.apply import apply
 from headrace.service.dispatcher.assignment import consequences, struck_by
 from headrace.service.dispatcher.contradiction import illegal
 from headrace.service.dispatcher.decision import Decision, Moment
-from headrace.service.dispatcher.last_use import LastUse
 from headrace.service.dispatcher.limits import Limits
 from headrace.service.dispatcher.notices import notice
 from headrace.service.dispatcher.presence import Presence
 from headrace.service.dispatcher.state import DispatcherState
-from headrace.service.dispatcher.unreachable import Unreachable
 from headrace.service.dispatcher.updates import Update
 from headrace.serving.presence import Pulse
 
@@ -73,7 +71,7 @@ _CHORES: tuple[Callable[[DispatcherState, Moment], list[Update]], ...] = (
     liveness.note_lasting_copies,
     clients.expire_clients,
     clients.settle_for_silent,
-    liveness.collect_idle,
+    retention.collect_idle,
     retention.forget_tasks,
     retention.forget_unused,
 )
@@ -86,7 +84,6 @@ class Dispatcher:
         self.state = state
         self.presence = Presence.of(state, now)
         self.limits = limits
-        self._unreachable, self._last_use, self._running = Unreachable(), LastUse(), LastUse()
         self._pulse = Pulse(limits.tick_interval, now)
 
     @property
@@ -112,7 +109,6 @@ class Dispatcher:
             HeadraceError: The request is refused.
         """
         self.presence.hear(request, now)
-        self._last_use.use(getattr(request, "dataset_id", None), now)
         moment = self._moment(now)
         return _DECIDERS[type(request)](self.state, request, moment)
 
@@ -128,7 +124,7 @@ class Dispatcher:
         if decision.suspect is not None:
             self.presence.suspects.add(decision.suspect)
         if decision.unreachable is not None:
-            self._unreachable.report(*decision.unreachable, now)
+            self.presence.unreachable.report(*decision.unreachable, now)
         return self._apply(decision.updates, now)
 
     def tick(self, now: float) -> list[Update]:
@@ -144,12 +140,8 @@ class Dispatcher:
         pause = self._pulse.beat(now)
         if pause:
             self.presence.forgive(pause, now)
-            self._unreachable.forgive(pause, now)
-            self._last_use.forgive(pause, now)
-            self._running.forgive(pause, now)
             return []
-        self.presence.abandon_uploads(now - self.limits.client_timeout)
-        self._unreachable.forget_old(now)
+        self.presence.forget_old(now - self.limits.client_timeout, now)
         moment = self._moment(now)
         facts: list[Update] = []
         for chore in _CHORES:
@@ -157,9 +149,7 @@ class Dispatcher:
         return facts
 
     def _moment(self, now: float) -> Moment:
-        return Moment(
-            now, self.presence, self.limits, self._unreachable, self._last_use, self._running
-        )
+        return Moment(now, self.presence, self.limits)
 
     def _apply(self, facts: Sequence[Update], now: float) -> list[Update]:
         applied: list[Update] = []

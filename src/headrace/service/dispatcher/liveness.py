@@ -1,19 +1,15 @@
-"""Deciders: who is alive, who leaves, who is gone, and what nobody needs any more."""
+"""Deciders: who is alive, who leaves, who is gone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from headrace.service import messages
-from headrace.service.config import ShardingPolicy
 from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.decision import Decision, Moment
 from headrace.service.dispatcher.departures import departed_from
-from headrace.service.dispatcher.state import DispatcherState, Iteration, TaskPhase
+from headrace.service.dispatcher.state import DispatcherState, TaskPhase
 from headrace.service.dispatcher.updates import Update
 
 __all__ = [
-    "collect_idle",
     "expire_workers",
     "give_up_unreachable",
     "note_lasting_copies",
@@ -115,15 +111,15 @@ def note_lasting_copies(state: DispatcherState, moment: Moment) -> list[Update]:
     running = [
         task.task_id
         for iteration in state.iterations.values()
-        if iteration.positions is None and not iteration.finished
+        if not iteration.is_dealt and not iteration.finished
         for task in state.running_tasks(iteration)
         if not task.lasted
     ]
-    moment.running.watch(running, moment.now)
+    moment.presence.copies.watch(running, moment.now)
     return [
         updates.CopyLasted(task_id=task_id)
         for task_id in running
-        if moment.running.since(task_id, moment.now) > moment.limits.copy_lasts
+        if moment.presence.copies.since(task_id, moment.now) > moment.limits.copy_lasts
     ]
 
 
@@ -135,37 +131,10 @@ def give_up_unreachable(state: DispatcherState, moment: Moment) -> list[Update]:
             task_id=task_id,
             reason=f"none of its clients could reach it for {patience:.0f} s, though it runs",
         )
-        for task_id in moment.unreachable.tasks()
+        for task_id in moment.presence.unreachable.tasks()
         if (task := state.tasks.get(task_id)) is not None
         and task.phase is TaskPhase.RUNNING
-        and moment.unreachable.is_agreed(
+        and moment.presence.unreachable.is_agreed(
             task_id, state.iterations[task.iteration_id].clients, patience, moment.now
         )
     ]
-
-
-def collect_idle(state: DispatcherState, moment: Moment) -> list[Update]:
-    """Give up iterations that had no client for too long, and forget those that are finished.
-
-    A named DYNAMIC iteration is kept unless the configuration says otherwise: to begin it again
-    would deal its elements twice.
-    """
-    timeout = moment.limits.gc_timeout
-    if timeout is None:
-        return []
-    return [
-        updates.IterationForgotten(iteration_id=iteration.iteration_id)
-        if iteration.finished
-        else updates.IterationCollected(iteration_id=iteration.iteration_id)
-        for iteration in _idle(state, moment, timeout)
-        if iteration.finished
-        or moment.limits.gc_dynamic
-        or state.jobs[iteration.job_id].processing_mode != ShardingPolicy.DYNAMIC
-    ]
-
-
-def _idle(state: DispatcherState, moment: Moment, timeout: float) -> Iterable[Iteration]:
-    for iteration_id, since in moment.presence.idle.items():
-        iteration = state.iterations[iteration_id]
-        if not iteration.clients and moment.now - since > timeout:
-            yield iteration

@@ -23,7 +23,7 @@ _MOST_RANGES = 1000
 
 def lost_units(iteration: Iteration, tasks: list[Task]) -> tuple[messages.LostUnits, ...]:
     """Return what is missing of a finished iteration with these tasks."""
-    if iteration.positions is None:
+    if not iteration.is_dealt:
         forgotten = [_lost(missing, (), is_copy=True) for missing in iteration.missing]
         return (*forgotten, *(_lost(task, (), is_copy=True) for task in _lost_copies(tasks)))
     lost = [_lost(missing, missing.units) for missing in iteration.missing]
@@ -34,7 +34,7 @@ def lost_units(iteration: Iteration, tasks: list[Task]) -> tuple[messages.LostUn
     failed = [task for task in tasks if task.phase is TaskPhase.FAILED]
     if failed:
         # What all that could have taken it failed at.
-        end = iteration.next if iteration.ended else iteration.positions
+        end = iteration.next if iteration.ended else iteration.positions or 0
         left = (*iteration.returned, (iteration.next, end))
         lost.append(_lost(failed[-1], united(each for each in left if each[0] < each[1])))
     return tuple(each for each in lost if each.count)

@@ -1,4 +1,7 @@
-"""What one run of the dispatcher's process knows beside its facts: who was heard from when."""
+"""What one run of the dispatcher's process knows beside its facts: who was heard from when.
+
+Rule. Whatever holds a time is here, so that `forgive` reaches it.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,9 @@ from typing import Any
 
 from headrace.service import messages
 from headrace.service.dispatcher import updates
+from headrace.service.dispatcher.last_use import LastUse
 from headrace.service.dispatcher.state import DispatcherState
+from headrace.service.dispatcher.unreachable import Unreachable
 from headrace.service.dispatcher.updates import Update
 from headrace.serving.presence import Stamps
 
@@ -46,6 +51,11 @@ class Presence:
     """Workers that refuse a client's connection, and that were not heard from since."""
     uploads: dict[bytes, Upload] = field(default_factory=dict)
     """Digest -> a plan that has not arrived whole."""
+    unreachable: Unreachable = field(default_factory=Unreachable)
+    last_use: LastUse = field(default_factory=LastUse)
+    """Of datasets and plans that are idle."""
+    copies: LastUse = field(default_factory=LastUse)
+    """Since when copies run."""
 
     @classmethod
     def of(cls, state: DispatcherState, now: float) -> Presence:
@@ -65,6 +75,7 @@ class Presence:
         if self.workers.hear(worker_id, now):
             self.suspects.discard(worker_id)
         self.clients.hear(getattr(request, "client_id", None), now)
+        self.last_use.use(getattr(request, "dataset_id", None), now)
 
     def forgive(self, pause: float, now: float) -> None:
         """Take `pause` seconds, in which nobody could be heard, off everyone's silence."""
@@ -72,9 +83,13 @@ class Presence:
             stamps.forgive(pause, now)
         for digest, upload in self.uploads.items():
             self.uploads[digest] = replace(upload, at=min(now, upload.at + pause))
+        self.unreachable.forgive(pause, now)
+        self.last_use.forgive(pause, now)
+        self.copies.forgive(pause, now)
 
-    def abandon_uploads(self, before: float) -> None:
-        """Forget plans of which nothing came since `before`."""
+    def forget_old(self, before: float, now: float) -> None:
+        """Forget plans of which nothing came since `before`, and reports that nobody repeated."""
+        self.unreachable.forget_old(now)
         for digest, upload in list(self.uploads.items()):
             if upload.at < before:
                 del self.uploads[digest]

@@ -1,5 +1,7 @@
 """What is forgotten, so that a dispatcher that runs for months stays small.
 
+Iterations go when they had no client for `Limits.gc_timeout`.
+
 Anonymous datasets, which `distribute` registers, are forgotten when nobody has used them for
 `Limits.dataset_timeout`; those that somebody was given the id of (`register_dataset`) never are. A
 plan goes with its last dataset, and one that never got a dataset after `Limits.client_timeout`.
@@ -10,20 +12,50 @@ remembered without them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from headrace.service.config import ShardingPolicy
 from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.decision import Moment
-from headrace.service.dispatcher.state import DispatcherState, Task, TaskPhase
+from headrace.service.dispatcher.state import DispatcherState, Iteration, Task, TaskPhase
 from headrace.service.dispatcher.updates import Update
 
-__all__ = ["forget_tasks", "forget_unused"]
+__all__ = ["collect_idle", "forget_tasks", "forget_unused"]
 
 _TASKS_KEPT = 200
 _TASKS_AT_ONCE = 50
 
 
+def collect_idle(state: DispatcherState, moment: Moment) -> list[Update]:
+    """Give up iterations that had no client for too long, and forget those that are finished.
+
+    A named DYNAMIC iteration is kept unless the configuration says otherwise: to begin it again
+    would deal its elements twice.
+    """
+    timeout = moment.limits.gc_timeout
+    if timeout is None:
+        return []
+    return [
+        updates.IterationForgotten(iteration_id=iteration.iteration_id)
+        if iteration.finished
+        else updates.IterationCollected(iteration_id=iteration.iteration_id)
+        for iteration in _idle(state, moment, timeout)
+        if iteration.finished
+        or moment.limits.gc_dynamic
+        or state.jobs[iteration.job_id].processing_mode != ShardingPolicy.DYNAMIC
+    ]
+
+
+def _idle(state: DispatcherState, moment: Moment, timeout: float) -> Iterable[Iteration]:
+    for iteration_id, since in moment.presence.idle.items():
+        iteration = state.iterations[iteration_id]
+        if not iteration.clients and moment.now - since > timeout:
+            yield iteration
+
+
 def forget_unused(state: DispatcherState, moment: Moment) -> list[Update]:
     """Forget datasets and plans that nobody has used for long."""
-    timeout, last_use = moment.limits.dataset_timeout, moment.last_use
+    timeout, last_use = moment.limits.dataset_timeout, moment.presence.last_use
     used = {job.dataset_id for job in state.jobs.values()}
     idle = [
         dataset_id

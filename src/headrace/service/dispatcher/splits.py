@@ -50,7 +50,7 @@ def get_split(state: DispatcherState, request: messages.GetSplit, moment: Moment
     """
     task = workers_task(state, request)
     iteration = state.iterations[task.iteration_id]
-    if iteration.positions is None:
+    if not iteration.is_dealt:
         raise FailedPreconditionError(
             f"task {request.task_id} reads its dataset whole: only ShardingPolicy.DYNAMIC deals "
             "units"

@@ -175,6 +175,11 @@ class Iteration(msgspec.Struct):
     failed: str = ""
 
     @property
+    def is_dealt(self) -> bool:
+        """Whether its units are dealt to its tasks; else each task is a whole copy."""
+        return self.positions is not None
+
+    @property
     def rest(self) -> int | None:
         """Units that can still be dealt; None: without end."""
         if self.positions is None:

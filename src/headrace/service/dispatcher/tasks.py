@@ -63,7 +63,7 @@ def get_task(state: DispatcherState, request: messages.GetTask, moment: Moment) 
     iteration = state.iterations[task.iteration_id]
     is_finished = task.phase is TaskPhase.FINISHED
     # One that was left nothing to deal may be over before its worker first asks about it.
-    is_empty = is_finished and iteration.positions is not None and not task.dealt
+    is_empty = is_finished and iteration.is_dealt and not task.dealt
     if task.worker_id != request.worker_id or not (task.phase is TaskPhase.RUNNING or is_empty):
         raise NotFoundError(
             f"task {request.task_id} is not for worker {request.worker_id} to run: it is "
