@@ -21,9 +21,10 @@ def notice(state: DispatcherState, fact: Update) -> str | None:
 
 def _worker_lost(state: DispatcherState, fact: updates.WorkerLost) -> str:
     worker = state.workers[fact.worker_id]
+    tasks = "1 running task" if len(worker.tasks) == 1 else f"{len(worker.tasks)} running tasks"
     return (
-        f"the worker at {worker.address} counts as lost: {fact.reason}. It had {len(worker.tasks)} "
-        "running tasks; if it comes back, it begins again as another worker"
+        f"the worker at {worker.address} counts as lost: {fact.reason}. It had {tasks}; if it "
+        "comes back, it begins again as another worker"
     )
 
 
