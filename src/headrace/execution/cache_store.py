@@ -69,8 +69,7 @@ class PlanCache:
 
     def complete_store(self) -> MemoryStore | None:
         """Return the cache if it is complete."""
-        with self._lock:
-            return self._complete
+        return self._complete
 
     def offer(self, store: MemoryStore) -> None:
         """Make `store` the cache, unless there is one."""
