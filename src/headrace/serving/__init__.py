@@ -9,6 +9,7 @@
 `high_water`      whether records are missing at a journal's end
 `presence`        who was heard from when, and which silence counts (pure)
 `call`            a request names the type of its reply; one `call` for all of them (pure)
+`asked`           what was asked on a channel, and is not answered (pure)
 `conversation`    numbered requests and what answers them, whatever the connection does (pure)
 ================  ==============================================================================
 """

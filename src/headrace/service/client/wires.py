@@ -15,13 +15,13 @@ from headrace.service.messages import (
     SettleTask,
     TaskAddress,
 )
+from headrace.serving.asked import Asked
 from headrace.transport.channel import Channel, Reply
 from headrace.transport.inbox import Inbox
 
 __all__ = ["TaskEvent", "Verdict", "Wires"]
 
 _GOODBYE_SECONDS = 0.5
-_FORGET_SECONDS = 30.0
 
 
 class TaskEvent(NamedTuple):
@@ -57,7 +57,7 @@ class Wires:
         self._inbox = inbox
         self._connect = connect
         self._dispatcher = connect_dispatcher()
-        self._asked: dict[int, tuple[float, DispatcherRequest]] = {}
+        self._asked: Asked[DispatcherRequest] = Asked()
         self._channels: dict[int, Channel] = {}
         self._tasks: dict[Channel, int] = {}
         self._numbers: dict[int, dict[int, int]] = {}
@@ -81,12 +81,7 @@ class Wires:
 
     def call(self, message: DispatcherRequest) -> None:
         """Send a request to the dispatcher."""
-        now = time.monotonic()
-        # Answers to what is this old come no more, or do not matter.
-        for ticket, (sent, _) in list(self._asked.items()):
-            if now - sent > _FORGET_SECONDS:
-                del self._asked[ticket]
-        self._asked[self._dispatcher.send(message)] = (now, message)
+        self._asked.sent(self._dispatcher.send(message), message, time.monotonic())
 
     def wait(self, timeout: float) -> list[TaskEvent | Verdict]:
         """Return what came, as soon as something did, the inbox was woken, or time passed."""
@@ -108,9 +103,8 @@ class Wires:
 
     def _verdict(self, what: Reply | HeadraceError) -> Verdict:
         if isinstance(what, Reply):
-            _, asked = self._asked.pop(what.ticket, (0.0, None))
-            return Verdict(asked, what)
-        self._asked.clear()
+            return Verdict(self._asked.answered(what.ticket), what)
+        self._asked.lost()
         return Verdict(None, what)
 
     def drop(self, task_id: int) -> None:

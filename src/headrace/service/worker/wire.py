@@ -8,12 +8,11 @@ from typing import Any
 
 from headrace.errors import HeadraceError
 from headrace.service.messages import DispatcherRequest
-from headrace.transport.channel import Channel, Reply
+from headrace.serving.asked import Asked
+from headrace.transport.channel import Channel
 from headrace.transport.inbox import Inbox
 
 __all__ = ["Wire"]
-
-_FORGET_SECONDS = 30.0
 
 
 class Wire:
@@ -27,18 +26,12 @@ class Wire:
     def __init__(self, inbox: Inbox, connect: Callable[[], Channel]) -> None:
         self._inbox = inbox
         self._channel = connect()
-        self._asked: dict[int, tuple[float, DispatcherRequest]] = {}
+        self._asked: Asked[DispatcherRequest] = Asked()
         inbox.add(self._channel)
 
     def send(self, message: DispatcherRequest) -> None:
         """Send a call."""
-        now = time.monotonic()
-        # Calls are repeated: answers to what is this old come no more, or do not matter.
-        for ticket, (sent, _) in list(self._asked.items()):
-            if now - sent <= _FORGET_SECONDS:
-                break
-            del self._asked[ticket]
-        self._asked[self._channel.send(message)] = now, message
+        self._asked.sent(self._channel.send(message), message, time.monotonic())
 
     def wait(self, seconds: float) -> list[tuple[DispatcherRequest, Any]]:
         """Return what came of calls, as soon as something did, the inbox was woken, or time passed.
@@ -49,15 +42,10 @@ class Wire:
         came: list[tuple[DispatcherRequest, Any]] = []
         for _, what in self._inbox.wait(seconds):
             if isinstance(what, HeadraceError):
-                came += [(message, what) for _, message in self._asked.values()]
-                self._asked.clear()
-            else:
-                came += self._answer(what)
+                came += [(message, what) for message in self._asked.lost()]
+            elif (message := self._asked.answered(what.ticket)) is not None:
+                came.append((message, what.message))
         return came
-
-    def _answer(self, reply: Reply) -> list[tuple[DispatcherRequest, Any]]:
-        asked = self._asked.pop(reply.ticket, None)
-        return [] if asked is None else [(asked[1], reply.message)]
 
     def close(self) -> None:
         """Close the channel."""
