@@ -286,6 +286,45 @@ def test_a_plan_of_zipped_streams_is_one_unit():
     assert read_dealt(plan, []) == []
 
 
+def one_in(x):
+    return 1 // (int(x) - 7)
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        lambda ds: ds.map(one_in),
+        lambda ds: ds.map(odd_or_half).map(lambda x: 1 // (int(x) - 14)),
+        lambda ds: ds.map(one_in, num_parallel_calls=2),
+        lambda ds: ds.filter(one_in),
+        lambda ds: ds.map(one_in).batch(2),
+    ],
+    ids=["map", "map of maps", "parallel map", "filter", "below a batch"],
+)
+def test_an_error_names_the_same_element_dealt_out_as_in_one_process(steps):
+    plan = steps(Dataset.range(10)).plan
+    count = number_of_units(plan)
+    units = iter([(count * 6 // 10, count), (0, 2)])
+
+    whole = first_error(start(plan, seed=7))
+    dealt = first_error(start(plan, seed=7, units=lambda: next(units, None)))
+
+    assert whole.position == 7
+    assert (dealt.position, "for element 7" in str(dealt)) == (7, True)
+
+
+def first_error(iterator):
+    """Return the first error that reading raises."""
+    try:
+        while iterator.next_chunk(3) is not None:
+            pass
+    except UserFunctionError as error:
+        return error
+    finally:
+        iterator.close()
+    raise AssertionError("nothing failed")
+
+
 def test_what_was_dealt_cannot_be_gone_back_to():
     iterator = start(Dataset.range(4).plan, seed=1, units=lambda: None)
     assert iterator.next_chunk(1) is None

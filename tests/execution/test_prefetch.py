@@ -17,9 +17,11 @@ import headrace as hr
 from headrace.execution.buffering import PrefetchIterator
 from headrace.execution.build import start
 from headrace.execution.context import Context
+from headrace.execution.feeder import Feeder
 from headrace.plan.buffering import Prefetch
 
 from .contract import ListIterator, assert_keeps_contract, with_input
+from .pipelines import odd_or_half
 
 Dataset = hr.Dataset
 CONTEXT = Context(seed=11, build=lambda plan, context: None)
@@ -227,3 +229,68 @@ def test_passing_over_elements_calls_no_function():
     assert iterator.next_chunk(1).rows() == [61]
     iterator.close()
     assert not {*range(50)} & {*calls}
+
+
+class Alarm(BaseException):
+    """Not an error: something that comes from outside."""
+
+
+STEPS_WITH_THREADS = {
+    "prefetch": lambda: Dataset.range(1000).prefetch(4),
+    "parallel map": lambda: Dataset.range(1000).map(odd_or_half, num_parallel_calls=2),
+    "parallel interleave": lambda: Dataset.range(4).interleave(
+        lambda n: Dataset.range(100), cycle_length=2, num_parallel_calls=2
+    ),
+}
+
+
+def threads_of_steps() -> list[str]:
+    names = [thread.name for thread in threading.enumerate()]
+    return [name for name in names if name.startswith("headrace-")]
+
+
+@pytest.mark.parametrize("kind", STEPS_WITH_THREADS)
+@pytest.mark.parametrize("nth", [1, 2, 3, 5])
+def test_an_interruption_between_a_condition_and_its_lock_leaves_no_thread(kind, nth):
+    until(lambda: not threads_of_steps())
+    entered = threading.Condition.__enter__.__code__
+    met = 0
+
+    def interrupt(frame, event, argument):
+        nonlocal met
+        if event == "return" and frame.f_code is entered and "headrace" in str(frame.f_back.f_code):
+            met += 1
+            if met == nth:
+                raise Alarm
+
+    iterator = iter(STEPS_WITH_THREADS[kind]())
+    sys.setprofile(interrupt)
+    try:
+        for _ in range(200):
+            next(iterator)
+    except Alarm:
+        pass
+    finally:
+        sys.setprofile(None)
+    iterator.close()
+
+    until(lambda: not threads_of_steps())
+
+
+@pytest.mark.parametrize("kind", ["prefetch", "parallel map"])
+def test_an_interrupted_close_is_done_by_the_next(kind, monkeypatch):
+    until(lambda: not threads_of_steps())
+    iterator = start(STEPS_WITH_THREADS[kind]().plan, seed=1)
+    iterator.next_chunk(1)
+    with monkeypatch.context() as patched:
+
+        def interrupted(feeder):
+            raise Alarm
+
+        patched.setattr(Feeder, "stop", interrupted)
+        with pytest.raises(Alarm):
+            iterator.close()
+
+    iterator.close()
+
+    until(lambda: not threads_of_steps())

@@ -77,7 +77,7 @@ class PrefetchIterator(ElementIterator):
         if self._has_ended:
             return None
         feeder = self._feeder or self._start()
-        with feeder.changed:
+        with feeder.lock:
             item = self._wait(feeder)
             if item is None or item.chunk is None:
                 self._pass_on(feeder, item)

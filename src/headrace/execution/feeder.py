@@ -40,8 +40,8 @@ class Feeder:
 
     Args:
         input_: What is read. Nobody else may use it before `stop` has returned True.
-        room: Says how many elements to ask for; 0: wait. Called with `changed` held.
-        put: Takes what was read. Called with `changed` held.
+        room: Says how many elements to ask for; 0: wait. Called with `lock` held.
+        put: Takes what was read. Called with `lock` held.
         name: Name of the thread.
         most: The most elements to ask for at once.
     """
@@ -58,8 +58,11 @@ class Feeder:
         self._room = room
         self._put = put
         self._pace = Pace(most=most)
-        #: Held where what `room` and `put` look at changes; notified when it has.
-        self.changed = threading.Condition()
+        #: Held where what `room` and `put` look at changes. It is taken as it is, not by way of the
+        #: condition: an interruption between the two would leave it locked for ever.
+        self.lock = threading.RLock()
+        #: Notified when that has changed.
+        self.changed = threading.Condition(self.lock)
         self._is_stopped = False
         self._has_returned = False
         self._is_left = False
@@ -67,7 +70,7 @@ class Feeder:
 
     def start(self) -> None:
         """Begin to read. Whoever may close what owns this knows of it by now."""
-        with self.changed:
+        with self.lock:
             if not self._is_stopped:
                 self._thread.start()
 
@@ -78,7 +81,7 @@ class Feeder:
 
     def stop(self) -> bool:
         """Have the thread stop, and wait a moment; return whether the iterator is free to use."""
-        with self.changed:
+        with self.lock:
             self._is_stopped = True
             self.changed.notify_all()
             if self._thread.ident is None:
@@ -94,7 +97,7 @@ class Feeder:
         Args:
             step: The step that is left to end by itself, for the warning.
         """
-        with self.changed:
+        with self.lock:
             if self._has_returned:
                 return
             self._is_left = True
@@ -112,7 +115,7 @@ class Feeder:
             while self._read():
                 pass
         finally:
-            with self.changed:
+            with self.lock:
                 self._has_returned = True
                 is_left = self._is_left
                 self.changed.notify_all()
@@ -124,7 +127,7 @@ class Feeder:
 
     def _read(self) -> bool:
         """Read once; return whether to go on."""
-        with self.changed:
+        with self.lock:
             while not self._is_stopped and not (room := self._room()):
                 self.changed.wait()
             if self._is_stopped:
@@ -142,7 +145,7 @@ class Feeder:
             error, after = failure, self._input.get_state()
         except BaseException as escape:
             error = escape
-        with self.changed:
+        with self.lock:
             if self._was_stopped():
                 # What was read is read again by whoever goes on from the last state.
                 return False

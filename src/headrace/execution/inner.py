@@ -168,7 +168,8 @@ class Readers:
 
     def __init__(self, threads: int) -> None:
         self._crew = Crew(threads, "headrace-interleave")
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # taken as it is: see `Feeder.lock`
+        self._changed = threading.Condition(self._lock)
         self._is_closed = False
 
     def read(self, inner: Inner) -> None:
@@ -191,7 +192,7 @@ class Readers:
                 error, after = failure, inner.iterator.get_state()
             except BaseException as escape:
                 error = escape
-        with self._changed:
+        with self._lock:
             inner.result = Item(chunk, error, after)
             inner.is_busy = False
             is_left = inner.is_left
@@ -216,7 +217,7 @@ class Readers:
         if is_over():
             return
         wait = LongWait(awaited)
-        with self._changed:
+        with self._lock:
             while not is_over() and not self._is_closed:
                 wait.wait(self._changed)
         if not is_over():
@@ -224,7 +225,7 @@ class Readers:
 
     def close(self, inners: Sequence[Inner], step: str) -> None:
         """Close these datasets; one that a thread does not come out of, that thread closes."""
-        with self._changed:
+        with self._lock:
             self._is_closed = True
             self._changed.notify_all()
         self._crew.dismiss()
@@ -247,7 +248,7 @@ class Readers:
     def _busy_after_a_moment(self, inners: Sequence[Inner]) -> list[Inner]:
         """Return those that a thread is in, after a short wait; it is to close them."""
         deadline = time.monotonic() + PATIENCE
-        with self._changed:
+        with self._lock:
             while any(inner.is_busy for inner in inners) and time.monotonic() < deadline:
                 self._changed.wait(max(0.0, deadline - time.monotonic()))
             left = [inner for inner in inners if inner.is_busy]

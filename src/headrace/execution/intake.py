@@ -12,6 +12,7 @@ from typing import Any
 from headrace.element.chunk import Chunk, States
 from headrace.execution.iterator import END, ElementIterator, State
 from headrace.execution.pace import Pace
+from headrace.execution.places import Places
 
 __all__ = ["Intake"]
 
@@ -23,9 +24,11 @@ class Intake:
     that does not know beforehand how many it will use; it calls `use` when it does.
     """
 
-    __slots__ = ("_pace", "chunk", "input", "offset")
+    __slots__ = ("_last_place", "_pace", "chunk", "input", "offset")
 
     _pace: Pace | None
+    _last_place: Places | None
+    """Of the last element of a chunk that was used up, if its chunk knew it."""
 
     chunk: Chunk | None
     """What is in hand: its elements before `offset` were used, and at least one was not."""
@@ -36,6 +39,7 @@ class Intake:
         self.chunk = None
         self.offset = 0
         self._pace = None
+        self._last_place = None
 
     @property
     def in_hand(self) -> int:
@@ -100,10 +104,12 @@ class Intake:
             row: The element.
             place: The place before it.
         """
-        (before, number), (after, index) = place, self.later_state()
-        rest = [] if self.chunk is None else self.chunk.rows()[self.offset :]
+        if self.chunk is not None:
+            self.offset -= 1  # it was taken from this chunk
+            return
+        (before, number), (after, index) = place, self.input.later_state()
         self.chunk = Chunk.of_rows(
-            [row, *rest], lambda at: after(index + at - 1) if at else before(number)
+            [row], lambda at: after(index) if at else before(number), self._last_place
         )
         self.offset = 0
 
@@ -112,6 +118,8 @@ class Intake:
         assert self.chunk is not None
         end = self.offset + count
         if end == self.chunk.size:
+            places = self.chunk.places
+            self._last_place = None if places is None else places[-1:].copy()
             self.chunk = None
         else:
             self.offset = end

@@ -72,7 +72,7 @@ class ParallelMapIterator(ElementIterator):
             self._place = work.end
             work.start()
         take = self._take_in_order if self._is_ordered else self._take_as_ready
-        with work.feeder.changed:
+        with work.feeder.lock:
             wait: LongWait | None = None
             while True:
                 taken = take(work, limit)
@@ -196,7 +196,7 @@ class ParallelMapIterator(ElementIterator):
             return states(index)
         if work is None:
             return {"done": runs_of(self._gone), "input": self._input.get_state()}
-        with work.feeder.changed:
+        with work.feeder.lock:
             states, index = self._oldest_place(work)
         return {"done": runs_of(self._gone), "input": states(index)}
 

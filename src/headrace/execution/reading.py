@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from headrace.element.chunk import Chunk, States
-from headrace.errors import FailedPreconditionError
+from headrace.errors import DataLossError, FailedPreconditionError
 from headrace.execution.context import Context
 from headrace.execution.elements import IndicesIterator, index_part_iterator
 from headrace.execution.intake import Intake
@@ -21,7 +21,8 @@ from headrace.execution.iterator import (
 )
 from headrace.execution.places import Places, within
 from headrace.plan.elements import FromSource, Indices, Read
-from headrace.plan.source import Position, Reader, Source
+from headrace.plan.source import Position, Reader
+from headrace.plan.user_function import step_name
 
 __all__ = ["ReadIterator"]
 
@@ -34,9 +35,11 @@ class ReadIterator(ElementIterator):
     of the reader, and how many elements were passed since.
     """
 
-    def __init__(self, source: Source, indices: ElementIterator, open_: _Open) -> None:
+    def __init__(self, node: Read | FromSource, indices: ElementIterator, open_: _Open) -> None:
+        source = node.source
         self.gives_rows = source.runs_user_code
         self._open = open_
+        self._node = node
         self._refusal = source.cannot_restore
         self._intake = Intake(indices)
         self._reader: Reader | None = None
@@ -150,16 +153,55 @@ class ReadIterator(ElementIterator):
         if "hint" in state:
             position, since = state["hint"]
             reader = self._open(number, position)
-            _pass_over(reader, since)
+            self._pass_over(reader, number, since)
             return reader
         reader = self._open(number, None)
         self._has_positions = not failed
-        if not _pass_over(reader, ordinal, failed):
+        if not self._pass_over(reader, number, ordinal, failed):
             # What failed does not any more, and the element after it was read.
             reader.close()
             reader = self._open(number, None)
-            _pass_over(reader, ordinal)
+            self._pass_over(reader, number, ordinal)
         return reader
+
+    def _pass_over(self, reader: Reader, number: int, count: int, failures: int = 0) -> bool:
+        """Read past elements and errors of an index; say whether there were as many errors.
+
+        Elements that fail count as none, as when they were passed before.
+
+        Raises:
+            DataLossError: There are fewer elements than were passed before.
+        """
+        failed, failure = 0, None
+        while count or failed < failures:
+            try:
+                chunk = reader.read(min(count, _MOST_AT_ONCE) or 1)
+            except Exception as error:
+                failed, failure = failed + 1, error
+                if failed > MOST_FAILURES + failures:
+                    raise
+                continue
+            if chunk is None:
+                if not count:
+                    return True
+                reader.close()
+                if isinstance(failure, DataLossError):
+                    raise failure  # the reader knows more of it
+                raise self._too_short(number, self._ordinal - count) from failure
+            if not count:
+                return False
+            count -= chunk.size
+        return True
+
+    def _too_short(self, number: int, found: int) -> DataLossError:
+        source = self._node.source
+        name = f"index {number} of {step_name(self._node, type(source).__name__)}"
+        if source.index_holds == "file" and number < len(source.paths):
+            name = repr(source.paths[number])
+        return DataLossError(
+            f"{name} has {found} elements, but {self._ordinal} were read before the state was "
+            "saved; restore it with the same data"
+        )
 
     def get_state(self) -> State:
         if self._pending is not None:
@@ -199,7 +241,7 @@ def _make_read(node: Read, context: Context) -> ElementIterator:
     def open_(index: int, position: Position) -> Reader:
         return source.open(index, index + 1, position, pass_number=passes)
 
-    return ReadIterator(source, index_part_iterator(node.input, context), open_)
+    return ReadIterator(node, index_part_iterator(node.input, context), open_)
 
 
 @make_iterator.register(FromSource)
@@ -210,7 +252,7 @@ def _make_source(node: FromSource, context: Context) -> ElementIterator:
     def open_(index: int, position: Position) -> Reader:
         return source.open(0, source.size, position, pass_number=passes)
 
-    return ReadIterator(source, IndicesIterator(Indices(size=1), context), open_)
+    return ReadIterator(node, IndicesIterator(Indices(size=1), context), open_)
 
 
 _MOST_AT_ONCE = 16
@@ -235,25 +277,3 @@ def _state(at: State, ordinal: int, failed: int) -> dict[str, Any]:
     if failed:
         state["failed"] = failed
     return state
-
-
-def _pass_over(reader: Reader, count: int, failures: int = 0) -> bool:
-    """Read past elements and errors; say whether there were as many errors.
-
-    Elements that fail count as none, as when they were passed before.
-    """
-    failed = 0
-    while count or failed < failures:
-        try:
-            chunk = reader.read(min(count, _MOST_AT_ONCE) or 1)
-        except Exception:
-            failed += 1
-            if failed > MOST_FAILURES + failures:
-                raise
-            continue
-        if chunk is None:
-            return True
-        if not count:
-            return False
-        count -= chunk.size
-    return True

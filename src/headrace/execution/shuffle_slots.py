@@ -77,6 +77,11 @@ class Slots:
                 return self._chunk(out, len(slots), places)
             self._become_rows()
         rows, yielded = self._rows, []
+        if len(slots) == 1 and not held:
+            slot = int(slots[0])
+            yielded.append(rows[slot])
+            (rows[slot],) = _unpinned(incoming)
+            return Chunk.of_rows(yielded)
         for slot, row in zip(slots.tolist(), _unpinned(incoming), strict=True):
             yielded.append(rows[slot])
             rows[slot] = row
@@ -130,13 +135,28 @@ def _unpinned(chunk: Chunk) -> list[Any]:
     """Return the rows of a chunk, those copied that would keep much more memory alive."""
     rows = chunk.rows()
     # Rows of one chunk were made in one way: the first shows whether the others need a look.
-    if rows and (chunk.is_columnar or _pins(rows[0]) or _pins(rows[-1])):
+    if rows and (_pins(rows[0]) or (len(rows) > 1 and _pins(rows[-1]))):
         return [map_leaves(_unpinned_leaf, row) for row in rows]
     return list(rows)
 
 
 def _pins(row: Any) -> bool:
+    # The commonest structures, without the general walk: this is asked for each row that is drawn.
+    cls = type(row)
+    if cls in _OWN_MEMORY:
+        return False
+    if cls is np.ndarray:
+        return row.base is not None and _unpinned_leaf(row) is not row
+    if cls is dict or cls is tuple:
+        for part in row.values() if cls is dict else row:
+            if type(part) not in _OWN_MEMORY and _pins(part):
+                return True
+        return False
     return any(_unpinned_leaf(leaf) is not leaf for leaf in flatten(row)[0])
+
+
+#: Scalars, but those of a structured dtype, which may show a row of an array.
+_OWN_MEMORY = frozenset({bytes, str, *np.sctypeDict.values()}) - {np.void}
 
 
 def _unpinned_leaf(leaf: Any) -> Any:

@@ -123,7 +123,7 @@ class Work:
 
     def start(self) -> None:
         """Begin to work. Whoever may close what owns this knows of it by now."""
-        with self.feeder.changed:
+        with self.feeder.lock:
             if self.is_stopped:
                 return
             for thread in self._threads:
@@ -228,7 +228,7 @@ class Work:
                 self.done.append((batch, index))
         # To wake the consumer for each element costs more than many a function.
         if self.is_awaited and self._has_enough():
-            with self.feeder.changed:
+            with self.feeder.lock:
                 self.feeder.changed.notify_all()
 
     def _failed(self, error: BaseException, batch: Batch, index: int) -> Failure:
@@ -276,7 +276,7 @@ class Work:
 
     def stop(self) -> bool:
         """Stop all threads, and wait a moment; return whether the input is free to use."""
-        with self.feeder.changed:
+        with self.feeder.lock:
             self.is_stopped = True
         is_free = self.feeder.stop()
         for _ in self._threads:

@@ -13,6 +13,7 @@ from headrace.element.ownership import owned
 from headrace.element.spec import ArraySpec, Spec
 from headrace.element.structure import Element, component, flatten
 from headrace.errors import (
+    DataLossError,
     FailedPreconditionError,
     InvalidElementError,
     UserFunctionError,
@@ -227,6 +228,11 @@ class _GeneratorReader:
                 next(self._iterator)
             except StopIteration:
                 self._end()
+                self._error = DataLossError(
+                    f"the generator {self._name()} ended after {index} elements, but at least "
+                    f"{self._consumed} were read before the state was saved; restore it with the "
+                    "same data"
+                )
                 return False
             except Exception as error:
                 self._end()

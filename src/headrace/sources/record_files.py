@@ -21,7 +21,7 @@ import numpy as np
 from headrace.arguments import check_int
 from headrace.element.chunk import Chunk
 from headrace.element.spec import ArraySpec, Spec
-from headrace.errors import FailedPreconditionError, HeadraceError, UnavailableError
+from headrace.errors import DataLossError, FailedPreconditionError, HeadraceError, UnavailableError
 from headrace.plan.source import (
     IndexHolds,
     Position,
@@ -176,10 +176,10 @@ class RecordFilesReader:
         self._block_size = block_size
         self._file = file
         #: Where the records at hand begin, and where those after them do.
-        self._offset = self._next_offset = offset
+        self._offset = self._next_offset = self._restored_at = offset
         #: Of the records at hand, how many were given out. More than there are while a restored
         #: reader still has to pass over some.
-        self._taken = taken
+        self._taken = self._restored = taken
         self._records: list[Any] = []
         self._error: HeadraceError | None = None
         self._resumes = False
@@ -267,7 +267,14 @@ class RecordFilesReader:
     def _finish_file(self) -> None:
         """Leave a file whose records are all at hand: the next position is in the next file."""
         self._close_stream()
-        if self._records:
+        missing = self._taken - len(self._records)
+        if missing > 0:
+            self._error = DataLossError(
+                f"{self._names[self._file]!r} has {self._restored - missing} records from byte "
+                f"{self._restored_at} on, but at least {self._restored} were read before the "
+                "state was saved; restore it with the same data"
+            )
+        elif self._records:
             # They are still to be given out; positions in between stay in this file.
             self._error = _EndOfFileError()
         else:

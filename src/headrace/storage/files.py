@@ -11,7 +11,12 @@ import re
 from typing import Any, BinaryIO, cast
 
 from headrace import storage
-from headrace.errors import FailedPreconditionError, NotFoundError, UnavailableError
+from headrace.errors import (
+    DataLossError,
+    FailedPreconditionError,
+    NotFoundError,
+    UnavailableError,
+)
 from headrace.storage.compression import ByteStream, Compression, InflatingStream
 from headrace.storage.names import is_local, is_pattern
 
@@ -33,23 +38,24 @@ def open_file(name: str, compression: Compression = "", offset: int = 0) -> Byte
         NotFoundError: The file does not exist.
         FailedPreconditionError: It is a folder, or may not be read.
         UnavailableError: Its file system does not answer.
-        DataLossError: The content before `offset` is damaged.
+        DataLossError: The content before `offset` is damaged, or there is less.
     """
     try:
         stream = cast(ByteStream, _open(name.removeprefix("file://"), "rb"))
         if not compression:
             if offset:
-                cast(BinaryIO, stream).seek(offset)
+                _seek(cast(BinaryIO, stream), offset, name)
             return stream
     except OSError as error:
         raise _explain(name, error) from error
     inflating = InflatingStream(stream, compression, name)
+    left = offset
     try:
-        while offset:
-            skipped = inflating.read(min(offset, _SKIP_BLOCK))
+        while left:
+            skipped = inflating.read(min(left, _SKIP_BLOCK))
             if not skipped:
-                break
-            offset -= len(skipped)
+                raise _too_short(name, offset - left, offset)
+            left -= len(skipped)
     except BaseException:
         inflating.close()
         raise
@@ -80,6 +86,21 @@ def _open(name: str, mode: str) -> Any:
         return storage.remote.open_url(name, mode)
     # Readers ask for large blocks themselves; a buffer in between would only copy.
     return io.FileIO(name, "r") if mode == "rb" else open(name, "wb")
+
+
+def _seek(stream: BinaryIO, offset: int, name: str) -> None:
+    size = stream.seek(0, os.SEEK_END)
+    if size < offset:
+        stream.close()
+        raise _too_short(name, size, offset)
+    stream.seek(offset)
+
+
+def _too_short(name: str, size: int, offset: int) -> DataLossError:
+    return DataLossError(
+        f"{name!r} has {size} bytes, but {offset} were read before the state was saved; restore it "
+        "with the same data"
+    )
 
 
 def _explain(name: str, error: OSError) -> Exception:

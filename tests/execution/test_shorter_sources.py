@@ -1,0 +1,200 @@
+"""A state that lies beyond the end of data that became shorter is refused, not silently empty."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import headrace as hr
+from headrace.element.chunk import Chunk
+from headrace.execution.build import start
+from headrace.plan.elements import FromSource
+from headrace.plan.source import Position, Source
+from headrace.sources.text import TextLineSource
+from headrace.sources.tfrecord import TFRecordSource, masked_crc
+
+Dataset = hr.Dataset
+
+
+def state_after(dataset: Dataset, count: int) -> dict[str, Any]:
+    with iter(dataset) as iterator:
+        assert len(list(islice(iterator, count))) == count
+        return iterator.get_state()
+
+
+def rest_of(dataset: Dataset, state: dict[str, Any]) -> list[Any]:
+    with iter(dataset) as iterator:
+        iterator.set_state(state)
+        return list(iterator)
+
+
+def lines(count: int) -> bytes:
+    return b"".join(b"line %d\n" % number for number in range(count))
+
+
+def records(count: int) -> bytes:
+    found = []
+    for number in range(count):
+        record = b"record %d" % number
+        length = struct.pack("<Q", len(record))
+        sums = [struct.pack("<I", masked_crc(part)) for part in (length, record)]
+        found += [length, sums[0], record, sums[1]]
+    return b"".join(found)
+
+
+FILES: dict[str, tuple[Callable[[str], Dataset], Callable[[int], bytes]]] = {
+    "text": (hr.TextLineDataset, lines),
+    "records": (hr.TFRecordDataset, records),
+    "text, compressed": (
+        lambda name: hr.TextLineDataset(name, compression_type="GZIP"),
+        lambda count: gzip.compress(lines(count)),
+    ),
+    # Blocks so small that the place is a byte offset beyond the new end.
+    "text in small blocks": (
+        lambda name: Dataset.from_source(TextLineSource((name,), None, 16)),
+        lines,
+    ),
+    "records in small blocks": (
+        lambda name: Dataset.from_source(TFRecordSource((name,), None, 32)),
+        records,
+    ),
+    "compressed text in small blocks": (
+        lambda name: Dataset.from_source(TextLineSource((name,), "GZIP", 16)),
+        lambda count: gzip.compress(lines(count)),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_a_file_with_fewer_records_than_were_read_is_named(kind: str, tmp_path: Path) -> None:
+    make, content = FILES[kind]
+    path = tmp_path / "data"
+    path.write_bytes(content(100))
+    state = state_after(make(str(path)), 20)
+
+    path.write_bytes(content(10))
+
+    with pytest.raises(hr.errors.DataLossError, match=r"data' .*(10|\d\d+).* same data") as caught:
+        rest_of(make(str(path)), state)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_a_file_that_ends_where_the_state_is_has_an_empty_rest(kind: str, tmp_path: Path) -> None:
+    make, content = FILES[kind]
+    path = tmp_path / "data"
+    path.write_bytes(content(100))
+    state = state_after(make(str(path)), 20)
+
+    path.write_bytes(content(20))
+
+    assert rest_of(make(str(path)), state) == []
+
+
+def test_after_the_error_the_next_file_is_read(tmp_path: Path) -> None:
+    names = [str(tmp_path / name) for name in ("a", "b")]
+    (tmp_path / "a").write_bytes(lines(100))
+    (tmp_path / "b").write_bytes(b"x\ny\n")
+    state = state_after(hr.TextLineDataset(names), 20)
+    (tmp_path / "a").write_bytes(lines(10))
+
+    with iter(hr.TextLineDataset(names)) as iterator:
+        iterator.set_state(state)
+        with pytest.raises(hr.errors.DataLossError, match=r"10 records .* at least \d+"):
+            next(iterator)
+        assert list(iterator) == [b"x", b"y"]
+
+
+def numbers_below(stop: list[int]) -> Dataset:
+    def numbers() -> Iterator[int]:
+        return iter(range(stop[0]))
+
+    return Dataset.from_generator(numbers)
+
+
+def test_a_generator_that_yields_fewer_than_were_read_is_named() -> None:
+    stop = [100]
+    state = state_after(numbers_below(stop), 20)
+
+    stop[0] = 10
+
+    with pytest.raises(
+        hr.errors.DataLossError, match=r"GeneratorSource \(test_.*\) has 10 elements.* same data"
+    ):
+        rest_of(numbers_below(stop), state)
+
+
+def test_a_generator_that_is_shorter_says_so_once() -> None:
+    stop = [100]
+    state = state_after(numbers_below(stop), 20)
+    stop[0] = 10
+
+    with iter(numbers_below(stop)) as iterator:
+        iterator.set_state(state)
+        with pytest.raises(hr.errors.DataLossError):
+            next(iterator)
+        assert list(iterator) == []
+
+
+def test_a_generator_that_ends_where_the_state_is_has_an_empty_rest() -> None:
+    stop = [100]
+    state = state_after(numbers_below(stop), 20)
+    stop[0] = 20
+    assert rest_of(numbers_below(stop), state) == []
+
+
+@dataclass(frozen=True)
+class Numbers(Source):
+    """Numbers below `stop[0]`, whose reader knows no position but its beginning."""
+
+    stop: list[int]
+
+    @property
+    def size(self) -> int:
+        return 1
+
+    @property
+    def element_spec(self) -> hr.ArraySpec:
+        return hr.ArraySpec((), np.int64)
+
+    def open(
+        self,
+        start: int,
+        stop: int,
+        position: Position = None,
+        *,
+        pass_number: tuple[int, ...] = (),
+    ) -> NumbersReader:
+        return NumbersReader(self.stop[0])
+
+
+class NumbersReader:
+    def __init__(self, stop: int) -> None:
+        self._left = list(range(stop))
+
+    def read(self, limit: int) -> Chunk | None:
+        taken, self._left = self._left[:limit], self._left[limit:]
+        return Chunk.of_rows([np.int64(number) for number in taken]) if taken else None
+
+    def get_position(self) -> Position:
+        return None
+
+    def close(self) -> None:
+        self._left = []
+
+
+def test_any_source_that_ends_before_the_place_is_named_with_what_was_found() -> None:
+    restored = start(FromSource(source=Numbers([10])), seed=1)
+    restored.set_state({"index": 0, "ordinal": 20})
+
+    with pytest.raises(hr.errors.DataLossError, match=r"Numbers .* 10 .* 20 .* same data"):
+        restored.next_chunk(1)
+    assert restored.next_chunk(1) is None
