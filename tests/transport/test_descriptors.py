@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import resource
@@ -50,6 +51,21 @@ def test_a_connection_that_is_shut_down_is_closed_for_both(ends):
     Descriptor.of(one.fileno()).shut_down()
     assert closed_by_peer(other)
     assert other.recv(1) == b""
+
+
+def test_a_connection_is_shut_down_where_no_number_is_left_for_a_second_handle(
+    ends, monkeypatch: pytest.MonkeyPatch
+):
+    def refuse(number: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    one, other = ends
+    monkeypatch.setattr(os, "dup", refuse)
+    Descriptor.of(one.fileno()).shut_down()
+    monkeypatch.undo()
+    other.settimeout(5)
+    assert other.recv(1) == b""
+    os.fstat(one.fileno())
 
 
 def test_a_connection_with_unread_bytes_is_seen_to_be_closed(ends):

@@ -56,6 +56,20 @@ def test_where_no_memory_can_be_shared_answers_take_the_socket(
     server.close()
 
 
+def test_a_connection_that_took_the_last_descriptor_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(number: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "dup", refuse)
+    server = zeromq.serve(TestHandler(), request_type=TestRequest)
+    channel = zeromq.connect(server.address, reply_type=TestReply)
+    assert channel.call(Echo(number=3), timeout=5)[0] == Echoed(number=3)
+    channel.close()
+    server.close()
+
+
 def test_an_answer_in_other_words_is_an_error_and_the_channel_goes_on(network: Carrier) -> None:
     answers: list[msgspec.Struct] = [Other(), Echoed(number=1)]
 

@@ -6,6 +6,7 @@ beside it tells a socket from whatever gets its number later.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import resource
@@ -61,11 +62,14 @@ class Descriptor(NamedTuple):
         """End the connection; whoever owns the socket finds it closed by the peer."""
         found = self.duplicate()
         if found is not None:
-            with found:
-                try:
-                    found.shutdown(socket.SHUT_RDWR)
-                except OSError:  # It ended in the meantime.
-                    return
+            with found, contextlib.suppress(OSError):  # It ended in the meantime.
+                found.shutdown(socket.SHUT_RDWR)
+        elif self == Descriptor.of(self.number):
+            # No number is left for a second handle; the owner's own is then used.
+            own = socket.socket(fileno=self.number)
+            with contextlib.suppress(OSError):
+                own.shutdown(socket.SHUT_RDWR)
+            own.detach()
 
     def close(self) -> None:
         """Close this number, if it still is that socket. Only in a process that was forked."""

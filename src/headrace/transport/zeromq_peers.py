@@ -14,6 +14,7 @@ Rule 1. The monitor is read to its end before a new peer is recorded, so that ne
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -177,14 +178,13 @@ class Peers:
     def _accepted(self, number: int) -> None:
         warn_near(number)
         descriptor = Descriptor.of(number)
-        connection = None if descriptor is None else descriptor.duplicate()
-        if descriptor is None or connection is None:
+        if descriptor is None:
             return
-        with connection:
-            try:
+        # Also where no number is left for a second handle: its answers would be dropped else.
+        host, connection = "a peer that is gone", descriptor.duplicate()
+        if connection is not None:
+            with connection, contextlib.suppress(OSError):
                 host = str(connection.getpeername()[0]).removeprefix("::ffff:")
-            except OSError:
-                host = "a peer that is gone"
         self._open[number] = (descriptor, host)
 
     def _disconnected(self, number: int) -> None:

@@ -24,9 +24,9 @@ __all__ = ["RemoteSource"]
 
 
 _CANNOT_RESTORE = (
-    "an iterator over the data service cannot be restored yet in the middle of a pass. Read the "
-    "pass again from its start; or keep the state of an iterator that reads the dataset in this "
-    "process, without `distribute`"
+    "an iterator over the data service cannot be restored yet in the middle of a pass, nor go on "
+    "in a forked process. Read the pass again from its start; or keep the state of an iterator "
+    "that reads the dataset in this process, without `distribute`"
 )
 
 
