@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 import time
 import traceback
@@ -20,6 +21,7 @@ def main() -> int:
     parser.add_argument("--kind", help="only seeds of this kind")
     parser.add_argument("--slow", type=float, default=5.0, help="name seeds that take longer")
     args = parser.parse_args()
+    logging.disable(logging.CRITICAL)
     seeds = args.seeds
     if args.count:
         seeds = range(seeds[0], seeds[0] + args.count)

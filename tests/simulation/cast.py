@@ -13,8 +13,10 @@ from tests.simulation.scenario import Scenario
 from tests.simulation.worker import WorkerProcess
 from tests.simulation.world import World
 
-__all__ = ["Cast"]
+__all__ = ["BOUNDS", "Cast"]
 
+BOUNDS = Bounds(client_bytes=4 << 20, total_bytes=8 << 20)
+"""Of each worker's tasks."""
 _DISPATCHER = "dispatcher:1"
 _PLAN = b"a pickled plan"
 
@@ -53,7 +55,7 @@ class Cast:
             f"worker{len(self.workers) + 1}",
             _DISPATCHER,
             lambda _: self.scenario.plan,
-            Bounds(client_bytes=4 << 20, total_bytes=8 << 20),
+            BOUNDS,
         )
         self.workers.append(worker)
         worker.begin()

@@ -113,6 +113,8 @@ class ClientProcess(Peer):
         super().__init__(network, name)
         self.readings: list[Reading] = []
         self.is_done = False
+        #: When it said what, since the last look.
+        self.unjudged: list[tuple[float, str]] = []
         self.most_outstanding = self.most_tasks = 0
         self._dispatcher_address = dispatcher
         self._before, self._opening, self._passes = before, opening, passes
@@ -239,7 +241,9 @@ class ClientProcess(Peer):
         for warning in actions.warnings:
             self.note("warns", warning)
             self.reading.warnings.append(warning)
-            self.reading.waiting_since, self.reading.warned = now, True
+            self.unjudged.append((now, warning))
+            if warning.startswith("waited"):
+                self.reading.waiting_since, self.reading.warned = now, True
         for task_id in actions.drops:
             self._drop(task_id)
         for task, number, message in actions.asks:

@@ -81,6 +81,8 @@ class DispatcherProcess(Peer):
         self.address, self.limits, self.is_durable = address, limits, is_durable
         self.disk = Disk()
         self._in_hand: list[Request] = []
+        #: Since when it knows each worker.
+        self.registered_at: dict[str, float] = {}
         #: What of each iteration that is finished it would say, or has said, to be lost.
         self.said_lost: dict[int, tuple[LostUnits, ...]] = {}
 
@@ -99,6 +101,7 @@ class DispatcherProcess(Peer):
         super().begin()
         if not self.is_durable:
             self.disk = Disk()
+            self.registered_at = {}
         self._in_hand = []
         self._core = _Core(
             self.disk,
@@ -137,6 +140,10 @@ class DispatcherProcess(Peer):
         facts = self.disk.history[before:]
         for fact in facts:
             self.note("knows", fact)
+            if isinstance(fact, updates.WorkerRegistered):
+                self.registered_at.setdefault(fact.worker_id, self.world.now)
+            elif isinstance(fact, updates.WorkerLost | updates.WorkerLeft):
+                self.registered_at.pop(fact.worker_id, None)
         if any(isinstance(fact, _ENDING) for fact in facts):
             for iteration_id, iteration in self.state.iterations.items():
                 if iteration.finished:

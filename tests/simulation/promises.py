@@ -12,13 +12,11 @@ What does not hold today
     Said to be lost, and came: where several clients share units that come in parts (an interleave,
     a shuffle of values, a batch after a filter), units that came whole, but not to one client, may
     be said to be lost when their worker leaves after its task is finished. Nobody misses anything.
-    An answer that is lost with its connection at the end of a shared job is lost without a word if
-    the worker cannot be reached for some more seconds, though it is there: its task is finished,
-    and the dispatcher does not list it. Only seen where processes pause or are parted for long.
+    Lost for good, and said: what was on its way to one of several clients when its task was
+    finished, if the worker is lost before it was asked for again: it is dealt to nobody else.
     Answers of tasks that are over and lie unread are not counted as outstanding.
-    A registration that is delivered again after its worker left makes a worker of which nobody
-    hears; it is forgotten after `worker_timeout`.
-    With OFF, a unit that kills its workers is given up only if copies die within `copy_lasts`.
+    With OFF, a unit that kills its workers is given up only if copies die within `copy_lasts`; else
+    they are read again without end, and each time this is said.
     What a client used after its last acknowledgement may come again when it dies, or counts as
     gone; a reading that ends does not hear of what is lost afterwards: the dispatcher's log does.
 """
@@ -38,12 +36,19 @@ from headrace.errors import (
 from headrace.service.config import ShardingPolicy
 from headrace.service.dispatcher import updates
 from headrace.service.messages import LostUnits
-from tests.simulation.cast import Cast
+from tests.simulation.cast import BOUNDS, Cast
 from tests.simulation.client import ClientProcess, Outcome, Portion, Reading
 from tests.simulation.production import Atom
+from tests.simulation.worker import WorkerProcess
 from tests.simulation.world import BrokenPromiseError, Process
 
 __all__ = ["check_at_end", "check_now", "check_retention"]
+
+_MOST_DEATHS = 8
+"""By one unit in a pass: twice while it is one of many, then in groups down to it alone, thrice
+there; where others die of other causes, some more."""
+_HEARD_SECONDS = 7.0
+"""After which a client that does not say that the dispatcher is silent has heard of a worker."""
 
 _FIRST_WARNING = 10.0
 _NEXT_WARNING = 60.0
@@ -68,6 +73,10 @@ def check_now(cast: Cast, *, thoroughly: bool = False) -> None:
         if client.is_running and not client.is_done:
             _check_waiting(cast, client)
             _check_outstanding(cast, client)
+        _check_truth(cast, client)
+    for worker in cast.workers:
+        if worker.is_running:
+            _check_kept(cast, worker)
     if thoroughly and cast.dispatcher.is_up:
         cast.dispatcher.check()
 
@@ -84,6 +93,19 @@ def _check_waiting(cast: Cast, client: ClientProcess) -> None:
         f"{client.name} has waited for {waited:.1f} s",
         of=[client, cast.dispatcher],
     )
+
+
+def _check_kept(cast: Cast, worker: WorkerProcess) -> None:
+    portion = (1 << 20) + cast.scenario.plan.bytes
+    most = BOUNDS.total_bytes + 2 * len(cast.clients) * cast.scenario.passes * portion
+    for ready, out in worker.kept():
+        # Two more where an error comes after elements: room for both is seen before the error.
+        _require(
+            ready <= BOUNDS.ready_portions + 2 and out <= most,
+            "what a worker keeps is bounded",
+            f"{worker.name} keeps {ready} portions, and {out} bytes are out, not {most}",
+            of=[worker],
+        )
 
 
 def _check_outstanding(cast: Cast, client: ClientProcess) -> None:
@@ -108,6 +130,13 @@ def check_at_end(cast: Cast) -> None:
         for reading in client.readings:
             _check_outcome(cast, client, reading)
             _check_order(client, reading)
+    deaths = sum(worker.killed_by_units for worker in cast.workers)
+    if cast.scenario.mode == ShardingPolicy.DYNAMIC and promises.is_durable:
+        _require(
+            deaths <= _MOST_DEATHS * len(cast.scenario.plan.deadly) * cast.scenario.passes,
+            "a unit that kills is given up",
+            f"after {deaths} deaths",
+        )
     if promises.nobody_is_lost:
         declared = [
             fact
@@ -234,8 +263,6 @@ def _check_dealt(cast: Cast, iteration_id: int, shared: list[Reading]) -> None:
     # Who has ended before something was lost does not hear of it: the dispatcher's log does.
     logged = _units(cast.dispatcher.said_lost.get(iteration_id, ()))
     unsaid = [unit for unit in missing if unit not in said | logged]
-    if len(shared) > 1 and "part for long" in promises.troubles:
-        unsaid = []
     _require(
         not unsaid,
         "what did not come is named",
@@ -248,7 +275,10 @@ def _check_dealt(cast: Cast, iteration_id: int, shared: list[Reading]) -> None:
         if one_to_one or len(shared) == 1:
             _require(not said, "nothing is said to be lost", sorted(said)[:10], names)
     if one_to_one and not promises.clients_go:
-        excess = said - _units(each for each in lost if each.given_up)
+        history = cast.dispatcher.disk.history
+        finished = {each.task_id for each in history if isinstance(each, updates.TaskFinished)}
+        too_late = finished if len(shared) > 1 else set()
+        excess = said - _units(each for each in lost if each.given_up or each.task_id in too_late)
         _require(
             not excess, "what is one to one loses nothing with its worker", sorted(excess)[:10]
         )
@@ -293,15 +323,42 @@ def _check_copies(cast: Cast, iteration_id: int, shared: list[Reading]) -> None:
         _require(not twice, "nothing of a copy comes twice", task_id, twice[:5])
     if plan.broken or not all(each.outcome is Outcome.ENDED for each in shared):
         return
-    if len(shared) > 1 and "part for long" in cast.scenario.promises.troubles:
-        return
     everything = {(unit, k) for unit in range(plan.size) for k in range(plan.count(unit))}
+    _check_attempts(cast, iteration_id, shared)
+    said = _said_to_be_cut_off(shared)
     for task_id in _whole_copies(cast, iteration_id):
         missing = sorted(everything - got[task_id].keys())
         _require(
-            not missing,
+            not missing or task_id in said,
             "each live worker's copy is whole",
             f"task {task_id} lacks {missing[:5]} and more, {len(missing)} in all",
+        )
+
+
+def _said_to_be_cut_off(shared: list[Reading]) -> set[int]:
+    """Return finished tasks whose last answers, a client said, were lost with their workers."""
+    return {
+        int(found[1])
+        for reading in shared
+        for warning in reading.warnings
+        if (found := re.search(r"whose task (\d+) was finished", warning))
+    }
+
+
+def _check_attempts(cast: Cast, iteration_id: int, shared: list[Reading]) -> None:
+    """Check that whoever read a copy again was told so."""
+    attempt_of = {
+        fact.task_id: fact.attempt
+        for fact in cast.dispatcher.disk.history
+        if isinstance(fact, updates.TaskCreated) and fact.iteration_id == iteration_id
+    }
+    for reading in shared:
+        attempts = {attempt_of[task_id] for task_id, _ in atoms_of(reading)}
+        told = sum("reads it again from the start" in each for each in reading.warnings)
+        _require(
+            told >= len(attempts - {0}),
+            "each attempt at a copy is said",
+            f"{reading.client_id}: {sorted(attempts)}, told {told} times",
         )
 
 
@@ -343,12 +400,20 @@ def check_retention(cast: Cast) -> None:
             _require(not mine, "workers forget tasks", worker.name, mine, of=[worker])
 
 
-def is_true(cast: Cast, warning: str) -> bool:
-    """Whether what a warning says is the case, as far as that can be judged."""
-    _, _, missing = warning.partition("element: ")
-    if not missing:
-        return False
-    if "no worker is registered" in missing and cast.dispatcher.is_up:
-        state = cast.dispatcher.state
-        return not any(re.match("worker", each) for each in state.workers)
-    return True
+def _check_truth(cast: Cast, client: ClientProcess) -> None:
+    """Check that what a client warned of since the last look is the case, where that is known."""
+    while client.unjudged:
+        at, warning = client.unjudged.pop(0)
+        if "no worker is registered" in warning and "has not answered" not in warning:
+            long_there = [
+                worker_id
+                for worker_id, since in cast.dispatcher.registered_at.items()
+                if since < at - _HEARD_SECONDS
+            ]
+            quiet = max(cast.dispatcher.went_on_at, client.went_on_at) < at - _HEARD_SECONDS
+            _require(
+                not (long_there and quiet),
+                "what a warning says is true",
+                f"{client.name} says at {at:.1f} that no worker is registered: {long_there}",
+                of=[client, cast.dispatcher],
+            )

@@ -197,7 +197,7 @@ def _add_worker(storm: Storm) -> None:
 def _drain_worker(storm: Storm) -> None:
     worker = storm.anyone(storm.cast.staying)
     if worker is not None:
-        worker.drain(25.0 if storm.cast.scenario.promises.workers_die else 10_000.0)
+        worker.drain(10_000.0)
 
 
 def _stop_worker(storm: Storm) -> None:

@@ -44,7 +44,7 @@ class WorkerProcess(Peer):
         self.plan_of = plan_of
         self.is_leaving = self.has_left = self.was_killed_by_a_unit = False
         self.has_ever_left = False
-        self.starts = 0
+        self.starts = self.killed_by_units = 0
         self._dispatcher_address, self._bounds = dispatcher, bounds
 
     def begin(self) -> None:
@@ -85,6 +85,17 @@ class WorkerProcess(Peer):
             self.is_leaving = self.has_ever_left = True
             self.session.stop(self.world.now)
             self.act()
+
+    def kept(self) -> list[tuple[int, int]]:
+        """Return of each task the portions that nobody asked for, and the bytes that are out."""
+        tasks = self.session._tasks._tasks.values()
+        return [
+            (
+                len(task._hand_out._ready),
+                sum(portion.size for portion in task._hand_out._delivery.portions()),
+            )
+            for task in tasks
+        ]
 
     # --- the wires ----------------------------------------------------------------------------
 
@@ -208,6 +219,7 @@ class _Producer:
                 session.produced(self.number, step, now)
             elif step is Need.DEATH:
                 worker.was_killed_by_a_unit = True
+                worker.killed_by_units += 1
                 worker.die("is killed by a unit")
             elif isinstance(step, Need):
                 self._needs = step

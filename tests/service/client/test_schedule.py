@@ -114,17 +114,43 @@ def test_a_task_that_goes_gives_back_what_it_held() -> None:
     assert not budget.may_ask("c", 0.0)
 
 
-def test_a_task_must_wait_while_it_is_in_line_and_the_credit_is_used_up() -> None:
+def test_tasks_in_line_are_served_as_far_as_the_credit_goes() -> None:
     budget = Budget(1, patience=0.5)
-    budget.add("a")
-    budget.add("b")
+    for task in "abc":
+        budget.add(task)
     assert budget.may_ask("a", 0.0)
     budget.asked("a", 0, 0.0)
-    assert not budget.must_wait("b", 0.0)
     assert not budget.may_ask("b", 0.0)
-    assert budget.must_wait("b", 0.0)
-    assert not budget.must_wait("b", 0.6)
+    assert not budget.may_ask("c", 0.0)
+    assert budget.served(0.0) == []
+    assert budget.served(0.6) == ["b"]
     budget.answered("a", 0)
-    assert budget.must_wait("b", 0.6)
+    assert budget.served(0.6) == []
     budget.used_up("a", 0)
-    assert not budget.must_wait("b", 0.6)
+    assert budget.served(0.6) == ["b"]
+    budget.withdraw("b")
+    assert budget.served(0.6) == ["c"]
+
+
+def test_a_task_that_wants_more_is_served_after_those_without_any() -> None:
+    budget = Budget(6, patience=0.5)
+    budget.add("a")
+    budget.add("b")
+    for task, number in ("a", 0), ("a", 1), ("a", 2), ("b", 0), ("b", 1), ("b", 2):
+        assert budget.may_ask(task, 0.0)
+        budget.asked(task, number, 0.0)
+    assert not budget.may_ask("b", 0.0)
+    assert not budget.is_short  # they have their share
+    budget.add("c")
+    budget.used_up("b", 0)
+    budget.used_up("b", 1)
+    budget.asked("c", 0, 0.0)
+    budget.asked("c", 1, 0.0)
+    assert not budget.may_ask("b", 0.0)
+    budget.add("d")
+    assert not budget.may_ask("d", 0.0)
+    assert budget.is_short
+    assert budget.served(0.0) == []
+    assert budget.served(0.6)[0] == "d"
+    budget.withdraw("d")
+    assert budget.served(0.6) == ["b"]

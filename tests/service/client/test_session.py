@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
+
+import msgspec
 
 from headrace.errors import AbortedError, CancelledError, FailedPreconditionError, UnavailableError
 from headrace.service import messages
@@ -144,9 +147,24 @@ def test_an_answer_that_was_lost_with_its_connection_is_asked_for_when_the_task_
     session = opened(1)
     session.act(0.0)
     session.disconnected(1, REFUSED, 0.2)
-    session.updated(update(finished=True), 0.3)
-    assert not session.is_over
-    assert numbers(session.act(1.0), 1) == [0, 1, 2]
+    for attempt in range(20):
+        now = 2.0 * attempt + 0.3
+        session.updated(update(finished=True, kept=(1,)), now)
+        session.updated(update(same=True), now)
+        assert not session.is_over
+        assert numbers(session.act(now + 1.1), 1) == [0, 1, 2]
+        session.disconnected(1, UnavailableError("no answer"), now + 1.1)
+
+
+def test_a_finished_task_is_over_when_its_worker_is_neither_reached_nor_there() -> None:
+    session = opened(1)
+    session.act(0.0)
+    session.disconnected(1, REFUSED, 0.2)
+    session.updated(update(finished=True, kept=(1,)), 0.3)
+    session.updated(update(finished=True), 5.2)
+    assert session.is_over
+    (warning,) = session.act(5.2).warnings
+    assert "the worker at h:1, whose task 1 was finished, cannot be reached since 5 s" in warning
 
 
 def test_a_request_that_is_taken_for_an_earlier_one_is_made_again() -> None:
@@ -159,15 +177,79 @@ def test_a_request_that_is_taken_for_an_earlier_one_is_made_again() -> None:
 def test_a_task_that_cannot_be_reached_and_is_no_longer_listed_is_over() -> None:
     session = opened(1, 2)
     session.act(0.0)
-    for attempt in range(5):
-        session.disconnected(1, REFUSED, attempt)
-        session.updated(update(2), attempt + 0.5)
-        assert bool(numbers(session.act(attempt + 0.9), 1)) == (attempt < 4)
+    session.disconnected(1, REFUSED, 0.2)
+    session.updated(update(2), 0.3)
+    assert numbers(session.act(5.0), 1) == []
     session.answered(2, 0, END, None, 5.1)
     session.answered(2, 1, END, None, 5.1)
     session.answered(2, 2, END, None, 5.1)
     session.updated(update(finished=True), 5.2)
     assert session.is_over
+
+
+def test_to_act_takes_no_look_at_tasks_to_which_nothing_happened() -> None:
+    def steps(tasks: int) -> int:
+        session = opened(*range(1, tasks + 1), credit=8)
+        session.act(0.0)
+        session.answered(1, 0, elements(0, 1), "a", 0.01)
+        session.used_up(1, 0)
+        taken = []
+        sys.setprofile(lambda *event: taken.append(event))
+        try:
+            actions = session.act(0.02)
+        finally:
+            sys.setprofile(None)
+        assert len(actions.asks) == 1
+        return len(taken)
+
+    assert steps(1000) == steps(20)
+
+
+def test_each_of_many_tasks_has_its_turn() -> None:
+    session = opened(*range(1, 101), credit=3)
+    turns: list[int] = []
+    for step in range(300):
+        for ask in session.act(step / 100).asks:
+            task_id = ask.task.task_id
+            turns.append(task_id)
+            session.answered(task_id, ask.number, elements(0, 0, error=b"e"), "a", step / 100)
+            session.used_up(task_id, ask.number)
+    assert set(turns[:100]) == set(turns[100:200]) == set(range(1, 101))
+
+
+def test_what_was_used_up_is_said_though_the_share_of_credit_became_smaller() -> None:
+    session = opened(1, credit=3)
+    assert numbers(session.act(0.0), 1) == [0, 1, 2]
+    session.updated(update(1, 2, 3), 0.0)
+    for number in (0, 1):
+        session.answered(1, number, elements(number, 1), "a", 0.1)
+        session.used_up(1, number)
+    assert numbers(session.act(0.1), 1) == []
+    # The worker may wait with number 2 for that.
+    (ask,) = [ask for ask in session.act(0.7).asks if ask.task.task_id == 1]
+    assert (ask.number, ask.message.acknowledged) == (3, 2)
+    assert numbers(session.act(9.0), 1) == []
+
+
+def test_tasks_that_are_left_alone_may_have_more_under_way() -> None:
+    session = opened(1, 2, 3, credit=3)
+    assert sorted(ask.task.task_id for ask in session.act(0.0).asks) == [1, 2, 3]
+    session.answered(1, 0, CancelledError("off"), None, 0.1)
+    session.answered(2, 0, CancelledError("off"), None, 0.1)
+    assert numbers(session.act(0.1), 3) == [1, 2]
+
+
+def test_each_attempt_at_copies_that_were_all_lost_is_said() -> None:
+    session = opened(1)
+    assert session.act(0.0).warnings == []
+    session.answered(1, 0, CancelledError("off"), None, 0.1)
+    again = [msgspec.structs.replace(address(task_id), attempt=1) for task_id in (2, 3)]
+    session.updated(ClientUpdate(tasks=tuple(again), finished=False, version=1), 0.2)
+    (warning,) = session.act(0.2).warnings
+    assert "every worker that read a copy of the dataset was lost" in warning
+    assert "h:2" in warning
+    session.updated(ClientUpdate(tasks=tuple(again), finished=False, version=2), 0.3)
+    assert session.act(0.3).warnings == []
 
 
 def test_a_task_that_is_reachable_is_read_to_its_end_though_it_is_no_longer_listed() -> None:

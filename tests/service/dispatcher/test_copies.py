@@ -62,6 +62,7 @@ def test_a_replacement_that_waits_makes_a_copy_once_all_others_are_lost(scene: S
     assert copies(scene) == ["w"]
     scene.lose("w")
     assert copies(scene) == ["x"]
+    assert scene.heartbeat("c").tasks[0].attempt == 1
     scene.add_worker("w again", "w:1")
     assert copies(scene) == ["x", "w again"]
     scene.restart()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.errors import NotFoundError
+from headrace.errors import FailedPreconditionError, NotFoundError
 from headrace.service.dispatcher import updates
 from tests.service.dispatcher.scenario import DYNAMIC, OFF, Scenario
 
@@ -209,3 +209,20 @@ def test_a_worker_that_failed_at_it_is_not_asked_again(scene: Scenario) -> None:
     update = scene.heartbeat("c")
     assert update.finished
     assert [(lost.units, lost.count) for lost in update.lost] == [(((0, 4),), 4)]
+
+
+def test_a_registration_that_comes_again_after_its_worker_left_makes_no_worker(
+    scene: Scenario,
+) -> None:
+    scene.register(100)
+    scene.add_worker("w")
+    scene.open("c", processing_mode=DYNAMIC)
+    scene.left("w")
+    with pytest.raises(FailedPreconditionError, match="worker w has left"):
+        scene.add_worker("w")
+    scene.left("never came")  # the one that overtook it
+    with pytest.raises(FailedPreconditionError, match="worker never came has left"):
+        scene.add_worker("never came")
+    assert scene.state.workers == {}
+    scene.tick(scene.limits.client_timeout + 2.0)
+    assert scene.dispatcher.presence.left == {}

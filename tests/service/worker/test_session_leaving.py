@@ -299,15 +299,6 @@ def test_a_stop_ends_a_drain() -> None:
     assert worker.of(HandBack) == [HANDED_BACK]
 
 
-def test_a_worker_that_drains_and_is_not_known_any_more_does_not_register_again() -> None:
-    worker, _ = dealt()
-    drain(worker)
-    worker.pass_time(INTERVAL)
-    worker.say(WorkerHeartbeat, NotFoundError("who are you?"))
-    assert len(worker.of(RegisterWorker)) == 1
-    assert worker.session.running == (1,)
-
-
 def test_a_drain_that_takes_ten_seconds_says_what_it_waits_for() -> None:
     worker, _ = dealt()
     drain(worker)
@@ -327,3 +318,17 @@ def test_a_worker_that_is_not_registered_has_nothing_to_drain() -> None:
     drain(worker)
     worker.done(WorkerLeft)
     assert worker.over
+
+
+def test_a_worker_that_counts_as_lost_while_it_drains_leaves_at_once() -> None:
+    worker, _ = dealt()
+    waiting = [worker.ask(number=n) for n in (1, 2)]
+    drain(worker, 1000.0)
+    worker.done(WorkerLeaving)
+    worker.pass_time(INTERVAL)
+    worker.say(WorkerHeartbeat, NotFoundError("who are you?"))
+    assert isinstance(worker.answers[waiting[1]], CancelledError)
+    worker.say(HandBack, NotFoundError("not yours"))
+    worker.done(WorkerLeft)
+    assert worker.over
+    assert len(worker.of(RegisterWorker)) == 1

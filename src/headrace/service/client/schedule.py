@@ -8,6 +8,8 @@ Rule 2. Tasks without any credit get it in the order in which they asked.
 from __future__ import annotations
 
 from collections.abc import Hashable
+from itertools import islice
+from typing import Any
 
 __all__ = ["Budget"]
 
@@ -33,6 +35,18 @@ class Budget:
         self._sent: dict[tuple[Hashable, int], float] = {}
         #: Tasks without any credit that asked in vain, longest first.
         self._waiting: dict[Hashable, None] = {}
+        #: Tasks with some that asked for more in vain, though it was not more than their share.
+        self._wishing: dict[Hashable, None] = {}
+
+    @property
+    def share(self) -> int:
+        """The most for each task at present."""
+        return max(1, min(self._window, self._limit // max(1, len(self._outstanding))))
+
+    @property
+    def is_short(self) -> bool:
+        """Whether a task asked in vain, and may be lent credit with time."""
+        return bool(self._waiting or self._wishing)
 
     def add(self, task: Hashable) -> None:
         """Take note of a task."""
@@ -43,27 +57,32 @@ class Budget:
         for number in list(self._outstanding.get(task, ())):
             self.used_up(task, number)
         self._outstanding.pop(task, None)
-        self._waiting.pop(task, None)
+        self.withdraw(task)
 
     def may_ask(self, task: Hashable, now: float) -> bool:
         """Whether the task may send a request now; one that may not, waits in line."""
         own = len(self._outstanding[task])
-        fair = max(1, min(self._window, self._limit // max(1, len(self._outstanding))))
-        if own >= fair:
+        if own >= self.share:
+            self._wishing.pop(task, None)
             return False
         counted = self._answered + self._count_sent(now)
         others = len(self._waiting) - (task in self._waiting)
         first_in_line = not others or next(iter(self._waiting)) == task
         if counted < self._limit and (first_in_line or counted + others < self._limit):
-            self._waiting.pop(task, None)
+            self.withdraw(task)
             return True
-        if own == 0:
-            self._waiting.setdefault(task)
+        (self._wishing if own else self._waiting).setdefault(task)
         return False
 
-    def must_wait(self, task: Hashable, now: float) -> bool:
-        """Whether the task is in line, and nobody may send a request now."""
-        return task in self._waiting and self._answered + self._count_sent(now) >= self._limit
+    def served(self, now: float) -> list[Any]:
+        """Return tasks that asked in vain, as many as may be given something now."""
+        room = max(0, self._limit - self._answered - self._count_sent(now))
+        return [*islice(self._waiting, room), *islice(self._wishing, room)]
+
+    def withdraw(self, task: Hashable) -> None:
+        """Take note that a task wants nothing now."""
+        self._waiting.pop(task, None)
+        self._wishing.pop(task, None)
 
     def _count_sent(self, now: float) -> int:
         """Return how many requests wait for their answer, except for those that wait for long."""

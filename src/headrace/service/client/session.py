@@ -8,8 +8,8 @@
 Rule 1. A request to a worker is repeated under its own number until it is answered or the task is
         over, so nothing that a worker keeps is lost or doubled by a connection that breaks.
 Rule 2. A task is over when its worker says that nothing is left, or calls it off; or when the
-        dispatcher has declared it lost, or no longer lists it while its worker cannot be reached
-        again and again.
+        dispatcher has declared it lost; or when its worker cannot be reached, and the dispatcher
+        neither lists it nor says that its worker is still there with the rest of it.
         What arrives for a task that is over is dropped: it may have gone to somebody else.
 Rule 3. A lost task is settled: the dispatcher learns which of its units arrived here, all of which
         the consumer will see.
@@ -51,6 +51,9 @@ __all__ = ["Session"]
 
 _OWN_LATENESS = 2.0
 """Seconds after the time that it named at which the session notices that it is called late."""
+_OWED_SECONDS = 0.5
+"""Seconds without an answer after which a task may make one request too many, if its worker has not
+heard that what it sent is used up: for that it may wait, and requests are what says so."""
 _BUDGET_SECONDS = 0.25
 """How soon to look again while a task waits for credit that others may lend it with time."""
 
@@ -82,11 +85,16 @@ class Session:
         self._waiting = Waiting(wait_timeout)
         #: Tasks that are being read.
         self._tasks: dict[int, Task] = {}
+        #: Those of them to look at: something happened to them, or they wait for some time.
+        self._touched: dict[int, None] = {}
+        self._put_off: set[int] = set()
         #: Every task that was ever read, so that none is begun twice, with what arrived of it.
         self._arrived: dict[int, Receipt] = {}
         #: What the dispatcher said last.
         self._known = -1
         self._listed: set[int] = set()
+        self._kept: set[int] = set()
+        self._attempt = 0
         self._finished = False
         self._silent: tuple[str, ...] = ()
         self.lost: tuple[LostUnits, ...] = ()
@@ -96,6 +104,7 @@ class Session:
         self._to_report: dict[int, bool] = {}
         #: Tasks that are over, whose connections are still open.
         self._drops: list[int] = []
+        self._warnings: list[str] = []
         self.failure: HeadraceError | None = None
         #: When it asked to act again, at the latest.
         self._expected = math.inf
@@ -113,6 +122,7 @@ class Session:
         if not update.same:
             self._known = update.version
             self._list(update.tasks, now)
+            was_kept, self._kept = self._kept, set(update.kept)
             for task_id in update.settle:
                 self._to_settle.add(task_id)
                 self._over(task_id)
@@ -125,9 +135,23 @@ class Session:
         )
         stuck = not self._tasks and not self._finished
         self._contact.rest(now, waits=unsettled or stuck)
+        if not update.same:
+            self._warn_of(was_kept - self._kept, now)
         for task in list(self._tasks.values()):
-            if task.is_out_of_reach and task.address.task_id not in self._listed:
+            if task.problem and task.address.task_id not in self._listed | self._kept:
                 self._over(task.address.task_id)
+
+    def _warn_of(self, task_ids: set[int], now: float) -> None:
+        """Say of finished tasks whose workers are gone that their last answers may be lost."""
+        for task_id in sorted(task_ids):
+            task = self._tasks.get(task_id)
+            if task is not None and task.problem:
+                self._warnings.append(
+                    f"the worker at {task.address.worker_address}, whose task {task_id} was "
+                    f"finished, cannot be reached since {now - task.problem_since:.0f} s "
+                    f"({task.problem}), and is waited for no more: what it sent last and did not "
+                    "arrive is lost"
+                )
 
     def _list(self, tasks: tuple[TaskAddress, ...], now: float) -> None:
         self._listed = {task.task_id for task in tasks}
@@ -137,7 +161,16 @@ class Session:
                 # In this order: an interruption may repeat it, and not leave out a part.
                 self._budget.add(address.task_id)
                 self._tasks[address.task_id] = task
+                self._touched[address.task_id] = None
                 self._arrived[address.task_id] = task.arrived
+            if address.attempt > self._attempt:
+                self._attempt = address.attempt
+                self._warnings.append(
+                    "every worker that read a copy of the dataset was lost, for the "
+                    f"{address.attempt}. time: the worker at {address.worker_address} reads it "
+                    "again from the start, and elements come again. If a function of the dataset "
+                    "ends its process, the workers' logs may say more"
+                )
 
     def settled(self, task_id: int) -> None:
         """Take note that the dispatcher knows what arrived of a lost task."""
@@ -175,6 +208,7 @@ class Session:
         if task is None:
             return []
         task.heard()
+        self._touched[task_id] = None
         self._waiting.helped()
         if isinstance(answer, CancelledError):
             # As if the worker were lost: whether the iteration goes on, the dispatcher knows.
@@ -223,6 +257,7 @@ class Session:
         if task is None:
             return
         task.disconnected(error, now)
+        self._touched[task_id] = None
         self._to_report[task_id] = task.refused
         self._contact.hurry()
 
@@ -261,19 +296,21 @@ class Session:
 
     def act(self, now: float) -> Actions:
         """Return what is to be done now. What was returned counts as done."""
-        actions = Actions(drops=self._drops)
-        self._drops = []
+        actions = Actions(drops=self._drops, warnings=self._warnings)
+        self._drops, self._warnings = [], []
         if self.is_over:
             return actions
         if now - self._expected > _OWN_LATENESS:
             self._forgive(now - self._expected, now)
-        for task_id, task in list(self._tasks.items()):
-            # Of a thousand tasks, most wait in line at any time.
-            is_quiet = not task.to_send and not task.retry_at
-            if is_quiet and self._budget.must_wait(task_id, now):
-                actions.wake_within(_BUDGET_SECONDS)
-            else:
+        # Of a thousand tasks, most wait in line at any time, or for their answers.
+        in_line = self._budget.served(now)
+        for task_id in list(dict.fromkeys((*self._touched, *self._put_off, *in_line))):
+            task = self._tasks.get(task_id)
+            if task is not None:
                 self._ask(task, now, actions)
+            self._touched.pop(task_id, None)
+        if self._budget.is_short:
+            actions.wake_within(_BUDGET_SECONDS)
         self._call(now, actions)
         self._look_after_waiting(now, actions)
         self._expected = now + actions.wake_in
@@ -291,17 +328,28 @@ class Session:
         task_id = task.address.task_id
         if now < task.retry_at:
             actions.wake_within(task.retry_at - now)
+            self._put_off.add(task_id)
+            self._budget.withdraw(task_id)
             return
+        self._put_off.discard(task_id)
         task.try_again()
         while not task.ending and not (task.draining and task.window.outstanding):
             if task.problem and task.to_send:
+                self._budget.withdraw(task_id)
                 break  # one sign of life first
             if not self._budget.may_ask(task_id, now):
-                actions.wake_within(_BUDGET_SECONDS)
-                break
+                if not task.owes_word:
+                    break
+                if now - task.asked_at < _OWED_SECONDS:
+                    self._put_off.add(task_id)
+                    actions.wake_within(_OWED_SECONDS)
+                    break
             number = task.window.ask()
             self._budget.asked(task_id, number, now)
             task.to_send.append(number)
+            task.asked_at, task.said = now, task.window.acknowledged
+        else:
+            self._budget.withdraw(task_id)
         acknowledged = task.window.acknowledged
         for number in task.to_send:
             message = GetElements(
@@ -386,11 +434,17 @@ class Session:
     # --- tasks --------------------------------------------------------------------------------
 
     def _give_back(self, task: Task, number: int) -> None:
+        task_id = task.address.task_id
         task.use_up(number)
-        self._budget.used_up(task.address.task_id, number)
+        self._budget.used_up(task_id, number)
+        self._touched[task_id] = None
 
     def _over(self, task_id: int) -> None:
         if self._tasks.pop(task_id, None) is not None:
+            share = self._budget.share
             self._budget.remove(task_id)
+            self._put_off.discard(task_id)
+            if self._budget.share > share:
+                self._touched.update(dict.fromkeys(self._tasks))
             self._to_report.pop(task_id, None)
             self._drops.append(task_id)

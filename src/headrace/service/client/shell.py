@@ -254,8 +254,16 @@ class Shell:
                 self._do(actions, wires)
                 self._take(wires.wait(min(actions.wake_in, _LONGEST_WAIT)))
         finally:
+            self._say_the_rest()
             goodbye = CloseIteration(client_id=self._session.client_id)
             wires.close(self._last_words(in_hand), goodbye)
+
+    def _say_the_rest(self) -> None:
+        """Log what the session found at the very end, where the consumer closed at once."""
+        with self._lock:
+            warnings = self._session.act(time.monotonic()).warnings if self._session.is_over else []
+        for warning in warnings:
+            _log.warning("%s", warning)
 
     def _last_words(self, in_hand: Callable[[], Delivery | None]) -> list[SettleTask]:
         """Return what is to be said of what was used, where others are to read the rest."""

@@ -14,11 +14,6 @@ __all__ = ["Task"]
 _FIRST_DELAY = 0.02
 _LAST_DELAY = 1.0
 _NOT_NOW_SECONDS = 0.1
-_RESETS = 5
-_SILENCES = 2
-"""Attempts after which a worker that refuses connections, or does not answer, counts as gone if its
-task is no longer listed: a task of several clients may be finished while an answer is on its way,
-and if that is lost with its connection, the worker gives it again."""
 
 
 class Task:
@@ -42,6 +37,9 @@ class Task:
         self.arrived = Receipt()
         #: What the consumer has used up.
         self.used = Receipt()
+        #: When a request was made last, and up to which number it said that answers are used up.
+        self.asked_at = 0.0
+        self.said = 0
         #: Not before this time is the worker asked again; 0.0: at any time.
         self.retry_at = 0.0
         self._delay = _FIRST_DELAY
@@ -50,13 +48,12 @@ class Task:
         self.problem_since = 0.0
         #: Nothing listens at the worker's address.
         self.refused = False
-        #: Connections that were lost in a row.
-        self._losses = 0
 
     @property
-    def is_out_of_reach(self) -> bool:
-        """Whether attempts enough have failed in a row, since the connection was lost."""
-        return self._losses >= (_RESETS if self.refused else _SILENCES) and bool(self.problem)
+    def owes_word(self) -> bool:
+        """Whether all requests wait, and none says that the answers before them are used up."""
+        window = self.window
+        return bool(window.unanswered) and not self.in_use and window.acknowledged > self.said
 
     # --- the worker -----------------------------------------------------------------------------
 
@@ -64,7 +61,7 @@ class Task:
         """Take note of a sign of life."""
         if self.problem:
             self.retry_at = 0.0
-        self._delay, self.problem, self._losses = _FIRST_DELAY, "", 0
+        self._delay, self.problem = _FIRST_DELAY, ""
 
     def put_off(self, number: int, now: float) -> None:
         """Ask again under a number in a moment: the worker cannot answer now."""
@@ -76,7 +73,6 @@ class Task:
         if not self.problem:
             self.problem, self.problem_since = str(error), now
         self.refused = bool(getattr(error, "refused", False))
-        self._losses += 1
         self.to_send = []
         self.retry_at = now + self._delay
         self._delay = min(self._delay * 2, _LAST_DELAY)

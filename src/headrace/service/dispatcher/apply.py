@@ -242,7 +242,7 @@ def _task_created(state: DispatcherState, fact: updates.TaskCreated) -> None:
 def _task_finished(state: DispatcherState, fact: updates.TaskFinished) -> None:
     task = _end(state, fact.task_id, TaskPhase.FINISHED)
     worker = state.workers[task.worker_id]
-    if task.dealt:
+    if task.dealt or state.iterations[task.iteration_id].positions is None:
         worker.finished.add(fact.task_id)
     if not worker.leaving:
         state.iterations[task.iteration_id].ended = True

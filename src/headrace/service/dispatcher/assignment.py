@@ -7,8 +7,9 @@ gets another task.
 
 Where nothing is dealt, each task is a whole copy, and one that is lost ends there: no copy takes
 its place, neither at its address nor elsewhere, unless all were lost. Then those that are there or
-join make another attempt. After three, none of which lasted a minute, the iteration is given up:
-what kills every worker would otherwise yield the same elements again and again.
+join make another attempt, of which clients say that elements come again. After three in a row, none
+of which lasted a minute, the iteration is given up: what kills every worker soon would otherwise
+yield the same elements again and again.
 
 An iteration is over when no task runs and somebody reached the end, or nothing is left to deal. A
 task that runs and holds nothing does not keep it open once nothing can be dealt any more: its

@@ -19,7 +19,7 @@ from headrace.service.dispatcher.departures import finished_now
 from headrace.service.dispatcher.losses import lost_units
 from headrace.service.dispatcher.ranges import at_least, subtracted
 from headrace.service.dispatcher.splits import checked_units
-from headrace.service.dispatcher.state import DispatcherState, Task, TaskPhase
+from headrace.service.dispatcher.state import DispatcherState, Iteration, Task, TaskPhase
 from headrace.service.dispatcher.updates import Update
 
 __all__ = [
@@ -42,9 +42,34 @@ def addresses(tasks: Iterable[Task]) -> tuple[messages.TaskAddress, ...]:
             worker_id=task.worker_id,
             worker_address=task.address,
             ticket=task.ticket,
+            attempt=task.attempt,
         )
         for task in tasks
         if task.phase is running
+    )
+
+
+def _kept(
+    state: DispatcherState, iteration: Iteration, tasks: list[Task], given_up: set[int]
+) -> tuple[int, ...]:
+    """Return finished tasks of which somebody may not have everything yet that was sent.
+
+    Args:
+        state: What is known.
+        iteration: Which.
+        tasks: Its tasks.
+        given_up: Those whose worker a client could not reach for long.
+    """
+    running, is_dealt = TaskPhase.RUNNING, iteration.positions is not None
+    over = (TaskPhase.FINISHED,) if is_dealt else (TaskPhase.FINISHED, TaskPhase.FAILED)
+    return tuple(
+        task.task_id
+        for task in tasks
+        if task.phase is not running
+        and task.phase in over
+        and task.worker_id in state.workers
+        and not (is_dealt and (task.gone or not task.held))
+        and task.task_id not in given_up
     )
 
 
@@ -56,7 +81,12 @@ def client_heartbeat(
     ending = finished_now(state, iteration, moment)
     waits = not (ending or iteration.finished or iteration.takers or iteration.leavers)
     silent = waits_for(iteration, moment.is_silent) if waits else []
-    if request.known == iteration.version and not (iteration.finished or ending or silent):
+    if not (iteration.takers or iteration.leavers):
+        owing = {each for task in state.tasks_of(iteration) for each in task.unsettled}
+        silent = sorted({*silent, *owing} - {request.client_id})
+    patience = moment.limits.reach_timeout
+    given_up = moment.presence.unreachable.is_agreed_of(request.client_id, patience, moment.now)
+    if request.known == iteration.version and not (ending or silent or given_up):
         reply = messages.ClientUpdate(tasks=(), finished=False, version=request.known, same=True)
         return Decision(reply=reply)
     tasks = state.tasks_of(iteration)
@@ -67,6 +97,7 @@ def client_heartbeat(
         reply=messages.ClientUpdate(
             tasks=addresses(tasks),
             finished=finished,
+            kept=_kept(state, iteration, tasks, given_up),
             settle=settle,
             lost=lost_units(iteration, tasks) if finished else (),
             version=iteration.version + bool(ending),

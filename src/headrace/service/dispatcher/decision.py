@@ -57,6 +57,8 @@ class Decision:
     """How far the plan with this digest has arrived."""
     unreachable: tuple[int, str] | None = None
     """A task, and a client that cannot reach its worker."""
+    left: str | None = None
+    """A worker that said that it has left: its id is used no more."""
     suspect: str | None = None
     """A worker that refuses connections."""
 

@@ -121,6 +121,8 @@ class Dispatcher:
         if decision.upload is not None:
             digest, upload = decision.upload
             self.presence.uploads[digest] = upload
+        if decision.left is not None:
+            self.presence.left[decision.left] = now
         if decision.suspect is not None:
             self.presence.suspects.add(decision.suspect)
         if decision.unreachable is not None:

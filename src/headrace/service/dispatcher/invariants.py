@@ -34,7 +34,7 @@ def validate(state: DispatcherState) -> None:
         _check_task(state, task)
         if task.phase is TaskPhase.RUNNING:
             running[task.worker_id].add(task_id)
-        elif task.phase is TaskPhase.FINISHED and task.dealt and not task.gone:
+        elif task.phase is TaskPhase.FINISHED and not task.gone and _has_read(state, task):
             finished[task.worker_id].add(task_id)
     for worker_id, worker in state.workers.items():
         assert worker.worker_id == worker_id, worker
@@ -54,6 +54,10 @@ def validate(state: DispatcherState) -> None:
         assert state.datasets[dataset_id].token == token
         assert state.datasets[dataset_id].digest in state.plans
     assert len(state.tokens) == len(state.datasets)
+
+
+def _has_read(state: DispatcherState, task: Task) -> bool:
+    return bool(task.dealt) or state.iterations[task.iteration_id].positions is None
 
 
 def _check_task(state: DispatcherState, task: Task) -> None:

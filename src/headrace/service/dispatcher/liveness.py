@@ -70,8 +70,9 @@ def worker_leaving(
 def worker_left(state: DispatcherState, request: messages.WorkerLeft, moment: Moment) -> Decision:
     """Let a worker go; one that is not known has gone already."""
     if request.worker_id not in state.workers:
-        return Decision()
-    return Decision(updates=(updates.WorkerLeft(worker_id=request.worker_id),))
+        return Decision(left=request.worker_id)
+    left = updates.WorkerLeft(worker_id=request.worker_id)
+    return Decision(updates=(left,), left=request.worker_id)
 
 
 def report_unreachable(

@@ -47,6 +47,9 @@ class Presence:
     """Iteration -> when a task of it last ended, or it was made."""
     lost: Stamps[int] = field(default_factory=Stamps)
     """Iteration -> when a task of it was last lost or failed, if one was."""
+    left: dict[str, float] = field(default_factory=dict)
+    """Workers that have said that they left, and when: a request of theirs that comes after that
+    was late."""
     suspects: set[str] = field(default_factory=set)
     """Workers that refuse a client's connection, and that were not heard from since."""
     uploads: dict[bytes, Upload] = field(default_factory=dict)
@@ -88,8 +91,13 @@ class Presence:
         self.copies.forgive(pause, now)
 
     def forget_old(self, before: float, now: float) -> None:
-        """Forget plans of which nothing came since `before`, and reports that nobody repeated."""
+        """Forget what is older than `before`, and reports that nobody repeated.
+
+        That is plans of which nothing came since, and workers that left before.
+        """
         self.unreachable.forget_old(now)
+        for worker_id in [each for each, since in self.left.items() if since < before]:
+            del self.left[worker_id]
         for digest, upload in list(self.uploads.items()):
             if upload.at < before:
                 del self.uploads[digest]

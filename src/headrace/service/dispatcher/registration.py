@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.errors import AlreadyExistsError
+from headrace.errors import AlreadyExistsError, FailedPreconditionError
 from headrace.service import messages
 from headrace.service.config import check_reachable
 from headrace.service.dispatcher import updates
@@ -112,8 +112,13 @@ def register_worker(
     A worker that starts at the address of an earlier one proves that the earlier one is gone.
 
     Raises:
+        FailedPreconditionError: It has left: the request was late.
         ValueError: Nobody could reach it at this address.
     """
+    if request.worker_id in moment.presence.left:
+        raise FailedPreconditionError(
+            f"worker {request.worker_id} has left; a worker that comes again needs a new id"
+        )
     if not request.worker_id:
         raise ValueError("a worker needs an id; got worker_id=''")
     try:

@@ -69,7 +69,7 @@ class Worker(msgspec.Struct):
     leaving: bool = False
     #: Exactly the RUNNING tasks of this worker.
     tasks: set[int] = msgspec.field(default_factory=set)
-    #: Exactly its FINISHED tasks that were dealt units.
+    #: Exactly its FINISHED tasks that were dealt units, or read a copy.
     finished: set[int] = msgspec.field(default_factory=set)
 
 

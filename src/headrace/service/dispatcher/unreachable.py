@@ -39,6 +39,14 @@ class Unreachable:
             for each in found
         )
 
+    def is_agreed_of(self, client_id: str, seconds: float, now: float) -> set[int]:
+        """Return the tasks of which this client has been saying so for some seconds."""
+        return {
+            task_id
+            for task_id in self._reports
+            if self.is_agreed(task_id, (client_id,), seconds, now)
+        }
+
     def forget_old(self, now: float) -> None:
         """Forget what nobody has repeated for a while."""
         for task_id, reports in [*self._reports.items()]:

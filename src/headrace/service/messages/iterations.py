@@ -27,6 +27,8 @@ class TaskAddress(Message, frozen=True):
     worker_address: str
     ticket: str
     """Proves to the worker that the dispatcher sent the client. To be compared, not read."""
+    attempt: int = 0
+    """How often all copies of the iteration were lost before; 0 where units are dealt."""
 
 
 class IterationOpened(Message, frozen=True):
@@ -91,6 +93,9 @@ class ClientUpdate(Message, frozen=True):
     finished: bool
     """No task is left, none will come, and nothing is left to settle: what was received is all
     there is."""
+    kept: tuple[int, ...] = ()
+    """Finished tasks whose workers are there, and give what is not acknowledged again: a client
+    that was sent some of it asks until it has the end."""
     settle: tuple[int, ...] = ()
     """Lost tasks that this client must settle (`SettleTask`), also where it received nothing."""
     lost: tuple[LostUnits, ...] = ()

@@ -205,7 +205,10 @@ class Session(Generic[R]):
         else:
             is_known = not isinstance(answer, NotFoundError)
         if not is_known:
-            if not self._leaving.is_wished:
+            if self._leaving.is_wished:
+                # Its units went to others, and no client comes any more.
+                self.stop(now)
+            else:
                 self._register_again(now)
         elif isinstance(answer, WorkerUpdate):
             for task_id, client_id in answer.departed:
