@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -25,6 +26,10 @@ settings.register_profile(
     "quick", settings.get_profile("headrace"), max_examples=15, phases=set(Phase) - {Phase.explain}
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "headrace"))
+
+# A shell that starts the tests in the background has them ignore Ctrl-C, and all their children.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # What libraries keep for the life of the process, by a part of its description, and why.
 KEPT_BY_LIBRARIES = (
