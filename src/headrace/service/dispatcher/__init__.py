@@ -10,6 +10,14 @@ What it remembers, as facts that add up to a state:
     contradiction  a fact that does not fit, with the story of what it names
     invariants     checks a state, for tests
 
+How workers share an iteration:
+
+    assignment     who gets which task, and what follows from facts, whatever the mode
+    modes          which policy a processing mode has
+    policy         what there is to say of a mode
+    copies         OFF: each worker reads the whole dataset
+    dealing        DYNAMIC: the units of one stream go to whoever asks
+
 What one run of the process knows beside that:
 
     limits         how long what is waited for
@@ -30,7 +38,6 @@ Who decides; each reads, and never writes:
     liveness       who is alive, who leaves, who is gone
     retention      what is forgotten, so that it stays small
     status         who is there, and what is going on
-    assignment     who gets which task, and what follows from facts
     losses         what an iteration has lost in the end
     notices        what the log says of a loss
 

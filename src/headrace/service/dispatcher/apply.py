@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
-from headrace.service.config import ShardingPolicy
 from headrace.service.dispatcher import apply_units, updates
 from headrace.service.dispatcher.apply_units import give_up, running_task, touch_first
 from headrace.service.dispatcher.contradiction import IllegalFactError, illegal, require
+from headrace.service.dispatcher.modes import policy_of_job
 from headrace.service.dispatcher.ranges import united
 from headrace.service.dispatcher.state import (
     PASSES_REMEMBERED,
@@ -164,13 +164,13 @@ def _iteration_created(state: DispatcherState, fact: updates.IterationCreated) -
     job = state.jobs[fact.job_id]
     require(fact.pass_number not in job.iterations, "the job has one of this pass")
     require(not job.is_over(fact.pass_number), "the job's pass is over")
-    dealt = job.processing_mode == ShardingPolicy.DYNAMIC
+    deals = policy_of_job(job).deals
     state.iterations[fact.iteration_id] = Iteration(
         iteration_id=fact.iteration_id,
         job_id=fact.job_id,
         pass_number=fact.pass_number,
         seed=fact.seed,
-        positions=state.datasets[job.dataset_id].positions if dealt else None,
+        positions=state.datasets[job.dataset_id].positions if deals else None,
         num_consumers=fact.num_consumers,
     )
     job.iterations[fact.pass_number] = fact.iteration_id
@@ -242,7 +242,7 @@ def _task_created(state: DispatcherState, fact: updates.TaskCreated) -> None:
 def _task_finished(state: DispatcherState, fact: updates.TaskFinished) -> None:
     task = _end(state, fact.task_id, TaskPhase.FINISHED)
     worker = state.workers[task.worker_id]
-    if task.dealt or state.iterations[task.iteration_id].positions is None:
+    if task.dealt or not state.iterations[task.iteration_id].is_dealt:
         worker.finished.add(fact.task_id)
     if not worker.leaving:
         state.iterations[task.iteration_id].ended = True

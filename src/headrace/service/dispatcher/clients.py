@@ -13,13 +13,13 @@ from collections.abc import Iterable
 from headrace.errors import NotFoundError
 from headrace.service import messages
 from headrace.service.dispatcher import updates
-from headrace.service.dispatcher.assignment import waits_for
 from headrace.service.dispatcher.decision import Decision, Moment
 from headrace.service.dispatcher.departures import finished_now
 from headrace.service.dispatcher.losses import lost_units
+from headrace.service.dispatcher.modes import policy_of
 from headrace.service.dispatcher.ranges import at_least, subtracted
 from headrace.service.dispatcher.splits import checked_units
-from headrace.service.dispatcher.state import DispatcherState, Iteration, Task, TaskPhase
+from headrace.service.dispatcher.state import DispatcherState, Task, TaskPhase
 from headrace.service.dispatcher.updates import Update
 
 __all__ = [
@@ -49,61 +49,61 @@ def addresses(tasks: Iterable[Task]) -> tuple[messages.TaskAddress, ...]:
     )
 
 
-def _kept(
-    state: DispatcherState, iteration: Iteration, tasks: list[Task], given_up: set[int]
-) -> tuple[int, ...]:
-    """Return finished tasks of which somebody may not have everything yet that was sent.
-
-    Args:
-        state: What is known.
-        iteration: Which.
-        tasks: Its tasks.
-        given_up: Those whose worker a client could not reach for long.
-    """
-    running, is_dealt = TaskPhase.RUNNING, iteration.positions is not None
-    over = (TaskPhase.FINISHED,) if is_dealt else (TaskPhase.FINISHED, TaskPhase.FAILED)
-    return tuple(
-        task.task_id
-        for task in tasks
-        if task.phase is not running
-        and task.phase in over
-        and task.worker_id in state.workers
-        and not (is_dealt and (task.gone or not task.held))
-        and task.task_id not in given_up
-    )
-
-
 def client_heartbeat(
     state: DispatcherState, request: messages.ClientHeartbeat, moment: Moment
 ) -> Decision:
     """Say what there is to read and to settle, and in the end what was lost."""
-    iteration = state.client_iteration(request.client_id)
+    client_id = request.client_id
+    iteration = state.client_iteration(client_id)
     ending = finished_now(state, iteration, moment)
-    waits = not (ending or iteration.finished or iteration.takers or iteration.leavers)
-    silent = waits_for(iteration, moment.is_silent) if waits else []
+    silent: list[str] = []
     if not (iteration.takers or iteration.leavers):
+        if not (ending or iteration.finished):
+            silent = policy_of(state, iteration).waits_for(iteration, moment.is_silent)
         owing = {each for task in state.tasks_of(iteration) for each in task.unsettled}
-        silent = sorted({*silent, *owing} - {request.client_id})
+        silent = sorted({*silent, *owing} - {client_id})
     patience = moment.limits.reach_timeout
-    given_up = moment.presence.unreachable.is_agreed_of(request.client_id, patience, moment.now)
+    given_up = moment.presence.unreachable.is_agreed_of(client_id, patience, moment.now)
     if request.known == iteration.version and not (ending or silent or given_up):
         reply = messages.ClientUpdate(tasks=(), finished=False, version=request.known, same=True)
         return Decision(reply=reply)
-    tasks = state.tasks_of(iteration)
-    settle = tuple(task.task_id for task in tasks if request.client_id in task.unsettled)
-    finished = bool(iteration.finished or ending) and not any(task.unsettled for task in tasks)
     return Decision(
         updates=() if ending is None else (ending,),
-        reply=messages.ClientUpdate(
-            tasks=addresses(tasks),
-            finished=finished,
-            kept=_kept(state, iteration, tasks, given_up),
-            settle=settle,
-            lost=lost_units(iteration, tasks) if finished else (),
-            version=iteration.version + bool(ending),
-            failed=iteration.failed if finished else "",
-            silent=tuple(silent),
+        compose=lambda after: _update(after, client_id, silent, given_up),
+    )
+
+
+def _update(
+    state: DispatcherState, client_id: str, silent: list[str], given_up: set[int]
+) -> messages.ClientUpdate:
+    """Return all that a client should hear.
+
+    Args:
+        state: What is known.
+        client_id: Which client.
+        silent: Others that keep its iteration from its end.
+        given_up: Tasks whose worker it could not reach for long.
+    """
+    iteration = state.client_iteration(client_id)
+    policy, tasks = policy_of(state, iteration), state.tasks_of(iteration)
+    running = TaskPhase.RUNNING
+    finished = iteration.finished and not any(task.unsettled for task in tasks)
+    return messages.ClientUpdate(
+        tasks=addresses(tasks),
+        finished=finished,
+        kept=tuple(
+            task.task_id
+            for task in tasks
+            if task.phase is not running
+            and policy.is_kept(task)
+            and task.worker_id in state.workers
+            and task.task_id not in given_up
         ),
+        settle=tuple(task.task_id for task in tasks if client_id in task.unsettled),
+        lost=lost_units(iteration, tasks) if finished else (),
+        version=iteration.version,
+        failed=iteration.failed if finished else "",
+        silent=tuple(silent),
     )
 
 

@@ -3,7 +3,9 @@
     decider(state, request, moment) -> Decision
 
 A decider reads and never writes, raises an error of `headrace.errors` (or ValueError) to refuse,
-and for a request that it has decided before finds the same reply without new facts.
+and for a request that it has decided before finds the same reply without new facts. It need not
+foresee what its facts lead to: a reply that depends on that is made of the state after them
+(`Decision.compose`).
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import msgspec
 from headrace.service import messages
 from headrace.service.dispatcher.limits import Limits
 from headrace.service.dispatcher.presence import Presence, Upload
+from headrace.service.dispatcher.state import DispatcherState
 from headrace.service.dispatcher.updates import Update
 from headrace.serving.blobs import BlobPart, BlobPlace
 
@@ -42,7 +45,7 @@ class Moment:
         return self.presence.clients.get(client_id, ended) < ended
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Decision:
     """What follows from a request."""
 
@@ -51,6 +54,8 @@ class Decision:
     reply: messages.DispatcherReply = field(default_factory=messages.Done)
     """The answer. A `PlanBytes` leaves here empty: plans are kept beside the state, and
     `plan_to_send` says from where."""
+    compose: Callable[[DispatcherState], messages.DispatcherReply] | None = None
+    """Makes the answer of the state after the facts, and after what followed from them."""
     plan_to_store: PlanPart | None = None
     plan_to_send: PlanPlace | None = None
     upload: tuple[bytes, Upload] | None = None
@@ -61,6 +66,11 @@ class Decision:
     """A worker that said that it has left: its id is used no more."""
     suspect: str | None = None
     """A worker that refuses connections."""
+
+    def conclude(self, state: DispatcherState) -> None:
+        """Make the reply, where it waits for the state after the facts."""
+        if self.compose is not None:
+            self.reply, self.compose = self.compose(state), None
 
     @property
     def blobs(self) -> Sequence[PlanPart]:

@@ -1,6 +1,6 @@
 """The dispatcher without its shell: one state, and a table from requests to deciders.
 
-    request -> decide(state, request, moment) -> facts -> apply -> what follows from them -> reply
+    request -> decide(state, request, moment) -> facts -> apply, with what follows -> reply
 
 It has no lock, clock, thread or file: `core` brings those, and makes facts durable before it sends
 the replies.
@@ -115,6 +115,8 @@ class Dispatcher:
     def apply(self, decision: Decision, now: float) -> list[Update]:
         """Apply what `decide` found, before anything else happens; return all facts of it.
 
+        The decision has its reply then, if it had none before.
+
         Raises:
             IllegalFactError: It contradicts the state, which may be half changed.
         """
@@ -127,7 +129,9 @@ class Dispatcher:
             self.presence.suspects.add(decision.suspect)
         if decision.unreachable is not None:
             self.presence.unreachable.report(*decision.unreachable, now)
-        return self._apply(decision.updates, now)
+        facts = self._apply(decision.updates, now)
+        decision.conclude(self.state)
+        return facts
 
     def tick(self, now: float) -> list[Update]:
         """Do what time alone asks for; return the facts, which are applied already.

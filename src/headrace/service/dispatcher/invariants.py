@@ -5,7 +5,8 @@ A new invariant is a `#:` comment beside its field in `state.py`, and a line her
 
 from __future__ import annotations
 
-from headrace.service.config import ShardingPolicy
+from headrace.service.dispatcher.modes import policy_of_job
+from headrace.service.dispatcher.policy import staying
 from headrace.service.dispatcher.ranges import at_least, common, count, located, subtracted, united
 from headrace.service.dispatcher.state import (
     LOSSES_REMEMBERED,
@@ -57,7 +58,7 @@ def validate(state: DispatcherState) -> None:
 
 
 def _has_read(state: DispatcherState, task: Task) -> bool:
-    return bool(task.dealt) or state.iterations[task.iteration_id].positions is None
+    return bool(task.dealt) or not state.iterations[task.iteration_id].is_dealt
 
 
 def _check_task(state: DispatcherState, task: Task) -> None:
@@ -95,8 +96,7 @@ def _check_iteration(state: DispatcherState, iteration_id: int, iteration: Itera
     assert iteration.iteration_id == iteration_id < state.next_iteration, iteration
     job = state.jobs[iteration.job_id]
     assert job.iterations[iteration.pass_number] == iteration_id
-    dealt = job.processing_mode == ShardingPolicy.DYNAMIC
-    assert (iteration.positions is not None) == dealt, iteration
+    assert iteration.is_dealt == policy_of_job(job).deals, iteration
     tasks = state.tasks_of(iteration)
     assert len(set(iteration.tasks)) == len(tasks), iteration
     running = [task.worker_id for task in tasks if task.phase is TaskPhase.RUNNING]
@@ -108,12 +108,12 @@ def _check_iteration(state: DispatcherState, iteration_id: int, iteration: Itera
     assert iteration.finished or not iteration.failed, iteration
     if not iteration.finished:
         served = {task.worker_id for task in tasks if task.phase is not TaskPhase.LOST}
-        staying = {each for each, worker in state.workers.items() if not worker.leaving}
-        if dealt:
+        there = set(staying(state))
+        if iteration.is_dealt:
             waits = not running and not iteration.returned
-            assert served >= staying or waits, (iteration, state.workers)
+            assert served >= there or waits, (iteration, state.workers)
         else:
-            assert served or not staying, (iteration, state.workers)
+            assert served or not there, (iteration, state.workers)
     _check_units(iteration, tasks)
 
 

@@ -8,15 +8,15 @@ from headrace.errors import AlreadyExistsError, FailedPreconditionError
 from headrace.service import messages
 from headrace.service.config import ShardingPolicy
 from headrace.service.dispatcher import updates
-from headrace.service.dispatcher.assignment import assign, staying
 from headrace.service.dispatcher.clients import addresses, leave
 from headrace.service.dispatcher.decision import Decision, Moment
-from headrace.service.dispatcher.state import Dataset, DispatcherState, Iteration, Job, Readers
+from headrace.service.dispatcher.modes import OFFERED
+from headrace.service.dispatcher.state import Dataset, DispatcherState, Job, Readers
 from headrace.service.dispatcher.updates import Update
 
 __all__ = ["open_iteration"]
 
-_OFFERED = (ShardingPolicy.OFF, ShardingPolicy.DYNAMIC)
+_MODES = {int(mode): mode.name for mode in ShardingPolicy}
 _DEEPEST_PASS = 32
 _NUMBERS = range(-(1 << 63), 1 << 63)
 
@@ -42,62 +42,32 @@ def open_iteration(
         _check_same_job(state, job, dataset, request)
     iteration_id = None if job is None else job.iterations.get(request.pass_number)
     current = state.clients.get(request.client_id)
-    if current is not None and current == iteration_id:
-        return Decision(reply=_opened(state, state.iterations[current], moment))
-    facts: list[Update] = [] if current is None else leave(state, request.client_id)
-    if job is not None and updates.JobForgotten(job.job_id) in facts:
-        # The client's own job lives on when the client goes to another pass of it.
-        facts.remove(updates.JobForgotten(job.job_id))
-    if job is not None and iteration_id is not None:
-        facts.append(_joined(request, iteration_id))
-        reply = _opened(state, state.iterations[iteration_id], moment)
-        return Decision(updates=tuple(facts), reply=reply)
-    if job is not None and job.is_over(request.pass_number):
-        over = _over(job, 0, job.forgotten.get(request.pass_number))
-        return Decision(updates=tuple(facts), reply=over)
-    job_id = state.next_job if job is None else job.job_id
+    facts: list[Update] = []
+    if current is not None and current != iteration_id:
+        facts += leave(state, request.client_id)
     if job is None:
-        facts.append(_job_created(job_id, request))
-    return _create_iteration(state, request, job_id, facts, moment)
-
-
-def _create_iteration(
-    state: DispatcherState,
-    request: messages.OpenIteration,
-    job_id: int,
-    facts: list[Update],
-    moment: Moment,
-) -> Decision:
-    iteration_id = state.next_iteration
-    facts.append(
-        updates.IterationCreated(
-            iteration_id=iteration_id,
-            job_id=job_id,
-            pass_number=request.pass_number,
-            seed=request.seed,
+        facts.append(_job_created(state.next_job, request))
+    else:
+        # The client's own job lives on when the client goes to another pass of it.
+        facts = [fact for fact in facts if fact != updates.JobForgotten(job_id=job.job_id)]
+        if iteration_id is None and job.is_over(request.pass_number):
+            over = _over(job, 0, job.forgotten.get(request.pass_number))
+            return Decision(updates=tuple(facts), reply=over)
+    if iteration_id is None:
+        iteration_id = state.next_iteration
+        facts.append(
+            updates.IterationCreated(
+                iteration_id=iteration_id,
+                job_id=state.next_job if job is None else job.job_id,
+                pass_number=request.pass_number,
+                seed=request.seed,
+            )
         )
+    if current != iteration_id:
+        facts.append(updates.ClientJoined(client_id=request.client_id, iteration_id=iteration_id))
+    return Decision(
+        updates=tuple(facts), compose=lambda after: _opened(after, request.client_id, moment)
     )
-    created = assign(state, [iteration_id], staying(state))
-    facts += created
-    facts.append(_joined(request, iteration_id))
-    tasks = tuple(
-        messages.TaskAddress(
-            task_id=task.task_id,
-            worker_id=task.worker_id,
-            worker_address=state.workers[task.worker_id].address,
-            ticket=state.ticket(task.task_id),
-        )
-        for task in created
-    )
-    reply = messages.IterationOpened(
-        iteration_id=iteration_id,
-        tasks=tasks,
-        seed=request.seed,
-        finished=False,
-        job_name=request.job_name or "",
-        lease=moment.limits.client_timeout,
-    )
-    return Decision(updates=tuple(facts), reply=reply)
 
 
 def _find_job(state: DispatcherState, request: messages.OpenIteration) -> Job | None:
@@ -110,20 +80,20 @@ def _find_job(state: DispatcherState, request: messages.OpenIteration) -> Job | 
 
 
 def _check_mode(dataset: Dataset, request: messages.OpenIteration) -> None:
-    mode = request.processing_mode
-    if mode not in _OFFERED:
-        names = {int(policy): policy.name for policy in ShardingPolicy}
+    policy = OFFERED.get(request.processing_mode)
+    if policy is None:
+        offered = " and ".join(_name_of(mode) for mode in OFFERED)
         raise FailedPreconditionError(
-            "this dispatcher offers the processing modes OFF and DYNAMIC; got "
-            f"{names.get(mode, mode)}"
+            f"this dispatcher offers the processing modes {offered}; got "
+            f"{_name_of(request.processing_mode)}"
         )
-    if mode == ShardingPolicy.DYNAMIC and dataset.positions is None:
-        raise FailedPreconditionError(
-            f"dataset {dataset.dataset_id} cannot be read with ShardingPolicy.DYNAMIC: it has no "
-            "positions that could be dealt, because it reads another service or has a source that "
-            "cannot be split. Use ShardingPolicy.OFF, or a source with indices: files, arrays, a "
-            "range, Dataset.from_source"
-        )
+    refusal = policy.refusal(dataset)
+    if refusal:
+        raise FailedPreconditionError(refusal)
+
+
+def _name_of(mode: int) -> str:
+    return _MODES.get(mode, str(mode))
 
 
 def _check_same_job(
@@ -133,8 +103,8 @@ def _check_same_job(
     differences = []
     if job.processing_mode != request.processing_mode:
         differences.append(
-            f"Existing processing mode: <{ShardingPolicy(job.processing_mode).name}>; "
-            f"got <{ShardingPolicy(request.processing_mode).name}>"
+            f"Existing processing mode: <{_name_of(job.processing_mode)}>; "
+            f"got <{_name_of(request.processing_mode)}>"
         )
     if job.target_workers != request.target_workers:
         differences.append(
@@ -164,13 +134,8 @@ def _job_created(job_id: int, request: messages.OpenIteration) -> updates.JobCre
     )
 
 
-def _joined(request: messages.OpenIteration, iteration_id: int) -> updates.ClientJoined:
-    return updates.ClientJoined(client_id=request.client_id, iteration_id=iteration_id)
-
-
-def _opened(
-    state: DispatcherState, iteration: Iteration, moment: Moment
-) -> messages.IterationOpened:
+def _opened(state: DispatcherState, client_id: str, moment: Moment) -> messages.IterationOpened:
+    iteration = state.client_iteration(client_id)
     job = state.jobs[iteration.job_id]
     if iteration.finished:
         over = _over(job, iteration.iteration_id, iteration.readers)

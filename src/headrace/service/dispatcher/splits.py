@@ -17,7 +17,7 @@ from __future__ import annotations
 from headrace.errors import AbortedError, FailedPreconditionError
 from headrace.service import messages
 from headrace.service.dispatcher import updates
-from headrace.service.dispatcher.assignment import may_recover
+from headrace.service.dispatcher.dealing import may_recover
 from headrace.service.dispatcher.decision import Decision, Moment
 from headrace.service.dispatcher.ranges import (
     Ranges,

@@ -8,6 +8,7 @@ from headrace.errors import FailedPreconditionError, NotFoundError, Unauthentica
 from headrace.service import messages
 from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.decision import Decision, Moment
+from headrace.service.dispatcher.modes import policy_of_job
 from headrace.service.dispatcher.state import DispatcherState, Task, TaskPhase
 
 __all__ = ["fail_task", "finish_task", "get_task", "workers_task"]
@@ -83,6 +84,7 @@ def get_task(state: DispatcherState, request: messages.GetTask, moment: Moment) 
             shard=task.shard,
             of=task.of,
             starting_round=task.starting_round,
+            hand_out=policy_of_job(job).hand_out,
         )
     )
 

@@ -33,6 +33,8 @@ class TaskDefinition(Message, frozen=True):
     shard: int | None = None
     of: int | None = None
     starting_round: int | None = None
+    hand_out: str = "first_come"
+    """Which client gets which of its elements; the name of a way of the worker's."""
 
 
 class GetTask(Question[TaskDefinition], frozen=True):

@@ -1,0 +1,129 @@
+"""Dealing: the units of one stream go to whoever asks (`ShardingPolicy.DYNAMIC`).
+
+Each worker has one task of each unfinished iteration, one that joins later too. Where units came
+back from a leaving worker and nobody runs who could be dealt them, every worker that stays gets
+another task.
+
+An iteration is over when no task runs and somebody reached the end, or nothing is left to deal. A
+task that runs and holds nothing does not keep it open once nothing can be dealt any more: its
+worker may be one that no client reaches. Where several clients read, the end waits until each of
+them was heard since the last task ended, or counts as gone: what one was sent that has died is left
+to the others. Where all tasks were lost before that, or only leaving workers ended while units are
+left, it goes on when a worker joins: until then its clients wait, as they do where there was no
+worker at all.
+
+Units of a task that is lost or failed are dealt again, once all its clients have said what they
+received: those of which none received anything. An iteration is not over before that. A unit that
+came back so twice is suspected to kill its workers. It is dealt with few others, in the end alone;
+a worker that dies with it then was the last that it was dealt to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from headrace.service.dispatcher import updates
+from headrace.service.dispatcher.policy import Policy, Post, staying
+from headrace.service.dispatcher.ranges import common, located, numbered
+from headrace.service.dispatcher.state import (
+    Dataset,
+    DispatcherState,
+    Iteration,
+    Task,
+    TaskPhase,
+)
+from headrace.service.dispatcher.updates import Update
+
+__all__ = ["Dealing", "may_recover"]
+
+
+class Dealing(Policy):
+    """Units are dealt to tasks, first come, first served (`splits`)."""
+
+    deals = True
+
+    def refusal(self, dataset: Dataset) -> str:
+        """Return that there are no units, where there are none."""
+        if dataset.positions is not None:
+            return ""
+        return (
+            f"dataset {dataset.dataset_id} cannot be read with ShardingPolicy.DYNAMIC: it has no "
+            "positions that could be dealt, because it reads another service or has a source that "
+            "cannot be split. Use ShardingPolicy.OFF, or a source with indices: files, arrays, a "
+            "range, Dataset.from_source"
+        )
+
+    def vacant(self, state: DispatcherState, iteration: Iteration) -> list[Post]:
+        """Return a task for each worker without one; for all if no other can take the rest."""
+        tasks = [task for task in state.tasks_of(iteration) if task.phase is not TaskPhase.LOST]
+        running = {task.worker_id for task in tasks if task.phase is TaskPhase.RUNNING}
+        if _has_rest(iteration) and not running & set(staying(state)):
+            without = _able(state, iteration)
+        else:
+            served = {task.worker_id for task in tasks}
+            without = [each for each in staying(state) if each not in served]
+        return [Post(worker_id=each) for each in without]
+
+    def loose_end(self, state: DispatcherState, iteration: Iteration) -> Update | None:
+        """Return what becomes of units of a task that is gone, or the end of an idle task."""
+        for task in state.tasks_of(iteration):
+            if task.gone and not task.unsettled and task.untouched:
+                return _recovery(iteration, task)
+        idle = _idle(state, iteration)
+        return None if idle is None else updates.TaskFinished(task_id=idle.task_id)
+
+    def is_over(self, state: DispatcherState, iteration: Iteration) -> bool:
+        """Whether no task runs and nothing can be dealt, now or later."""
+        phases = {task.phase for task in state.tasks_of(iteration)}
+        if not phases or TaskPhase.RUNNING in phases or may_recover(state, iteration):
+            return False
+        if phases == {TaskPhase.LOST}:
+            return iteration.rest == 0
+        # Where every worker that could go on has failed at it, what is left would wait for ever.
+        given_up = TaskPhase.FAILED in phases and not _able(state, iteration)
+        return not _has_rest(iteration) or given_up
+
+    def waits_for(self, iteration: Iteration, is_silent: Callable[[str, int], bool]) -> list[str]:
+        """Return silent clients where others read too: what they did not use is dealt again."""
+        if len(iteration.clients) < 2:
+            return []
+        return sorted(each for each in iteration.clients if is_silent(each, iteration.iteration_id))
+
+    def is_kept(self, task: Task) -> bool:
+        """Whether units are with it which it has delivered, as far as its worker knows."""
+        return task.phase is TaskPhase.FINISHED and not task.gone and bool(task.held)
+
+
+def may_recover(state: DispatcherState, iteration: Iteration) -> bool:
+    """Whether units may come back from a task that is lost or failed, or from a client."""
+    return any(
+        task.unsettled or (task.departed and task.held) for task in state.tasks_of(iteration)
+    )
+
+
+def _recovery(iteration: Iteration, task: Task) -> Update:
+    """Return what becomes of units of a task that is gone."""
+    if iteration.suspects and iteration.suspects_at_once == 1:
+        held = located(task.runs, task.done, task.untouched)
+        deadly = numbered(task.runs, task.done, common(held, iteration.suspects))
+        if deadly:
+            return updates.UnitsGivenUp(task_id=task.task_id, units=deadly)
+    return updates.UnitsReturned(task_id=task.task_id, units=task.untouched)
+
+
+def _idle(state: DispatcherState, iteration: Iteration) -> Task | None:
+    """Return a running task of an iteration of which every unit is done, or lost for good."""
+    if iteration.rest != 0 or may_recover(state, iteration):
+        return None
+    running = state.running_tasks(iteration)
+    return None if any(task.held for task in running) else next(iter(running), None)
+
+
+def _has_rest(iteration: Iteration) -> bool:
+    return bool(iteration.returned) or (not iteration.ended and iteration.rest != 0)
+
+
+def _able(state: DispatcherState, iteration: Iteration) -> list[str]:
+    tasks = state.tasks_of(iteration)
+    failed = {task.worker_id for task in tasks if task.phase is TaskPhase.FAILED}
+    return [worker_id for worker_id in staying(state) if worker_id not in failed]

@@ -1,0 +1,77 @@
+"""What is to be said of a processing mode: how the workers share an iteration.
+
+There is one policy for each mode (`modes`), and whoever needs to know what a mode does asks it.
+Policies read a state and never write. What is the same for all of them, who gets the tasks and what
+follows from a fact, is in `assignment`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import ClassVar
+
+import msgspec
+
+from headrace.service.dispatcher.state import Dataset, DispatcherState, Iteration, Task
+from headrace.service.dispatcher.updates import Update
+
+__all__ = ["Policy", "Post", "staying"]
+
+
+class Post(msgspec.Struct, frozen=True, kw_only=True):
+    """A task that a worker is to get; what a task has of its own (`updates.TaskCreated`)."""
+
+    worker_id: str
+    shard: int | None = None
+    of: int | None = None
+    starting_round: int | None = None
+    attempt: int = 0
+
+
+class Policy(ABC):
+    """How workers share an iteration."""
+
+    deals: ClassVar[bool]
+    """Whether units of one stream are dealt to its tasks; else each task reads by itself. It is
+    asked when an iteration begins, and is then in its state (`Iteration.is_dealt`)."""
+    hand_out: ClassVar[str] = "first_come"
+    """How a worker hands out a task's elements (`messages.TaskDefinition.hand_out`)."""
+
+    def refusal(self, dataset: Dataset) -> str:
+        """Return why a dataset cannot be processed so; empty: it can."""
+        return ""
+
+    @abstractmethod
+    def vacant(self, state: DispatcherState, iteration: Iteration) -> list[Post]:
+        """Return the tasks that workers should have of an unfinished iteration and have not."""
+
+    def loose_end(self, state: DispatcherState, iteration: Iteration) -> Update | None:
+        """Return what is to become of tasks or units before anything else; None: nothing."""
+        return None
+
+    @abstractmethod
+    def is_over(self, state: DispatcherState, iteration: Iteration) -> bool:
+        """Whether an iteration without loose ends is at its end."""
+
+    def waits_for(self, iteration: Iteration, is_silent: Callable[[str, int], bool]) -> list[str]:
+        """Return the clients for which its end waits all the same.
+
+        Args:
+            iteration: Which.
+            is_silent: Whether a client was not heard of since a task of an iteration ended.
+        """
+        return []
+
+    def failure(self, state: DispatcherState, iteration: Iteration) -> str:
+        """Return why an iteration that is over was given up; empty: it was not."""
+        return ""
+
+    @abstractmethod
+    def is_kept(self, task: Task) -> bool:
+        """Whether a client may still want what a task sent that has ended, from its worker."""
+
+
+def staying(state: DispatcherState) -> list[str]:
+    """Return the workers that take work."""
+    return [worker_id for worker_id, worker in state.workers.items() if not worker.leaving]

@@ -1,0 +1,72 @@
+"""What a processing mode means is in one row of a table; nothing else knows the modes."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.errors import FailedPreconditionError
+from headrace.service import messages
+from headrace.service.config import ShardingPolicy
+from headrace.service.dispatcher.copies import Copies
+from headrace.service.dispatcher.modes import OFFERED
+from headrace.service.dispatcher.policy import Post
+from headrace.service.dispatcher.state import DispatcherState, Iteration
+from tests.service.dispatcher.scenario import Scenario
+
+
+class Halves(Copies):
+    """One half of the data for each of two workers; a lost one is read again by whoever is free."""
+
+    hand_out = "in_turn"
+
+    def vacant(self, state: DispatcherState, iteration: Iteration) -> list[Post]:
+        tasks = state.running_tasks(iteration)
+        free = [each for each in state.workers if each not in {task.worker_id for task in tasks}]
+        open_ = [half for half in range(2) if half not in {task.shard for task in tasks}]
+        return [
+            Post(worker_id=worker_id, shard=half, of=2)
+            for worker_id, half in zip(free, open_, strict=False)
+        ]
+
+
+def shards(scene: Scenario) -> dict[str, int | None]:
+    """Return which shard each worker reads that has a task."""
+    scene.check()
+    (iteration,) = scene.state.iterations.values()
+    return {task.worker_id: task.shard for task in scene.state.running_tasks(iteration)}
+
+
+def test_a_mode_is_added_by_a_row(monkeypatch: pytest.MonkeyPatch, scene: Scenario) -> None:
+    monkeypatch.setitem(OFFERED, ShardingPolicy.DATA, Halves())
+    scene.register(None)
+    for worker_id in ("u", "v", "w"):
+        scene.add_worker(worker_id)
+    opened = scene.open("c", processing_mode=ShardingPolicy.DATA)
+    assert [task.worker_id for task in opened.tasks] == ["u", "v"]
+    assert shards(scene) == {"u": 0, "v": 1}
+    definition = scene.ask(messages.GetTask(worker_id="v", task_id=opened.tasks[1].task_id))
+    assert (definition.shard, definition.of, definition.hand_out) == (1, 2, "in_turn")
+
+    scene.lose("u")
+    assert shards(scene) == {"v": 1, "w": 0}
+    assert [task.worker_id for task in scene.heartbeat("c").tasks] == ["v", "w"]
+
+
+@pytest.mark.parametrize("mode", [ShardingPolicy.FILE, ShardingPolicy.HINT, 17])
+def test_a_mode_without_a_row_is_refused_by_name(scene: Scenario, mode: int) -> None:
+    scene.register()
+    name = ShardingPolicy(mode).name if mode != 17 else "17"
+    with pytest.raises(FailedPreconditionError, match=f"offers .* OFF and DYNAMIC; got {name}"):
+        scene.open("c", processing_mode=mode)
+
+
+def test_tasks_of_a_new_iteration_follow_from_it(scene: Scenario) -> None:
+    scene.register()
+    scene.add_worker("w")
+    scene.open("c")
+    assert [type(fact).__name__ for fact in scene.facts[-4:]] == [
+        "JobCreated",
+        "IterationCreated",
+        "TaskCreated",
+        "ClientJoined",
+    ]
