@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 
 from headrace.service.messages import OpenIteration, PutPlan, RegisterDataset
-from headrace.service.worker.first_come import Bounds
+from headrace.service.worker.hand_out import Bounds
 from tests.simulation.client import ClientProcess
 from tests.simulation.dispatcher import DispatcherProcess
 from tests.simulation.network import Network

@@ -10,7 +10,7 @@ from headrace.errors import UnavailableError
 from headrace.service.messages import DispatcherRequest, GetElements
 from headrace.service.worker import answering
 from headrace.service.worker.actions import Actions, Grant, Start
-from headrace.service.worker.first_come import Bounds
+from headrace.service.worker.hand_out import Bounds
 from headrace.service.worker.portion import Portion
 from headrace.service.worker.session import Session
 from tests.simulation import production

@@ -7,9 +7,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import AbortedError, CancelledError, DeadlineExceededError
-from headrace.service.messages import Elements
-from headrace.service.worker.first_come import Bounds, FirstCome
+from headrace.service.messages import Elements, GetElements
+from headrace.service.worker.first_come import FirstCome
+from headrace.service.worker.hand_out import Bounds
 from headrace.service.worker.portion import Answer, Portion
+
+
+def message(client_id: str, number: int, acknowledged: int) -> GetElements:
+    return GetElements(
+        task_id=1,
+        ticket="ticket",
+        client_id=client_id,
+        number=number,
+        acknowledged=acknowledged,
+    )
 
 
 def portion(number: int, *, size: int = 1, ahead: int = 0) -> Portion:
@@ -36,8 +47,8 @@ def ends(answers: list[tuple[str, Answer]]) -> dict[str, bool]:
 
 def test_portions_go_to_who_has_waited_longest() -> None:
     policy: FirstCome[str] = FirstCome()
-    assert policy.ask("a0", "a", 0, 0, now=0.0) == []
-    assert policy.ask("b0", "b", 0, 0, now=1.0) == []
+    assert policy.ask("a0", message("a", 0, 0), now=0.0) == []
+    assert policy.ask("b0", message("b", 0, 0), now=1.0) == []
 
     assert policy.add(portion(0)) == [("a0", portion(0))]
     assert policy.add(portion(1)) == [("b0", portion(1))]
@@ -47,19 +58,19 @@ def test_a_portion_that_nobody_asked_for_waits_for_the_next_request() -> None:
     policy: FirstCome[str] = FirstCome()
     assert policy.add(portion(0)) == []
 
-    assert policy.ask("a0", "a", 0, 0, now=0.0) == [("a0", portion(0))]
+    assert policy.ask("a0", message("a", 0, 0), now=0.0) == [("a0", portion(0))]
 
 
 def test_a_request_asked_again_takes_the_place_of_the_first() -> None:
     policy: FirstCome[str] = FirstCome()
-    policy.ask("first", "a", 0, 0, now=0.0)
+    policy.ask("first", message("a", 0, 0), now=0.0)
 
-    ((request, content),) = policy.ask("again", "a", 0, 0, now=1.0)
+    ((request, content),) = policy.ask("again", message("a", 0, 0), now=1.0)
 
     assert request == "first"
     assert isinstance(content, AbortedError)
     assert policy.add(portion(0)) == [("again", portion(0))]
-    assert policy.ask("third", "a", 0, 0, now=2.0) == [("third", portion(0))]
+    assert policy.ask("third", message("a", 0, 0), now=2.0) == [("third", portion(0))]
 
 
 def test_portions_that_nobody_asks_for_are_bounded_in_number_and_bytes() -> None:
@@ -69,28 +80,28 @@ def test_portions_that_nobody_asks_for_are_bounded_in_number_and_bytes() -> None
     policy.add(portion(1, size=60))
     assert not policy.has_room
 
-    policy.ask("a0", "a", 0, 0, now=0.0)
+    policy.ask("a0", message("a", 0, 0), now=0.0)
     assert policy.has_room
 
 
 def test_a_client_that_acknowledges_nothing_is_given_no_more_than_its_bytes() -> None:
     policy: FirstCome[str] = FirstCome(Bounds(client_bytes=100))
     for number in range(3):
-        policy.ask(f"a{number}", "a", number, 0, now=0.0)
+        policy.ask(f"a{number}", message("a", number, 0), now=0.0)
 
     assert policy.add(portion(0, size=90)) == [("a0", portion(0, size=90))]
     assert policy.add(portion(1, size=90)) == [("a1", portion(1, size=90))]
     assert policy.add(portion(2, size=90)) == []
     # Another client is served meanwhile, and the first again once it has acknowledged something.
-    assert policy.ask("b0", "b", 0, 0, now=0.0) == [("b0", portion(2, size=90))]
+    assert policy.ask("b0", message("b", 0, 0), now=0.0) == [("b0", portion(2, size=90))]
     policy.add(portion(3, size=90))
-    assert policy.ask("a3", "a", 3, 1, now=1.0) == [("a2", portion(3, size=90))]
+    assert policy.ask("a3", message("a", 3, 1), now=1.0) == [("a2", portion(3, size=90))]
 
 
 def test_a_client_may_always_hold_two_portions_however_large() -> None:
     policy: FirstCome[str] = FirstCome(Bounds(client_bytes=1))
     for number in range(2):
-        policy.ask(f"a{number}", "a", number, 0, now=0.0)
+        policy.ask(f"a{number}", message("a", number, 0), now=0.0)
 
     assert policy.add(portion(0, size=1000)) == [("a0", portion(0, size=1000))]
     assert policy.add(portion(1, size=1000)) == [("a1", portion(1, size=1000))]
@@ -99,8 +110,8 @@ def test_a_client_may_always_hold_two_portions_however_large() -> None:
 def test_when_all_clients_together_hold_too_much_each_may_hold_one() -> None:
     policy: FirstCome[str] = FirstCome(Bounds(total_bytes=150))
     for client in "abc":
-        policy.ask(f"{client}0", client, 0, 0, now=0.0)
-        policy.ask(f"{client}1", client, 1, 0, now=0.0)
+        policy.ask(f"{client}0", message(client, 0, 0), now=0.0)
+        policy.ask(f"{client}1", message(client, 1, 0), now=0.0)
 
     got = [answer for n in range(6) for answer, _ in policy.add(portion(n, size=100))]
 
@@ -109,28 +120,28 @@ def test_when_all_clients_together_hold_too_much_each_may_hold_one() -> None:
 
 def test_what_a_silent_client_holds_is_dropped_and_it_hears_of_it() -> None:
     policy: FirstCome[str] = FirstCome(Bounds(silence=10.0))
-    policy.ask("a0", "a", 0, 0, now=0.0)
+    policy.ask("a0", message("a", 0, 0), now=0.0)
     policy.add(portion(0))
 
     assert policy.forget_silent(now=10.0) == ([], 0)
     assert policy.forget_silent(now=10.1) == ([], 1)
 
-    ((_, content),) = policy.ask("a0 again", "a", 0, 0, now=11.0)
+    ((_, content),) = policy.ask("a0 again", message("a", 0, 0), now=11.0)
     assert isinstance(content, DeadlineExceededError)
     assert "not heard of for 10 s" in str(content)
     policy.add(portion(1))
-    assert policy.ask("a1", "a", 1, 1, now=12.0) == [("a1", portion(1))]
+    assert policy.ask("a1", message("a", 1, 1), now=12.0) == [("a1", portion(1))]
 
 
 def test_the_end_waits_until_the_only_client_has_acknowledged_everything() -> None:
     policy: FirstCome[str] = FirstCome()
     policy.add(portion(0))
-    policy.ask("a0", "a", 0, 0, now=0.0)
+    policy.ask("a0", message("a", 0, 0), now=0.0)
     assert policy.exhaust(1) == []
-    assert ends(policy.ask("a1", "a", 1, 0, now=0.0)) == {"a1": False}
+    assert ends(policy.ask("a1", message("a", 1, 0), now=0.0)) == {"a1": False}
     assert not policy.may_finish
 
-    assert policy.ask("a2", "a", 2, 2, now=0.0) == []
+    assert policy.ask("a2", message("a", 2, 2), now=0.0) == []
     assert policy.may_finish
     assert policy.is_settled
     assert ends(policy.finish()) == {"a2": True}
@@ -139,15 +150,15 @@ def test_the_end_waits_until_the_only_client_has_acknowledged_everything() -> No
 def test_each_of_several_clients_gets_the_end_once_it_has_acknowledged_its_own() -> None:
     policy: FirstCome[str] = FirstCome()
     policy.add(portion(0))
-    policy.ask("a0", "a", 0, 0, now=0.0)
+    policy.ask("a0", message("a", 0, 0), now=0.0)
     policy.exhaust(1)
-    policy.ask("b0", "b", 0, 0, now=0.0)
+    policy.ask("b0", message("b", 0, 0), now=0.0)
     assert policy.may_finish
 
     assert ends(policy.finish()) == {"b0": True}
     assert not policy.is_settled
-    assert ends(policy.ask("a1", "a", 1, 0, now=0.0)) == {"a1": False}
-    assert ends(policy.ask("a2", "a", 2, 2, now=0.0)) == {"a2": True}
+    assert ends(policy.ask("a1", message("a", 1, 0), now=0.0)) == {"a1": False}
+    assert ends(policy.ask("a2", message("a", 2, 2), now=0.0)) == {"a2": True}
     assert policy.is_settled
 
 
@@ -155,10 +166,10 @@ def test_units_are_done_when_their_portions_are_acknowledged() -> None:
     policy: FirstCome[str] = FirstCome()
     for number in range(3):
         policy.add(portion(number))
-        policy.ask(f"a{number}", "a", number, 0, now=0.0)
+        policy.ask(f"a{number}", message("a", number, 0), now=0.0)
     assert policy.done == 0
 
-    policy.ask("a3", "a", 3, 2, now=0.0)
+    policy.ask("a3", message("a", 3, 2), now=0.0)
     assert policy.done == 2
 
 
@@ -166,11 +177,11 @@ def test_units_count_as_done_only_when_all_before_them_are() -> None:
     policy: FirstCome[str] = FirstCome()
     for number, client in enumerate("ab"):
         policy.add(portion(number))
-        policy.ask(f"{client}0", client, 0, 0, now=0.0)
+        policy.ask(f"{client}0", message(client, 0, 0), now=0.0)
 
-    policy.ask("b1", "b", 1, 1, now=0.0)
+    policy.ask("b1", message("b", 1, 1), now=0.0)
     assert policy.done == 0
-    policy.ask("a1", "a", 1, 1, now=0.0)
+    policy.ask("a1", message("a", 1, 1), now=0.0)
     assert policy.done == 2
 
 
@@ -180,18 +191,18 @@ def test_a_unit_is_not_done_while_a_portion_with_a_part_of_it_is_unacknowledged(
     rest = Portion(first=1, count=1, done_from=0, done_to=1)
     for number, (client, content) in enumerate(zip("ab", (part, rest), strict=True)):
         policy.add(content)
-        policy.ask(f"{client}{number}", client, 0, 0, now=0.0)
+        policy.ask(f"{client}{number}", message(client, 0, 0), now=0.0)
 
-    policy.ask("b1", "b", 1, 1, now=0.0)
+    policy.ask("b1", message("b", 1, 1), now=0.0)
     assert policy.done == 0
-    policy.ask("a1", "a", 1, 1, now=0.0)
+    policy.ask("a1", message("a", 1, 1), now=0.0)
     assert policy.done == 1
 
 
 def test_of_a_client_that_is_gone_units_that_went_to_it_alone_are_told_from_others() -> None:
     policy: FirstCome[str] = FirstCome()
     for number, client in enumerate("ababb"):
-        policy.ask(f"{client}{number}", client, number, 0, now=0.0)
+        policy.ask(f"{client}{number}", message(client, number, 0), now=0.0)
     policy.add(portion(0))
     policy.add(portion(1))
     # Unit 2 has two elements: one for a, one for b. Unit 3 begins and ends with b.
@@ -210,8 +221,8 @@ def test_of_a_client_that_is_gone_units_that_went_to_it_alone_are_told_from_othe
 
 def test_a_client_that_is_gone_gets_nothing_more() -> None:
     policy: FirstCome[str] = FirstCome()
-    policy.ask("a0", "a", 0, 0, now=0.0)
-    policy.ask("b0", "b", 0, 0, now=0.0)
+    policy.ask("a0", message("a", 0, 0), now=0.0)
+    policy.ask("b0", message("b", 0, 0), now=0.0)
 
     ((request, content),), departure = policy.depart("a")
 
@@ -219,13 +230,13 @@ def test_a_client_that_is_gone_gets_nothing_more() -> None:
     assert isinstance(content, CancelledError)
     assert (departure.units, departure.lost) == ((), ())
     assert policy.add(portion(0)) == [("b0", portion(0))]
-    ((_, content),) = policy.ask("a1", "a", 1, 1, now=0.0)
+    ((_, content),) = policy.ask("a1", message("a", 1, 1), now=0.0)
     assert "client a closed its iteration" in str(content)
 
 
 def test_what_a_client_that_is_gone_held_is_not_done_before_the_dispatcher_has_heard_it() -> None:
     policy: FirstCome[str] = FirstCome()
-    policy.ask("a0", "a", 0, 0, now=0.0)
+    policy.ask("a0", message("a", 0, 0), now=0.0)
     policy.add(portion(0))
     policy.exhaust(1)
     policy.depart("a")
@@ -239,7 +250,7 @@ def test_what_a_client_that_is_gone_held_is_not_done_before_the_dispatcher_has_h
 def test_what_a_silent_client_held_holds_up_no_units() -> None:
     policy: FirstCome[str] = FirstCome(Bounds(silence=10.0))
     policy.add(portion(0))
-    policy.ask("a0", "a", 0, 0, now=0.0)
+    policy.ask("a0", message("a", 0, 0), now=0.0)
     assert policy.done == 0
     policy.forget_silent(now=20.0)
     assert policy.done == 1
@@ -248,11 +259,11 @@ def test_what_a_silent_client_held_holds_up_no_units() -> None:
 def test_units_without_elements_are_done_with_the_end() -> None:
     policy: FirstCome[str] = FirstCome()
     policy.add(portion(0))
-    policy.ask("a0", "a", 0, 0, now=0.0)
+    policy.ask("a0", message("a", 0, 0), now=0.0)
     policy.exhaust(5)
     assert policy.done == 0
 
-    policy.ask("a1", "a", 1, 1, now=0.0)
+    policy.ask("a1", message("a", 1, 1), now=0.0)
     assert policy.done == 5
     ((_, content),) = policy.finish()
     assert isinstance(content, Elements)
@@ -264,7 +275,7 @@ def test_nothing_that_was_given_in_part_is_left_when_a_task_is_called_off(
     ahead: int, units_from: int
 ) -> None:
     policy: FirstCome[str] = FirstCome()
-    policy.ask("a0", "a", 0, 0, now=0.0)
+    policy.ask("a0", message("a", 0, 0), now=0.0)
     policy.add(portion(0, ahead=ahead))
     policy.add(portion(1))
     policy.add(portion(2))
@@ -277,16 +288,16 @@ def test_nothing_that_was_given_in_part_is_left_when_a_task_is_called_off(
 
 def test_a_task_that_is_called_off_refuses_all_but_what_was_given_before() -> None:
     policy: FirstCome[str] = FirstCome()
-    policy.ask("a0", "a", 0, 0, now=0.0)
+    policy.ask("a0", message("a", 0, 0), now=0.0)
     policy.add(portion(0))
-    policy.ask("a1", "a", 1, 0, now=0.0)
+    policy.ask("a1", message("a", 1, 0), now=0.0)
     refusal = CancelledError("the worker stops")
 
     answers, _ = policy.call_off(refusal)
 
     assert answers == [("a1", refusal)]
-    assert policy.ask("a0 again", "a", 0, 0, now=1.0) == [("a0 again", portion(0))]
-    assert policy.ask("a2", "a", 2, 0, now=1.0) == [("a2", refusal)]
+    assert policy.ask("a0 again", message("a", 0, 0), now=1.0) == [("a0 again", portion(0))]
+    assert policy.ask("a2", message("a", 2, 0), now=1.0) == [("a2", refusal)]
     assert policy.add(portion(1)) == []
 
 
@@ -321,7 +332,7 @@ def test_each_portion_has_one_taker_and_bytes_stay_within_bounds(
             assert not isinstance(event, str)
             client, number, acknowledged = event
             held[client] = {n: s for n, s in held[client].items() if n >= acknowledged}
-            answers = policy.ask((client, number), client, number, acknowledged, now=0.0)
+            answers = policy.ask((client, number), message(client, number, acknowledged), now=0.0)
         for request, content in answers:
             if not isinstance(content, Portion):
                 continue

@@ -29,7 +29,7 @@ from headrace.service.messages import (
     WorkerUpdate,
 )
 from headrace.service.worker.actions import Grant
-from headrace.service.worker.first_come import Bounds
+from headrace.service.worker.hand_out import Bounds
 from headrace.service.worker.portion import Portion
 from tests.service.worker.driving import (
     AWAY,

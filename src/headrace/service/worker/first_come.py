@@ -1,7 +1,6 @@
 """First come, first served: requests wait, portions wait, and each request gets one portion.
 
-Each method takes what happened and returns the answers that are due because of it. There is no
-thread, lock or clock here: times are arguments.
+A way to hand out elements (`hand_out`).
 
 Rule 1. Portions leave in order, each to the request that has waited longest, of a client that may
         have more: one that holds `client_bytes` unacknowledged waits until it has acknowledged
@@ -19,59 +18,23 @@ Rule 5. A client that is gone gets nothing more. What it did not acknowledge is 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from dataclasses import replace
+from typing import TypeVar
 
 from headrace.errors import AbortedError, CancelledError, DeadlineExceededError
-from headrace.service.dispatcher.ranges import Ranges, common, subtracted, united
-from headrace.service.messages import Elements
+from headrace.service.dispatcher.ranges import common, subtracted, united
+from headrace.service.messages import Elements, GetElements
+from headrace.service.worker.hand_out import Bounds, Departure, HandOut, Left
 from headrace.service.worker.portion import Answer, Portion
 from headrace.serving.conversation import Delivery
 
-__all__ = ["Bounds", "Departure", "FirstCome", "Left"]
+__all__ = ["FirstCome"]
 
 R = TypeVar("R")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Bounds:
-    """How much of one task a worker keeps in memory, and for how long."""
-
-    ready_portions: int = 3
-    ready_bytes: int = 64 << 20
-    """Portions that nobody has asked for; one is kept however large it is."""
-    client_bytes: int = 64 << 20
-    """Unacknowledged by one client."""
-    total_bytes: int = 256 << 20
-    """Unacknowledged by all clients."""
-    silence: float = 300.0
-    """Seconds after which what a silent client did not acknowledge is dropped."""
-
-
-@dataclass(frozen=True)
-class Left:
-    """What a task had not delivered when it was called off."""
-
-    elements: int
-    """In portions that nobody has asked for."""
-    unacknowledged: int
-    """Elements that were given to clients, which may have arrived."""
-    units_from: int
-    """Nothing of the units from this one on, in dealt order, was given to anybody."""
-
-
-@dataclass(frozen=True)
-class Departure:
-    """What a client that is gone was given and had not acknowledged: units in dealt order."""
-
-    units: Ranges
-    """All of them was in what it was given, and in nothing else."""
-    lost: Ranges
-    """Others of which something may have been in it."""
-
-
-class FirstCome(Generic[R]):
-    """Hands out one task's portions.
+class FirstCome(HandOut[R]):
+    """Gives each request the next portion.
 
     Args:
         bounds: How much may be kept.
@@ -140,13 +103,12 @@ class FirstCome(Generic[R]):
 
     # --- what happens -----------------------------------------------------------------------------
 
-    def ask(
-        self, request: R, client_id: str, number: int, acknowledged: int, now: float
-    ) -> list[tuple[R, Answer]]:
-        """Take a client's request number `number`, which acknowledges all below `acknowledged`."""
+    def ask(self, request: R, message: GetElements, now: float) -> list[tuple[R, Answer]]:
+        """Take a client's request."""
+        client_id, number = message.client_id, message.number
         if client_id in self._departed:
             return [(request, _departed(client_id))]
-        self._delivery.hear(client_id, acknowledged, now)
+        self._delivery.hear(client_id, message.acknowledged, now)
         given = self._delivery.find(client_id, number)
         if given is not None:
             return [(request, given), *self._due()]

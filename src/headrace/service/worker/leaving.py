@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from headrace.service.messages import HandBack
-from headrace.service.worker.first_come import Left
+from headrace.service.worker.hand_out import Left
 
 __all__ = ["Leaving", "Phase", "Undelivered"]
 

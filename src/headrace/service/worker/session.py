@@ -54,7 +54,7 @@ from headrace.service.worker.actions import Actions
 from headrace.service.worker.agenda import Agenda
 from headrace.service.worker.calls import Calls
 from headrace.service.worker.failure import describe
-from headrace.service.worker.first_come import Bounds
+from headrace.service.worker.hand_out import Bounds
 from headrace.service.worker.leaving import Leaving, Phase, Undelivered
 from headrace.service.worker.plans import PlanCache
 from headrace.service.worker.portion import Portion

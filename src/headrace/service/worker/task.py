@@ -10,13 +10,11 @@ Rule 3. The dispatcher hears that a task is over before its clients do: it then 
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import math
 from typing import Generic, TypeVar
 
 from headrace.errors import CancelledError, FailedPreconditionError
-from headrace.service.config import ShardingPolicy
 from headrace.service.messages import (
     DropClient,
     FailTask,
@@ -28,11 +26,11 @@ from headrace.service.messages import (
     TaskDefinition,
 )
 from headrace.service.worker.actions import Actions, Grant
-from headrace.service.worker.first_come import Bounds, FirstCome, Left
+from headrace.service.worker.hand_out import HandOut, Left
 from headrace.service.worker.portion import Answer, Portion
 from headrace.service.worker.unit_asking import UnitAsking
 
-__all__ = ["Task", "is_ticket", "seed_of", "was_deleted", "wrong_ticket"]
+__all__ = ["Task", "is_ticket", "was_deleted", "wrong_ticket"]
 
 R = TypeVar("R")
 
@@ -44,7 +42,8 @@ class Task(Generic[R]):
         definition: What the dispatcher says of it.
         worker_id: Whose it is.
         producer: Number of its producer.
-        bounds: How much may be kept.
+        hand_out: Decides which client gets which portion.
+        deals: Whether it is dealt units.
     """
 
     def __init__(
@@ -52,7 +51,9 @@ class Task(Generic[R]):
         definition: TaskDefinition,
         worker_id: str,
         producer: int,
-        bounds: Bounds | None = None,
+        hand_out: HandOut[R],
+        *,
+        deals: bool,
     ) -> None:
         self.task_id = definition.task_id
         self.ticket = definition.ticket
@@ -62,9 +63,8 @@ class Task(Generic[R]):
         self.finish_at = math.inf
         """When it is finished although the dispatcher did not answer."""
         self._worker_id = worker_id
-        dealt = definition.processing_mode == ShardingPolicy.DYNAMIC
-        self._units = UnitAsking() if dealt else None
-        self._hand_out: FirstCome[R] = FirstCome(bounds)
+        self._units = UnitAsking() if deals else None
+        self._hand_out = hand_out
         #: The producer has made a portion, and was not let make another.
         self._waits_for_room = False
         self._has_ended = False
@@ -89,10 +89,7 @@ class Task(Generic[R]):
         if not is_ticket(message.ticket, self.ticket):
             actions.answers.append((request, wrong_ticket(self.task_id)))
             return
-        answers = self._hand_out.ask(
-            request, message.client_id, message.number, message.acknowledged, now
-        )
-        self._answer(answers, actions)
+        self._answer(self._hand_out.ask(request, message, now), actions)
 
     def depart(self, client_id: str, actions: Actions[R]) -> DropClient:
         """Give a client that is gone nothing more; return what to say of it."""
@@ -267,17 +264,6 @@ class Task(Generic[R]):
             ticket=self.ticket,
             units=((first, dealt),),
         )
-
-
-def seed_of(definition: TaskDefinition, worker_id: str) -> int:
-    """Return what random steps of a task draw from, which have no seed of their own.
-
-    Units mean the same on every worker; whole copies are shuffled differently.
-    """
-    if definition.processing_mode == ShardingPolicy.DYNAMIC:
-        return definition.seed
-    digest = hashlib.sha256(f"{definition.seed} {worker_id}".encode()).digest()
-    return int.from_bytes(digest[:8]) >> 12
 
 
 def is_ticket(shown: str, ticket: str) -> bool:

@@ -41,11 +41,12 @@ from headrace.service.messages import (
 from headrace.service.worker.actions import Start
 from headrace.service.worker.agenda import Agenda
 from headrace.service.worker.failure import describe, for_clients
-from headrace.service.worker.first_come import Bounds, Left
+from headrace.service.worker.hand_out import Bounds, Left
 from headrace.service.worker.lookups import Lookups
 from headrace.service.worker.plans import PlanCache
 from headrace.service.worker.portion import Portion
-from headrace.service.worker.task import Task, is_ticket, seed_of, was_deleted, wrong_ticket
+from headrace.service.worker.task import Task, is_ticket, was_deleted, wrong_ticket
+from headrace.service.worker.ways import hand_out_of, mode_of
 
 __all__ = ["TaskTable"]
 
@@ -170,15 +171,25 @@ class TaskTable(Generic[R]):
         else:
             self._refuse(waiting, for_clients(error))
             self._remember(task_id, _Gone(definition.ticket, is_finished=True))
-            task: Task[R] = Task(definition, self._worker_id, 0)
-            self._agenda.ask(task.failed(f"it cannot be started: {describe(error)}"), now)
+            failed = FailTask(
+                worker_id=self._worker_id,
+                task_id=task_id,
+                ticket=definition.ticket,
+                reason=f"it cannot be started: {describe(error)}",
+            )
+            self._agenda.ask(failed, now)
 
     def _start(self, definition: TaskDefinition, plan: bytes, now: float) -> None:
-        waiting = self._lookups.release(definition.task_id)
-        if not waiting:
+        if definition.task_id not in self._lookups:
             return
+        try:
+            mode, hand_out = mode_of(definition), hand_out_of(definition, self._bounds)
+        except FailedPreconditionError as error:
+            self._cannot_start(definition, error, now)
+            return
+        waiting = self._lookups.release(definition.task_id)
         self._started += 1
-        task: Task[R] = Task(definition, self._worker_id, self._started, self._bounds)
+        task: Task[R] = Task(definition, self._worker_id, self._started, hand_out, deals=mode.deals)
         self._tasks[task.task_id] = self._producers[task.producer] = task
         actions = self._agenda.actions
         actions.starts.append(
@@ -186,8 +197,8 @@ class TaskTable(Generic[R]):
                 producer=task.producer,
                 definition=definition,
                 plan=plan,
-                seed=seed_of(definition, self._worker_id),
-                is_dealt=task.is_dealt,
+                seed=mode.seed(definition, self._worker_id),
+                is_dealt=mode.deals,
             )
         )
         for request, message in waiting:

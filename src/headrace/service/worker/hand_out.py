@@ -1,0 +1,117 @@
+"""Handing out: which client gets which of a task's portions. The contract of all ways to do it.
+
+Each method takes what happened and returns the answers that are due because of it. There is no
+thread, lock or clock in a way: times are arguments. Which way a task has, its definition says by
+name (`ways`); a new one changes nothing else.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from headrace.service.dispatcher.ranges import Ranges
+from headrace.service.messages import GetElements
+from headrace.service.worker.portion import Answer, Portion
+
+__all__ = ["Bounds", "Departure", "HandOut", "Left"]
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """How much of one task a worker keeps in memory, and for how long."""
+
+    ready_portions: int = 3
+    ready_bytes: int = 64 << 20
+    """Portions that nobody has asked for; one is kept however large it is."""
+    client_bytes: int = 64 << 20
+    """Unacknowledged by one client."""
+    total_bytes: int = 256 << 20
+    """Unacknowledged by all clients."""
+    silence: float = 300.0
+    """Seconds after which what a silent client did not acknowledge is dropped."""
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a task had not delivered when it was called off."""
+
+    elements: int
+    """In portions that nobody has asked for."""
+    unacknowledged: int
+    """Elements that were given to clients, which may have arrived."""
+    units_from: int
+    """Nothing of the units from this one on, in dealt order, was given to anybody."""
+
+
+@dataclass(frozen=True)
+class Departure:
+    """What a client that is gone was given and had not acknowledged: units in dealt order."""
+
+    units: Ranges
+    """All of them was in what it was given, and in nothing else."""
+    lost: Ranges
+    """Others of which something may have been in it."""
+
+
+class HandOut(ABC, Generic[R]):
+    """Hands out one task's portions. `R` is whatever stands for a client's request."""
+
+    # --- what is the case -----------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def has_room(self) -> bool:
+        """Whether another portion may be made."""
+
+    @property
+    @abstractmethod
+    def done(self) -> int:
+        """Number of units, from the first on, that were delivered and acknowledged."""
+
+    @property
+    @abstractmethod
+    def may_finish(self) -> bool:
+        """Whether the dispatcher may hear that nothing is left to hand out."""
+
+    @property
+    @abstractmethod
+    def is_settled(self) -> bool:
+        """Whether everything was handed out and acknowledged."""
+
+    # --- what happens ---------------------------------------------------------------------------
+
+    @abstractmethod
+    def ask(self, request: R, message: GetElements, now: float) -> list[tuple[R, Answer]]:
+        """Take a client's request."""
+
+    @abstractmethod
+    def add(self, portion: Portion) -> list[tuple[R, Answer]]:
+        """Take the next portion."""
+
+    @abstractmethod
+    def exhaust(self, units: int = 0) -> list[tuple[R, Answer]]:
+        """Take note that no portion will follow; with the end, `units` units are whole."""
+
+    @abstractmethod
+    def finish(self) -> list[tuple[R, Answer]]:
+        """Take note that the task is finished: clients get the end."""
+
+    @abstractmethod
+    def call_off(self, refusal: Exception) -> tuple[list[tuple[R, Answer]], Left]:
+        """Refuse everybody from now on, except for what was given before."""
+
+    @abstractmethod
+    def depart(self, client_id: str) -> tuple[list[tuple[R, Answer]], Departure]:
+        """Take note that a client is gone; return what is to be said of it. May be called twice."""
+
+    @abstractmethod
+    def forget(self, client_id: str) -> list[tuple[R, Answer]]:
+        """Take note that the dispatcher has heard of what a client that is gone was given."""
+
+    @abstractmethod
+    def forget_silent(self, now: float) -> tuple[list[tuple[R, Answer]], int]:
+        """Drop what silent clients hold; return the answers, and how many elements that is."""
