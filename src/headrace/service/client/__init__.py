@@ -5,7 +5,8 @@ What is decided, on plain values, without thread, socket or clock:
     session    one iteration, read from all of its tasks
     task       one task: what was asked, what arrived, whether its worker answers
     receipt    which units of a task came whole, and of which anything came
-    schedule   how many requests may be under way, and whose turn it is
+    turns      which tasks are to be looked at, and what each asks
+    schedule   how many requests may be under way, and who is first in line
     contact    when the dispatcher is asked
     waiting    how long the consumer waits, and what is said of it
     actions    what the shell is to do

@@ -1,4 +1,4 @@
-"""Schedule: how many requests may be under way, and whose turn it is.
+"""Schedule: how many requests may be under way, and who is first in line for more.
 
 Rule 1. Over all tasks, requests without an answer and answers not used up are no more than the
         budget, except that a task that has made others wait for long lends them what it holds.
@@ -42,6 +42,11 @@ class Budget:
     def share(self) -> int:
         """The most for each task at present."""
         return max(1, min(self._window, self._limit // max(1, len(self._outstanding))))
+
+    @property
+    def tasks(self) -> list[Any]:
+        """All tasks, the oldest first."""
+        return list(self._outstanding)
 
     @property
     def is_short(self) -> bool:

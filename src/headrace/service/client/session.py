@@ -34,6 +34,7 @@ from headrace.service.client.contact import Contact
 from headrace.service.client.receipt import Receipt
 from headrace.service.client.schedule import Budget
 from headrace.service.client.task import Task
+from headrace.service.client.turns import Turns
 from headrace.service.client.waiting import Waiting, describe_missing
 from headrace.service.messages import (
     ClientHeartbeat,
@@ -51,11 +52,6 @@ __all__ = ["Session"]
 
 _OWN_LATENESS = 2.0
 """Seconds after the time that it named at which the session notices that it is called late."""
-_OWED_SECONDS = 0.5
-"""Seconds without an answer after which a task may make one request too many, if its worker has not
-heard that what it sent is used up: for that it may wait, and requests are what says so."""
-_BUDGET_SECONDS = 0.25
-"""How soon to look again while a task waits for credit that others may lend it with time."""
 
 
 class Session:
@@ -80,14 +76,11 @@ class Session:
     ) -> None:
         self.client_id = client_id
         self._dispatcher = dispatcher
-        self._budget = Budget(max_outstanding)
+        self._turns = Turns(Budget(max_outstanding))
         self._contact = Contact(now)
         self._waiting = Waiting(wait_timeout)
         #: Tasks that are being read.
         self._tasks: dict[int, Task] = {}
-        #: Those of them to look at: something happened to them, or they wait for some time.
-        self._touched: dict[int, None] = {}
-        self._put_off: set[int] = set()
         #: Every task that was ever read, so that none is begun twice, with what arrived of it.
         self._arrived: dict[int, Receipt] = {}
         #: What the dispatcher said last.
@@ -159,9 +152,8 @@ class Session:
             if address.task_id not in self._arrived:
                 task = Task(address)
                 # In this order: an interruption may repeat it, and not leave out a part.
-                self._budget.add(address.task_id)
+                self._turns.add(address.task_id)
                 self._tasks[address.task_id] = task
-                self._touched[address.task_id] = None
                 self._arrived[address.task_id] = task.arrived
             if address.attempt > self._attempt:
                 self._attempt = address.attempt
@@ -208,7 +200,7 @@ class Session:
         if task is None:
             return []
         task.heard()
-        self._touched[task_id] = None
+        self._turns.touch(task_id)
         self._waiting.helped()
         if isinstance(answer, CancelledError):
             # As if the worker were lost: whether the iteration goes on, the dispatcher knows.
@@ -231,7 +223,7 @@ class Session:
                 self._contact.hurry()
         deliveries = []
         for due, (elements, value) in task.window.take(number, entry):
-            self._budget.answered(task_id, due)
+            self._turns.answered(task_id, due)
             delivery = self._due(task, due, elements, value)
             if delivery is not None:
                 deliveries.append(delivery)
@@ -257,7 +249,7 @@ class Session:
         if task is None:
             return
         task.disconnected(error, now)
-        self._touched[task_id] = None
+        self._turns.touch(task_id)
         self._to_report[task_id] = task.refused
         self._contact.hurry()
 
@@ -302,15 +294,9 @@ class Session:
             return actions
         if now - self._expected > _OWN_LATENESS:
             self._forgive(now - self._expected, now)
-        # Of a thousand tasks, most wait in line at any time, or for their answers.
-        in_line = self._budget.served(now)
-        for task_id in list(dict.fromkeys((*self._touched, *self._put_off, *in_line))):
-            task = self._tasks.get(task_id)
-            if task is not None:
-                self._ask(task, now, actions)
-            self._touched.pop(task_id, None)
-        if self._budget.is_short:
-            actions.wake_within(_BUDGET_SECONDS)
+        turn = self._turns.take(self._tasks, now)
+        actions.asks += [self._question(task, number) for task, number in turn.asks]
+        actions.wake_within(turn.wake_in)
         self._call(now, actions)
         self._look_after_waiting(now, actions)
         self._expected = now + actions.wake_in
@@ -324,43 +310,15 @@ class Session:
         for task in self._tasks.values():
             task.problem_since = min(now, task.problem_since + pause)
 
-    def _ask(self, task: Task, now: float, actions: Actions) -> None:
-        task_id = task.address.task_id
-        if now < task.retry_at:
-            actions.wake_within(task.retry_at - now)
-            self._put_off.add(task_id)
-            self._budget.withdraw(task_id)
-            return
-        self._put_off.discard(task_id)
-        task.try_again()
-        while not task.ending and not (task.draining and task.window.outstanding):
-            if task.problem and task.to_send:
-                self._budget.withdraw(task_id)
-                break  # one sign of life first
-            if not self._budget.may_ask(task_id, now):
-                if not task.owes_word:
-                    break
-                if now - task.asked_at < _OWED_SECONDS:
-                    self._put_off.add(task_id)
-                    actions.wake_within(_OWED_SECONDS)
-                    break
-            number = task.window.ask()
-            self._budget.asked(task_id, number, now)
-            task.to_send.append(number)
-            task.asked_at, task.said = now, task.window.acknowledged
-        else:
-            self._budget.withdraw(task_id)
-        acknowledged = task.window.acknowledged
-        for number in task.to_send:
-            message = GetElements(
-                task_id=task_id,
-                ticket=task.address.ticket,
-                client_id=self.client_id,
-                number=number,
-                acknowledged=acknowledged,
-            )
-            actions.asks.append(Ask(task.address, number, message))
-        task.to_send = []
+    def _question(self, task: Task, number: int) -> Ask:
+        message = GetElements(
+            task_id=task.address.task_id,
+            ticket=task.address.ticket,
+            client_id=self.client_id,
+            number=number,
+            acknowledged=task.window.acknowledged,
+        )
+        return Ask(task.address, number, message)
 
     def _call(self, now: float, actions: Actions) -> None:
         """Call the dispatcher, with everything that it should know, in its rhythm."""
@@ -434,17 +392,11 @@ class Session:
     # --- tasks --------------------------------------------------------------------------------
 
     def _give_back(self, task: Task, number: int) -> None:
-        task_id = task.address.task_id
         task.use_up(number)
-        self._budget.used_up(task_id, number)
-        self._touched[task_id] = None
+        self._turns.used_up(task.address.task_id, number)
 
     def _over(self, task_id: int) -> None:
         if self._tasks.pop(task_id, None) is not None:
-            share = self._budget.share
-            self._budget.remove(task_id)
-            self._put_off.discard(task_id)
-            if self._budget.share > share:
-                self._touched.update(dict.fromkeys(self._tasks))
+            self._turns.remove(task_id)
             self._to_report.pop(task_id, None)
             self._drops.append(task_id)
