@@ -159,13 +159,20 @@ def produce(plan: Plan, chance: random.Random, *, is_dealt: bool) -> Production:
     while True:
         yield Need.ROOM
         elements: list[Element] = []
+        count = 0
+        was_parted = False
         error: UserFunctionError | None = None
         state: Any = None
         at_end = False
         seconds = 0.0
-        while len(elements) < limit and len(elements) * plan.bytes < _PORTION_BYTES:
+        while count < limit and count * plan.bytes < _PORTION_BYTES:
             needed = stream.open_next()
             if needed is Need.UNITS:
+                if elements:
+                    # Nothing that is ready waits with the producer.
+                    yield account.portion(elements)
+                    elements = []
+                    was_parted = True
                 stream.take((yield Need.UNITS))
                 continue
             if isinstance(needed, int):
@@ -188,11 +195,13 @@ def produce(plan: Plan, chance: random.Random, *, is_dealt: bool) -> Production:
                     seconds += plan.cost
             if stream.batch and (atom is None or len(stream.batch) == plan.joined):
                 elements.append(tuple(stream.batch))
+                count += 1
                 stream.batch = []
             if atom is None:
                 at_end = True
                 break
-            if not stream.batch and (seconds > _HELD_BACK_SECONDS or stream.is_alone):
+            at_once = seconds > _HELD_BACK_SECONDS or stream.is_alone or was_parted
+            if not stream.batch and elements and at_once:
                 break
         if elements:
             yield account.portion(elements, None if error is None else state)
@@ -200,8 +209,8 @@ def produce(plan: Plan, chance: random.Random, *, is_dealt: bool) -> Production:
             return None
         if error is not None:
             yield account.error(error)
-        else:
-            limit = next_limit(limit, len(elements), len(elements) * plan.bytes, seconds)
+        elif not was_parted:
+            limit = next_limit(limit, count, count * plan.bytes, seconds)
 
 
 class _Account:

@@ -99,7 +99,8 @@ def _check_kept(cast: Cast, worker: WorkerProcess) -> None:
     portion = (1 << 20) + cast.scenario.plan.bytes
     most = BOUNDS.total_bytes + 2 * len(cast.clients) * cast.scenario.passes * portion
     for ready, out in worker.kept():
-        # Two more where an error comes after elements: room for both is seen before the error.
+        # Two more where elements were handed over before units were waited for, others came after
+        # that, and then an error: room for all is seen before the first.
         _require(
             ready <= BOUNDS.ready_portions + 2 and out <= most,
             "what a worker keeps is bounded",

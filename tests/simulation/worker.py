@@ -207,7 +207,6 @@ class _Producer:
                     return
                 if not self._has_room:
                     return
-                self._has_room = False
             self._needs = None
             try:
                 step = self._steps.send(grant)
@@ -216,6 +215,7 @@ class _Producer:
                 return
             grant = None
             if isinstance(step, Portion):
+                self._has_room = False
                 session.produced(self.number, step, now)
             elif step is Need.DEATH:
                 worker.was_killed_by_a_unit = True

@@ -93,10 +93,23 @@ def test_units_are_asked_for_once_and_waited_for() -> None:
     assert heard.events.get(timeout=SECONDS) == ("needs", 7)
     feed.grant((3, 5), True)
     assert waiting.found() == (3, 5)
-    assert feed.is_alone
+    assert feed.puts_at_once
     heard.on_need = lambda: feed.grant((8, 9), False)
     assert feed.next_units() == (8, 9)
-    assert not feed.is_alone
+    assert not feed.puts_at_once
+
+
+def test_what_is_in_hand_is_put_before_units_are_waited_for_and_nothing_is_kept_meanwhile() -> None:
+    heard = Heard()
+    feed = Feed(7, heard)
+    feed.hand_over = lambda: heard.events.put(("hands over", feed.puts_at_once))
+    assert not feed.puts_at_once
+    waiting = Waiting(feed.next_units)
+    assert heard.events.get(timeout=SECONDS) == ("needs", 7)
+    assert heard.events.get(timeout=SECONDS) == ("hands over", True)
+    feed.grant((0, 1), False)
+    assert waiting.found() == (0, 1)
+    assert not feed.puts_at_once
 
 
 def test_after_the_last_units_nobody_is_asked_again() -> None:

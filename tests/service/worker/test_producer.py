@@ -19,8 +19,10 @@ from headrace.execution.build import start
 from headrace.execution.iterator import ElementIterator
 from headrace.rewrites.optimize import prepare
 from headrace.rewrites.positions import deal_of
+from headrace.service.worker.feed import Feed
 from headrace.service.worker.portion import Portion
 from headrace.service.worker.producer import Producer, next_limit
+from tests.service.reading import wait_until
 from tests.service.worker.listed import SECONDS, Listed
 
 
@@ -32,7 +34,7 @@ class Collected:
         self.failure: str | None = None
         self.ended = threading.Event()
         self.refused: BaseException | None = None
-        self.is_alone = False
+        self.puts_at_once = False
 
     def wait_for_room(self) -> bool:
         return True
@@ -195,7 +197,7 @@ def test_a_unit_that_fails_is_whole_with_its_error_and_no_other_is() -> None:
 
 def test_what_was_yielded_is_put_at_once_where_that_is_wanted() -> None:
     outlet = Collected()
-    outlet.is_alone = True
+    outlet.puts_at_once = True
     iterator = Listed([[number] for number in range(20)])
     Producer("task-1", lambda: iterator, outlet).start()
     assert outlet.ended.wait(SECONDS)
@@ -236,6 +238,73 @@ def test_a_plan_that_cannot_be_opened_is_reported_and_the_task_fails(error: Base
     assert len(outlet.errors()) == 1
     assert outlet.failure is not None
     assert "cannot be opened" in outlet.failure
+
+
+class Granting:
+    """Grants units once, and then none for a while; counts the elements that are put."""
+
+    def __init__(self, units: tuple[int, int]) -> None:
+        self.feed = Feed(1, self)
+        self._units: tuple[int, int] | None = units
+        self.elements: list[int] = []
+        self.touched = 0
+        self.ended_with: list[str | None] = []
+
+    def produced(self, producer: int, portion: Portion) -> None:
+        assert portion.error is None
+        assert portion.done_to <= portion.touched
+        self.touched = max(self.touched, portion.touched)
+        self.elements += [int(np.max(row)) for row in wire.decode(portion.buffers).rows()]
+        self.feed.resume()
+
+    def needs_units(self, producer: int) -> None:
+        if self._units is not None:
+            units, self._units = self._units, None
+            self.feed.grant(units, False)
+
+    def ended(self, producer: int, failure: str | None) -> None:
+        self.ended_with.append(failure)
+
+
+def tens(number: int) -> hr.Dataset:
+    return hr.Dataset.range(10 * number, 10 * number + 10)
+
+
+@pytest.mark.parametrize(
+    ("plan", "units", "ready"),
+    [
+        (lambda data: data.map(lambda x: x), 3, 3),
+        (lambda data: data.map(lambda x: x, num_parallel_calls=2), 3, 3),
+        (lambda data: data.map(lambda x: x).prefetch(8), 3, 3),
+        (lambda data: data.flat_map(tens), 3, 30),
+        (lambda data: data.flat_map(tens).prefetch(2), 2, 20),
+        (lambda data: data.interleave(tens, cycle_length=1), 3, 30),
+        (lambda data: data.filter(lambda x: bool(x % 2)), 8, 4),
+    ],
+)
+def test_what_is_ready_does_not_wait_until_more_units_come(
+    plan: Callable[[hr.Dataset], hr.Dataset], units: int, ready: int
+) -> None:
+    dataset = plan(hr.Dataset.range(100))
+    outlet = Granting((0, units))
+    producer = Producer(
+        "task-1",
+        lambda: start(dataset.plan, seed=7, units=outlet.feed.next_units),
+        outlet.feed,
+        counts_units=True,
+    )
+    outlet.feed.hand_over = producer.hand_over
+    producer.start()
+    try:
+        wait_until(lambda: len(outlet.elements) >= ready)
+        assert len(outlet.elements) == len({*outlet.elements}) == ready
+        assert outlet.touched == units
+        outlet.feed.grant(None, False)
+        wait_until(lambda: outlet.ended_with == [None])
+        assert len(outlet.elements) == ready
+    finally:
+        outlet.feed.close()
+        producer.join(SECONDS)
 
 
 def test_a_task_that_fails_alike_for_ever_ends() -> None:

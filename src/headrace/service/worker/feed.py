@@ -7,6 +7,7 @@ holding the feed's, so that neither waits for the other.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Protocol
 
 from headrace.errors import CancelledError
@@ -34,6 +35,10 @@ class Feed:
     Args:
         producer: Its number.
         owner: Who hears of what it does.
+
+    Attributes:
+        hand_over: Puts what the producer has in hand. It is called before units are waited for, on
+            whatever thread does so: elements that are ready must not wait with it.
     """
 
     def __init__(self, producer: int, owner: Owner) -> None:
@@ -47,7 +52,9 @@ class Feed:
         self._has_no_more_units = False
         self._is_cut = False
         self._is_closed = False
-        self.is_alone = False
+        self._is_alone = False
+        self._waits_for_units = False
+        self.hand_over: Callable[[], None] = _nothing_in_hand
 
     # --- the owner ------------------------------------------------------------------------------
 
@@ -84,6 +91,11 @@ class Feed:
                 self._changed.wait()
             return not (self._is_cut or self._is_closed)
 
+    @property
+    def puts_at_once(self) -> bool:
+        """Whether nothing is to be kept in hand: workers died with it, or units are waited for."""
+        return self._is_alone or self._waits_for_units
+
     def next_units(self) -> tuple[int, int] | None:
         """Return the next units (start, stop), perhaps after a wait; None: no more come.
 
@@ -95,14 +107,22 @@ class Feed:
                 return None
             if not self._is_closed:
                 self._owner.needs_units(self._producer)
-            with self._changed:
-                while self._granted is None and not self._is_closed:
-                    self._changed.wait()
-                if self._granted is None:
-                    raise CancelledError("the task was called off")
-                (units, self.is_alone), self._granted = self._granted, None
-                self._has_no_more_units = units is None
-                return units
+            self._waits_for_units = True
+            try:
+                self.hand_over()
+                return self._wait_for_units()
+            finally:
+                self._waits_for_units = False
+
+    def _wait_for_units(self) -> tuple[int, int] | None:
+        with self._changed:
+            while self._granted is None and not self._is_closed:
+                self._changed.wait()
+            if self._granted is None:
+                raise CancelledError("the task was called off")
+            (units, self._is_alone), self._granted = self._granted, None
+            self._has_no_more_units = units is None
+            return units
 
     def put(self, portion: Portion) -> None:
         """Hand over a portion."""
@@ -113,3 +133,7 @@ class Feed:
     def end(self, failure: str | None) -> None:
         """Say that no portion will follow, and why, if the task failed."""
         self._owner.ended(self._producer, failure)
+
+
+def _nothing_in_hand() -> None:
+    pass

@@ -8,6 +8,9 @@ Rule 3. A task fails if its plan cannot be opened, if it raises `_MOST_FAILURES`
         with the same words, or if something escapes from it that is no `Exception`: what its
         iterator would yield after that is not known.
 Rule 4. Whatever happens, the outlet hears of the end.
+Rule 5. What is in hand is put before units are waited for (`hand_over`), be it on this thread or on
+        one of the plan's that reads ahead: there may be none for long. What comes then is put at
+        once, so that nobody makes more than two portions where there was room for one.
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ class Outlet(Protocol):
     """Where a producer's portions go."""
 
     @property
-    def is_alone(self) -> bool:
+    def puts_at_once(self) -> bool:
         """Whether what is yielded is to be put at once, before more is asked for."""
 
     def wait_for_room(self) -> bool:
@@ -96,8 +99,15 @@ class Producer:
         self._open_plan: Callable[[], ElementIterator] | None = open_plan
         self._outlet = outlet
         self._counts_units = counts_units
+        #: Held while something is put: a thread of the plan may hand over, too.
+        self._hand = threading.Lock()
+        #: What was yielded and is in no portion.
+        self._in_hand: list[Chunk] = []
+        #: Whether a part of this portion was put before units were waited for.
+        self._was_parted = False
         self._produced = 0
-        self._units = 0
+        #: Units that are whole with what was yielded, and with what was put.
+        self._units = self._units_put = 0
         self._touched = 0
         self._thread = threading.Thread(target=self._run, name=f"headrace-{name}", daemon=True)
 
@@ -113,6 +123,12 @@ class Producer:
         """Wait so many seconds for the thread: a function of the user's cannot be interrupted."""
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join(max(0.0, timeout))
+
+    def hand_over(self) -> None:
+        """Put what is in hand, before units are waited for; any thread may call this."""
+        with self._hand:
+            self._was_parted = self._was_parted or bool(self._in_hand)
+            self._put_hand()
 
     def _run(self) -> None:
         failure: str | None = None
@@ -154,10 +170,10 @@ class Producer:
     def _produce_from(self, iterator: ElementIterator) -> str | None:
         limit, failures, last_words = 1, 0, ""
         while self._outlet.wait_for_room():
-            chunks: list[Chunk] = []
             error: BaseException | None = None
             at_end = False
             count = size = 0
+            self._was_parted = False
             since = time.perf_counter()
             while count < limit and size < _PORTION_BYTES:
                 try:
@@ -168,29 +184,31 @@ class Producer:
                 if chunk is None:
                     at_end = True
                     break
-                chunks.append(chunk)
+                self._take(iterator, chunk)
                 count += chunk.size
                 size += wire.frame_bytes(chunk)
-                if time.perf_counter() - since > _PORTION_SECONDS / 2 or self._outlet.is_alone:
+                slow = time.perf_counter() - since > _PORTION_SECONDS / 2
+                if slow or self._outlet.puts_at_once or self._was_parted:
                     break
             seconds = time.perf_counter() - since
-            if chunks:
-                self._put_chunks(iterator, chunks)
+            with self._hand:
+                self._put_hand()
+            if count:
                 failures = 0
             if at_end:
                 return None
             if error is None:
-                limit = next_limit(limit, count, size, seconds)
+                if not self._was_parted:
+                    limit = next_limit(limit, count, size, seconds)
                 continue
             said = for_clients(error)
-            before = self._units
             if isinstance(error, Exception):
                 # A unit that ends with a failure is whole with it, and nobody needs it again.
-                self._count_units(iterator, iterator.get_state)
+                self._units, self._touched = self._count(iterator, iterator.get_state)
             else:
                 # Where the iterator stands is not known.
-                self._touch(units_begun(iterator))
-            self._put_error(said, before)
+                self._touched = max(self._touched, units_begun(iterator))
+            self._put_error(said)
             if not isinstance(error, Exception):
                 return describe(error)
             failures = failures + 1 if str(said) == last_words else 1
@@ -200,20 +218,29 @@ class Producer:
                 return f"{failures} times in a row: {last_words}"
         return None
 
-    def _put_chunks(self, iterator: ElementIterator, chunks: list[Chunk]) -> None:
-        before = self._units
-        self._count_units(iterator, lambda: state_after(chunks[-1]))
-        self._put_chunk(concatenate(chunks), before, self._units)
+    def _take(self, iterator: ElementIterator, chunk: Chunk) -> None:
+        """Have a chunk in hand."""
+        # Counted here and not when it is put: states are not for another thread. And without the
+        # lock: a thread of the plan that waits for it may hold what a state has to wait for.
+        counted = self._count(iterator, lambda: state_after(chunk))
+        with self._hand:
+            self._units, self._touched = counted
+            self._in_hand.append(chunk)
 
-    def _count_units(self, iterator: ElementIterator, state_now: Callable[[], State]) -> None:
-        if self._counts_units:
-            state = state_now()
-            begun = begun_units(state)
-            self._units = units_whole(state, self._units)
-            self._touch(units_begun(iterator) if begun is None else begun)
+    def _put_hand(self) -> None:
+        chunks, self._in_hand = self._in_hand, []
+        if chunks:
+            before, self._units_put = self._units_put, self._units
+            self._put_chunk(concatenate(chunks), before, self._units)
 
-    def _touch(self, units: int) -> None:
-        self._touched = max(self._touched, self._units, units)
+    def _count(self, iterator: ElementIterator, state_now: Callable[[], State]) -> tuple[int, int]:
+        """Return how many units are whole at a state, and how many are touched."""
+        if not self._counts_units:
+            return self._units, self._touched
+        state = state_now()
+        begun = begun_units(state)
+        units = units_whole(state, self._units)
+        return units, max(self._touched, units, units_begun(iterator) if begun is None else begun)
 
     def _put_chunk(self, chunk: Chunk, done_from: int, done_to: int) -> None:
         buffers: list[Buffer] = []
@@ -242,14 +269,15 @@ class Producer:
             )
         )
 
-    def _put_error(self, error: HeadraceError, before: int | None = None) -> None:
+    def _put_error(self, error: HeadraceError) -> None:
         if isinstance(error, UserFunctionError):
             count_user_function_error()
+        before, self._units_put = self._units_put, self._units
         self._outlet.put(
             Portion(
                 first=self._produced,
                 error=error,
-                done_from=self._units if before is None else before,
+                done_from=before,
                 done_to=self._units,
                 touched=self._touched,
             )

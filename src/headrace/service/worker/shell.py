@@ -222,6 +222,7 @@ class Shell:
             feed,
             counts_units=start.is_dealt,
         )
+        feed.hand_over = producer.hand_over
         self._feeds[start.producer], self._producers[start.producer] = feed, producer
         try:
             producer.start()
