@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from headrace.errors import UserFunctionError
+from headrace.execution.begun import begun_units
 from headrace.service.worker.opening import units_whole
 from headrace.service.worker.portion import Portion
 from headrace.service.worker.producer import next_limit
-from headrace.service.worker.units import begun_units
 
 __all__ = ["Atom", "Element", "Grant", "Need", "Plan", "Production", "produce"]
 

@@ -9,9 +9,10 @@ What is decided, on plain values, without thread, socket or clock:
     lookups       tasks that are looked up, with the requests that wait for them
     plans         plans by digest, fetched once, in parts
     task          one task: its requests and portions, its units, its report
-    first_come    which request gets which portion, and when a task is over
+    ways          what a task's definition says by name: how units and elements are handed out
+    hand_out      what every way to hand out elements does
+    first_come    the next portion to who has waited longest
     unit_asking   how many units are asked for, and when
-    units         what a state says about units that are begun
     agenda        what is to be done now, and when to look again
     calls         calls that are not answered, and when they are made again
     actions       what the shell is to do

@@ -24,12 +24,12 @@ from typing import Protocol
 from headrace.element import wire
 from headrace.element.chunk import Chunk, concatenate
 from headrace.errors import HeadraceError, UserFunctionError
+from headrace.execution.begun import begun_units
 from headrace.execution.iterator import ElementIterator, State
 from headrace.metrics import count_user_function_error
 from headrace.service.worker.failure import describe, for_clients
 from headrace.service.worker.opening import state_after, units_begun, units_whole
 from headrace.service.worker.portion import Portion
-from headrace.service.worker.units import begun_units
 from headrace.transport.channel import Buffer
 
 __all__ = ["Outlet", "Producer", "next_limit"]

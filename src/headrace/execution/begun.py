@@ -1,20 +1,22 @@
 """What the state of a dealt plan says about units that are begun.
 
 Each leaf of a dealt plan has `{"dealt": n}` in its state: units 0 to n - 1, in dealt order, were
-handed out by the leaf (`execution.dealt.units_done`). In the middle of a unit, a leaf has `"begun"`
-as well, one more.
+handed out by the leaf (`dealt.units_done`). In the middle of a unit, a leaf has `"begun"` as well,
+one more.
+
+A step that goes through its input in order, and saves its place in it, is entered in `_IN_ORDER`.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from headrace.execution.iterator import State
 
 __all__ = ["begun_units"]
 
 _DEALT = "dealt"
 
 
-def begun_units(state: Any) -> int | None:
+def begun_units(state: State) -> int | None:
     """Return the number of units of which elements were yielded before `state`.
 
     Only a state whose steps all go through their inputs in order says so: the number of units that
