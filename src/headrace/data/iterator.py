@@ -11,7 +11,6 @@ import contextlib
 import warnings
 import weakref
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Self
 
 from headrace.data.forked import leave_in_children
@@ -247,12 +246,7 @@ class DatasetIterator:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

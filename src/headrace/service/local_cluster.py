@@ -16,7 +16,6 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Self
 
 from headrace.arguments import check_int
@@ -189,12 +188,7 @@ class LocalCluster:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     # --- watching -----------------------------------------------------------------------------

@@ -10,6 +10,7 @@
 `presence`        who was heard from when, and which silence counts (pure)
 `call`            a request names the type of its reply; one `call` for all of them (pure)
 `asked`           what was asked on a channel, and is not answered (pure)
+`reminder`        when a wait is worth a word (pure)
 `conversation`    numbered requests and what answers them, whatever the connection does (pure)
 ================  ==============================================================================
 """

@@ -10,7 +10,6 @@ Messages travel as tagged `msgspec` structs; what a question expects does not tr
 from __future__ import annotations
 
 from functools import cache
-from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, get_args, get_origin
 
 import msgspec
@@ -98,10 +97,5 @@ class Stub:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()

@@ -25,7 +25,6 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Self
 
 from headrace.errors import CancelledError
@@ -150,12 +149,7 @@ class LifeCycle(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
     def __del__(self) -> None:

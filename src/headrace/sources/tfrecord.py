@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import struct
 from functools import lru_cache
-from types import TracebackType
 
 import google_crc32c
 import numpy as np
@@ -220,12 +219,7 @@ class TFRecordWriter:
     def __enter__(self) -> TFRecordWriter:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _check_open(self) -> None:

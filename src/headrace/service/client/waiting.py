@@ -12,11 +12,10 @@ from collections.abc import Collection, Sequence
 
 from headrace.service.client.contact import CALL_SECONDS, HEARTBEAT_SECONDS
 from headrace.service.client.task import Task
+from headrace.serving.reminder import Reminder
 
 __all__ = ["Waiting", "describe_missing"]
 
-_FIRST_WARNING = 10.0
-_NEXT_WARNING = 60.0
 _ALIVE_SECONDS = 60.0
 """A dispatcher that was heard from within so many seconds counts as one that may list workers."""
 _MOST_NAMED = 3
@@ -32,7 +31,7 @@ class Waiting:
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
         self._since: float | None = None
-        self._warn_at = math.inf
+        self._reminder = Reminder()
         #: Since when there has been nobody who could deliver.
         self._helpless_since: float | None = None
 
@@ -49,11 +48,12 @@ class Waiting:
 
     def begin(self, now: float) -> None:
         """Take note that the consumer waits for the next element, from now on."""
-        self._since, self._warn_at = now, now + _FIRST_WARNING
+        self._since = now
+        self._reminder.begin()
 
     def end(self) -> None:
         """Take note that the consumer does not wait."""
-        self._since, self._warn_at = None, math.inf
+        self._since = None
 
     def helped(self) -> None:
         """Take note that somebody can deliver."""
@@ -68,9 +68,7 @@ class Waiting:
         """Leave out `pause` seconds in which this client did not run."""
         if self._since is not None:
             # Less where what came meanwhile has begun the wait again.
-            shift = min(pause, now - self._since)
-            self._since += shift
-            self._warn_at += shift
+            self._since += min(pause, now - self._since)
         if self._helpless_since is not None:
             self._helpless_since = min(now, self._helpless_since + pause)
 
@@ -84,15 +82,14 @@ class Waiting:
 
     def is_worth_a_warning(self, now: float) -> bool:
         """Whether to say what is missing; not again for a while after that."""
-        if now < self._warn_at:
-            return False
-        self._warn_at = now + _NEXT_WARNING
-        return True
+        return self._since is not None and self._reminder.is_due(now - self._since)
 
     def next_in(self, now: float) -> float:
         """Return the seconds after which to look again, while it goes on."""
-        times = [self._warn_at]
-        if self._since is not None and self._helpless_since is not None:
+        if self._since is None:
+            return math.inf
+        times = [self._since + self._reminder.due_after]
+        if self._helpless_since is not None:
             times.append(max(self._since, self._helpless_since) + self._timeout)
         return max(0.0, min(times) - now)
 

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from headrace.service.messages import DispatcherRequest, GetPlan
+from headrace.serving.reminder import FIRST_WORD, Reminder
 
 __all__ = ["Calls"]
 
@@ -23,8 +24,6 @@ _PLAN_SECONDS = 10.0
 _FIRST_DELAY = 0.05
 _BACKOFF = 1.3
 _LAST_DELAY = 1.0
-_FIRST_WARNING = 10.0
-_NEXT_WARNING = 60.0
 
 
 @dataclass
@@ -33,7 +32,7 @@ class _Call:
     again_at: float
     delay: float = _FIRST_DELAY
     losses: int = 0
-    warn_after: float = _FIRST_WARNING
+    reminder: Reminder = field(default_factory=Reminder)
 
 
 class Calls:
@@ -51,7 +50,7 @@ class Calls:
         self._heard = now
         #: When a silence that was worth a warning ended.
         self._resumed = now
-        self._warn_after = _FIRST_WARNING
+        self._reminder = Reminder()
 
     def ask(self, message: DispatcherRequest, now: float) -> bool:
         """Take note of a call that is made now; False: it waits for its answer already."""
@@ -66,9 +65,10 @@ class Calls:
 
     def answered(self, message: DispatcherRequest, now: float) -> bool:
         """Take note of an answer; False: nobody waits for it (any more)."""
-        if now - self._silent_since >= _FIRST_WARNING:
+        if now - self._silent_since >= FIRST_WORD:
             self._resumed = now
-        self._heard, self._warn_after = now, _FIRST_WARNING
+        self._heard = now
+        self._reminder.begin()
         return self._open.pop(message, None) is not None
 
     def lost(self, message: DispatcherRequest, now: float) -> int:
@@ -107,27 +107,23 @@ class Calls:
         """When there is something to be done next: to make a call again, to give up, to warn."""
         # One that is lost again and again is made again each second: its warning is seen then.
         times = [min(c.again_at, c.since + self._patience) for c in self._open.values()]
-        return min([*times, self._silent_since + self._warn_after], default=math.inf)
+        return min([*times, self._silent_since + self._reminder.due_after], default=math.inf)
 
     def silence_to_warn_of(self, now: float) -> float:
         """Return the seconds without an answer if that is worth a warning, else 0.0."""
         silence = now - self._silent_since
-        if silence < self._warn_after:
-            return 0.0
-        self._warn_after = silence + _NEXT_WARNING
-        return silence
+        return silence if self._reminder.is_due(silence) else 0.0
 
     def refusal_to_warn_of(self, now: float) -> tuple[DispatcherRequest, float] | None:
         """Return a call that was lost again and again while others were answered, and the seconds.
 
         None: there is none that is worth a warning now.
         """
-        if now - self._silent_since >= _FIRST_WARNING:
+        if now - self._silent_since >= FIRST_WORD:
             return None
         for message, call in self._open.items():
             seconds = now - max(call.since, self._resumed)
-            if call.losses and seconds >= call.warn_after:
-                call.warn_after = seconds + _NEXT_WARNING
+            if call.losses and call.reminder.is_due(seconds):
                 return message, seconds
         return None
 

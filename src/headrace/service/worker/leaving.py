@@ -17,13 +17,12 @@ from dataclasses import dataclass
 
 from headrace.service.messages import HandBack
 from headrace.service.worker.hand_out import Left
+from headrace.serving.reminder import Reminder
 
 __all__ = ["Leaving", "Phase", "Undelivered"]
 
 _SETTLE_SECONDS = 0.2
 _LEAVE_SECONDS = 0.7
-_FIRST_WARNING = 10.0
-_NEXT_WARNING = 60.0
 
 
 class Phase(enum.IntEnum):
@@ -74,7 +73,7 @@ class Leaving:
         self.until = math.inf
         """When the phase ends: draining, settling, or all of the others."""
         self._began = math.inf
-        self._warn_at = math.inf
+        self._reminder = Reminder()
         self._left = Undelivered()
         self._drained = False
         self.is_hopeless = False
@@ -98,11 +97,11 @@ class Leaving:
     def drain(self, seconds: float, now: float) -> None:
         """Begin to deliver what there is, for so many seconds at most."""
         self.phase, self._drained = Phase.DRAINING, True
-        self.until, self._began, self._warn_at = now + seconds, now, now + _FIRST_WARNING
+        self.until, self._began = now + seconds, now
 
     def settle(self, now: float) -> None:
         """Begin to leave."""
-        self.phase, self._began, self._warn_at = Phase.SETTLING, now, math.inf
+        self.phase, self._began = Phase.SETTLING, now
         self.until = now + _SETTLE_SECONDS
 
     def hand_back(self, left: Undelivered) -> None:
@@ -117,7 +116,9 @@ class Leaving:
     @property
     def next_at(self) -> float:
         """When there is something to be done next."""
-        return min(self.until, self._warn_at)
+        if self.phase is not Phase.DRAINING:
+            return self.until
+        return min(self.until, self._began + self._reminder.due_after)
 
     def end(self) -> list[str]:
         """Take note that the worker has left; return what is to be said of losses."""
@@ -142,11 +143,11 @@ class Leaving:
 
     def wait_to_warn_of(self, tasks: int, now: float) -> list[str]:
         """Return what is to be said of a drain that takes long: so many tasks are not settled."""
-        if now < self._warn_at:
+        waited = now - self._began
+        if not self._reminder.is_due(waited):
             return []
-        self._warn_at = now + _NEXT_WARNING
         return [
-            f"the worker at {self._address} is to leave, and has waited {now - self._began:.0f} s "
+            f"the worker at {self._address} is to leave, and has waited {waited:.0f} s "
             f"for the clients of {tasks} tasks to take what there is; in "
             f"{self.until - now:.0f} s it leaves in any case"
         ]
