@@ -15,7 +15,7 @@ from headrace.service import (
     from_dataset_id,
     register_dataset,
 )
-from headrace.service.client.options import ReadingOptions
+from headrace.service.client.options import reading_options
 
 NOWHERE = "127.0.0.1:1"
 
@@ -63,7 +63,7 @@ def test_distribute_refuses(changes: dict[str, Any], message: str) -> None:
 
 
 def test_dynamic_accepts_the_name_of_its_own_visitation() -> None:
-    options = ReadingOptions(
+    options = reading_options(
         processing_mode=ShardingPolicy.DYNAMIC, service=NOWHERE, visitation="at_most_once"
     )
     assert options.visitation == "at_most_once"

@@ -16,7 +16,7 @@ import headrace as hr
 from headrace import metrics
 from headrace.errors import UnauthenticatedError, UnavailableError
 from headrace.plan.serialize import dump_plan
-from headrace.service.client.options import ReadingOptions
+from headrace.service.client.options import reading_options
 from headrace.service.client.source import RemoteSource
 from headrace.transport import inprocess, zeromq
 from headrace.transport.security import AllowList, Security, new_keys
@@ -342,7 +342,7 @@ def test_keys_that_were_not_loaded_do_not_travel(tmp_path: Path) -> None:
 
 def test_no_secret_key_is_in_the_plan_of_a_dataset_that_reads_a_service(tmp_path: Path) -> None:
     keys = Security.load(new_keys(tmp_path / "keys"), "client")
-    options = ReadingOptions(processing_mode="parallel_epochs", service="h:1", security=keys)
+    options = reading_options(processing_mode="parallel_epochs", service="h:1", security=keys)
     source = RemoteSource(options=options, dataset_id="1", cardinality=5)
     plan = dump_plan(hr.Dataset.from_source(source).map(lambda x: x + 1).plan)
     assert keys.secret_key.encode() not in plan

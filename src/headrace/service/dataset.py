@@ -18,7 +18,7 @@ from headrace.plan.serialize import dump_plan
 from headrace.plan.source import INFINITE, UNKNOWN
 from headrace.rewrites.normal import normalize
 from headrace.rewrites.positions import deal_of
-from headrace.service.client.options import ReadingOptions
+from headrace.service.client.options import ReadingOptions, reading_options
 from headrace.service.client.source import RemoteSource
 from headrace.service.config import ShardingPolicy, parse_service
 from headrace.service.dispatcher.stub import DispatcherStub
@@ -91,7 +91,7 @@ def distribute(
         FailedPreconditionError: (when applied) Something in the dataset cannot be pickled.
         UnavailableError: (when applied) The dispatcher did not answer for a minute.
     """
-    options = ReadingOptions(
+    options = reading_options(
         processing_mode=processing_mode,
         service=service,
         job_name=job_name,
@@ -243,7 +243,7 @@ def from_dataset_id(
         NotFoundError: No dataset was registered under this id.
         UnavailableError: The dispatcher did not answer for a minute.
     """
-    options = ReadingOptions(
+    options = reading_options(
         processing_mode=processing_mode,
         service=service,
         job_name=job_name,

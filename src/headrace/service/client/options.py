@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from headrace.service.config import (
     TRANSFER_PROTOCOLS,
@@ -13,73 +12,83 @@ from headrace.service.config import (
 )
 from headrace.transport.security import Security
 
-__all__ = ["ReadingOptions"]
+__all__ = ["ReadingOptions", "reading_options"]
 
 _MAX_OUTSTANDING_REQUESTS = 16
 _AUTOTUNE = -1
-_SUPPORTED_MODES = (ShardingPolicy.OFF, ShardingPolicy.DYNAMIC)
 _TARGETS = ("AUTO", "ANY", "LOCAL")
-_VISITATIONS = {ShardingPolicy.DYNAMIC: ("at_most_once",)}
+_VISITATIONS: dict[ShardingPolicy, tuple[str, ...]] = {
+    ShardingPolicy.OFF: (),
+    ShardingPolicy.DYNAMIC: ("at_most_once",),
+}
+"""The modes that this version supports; for each, what `visitation` may be beside None."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadingOptions:
-    """How one dataset of a service is read.
+    """How one dataset of a service is read; made by `reading_options`."""
 
-    Attributes:
-        processing_mode: How the workers share it.
-        service: The dispatcher's address, "host:port".
-        job_name: Readers with the same name share one job; None: nobody else's.
-        consumer_index: Not supported by this version.
-        num_consumers: Not supported by this version.
-        max_outstanding_requests: Requests and answers not used yet, over all workers.
-        data_transfer_protocol: "local", "shm", "tcp", or None: the first of these that works.
-        cross_trainer_cache: Not supported by this version.
-        target_workers: "AUTO", "ANY" or "LOCAL".
-        visitation: None, or with DYNAMIC "at_most_once", which is its default.
-        wait_timeout: Seconds without anybody who could deliver, after which reading fails.
-        security: Keys of this client, for a service that asks for them.
+    processing_mode: ShardingPolicy
+    """How the workers share it."""
+    service: str
+    """The dispatcher's address, "host:port"."""
+    job_name: str | None
+    """Readers with the same name share one job; None: nobody else's."""
+    max_outstanding_requests: int
+    """Requests and answers not used yet, over all workers."""
+    data_transfer_protocol: str | None
+    """None, or one of "local", "shm" and "tcp": the first of these that works, or this one."""
+    target_workers: str
+    """One of "AUTO", "ANY" and "LOCAL"."""
+    visitation: str | None
+    """None, or with DYNAMIC "at_most_once", which is its default."""
+    wait_timeout: float
+    """Seconds without anybody who could deliver, after which reading fails."""
+    security: Security | None
+    """Keys of this client, for a service that asks for them."""
+
+
+def reading_options(
+    *,
+    processing_mode: object,
+    service: object,
+    job_name: str | None = None,
+    consumer_index: int | None = None,
+    num_consumers: int | None = None,
+    max_outstanding_requests: object = None,
+    data_transfer_protocol: object = None,
+    cross_trainer_cache: object = None,
+    target_workers: object = "AUTO",
+    visitation: str | None = None,
+    wait_timeout: object = 3600.0,
+    security: Security | None = None,
+) -> ReadingOptions:
+    """Check the arguments of `distribute` and `from_dataset_id`; they are explained there.
 
     Raises:
         TypeError, ValueError: A value is wrong, or not supported by this version.
     """
-
-    processing_mode: Any
-    service: Any
-    job_name: str | None = None
-    consumer_index: int | None = None
-    num_consumers: int | None = None
-    max_outstanding_requests: Any = None
-    data_transfer_protocol: str | None = None
-    cross_trainer_cache: object | None = None
-    target_workers: str = "AUTO"
-    visitation: str | None = None
-    wait_timeout: float = 3600.0
-    security: Security | None = None
-
-    def __post_init__(self) -> None:
-        mode = parse_processing_mode(self.processing_mode)
-        address = parse_service(self.service)
-        if mode not in _SUPPORTED_MODES:
-            raise ValueError(
-                f"processing_mode={mode.name} is not supported by this version; it supports OFF "
-                "and DYNAMIC"
-            )
-        _check_job_name(self.job_name)
-        _check_unsupported(
-            self.consumer_index, self.num_consumers, self.job_name, self.cross_trainer_cache
+    mode = parse_processing_mode(processing_mode)
+    address = parse_service(service)
+    if mode not in _VISITATIONS:
+        raise ValueError(
+            f"processing_mode={mode.name} is not supported by this version; it supports "
+            f"{' and '.join(each.name for each in _VISITATIONS)}"
         )
-        _check_visitation(mode, self.visitation)
-        checked = {
-            "processing_mode": mode,
-            "service": address,
-            "max_outstanding_requests": _checked_credit(self.max_outstanding_requests),
-            "data_transfer_protocol": _checked_protocol(self.data_transfer_protocol),
-            "target_workers": _checked_target(self.target_workers),
-            "wait_timeout": _checked_timeout(self.wait_timeout),
-        }
-        for name, value in checked.items():
-            object.__setattr__(self, name, value)
+    _check_job_name(job_name)
+    _check_unsupported(consumer_index, num_consumers, job_name, cross_trainer_cache)
+    _check_visitation(mode, visitation)
+    return ReadingOptions(
+        processing_mode=mode,
+        service=address,
+        job_name=job_name,
+        max_outstanding_requests=_checked_credit(max_outstanding_requests),
+        data_transfer_protocol=_checked_protocol(data_transfer_protocol),
+        target_workers=_checked_target(target_workers),
+        visitation=visitation,
+        wait_timeout=_checked_timeout(wait_timeout),
+        security=security,
+    )
 
 
 def _check_job_name(job_name: object) -> None:
@@ -119,7 +128,7 @@ def _check_unsupported(
 
 
 def _check_visitation(mode: ShardingPolicy, visitation: object) -> None:
-    own = _VISITATIONS.get(mode, ())
+    own = _VISITATIONS[mode]
     if visitation is not None and visitation not in own:
         raise ValueError(
             f"visitation={visitation!r} is not supported with {mode.name} by this version; use "

@@ -18,7 +18,7 @@ import msgspec
 
 from headrace.service import messages
 from headrace.service.dispatcher.limits import Limits
-from headrace.service.dispatcher.presence import Presence, Upload
+from headrace.service.dispatcher.presence import Note, Presence
 from headrace.service.dispatcher.state import DispatcherState
 from headrace.service.dispatcher.updates import Update
 from headrace.serving.blobs import BlobPart, BlobPlace
@@ -58,14 +58,8 @@ class Decision:
     """Makes the answer of the state after the facts, and after what followed from them."""
     plan_to_store: PlanPart | None = None
     plan_to_send: PlanPlace | None = None
-    upload: tuple[bytes, Upload] | None = None
-    """How far the plan with this digest has arrived."""
-    unreachable: tuple[int, str] | None = None
-    """A task, and a client that cannot reach its worker."""
-    left: str | None = None
-    """A worker that said that it has left: its id is used no more."""
-    suspect: str | None = None
-    """A worker that refuses connections."""
+    notes: tuple[Note, ...] = ()
+    """What is kept in mind beside the facts, and lost with this run of the process."""
 
     def conclude(self, state: DispatcherState) -> None:
         """Make the reply, where it waits for the state after the facts."""

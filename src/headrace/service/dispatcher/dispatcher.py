@@ -120,15 +120,8 @@ class Dispatcher:
         Raises:
             IllegalFactError: It contradicts the state, which may be half changed.
         """
-        if decision.upload is not None:
-            digest, upload = decision.upload
-            self.presence.uploads[digest] = upload
-        if decision.left is not None:
-            self.presence.left[decision.left] = now
-        if decision.suspect is not None:
-            self.presence.suspects.add(decision.suspect)
-        if decision.unreachable is not None:
-            self.presence.unreachable.report(*decision.unreachable, now)
+        for note in decision.notes:
+            self.presence.take(note, now)
         facts = self._apply(decision.updates, now)
         decision.conclude(self.state)
         return facts

@@ -6,6 +6,7 @@ from headrace.service import messages
 from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.decision import Decision, Moment
 from headrace.service.dispatcher.departures import departed_from
+from headrace.service.dispatcher.presence import Left, Refused, Unreached
 from headrace.service.dispatcher.state import DispatcherState, TaskPhase
 from headrace.service.dispatcher.updates import Update
 
@@ -69,10 +70,9 @@ def worker_leaving(
 
 def worker_left(state: DispatcherState, request: messages.WorkerLeft, moment: Moment) -> Decision:
     """Let a worker go; one that is not known has gone already."""
-    if request.worker_id not in state.workers:
-        return Decision(left=request.worker_id)
+    known = request.worker_id in state.workers
     left = updates.WorkerLeft(worker_id=request.worker_id)
-    return Decision(updates=(left,), left=request.worker_id)
+    return Decision(updates=(left,) if known else (), notes=(Left(request.worker_id),))
 
 
 def report_unreachable(
@@ -88,10 +88,8 @@ def report_unreachable(
     task = state.tasks.get(request.task_id)
     if task is None or task.worker_id not in state.workers:
         return Decision()
-    return Decision(
-        suspect=task.worker_id if request.refused else None,
-        unreachable=(request.task_id, request.client_id),
-    )
+    unreached = Unreached(request.task_id, request.client_id)
+    return Decision(notes=(Refused(task.worker_id), unreached) if request.refused else (unreached,))
 
 
 def expire_workers(state: DispatcherState, moment: Moment) -> list[Update]:

@@ -8,7 +8,7 @@ from headrace.errors import DataLossError, NotFoundError
 from headrace.service import messages
 from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.decision import Decision, Moment, PlanPart, PlanPlace
-from headrace.service.dispatcher.presence import Upload
+from headrace.service.dispatcher.presence import Upload, Uploaded
 from headrace.service.dispatcher.state import DispatcherState
 
 __all__ = ["check_digest", "get_plan", "put_plan"]
@@ -66,7 +66,7 @@ def put_plan(state: DispatcherState, request: messages.PutPlan, moment: Moment) 
         updates=facts,
         reply=messages.PlanReceived(received=end),
         plan_to_store=PlanPart(request.digest, request.offset, request.part),
-        upload=(request.digest, Upload(end, request.total, digest, moment.now)),
+        notes=(Uploaded(request.digest, Upload(end, request.total, digest, moment.now)),),
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 from headrace.service import messages
 from headrace.service.dispatcher import updates
@@ -18,7 +18,7 @@ from headrace.service.dispatcher.unreachable import Unreachable
 from headrace.service.dispatcher.updates import Update
 from headrace.serving.presence import Stamps
 
-__all__ = ["Presence", "Upload"]
+__all__ = ["Left", "Note", "Presence", "Refused", "Unreached", "Upload", "Uploaded"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,36 @@ class Upload:
     """Of those bytes."""
     at: float
     """When the last of them came."""
+
+
+class Left(NamedTuple):
+    """A worker said that it has left: its id is used no more."""
+
+    worker_id: str
+
+
+class Refused(NamedTuple):
+    """A worker refuses connections."""
+
+    worker_id: str
+
+
+class Unreached(NamedTuple):
+    """A client cannot reach the worker of a task."""
+
+    task_id: int
+    client_id: str
+
+
+class Uploaded(NamedTuple):
+    """More of the plan with this digest has arrived."""
+
+    digest: bytes
+    upload: Upload
+
+
+Note: TypeAlias = Left | Refused | Unreached | Uploaded
+"""What a request says that this run of the process keeps in mind, and no other."""
 
 
 @dataclass
@@ -101,6 +131,10 @@ class Presence:
         for digest, upload in list(self.uploads.items()):
             if upload.at < before:
                 del self.uploads[digest]
+
+    def take(self, note: Note, now: float) -> None:
+        """Keep in mind what a request said."""
+        _TAKE[type(note)](self, note, now)
 
     def observe(self, update: Update, state: DispatcherState, now: float) -> None:
         """Follow a fact that is about to be applied to `state`."""
@@ -208,4 +242,28 @@ _FOLLOW: dict[type, Callable[[Presence, Any, DispatcherState, float], None]] = {
     updates.TaskFailed: _task_failed,
     updates.TaskLost: _task_failed,
     updates.UnitsDealt: _units_dealt,
+}
+
+
+def _left(presence: Presence, note: Left, now: float) -> None:
+    presence.left[note.worker_id] = now
+
+
+def _refused(presence: Presence, note: Refused, now: float) -> None:
+    presence.suspects.add(note.worker_id)
+
+
+def _unreached(presence: Presence, note: Unreached, now: float) -> None:
+    presence.unreachable.report(note.task_id, note.client_id, now)
+
+
+def _uploaded(presence: Presence, note: Uploaded, now: float) -> None:
+    presence.uploads[note.digest] = note.upload
+
+
+_TAKE: dict[type, Callable[[Presence, Any, float], None]] = {
+    Left: _left,
+    Refused: _refused,
+    Unreached: _unreached,
+    Uploaded: _uploaded,
 }
