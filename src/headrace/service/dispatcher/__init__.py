@@ -17,6 +17,7 @@ How workers share an iteration:
     policy         what there is to say of a mode
     copies         OFF: each worker reads the whole dataset
     dealing        DYNAMIC: the units of one stream go to whoever asks
+    shares         which units a task is dealt next
 
 What one run of the process knows beside that:
 
@@ -34,7 +35,7 @@ Who decides; each reads, and never writes:
     clients        clients read, settle what was lost, and leave
     departures     what becomes of elements that were sent to clients which are gone
     tasks          what a task is about, and how it ends
-    splits         units are dealt, and come back
+    splits         tasks ask for units, and hand them back
     liveness       who is alive, who leaves, who is gone
     retention      what is forgotten, so that it stays small
     status         who is there, and what is going on

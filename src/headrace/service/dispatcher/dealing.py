@@ -25,6 +25,7 @@ from collections.abc import Callable
 from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.policy import Policy, Post, staying
 from headrace.service.dispatcher.ranges import common, located, numbered
+from headrace.service.dispatcher.shares import next_units
 from headrace.service.dispatcher.state import (
     Dataset,
     DispatcherState,
@@ -33,12 +34,13 @@ from headrace.service.dispatcher.state import (
     TaskPhase,
 )
 from headrace.service.dispatcher.updates import Update
+from headrace.service.messages import GetSplit
 
 __all__ = ["Dealing", "may_recover"]
 
 
 class Dealing(Policy):
-    """Units are dealt to tasks, first come, first served (`splits`)."""
+    """Units are dealt to tasks, first come, first served (`shares`)."""
 
     deals = True
 
@@ -88,6 +90,12 @@ class Dealing(Policy):
         if len(iteration.clients) < 2:
             return []
         return sorted(each for each in iteration.clients if is_silent(each, iteration.iteration_id))
+
+    def next_units(
+        self, iteration: Iteration, task: Task, request: GetSplit, *, is_impatient: bool
+    ) -> tuple[int, int] | None:
+        """Return the task's share, first come, first served."""
+        return next_units(iteration, task, request.want, request.done, is_impatient=is_impatient)
 
     def is_kept(self, task: Task) -> bool:
         """Whether units are with it which it has delivered, as far as its worker knows."""

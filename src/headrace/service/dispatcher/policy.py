@@ -15,6 +15,7 @@ import msgspec
 
 from headrace.service.dispatcher.state import Dataset, DispatcherState, Iteration, Task
 from headrace.service.dispatcher.updates import Update
+from headrace.service.messages import GetSplit
 
 __all__ = ["Policy", "Post", "staying"]
 
@@ -66,6 +67,21 @@ class Policy(ABC):
     def failure(self, state: DispatcherState, iteration: Iteration) -> str:
         """Return why an iteration that is over was given up; empty: it was not."""
         return ""
+
+    def next_units(
+        self, iteration: Iteration, task: Task, request: GetSplit, *, is_impatient: bool
+    ) -> tuple[int, int] | None:
+        """Return units for a task that asks for some; None: it is to wait.
+
+        It is asked where `deals`, while some are left.
+
+        Args:
+            iteration: The task's.
+            task: Which runs, on a worker that stays.
+            request: What it asks for.
+            is_impatient: Nobody was dealt anything for a while.
+        """
+        return None
 
     @abstractmethod
     def is_kept(self, task: Task) -> bool:
