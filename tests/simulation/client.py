@@ -11,9 +11,7 @@ from typing import Any
 import msgspec
 
 from headrace.errors import (
-    FailedPreconditionError,
     HeadraceError,
-    NotFoundError,
     UnavailableError,
 )
 from headrace.service.client.session import Delivery, Session
@@ -28,8 +26,6 @@ from headrace.service.messages import (
     OpenIteration,
     PutPlan,
     RegisterDataset,
-    ReportUnreachable,
-    SettleTask,
     TaskAddress,
 )
 from headrace.transport.envelope import decode_error
@@ -319,23 +315,11 @@ class ClientProcess(Peer):
         self._take_verdict(asked, answer)
         self._act()
 
-    def _take_verdict(self, asked: DispatcherRequest, answer: msgspec.Struct | Exception) -> None:
-        """Say to the session what the dispatcher said, as a reader does."""
-        session, now = self.session, self.world.now
-        if isinstance(answer, ClientUpdate):
-            if not answer.same:
-                self.note("hears", answer)
-            session.updated(answer, now)
-        elif isinstance(answer, UnavailableError):
-            session.unheard(now)
-        elif isinstance(asked, SettleTask):
-            session.settled(asked.task_id)
-        elif isinstance(asked, ReportUnreachable):
-            session.reported(asked.task_id)
-        elif isinstance(answer, NotFoundError):
-            session.fail(FailedPreconditionError(f"does not know this reader any more: {answer}"))
-        elif isinstance(answer, HeadraceError):
-            session.fail(answer)
+    def _take_verdict(self, asked: DispatcherRequest, answer: Any) -> None:
+        """Say to the session what the dispatcher said."""
+        if isinstance(answer, ClientUpdate) and not answer.same:
+            self.note("hears", answer)
+        self.session.heard(asked, answer, self.world.now)
 
     # --- the consumer -------------------------------------------------------------------------
 

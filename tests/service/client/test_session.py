@@ -8,7 +8,15 @@ from typing import Any
 
 import msgspec
 
-from headrace.errors import AbortedError, CancelledError, FailedPreconditionError, UnavailableError
+from headrace.errors import (
+    AbortedError,
+    CancelledError,
+    FailedPreconditionError,
+    HeadraceError,
+    NotFoundError,
+    UnauthenticatedError,
+    UnavailableError,
+)
 from headrace.service import messages
 from headrace.service.client.actions import Actions
 from headrace.service.client.session import Session
@@ -556,3 +564,39 @@ def test_a_wait_for_a_client_that_cannot_be_heard_is_named() -> None:
 def test_every_message_of_the_session_is_one_that_the_dispatcher_knows() -> None:
     known = set(messages.DispatcherRequest.__args__)  # type: ignore[attr-defined]
     assert {ClientHeartbeat, ReportUnreachable, SettleTask} <= known
+
+
+# --- what the dispatcher answers ----------------------------------------------------------------
+
+HEARTBEAT = ClientHeartbeat(client_id="me")
+
+
+def failure_of(session: Session) -> tuple[type | None, str]:
+    return (None if session.failure is None else type(session.failure)), str(session.failure)
+
+
+def test_a_reader_that_the_dispatcher_does_not_know_ends_and_says_what_may_have_happened() -> None:
+    session = opened(1)
+    session.heard(HEARTBEAT, NotFoundError("Unknown iteration client id me"), 1.0)
+    kind, words = failure_of(session)
+    assert kind is FailedPreconditionError
+    assert "the dispatcher at d:1 does not know this reader any more (Unknown" in words
+    assert session.is_over
+
+
+def test_a_dispatcher_that_is_away_ends_nothing_and_one_that_refuses_does() -> None:
+    session = opened(1)
+    session.heard(None, UnavailableError("reset"), 1.0)
+    assert session.failure is None
+    session.heard(None, UnauthenticatedError("wrong key"), 2.0)
+    assert failure_of(session) == (UnauthenticatedError, "wrong key")
+
+
+def test_what_was_to_be_said_is_said_whatever_the_dispatcher_answers_to_it() -> None:
+    session = opened(1)
+    session.disconnected(1, REFUSED, 1.0)
+    (report,) = calls(session.act(1.0), ReportUnreachable)
+    session.heard(report, HeadraceError("it is over"), 1.1)
+    assert session.failure is None
+    session.heard(HEARTBEAT, update(1), 1.2)
+    assert calls(session.act(3.0), ReportUnreachable) == []

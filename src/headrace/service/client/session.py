@@ -1,6 +1,6 @@
 """A client's session: one iteration read from all of its tasks, without thread, socket or clock.
 
-    opened, updated, unheard           what the dispatcher said, or that it did not answer
+    opened, heard                      what the dispatcher said, or that it did not answer
     answered, disconnected             what became of a request to a worker
     used_up, waiting                   what the consumer does
     act(now) -> Actions                what is to be sent, dropped and said now
@@ -27,6 +27,7 @@ from headrace.errors import (
     CancelledError,
     FailedPreconditionError,
     HeadraceError,
+    NotFoundError,
     UnavailableError,
 )
 from headrace.service.client.actions import Actions, Ask, Delivery
@@ -39,6 +40,8 @@ from headrace.service.client.waiting import Waiting, describe_missing
 from headrace.service.messages import (
     ClientHeartbeat,
     ClientUpdate,
+    DispatcherReply,
+    DispatcherRequest,
     Elements,
     GetElements,
     IterationOpened,
@@ -108,6 +111,37 @@ class Session:
         """Begin with what the dispatcher answered to `OpenIteration`."""
         self._list(reply.tasks, now)
         self._finished, self._contact.lease = reply.finished, reply.lease
+
+    def heard(
+        self, asked: DispatcherRequest | None, answer: DispatcherReply | Exception, now: float
+    ) -> None:
+        """Take what the dispatcher said to a call, or the error in its place.
+
+        Args:
+            asked: The call; None: it is not known, or it was all that were under way.
+            answer: What came.
+            now: The time.
+        """
+        if isinstance(answer, ClientUpdate):
+            self.updated(answer, now)
+        elif isinstance(answer, UnavailableError):
+            self.unheard(now)
+        elif isinstance(asked, SettleTask):
+            self.settled(asked.task_id)
+        elif isinstance(asked, ReportUnreachable):
+            self.reported(asked.task_id)
+        elif isinstance(answer, NotFoundError):
+            self.fail(
+                FailedPreconditionError(
+                    f"the dispatcher at {self._dispatcher} does not know this reader any more "
+                    f"({answer}): it was restarted without `fault_tolerant_mode`, or this process "
+                    "was not heard from for too long. Iterate over the dataset again; give the "
+                    "dispatcher a `work_dir` and `fault_tolerant_mode=True` so that it survives "
+                    "restarts"
+                )
+            )
+        elif isinstance(answer, HeadraceError):
+            self.fail(answer)
 
     def updated(self, update: ClientUpdate, now: float) -> None:
         """Take the answer to a heartbeat."""

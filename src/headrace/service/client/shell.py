@@ -20,6 +20,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -27,7 +28,6 @@ from headrace.errors import (
     CancelledError,
     FailedPreconditionError,
     HeadraceError,
-    NotFoundError,
     UnavailableError,
 )
 from headrace.service.client.actions import Actions, Delivery
@@ -40,7 +40,6 @@ from headrace.service.messages import (
     Elements,
     IterationOpened,
     LostUnits,
-    ReportUnreachable,
     SettleTask,
     TaskAddress,
 )
@@ -330,29 +329,12 @@ class Shell:
             self._session.fail(what)
 
     def _take_verdict(self, event: Verdict, now: float) -> None:
-        session, asked = self._session, event.asked
-        answer = event.what.message if isinstance(event.what, Reply) else event.what
-        if isinstance(answer, ClientUpdate):
-            session.updated(of_this_process(answer) if self._local_only else answer, now)
-        elif isinstance(answer, UnavailableError):
+        answer: Any = event.what.message if isinstance(event.what, Reply) else event.what
+        if isinstance(answer, UnavailableError):
             _log.debug("the dispatcher at %s: %s; reading on", self._dispatcher, answer)
-            session.unheard(now)
-        elif isinstance(asked, SettleTask):
-            session.settled(asked.task_id)
-        elif isinstance(asked, ReportUnreachable):
-            session.reported(asked.task_id)
-        elif isinstance(answer, NotFoundError):
-            session.fail(
-                FailedPreconditionError(
-                    f"the dispatcher at {self._dispatcher} does not know this reader any more "
-                    f"({answer}): it was restarted without `fault_tolerant_mode`, or this process "
-                    "was not heard from for too long. Iterate over the dataset again; give the "
-                    "dispatcher a `work_dir` and `fault_tolerant_mode=True` so that it survives "
-                    "restarts"
-                )
-            )
-        elif isinstance(answer, HeadraceError):
-            session.fail(answer)
+        if self._local_only and isinstance(answer, ClientUpdate):
+            answer = of_this_process(answer)
+        self._session.heard(event.asked, answer, now)
 
 
 def _error_of(answer: Elements | Exception) -> Exception | None:
