@@ -97,7 +97,14 @@ def expose(port: int) -> Iterator[int]:
     Raises:
         OSError: The port is taken.
     """
-    server, thread = start_http_server(port, addr="127.0.0.1", registry=REGISTRY)
+    try:
+        server, thread = start_http_server(port, addr="127.0.0.1", registry=REGISTRY)
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"metrics cannot be served at port {port} of 127.0.0.1 ({error.strerror}); choose "
+            "another port, or 0 for one that is free",
+        ) from error
     try:
         yield server.server_port
     finally:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import socket
 
 import pytest
@@ -7,6 +8,9 @@ from typer.testing import CliRunner
 
 import headrace
 from headrace.cli.main import app
+from headrace.cli.serve import OPTIONS
+from headrace.service import DispatcherConfig, WorkerConfig
+from headrace.transport.security import new_keys
 
 
 def invoke(*arguments):
@@ -39,6 +43,18 @@ def test_help_names_every_command():
         (["dispatcher", "--port", "70000"], "70000"),
         (["dispatcher", "--keys", "/no/such/directory"], "/no/such/directory"),
         (["dispatcher", "--metrics-port", "-1"], "--metrics-port -1"),
+        (["dispatcher", "--port", "65536"], "--port must be at most 65535"),
+        (["dispatcher", "--client-timeout", "-3"], "--client-timeout must be at least 0"),
+        (["dispatcher", "--max-plan-bytes", "0"], "--max-plan-bytes must be at least 1"),
+        (["dispatcher", "--host", "0.0.0.0"], "--host '0.0.0.0' needs --keys"),
+        (["dispatcher", "--prot", "1"], "--port"),
+        (["worker", "--dispatcher", "nonsense"], '--dispatcher must be "host:port"'),
+        (["worker", "--dispatcher", "a:1", "--heartbeat-interval", "-1"], "--heartbeat-interval"),
+        (["worker", "--dispatcher", "a:1", "--worker-address", "me"], "--worker-address cannot be"),
+        (
+            ["worker", "--dispatcher", "a:1", "--worker-address", "0.0.0.0:%port%"],
+            "every address of its machine",
+        ),
         (["status", "nonsense"], "nonsense"),
         (["doctor", "nonsense"], "nonsense"),
         (["status", "a:1", "--timeout", "0"], "--timeout 0"),
@@ -50,6 +66,46 @@ def test_wrong_arguments_are_a_usage_error_that_names_them(arguments, words, mon
     assert result.exit_code == 2
     assert words in result.stderr
     assert "Traceback" not in result.output
+
+
+_NOT_SUPPORTED = {
+    "worker_addresses",
+    "worker_max_concurrent_snapshots",
+    "cross_trainer_cache_size_bytes",
+}
+
+
+@pytest.mark.parametrize(
+    ("command", "config"), [("dispatcher", DispatcherConfig), ("worker", WorkerConfig)]
+)
+def test_each_field_of_a_configuration_has_an_option(command, config, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
+    shown = invoke(command, "--help").stdout
+    fields = {field.name for field in dataclasses.fields(config) if field.name != "_"}
+    for field in fields - _NOT_SUPPORTED:
+        assert f"{OPTIONS[field]} " in shown, field
+
+
+@pytest.mark.parametrize("command", ["dispatcher", "worker"])
+def test_each_time_says_its_unit_and_what_it_is_by_default(command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
+    lines = [line for line in invoke(command, "--help").stdout.splitlines() if " MS " in line]
+    assert lines
+    for line in lines:
+        assert "illiseconds" in line, line
+        assert "default" in line, line
+
+
+@pytest.mark.parametrize(
+    ("host", "words"), [("nowhere.invalid", "nor a name of one"), ("192.0.2.7", "no address of")]
+)
+def test_a_host_that_is_not_this_machine_is_named_with_what_to_give(host, words, tmp_path):
+    new_keys(tmp_path)
+    result = invoke("dispatcher", "--port", "0", "--host", host, "--keys", str(tmp_path))
+    assert result.exit_code == 1
+    assert host in result.stderr
+    assert words in result.stderr
+    assert "0.0.0.0" in result.stderr
 
 
 def test_the_status_of_nobody_is_one_line_and_exit_code_1():

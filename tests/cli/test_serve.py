@@ -107,6 +107,26 @@ def status(address, *options):
     )
 
 
+def test_a_dispatcher_says_whether_there_is_a_journal_to_go_on_from(run, tmp_path):
+    options = ("--port", "0", "--fault-tolerant", "--work-dir", str(tmp_path / "new"))
+    for words in (
+        f"no journal in {tmp_path / 'new'}: a new one begins there",
+        f"going on from the journal in {tmp_path / 'new'}",
+    ):
+        command = run("dispatcher", *options)
+        command.find("dispatcher ready")
+        assert command.lines["stdout"][0] == words
+        assert command.end(signal.SIGTERM) == 0
+
+
+def test_a_port_for_metrics_that_is_in_use_is_named(run):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        command = run("dispatcher", "--port", "0", "--metrics-port", str(port))
+        command.find(f"metrics cannot be served at port {port} .*another port", stream="stderr")
+        assert command.end() == 1
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_dispatcher_runs_until_it_is_told_to_stop(dispatcher, number):
     assert dispatcher.end(number) == 0

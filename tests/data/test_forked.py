@@ -59,3 +59,51 @@ def test_an_iterator_that_was_closed_before_the_fork_stays_closed():
     program = PROGRAM.format(dataset="Dataset.range(9)", before="iterator.close(); want = got")
     result = run(program)
     assert (result.returncode, result.stderr) == (0, "")
+
+
+FORKED_INSIDE = """
+import os
+import headrace as hr
+
+parent = os.getpid()
+
+def forking(x):
+    if x == 5 and os.getpid() == parent:
+        child = os.fork()
+        {in_the_child}
+    return int(x)
+
+dataset = {dataset}
+print(sum(int(x) for x in dataset), os.getpid() == parent)
+if os.getpid() == parent:
+    print(os.waitstatus_to_exitcode(os.waitpid(-1, 0)[1]))
+"""
+
+ON_THREADS = [
+    "hr.Dataset.range(10).map(forking, num_parallel_calls=2)",
+    "hr.Dataset.range(10).map(lambda x: forking(x)).prefetch(2)",
+    "hr.Dataset.range(10).interleave(lambda x: hr.Dataset.from_tensors(x).map(forking), "
+    "num_parallel_calls=2)",
+]
+
+
+@pytest.mark.parametrize("dataset", ON_THREADS)
+def test_a_child_forked_in_a_function_on_a_thread_ends_with_an_error_when_it_returns(dataset):
+    result = run(FORKED_INSIDE.format(dataset=dataset, in_the_child="pass"))
+    assert result.stdout.split() == ["45", "True", "1"]
+    assert "was forked inside the function" in result.stderr
+    assert "os._exit" in result.stderr
+
+
+@pytest.mark.parametrize("dataset", ON_THREADS)
+def test_what_ends_inside_the_function_ends_as_it_likes(dataset):
+    ends = "child or os._exit(sum(map(int, '123')))"
+    result = run(FORKED_INSIDE.format(dataset=dataset, in_the_child=ends))
+    assert (result.stdout.split(), result.stderr) == (["45", "True", "6"], "")
+
+
+def test_a_child_forked_in_a_function_that_the_consumer_calls_reads_on():
+    dataset = "hr.Dataset.range(10).map(lambda x: forking(x))"
+    result = run(FORKED_INSIDE.format(dataset=dataset, in_the_child="pass"))
+    assert sorted(result.stdout.split()) == ["0", "45", "45", "False", "True"]
+    assert result.stderr == ""

@@ -268,6 +268,40 @@ def test_a_log_that_was_cut_is_refused_until_its_owner_says_otherwise(tmp_path: 
     assert 0 < read_again(tmp_path).added < 25
 
 
+def flip_a_bit(log: Path) -> None:
+    found = bytearray(log.read_bytes())
+    found[len(found) // 2] ^= 1
+    log.write_bytes(found)
+
+
+def cut(log: Path) -> None:
+    os.truncate(log, log.stat().st_size * 2 // 3)
+
+
+@pytest.mark.parametrize("damage", [flip_a_bit, cut])
+def test_a_damaged_log_is_kept_as_it_was_found(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    begun(tmp_path)
+    damage(tmp_path / LOG)
+    found = (tmp_path / LOG).read_bytes()
+    for _ in range(2):
+        with pytest.raises(DataLossError, match="records up to 25 were kept") as caught:
+            read_again(tmp_path)
+        assert f"is kept in {tmp_path / LOG}-damaged" in str(caught.value)
+        assert (tmp_path / f"{LOG}-damaged").read_bytes() == found
+
+
+def test_a_log_beside_a_file_that_is_no_journal_is_kept(tmp_path: Path) -> None:
+    begun(tmp_path)
+    os.truncate(tmp_path / LOG, 100)
+    found = (tmp_path / LOG).read_bytes()
+    (tmp_path / FILE).write_bytes(b"this is no database, but long enough to be one" * 100)
+    with pytest.raises(DataLossError, match="is kept in"):
+        SqliteJournal(tmp_path, FORMAT)
+    assert (tmp_path / f"{LOG}-damaged").read_bytes() == found
+
+
 @pytest.mark.parametrize("taken", [[LOG], [FILE], [FILE, LOG]])
 def test_files_that_are_gone_are_missed(tmp_path: Path, taken: list[str]) -> None:
     begun(tmp_path)

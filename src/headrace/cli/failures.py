@@ -9,9 +9,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -39,9 +40,18 @@ class CommandGroup(TyperGroup):
 
 
 @contextmanager
-def wrong_arguments() -> Iterator[None]:
-    """Turn the ValueError or TypeError of a checked record into a usage error."""
+def wrong_arguments(options: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Turn the ValueError or TypeError of a checked record into a usage error.
+
+    Args:
+        options: The option for each field of the record: errors are to name what the user wrote.
+    """
     try:
         yield
     except (TypeError, ValueError) as error:
-        raise typer.BadParameter(str(error)) from error
+        words = str(error)
+        for field, option in (options or {}).items():
+            words = words.replace(f"`{field}`", option)
+            words = re.sub(rf"\b{field}=", f"{option} ", words)
+            words = words.replace(f"{option} ({option})", option)
+        raise typer.BadParameter(words) from error

@@ -20,11 +20,12 @@ from headrace.cli.supervise import run_children
 from headrace.errors import CancelledError
 from headrace.process.parent import say_leaving, say_ready
 from headrace.service import DispatcherConfig, DispatchServer, WorkerConfig, WorkerServer
+from headrace.service.dispatcher.journal import FORMAT
 from headrace.service.local_worker import WORKER_ENVIRONMENT
 from headrace.service.worker.server import DRAIN_SECONDS
 from headrace.transport.security import Security
 
-__all__ = ["run_dispatcher", "run_worker"]
+__all__ = ["OPTIONS", "run_dispatcher", "run_worker"]
 
 Port = Annotated[int, typer.Option(help="Where to listen; 0 takes a free one.")]
 Host = Annotated[str, typer.Option(help="Whom to listen for; the default is this machine alone.")]
@@ -36,6 +37,29 @@ MetricsPort = Annotated[
     int | None,
     typer.Option(help="Serve Prometheus metrics there, for this machine alone."),
 ]
+
+
+OPTIONS = {
+    "port": "--port",
+    "host": "--host",
+    "work_dir": "--work-dir",
+    "fault_tolerant_mode": "--fault-tolerant",
+    "worker_timeout_ms": "--worker-timeout",
+    "client_timeout_ms": "--client-timeout",
+    "job_gc_timeout_ms": "--job-gc-timeout",
+    "job_gc_check_interval_ms": "--job-gc-check-interval",
+    "gc_dynamic_sharding_jobs": "--gc-dynamic-sharding-jobs",
+    "max_plan_bytes": "--max-plan-bytes",
+    "dispatcher_address": "--dispatcher",
+    "worker_address": "--worker-address",
+    "heartbeat_interval_ms": "--heartbeat-interval",
+    "dispatcher_timeout_ms": "--dispatcher-timeout",
+    "data_transfer_protocol": "--data-transfer-protocol",
+    "worker_tags": "--tag",
+    "preload": "--preload",
+    "security": "--keys",
+}
+"""The option for each field of the servers' configurations."""
 
 
 class RunningServer(Protocol):
@@ -59,7 +83,10 @@ def run_dispatcher(
     host: Host = "127.0.0.1",
     work_dir: Annotated[
         Path | None,
-        typer.Option(envvar="HEADRACE_WORK_DIR", help="Directory of the journal."),
+        typer.Option(
+            envvar="HEADRACE_WORK_DIR",
+            help="Directory of the journal, on a disk of this machine; used with --fault-tolerant.",
+        ),
     ] = None,
     fault_tolerant: Annotated[
         bool,
@@ -67,25 +94,57 @@ def run_dispatcher(
     ] = False,
     worker_timeout: Annotated[
         int | None,
-        typer.Option(metavar="MS", help="Silence after which a worker counts as lost."),
+        typer.Option(
+            metavar="MS",
+            help="Silence in milliseconds after which a worker counts as lost, and its work goes "
+            "to others; 10000 (10 s) by default.",
+        ),
+    ] = None,
+    client_timeout: Annotated[
+        int | None,
+        typer.Option(
+            metavar="MS",
+            help="Silence in milliseconds after which a program that reads counts as gone, and "
+            "what it did not use goes to others; longer than any of its pauses; 300000 "
+            "(5 minutes) by default.",
+        ),
     ] = None,
     job_gc_timeout: Annotated[
         int | None,
         typer.Option(
             min=-1,
             metavar="MS",
-            help="How long an iteration without clients is kept; -1: for ever.",
+            help="How many milliseconds a reading is kept that no program reads; 300000 "
+            "(5 minutes) by default; -1: for ever.",
         ),
     ] = None,
     job_gc_check_interval: Annotated[
         int | None,
-        typer.Option(metavar="MS", help="Time between looks for what nobody needs."),
+        typer.Option(
+            metavar="MS",
+            help="Milliseconds between looks for what nobody needs; 1000 (1 s) by default.",
+        ),
+    ] = None,
+    gc_dynamic_sharding_jobs: Annotated[
+        bool,
+        typer.Option(
+            help="Give up named DYNAMIC jobs as well after --job-gc-timeout; who opens one again "
+            "reads it from its start."
+        ),
+    ] = False,
+    max_plan_bytes: Annotated[
+        int | None,
+        typer.Option(
+            metavar="BYTES",
+            help="What the datasets that are kept may take together, with arrays in them; "
+            "4294967296 (4 GiB) by default.",
+        ),
     ] = None,
     keys: Keys = None,
     metrics_port: MetricsPort = None,
 ) -> None:
     """Run a dispatcher until Ctrl-C or SIGTERM."""
-    with wrong_arguments():
+    with wrong_arguments(OPTIONS):
         _check_ports("--metrics-port", metrics_port)
         if fault_tolerant and work_dir is None:
             raise ValueError(
@@ -106,8 +165,13 @@ def run_dispatcher(
             job_gc_check_interval_ms=job_gc_check_interval,
             job_gc_timeout_ms=job_gc_timeout,
             worker_timeout_ms=worker_timeout,
+            client_timeout_ms=client_timeout,
+            gc_dynamic_sharding_jobs=gc_dynamic_sharding_jobs,
+            max_plan_bytes=max_plan_bytes,
             security=None if keys is None else Security.load(keys, "server"),
         )
+    if work_dir is not None and fault_tolerant:
+        _say_what_is_kept(work_dir)
     server = DispatchServer(config, start=False)
     _serve("dispatcher", server, lambda: server.target, metrics_port)
 
@@ -139,7 +203,19 @@ def run_worker(
     ] = None,
     dispatcher_timeout: Annotated[
         int | None,
-        typer.Option(metavar="MS", help="How long to wait for a dispatcher that is away."),
+        typer.Option(
+            metavar="MS",
+            help="How many milliseconds to wait for a dispatcher that is away; 3600000 (an hour) "
+            "by default.",
+        ),
+    ] = None,
+    heartbeat_interval: Annotated[
+        int | None,
+        typer.Option(
+            metavar="MS",
+            help="Milliseconds between signs of life to the dispatcher; by default what it asks "
+            "for (500, or a quarter of its --worker-timeout).",
+        ),
     ] = None,
     preload: Annotated[
         list[str] | None, typer.Option(metavar="MODULE", help="Import it first; once for each.")
@@ -163,7 +239,7 @@ def run_worker(
 
     With --processes N and a --port, the workers listen at that port and the N - 1 after it.
     """
-    with wrong_arguments():
+    with wrong_arguments(OPTIONS):
         if processes < 1:
             raise ValueError(f"--processes {processes} must be at least 1")
         _check_ports("--port", port, processes)
@@ -174,6 +250,7 @@ def run_worker(
             port=port,
             host=host,
             dispatcher_timeout_ms=dispatcher_timeout,
+            heartbeat_interval_ms=heartbeat_interval,
             data_transfer_protocol=data_transfer_protocol,
             worker_tags=tag,
             preload=tuple(preload or ()),
@@ -203,7 +280,15 @@ def run_worker(
     failed = run_children(commands, environment=environment, patience=drain_timeout)
     if failed:
         raise typer.Exit(1)
-    print(f"{processes} workers stopped", flush=True)
+    _say(f"{processes} workers stopped")
+
+
+def _say_what_is_kept(work_dir: Path) -> None:
+    """Say whether there is anything to go on from: a name that is mistyped is a new directory."""
+    if (work_dir / FORMAT.file_name).exists():
+        _say(f"going on from the journal in {work_dir}")
+    else:
+        _say(f"no journal in {work_dir}: a new one begins there")
 
 
 def _worker_arguments(config: WorkerConfig, keys: Path | None) -> list[str]:
@@ -214,6 +299,7 @@ def _worker_arguments(config: WorkerConfig, keys: Path | None) -> list[str]:
         "--worker-address": config.worker_address,
         "--data-transfer-protocol": config.data_transfer_protocol,
         "--dispatcher-timeout": config.dispatcher_timeout_ms,
+        "--heartbeat-interval": config.heartbeat_interval_ms,
         "--keys": keys,
     }
     for option, value in options.items():
@@ -254,24 +340,30 @@ def _serve(
         while not STOP_SIGNALS & signals.wait(closing=parent):
             if start.error is not None:
                 # Some of what the configuration says can only be judged when it is used.
-                with wrong_arguments():
+                with wrong_arguments(OPTIONS):
                     raise start.error
             if start.done and not reported:
                 reported = True
                 if metrics_port is not None:
                     metrics_at = stack.enter_context(metrics.expose(metrics_port))
-                    print(f"metrics at http://127.0.0.1:{metrics_at}/metrics", flush=True)
-                print(f"{role} ready at {address()}", flush=True)
+                    _say(f"metrics at http://127.0.0.1:{metrics_at}/metrics")
+                _say(f"{role} ready at {address()}")
                 if with_parent:
                     say_ready(address())
         if with_parent:
             say_leaving()
         if drain is not None and start.done:
-            print(f"{role} delivers what it has; a second signal stops it at once", flush=True)
+            _say(f"{role} delivers what it has; a second signal stops it at once")
             _drain(drain, signals)
     if start.error is not None and not isinstance(start.error, CancelledError):
         raise start.error
-    print(f"{role} stopped", flush=True)
+    _say(f"{role} stopped")
+
+
+def _say(words: str) -> None:
+    """Print a line in one piece: the processes of a command write to one place."""
+    sys.stdout.write(f"{words}\n")
+    sys.stdout.flush()
 
 
 def _drain(drain: Callable[[], None], signals: Signals) -> None:

@@ -6,10 +6,11 @@ parent stays as it is: to close it would close the parent's files.
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
+
+from headrace.forks import in_each_child
 
 __all__ = ["leave_in_children"]
 
@@ -34,5 +35,4 @@ _alive: weakref.WeakKeyDictionary[Any, Callable[[Any], object]] = weakref.WeakKe
 _left: list[object] = []
 """What the parent runs. Never let go of: that, too, may close it."""
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+in_each_child(_after_fork)

@@ -55,7 +55,8 @@ class Context:
     fills_cache: bool = False
     """Whether a cache is filled: caches below have the elements of this context's seed, too."""
     contain_exits: bool = False
-    """Whether SystemExit and the like from a user's function become a UserFunctionError."""
+    """Whether KeyboardInterrupt, SystemExit and the like from a user's function become a
+    UserFunctionError."""
     parallelism: int = 2
     """Threads that AUTOTUNE stands for."""
 

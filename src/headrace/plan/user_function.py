@@ -32,7 +32,8 @@ class UserFunction:
     Args:
         fn: The function.
         step: The name of the step, as `step_name` gives it.
-        contain_exits: Whether SystemExit and the like become a UserFunctionError, too.
+        contain_exits: Whether KeyboardInterrupt, SystemExit and the like become a
+            UserFunctionError, too: on a thread of a server nobody but the function raises them.
     """
 
     __slots__ = ("_contain_exits", "_step", "fn")
@@ -50,11 +51,11 @@ class UserFunction:
         """Return the error to raise for one that a call raised: its traceback, and where it was.
 
         Errors of Headrace's own (a corrupt record in a nested dataset, say) stay as they are. So
-        do KeyboardInterrupt and, where they are not contained, SystemExit and the like: they are
-        raised at once.
+        do KeyboardInterrupt, SystemExit and the like where they are not contained: they are raised
+        at once.
         """
         if not isinstance(error, Exception):
-            if isinstance(error, KeyboardInterrupt) or not self._contain_exits:
+            if not self._contain_exits:
                 raise error
         elif isinstance(error, InvalidElementError):
             made = InvalidElementError(f"element {position} of {self._step}: {error}")

@@ -139,8 +139,8 @@ def check_reachable(address: str) -> None:
     if _is_wildcard(host):
         raise ValueError(
             f"address={address!r}: {host} stands for every address of its machine, and each client "
-            "would look for the worker on its own. Set `worker_address` in the WorkerConfig "
-            "(--worker-address) to the name by which clients reach the worker, as in "
+            "would look for the worker on its own. Set `worker_address` (--worker-address) to the "
+            "name by which clients reach the worker, as in "
             '"myhost:%port%", where "%port%" stands for its port'
         )
 
@@ -174,6 +174,9 @@ class DispatcherConfig:
         client_timeout_ms: Silence after which a client counts as gone; None: 5 minutes.
         gc_dynamic_sharding_jobs: Whether `job_gc_timeout_ms` holds for named DYNAMIC jobs as well;
             what was dealt of a collected iteration is dealt again, so each element may come twice.
+        max_plan_bytes: What the plans of all datasets may take together, with the arrays in them;
+            None: 4 GiB. Where another would be too much, those that nobody has used for longest
+            are forgotten; if all are in use, it is refused.
     """
 
     port: int = 0
@@ -189,6 +192,7 @@ class DispatcherConfig:
     _: KW_ONLY
     client_timeout_ms: int | None = None
     gc_dynamic_sharding_jobs: bool = False
+    max_plan_bytes: int | None = None
 
     def __post_init__(self) -> None:
         _check_place(self.port, self.host)
@@ -214,6 +218,7 @@ class DispatcherConfig:
         _check_number("job_gc_timeout_ms", self.job_gc_timeout_ms, least=-1)
         _check_number("worker_timeout_ms", self.worker_timeout_ms, least=0)
         _check_number("client_timeout_ms", self.client_timeout_ms, least=0)
+        _check_number("max_plan_bytes", self.max_plan_bytes, least=1)
         check_int(
             "worker_max_concurrent_snapshots", self.worker_max_concurrent_snapshots, minimum=0
         )
@@ -233,7 +238,8 @@ class WorkerConfig:
             in it stands for that port.
         port: Where it listens; 0 takes any free port.
         host: Whom it listens for; the default lets only this machine in.
-        heartbeat_interval_ms: Milliseconds between heartbeats; None: as the dispatcher asks, 1 s.
+        heartbeat_interval_ms: Milliseconds between heartbeats; None: as the dispatcher asks (500,
+            or a quarter of its `worker_timeout_ms`).
         dispatcher_timeout_ms: How long a dispatcher that is away is waited for; None: 1 hour.
         data_transfer_protocol: What carries the elements; not supported by this version: clients
             choose, or take the best.
@@ -274,6 +280,12 @@ class WorkerConfig:
         _check_place(self.port, self.host)
         if self.worker_address is not None:
             check_string("worker_address", self.worker_address, empty=False)
+            try:
+                check_reachable(self.worker_address.replace("%port%", "1"))
+            except ValueError as error:
+                raise ValueError(
+                    f"`worker_address` cannot be reached by clients: {error}"
+                ) from None
         _check_number("heartbeat_interval_ms", self.heartbeat_interval_ms, least=0)
         _check_number("dispatcher_timeout_ms", self.dispatcher_timeout_ms, least=0)
         if self.data_transfer_protocol is not None:

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import logging
 import os
+import shutil
 import sqlite3
 import weakref
 import zlib
@@ -85,6 +86,10 @@ class SqliteJournal(Journal[F, S]):
             self._open()
             # Not before the file is locked: the mark is its owner's.
             self._mark = HighWaterMark(self.path.with_name(f"{self.path.name}-mark"))
+        except DataLossError as error:
+            damage = self._with_log(error)
+            self._database.close()
+            raise damage from error
         except BaseException:
             self._database.close()
             raise
@@ -121,6 +126,12 @@ class SqliteJournal(Journal[F, S]):
             execute("COMMIT")
 
     def replay(self) -> S:
+        try:
+            return self._replay()
+        except DataLossError as error:
+            raise self._with_log(error) from error
+
+    def _replay(self) -> S:
         state, last = self._format.first_state(), 0
         self._since_snapshot = 0
         with self._damage_reported():
@@ -236,6 +247,20 @@ class SqliteJournal(Journal[F, S]):
             f"the journal {self.path} is damaged: {found}. Restore it from a copy, or "
             f"{self._format.fresh_start}{else_do}"
         )
+
+    def _with_log(self, error: DataLossError) -> DataLossError:
+        """Keep SQLite's log as it was found, and return the error that says where.
+
+        SQLite takes a damaged log for a short one, and deletes it when the file is closed.
+        """
+        log = self.path.with_name(f"{self.path.name}-wal")
+        kept = self.path.with_name(f"{self.path.name}-wal-damaged")
+        with contextlib.suppress(OSError):
+            if log.stat().st_size:
+                shutil.copyfile(log, kept)
+        if not kept.exists():
+            return error
+        return DataLossError(f"{error}. SQLite's log as it was found is kept in {kept}")
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:

@@ -12,6 +12,7 @@ from headrace.transport import address as addresses
 __all__ = ["bind"]
 
 _REBIND_SECONDS = 1.0
+_NOT_OURS = (errno.EADDRNOTAVAIL, errno.ENODEV)
 
 
 def bind(router: zmq.Socket[bytes], host: str, port: int) -> str:
@@ -31,9 +32,13 @@ def bind(router: zmq.Socket[bytes], host: str, port: int) -> str:
                 f"port {port} on {host} is in use by another server; "
                 "choose another port, or 0 for one that is free",
             ) from error
-        raise OSError(
-            error.errno, f"cannot listen at {addresses.join(host, port)}: {error}"
-        ) from error
+        words = f"cannot listen at {addresses.join(host, port)}: {error}"
+        if error.errno in _NOT_OURS:
+            words += (
+                f". {host} is no address of this machine, nor a name of one: give 127.0.0.1, "
+                "another address of this machine, or 0.0.0.0 for all of them"
+            )
+        raise OSError(error.errno, words) from error
     bound = router.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
     return addresses.join(host, int(bound.rpartition(":")[2]))
 

@@ -130,8 +130,8 @@ class Scenario:
     def close(self, client_id: str) -> None:
         self.ask(messages.CloseIteration(client_id=client_id))
 
-    def finish(self, worker_id: str, task_id: int) -> None:
-        self.ask(messages.FinishTask(worker_id=worker_id, **self.shown(task_id)))
+    def finish(self, worker_id: str, task_id: int, **fields: Any) -> None:
+        self.ask(messages.FinishTask(worker_id=worker_id, **self.shown(task_id), **fields))
 
     def fail(self, worker_id: str, task_id: int, reason: str = "a bug") -> None:
         self.ask(messages.FailTask(worker_id=worker_id, reason=reason, **self.shown(task_id)))

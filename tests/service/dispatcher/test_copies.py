@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from headrace.service.client.losses import describe_loss
 from headrace.service.dispatcher import updates
 from tests.service.dispatcher.scenario import OFF, Scenario
 
@@ -118,3 +119,32 @@ def test_copies_that_ran_for_long_may_be_lost_any_number_of_times(scene: Scenari
     scene.add_worker("last", "host:1")
     scene.lose("last")
     assert scene.heartbeat("c").finished
+
+
+def test_a_copy_that_was_cut_because_its_worker_leaves_is_named_as_lost(scene: Scenario) -> None:
+    begun(scene, "v", "w")
+    scene.leaving("v")
+    scene.finish("v", 4000, is_cut=True)
+    scene.left("v")
+    scene.finish("w", 4001)
+    scene.restart()
+    update = scene.heartbeat("c")
+    assert update.finished
+    (lost,) = update.lost
+    assert (lost.worker_address, lost.is_copy, lost.reason) == (
+        "v:1",
+        True,
+        "it was asked to leave",
+    )
+    assert describe_loss(update.lost) == [
+        "this pass lacks the rest of the copy of the worker at v:1: it was asked to leave"
+    ]
+
+
+def test_a_copy_that_ended_before_its_worker_left_lacks_nothing(scene: Scenario) -> None:
+    begun(scene, "v", "w")
+    scene.leaving("v")
+    scene.finish("v", 4000)
+    scene.left("v")
+    scene.finish("w", 4001)
+    assert scene.heartbeat("c").lost == ()

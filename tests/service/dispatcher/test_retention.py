@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import pytest
 
-from headrace.errors import NotFoundError
+from headrace.errors import FailedPreconditionError, NotFoundError
 from headrace.service import messages
 from headrace.service.config import DispatcherConfig
 from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.limits import Limits
 from headrace.service.dispatcher.state import LOSSES_REMEMBERED, PASSES_REMEMBERED
-from tests.service.dispatcher.scenario import DYNAMIC, OFF, Scenario
+from tests.service.dispatcher.scenario import DYNAMIC, OFF, Scenario, registration
 
 DAY = 86400.0
 
@@ -79,6 +81,76 @@ def test_a_plan_that_never_got_a_dataset_is_forgotten(small: Scenario) -> None:
     small.tick(2.0)
     assert not small.state.plans
     small.check()
+
+
+def crowded() -> Scenario:
+    """Return a dispatcher that keeps 300 bytes of plans."""
+    return Scenario(dataset_timeout=1e6, client_timeout=30.0, gc_timeout=5.0, plan_bytes=300)
+
+
+def put_other_plan(scene: Scenario, number: int, size: int = 100) -> bytes:
+    plan = bytes([number]) * size
+    digest = hashlib.sha256(plan).digest()
+    scene.ask(messages.PutPlan(digest=digest, offset=0, total=size, part=plan))
+    return digest
+
+
+def register_other(scene: Scenario, number: int, *, anonymous: bool = True) -> str:
+    digest = put_other_plan(scene, number)
+    request = registration(
+        100, token=f"other {number}", digest=digest, fingerprint=digest.hex(), anonymous=anonymous
+    )
+    return str(scene.ask(request).dataset_id)
+
+
+def test_the_longest_unused_datasets_are_forgotten_for_a_plan_that_has_no_room() -> None:
+    scene = crowded()
+    first, second, third = (register_other(scene, number) for number in range(3))
+    scene.tick(20.0)
+    scene.ask(messages.GetDataset(dataset_id=first))
+    scene.tick(15.0)
+    put_other_plan(scene, 3)
+    assert [fact for fact in scene.facts if isinstance(fact, updates.DatasetForgotten)] == [
+        updates.DatasetForgotten(second)
+    ]
+    assert sum(scene.state.plans.values()) == 300
+    assert {first, third} == {*scene.state.datasets}
+    scene.check()
+
+
+def test_a_plan_is_refused_where_those_in_use_leave_it_no_room() -> None:
+    scene = crowded()
+    register_other(scene, 0, anonymous=False)
+    read = register_other(scene, 1)
+    scene.open("c", read)
+    unused = register_other(scene, 2)
+    with pytest.raises(FailedPreconditionError, match="no room for a plan of 100 bytes"):
+        put_other_plan(scene, 3)
+    for _ in range(4):
+        scene.tick(10.0)
+        scene.heartbeat("c")
+    with pytest.raises(FailedPreconditionError, match=r"this is 50 too much.*max_plan_bytes"):
+        put_other_plan(scene, 3, size=150)
+    assert unused in scene.state.datasets
+    put_other_plan(scene, 3)
+    assert unused not in scene.state.datasets
+    scene.check()
+
+
+def test_plans_that_arrive_have_their_room() -> None:
+    scene = crowded()
+    part = messages.PutPlan(digest=b"a" * 32, offset=0, total=250, part=b"x" * 10)
+    scene.ask(part)
+    scene.ask(part)
+    with pytest.raises(FailedPreconditionError, match="this is 50 too much"):
+        put_other_plan(scene, 1)
+    scene.tick(31.0)
+    put_other_plan(scene, 1)
+
+
+def test_plans_of_four_gibibytes_are_kept_unless_another_bound_is_given() -> None:
+    assert Limits.of(DispatcherConfig()).plan_bytes == 4 << 30
+    assert Limits.of(DispatcherConfig(max_plan_bytes=5)).plan_bytes == 5
 
 
 def test_a_pause_of_the_dispatcher_is_no_time_in_which_a_dataset_was_not_used(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import itertools
 import threading
@@ -238,6 +239,40 @@ def test_a_plan_that_cannot_be_opened_is_reported_and_the_task_fails(error: Base
     assert len(outlet.errors()) == 1
     assert outlet.failure is not None
     assert "cannot be opened" in outlet.failure
+
+
+FAILING_PLANS: list[Callable[[Callable[[int], int]], hr.Dataset]] = [
+    lambda fn: hr.Dataset.range(20).map(fn),
+    lambda fn: hr.Dataset.range(20).map(fn, num_parallel_calls=2),
+    lambda fn: hr.Dataset.range(20).filter(lambda x: fn(x) >= 0).prefetch(2),
+    lambda fn: hr.Dataset.range(20).flat_map(lambda x: hr.Dataset.from_tensors(x).map(fn)),
+    lambda fn: hr.Dataset.range(20).interleave(
+        lambda x: hr.Dataset.from_tensors(fn(x)), cycle_length=2, num_parallel_calls=2
+    ),
+]
+
+
+@pytest.mark.parametrize("plan", FAILING_PLANS)
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, asyncio.CancelledError])
+def test_a_function_that_interrupts_or_exits_costs_its_own_element_alone(
+    kind: type[BaseException], plan: Callable[[Callable[[int], int]], hr.Dataset]
+) -> None:
+    def picky(x: int) -> int:
+        if x == 7:
+            raise kind
+        return int(x)
+
+    dataset, units = plan(picky), iter([(0, 20)])
+    outlet = produce(
+        lambda: start(dataset.plan, seed=7, units=lambda: next(units, None), contain_exits=True),
+        counts_units=True,
+    )
+    (error,) = outlet.errors()
+    assert isinstance(error, hr.errors.UserFunctionError)
+    assert error.original_type == kind.__name__
+    values = sorted(value for values in outlet.elements() for value in values)
+    assert values == [value for value in range(20) if value != 7]
+    assert outlet.failure is None
 
 
 class Granting:

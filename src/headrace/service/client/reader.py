@@ -18,6 +18,7 @@ from headrace.errors import FailedPreconditionError, HeadraceError
 from headrace.metrics import count_delivered
 from headrace.plan.source import Position
 from headrace.service.client.actions import Delivery
+from headrace.service.client.failure import came_from
 from headrace.service.client.keeping import Given, Keeper, Kept
 from headrace.service.client.losses import describe_loss
 from headrace.service.client.opening import open_iteration
@@ -266,11 +267,11 @@ class RemoteReader:
 
 def _content(delivery: Delivery) -> Chunk | Exception:
     if isinstance(delivery.payload, Exception):
-        return delivery.payload
+        return came_from(delivery.task.worker_address, delivery.payload)
     try:
         return wire.decode(delivery.payload)
     except HeadraceError as error:
-        return error
+        return came_from(delivery.task.worker_address, error)
 
 
 def _bytes_of(delivery: Delivery) -> int:

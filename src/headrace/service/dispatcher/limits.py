@@ -1,4 +1,4 @@
-"""How long what is waited for."""
+"""How long what is waited for, and how much is kept."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Limits"]
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How long what is waited for; all in seconds."""
+    """How long what is waited for, in seconds, and how much is kept."""
 
     check_interval: float = 1.0
     """Between looks for what is silent or no longer needed."""
@@ -36,6 +36,8 @@ class Limits:
     """A client that has not said after so long what it received of a task that is gone is waited
     for no more, where others read the iteration too."""
     gc_dynamic: bool = False
+    plan_bytes: int = 4 << 30
+    """What the plans of all datasets may take together."""
 
     @property
     def tick_interval(self) -> float:
@@ -64,6 +66,7 @@ class Limits:
             heartbeat_interval=heartbeat_interval,
             suspect_timeout=min(worker_timeout, 2 * heartbeat_interval),
             gc_dynamic=config.gc_dynamic_sharding_jobs,
+            plan_bytes=config.max_plan_bytes or cls.plan_bytes,
         )
 
 

@@ -25,7 +25,8 @@ def lost_units(iteration: Iteration, tasks: list[Task]) -> tuple[messages.LostUn
     """Return what is missing of a finished iteration with these tasks."""
     if not iteration.is_dealt:
         forgotten = [_lost(missing, (), is_copy=True) for missing in iteration.missing]
-        return (*forgotten, *(_lost(task, (), is_copy=True) for task in _lost_copies(tasks)))
+        cut = [_cut(task) for task in tasks if task.is_cut]
+        return (*forgotten, *cut, *(_lost(task, (), is_copy=True) for task in _lost_copies(tasks)))
     lost = [_lost(missing, missing.units) for missing in iteration.missing]
     lost += [each for task in tasks for each in _lost_with(task, iteration.given_up)]
     if iteration.missing_before:
@@ -44,6 +45,18 @@ def _lost_copies(tasks: list[Task]) -> list[Task]:
     """Return the copies of the last attempt that ended early."""
     last = max((task.attempt for task in tasks), default=0)
     return [task for task in tasks if task.phase is TaskPhase.LOST and task.attempt == last]
+
+
+def _cut(task: Task) -> messages.LostUnits:
+    return messages.LostUnits(
+        worker_address=task.address,
+        task_id=task.task_id,
+        units=(),
+        count=0,
+        is_copy=True,
+        # Whatever became of the worker since.
+        reason="it was asked to leave",
+    )
 
 
 def _lost_with(task: Task, given_up: Ranges) -> list[messages.LostUnits]:

@@ -9,7 +9,9 @@ from headrace.service import messages
 from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.decision import Decision, Moment, PlanPart, PlanPlace
 from headrace.service.dispatcher.presence import Upload, Uploaded
+from headrace.service.dispatcher.retention import room_for_plan
 from headrace.service.dispatcher.state import DispatcherState
+from headrace.service.dispatcher.updates import Update
 
 __all__ = ["check_digest", "get_plan", "put_plan"]
 
@@ -30,6 +32,7 @@ def put_plan(state: DispatcherState, request: messages.PutPlan, moment: Moment) 
 
     Raises:
         ValueError: The part cannot be one of this plan.
+        FailedPreconditionError: There is no room for it.
         DataLossError: The bytes that arrived do not have this digest.
     """
     check_digest(request.digest)
@@ -46,7 +49,9 @@ def put_plan(state: DispatcherState, request: messages.PutPlan, moment: Moment) 
     if stored is not None:
         return Decision(reply=messages.PlanReceived(received=stored))
     upload = moment.presence.uploads.get(request.digest)
+    facts: list[Update] = []
     if request.offset == 0:
+        facts += room_for_plan(state, request.digest, request.total, moment)
         # Also where more is here: the first try may have been of damaged bytes.
         upload = Upload(0, request.total, hashlib.sha256(), moment.now)
     if upload is None or (request.offset, request.total) != (upload.received, upload.total):
@@ -54,16 +59,15 @@ def put_plan(state: DispatcherState, request: messages.PutPlan, moment: Moment) 
         return Decision(reply=messages.PlanReceived(received=received))
     digest = upload.digest.copy()
     digest.update(request.part)
-    facts: tuple[updates.PlanStored, ...] = ()
     if end == request.total:
         if digest.digest() != request.digest:
             raise DataLossError(
                 f"the plan that arrived has digest {digest.hexdigest()}, not "
                 f"{request.digest.hex()}: it changed on its way; put it again from the beginning"
             )
-        facts = (updates.PlanStored(digest=request.digest, size=request.total),)
+        facts.append(updates.PlanStored(digest=request.digest, size=request.total))
     return Decision(
-        updates=facts,
+        updates=tuple(facts),
         reply=messages.PlanReceived(received=end),
         plan_to_store=PlanPart(request.digest, request.offset, request.part),
         notes=(Uploaded(request.digest, Upload(end, request.total, digest, moment.now)),),

@@ -4,7 +4,9 @@ Iterations go when they had no client for `Limits.gc_timeout`.
 
 Anonymous datasets, which `distribute` registers, are forgotten when nobody has used them for
 `Limits.dataset_timeout`; those that somebody was given the id of (`register_dataset`) never are. A
-plan goes with its last dataset, and one that never got a dataset after `Limits.client_timeout`.
+plan goes with its last dataset, and one that never got a dataset after `Limits.client_timeout`. All
+plans together have `Limits.plan_bytes`: for another one, anonymous datasets that nobody has used
+for `Limits.client_timeout` are forgotten early, the longest unused first.
 
 Of the tasks that were lost, an iteration keeps the last ones; what was lost with the others is
 remembered without them.
@@ -12,15 +14,17 @@ remembered without them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
+from headrace.errors import FailedPreconditionError
 from headrace.service.config import ShardingPolicy
 from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.decision import Moment
 from headrace.service.dispatcher.state import DispatcherState, Iteration, Task, TaskPhase
 from headrace.service.dispatcher.updates import Update
 
-__all__ = ["collect_idle", "forget_tasks", "forget_unused"]
+__all__ = ["collect_idle", "forget_tasks", "forget_unused", "room_for_plan"]
 
 _TASKS_KEPT = 200
 _TASKS_AT_ONCE = 50
@@ -56,12 +60,7 @@ def _idle(state: DispatcherState, moment: Moment, timeout: float) -> Iterable[It
 def forget_unused(state: DispatcherState, moment: Moment) -> list[Update]:
     """Forget datasets and plans that nobody has used for long."""
     timeout, last_use = moment.limits.dataset_timeout, moment.presence.last_use
-    used = {job.dataset_id for job in state.jobs.values()}
-    idle = [
-        dataset_id
-        for dataset_id, dataset in state.datasets.items()
-        if dataset.anonymous and dataset_id not in used
-    ]
+    idle = _idle_datasets(state)
     planned = {dataset.digest for dataset in state.datasets.values()}
     loose = [digest for digest in state.plans if digest not in planned]
     last_use.watch([*idle, *loose], moment.now)
@@ -77,6 +76,50 @@ def forget_unused(state: DispatcherState, moment: Moment) -> list[Update]:
         for digest in loose
         if last_use.since(digest, moment.now) > moment.limits.client_timeout
     ]
+    return facts
+
+
+def _idle_datasets(state: DispatcherState) -> list[str]:
+    used = {job.dataset_id for job in state.jobs.values()}
+    return [
+        dataset_id
+        for dataset_id, dataset in state.datasets.items()
+        if dataset.anonymous and dataset_id not in used
+    ]
+
+
+def room_for_plan(
+    state: DispatcherState, digest: bytes, size: int, moment: Moment
+) -> list[updates.DatasetForgotten]:
+    """Return what is forgotten for a plan of `size` bytes, which begins to arrive.
+
+    Raises:
+        FailedPreconditionError: There is no room for it beside the plans that are in use.
+    """
+    limits, last_use = moment.limits, moment.presence.last_use
+    arriving = sum(
+        upload.total for each, upload in moment.presence.uploads.items() if each != digest
+    )
+    excess = sum(state.plans.values()) + arriving + size - limits.plan_bytes
+    unused = {each: last_use.since(each, moment.now) for each in _idle_datasets(state)}
+    datasets = Counter(dataset.digest for dataset in state.datasets.values())
+    facts = []
+    for dataset_id in sorted(unused, key=unused.__getitem__, reverse=True):
+        if excess <= 0 or unused[dataset_id] <= limits.client_timeout:
+            break
+        facts.append(updates.DatasetForgotten(dataset_id=dataset_id))
+        plan = state.datasets[dataset_id].digest
+        datasets[plan] -= 1
+        if not datasets[plan]:
+            excess -= state.plans[plan]
+    if excess > 0:
+        raise FailedPreconditionError(
+            f"there is no room for a plan of {size:,} bytes: the dispatcher keeps plans of "
+            f"{limits.plan_bytes:,} bytes together, and this is {excess:,} too much beside those "
+            "of datasets that are registered by `register_dataset`, read, or were used in the last "
+            f"{limits.client_timeout:g} s. Read files on the workers in place of arrays in the "
+            "plan, or start the dispatcher with a larger `max_plan_bytes` (--max-plan-bytes)"
+        )
     return facts
 
 

@@ -80,6 +80,8 @@ class FinishTask(Question[Done], frozen=True):
     worker_id: str
     task_id: int
     ticket: str
+    is_cut: bool = False
+    """The worker was asked to leave while it made a copy: the rest of that is missing."""
 
 
 class FailTask(Question[Done], frozen=True):

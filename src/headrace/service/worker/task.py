@@ -68,6 +68,7 @@ class Task(Generic[R]):
         #: The producer has made a portion, and was not let make another.
         self._waits_for_room = False
         self._has_ended = False
+        self._is_cut = False
         self._failure: str | None = None
         #: What was left when it was called off.
         self.left: Left | None = None
@@ -208,7 +209,12 @@ class Task(Generic[R]):
     def report(self) -> FinishTask | FailTask:
         """Return what to say to the dispatcher when it is over."""
         if self._failure is None:
-            return FinishTask(worker_id=self._worker_id, task_id=self.task_id, ticket=self.ticket)
+            return FinishTask(
+                worker_id=self._worker_id,
+                task_id=self.task_id,
+                ticket=self.ticket,
+                is_cut=self._is_cut,
+            )
         return self.failed(self._failure)
 
     def failed(self, reason: str) -> FailTask:
@@ -229,6 +235,7 @@ class Task(Generic[R]):
         """Take no more units, produce no more of a copy; deliver what there is."""
         if self._units is None:
             if not self._has_ended:
+                self._is_cut = True
                 actions.cuts.append(self.producer)
             return
         self._units.is_over = True
