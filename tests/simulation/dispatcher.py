@@ -13,7 +13,7 @@ from headrace.service.dispatcher.dispatcher import Dispatcher
 from headrace.service.dispatcher.invariants import validate
 from headrace.service.dispatcher.journal import FORMAT
 from headrace.service.dispatcher.limits import Limits
-from headrace.service.dispatcher.losses import lost_units
+from headrace.service.dispatcher.modes import policy_of
 from headrace.service.dispatcher.state import DispatcherState
 from headrace.service.dispatcher.updates import Update
 from headrace.service.messages import LostUnits
@@ -148,7 +148,8 @@ class DispatcherProcess(Peer):
             for iteration_id, iteration in self.state.iterations.items():
                 if iteration.finished:
                     tasks = self.state.tasks_of(iteration)
-                    self.said_lost[iteration_id] = lost_units(iteration, tasks)
+                    policy = policy_of(self.state, iteration)
+                    self.said_lost[iteration_id] = policy.lost(iteration, tasks)
 
     def check(self) -> None:
         """Compare what is known with what was kept."""

@@ -15,7 +15,6 @@ from headrace.service import messages
 from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.decision import Decision, Moment
 from headrace.service.dispatcher.departures import finished_now
-from headrace.service.dispatcher.losses import lost_units
 from headrace.service.dispatcher.modes import policy_of
 from headrace.service.dispatcher.ranges import at_least, subtracted
 from headrace.service.dispatcher.splits import checked_units
@@ -100,7 +99,7 @@ def _update(
             and task.task_id not in given_up
         ),
         settle=tuple(task.task_id for task in tasks if client_id in task.unsettled),
-        lost=lost_units(iteration, tasks) if finished else (),
+        lost=policy.lost(iteration, tasks) if finished else (),
         version=iteration.version,
         failed=iteration.failed if finished else "",
         silent=tuple(silent),

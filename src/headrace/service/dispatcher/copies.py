@@ -9,8 +9,10 @@ every worker soon would otherwise yield the same elements again and again.
 
 from __future__ import annotations
 
+from headrace.service.dispatcher.losses import lost_copies
 from headrace.service.dispatcher.policy import Policy, Post, staying
 from headrace.service.dispatcher.state import DispatcherState, Iteration, Task, TaskPhase
+from headrace.service.messages import LostUnits
 
 __all__ = ["Copies"]
 
@@ -57,6 +59,10 @@ class Copies(Policy):
             f"{tasks[-1].address} ({tasks[-1].reason}). A "
             "function of the dataset may kill or block its process; the workers' logs may say more"
         )
+
+    def lost(self, iteration: Iteration, tasks: list[Task]) -> tuple[LostUnits, ...]:
+        """Return the copies that ended early."""
+        return lost_copies(iteration, tasks)
 
     def is_kept(self, task: Task) -> bool:
         """Whether it ended on its worker, where the last answers may be asked for again."""

@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from headrace.service.dispatcher import updates
+from headrace.service.dispatcher.losses import lost_units
 from headrace.service.dispatcher.policy import Policy, Post, staying
 from headrace.service.dispatcher.ranges import common, located, numbered
 from headrace.service.dispatcher.shares import next_units
@@ -34,7 +35,7 @@ from headrace.service.dispatcher.state import (
     TaskPhase,
 )
 from headrace.service.dispatcher.updates import Update
-from headrace.service.messages import GetSplit
+from headrace.service.messages import GetSplit, LostUnits
 
 __all__ = ["Dealing", "may_recover"]
 
@@ -96,6 +97,10 @@ class Dealing(Policy):
     ) -> tuple[int, int] | None:
         """Return the task's share, first come, first served."""
         return next_units(iteration, task, request.want, request.done, is_impatient=is_impatient)
+
+    def lost(self, iteration: Iteration, tasks: list[Task]) -> tuple[LostUnits, ...]:
+        """Return the units that are missing."""
+        return lost_units(iteration, tasks)
 
     def is_kept(self, task: Task) -> bool:
         """Whether units are with it which it has delivered, as far as its worker knows."""

@@ -15,18 +15,21 @@ from headrace.service.dispatcher.ranges import (
 )
 from headrace.service.dispatcher.state import Iteration, Missing, Task, TaskPhase
 
-__all__ = ["lost_units"]
+__all__ = ["lost_copies", "lost_units"]
 
 _MOST_RANGES = 1000
 """Ranges of lost units that are named; how many units are lost is always exact."""
 
 
+def lost_copies(iteration: Iteration, tasks: list[Task]) -> tuple[messages.LostUnits, ...]:
+    """Return the copies that ended early, of a finished iteration with these tasks."""
+    forgotten = [_lost(missing, (), is_copy=True) for missing in iteration.missing]
+    cut = [_cut(task) for task in tasks if task.is_cut]
+    return (*forgotten, *cut, *(_lost(task, (), is_copy=True) for task in _lost_copies(tasks)))
+
+
 def lost_units(iteration: Iteration, tasks: list[Task]) -> tuple[messages.LostUnits, ...]:
-    """Return what is missing of a finished iteration with these tasks."""
-    if not iteration.is_dealt:
-        forgotten = [_lost(missing, (), is_copy=True) for missing in iteration.missing]
-        cut = [_cut(task) for task in tasks if task.is_cut]
-        return (*forgotten, *cut, *(_lost(task, (), is_copy=True) for task in _lost_copies(tasks)))
+    """Return the units that are missing of a finished iteration with these tasks."""
     lost = [_lost(missing, missing.units) for missing in iteration.missing]
     lost += [each for task in tasks for each in _lost_with(task, iteration.given_up)]
     if iteration.missing_before:

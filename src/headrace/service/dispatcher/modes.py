@@ -17,7 +17,10 @@ OFFERED: dict[int, Policy] = {
 
 
 def policy_of_job(job: Job) -> Policy:
-    """Return how the iterations of a job are shared."""
+    """Return how the iterations of a job are shared.
+
+    This is the one place that chooses: today by the mode alone.
+    """
     return OFFERED[job.processing_mode]
 
 

@@ -15,7 +15,7 @@ import msgspec
 
 from headrace.service.dispatcher.state import Dataset, DispatcherState, Iteration, Task
 from headrace.service.dispatcher.updates import Update
-from headrace.service.messages import GetSplit
+from headrace.service.messages import GetSplit, LostUnits
 
 __all__ = ["Policy", "Post", "staying"]
 
@@ -82,6 +82,10 @@ class Policy(ABC):
             is_impatient: Nobody was dealt anything for a while.
         """
         return None
+
+    @abstractmethod
+    def lost(self, iteration: Iteration, tasks: list[Task]) -> tuple[LostUnits, ...]:
+        """Return what is missing of a finished iteration with these tasks."""
 
     @abstractmethod
     def is_kept(self, task: Task) -> bool:

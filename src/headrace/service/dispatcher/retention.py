@@ -18,7 +18,6 @@ from collections import Counter
 from collections.abc import Iterable
 
 from headrace.errors import FailedPreconditionError
-from headrace.service.config import ShardingPolicy
 from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.decision import Moment
 from headrace.service.dispatcher.state import DispatcherState, Iteration, Task, TaskPhase
@@ -44,9 +43,7 @@ def collect_idle(state: DispatcherState, moment: Moment) -> list[Update]:
         if iteration.finished
         else updates.IterationCollected(iteration_id=iteration.iteration_id)
         for iteration in _idle(state, moment, timeout)
-        if iteration.finished
-        or moment.limits.gc_dynamic
-        or state.jobs[iteration.job_id].processing_mode != ShardingPolicy.DYNAMIC
+        if iteration.finished or moment.limits.gc_dynamic or not iteration.is_dealt
     ]
 
 
