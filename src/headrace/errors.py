@@ -100,7 +100,8 @@ class UserFunctionError(HeadraceError, RuntimeError):
 
     Attributes:
         position: Index of the element in the stage that called the function, counted from 0 in
-            this pass over the data; -1 where it is not known.
+            this pass over the data; -1 where it is not known. After a restore, stages above files,
+            an interleave or a generator count from there on.
         original_type: Name of the exception's class, as in `"ValueError"`.
         original_traceback: The formatted traceback of the exception, also in the message.
     """

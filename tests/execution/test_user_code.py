@@ -250,6 +250,35 @@ def test_an_element_that_cannot_be_gathered_fails_alone():
 
 
 @pytest.mark.parametrize(
+    ("between", "expected"),
+    [
+        (lambda rows: rows, [[0, 1, 2], "row 4 is damaged", [6, 7, 8], [9]]),
+        (lambda rows: rows.map(lambda x: x), [[0, 1, 2], "row 4 is damaged", [3, 5, 6], [7, 8, 9]]),
+    ],
+)
+def test_a_batch_over_a_source_fails_as_a_whole_and_one_over_a_step_is_filled(between, expected):
+    class Rows(hr.IndexedSource):
+        size = 10
+
+        def gather(self, indices):
+            if 4 in indices:
+                raise OSError("row 4 is damaged")
+            return np.asarray(indices).copy()
+
+    got = []
+    with iter(between(Dataset.from_source(Rows())).batch(3)) as iterator:
+        while True:
+            try:
+                got.append(next(iterator).tolist())
+            except StopIteration:
+                break
+            except OSError as error:
+                got.append(str(error))
+    # Which of the batches waits for the error is not said here.
+    assert sorted(got, key=str) == sorted(expected, key=str)
+
+
+@pytest.mark.parametrize(
     ("fn", "is_arity"),
     [
         (lambda x: x, True),

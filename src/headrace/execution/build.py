@@ -62,8 +62,8 @@ def start(
         pass_number: Which iteration over the plan this is; shuffles differ from one to the next.
         units: Deals out the plan: returns the units (`rewrites.positions`) to read next. None: it
             is read whole.
-        contain_exits: Whether KeyboardInterrupt, SystemExit and the like from a user's function
-            become a UserFunctionError: where other work goes on in the same process.
+        contain_exits: Whether SystemExit and the like from a user's function become a
+            UserFunctionError: where other work goes on in the same process.
         watch: Returns what stands in the place of a node's iterator (`watch_point`); for nested
             datasets, too. None: what was made stays as it is.
 

@@ -203,6 +203,9 @@ class IndexedSource(Source):
     """A source of one element an index, that can be read in any order: write `size` and `gather`.
 
     An element of shape `s` is a row of what `gather` returns, so all have one shape and dtype.
+
+    Where `gather` raises, rows are fetched one by one, so that only those fail that cannot be
+    fetched; but a batch directly over the source is one element, and fails as a whole.
     """
 
     @abstractmethod

@@ -124,7 +124,7 @@ def test_copies_that_ran_for_long_may_be_lost_any_number_of_times(scene: Scenari
 def test_a_copy_that_was_cut_because_its_worker_leaves_is_named_as_lost(scene: Scenario) -> None:
     begun(scene, "v", "w")
     scene.leaving("v")
-    scene.finish("v", 4000, is_cut=True)
+    scene.finish("v", 4000, cut=True)
     scene.left("v")
     scene.finish("w", 4001)
     scene.restart()

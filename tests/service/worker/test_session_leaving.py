@@ -271,7 +271,7 @@ def test_a_task_that_is_asked_for_while_the_worker_drains_ends_at_once() -> None
     worker.act()
     assert other == 2
     worker.end(other)
-    assert FinishTask(worker_id="w1", task_id=2, ticket=TICKET, is_cut=True) in worker.calls
+    assert FinishTask(worker_id="w1", task_id=2, ticket=TICKET, cut=True) in worker.calls
 
 
 def test_a_worker_that_drains_says_so_until_it_is_heard_and_leaves_when_time_is_up() -> None:

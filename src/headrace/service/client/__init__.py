@@ -11,6 +11,7 @@ What is decided, on plain values, without thread, socket or clock:
     waiting    how long the consumer waits, and what is said of it
     actions    what the shell is to do
     losses     what is said at the end of a pass that lost something
+    failure    an element's error, with the worker that it came from
 
 What does it:
 

@@ -241,7 +241,7 @@ def _task_created(state: DispatcherState, fact: updates.TaskCreated) -> None:
 
 def _task_finished(state: DispatcherState, fact: updates.TaskFinished) -> None:
     task = _end(state, fact.task_id, TaskPhase.FINISHED)
-    task.is_cut = fact.is_cut
+    task.cut = fact.cut
     worker = state.workers[task.worker_id]
     if task.dealt or not state.iterations[task.iteration_id].is_dealt:
         worker.finished.add(fact.task_id)

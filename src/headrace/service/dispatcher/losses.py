@@ -24,7 +24,7 @@ _MOST_RANGES = 1000
 def lost_copies(iteration: Iteration, tasks: list[Task]) -> tuple[messages.LostUnits, ...]:
     """Return the copies that ended early, of a finished iteration with these tasks."""
     forgotten = [_lost(missing, (), is_copy=True) for missing in iteration.missing]
-    cut = [_cut(task) for task in tasks if task.is_cut]
+    cut = [_cut(task) for task in tasks if task.cut]
     return (*forgotten, *cut, *(_lost(task, (), is_copy=True) for task in _lost_copies(tasks)))
 
 

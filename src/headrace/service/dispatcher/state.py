@@ -213,7 +213,7 @@ class Task(msgspec.Struct):
     #: It ran for long, without anything dealt: the loss of all copies counts as the first again.
     lasted: bool = False
     #: It ended before its copy did, because its worker was asked to leave.
-    is_cut: bool = False
+    cut: bool = False
     #: Number of grants, and the last of them in case it is asked for again.
     grants: int = 0
     last: tuple[int, int] = (0, 0)

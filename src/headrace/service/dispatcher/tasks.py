@@ -94,8 +94,8 @@ def finish_task(state: DispatcherState, request: messages.FinishTask, moment: Mo
     task = workers_task(state, request)
     if task.phase is not TaskPhase.RUNNING:
         return Decision()
-    is_cut = request.is_cut and not state.iterations[task.iteration_id].is_dealt
-    return Decision(updates=(updates.TaskFinished(task_id=task.task_id, is_cut=is_cut),))
+    cut = request.cut and not state.iterations[task.iteration_id].is_dealt
+    return Decision(updates=(updates.TaskFinished(task_id=task.task_id, cut=cut),))
 
 
 def fail_task(state: DispatcherState, request: messages.FailTask, moment: Moment) -> Decision:

@@ -194,7 +194,7 @@ class TaskFinished(Fact, frozen=True):
     """A task handed out its last element."""
 
     task_id: int
-    is_cut: bool = False
+    cut: bool = False
     """It made a copy, and ended before the copy did: its worker leaves."""
 
 

@@ -80,7 +80,7 @@ class FinishTask(Question[Done], frozen=True):
     worker_id: str
     task_id: int
     ticket: str
-    is_cut: bool = False
+    cut: bool = False
     """The worker was asked to leave while it made a copy: the rest of that is missing."""
 
 

@@ -103,10 +103,12 @@ class Producer:
         self._hand = threading.Lock()
         #: What was yielded and is in no portion.
         self._in_hand: list[Chunk] = []
+        #: The state after that, and of how many units something was yielded at most.
+        self._at: tuple[State, int] | None = None
         #: Whether a part of this portion was put before units were waited for.
         self._was_parted = False
         self._produced = 0
-        #: Units that are whole with what was yielded, and with what was put.
+        #: Units that are whole with what was counted, and with what was put.
         self._units = self._units_put = 0
         self._touched = 0
         self._thread = threading.Thread(target=self._run, name=f"headrace-{name}", daemon=True)
@@ -204,7 +206,8 @@ class Producer:
             said = for_clients(error)
             if isinstance(error, Exception):
                 # A unit that ends with a failure is whole with it, and nobody needs it again.
-                self._units, self._touched = self._count(iterator, iterator.get_state)
+                if self._counts_units:
+                    self._count(iterator.get_state(), units_begun(iterator))
             else:
                 # Where the iterator stands is not known.
                 self._touched = max(self._touched, units_begun(iterator))
@@ -220,27 +223,26 @@ class Producer:
 
     def _take(self, iterator: ElementIterator, chunk: Chunk) -> None:
         """Have a chunk in hand."""
-        # Counted here and not when it is put: states are not for another thread. And without the
-        # lock: a thread of the plan that waits for it may hold what a state has to wait for.
-        counted = self._count(iterator, lambda: state_after(chunk))
+        # Asked for here and not when it is put: another thread must not ask for states. And without
+        # the lock: a thread of the plan that waits for it may hold what a state has to wait for.
+        at = (state_after(chunk), units_begun(iterator)) if self._counts_units else None
         with self._hand:
-            self._units, self._touched = counted
             self._in_hand.append(chunk)
+            self._at = at
 
     def _put_hand(self) -> None:
         chunks, self._in_hand = self._in_hand, []
         if chunks:
+            if self._at is not None:
+                self._count(*self._at)
             before, self._units_put = self._units_put, self._units
             self._put_chunk(concatenate(chunks), before, self._units)
 
-    def _count(self, iterator: ElementIterator, state_now: Callable[[], State]) -> tuple[int, int]:
-        """Return how many units are whole at a state, and how many are touched."""
-        if not self._counts_units:
-            return self._units, self._touched
-        state = state_now()
+    def _count(self, state: State, begun_at_most: int) -> None:
+        """Count the units that are whole at a state, and those that were begun before it."""
         begun = begun_units(state)
-        units = units_whole(state, self._units)
-        return units, max(self._touched, units, units_begun(iterator) if begun is None else begun)
+        self._units = units_whole(state, self._units)
+        self._touched = max(self._touched, self._units, begun_at_most if begun is None else begun)
 
     def _put_chunk(self, chunk: Chunk, done_from: int, done_to: int) -> None:
         buffers: list[Buffer] = []

@@ -213,7 +213,7 @@ class Task(Generic[R]):
                 worker_id=self._worker_id,
                 task_id=self.task_id,
                 ticket=self.ticket,
-                is_cut=self._is_cut,
+                cut=self._is_cut,
             )
         return self.failed(self._failure)
 
