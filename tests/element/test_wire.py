@@ -69,6 +69,16 @@ def test_contiguous_columns_are_not_copied_and_others_are_put_in_c_order() -> No
     assert same(decode(buffers).columns(), (plain, np.ascontiguousarray(strided)))
 
 
+@pytest.mark.parametrize("rows", [lambda a: a[::2], lambda a: np.broadcast_to(a[0], (3, 9000))])
+def test_large_rows_that_lie_apart_are_sent_from_where_they_lie(rows: Any) -> None:
+    array = np.arange(6 * 9000.0).reshape(6, 9000)
+    columns = {"x": rows(array), "label": np.arange(3)}
+    buffers = encode(Chunk.of_columns(columns, 3))
+    assert sum(np.shares_memory(np.frombuffer(b, np.uint8), array) for b in buffers[1:]) == 3
+    expected = [{"x": columns["x"][i], "label": np.int64(i)} for i in range(3)]
+    assert same(tuple(decode(buffers).rows()), tuple(expected))
+
+
 @pytest.mark.parametrize("writable", [True, False])
 def test_arrays_are_views_of_the_buffers_and_writable_as_they_are(writable: bool) -> None:
     batch = np.arange(6.0).reshape(2, 3)

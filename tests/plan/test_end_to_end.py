@@ -56,3 +56,13 @@ def test_bytes_are_joined_and_the_contract_of_sources_is_kept():
 def test_one_index_gives_one_row(index):
     joined, arrays = source()
     assert joined.gather(np.array(index))["a"] == arrays["a"][index]
+
+
+@pytest.mark.parametrize("indices", [[0, 1], [1, 2, 3, 4], [6, 0], []])
+def test_what_is_lent_is_what_is_given_and_of_one_member_it_is_no_copy(indices):
+    arrays = [np.arange(n * 5000.0).reshape(n, 5000) for n in (3, 4)]
+    joined = end_to_end(*map(SlicesSource, arrays))
+    lent = joined.lend(np.array(indices, np.int64))
+    assert np.array_equal(lent, joined.gather(np.array(indices, np.int64)))
+    assert np.shares_memory(lent, arrays[0]) == (indices == [0, 1])
+    assert np.shares_memory(joined.lend_run(4, 6), arrays[1])

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from headrace.element.spec import ArraySpec
+from headrace.element.structure import flatten
 from headrace.plan.source import INFINITE, IndexedSource
 from headrace.sources.memory import RangeSource, SlicesSource, TensorsSource
-from headrace.testing.conformance import check_source, read_all
+from headrace.testing.conformance import assert_same, check_source, read_all
 
 
 class Pair(NamedTuple):
@@ -125,6 +126,55 @@ def test_gathered_runs_are_copies(count: int) -> None:
     assert array.tolist() == list(range(5000))
 
 
+@pytest.mark.parametrize("length", [3, 5000])
+@pytest.mark.parametrize(
+    "indices",
+    [
+        np.arange(2, 6),
+        np.arange(2, 8).reshape(2, 3),
+        np.array([3]),
+        np.array(4),
+        np.array([5, 4]),
+        np.array([1, 3, 5]),
+        np.array([], np.int64),
+    ],
+    ids=str,
+)
+def test_what_slices_lend_is_what_they_give(length: int, indices: Any) -> None:
+    array = np.arange(9.0 * length).reshape(9, length)
+    source = SlicesSource({"x": array, "y": np.arange(9)})
+
+    lent = source.lend(indices)
+
+    assert_same([lent], [source.gather(indices)])
+    if np.shares_memory(lent["x"], array):
+        assert not lent["x"].flags.writeable
+
+
+@pytest.mark.parametrize("indices", [np.arange(2, 6), np.arange(2, 8).reshape(2, 3)], ids=str)
+def test_runs_of_large_slices_are_lent_without_a_copy(indices: Any) -> None:
+    array = np.arange(9 * 5000.0).reshape(9, 5000)
+    source = SlicesSource(array)
+
+    for lent in (source.lend(indices), source.lend_run(2, 6)):
+        assert np.shares_memory(lent, array)
+        with pytest.raises(ValueError, match="read-only"):
+            lent[...] = -1
+    assert array.flags.writeable
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (4,), (2, 3), (0,)])
+def test_tensors_are_lent_without_a_copy(shape: tuple[int, ...]) -> None:
+    array, indices = np.arange(6.0).reshape(2, 3), np.zeros(shape, np.int64)
+    source = TensorsSource({"x": array, "y": 3, "z": "text"})
+
+    lent = source.lend(indices)
+
+    assert_same([lent], [source.gather(indices)])
+    assert np.shares_memory(lent["x"], array) == bool(indices.size)
+    assert not lent["x"].flags.writeable
+
+
 def test_what_only_looks_like_a_run_is_gathered() -> None:
     indices = np.arange(2000)
     indices[[5, 6]] = 6, 5
@@ -186,3 +236,22 @@ def test_positions_outside_of_a_split_are_refused(position: Any) -> None:
 def test_readers_are_asked_for_at_least_one() -> None:
     with pytest.raises(ValueError, match="limit must be at least 1, got 0"):
         RangeSource(0, 4).open(0, 4).read(0)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        RangeSource(0, 50),
+        RangeSource(7, -43, -1, np.int16),
+        RangeSource(3, 200, 4, np.float32),
+        RangeSource((1 << 63) - 11, (1 << 63) - 1, 3),
+        SlicesSource({"x": np.arange(100.0).reshape(50, 2), "y": np.arange(50)}),
+    ],
+)
+def test_a_run_is_what_gather_gives_in_memory_of_its_own(source) -> None:
+    stop = source.size
+    for first, last in ((0, stop), (1, 2), (stop - 2, stop), (2, 2)):
+        run = source.gather_run(first, last)
+        assert_same([run], [source.gather(np.arange(first, last))])
+        for leaf in flatten(run)[0]:
+            assert leaf.flags.owndata or not leaf.size

@@ -116,3 +116,36 @@ def test_a_removed_channel_is_its_caller_s_again(carrier: Carrier, inbox: Inbox)
     ticket = channel.send(Echo(number=4))
     assert inbox.wait(0.05) == []
     assert channel.receive(10).ticket == ticket
+
+
+def test_a_wake_asks_no_channel_that_has_sockets_and_nothing_on_them(
+    inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+):
+    carrier = Carrier("tcp")
+    channel = carrier.connect(carrier.serve().address)
+    inbox.add(channel)
+    channel.send(Echo(number=1))
+    collect(inbox, 1)
+    while inbox.wait(0.05):
+        pass
+    asked = []
+    receive = channel.receive
+
+    def counting(timeout: float) -> Reply | None:
+        asked.append(timeout)
+        return receive(timeout)
+
+    monkeypatch.setattr(channel, "receive", counting)
+    inbox.wake()
+    assert inbox.wait(30) == []
+    assert asked == []
+    inbox.remove(channel)
+    carrier.close()
+
+
+def test_a_look_at_a_channel_that_was_never_used_takes_no_time(monkeypatch: pytest.MonkeyPatch):
+    carrier = Carrier("tcp")
+    channel = carrier.connect("127.0.0.1:1")
+    monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("slept"))
+    assert channel.receive(0.0) is None
+    carrier.close()

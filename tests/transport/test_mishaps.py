@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
+from typing import Any
 
 import msgspec
 import pytest
 import zmq
 
 from headrace.errors import FailedPreconditionError, UnavailableError
-from headrace.transport import zeromq
+from headrace.transport import inprocess, zeromq
 from headrace.transport.channel import Request
 from tests.transport.conftest import Carrier
 from tests.transport.peer import TestHandler
@@ -87,3 +89,35 @@ def test_an_answer_in_other_words_is_an_error_and_the_channel_goes_on(network: C
     assert channel.call(Echo(), timeout=20)[0] == Echoed(number=1)
     channel.close()
     server.close()
+
+
+@pytest.mark.parametrize("began", [True, False], ids=["after its start", "before its start"])
+@pytest.mark.parametrize("make", [zeromq.serve, inprocess.serve], ids=["zeromq", "inprocess"])
+def test_a_server_whose_making_is_interrupted_leaves_nothing(
+    make: Any, began: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    server = make(TestHandler(), request_type=TestRequest, host="127.0.0.1")
+    port = int(server.address.rpartition(":")[2])
+    server.close()
+    made: list[threading.Thread] = []
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        if not thread.name.startswith("headrace-server"):
+            start(thread)
+            return
+        made.append(thread)
+        if began:
+            start(thread)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            make(TestHandler(), request_type=TestRequest, host="127.0.0.1", port=port)
+    (thread,) = made
+    if began:
+        thread.join(10)
+    assert not thread.is_alive()
+    make(TestHandler(), request_type=TestRequest, host="127.0.0.1", port=port).close()
+    assert "goes on after an error" not in caplog.text

@@ -37,7 +37,7 @@ from headrace.element.structure import Element, Structure, component, flatten, u
 from headrace.element.transpose import transpose, untranspose
 from headrace.errors import DataLossError, InvalidElementError
 
-__all__ = ["Buffer", "decode", "encode", "frame_bytes"]
+__all__ = ["OWN_BUFFER_BYTES", "Buffer", "decode", "encode", "frame_bytes"]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -50,9 +50,9 @@ _RAGGED = 1
 _EACH = 2
 _MIXED = 3
 
-#: Arrays of at least this many bytes are sent from where they lie, one buffer each; smaller ones
-#: cost less to copy together than to send apart.
-_OWN_BUFFER_BYTES = 32 << 10
+OWN_BUFFER_BYTES = 32 << 10
+"""Arrays of at least so many bytes are sent from where they lie, one buffer each; smaller ones cost
+less to copy together than to send apart."""
 _LENGTH = np.dtype("<i8")
 _STRINGS = {"B": bytes, "T": str}
 
@@ -61,13 +61,15 @@ _decode_header = msgspec.msgpack.Decoder().decode
 
 
 def encode(chunk: Chunk) -> list[Buffer]:
-    """Return `chunk` as a header and raw buffers; C-contiguous columns are not copied.
+    """Return `chunk` as a header and raw buffers.
+
+    Columns are not copied where they are C-contiguous, nor where large rows of them are.
 
     Raises:
         InvalidElementError: A component holds Python objects other than bytes or str.
     """
     buffers: list[Buffer] = [b""]
-    if chunk.is_columnar:
+    if chunk.is_columnar and not _has_scattered_rows(chunk):
         leaves, structure = flatten(chunk.columns())
         columns = [
             _encode_array(leaf, path, buffers)
@@ -155,6 +157,21 @@ def _runs(rows: list[Element]) -> Iterator[tuple[Structure, list[list[Any]], int
                 start, current = stop, following
 
 
+def _has_scattered_rows(chunk: Chunk) -> bool:
+    """Say whether rows are to be sent from where they lie, as no buffer holds all of a column."""
+    for leaf in flatten(chunk.columns())[0]:
+        if (
+            isinstance(leaf, np.ndarray)
+            and leaf.nbytes >= OWN_BUFFER_BYTES * chunk.size
+            and len(leaf) == chunk.size
+            and leaf.dtype.kind != "O"
+            and not leaf.flags.c_contiguous
+            and leaf[0].flags.c_contiguous
+        ):
+            return True
+    return False
+
+
 def _encode_array(array: Any, path: str, buffers: list[Buffer]) -> list[Any]:
     """Encode one stacked leaf."""
     if not isinstance(array, np.ndarray) or not array.ndim:
@@ -173,7 +190,7 @@ def _encode_column(values: list[Any], path: str, buffers: list[Buffer]) -> list[
         return _encode_mixed(values, path, buffers)
     if cls is bytes or cls is str:
         lengths = np.fromiter(map(len, values), _LENGTH, len(values))
-        if cls is bytes and int(lengths.sum()) >= _OWN_BUFFER_BYTES * len(values):
+        if cls is bytes and int(lengths.sum()) >= OWN_BUFFER_BYTES * len(values):
             buffers.extend(values)
             return [_EACH, "B", []]
         return [_FIXED, _encode_strings(values, cls, buffers), ()]
@@ -196,7 +213,7 @@ def _encode_arrays(values: list[NDArray[Any]], path: str, buffers: list[Buffer])
     if len(values) > 1 and dtype.kind == "O" and len({_held(v, path) for v in values}) != 1:
         return _encode_mixed(values, path, buffers)
     shapes = list(map(attrgetter("shape"), values))
-    if sum(map(attrgetter("nbytes"), values)) >= _OWN_BUFFER_BYTES * len(values):
+    if sum(map(attrgetter("nbytes"), values)) >= OWN_BUFFER_BYTES * len(values):
         described = [_encode_values(value, path, buffers) for value in values]
         return [_EACH, described[0], shapes]
     if shapes.count(shapes[0]) == len(values):

@@ -31,6 +31,7 @@ from headrace.execution.iterator import ElementIterator, make_iterator
 from headrace.plan.fixed_order import fixed_seeds, with_fixed_seeds
 from headrace.plan.free_order import free_steps
 from headrace.plan.index_part import leaves
+from headrace.plan.lending import lending_steps
 from headrace.plan.node import Node
 from headrace.plan.traverse import fold
 from headrace.rewrites.normal import NO_OPTIONS
@@ -50,6 +51,7 @@ def start(
     pass_number: tuple[int, ...] = (0,),
     units: NextUnits | None = None,
     contain_exits: bool = False,
+    only_reads: bool = False,
     watch: Watch | None = None,
 ) -> ElementIterator:
     """Return an iterator over the plan's elements; nothing is opened before the first read.
@@ -64,6 +66,8 @@ def start(
             is read whole.
         contain_exits: Whether SystemExit and the like from a user's function become a
             UserFunctionError: where other work goes on in the same process.
+        only_reads: Whether whoever takes the elements writes into none of them: what sources and
+            caches keep is lent then, where it would be copied, and is not to be written to.
         watch: Returns what stands in the place of a node's iterator (`watch_point`); for nested
             datasets, too. None: what was made stays as it is.
 
@@ -81,6 +85,7 @@ def start(
         passes=pass_number,
         options=prepared.options,
         free=free_steps(prepared.plan, prepared.options.deterministic),
+        lending=lending_steps(prepared.plan) if only_reads else frozenset(),
         contain_exits=contain_exits,
         parallelism=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2,
     )

@@ -36,6 +36,10 @@ class Store(ABC):
     def read(self, start: int, limit: int) -> Chunk | None:
         """Return a copy of 1 to `limit` elements from number `start` on; None: no more."""
 
+    def lend(self, start: int, limit: int) -> Chunk | None:
+        """Return what `read` does, for somebody who only reads it: perhaps without a copy."""
+        return self.read(start, limit)
+
     @abstractmethod
     def close(self) -> None:
         """Release files."""
@@ -99,9 +103,10 @@ class MemoryStore(Store, Filling):
         self._size = 0
 
     def append(self, chunk: Chunk) -> None:
-        # Copied: whoever gets the same elements now may write into them.
+        # Copied: whoever gets the same elements now may write into them. Nobody writes here.
+        frames = [memoryview(bytearray(frame)).toreadonly() for frame in encode(chunk)]
         self._starts.append(self._size)
-        self._chunks.append(_copy(chunk))
+        self._chunks.append(decode(frames).with_places(chunk.places))
         self._size += chunk.size
 
     def complete(self) -> None:
@@ -109,12 +114,16 @@ class MemoryStore(Store, Filling):
             self._cache.offer(self)
 
     def read(self, start: int, limit: int) -> Chunk | None:
+        lent = self.lend(start, limit)
+        return None if lent is None else _copy(lent)
+
+    def lend(self, start: int, limit: int) -> Chunk | None:
         if start >= self._size:
             return None
         at = bisect.bisect_right(self._starts, start) - 1
         offset = start - self._starts[at]
         chunk = self._chunks[at]
-        return _copy(chunk.slice(offset, min(offset + limit, chunk.size)))
+        return chunk.slice(offset, min(offset + limit, chunk.size))
 
     def close(self) -> None:
         return

@@ -54,6 +54,7 @@ class CacheIterator(ElementIterator):
         self._own_seed = _seed_of(context) if self._is_random else 0
         self._identity = identity_digest(node.input) if node.filename else ""
         self._wants_places = context.wants_places
+        self._lends = id(node) in context.lending
         #: Whether the store keeps no places: they follow from how many elements come before.
         self._has_positions = _has_positions(node.input)
         self._memory = plan_cache(node.key) if not node.filename else None
@@ -87,7 +88,8 @@ class CacheIterator(ElementIterator):
             self._open()
         first = self._count
         if self._reading is not None:
-            chunk = self._reading.read(first, limit)
+            read = self._reading.lend if self._lends else self._reading.read
+            chunk = read(first, limit)
             if chunk is None:
                 self._end()
                 return None

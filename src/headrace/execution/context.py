@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,6 +46,9 @@ class Context:
     """`id` of each step that yields elements as they are ready (`plan.free_order`)."""
     dealer: Dealer | None = None
     """Deals units of the plan to its leaves; None: they are read whole."""
+    lending: frozenset[int] = frozenset()
+    """`id` of each step that may lend what it keeps: its elements are only read
+    (`plan.lending`)."""
     leaves: Mapping[int, int] = field(default_factory=dict)
     """`id` of a leaf node -> its number in the deal."""
     cache_seeds: dict[Any, int] = field(default_factory=dict)
@@ -67,29 +69,32 @@ class Context:
 
     def in_pass(self, number: int) -> Context:
         """Return the context of pass `number` within this one."""
-        return dataclasses.replace(self, passes=(*self.passes, number))
+        return self._with(passes=(*self.passes, number))
 
     def with_places(self, wanted: bool) -> Context:
         """Return the context in which chunks carry the places of their elements, or do not."""
         if wanted == self.wants_places:
             return self
-        return dataclasses.replace(self, wants_places=wanted)
+        return self._with(wants_places=wanted)
 
     def nested(self, step: int, place: int) -> Context:
         """Return the context of a dataset that step number `step` opens for the element there."""
-        # Without the checks of `replace`: this is done for each element of an outer dataset.
-        context = object.__new__(Context)
-        context.__dict__.update(
-            self.__dict__,
+        return self._with(
             passes=(*self.passes, place),
             outer_passes=len(self.passes) + 1,
             outer=(*self.outer, step),
             places=(*self.places, place),
-            free=_NONE_FREE,
+            free=_NONE,
+            lending=_NONE,
             dealer=None,
             leaves={},
             cache_seeds={},
         )
+
+    def _with(self, **changes: Any) -> Context:
+        # Without the checks of `replace`: there may be a pass, or a dataset, for each element.
+        context = object.__new__(Context)
+        context.__dict__.update(self.__dict__, **changes)
         return context
 
     def entropy(self, number: int | None) -> list[int]:
@@ -115,5 +120,5 @@ class Context:
         return self.parallelism if calls < 0 else calls
 
 
-_NONE_FREE: frozenset[int] = frozenset()
+_NONE: frozenset[int] = frozenset()
 _MASK = (1 << 64) - 1

@@ -17,7 +17,7 @@ from headrace.execution.places import of_positions
 from headrace.execution.stage import Stage
 from headrace.plan.elements import Gather, Indices
 from headrace.plan.node import Node
-from headrace.plan.source import INFINITE, IndexedSource
+from headrace.plan.source import INFINITE
 from headrace.plan.traverse import cardinality
 
 __all__ = ["GatherIterator", "IndexPart", "IndicesIterator", "RowsIterator"]
@@ -119,7 +119,7 @@ def index_part_iterator(node: Node, context: Context) -> ElementIterator:
 @make_iterator.register(Gather)
 def _make_gather(node: Gather, context: Context) -> ElementIterator:
     if context.dealer is None and isinstance(node.input, Indices) and not context.is_watched:
-        return RowsIterator(node.source, node.input, context.wants_places)
+        return RowsIterator(node, node.input, context)
     return GatherIterator(node, context)
 
 
@@ -129,9 +129,11 @@ class RowsIterator(ElementIterator):
     The state is that of the numbers: how many elements were passed.
     """
 
-    def __init__(self, source: IndexedSource, indices: Indices, wants_places: bool) -> None:
-        self._source = source
-        self._wants_places = wants_places
+    def __init__(self, node: Gather, indices: Indices, context: Context) -> None:
+        source = node.source
+        self._read_run = source.lend_run if id(node) in context.lending else source.gather_run
+        self._is_free = not node.source.runs_user_code
+        self._wants_places = context.wants_places
         self._first = indices.start
         self._size = indices.size
         self._next = 0
@@ -140,7 +142,7 @@ class RowsIterator(ElementIterator):
 
     @property
     def reads_ahead_freely(self) -> bool:
-        return not self._source.runs_user_code
+        return self._is_free
 
     def next_chunk(self, limit: int) -> Chunk | None:
         while True:
@@ -152,7 +154,7 @@ class RowsIterator(ElementIterator):
                 return None
             first = self._first
             try:
-                columns = self._source.gather(np.arange(first + start, first + stop))
+                columns = self._read_run(first + start, first + stop)
             except Exception:
                 if stop - start > 1:
                     self._one_by_one = stop
@@ -181,7 +183,8 @@ class GatherIterator(Stage):
 
     def __init__(self, node: Gather, context: Context) -> None:
         super().__init__(index_part_iterator(node.input, context))
-        self._source = node.source
+        source = node.source
+        self._read = source.lend if id(node) in context.lending else source.gather
         self._is_free = not node.source.runs_user_code
 
     @property
@@ -211,9 +214,9 @@ class GatherIterator(Stage):
             rows = chunk.rows()
             leaves, _ = flatten(rows[0])
             if any(isinstance(leaf, np.ndarray) for leaf in leaves):  # batches of any size
-                made = [self._source.gather(row) for row in rows]
+                made = [self._read(row) for row in rows]
                 return Chunk.of_rows(made, chunk.states, chunk.places)
-        made = self._source.gather(chunk.columns())
+        made = self._read(chunk.columns())
         return Chunk.of_columns(made, chunk.size, chunk.states, chunk.places)
 
     def skip(self, count: int) -> int:

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import time
 
+import numpy as np
+
 from headrace.element.chunk import Chunk
 from headrace.element.wire import frame_bytes
 from headrace.execution.iterator import ElementIterator
@@ -20,6 +22,12 @@ __all__ = ["Pace"]
 
 _SOON = 0.0005
 _LATE = 0.005
+
+# Chunks come and go. The C library gives freed memory back to the system once it has some 128 KiB
+# of it, and the next chunk gets its memory from there again, page by page, which costs more than
+# the arithmetic on it. A larger block, freed once, makes it keep that much (mallopt(3): "the dynamic
+# mmap threshold").
+np.empty(8 << 20, np.uint8)
 
 
 class Pace:
@@ -34,7 +42,7 @@ class Pace:
 
     __slots__ = ("_least", "_most", "_most_bytes", "limit")
 
-    def __init__(self, most: int = 1024, most_bytes: int = 1 << 18, least: int = 1) -> None:
+    def __init__(self, most: int = 1024, most_bytes: int = 1 << 19, least: int = 1) -> None:
         self._least = least
         self._most = max(most, least)
         self._most_bytes = most_bytes

@@ -17,6 +17,7 @@ class Batch(Node):
     """Stack `size` consecutive elements into one; the last batch may be smaller."""
 
     kind: ClassVar[str] = "batch"
+    only_reads: ClassVar[bool] = True
     index_step: ClassVar[bool] = True
 
     input: Node
@@ -43,6 +44,7 @@ class Unbatch(Node):
     """Split each element along its first axis into elements of its own."""
 
     kind: ClassVar[str] = "unbatch"
+    only_reads: ClassVar[bool] = True
     reads_again: ClassVar[bool] = True
 
     input: Node

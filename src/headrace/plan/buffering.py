@@ -16,6 +16,7 @@ class Prefetch(Node):
     """Read up to `buffer_size` elements ahead, on a thread of its own."""
 
     kind: ClassVar[str] = "prefetch"
+    only_reads: ClassVar[bool] = True
     is_transparent: ClassVar[bool] = True
     one_to_one: ClassVar[bool] = True
     keeps_count: ClassVar[bool] = True
@@ -40,6 +41,7 @@ class Cache(Node):
     """Keep the elements of the first complete pass: in memory, or in the file `filename`."""
 
     kind: ClassVar[str] = "cache"
+    only_reads: ClassVar[bool] = True
     reads_again: ClassVar[bool] = True
     keeps_count: ClassVar[bool] = True
 

@@ -24,6 +24,7 @@ class Zip(Node):
     """Join the n-th elements of several inputs into one structure; the shortest ends it."""
 
     kind: ClassVar[str] = "zip"
+    only_reads: ClassVar[bool] = True
     reads_again: ClassVar[bool] = True
     index_step: ClassVar[bool] = True
 
@@ -51,6 +52,7 @@ class Concatenate(Node):
     """All elements of `first`, then all of `second`."""
 
     kind: ClassVar[str] = "concatenate"
+    only_reads: ClassVar[bool] = True
     index_step: ClassVar[bool] = True
 
     first: Node

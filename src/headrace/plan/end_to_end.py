@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,17 +41,25 @@ class EndToEnd(IndexedSource):
         return any(member.runs_user_code for member in self.members)
 
     def gather(self, indices: NDArray[np.int64]) -> Any:
+        return self._read(indices, lambda member, own: member.gather(own))
+
+    def lend(self, indices: NDArray[np.int64]) -> Any:
+        return self._read(indices, lambda member, own: member.lend(own))
+
+    def _read(
+        self, indices: NDArray[np.int64], read: Callable[[IndexedSource, NDArray[np.int64]], Any]
+    ) -> Any:
         indices = np.asarray(indices)
         owners = np.searchsorted(np.array(self.ends), indices.ravel(), side="right")
         used: list[int] = np.unique(owners).tolist() or [0]
         if len(used) == 1:
             (number,) = used
-            return self.members[number].gather(indices - self._start(number))
+            return read(self.members[number], indices - self._start(number))
         # Each member's elements, in turn, and then all in the order of the indices.
         parts = []
         for number in used:
             own = indices.ravel()[owners == number] - self._start(number)
-            parts.append(flatten(self.members[number].gather(own)))
+            parts.append(flatten(read(self.members[number], own)))
         order = np.empty(owners.size, np.int64)
         order[np.argsort(owners, kind="stable")] = np.arange(owners.size)
         leaves = [np.concatenate(same)[order] for same in zip(*[p[0] for p in parts], strict=True)]

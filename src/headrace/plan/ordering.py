@@ -18,6 +18,7 @@ class Shuffle(Node):
     """Yield elements at random from a buffer of `buffer_size` that is filled in order."""
 
     kind: ClassVar[str] = "shuffle"
+    only_reads: ClassVar[bool] = True
     reads_again: ClassVar[bool] = True
     draws: ClassVar[bool] = True
     chooses: ClassVar[bool] = True
@@ -44,6 +45,7 @@ class Repeat(Node):
     """Go over the input `count` times; None: without end."""
 
     kind: ClassVar[str] = "repeat"
+    only_reads: ClassVar[bool] = True
     chooses: ClassVar[bool] = True
     index_step: ClassVar[bool] = True
 
@@ -67,6 +69,7 @@ class Take(Node):
     """Yield at most the first `count` elements; -1: all of them."""
 
     kind: ClassVar[str] = "take"
+    only_reads: ClassVar[bool] = True
     chooses: ClassVar[bool] = True
     index_step: ClassVar[bool] = True
 
@@ -87,6 +90,7 @@ class Skip(Node):
     """Leave out the first `count` elements; -1: all of them."""
 
     kind: ClassVar[str] = "skip"
+    only_reads: ClassVar[bool] = True
     chooses: ClassVar[bool] = True
     index_step: ClassVar[bool] = True
 
@@ -107,6 +111,7 @@ class Shard(Node):
     """Yield every `num_shards`-th element, from element `index` on."""
 
     kind: ClassVar[str] = "shard"
+    only_reads: ClassVar[bool] = True
     chooses: ClassVar[bool] = True
     index_step: ClassVar[bool] = True
 
@@ -134,6 +139,7 @@ class Enumerate(Node):
     """Pair each element with its number, counted from `start`."""
 
     kind: ClassVar[str] = "enumerate"
+    only_reads: ClassVar[bool] = True
     keeps_count: ClassVar[bool] = True
     index_step: ClassVar[bool] = True
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +43,12 @@ class SideBySide(IndexedSource):
 
     def gather(self, indices: Any) -> Any:
         leaves, _ = flatten(indices)
-        parts = [_gather(m, leaf) for m, leaf in zip(self.members, leaves, strict=True)]
+        parts = [_read(m.gather, leaf) for m, leaf in zip(self.members, leaves, strict=True)]
+        return unflatten(self.structure, parts)
+
+    def lend(self, indices: Any) -> Any:
+        leaves, _ = flatten(indices)
+        parts = [_read(m.lend, leaf) for m, leaf in zip(self.members, leaves, strict=True)]
         return unflatten(self.structure, parts)
 
     def spec_at(self, indices: Spec) -> Spec | None:
@@ -90,8 +95,9 @@ def gathered_spec(source: IndexedSource, indices: Spec) -> Spec | None:
     return spec
 
 
-def _gather(source: IndexedSource, indices: Any) -> Any:
+def _read(read: Callable[[Any], Any], indices: Any) -> Any:
+    """Return what is at indices, or at a single one, which has no axis."""
     indices = np.asarray(indices)
     if indices.ndim:
-        return source.gather(indices)
-    return map_leaves(lambda leaf: leaf[0], source.gather(indices[None]))
+        return read(indices)
+    return map_leaves(lambda leaf: leaf[0], read(indices[None]))

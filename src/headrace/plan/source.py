@@ -216,6 +216,24 @@ class IndexedSource(Source):
         is fresh memory that the caller owns.
         """
 
+    def gather_run(self, start: int, stop: int) -> Any:
+        """Return what `gather` does for indices `start` to `stop` - 1.
+
+        Override it where indices in order need not be looked at one by one.
+        """
+        return self.gather(np.arange(start, stop))
+
+    def lend(self, indices: NDArray[np.int64]) -> Any:
+        """Return what `gather` does, for somebody who only reads it.
+
+        It may be memory that the source keeps, and is read-only then; by default it is a copy.
+        """
+        return self.gather(indices)
+
+    def lend_run(self, start: int, stop: int) -> Any:
+        """Return what `gather_run` does, for somebody who only reads it, as with `lend`."""
+        return self.lend(np.arange(start, stop))
+
     @property
     def elements_per_index(self) -> int | None:
         """Always 1."""
@@ -231,21 +249,21 @@ class IndexedSource(Source):
     ) -> Reader:
         """Return a reader that gathers indices `start` to `stop` - 1; its position is the next."""
         check_range(start, stop, self.size)
-        return IndexedReader(self.gather, start, stop, position)
+        return IndexedReader(self.gather_run, start, stop, position)
 
 
 class IndexedReader:
     """Reads a source of one element an index; its position is the next index.
 
     Args:
-        gather: Gives the elements at an array of indices, stacked.
+        gather_run: Gives the elements from one index up to another, stacked.
         start: The first index.
         stop: The index after the last, or INFINITE.
         position: Where to begin, if not at `start`.
     """
 
-    def __init__(self, gather: Any, start: int, stop: int, position: Position = None) -> None:
-        self._gather: Any = gather
+    def __init__(self, gather_run: Any, start: int, stop: int, position: Position = None) -> None:
+        self._gather_run: Any = gather_run
         self._next = start if position is None else position
         self._stop = stop
         outside = type(self._next) is not int or self._next < start
@@ -254,14 +272,14 @@ class IndexedReader:
 
     def read(self, limit: int) -> Chunk | None:
         check_limit(limit)
-        if self._gather is None:
+        if self._gather_run is None:
             raise FailedPreconditionError("this reader is closed; open another one")
         stop = self._next + limit
         if self._stop != INFINITE:
             stop = min(stop, self._stop)
         if stop == self._next:
             return None
-        chunk = Chunk.of_columns(self._gather(np.arange(self._next, stop)), stop - self._next)
+        chunk = Chunk.of_columns(self._gather_run(self._next, stop), stop - self._next)
         self._next = stop
         return chunk
 
@@ -269,7 +287,7 @@ class IndexedReader:
         return self._next
 
     def close(self) -> None:
-        self._gather = None
+        self._gather_run = None
 
 
 def check_range(start: int, stop: int, size: int) -> None:

@@ -79,8 +79,9 @@ class Inbox:
                 os.eventfd_read(self._bell)
                 self._rung = False
             channels = {self._owners[each] for each, _ in ready if each in self._owners}
-            # Channels without sockets ring the bell.
-            events = self._collect(list(self._watched) if woken else list(channels))
+            if woken:  # perhaps by a channel without sockets
+                channels.update(each for each, sockets in self._watched.items() if not sockets)
+            events = self._collect(list(channels))
             if events or woken or left <= 0:
                 return events
 

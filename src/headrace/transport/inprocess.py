@@ -59,7 +59,12 @@ def serve(handler: Handler, *, request_type: Any, host: str = "inprocess", port:
                 f"port {port} on {host} is in use by another server of this process",
             )
         server = InProcessServer(handler, request_type, address)
-        _servers[address] = server
+        try:
+            server.start()
+            _servers[address] = server
+        except BaseException:
+            server.end()
+            raise
     return server
 
 
@@ -89,6 +94,8 @@ class InProcessServer(Server):
         self._thread = threading.Thread(
             target=self._run, name=f"headrace-server-{address}", daemon=True
         )
+
+    def start(self) -> None:
         self._thread.start()
 
     @property
@@ -176,11 +183,16 @@ class InProcessServer(Server):
         with _servers_lock:
             if _servers.get(self._address) is self:
                 del _servers[self._address]
-        self._inbox.put(None)
+        self.end()
         for outbox in listeners:
             outbox.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join()
+
+    def end(self) -> None:
+        """Let the thread end, also one whose start was interrupted."""
+        self._closed = True
+        self._inbox.put(None)
 
 
 class _InProcessRequest(Request):

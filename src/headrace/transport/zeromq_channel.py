@@ -185,7 +185,9 @@ class ZeroMQChannel(CallingEnd):
             connection = self._connection
             if connection is None:
                 # Nothing was asked, so nothing comes: the caller's time passes as agreed.
-                time.sleep(max(0.0, until - time.monotonic()))
+                left = until - time.monotonic()
+                if left > 0:  # even a sleep of no time lets others run
+                    time.sleep(left)
                 return None
             answered, news = connection.wait(max(0.0, until - time.monotonic()))
             if news:

@@ -90,6 +90,8 @@ class ZeroMQServer(Server):
         self._closing = False
         self._forked = False
         self._close_lock = threading.Lock()
+        #: Who takes this closes the sockets: the thread, or who made it if that failed before.
+        self._to_close = [True]
         self._wake_lock = threading.Lock()
         self._wake_sent = False
         self._wake_read = self._wake_write = -1
@@ -116,8 +118,19 @@ class ZeroMQServer(Server):
             stays_with_parent(self)
             self._thread.start()
         except BaseException:
-            self._close_everything()
+            if self._is_taken_over():
+                self._close_everything()
+            else:
+                self.close()  # the thread runs, though its start was interrupted
             raise
+
+    def _is_taken_over(self) -> bool:
+        """Take over who closes the sockets; False: somebody has, and nobody else may touch them."""
+        try:
+            self._to_close.pop()  # One list operation: two threads cannot both succeed.
+        except IndexError:
+            return False
+        return True
 
     def _set_options(self) -> None:
         router = self._router
@@ -191,6 +204,8 @@ class ZeroMQServer(Server):
     # --- the thread ---------------------------------------------------------------------------
 
     def _run(self) -> None:
+        if not self._is_taken_over():
+            return
         assert self._peers is not None
         poller = zmq.Poller()
         for source in (self._router, self._peers.monitor, self._wake_read):

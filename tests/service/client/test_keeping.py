@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 from headrace.service.client.keeping import Keeper
 
 
@@ -63,3 +65,16 @@ def test_what_was_opened_again_stays_open_and_the_rest_ends() -> None:
     assert (one.ended, two.ended, two.place) == (1, 0, 7)
     keeper.hold(iterator)
     assert keeper.take(None, (0,)) is None
+
+
+def test_much_is_kept_if_any_reader_keeps_much_and_is_still_there() -> None:
+    keeper, one, two = Keeper(), Listed("one"), Listed("two")
+    assert not keeper.is_full
+    for reader in (one, two):
+        keeper.add(reader)
+    assert not keeper.is_full
+    two.is_full = True
+    assert keeper.is_full
+    del reader, two
+    gc.collect()
+    assert not keeper.is_full

@@ -18,9 +18,12 @@ from headrace.element import wire
 from headrace.element.chunk import Chunk
 from headrace.execution.build import start
 from headrace.execution.iterator import ElementIterator
+from headrace.plan.serialize import dump_plan
 from headrace.rewrites.optimize import prepare
 from headrace.rewrites.positions import deal_of
+from headrace.service.messages import TaskDefinition
 from headrace.service.worker.feed import Feed
+from headrace.service.worker.opening import open_plan
 from headrace.service.worker.portion import Portion
 from headrace.service.worker.producer import Producer, next_limit
 from tests.service.reading import wait_until
@@ -409,3 +412,45 @@ def test_the_plan_is_released_as_soon_as_it_is_open() -> None:
     assert gone() is None
     go_on.set()
     producer.join(SECONDS)
+
+
+@pytest.mark.parametrize(
+    "step", [lambda ds: ds, lambda ds: ds.repeat(5), lambda ds: ds.prefetch(2)]
+)
+def test_large_elements_are_sent_from_where_the_source_keeps_them(step: Any) -> None:
+    array = np.arange(8 * 9000.0).reshape(8, 9000)
+    dataset = step(hr.Dataset.from_tensor_slices(array))
+    outlet = produce(lambda: start(dataset.plan, seed=1, only_reads=True))
+    sent = [row for portion in outlet.portions for row in wire.decode(portion.buffers).rows()]
+    assert max(portion.count for portion in outlet.portions) > 1
+    assert [row[0] for row in sent] == [row[0] for row in dataset]
+    assert all(np.shares_memory(row, array) for row in sent)
+
+
+def test_elements_that_came_in_pieces_are_not_joined_where_they_are_large() -> None:
+    image = np.arange(9000.0)
+    dataset = hr.Dataset.from_tensors(image).repeat(20)
+    outlet = produce(lambda: start(dataset.plan, seed=1, only_reads=True))
+    sent = [row for portion in outlet.portions for row in wire.decode(portion.buffers).rows()]
+    assert len(sent) == 20
+    assert len(outlet.portions) < 20
+    assert all(np.shares_memory(row, image) for row in sent)
+
+
+def test_the_plan_of_a_task_is_opened_by_somebody_who_only_reads() -> None:
+    dataset = hr.Dataset.from_tensors(np.arange(9000.0))
+    definition = TaskDefinition(
+        task_id=1,
+        iteration_id=1,
+        dataset_id="data",
+        digest=b"",
+        processing_mode=0,
+        pass_number=(0,),
+        seed=1,
+        ticket="",
+    )
+    iterator = open_plan(dump_plan(dataset.plan), definition, 1, None, worker="worker:1")
+    chunk = iterator.next_chunk(1)
+    assert chunk is not None
+    (row,) = chunk.rows()
+    assert not row.flags.writeable

@@ -138,7 +138,12 @@ class Keeper:
     @property
     def is_full(self) -> bool:
         """Whether much is kept."""
-        return any(reader.is_full for reader in list(self._readers.values()))
+        # Asked before each element, so by the references, without their dictionary's guard.
+        for reference in self._readers.valuerefs():
+            reader = reference()
+            if reader is not None and reader.is_full:
+                return True
+        return False
 
     def forget(self, state: Any) -> None:
         """Forget what came before `state`, the place of an iterator."""
@@ -155,7 +160,8 @@ class Keeper:
 
     def release(self, iterator: Any) -> None:
         """Close those that were not opened again."""
-        self._holders.discard(iterator)
+        if self._holders:
+            self._holders.discard(iterator)
         while self._left and not self._holders:
             name, reader = next(iter(self._left.items()))
             if name not in self._taken:

@@ -51,6 +51,7 @@ def open_plan(
         pass_number=definition.pass_number,
         units=next_units,
         contain_exits=True,
+        only_reads=True,  # they are sent
     )
 
 

@@ -236,7 +236,7 @@ class Producer:
             if self._at is not None:
                 self._count(*self._at)
             before, self._units_put = self._units_put, self._units
-            self._put_chunk(concatenate(chunks), before, self._units)
+            self._put_chunk(_joined(chunks), before, self._units)
 
     def _count(self, state: State, begun_at_most: int) -> None:
         """Count the units that are whole at a state, and those that were begun before it."""
@@ -284,3 +284,11 @@ class Producer:
                 touched=self._touched,
             )
         )
+
+
+def _joined(chunks: list[Chunk]) -> Chunk:
+    """Return the elements of all chunks; large ones stay where they are until they are sent."""
+    count = sum(chunk.size for chunk in chunks)
+    if len(chunks) > 1 and sum(map(wire.frame_bytes, chunks)) >= count * wire.OWN_BUFFER_BYTES:
+        return Chunk.of_rows([row for chunk in chunks for row in chunk.rows()])
+    return concatenate(chunks)
