@@ -16,7 +16,7 @@ import numpy as np
 from headrace.element.chunk import Chunk
 from headrace.element.structure import flatten
 from headrace.execution.context import Context
-from headrace.execution.iterator import END, ElementIterator, State
+from headrace.execution.iterator import ElementIterator, Singles, State
 from headrace.plan.node import Node
 
 Outcome = Any
@@ -90,15 +90,6 @@ def copied(state: State) -> State:
     return json.loads(json.dumps(state))
 
 
-def _single(iterator: ElementIterator, before: State) -> Chunk | None:
-    """Return the next element, read by itself, in a chunk like any other."""
-    row = iterator.next_row()
-    if row is END:
-        return None
-    states, index = iterator.later_state()
-    return Chunk.of_rows([row], lambda at: states(index) if at else before)
-
-
 def read(
     iterator: ElementIterator, chance: random.Random, most: int, largest: int = 9
 ) -> tuple[list[Outcome], list[list[State]]]:
@@ -112,13 +103,19 @@ def read(
     while len(outcomes) < most:
         limit = 1 if chance.random() < 0.3 else chance.randint(1, largest)
         try:
-            chunk = _single(iterator, states[-1][0]) if limit == 1 else iterator.next_chunk(limit)
+            if limit == 1:
+                singles = iterator.singles()
+                if singles is not None:
+                    _read_singles(singles, outcomes, states, most)
+                    continue
+            chunk = iterator.next_chunk(limit)
         except Exception as error:
             outcomes.append(type(error).__name__)
             states.append([copied(iterator.get_state())])
             continue
         if chunk is None:
             assert iterator.next_chunk(3) is None
+            assert iterator.singles() is None
             states[-1].append(copied(iterator.get_state()))
             break
         assert 1 <= chunk.size <= limit
@@ -129,6 +126,19 @@ def read(
         if chance.random() < 0.5:  # nobody needs to ask
             states[-1].append(copied(iterator.get_state()))
     return outcomes, states
+
+
+def _read_singles(
+    singles: Singles, outcomes: list[Outcome], states: list[list[State]], most: int
+) -> None:
+    """Read single elements to their end, or as many as are wanted."""
+    rows, at = singles
+    states[-1].append(copied(at(0)))
+    for count, row in enumerate(rows, 1):
+        outcomes.append(plain(row))
+        states.append([copied(at(count))])
+        if len(outcomes) >= most:
+            break
 
 
 def assert_keeps_contract(

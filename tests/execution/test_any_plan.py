@@ -31,8 +31,19 @@ def numbers():
     yield from range(13)
 
 
+def with_gaps():
+    for number in range(13):
+        yield number if number % 6 != 4 else None  # None is no element: an error
+
+
 def shuffled(x):
     return Dataset.range(int(x) % 7).shuffle(4)
+
+
+def generated(x):
+    if x % 3 == 1:
+        return Dataset.range(int(x) % 5)
+    return Dataset.from_generator(with_gaps).take(int(x) % 7)
 
 
 def failing(x):
@@ -46,6 +57,7 @@ BEGIN = st.sampled_from(
         lambda size: Dataset.range(size),
         lambda size: Dataset.range(size).map(odd_or_half),
         lambda size: Dataset.from_generator(numbers),
+        lambda size: Dataset.from_generator(with_gaps),
     ]
 )
 STEP = st.sampled_from(
@@ -76,6 +88,9 @@ STEP = st.sampled_from(
         lambda ds: ds.interleave(failing, cycle_length=2, num_parallel_calls=2),
         lambda ds: ds.concatenate(Dataset.range(4)),
         lambda ds: Dataset.zip(ds, Dataset.range(30)).map(lambda a, b: a + b),
+        lambda ds: Dataset.zip(ds, Dataset.from_generator(with_gaps)).map(lambda a, b: a + b),
+        lambda ds: ds.interleave(generated, cycle_length=3, block_length=2),
+        lambda ds: ds.enumerate().map(lambda number, x: number + x),
         lambda ds: ds.batch(3).unbatch(),
         lambda ds: ds.map(fails_at_three).batch(3).unbatch(),
         lambda ds: ds.map(fails_at_three).batch(2, drop_remainder=True).batch(3).map(total),

@@ -5,38 +5,101 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from headrace.element.chunk import Chunk
 from headrace.execution.intake import Intake
-from headrace.execution.places import of_positions
 
 from .contract import ListIterator
 
 
-class Placed(ListIterator):
-    """Yields chunks whose elements know the numbers of their places."""
-
-    def next_chunk(self, limit: int) -> Chunk | None:
-        start = self.at
-        chunk = super().next_chunk(limit)
-        return chunk and chunk.with_places(of_positions(start, chunk.size))
-
-
+@pytest.mark.parametrize("gives_rows", [False, True])
 @pytest.mark.parametrize("taken", [1, 2, 3])
-def test_an_element_that_is_put_back_keeps_its_place(taken: int) -> None:
-    """The first of a chunk, one in its middle, its last."""
-    intake = Intake(Placed([np.int64(number) for number in range(10, 13)]))
-    intake.look(3)
-    for _ in range(taken):
-        before = intake.later_state()
-        row = intake.next_row()
+def test_an_element_that_is_put_back_keeps_its_place(taken: int, gives_rows: bool) -> None:
+    """The first, one in the middle, the last."""
+    input_ = ListIterator([np.int64(number) for number in range(10, 13)])
+    input_.gives_rows = gives_rows
+    intake = Intake(input_)
+    if not gives_rows:
+        intake.look(3)
+    live = intake.singles()
+    for number in range(taken):
+        while (row := next(live.rows, None)) is None:
+            intake.drop_singles()
+            live = intake.singles()
+        live.taken += number < taken - 1
 
-    intake.put_back(row, before)
+    live.put_back(row)
 
     assert intake.get_state() == taken - 1
     chunk = intake.take(1)
-    assert chunk is not None
     assert (chunk.rows(), chunk.state_at(0), chunk.state_at(1)) == ([row], taken - 1, taken)
-    assert chunk.places is not None
-    assert chunk.places.tolist() == of_positions(taken - 1, 1).tolist()
-    rest = [] if taken == 3 else intake.take(3).rows()
+    assert intake.get_state() == taken
+    rest = []
+    while (chunk := intake.take(3)) is not None:
+        rest += chunk.rows()
     assert rest == list(range(10 + taken, 13))
+
+
+class OneByOne(ListIterator):
+    """Makes single elements when they are asked for."""
+
+    gives_rows = True
+
+    def __init__(self, entries) -> None:
+        super().__init__(entries)
+        self.made = []
+
+    def singles(self):
+        start = self.at
+        return self._rows(), lambda index: start + index
+
+    def _rows(self):
+        while self.at < len(self.entries):
+            entry = self.entries[self.at]
+            self.at += 1
+            if isinstance(entry, Exception):
+                raise entry
+            self.made.append(entry)
+            yield entry
+
+    def skip(self, count):
+        self.at += count
+        return count
+
+
+def test_single_elements_that_are_passed_over_are_not_made() -> None:
+    input_ = OneByOne([np.int64(number) for number in range(10)])
+    intake = Intake(input_)
+    live = intake.singles()
+    next(live.rows)
+    live.taken += 1
+
+    assert intake.skip(4) == 4
+
+    assert intake.get_state() == 5
+    assert intake.take(1).rows() == [5]
+    assert input_.made == [0]
+
+
+def test_an_error_among_single_elements_is_passed_when_a_chunk_is_asked_for() -> None:
+    intake = Intake(OneByOne([np.int64(7), ValueError("eight"), np.int64(9)]))
+    live = intake.singles()
+    next(live.rows)
+    live.taken += 1
+
+    with pytest.raises(ValueError, match="eight"):
+        intake.take(1)
+
+    assert intake.get_state() == 2
+    assert intake.take(1).rows() == [9]
+
+
+def test_one_of_single_elements_that_is_looked_at_comes_before_the_rest_of_them() -> None:
+    intake = Intake(ListIterator([np.int64(number) for number in range(10, 14)]))
+    intake.look(4)
+    live = intake.singles()
+    live.put_back(next(live.rows))
+
+    assert intake.look(1).rows() == [10]
+    assert intake.get_state() == 0
+    live = intake.singles()
+    assert live.states(0) == 0
+    assert list(live.rows) == [10, 11, 12, 13]

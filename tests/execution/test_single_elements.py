@@ -68,6 +68,25 @@ PIPELINES = {
     "interleave of both kinds": lambda c: Dataset.range(4).interleave(
         lambda n: generated(c, 5) if n % 2 else Dataset.range(5), cycle_length=3, block_length=2
     ),
+    "shuffle": lambda c: generated(c, 40).shuffle(4, seed=3),
+    "shuffle after a filter": lambda c: Dataset.range(40).filter(c.odd).shuffle(5, seed=3),
+    "shuffle that fails": lambda c: (
+        Dataset.range(40).filter(lambda x: x >= 0).map(c).shuffle(6, seed=3)
+    ),
+    "take of a shuffle": lambda c: generated(c, 40).shuffle(4, seed=3).take(9),
+    "enumerate of an interleave": lambda c: (
+        Dataset.range(5)
+        .interleave(lambda n: generated(c, int(n) * 3 % 7), cycle_length=3)
+        .enumerate()
+    ),
+    "batch of an interleave": lambda c: (
+        Dataset.range(5)
+        .interleave(lambda n: generated(c, int(n) * 5 % 9), cycle_length=3, block_length=2)
+        .batch(4)
+    ),
+    "repeat of a filter that keeps nothing": lambda c: (
+        generated(c, 3).filter(lambda x: x > 5).repeat(2)
+    ),
     "unbatch": lambda c: Dataset.range(12).map(c).batch(3).unbatch(),
     "map after unbatch": lambda c: Dataset.range(12).map(c).batch(3).unbatch().map(lambda x: x),
     "prefetch": lambda c: Dataset.range(40).map(c).prefetch(16),
@@ -86,12 +105,34 @@ def outcome_of(ask, *arguments):
         return type(error).__name__
 
 
+def place_of(iterator):
+    """Return the place at which an iterator stands that no single elements were asked of."""
+    state = iterator.get_state()
+    return (lambda index: state), 0
+
+
+def singles_of(iterator):
+    """Yield the outcomes of single elements, each with the place after it."""
+    while (singles := outcome_of(iterator.singles)) is not None:
+        if isinstance(singles, str):
+            yield singles, place_of(iterator)
+            continue
+        rows, states = singles
+        count = 0
+        while (row := outcome_of(next, rows, END)) is not END:
+            failed = isinstance(row, str)
+            count += 1
+            yield row, place_of(iterator) if failed else (states, count)
+            if failed:
+                break
+
+
 def by_rows(iterator):
     """Return the outcomes, and the place before each of them and after the last."""
-    outcomes, places = [], [iterator.later_state()]
-    while (row := outcome_of(iterator.next_row)) is not END:
+    outcomes, places = [], [place_of(iterator)]
+    for row, place in singles_of(iterator):
         outcomes.append(plain(row))
-        places.append(iterator.later_state())
+        places.append(place)
     return outcomes, places
 
 
@@ -128,16 +169,16 @@ def test_a_place_leads_to_the_same_rest_however_late_it_is_looked_at(name):
 
 
 @CASES
-def test_single_elements_and_chunks_may_be_asked_for_in_turn(name):
+def test_chunks_may_follow_single_elements_that_have_ended_or_failed(name):
     want = by_chunks(started(name), 1)
     for begin in range(3):
         iterator, got, turn = started(name), [], begin
         while True:
             if turn % 3:
-                row = outcome_of(iterator.next_row)
-                if row is END:
+                singles = outcome_of(iterator.singles)
+                if singles is None:
                     break
-                got.append(plain(row))
+                got += [plain(singles)] if isinstance(singles, str) else to_the_end(singles[0])
             else:
                 chunk = outcome_of(iterator.next_chunk, 2)
                 if chunk is None:
@@ -148,12 +189,23 @@ def test_single_elements_and_chunks_may_be_asked_for_in_turn(name):
         iterator.close()
 
 
+def to_the_end(rows):
+    """Return the outcomes of single elements up to an error, or to their end."""
+    got = []
+    while (row := outcome_of(next, rows, END)) is not END:
+        got.append(plain(row))
+        if isinstance(row, str):
+            break
+    return got
+
+
 @pytest.mark.parametrize("name", [name for name in PIPELINES if name not in ("prefetch",)])
 def test_no_function_is_called_for_an_element_that_was_not_asked_for(name):
     calls, alone = Calls(), Calls()
     rows, chunks = started(name, calls), started(name, alone)
+    singles = singles_of(rows)
     for _ in range(9):
-        got = outcome_of(rows.next_row)
+        got, _ = next(singles, (END, None))
         chunk = outcome_of(chunks.next_chunk, 1)
         assert calls.count <= alone.count
         assert (got is END) == (chunk is None)
@@ -211,7 +263,7 @@ def test_elements_that_a_restore_passes_over_are_not_held_all_at_once(fails_at, 
         def __init__(self, position):
             self.at = position or 0
 
-        def read_row(self):
+        def read_one(self):
             self.at += 1
             if self.at - 1 == fails_at:
                 raise ValueError(fails_at)
@@ -219,7 +271,7 @@ def test_elements_that_a_restore_passes_over_are_not_held_all_at_once(fails_at, 
 
         def read(self, limit):
             limits.append(limit)
-            return hr.Chunk.of_rows([self.read_row() for _ in range(limit)])
+            return hr.Chunk.of_rows([self.read_one() for _ in range(limit)])
 
         def get_position(self):
             return self.at

@@ -10,7 +10,6 @@ import pytest
 import headrace as hr
 from headrace.errors import UserFunctionError
 from headrace.execution.build import start
-from headrace.execution.iterator import END
 from headrace.execution.watch_point import Watched
 from headrace.plan.traverse import walk
 from headrace.rewrites.optimize import prepare
@@ -50,10 +49,14 @@ class Counted(Watched):
         self.count(0 if chunk is None else chunk.size)
         return chunk
 
-    def next_row(self):
-        row = super().next_row()
-        self.count(row is not END)
-        return row
+    def singles(self):
+        got = super().singles()
+        return got and (self.counted(got[0]), got[1])
+
+    def counted(self, rows):
+        for row in rows:
+            self.count(1)
+            yield row
 
 
 def outcomes(iterator, most=60):

@@ -379,3 +379,73 @@ def test_what_is_not_callable_is_refused() -> None:
 def test_a_signature_holds_specs() -> None:
     with pytest.raises(TypeError, match=r"output_signature must hold ArraySpec, but component"):
         GeneratorSource(count, (), {"a": np.int64})
+
+
+def failing_at_two() -> Iterator[Any]:
+    yield 0
+    yield None  # no element
+    yield 2
+    raise ValueError("three")
+
+
+def test_elements_one_by_one_are_those_of_chunks_with_their_errors_and_positions() -> None:
+    source = GeneratorSource(failing_at_two)
+    reader, found = source.open(0, 1), []
+    while True:
+        before = reader.get_position()
+        try:
+            for row in reader.rows():
+                found.append((before, row))
+                before = reader.get_position()
+            break
+        except (InvalidElementError, UserFunctionError) as error:
+            found.append((before, type(error)))
+    assert found == [(0, 0), (1, InvalidElementError), (2, 2), (3, UserFunctionError)]
+    assert reader.get_position() == 4
+    assert reader.read(1) is None
+
+
+def test_elements_one_by_one_are_made_when_they_are_asked_for() -> None:
+    made: list[int] = []
+
+    def numbers() -> Iterator[int]:
+        for number in range(5):
+            made.append(number)
+            yield number
+
+    reader = GeneratorSource(numbers).open(0, 1)
+    rows = reader.rows()
+    assert made == []
+    assert [next(rows), next(rows)] == [0, 1]
+    assert made == [0, 1]
+    reader.close()
+
+
+@pytest.mark.parametrize("signature", [None, ArraySpec((2,), np.int64)])
+def test_a_buffer_that_is_yielded_again_is_copied_for_elements_one_by_one(signature: Any) -> None:
+    def buffers() -> Iterator[Any]:
+        buffer = np.zeros(2, np.int64)
+        for number in range(4):
+            buffer[:] = number
+            yield buffer
+
+    rows = list(GeneratorSource(buffers, (), signature).open(0, 1).rows())
+    assert [row.tolist() for row in rows] == [[n, n] for n in range(4)]
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.float64, np.bool_])
+def test_python_numbers_become_those_of_the_widest_dtypes(dtype: Any) -> None:
+    values = {np.int64: [-(1 << 63), (1 << 63) - 1], np.float64: [1e308, float("inf")]}
+    yielded = values.get(dtype, [True, False])
+
+    found = read_all(GeneratorSource(lambda: yielded, (), ArraySpec((), dtype)).open(0, 1))
+
+    assert found == yielded
+    assert {type(value) for value in found} == {dtype}
+
+
+def test_an_int_beyond_int64_is_refused_by_its_signature() -> None:
+    source = GeneratorSource(lambda: [1 << 63], (), ArraySpec((), np.int64))
+
+    with pytest.raises(InvalidElementError, match="9223372036854775808"):
+        source.open(0, 1).read(1)

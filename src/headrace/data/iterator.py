@@ -10,15 +10,15 @@ from __future__ import annotations
 import contextlib
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Self
 
 from headrace.data.forked import leave_in_children
-from headrace.element.chunk import Chunk, States
+from headrace.element.chunk import States
 from headrace.element.spec import Spec
 from headrace.errors import FailedPreconditionError, OutOfRangeError
 from headrace.execution.build import draw_seed, start
-from headrace.execution.iterator import END, ElementIterator, State
+from headrace.execution.iterator import ElementIterator, Singles, State
 from headrace.execution.pace import Pace
 from headrace.plan.elements import FromSource, Read
 from headrace.plan.fixed_order import fixed_seeds
@@ -29,7 +29,6 @@ from headrace.plan.traverse import merged_options, walk
 __all__ = ["DatasetIterator"]
 
 _VERSION = 2
-_NONE_AHEAD: list[Any] = []
 
 
 class DatasetIterator:
@@ -70,10 +69,10 @@ class DatasetIterator:
             keeper.watch(self)
         self._states: States = lambda index: state
         self._offset = 0
-        self._rows: list[Any] = []
         self._pace = Pace()
-        #: What runs, where it stands at the place. It does not while it is at work.
-        self._ready: ElementIterator | None = None
+        #: Elements that come next, after which what runs goes on. None: it does not stand at the
+        #: place, as while it is at work.
+        self._rows: Iterator[Any] | None = None
         self._has_ended = False
 
     def _leave_to_parent(self) -> list[ElementIterator]:
@@ -89,63 +88,67 @@ class DatasetIterator:
         return self
 
     def __next__(self) -> Any:
-        offset = self._offset
         rows = self._rows
-        if offset < len(rows):
-            self._offset = offset + 1
-            return rows[offset]
-        iterator = self._ready
-        if iterator is None:
-            if self._has_ended:
-                raise StopIteration
-            iterator = self._resume()
-        elif self._keepers:
-            self._say_where()
-        # While this is at work the place stays what it was: an interruption leads back to it.
-        self._ready = None
-        try:
-            if iterator.gives_rows:
-                rows = _NONE_AHEAD
-                row = iterator.next_row()
-                states, offset = iterator.later_state()
-            else:
-                # Let go of the rows in hand first: their memory serves for the next ones.
-                rows = self._rows = []
-                chunk = self._next_chunk(iterator)
-                row = END
-                if chunk is not None:
-                    rows, states, offset = chunk.rows(), chunk.states, 1
-                    row = rows[0]
-        except Exception as error:
-            _raise_interruption(error)
-            self._stand_at(iterator)
-            raise
-        if row is END:
-            iterator.close()
-            self._has_ended = True
-            for keeper in self._keepers:
-                keeper.leave_off(self)
+        if rows is not None:
+            # While this is at work the place stays what it was: an interruption leads back to it.
+            self._rows = None
+            try:
+                for row in rows:
+                    # No call and no loop until the return: Python looks for signals only there.
+                    self._offset += 1
+                    self._rows = rows
+                    return row
+            except Exception as error:
+                self._stand_after(error)
+                raise
+            if self._keepers:
+                self._say_where()
+        elif self._has_ended:
             raise StopIteration
-        # No call and no loop until the return: Python looks for signals only there.
-        self._states = states
-        self._offset = offset
+        else:
+            self._resume()
+        try:
+            found = self._first_of_next()
+        except Exception as error:
+            self._stand_after(error)
+            raise
+        if found is None:
+            raise StopIteration
+        row, rows, self._states = found
+        self._offset = 1
         self._rows = rows
-        self._ready = iterator
         return row
 
-    def _stand_at(self, iterator: ElementIterator) -> None:
-        """Make the place after an error that is being raised the place."""
-        # Not in `__next__`: a variable that a lambda needs would make each of its calls slower.
-        state = iterator.get_state()
-        self._states, self._offset, self._rows = lambda index: state, 0, _NONE_AHEAD
-        self._ready = iterator
+    def _first_of_next(self) -> tuple[Any, Iterator[Any], States] | None:
+        """Return the next element, those after it, and the states before all; None at the end."""
+        iterator = self._running[-1]
+        while True:
+            got = iterator.singles() if iterator.gives_rows else self._next_chunk(iterator)
+            if got is None:
+                break
+            rows, states = got
+            for row in rows:
+                return row, rows, states
+        iterator.close()
+        self._has_ended = True
+        for keeper in self._keepers:
+            keeper.leave_off(self)
+        return None
 
-    def _next_chunk(self, iterator: ElementIterator) -> Chunk | None:
+    def _next_chunk(self, iterator: ElementIterator) -> Singles | None:
         if iterator.reads_ahead_freely:
-            return self._pace.next_chunk(iterator)
-        return iterator.next_chunk(iterator.at_hand)
+            chunk = self._pace.next_chunk(iterator)
+        else:
+            chunk = iterator.next_chunk(iterator.at_hand)
+        return None if chunk is None else (iter(chunk.rows()), chunk.states)
 
-    def _resume(self) -> ElementIterator:
+    def _stand_after(self, error: Exception) -> None:
+        """Make the place after an error that is being raised the place."""
+        _raise_interruption(error)
+        state = self._running[-1].get_state()
+        self._states, self._offset, self._rows = lambda index: state, 0, iter(())
+
+    def _resume(self) -> None:
         """Build what runs, at the place."""
         state = self._states(self._offset)
         if self._running:
@@ -157,7 +160,6 @@ class DatasetIterator:
         if state is not None:
             iterator.set_state(state)
         self._states, self._offset = lambda index: state, 0
-        return iterator
 
     def _say_where(self) -> None:
         """Let go of what was kept to come back to this place, or to one before."""
@@ -198,9 +200,9 @@ class DatasetIterator:
         if stream is None:
             # The beginning, too, is a place: of what a cache holds now, for one.
             # Once said, it is the place: what others put into the cache since changes nothing here.
-            self._ready = self._resume()
-            stream = self._ready.get_state()
-            self._states = lambda index: stream
+            self._resume()
+            stream = self._running[-1].get_state()
+            self._states, self._rows = lambda index: stream, iter(())
         state = {
             "version": _VERSION,
             "plan": self._identity,
@@ -235,8 +237,7 @@ class DatasetIterator:
     def close(self) -> None:
         """Release threads and files; the iterator is at its end then. May be called twice."""
         self._has_ended = True
-        self._ready = None
-        self._rows = []
+        self._rows = None
         for keeper in self._keepers:
             keeper.leave_off(self)
         while self._running:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import reduce
 from itertools import accumulate
 from typing import Any
@@ -13,8 +13,8 @@ from headrace.element.structure import unflatten
 from headrace.execution.caching import has_seed
 from headrace.execution.context import Context
 from headrace.execution.dealt import DealtConcatenate
-from headrace.execution.intake import Intake
-from headrace.execution.iterator import END, ElementIterator, State, make_iterator
+from headrace.execution.intake import Intake, Live
+from headrace.execution.iterator import ElementIterator, Singles, State, make_iterator
 from headrace.execution.places import within
 from headrace.execution.stage import in_part
 from headrace.plan.buffering import Prefetch
@@ -39,8 +39,6 @@ class ZipIterator(ElementIterator):
         self.gives_rows = len(others) < min(2, len(self._intakes))
         #: For single elements: the inputs, one that may cost nothing first.
         self._in_turn = sorted(range(len(self._intakes)), key=lambda n: self._gives_rows(n))
-        #: Where the inputs stood after the last element, if that was asked for.
-        self._parts_at: list[tuple[States, int]] | None = None
 
     def _gives_rows(self, number: int) -> bool:
         return self._intakes[number].input.gives_rows
@@ -50,7 +48,6 @@ class ZipIterator(ElementIterator):
         return all(intake.input.reads_ahead_freely for intake in self._intakes)
 
     def next_chunk(self, limit: int) -> Chunk | None:
-        self._parts_at = None
         count = limit
         # First those that cost nothing: how many they give bounds what the others are asked for.
         for intake in sorted(self._intakes, key=_costs):
@@ -76,35 +73,55 @@ class ZipIterator(ElementIterator):
     def _joined(self, parts: Sequence[Any]) -> Any:
         return tuple(parts) if self._is_flat else unflatten(self._structure, parts)
 
-    def next_row(self) -> Any:
-        intakes = self._intakes
-        places = self._parts_at or [intake.later_state() for intake in intakes]
-        self._parts_at = None
-        parts: list[Any] = [END] * len(intakes)
-        part: Any = END
-        try:
-            for number in self._in_turn:
-                part = parts[number] = END  # what fails gives none
-                part = parts[number] = intakes[number].next_row()
-                if part is END:
-                    break
-        finally:
-            if part is END:
-                # The others stay where they were: their parts wait for the next try.
-                for intake, row, place in zip(intakes, parts, places, strict=True):
-                    if row is not END:
-                        intake.put_back(row, place)
-        return END if part is END else self._joined(parts)
+    def singles(self) -> Singles | None:
+        found: dict[int, Live] = {}
+        for number in self._in_turn:
+            live = self._intakes[number].singles()
+            if live is None:
+                return None
+            found[number] = live
+        lives = [found[number] for number in range(len(found))]
+        each = [live.states for live in lives]
+        return self._side_by_side(lives), lambda index: [at(index) for at in each]
 
-    def later_state(self) -> tuple[States, int]:
-        places = self._parts_at = [intake.later_state() for intake in self._intakes]
-        return (lambda count: [states(index + count) for states, index in places]), 0
+    def _side_by_side(self, lives: list[Live]) -> Iterator[Any]:
+        in_turn = [(number, lives[number]) for number in self._in_turn]
+        joined = tuple if self._is_flat else self._joined
+        parts: list[Any] = [None] * len(lives)
+        number, count, has_ended = self._in_turn[0], 0, False
+        try:
+            while not has_ended:
+                for number, live in in_turn:
+                    for part in live.rows:
+                        parts[number] = part
+                        break
+                    else:
+                        has_ended = True
+                        break
+                else:
+                    yield joined(parts)
+                    count += 1
+        except Exception:
+            self._leave(in_turn, number, parts, count)
+            raise
+        self._leave(in_turn, number, parts, count)
+
+    def _leave(
+        self, in_turn: list[tuple[int, Live]], number: int, parts: list[Any], count: int
+    ) -> None:
+        """Note that so many elements came, and that the next part of an input did not."""
+        for _, live in in_turn:
+            live.taken += count
+        for earlier, live in in_turn:
+            if earlier == number:
+                break
+            live.put_back(parts[earlier])  # it waits for the next try
+        self._intakes[number].drop_singles()
 
     def get_state(self) -> State:
         return [intake.get_state() for intake in self._intakes]
 
     def set_state(self, state: State) -> None:
-        self._parts_at = None
         for intake, place in zip(self._intakes, state, strict=True):
             intake.set_state(place)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ from headrace.element.ownership import owned
 from headrace.execution.column_call import call_on_columns
 from headrace.execution.context import Context
 from headrace.execution.free import Missing
-from headrace.execution.iterator import END, ElementIterator, make_iterator, position_of
+from headrace.execution.intake import Live
+from headrace.execution.iterator import ElementIterator, Singles, make_iterator, position_of
 from headrace.execution.parallel import ParallelMapIterator
 from headrace.execution.stage import BLOCK, NOTHING, RowStage, chosen_states
 from headrace.plan.elementwise import Filter, Map
@@ -70,6 +72,13 @@ class _FunctionStage(RowStage):
             if made is not None or self._failure is not None:
                 return made
 
+    def _blamed(self, error: BaseException, live: Live, count: int) -> Exception:
+        """Return what to raise where number `count` of the single elements failed."""
+        live.taken += count - 1
+        number = position_of(live.states(0), self._looked_at + count - 1)
+        live.taken += 1  # the place is after it
+        return self.call.blame(error, number)
+
 
 class MapIterator(_FunctionStage):
     """Applies a function to each element."""
@@ -105,45 +114,29 @@ class MapIterator(_FunctionStage):
     def step(self, row: Any) -> Any:
         return owned(self.call(row))
 
-    def next_row(self) -> Any:
-        intake, fn = self._intake, self.call.fn
-        chunk = intake.chunk
-        if chunk is None:
-            below = intake.input
-            if below.gives_rows:
-                row = below.next_row()
-                return END if row is END else self._of_row(row)
-            chunk = intake.look_ahead(1)
-            if chunk is None:
-                return END
+    def singles(self) -> Singles | None:
         if self._failure is not None:
-            return super().next_row()
-        index = intake.offset
-        row = chunk.rows()[index]
-        try:
-            made = owned(fn(*row) if type(row) is tuple else fn(row))
-        except BaseException as error:
-            self._fail(error, chunk, index)
-            return super().next_row()
-        index += 1
-        self._looked_at += 1
-        if index == chunk.size:
-            intake.chunk = None
-        else:
-            intake.offset = index
-        return made
+            return super().singles()
+        live = self._intake.singles()
+        return None if live is None else (self._mapped(live), live.states)
 
-    def _of_row(self, row: Any) -> Any:
-        """Return what becomes of an element that the input gave by itself."""
-        fn = self.call.fn
+    def _mapped(self, live: Live) -> Iterator[Any]:
+        fn, count, start = self.call.fn, 0, live.taken
         try:
-            made = owned(fn(*row) if type(row) is tuple else fn(row))
-        except BaseException as error:
-            number = position_of(self._intake.input.get_state(), self._looked_at + 1) - 1
-            self._looked_at += 1
-            raise self.call.blame(error, number) from error
-        self._looked_at += 1
-        return made
+            for count, row in enumerate(live.rows, 1):
+                try:
+                    made = owned(fn(*row) if type(row) is tuple else fn(row))
+                except BaseException as error:
+                    failure = self._blamed(error, live, count)
+                    raise failure from failure.__cause__
+                yield made
+        except Exception:
+            self._looked_at += count
+            if live.taken == start:  # the error is the input's
+                self._intake.drop_singles()
+            raise
+        self._looked_at += count
+        self._intake.drop_singles()
 
     def skip(self, count: int) -> int:
         self._failure = None
@@ -191,24 +184,33 @@ class FilterIterator(_FunctionStage):
         states = chosen_states(chunk.states, origins, index)
         return Chunk.of_rows(kept, states, chunk.places_of(origins))
 
-    def next_row(self) -> Any:
-        intake, predicate = self._intake, self.call.fn
-        while self._failure is None:
-            chunk = intake.look_ahead(1)
-            if chunk is None:
-                return END
-            rows, index, size = chunk.rows(), intake.offset, chunk.size
-            first, keeps = index, False
-            try:
-                while index < size:
-                    row = rows[index]
-                    if predicate(*row) if type(row) is tuple else predicate(row):
-                        keeps = True
-                        break
-                    index += 1
-            except BaseException as error:
-                self._fail(error, chunk, index)
-            self._use(index - first + keeps)
-            if keeps:
-                return row
-        return super().next_row()
+    def singles(self) -> Singles | None:
+        if self._failure is not None:
+            return super().singles()
+        live = self._intake.singles()
+        if live is None:
+            return None
+        # Before an element that is still looked for, the place is after the one before it.
+        states, after = live.states, [0]
+        return self._kept(live, after), lambda index: states(after[index])
+
+    def _kept(self, live: Live, after: list[int]) -> Iterator[Any]:
+        predicate, count, start = self.call.fn, 0, live.taken
+        append = after.append
+        try:
+            for count, row in enumerate(live.rows, 1):
+                try:
+                    if not (predicate(*row) if type(row) is tuple else predicate(row)):
+                        continue
+                except BaseException as error:
+                    failure = self._blamed(error, live, count)
+                    raise failure from failure.__cause__
+                append(count)
+                yield row
+        except Exception:
+            self._looked_at += count
+            if live.taken == start:  # the error is the input's
+                self._intake.drop_singles()
+            raise
+        self._looked_at += count
+        self._intake.drop_singles()

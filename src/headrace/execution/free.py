@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from headrace.element.chunk import Chunk, States
-from headrace.execution.iterator import ElementIterator, State
+from headrace.execution.iterator import ElementIterator, Singles, State
 from headrace.execution.runs import mask_of, runs_of
 
 __all__ = ["Missing"]
@@ -59,13 +57,11 @@ class Missing(ElementIterator):
             count = count if chunk is None else chunk.size
         self._gone >>= count
 
-    def next_row(self) -> Any:
-        return super().next_row() if self._gone else self._input.next_row()
-
-    def later_state(self) -> tuple[States, int]:
-        states, index = self._input.later_state()
-        gone = self._gone
-        return (lambda at: {"done": runs_of(gone), "input": states(at)}), index
+    def singles(self) -> Singles | None:
+        if self._gone:
+            return super().singles()
+        got = self._input.singles()
+        return None if got is None else (got[0], _states(0, got[1]))
 
     def get_state(self) -> State:
         return {"done": runs_of(self._gone), "input": self._input.get_state()}

@@ -11,8 +11,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from headrace.element.chunk import Chunk, States
 from headrace.execution.crew import Crew
@@ -54,6 +55,7 @@ class Inner:
         "pace",
         "place",
         "result",
+        "rows",
         "states",
     )
 
@@ -72,6 +74,8 @@ class Inner:
         self.pace = pace
         #: In hand from `index` on.
         self.held: Held | None = None
+        #: Single elements that come next, if they were asked for; else None.
+        self.rows: Iterator[Any] | None = None
         #: The place of the next element: that before element `index`.
         self.states: States = _nowhere
         self.index = 0
@@ -104,6 +108,12 @@ class Inner:
 
     def read(self, limit: int, more_is_welcome: bool = False) -> bool:
         """Have elements in hand; False at the end."""
+        if self.rows is not None:
+            states, index = self.states, self.index
+            for row in self.rows:
+                self._hold(Chunk.of_rows([row], lambda after: states(index + after)))
+                return True
+            self.rows = None
         iterator = self.iterator
         chunk = self.pace.ask(iterator, limit) if more_is_welcome else iterator.next_chunk(limit)
         if chunk is None:
@@ -111,8 +121,19 @@ class Inner:
         self._hold(chunk)
         return True
 
+    def begin_rows(self) -> bool:
+        """Have single elements to take from `rows`; False at the end."""
+        if self.rows is None:
+            got = self.iterator.singles()
+            if got is None:
+                return False
+            (self.rows, self.states), self.index = got, 0
+        return True
+
     def skip(self, count: int) -> int:
         """Pass over elements that are not in hand; return how many there were."""
+        if self.rows is not None:
+            self.set_state(self.states(self.index))
         passed = self.iterator.skip(count)
         self._at(self.iterator.get_state())
         return passed
@@ -136,17 +157,18 @@ class Inner:
 
     def pass_over_error(self) -> None:
         """Go to the place after an error that is being raised."""
-        item, self.result = self.result, None
+        item, self.result, self.rows = self.result, None, None
         self._at(self.iterator.get_state() if item is None else item.after)
 
     def set_state(self, state: State) -> None:
         """Go to a place."""
+        self.rows = None
         self.iterator.set_state(state)
         self._at(state)
 
     def close(self) -> None:
         """Close the iterator, which no thread is in."""
-        self.held = None
+        self.held = self.rows = None
         self.iterator.close()
 
 

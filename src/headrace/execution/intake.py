@@ -7,28 +7,54 @@ knows the state of the stream before each of its elements.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 from headrace.element.chunk import Chunk, States
-from headrace.execution.iterator import END, ElementIterator, State
+from headrace.execution.iterator import ElementIterator, State
 from headrace.execution.pace import Pace
-from headrace.execution.places import Places
 
-__all__ = ["Intake"]
+__all__ = ["Intake", "Live"]
+
+
+class Live:
+    """Single elements of an input: each is made when it is taken from `rows`.
+
+    Whoever takes them says how many those were (`taken`) before anybody else looks.
+    """
+
+    __slots__ = ("_states", "_whole", "rows", "taken")
+
+    def __init__(self, rows: Iterator[Any], states: States, taken: int = 0) -> None:
+        self.rows = self._whole = rows
+        self._states = states
+        self.taken = taken
+
+    def put_back(self, row: Any) -> None:
+        """Have an element come again that was taken last."""
+        self.rows = chain((row,), self._whole)
+
+    @property
+    def states(self) -> States:
+        """The states before the elements that come next."""
+        states, taken = self._states, self.taken
+        return (lambda index: states(taken + index)) if taken else states
 
 
 class Intake:
     """Reads an input iterator in exact amounts.
 
-    There are two ways to read: `take` returns elements. `look` leaves them in hand, for a stage
-    that does not know beforehand how many it will use; it calls `use` when it does.
+    There are three ways to read: `take` returns elements. `look` leaves them in hand, for a stage
+    that does not know beforehand how many it will use; it calls `use` when it does. `singles`
+    are elements that are not made yet; whoever takes the last of them, or meets an error in them,
+    calls `drop_singles`.
     """
 
-    __slots__ = ("_last_place", "_pace", "chunk", "input", "offset")
+    __slots__ = ("_live", "_pace", "chunk", "input", "offset")
 
     _pace: Pace | None
-    _last_place: Places | None
-    """Of the last element of a chunk that was used up, if its chunk knew it."""
+    _live: Live | None
 
     chunk: Chunk | None
     """What is in hand: its elements before `offset` were used, and at least one was not."""
@@ -39,7 +65,7 @@ class Intake:
         self.chunk = None
         self.offset = 0
         self._pace = None
-        self._last_place = None
+        self._live = None
 
     @property
     def in_hand(self) -> int:
@@ -50,7 +76,7 @@ class Intake:
         """Return 1 to `count` elements, or None at the end; asks for no more than `count`."""
         chunk, offset = self.chunk, self.offset
         if chunk is None:
-            chunk = self.input.next_chunk(count)
+            chunk = self._next_chunk(count)
             if chunk is None or chunk.size <= count:
                 return chunk
             offset = 0
@@ -64,7 +90,7 @@ class Intake:
     def look(self, count: int) -> Chunk | None:
         """Return the chunk in hand; if there is none, that of the next 1 to `count` elements."""
         if self.chunk is None:
-            self.chunk = self.input.next_chunk(count)
+            self.chunk = self._next_chunk(count)
             self.offset = 0
         return self.chunk
 
@@ -72,7 +98,7 @@ class Intake:
         """Return the same, but ask for more than `count` elements where that is free."""
         if self.chunk is not None:
             return self.chunk
-        if not self.input.reads_ahead_freely:
+        if self._live is not None or not self.input.reads_ahead_freely:
             return self.look(max(count, self.input.at_hand))
         if self._pace is None:
             self._pace = Pace()
@@ -80,52 +106,56 @@ class Intake:
         self.offset = 0
         return self.chunk
 
-    def next_row(self) -> Any:
-        """Return the next element, or END."""
-        chunk = self.chunk
-        if chunk is None:
-            if self.input.gives_rows:
-                return self.input.next_row()
+    def _next_chunk(self, count: int) -> Chunk | None:
+        live = self._live
+        if live is not None:
+            states = live.states
+            try:
+                for row in live.rows:
+                    live.taken += 1
+                    return Chunk.of_rows([row], states)
+            except Exception:
+                self._live = None
+                raise
+            self._live = None
+        return self.input.next_chunk(count)
+
+    def singles(self) -> Live | None:
+        """Return the next elements, to be taken one by one; None at the end."""
+        live, chunk = self._live, self.chunk
+        if live is None and chunk is None and self.input.gives_rows:
+            got = self.input.singles()
+            if got is None:
+                return None
+            live = Live(*got)
+        elif live is None or chunk is not None:
             chunk = self.look_ahead(1)
             if chunk is None:
-                return END
-        row = chunk.rows()[self.offset]
-        self.use(1)
-        return row
+                return None
+            rows = iter(chunk.rows()[self.offset :])
+            # One that was among single elements comes before the rest of those.
+            live = Live(rows if live is None else chain(rows, live.rows), chunk.states, self.offset)
+            self.chunk = None
+        self._live = live
+        return live
 
-    def later_state(self) -> tuple[States, int]:
-        """Return what `get_state` is computed from: `states(index)`, now or later."""
-        return self.input.later_state() if self.chunk is None else (self.chunk.states, self.offset)
-
-    def put_back(self, row: Any, place: tuple[States, int]) -> None:
-        """Have in hand again what `next_row` returned, and what comes after it.
-
-        Args:
-            row: The element.
-            place: The place before it.
-        """
-        if self.chunk is not None:
-            self.offset -= 1  # it was taken from this chunk
-            return
-        (before, number), (after, index) = place, self.input.later_state()
-        self.chunk = Chunk.of_rows(
-            [row], lambda at: after(index) if at else before(number), self._last_place
-        )
-        self.offset = 0
+    def drop_singles(self) -> None:
+        """Take note that `singles` have ended: with their last element or an error."""
+        self._live = None
 
     def use(self, count: int) -> None:
         """Pass on over `count` of the elements in hand."""
         assert self.chunk is not None
         end = self.offset + count
         if end == self.chunk.size:
-            places = self.chunk.places
-            self._last_place = None if places is None else places[-1:].copy()
             self.chunk = None
         else:
             self.offset = end
 
     def skip(self, count: int) -> int:
         """Pass over up to `count` elements, calling as little as possible; return how many."""
+        if self._live is not None:
+            self.set_state(self.get_state())  # to make them may cost calls
         held = min(count, self.in_hand)
         if held:
             self.use(held)
@@ -133,21 +163,23 @@ class Intake:
 
     def get_state(self) -> State:
         """Return the place of the next element."""
-        if self.chunk is None:
-            return self.input.get_state()
-        return self.chunk.state_at(self.offset)
+        if self.chunk is not None:
+            return self.chunk.state_at(self.offset)
+        if self._live is not None:
+            return self._live.states(0)
+        return self.input.get_state()
 
     def set_state(self, state: State) -> None:
         """Go to a place that `get_state` returned."""
-        self.chunk = None
+        self.chunk = self._live = None
         self.input.set_state(state)
 
     def seek(self, position: int) -> None:
         """Make the input's element number `position` the next one (`ElementIterator.seek`)."""
-        self.chunk = None
+        self.chunk = self._live = None
         self.input.seek(position)
 
     def close(self) -> None:
         """Close the input."""
-        self.chunk = None
+        self.chunk = self._live = None
         self.input.close()

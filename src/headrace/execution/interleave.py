@@ -9,6 +9,7 @@ opened and read ahead, and come into the same slots in the same turns; so states
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from headrace.element.chunk import Chunk, States
@@ -20,9 +21,16 @@ from headrace.execution.interleave_order import (
     Strip,
     Turn,
     next_strip,
+    taken_of,
     turn_after,
 )
-from headrace.execution.iterator import END, MOST_FAILURES, ElementIterator, State, make_iterator
+from headrace.execution.iterator import (
+    MOST_FAILURES,
+    ElementIterator,
+    Singles,
+    State,
+    make_iterator,
+)
 from headrace.execution.mixing import Held, Strand, mixed
 from headrace.execution.open_datasets import OpenDatasets
 from headrace.plan.combining import Interleave
@@ -43,18 +51,14 @@ class InterleaveIterator(ElementIterator):
         self._open = OpenDatasets(node, context, step_name(node, kind))
         self._threads = self._open.threads
         self._is_free = id(node) in context.free
+        self._wants_places = context.wants_places
         self._cycle = node.cycle_length
         # In a cycle of one all turns are alike.
         self._block = node.block_length if self._cycle > 1 else 1
-        self._singles = [Strip((slot,), 1, 1) for slot in range(self._cycle)]
         self._begin()
 
     def _begin(self) -> None:
         self._turn = Turn(0, 0)
-        #: Where single elements were taken since, and how many; None: not known.
-        self._log: Log | None = None
-        self._states: States | None = None  # those of the log
-        self._logged = 0
         #: An error to raise after what came before it, and the dataset that it came from.
         self._failure: tuple[Exception, Inner] | None = None
 
@@ -65,54 +69,110 @@ class InterleaveIterator(ElementIterator):
     # --- reading --------------------------------------------------------------------------------
 
     def next_chunk(self, limit: int) -> Chunk | None:
-        self._log = None
         try:
-            chunk = self._next_chunk(limit)
+            chunk = self._rows_at_once(limit) if self._cycle > 1 else None
+            if chunk is None:
+                chunk = self._next_chunk(limit)
         except ClosedError:  # by another thread
             return None
         inner = self._open.slots[self._turn.current] if chunk is not None else None
         self.gives_rows = inner is not None and inner.iterator.gives_rows and not self._threads
         return chunk
 
-    def next_row(self) -> Any:
-        slot, taken = self._turn
-        inner = self._open.slots[slot]
-        if not self.gives_rows or inner is None or inner.held is not None or self._failure:
-            return super().next_row()
-        # The next element costs a call in the dataset whose turn it is, and no more.
-        iterator = inner.iterator
+    def singles(self) -> Singles | None:
+        strip = self._strip_of_rows(_NO_END)
+        if strip is None:
+            return super().singles()
+        states = self._states_of(strip)
+        return self._in_turns(strip), states
+
+    def _rows_at_once(self, limit: int) -> Chunk | None:
+        """Return elements of datasets that give them one by one; None: they must be read."""
+        while (strip := self._strip_of_rows(limit)) is not None:
+            states = self._states_of(strip)
+            rows = list(self._in_turns(strip, keeps_error=True))
+            if rows:
+                return Chunk.of_rows(rows, states)
+        return None
+
+    def _states_of(self, strip: Strip) -> States:
+        log = Log(self._open.standing(), self._turn, self._block)
+        log.take(strip)
+        return log.states()
+
+    def _strip_of_rows(self, limit: int) -> Strip | None:
+        """Return the turns in which the next single elements come; None: they do not."""
+        first, taken = self._turn
+        inner = self._open.slots[first]
+        if inner is None or self._threads or self._wants_places or self._failure is not None:
+            return None
+        if not inner.iterator.gives_rows or inner.held is not None:
+            return None
+        rest = min(self._block - taken, limit) if self._cycle > 1 else limit
+        if inner.rows is None:
+            # It costs calls, so others are not begun before their turns.
+            try:
+                has_more = inner.begin_rows()
+            except Exception:
+                inner.pass_over_error()
+                raise
+            if has_more:
+                return Strip((first,), rest, 1)
+            self._vacate(first)
+            return None
+        if taken or self._cycle == 1 or limit < 2 * self._block:
+            return Strip((first,), rest, 1)
+        slots, is_whole = [first], True
+        for ahead in range(1, self._cycle):
+            slot = (first + ahead) % self._cycle
+            inner = self._open.slots[slot]
+            if inner is None and self._open.has_ended:
+                continue
+            if inner is None or inner.rows is None or inner.held is not None:
+                is_whole = False
+                break
+            slots.append(slot)
+        turns = limit // self._block
+        rounds = turns // len(slots) if is_whole else 1
+        return Strip(tuple(slots[:turns]), self._block, max(rounds, 1))
+
+    def _in_turns(self, strip: Strip, *, keeps_error: bool = False) -> Iterator[Any]:
+        """Yield single elements as a strip says, until those of a dataset end.
+
+        Args:
+            strip: The turns.
+            keeps_error: Whether an error after other elements is left for the next call.
+        """
+        inners = [inner for slot in strip.slots if (inner := self._open.slots[slot]) is not None]
+        of_each = [inner.rows for inner in inners if inner.rows is not None]
+        each, count = strip.each, 0
         try:
-            row = iterator.next_row()
-        except Exception:
-            self._log = None
-            inner.pass_over_error()
-            raise
-        if row is END:
-            self._log = None
-            self._vacate(slot)
-            return super().next_row()
-        log = self._log or self._begin_log()
-        states, index = iterator.later_state()
-        if states is not inner.states or index != inner.index + 1:
-            inner.states, inner.index = states, index - 1
-            log.place(slot, inner)
-        inner.index = index
-        log.take(self._singles[slot])
-        self._logged += 1
-        more = taken + 1 < self._block
-        self._turn = Turn(slot, taken + 1) if more else Turn((slot + 1) % self._cycle, 0)
-        return row
+            for _ in range(strip.rounds):
+                for rows in of_each:
+                    stop = count + each
+                    for row in rows:
+                        count += 1
+                        yield row
+                        if count == stop:
+                            break
+                    else:
+                        self._leave_turns(strip, inners, count).rows = None
+                        return
+        except Exception as error:
+            inner = self._leave_turns(strip, inners, count)
+            if not keeps_error or not count:
+                inner.pass_over_error()
+                raise
+            inner.rows, self._failure = None, (error, inner)
+            return
+        self._leave_turns(strip, inners, count)
 
-    def _begin_log(self) -> Log:
-        log = self._log = Log(self._open.standing(), self._turn, self._block)
-        self._states, self._logged = log.states(), 0
-        return log
-
-    def later_state(self) -> tuple[States, int]:
-        if self._log is None or self._logged >= _LONGEST_LOG:
-            self._begin_log()
-        assert self._states is not None
-        return self._states, self._logged
+    def _leave_turns(self, strip: Strip, inners: list[Inner], count: int) -> Inner:
+        """Note that so many elements of a strip came; return the dataset whose turn it is."""
+        for number, inner in enumerate(inners):
+            inner.index += taken_of(strip, number, count)
+        self._turn = turn_after(strip, count, self._turn, self._block, self._cycle)
+        return inners[count // strip.each % len(inners)]
 
     def _next_chunk(self, limit: int) -> Chunk | None:
         if self._failure is not None:
@@ -296,7 +356,6 @@ class InterleaveIterator(ElementIterator):
 
     def _skip_some(self, count: int) -> int | None:
         """Pass over up to `count` elements in one turn; None: all have ended."""
-        self._log = None
         if self._failure is not None:
             self._failure[1].pass_over_error()
             self._failure = None
@@ -342,8 +401,8 @@ class InterleaveIterator(ElementIterator):
         self._open.close()
 
 
-_LONGEST_LOG = 1024
-"""Single elements that are noted before the places of all slots are looked up again."""
+_NO_END = 1 << 40
+"""More elements than any dataset gives in a turn."""
 
 
 def _turn_at(slot: int, turn: Turn) -> Turn:

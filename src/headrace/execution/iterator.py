@@ -12,12 +12,13 @@ Rule 4. `set_state` with any state of an iterator of the same plan, on a fresh o
         continues with the same rest; right after it `get_state` returns an equal state.
 Rule 5. Where `reads_ahead_freely` is False, each element costs a call of a user's function: such
         an input is asked for exactly what is needed, and computes exactly what it is asked for.
-        `next_row` is the cheap way to ask for one.
+        `singles` is the cheap way to ask for one.
 Rule 6. What escapes that is no `Exception` (KeyboardInterrupt, SystemExit) may leave an iterator
         anywhere. Whoever goes on afterwards builds it again from the last state.
-Rule 7. Single elements are the same stream: `next_row` and `next_chunk` may follow each other in
-        any order, and `later_state` is the state after whichever was called last. A step need not
-        write `next_row`; one that does so has the same elements, errors and states in it.
+Rule 7. Single elements are the same stream: `singles` gives the next ones, each made when it is
+        asked for. They may end at any element, or before the first: ask again. Until they have
+        ended or raised, nothing but `set_state` and `close` is asked of their iterator. A step need
+        not write `singles`; one that does so has the same elements, errors and states in it.
 Rule 8. One thread uses an iterator at a time, not always the same one. Only `close` may come from
         another while one waits for an element: the wait ends then.
 """
@@ -25,7 +26,7 @@ Rule 8. One thread uses an iterator at a time, not always the same one. Only `cl
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import singledispatch
 from typing import Any, TypeAlias, TypeVar
 
@@ -33,10 +34,21 @@ from headrace.element.chunk import Chunk, States
 from headrace.execution.context import Context
 from headrace.plan.node import Node
 
-__all__ = ["END", "MOST_FAILURES", "ElementIterator", "State", "make_iterator", "position_of"]
+__all__ = [
+    "END",
+    "MOST_FAILURES",
+    "ElementIterator",
+    "Singles",
+    "State",
+    "make_iterator",
+    "position_of",
+]
 
 State: TypeAlias = Any
 """A JSON value: None, bool, int, str, list, dict."""
+
+Singles: TypeAlias = tuple[Iterator[Any], States]
+"""Elements that are made one by one, and the state of the stream before each of them."""
 
 END: Any = type("End", (), {"__doc__": "What stands for an element when no more come."})()
 
@@ -57,7 +69,7 @@ class ElementIterator(ABC):
         return True
 
     gives_rows: bool = False
-    """Whether elements are best asked for one by one (`next_row`): each costs a user's call.
+    """Whether elements are best asked for one by one (`singles`): each costs a user's call.
 
     Like `reads_ahead_freely` it may change with each read. It only saves time."""
 
@@ -73,18 +85,10 @@ class ElementIterator(ABC):
     def next_chunk(self, limit: int) -> Chunk | None:
         """Return 1 to `limit` elements, or None at the end."""
 
-    def next_row(self) -> Any:
-        """Return the next element, or END."""
+    def singles(self) -> Singles | None:
+        """Return the next elements, each made when it is asked for; None at the end."""
         chunk = self.next_chunk(1)
-        return END if chunk is None else chunk.rows()[0]
-
-    def later_state(self) -> tuple[States, int]:
-        """Return what `get_state` is computed from: `states(index)`, now or later.
-
-        For whoever reads single elements: cheaper than a state for each of them.
-        """
-        state = self.get_state()
-        return (lambda index: state), 0
+        return None if chunk is None else (iter(chunk.rows()), chunk.states)
 
     @abstractmethod
     def get_state(self) -> State:

@@ -6,6 +6,9 @@ steps, where its state is a count of its own and its input's state.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import chain
+from itertools import count as counting
 from typing import Any
 
 import numpy as np
@@ -13,7 +16,7 @@ import numpy as np
 from headrace.element.chunk import Chunk, States
 from headrace.execution.context import Context
 from headrace.execution.dealt import DealtRepeat
-from headrace.execution.iterator import END, ElementIterator, State, make_iterator
+from headrace.execution.iterator import ElementIterator, Singles, State, make_iterator
 from headrace.execution.stage import chosen_states, in_part, states_in
 from headrace.plan.elements import FromSource
 from headrace.plan.node import Node
@@ -25,6 +28,8 @@ __all__ = ["EnumerateIterator", "RepeatIterator", "ShardIterator", "SkipIterator
 _MOST_EMPTY_PASSES = 10_000
 _MOST_LEFT_OUT = 1 << 16
 """Elements that `skip` reads at once."""
+_BLOCK = 64
+"""Numbers that are made at once for single elements."""
 
 
 class _Counting(ElementIterator):
@@ -33,9 +38,6 @@ class _Counting(ElementIterator):
     def __init__(self, node: Take | Skip | Shard | Enumerate, context: Context) -> None:
         self._input = make_iterator(node.input, context)
         self._count = 0
-        #: The input's states and the count before the first of them, and what they make together.
-        self._known: tuple[States | None, int] = None, 0
-        self._known_states: States | None = None
 
     @property
     def reads_ahead_freely(self) -> bool:
@@ -44,16 +46,6 @@ class _Counting(ElementIterator):
     @property
     def at_hand(self) -> int:
         return self._input.at_hand
-
-    def _counted_state(self) -> tuple[States, int]:
-        """Return `later_state` where each element counts as one."""
-        states, index = self._input.later_state()
-        first = self._count - index
-        made = self._known_states
-        if made is None or self._known[0] is not states or self._known[1] != first:
-            made = self._known_states = _counted(states, first)
-            self._known = states, first
-        return made, index
 
     def get_state(self) -> State:
         return {"count": self._count, "input": self._input.get_state()}
@@ -79,6 +71,8 @@ class TakeIterator(_Counting):
         super().__init__(node, context)
         self._limit = node.count
         self.gives_rows = self._input.gives_rows
+        #: That of the input, where the last elements were single ones: it does not stand there.
+        self._end: State = None
 
     def next_chunk(self, limit: int) -> Chunk | None:
         count = self._count
@@ -92,16 +86,34 @@ class TakeIterator(_Counting):
         self._count = count + chunk.size
         return chunk.with_states(_counted(chunk.states, count))
 
-    def next_row(self) -> Any:
-        if 0 <= self._limit <= self._count:
-            return END
-        row = self._input.next_row()
-        if row is not END:
-            self._count += 1
-        return row
+    def singles(self) -> Singles | None:
+        count = self._count
+        if 0 <= self._limit <= count:
+            return None
+        got = self._input.singles()
+        return None if got is None else (self._taken(*got), _counted(got[1], count))
 
-    def later_state(self) -> tuple[States, int]:
-        return self._counted_state()
+    def _taken(self, rows: Iterator[Any], states: States) -> Iterator[Any]:
+        first = count = self._count
+        numbers = counting(first + 1) if self._limit < 0 else range(first + 1, self._limit + 1)
+        try:
+            for count, row in zip(numbers, rows, strict=False):  # noqa: B007 - read after it
+                yield row
+        except Exception:
+            self._count = count
+            raise
+        self._count = count
+        if count == self._limit:
+            self._end = states(count - first)
+
+    def get_state(self) -> State:
+        if self._end is not None:
+            return {"count": self._count, "input": self._end}
+        return super().get_state()
+
+    def set_state(self, state: State) -> None:
+        self._end = None
+        super().set_state(state)
 
     def seek(self, position: int) -> None:
         self._count = position
@@ -133,12 +145,9 @@ class SkipIterator(_Counting):
             self._count += chunk.size
         return True
 
-    def next_row(self) -> Any:
-        return self._input.next_row() if self._is_past() else END
-
-    def later_state(self) -> tuple[States, int]:
-        states, index = self._input.later_state()
-        return states_in("count", self._count, states), index
+    def singles(self) -> Singles | None:
+        got = self._input.singles() if self._is_past() else None
+        return None if got is None else (got[0], states_in("count", self._count, got[1]))
 
     def seek(self, position: int) -> None:
         self._count = self._left_out
@@ -197,20 +206,31 @@ class EnumerateIterator(_Counting):
             return Chunk.of_columns((numbers, chunk.columns()), chunk.size, states, chunk.places)
         return Chunk.of_rows(list(zip(numbers, chunk.rows(), strict=True)), states, chunk.places)
 
-    def next_row(self) -> Any:
-        row = self._input.next_row()
-        if row is END:
-            return END
-        number = np.int64(self._start + self._count)
-        self._count += 1
-        return number, row
+    def singles(self) -> Singles | None:
+        got = self._input.singles()
+        return None if got is None else (self._numbered(got[0]), _counted(got[1], self._count))
 
-    def later_state(self) -> tuple[States, int]:
-        return self._counted_state()
+    def _numbered(self, rows: Iterator[Any]) -> Iterator[Any]:
+        numbers = chain.from_iterable(_blocks(self._start + self._count))
+        count = 0
+        try:
+            for count, pair in enumerate(zip(numbers, rows, strict=False), 1):  # noqa: B007 - read after it
+                yield pair
+        except Exception:
+            self._count += count
+            raise
+        self._count += count
 
     def seek(self, position: int) -> None:
         self._count = position
         self._input.seek(position)
+
+
+def _blocks(first: int) -> Iterator[list[np.int64]]:
+    """Yield the numbers from `first` on."""
+    while True:
+        yield list(np.arange(first, first + _BLOCK))
+        first += _BLOCK
 
 
 @make_iterator.register(Repeat)
@@ -270,23 +290,23 @@ class RepeatIterator(ElementIterator):
                 limit = 1  # more may not have been meant, now that it may cost calls
         return None
 
-    def next_row(self) -> Any:
+    def singles(self) -> Singles | None:
         if self._input is not None and self._input.gives_rows and self._count != 0:
-            try:
-                row = self._input.next_row()
-            except Exception:
-                self._is_empty = False
-                raise
-            if row is not END:
-                self._is_empty = False
-                return row
-        return super().next_row()
+            got = self._input.singles()
+            if got is not None:
+                return self._passed(got[0]), states_in("pass", self._pass, got[1])
+        return super().singles()
 
-    def later_state(self) -> tuple[States, int]:
-        if self._input is None:
-            return super().later_state()
-        states, index = self._input.later_state()
-        return states_in("pass", self._pass, states), index
+    def _passed(self, rows: Iterator[Any]) -> Iterator[Any]:
+        try:
+            for row in rows:
+                self._is_empty = False
+                yield row
+                break
+            yield from rows
+        except Exception:
+            self._is_empty = False
+            raise
 
     def get_state(self) -> State:
         place = None if self._input is None else self._input.get_state()

@@ -25,7 +25,7 @@ _LATE = 0.005
 
 # Chunks come and go. The C library gives freed memory back to the system once it has some 128 KiB
 # of it, and the next chunk gets its memory from there again, page by page, which costs more than
-# the arithmetic on it. A larger block, freed once, makes it keep that much (mallopt(3): "the dynamic
+# the arithmetic on it. A larger block, freed once, makes it keep that much (mallopt(3), "dynamic
 # mmap threshold").
 np.empty(8 << 20, np.uint8)
 

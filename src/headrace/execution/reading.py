@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,9 +13,9 @@ from headrace.execution.context import Context
 from headrace.execution.elements import IndicesIterator, index_part_iterator
 from headrace.execution.intake import Intake
 from headrace.execution.iterator import (
-    END,
     MOST_FAILURES,
     ElementIterator,
+    Singles,
     State,
     make_iterator,
 )
@@ -43,16 +43,13 @@ class ReadIterator(ElementIterator):
         self._refusal = source.cannot_restore
         self._intake = Intake(indices)
         self._reader: Reader | None = None
-        self._read_row: Callable[[], Any] | None = None  # of the reader, if it has one
+        self._rows: Iterator[Any] | None = None  # those of the reader, one by one
         self._index_state: State = None  # of the index that the reader reads
         self._index_place: Places | None = None  # of the index, if it is asked for
         self._ordinal = 0  # elements of it that were passed
         self._failed = 0  # errors of it that were raised
         self._has_positions = True  # those of the reader tell where it goes on
         self._pending: dict[str, Any] | None = None  # a state to go to before the next read
-        #: The states before the elements from number `_known_from` on; None: not known.
-        self._known: States | None = None
-        self._known_from = 0
 
     @property
     def reads_ahead_freely(self) -> bool:
@@ -63,6 +60,7 @@ class ReadIterator(ElementIterator):
             reader = self._reader or self._next_reader()
             if reader is None:
                 return None
+            self._rows = None
             position, ordinal = reader.get_position(), self._ordinal
             try:
                 chunk = reader.read(limit)
@@ -71,47 +69,41 @@ class ReadIterator(ElementIterator):
                 raise
             if chunk is not None:
                 self._ordinal = ordinal + chunk.size
-                self._known = None  # a reader may have forgotten how to go back so far
                 if self._index_place is not None:
                     ordinals = np.arange(ordinal, self._ordinal, dtype=np.uint64)
                     chunk = chunk.with_places(within(self._index_place, ordinals))
                 return chunk.with_states(self._states(reader, position, ordinal, chunk.size))
             self._close_reader()
 
-    def next_row(self) -> Any:
-        while True:
-            read_row = self._read_row
-            if read_row is None:
-                if (self._reader or self._next_reader()) is None:
-                    return END
-                if self._read_row is None:
-                    return super().next_row()
-                continue
-            try:
-                row = read_row()
-            except StopIteration:
-                self._close_reader()
-                continue
-            except Exception:
-                assert self._reader is not None
-                self._count_error(self._reader, None)  # its position is after what failed
-                raise
-            self._ordinal += 1
-            return row
+    def singles(self) -> Singles | None:
+        reader = self._reader or self._next_reader()
+        if reader is None:
+            return None
+        rows = self._rows
+        if rows is None:
+            if not hasattr(reader, "rows"):
+                return super().singles()
+            rows = self._rows = reader.rows()
+        # A reader may have forgotten how to go back over more.
+        states = self._states(reader, reader.get_position(), self._ordinal, -1)
+        return self._read_on(reader, rows), states
 
-    def later_state(self) -> tuple[States, int]:
-        known, index = self._known, self._ordinal - self._known_from
-        if known is None or index >= _MOST_PASSED_OVER:
-            if self._reader is None:
-                return super().later_state()
-            self._known_from, index = self._ordinal, 0
-            known = self._states(self._reader, self._reader.get_position(), self._ordinal, -1)
-            self._known = known
-        return known, index
+    def _read_on(self, reader: Reader, rows: Iterator[Any]) -> Iterator[Any]:
+        count = 0
+        try:
+            for count, row in zip(_PASSED_OVER, rows, strict=False):  # noqa: B007 - read after it
+                yield row
+        except Exception:
+            self._rows = None
+            self._ordinal += count
+            self._count_error(reader, None)  # its position is after what failed
+            raise
+        self._ordinal += count
+        if count < _PASSED_OVER[-1]:
+            self._close_reader()
 
     def _count_error(self, reader: Reader, before: Position) -> None:
         self._failed += 1
-        self._known = None
         if reader.get_position() == before:
             self._has_positions = False  # from there it would fail again
 
@@ -137,12 +129,11 @@ class ReadIterator(ElementIterator):
             return None
         self._index_state, self._ordinal, self._failed = index.state_at(0), 0, 0
         self._index_place = index.places
-        self._has_positions, self._known = True, None
+        self._has_positions = True
         (number,) = index.rows()
         if pending is not None:
             self._ordinal, self._failed = pending["ordinal"], pending.get("failed", 0)
         self._reader = self._open_at(int(number), pending or {})
-        self._read_row = getattr(self._reader, "read_row", None)
         return self._reader
 
     def _open_at(self, number: int, state: dict[str, Any]) -> Reader:
@@ -225,12 +216,12 @@ class ReadIterator(ElementIterator):
         # the service goes on where it was only if it was closed.
         if self._reader is not None:
             self._reader.close()
-        self._reader = self._read_row = self._known = None
+        self._reader = self._rows = None
 
 
 _Open: TypeAlias = Callable[[int, Position], Reader]
 
-_MOST_PASSED_OVER = 1024
+_PASSED_OVER = range(1, 1025)
 """Elements that may lie between the position of a reader that is remembered and a place."""
 
 

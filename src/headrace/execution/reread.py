@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from headrace.element.chunk import Chunk
 from headrace.errors import DataLossError
+from headrace.execution.intake import Intake, Live
 from headrace.execution.iterator import ElementIterator, State
 
 __all__ = ["Mark", "Reread"]
@@ -58,10 +59,15 @@ class Reread:
     """
 
     def __init__(self, input_: ElementIterator, step: str, every: int) -> None:
-        self.input = input_
+        self._intake = Intake(input_)
         self._step = step
         self._every = every
         self._begin()
+
+    @property
+    def input(self) -> ElementIterator:
+        """What is read."""
+        return self._intake.input
 
     def _begin(self) -> None:
         self.read = 0
@@ -75,7 +81,7 @@ class Reread:
     @property
     def oldest_mark(self) -> Mark:
         """The mark that a state names."""
-        return self._marks[0] if self._marks else Mark(0, 0, self.input.get_state())
+        return self._marks[0] if self._marks else Mark(0, 0, self._intake.get_state())
 
     def pull(self, limit: int) -> Chunk | None:
         """Return the next 1 to `limit` elements, or None at the end."""
@@ -83,7 +89,7 @@ class Reread:
         chunk, self._early = self._early, None
         if chunk is None:
             try:
-                chunk = self.input.next_chunk(limit)
+                chunk = self._intake.take(limit)
             except Exception:
                 self.failures += 1
                 raise
@@ -91,9 +97,31 @@ class Reread:
             self.read += chunk.size
         return chunk
 
+    def singles(self) -> Live | None:
+        """Return the next elements, to be taken one by one; None at the end.
+
+        Whoever took some says so (`took`), and drops them with their end or an error.
+        """
+        self._mark()
+        try:
+            return self._intake.singles()
+        except Exception:
+            self.failures += 1
+            raise
+
+    def took(self, live: Live, count: int) -> None:
+        """Take note that so many of `singles` were taken."""
+        live.taken += count
+        self.read += count
+
+    def drop_singles(self, *, failed: bool) -> None:
+        """Take note that `singles` have ended: with their last element or an error."""
+        self.failures += failed
+        self._intake.drop_singles()
+
     def _mark(self) -> None:
         if not self._marks or self.read - self._marks[-1].ordinal >= self._every:
-            self._marks.append(Mark(self.read, self.failures, self.input.get_state()))
+            self._marks.append(Mark(self.read, self.failures, self._intake.get_state()))
 
     def forget_before(self, ordinal: int) -> None:
         """Forget the marks that are of no use for elements from this one on."""
@@ -110,7 +138,7 @@ class Reread:
         Raises:
             DataLossError: The input is shorter than it was.
         """
-        self.input.set_state(saved["input"])
+        self._intake.set_state(saved["input"])
         self._begin()
         first, failures = saved["from"], saved["failed"]
         stop = first + saved["read"]
@@ -128,13 +156,13 @@ class Reread:
             if not len(run):
                 break
             between = int(run[0]) - self.read
-            if between and self.input.skip(between) < between:
+            if between and self._intake.skip(between) < between:
                 raise self._too_short()
             self.read += between
             done = 0
             while done < len(run):
                 self._mark()
-                chunk = self.input.next_chunk(int(run[-1]) + 1 - self.read)
+                chunk = self._intake.take(int(run[-1]) + 1 - self.read)
                 if chunk is None:
                     raise self._too_short()
                 end = int(np.searchsorted(run, self.read + chunk.size))
@@ -154,7 +182,7 @@ class Reread:
         while self.read < stop or self.failures < failures:
             self._mark()
             try:
-                chunk = self.input.next_chunk(max(1, min(stop - self.read, _MOST_AT_ONCE)))
+                chunk = self._intake.take(max(1, min(stop - self.read, _MOST_AT_ONCE)))
             except Exception:
                 self.failures += 1
                 if self.failures > failures:
@@ -180,4 +208,4 @@ class Reread:
 
     def close(self) -> None:
         """Close the input."""
-        self.input.close()
+        self._intake.close()

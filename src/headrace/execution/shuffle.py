@@ -7,6 +7,7 @@ plan has the same order whichever of them runs it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,11 @@ from numpy.typing import NDArray
 from headrace.element.chunk import Chunk, States
 from headrace.errors import DataLossError
 from headrace.execution.context import Context
-from headrace.execution.iterator import ElementIterator, State, make_iterator
+from headrace.execution.intake import Live
+from headrace.execution.iterator import ElementIterator, Singles, State, make_iterator
 from headrace.execution.reread import Reread
 from headrace.execution.shuffle_order import Draws, slot_ordinals
-from headrace.execution.shuffle_slots import Slots
+from headrace.execution.shuffle_slots import OWN_MEMORY, Slots, unpinned
 from headrace.plan.index_part import is_index_part
 from headrace.plan.ordering import Shuffle
 from headrace.plan.source import INFINITE
@@ -32,6 +34,8 @@ _BLOCK = 4096
 _FILL = 1 << 16
 _BLOCK_BYTES = 1 << 20
 _DRAWN_AHEAD = 1024
+_SINGLES = range(1, 1025)
+"""Draws for single elements, from one mark to the next (`Reread`)."""
 
 
 @make_iterator.register(Shuffle)
@@ -176,9 +180,10 @@ class ShuffleIterator(ElementIterator):
 
     @property
     def reads_ahead_freely(self) -> bool:
-        return self._input.input.reads_ahead_freely
+        return self._order is not None or self._input.input.reads_ahead_freely
 
     def _begin(self) -> None:
+        self.gives_rows = False  # until the buffer is full, and if it holds rows
         #: Draws made: at most as many as elements were read beyond the first `_size`.
         self._drawn = 0
         self._filling: list[Chunk] = []
@@ -200,6 +205,7 @@ class ShuffleIterator(ElementIterator):
             if incoming is not None:
                 return self._draw(self._slots, incoming)
             self._order = self._draws.last_order(self._slots.size)
+            self.gives_rows = False
         slots = self._order[self._emptied : self._emptied + limit]
         if not len(slots):
             return None
@@ -215,12 +221,52 @@ class ShuffleIterator(ElementIterator):
             self._filling.append(chunk)
         self._slots, self._filling = Slots(self._filling), []
         self._ordinals = np.arange(self._slots.size)
+        self.gives_rows = self._slots.are_rows and not self._input.input.reads_ahead_freely
 
-    def _draw(self, slots: Slots, incoming: Chunk) -> Chunk:
+    def singles(self) -> Singles | None:
+        slots = self._slots
+        if slots is None or not slots.are_rows or self._order is not None:
+            return super().singles()
+        live = self._input.singles()
+        if live is None:
+            return super().singles()
+        self._prune()
+        return self._drawn_singly(slots.rows, live), self._states(self._drawn, 0)
+
+    def _drawn_singly(self, held: list[Any], live: Live) -> Iterator[Any]:
         """Draw once for each new element."""
+        upcoming, count = self._upcoming.tolist(), 0
+        try:
+            for count, row in zip(_SINGLES, live.rows, strict=False):
+                if count > len(upcoming):
+                    upcoming += self._draws.take(_DRAWN_AHEAD).tolist()
+                slot = upcoming[count - 1]
+                out, held[slot] = held[slot], row if type(row) in OWN_MEMORY else unpinned(row)
+                yield out
+        except Exception:
+            self._leave_singles(live, upcoming, count)
+            self._input.drop_singles(failed=True)
+            raise
+        self._leave_singles(live, upcoming, count)
+        if count < _SINGLES[-1]:
+            self._input.drop_singles(failed=False)
+
+    def _leave_singles(self, live: Live, upcoming: list[int], count: int) -> None:
+        """Note that so many elements were drawn for single elements."""
+        self._input.took(live, count)
+        drawn, self._upcoming = np.split(np.array(upcoming, np.int64), [count])
+        first = self._drawn + self._size
+        self._ordinals[drawn] = np.arange(first, first + count)  # the last of equals stays
+        self._drawn += count
+
+    def _prune(self) -> None:
         if self._drawn - self._pruned_at >= self._every:
             self._input.forget_before(int(self._ordinals.min()))
             self._pruned_at = self._drawn
+
+    def _draw(self, slots: Slots, incoming: Chunk) -> Chunk:
+        """Draw once for each new element."""
+        self._prune()
         states, count = self._states(self._drawn, 0), incoming.size
         if len(self._upcoming) < count:
             more = self._draws.take(max(count, _DRAWN_AHEAD))

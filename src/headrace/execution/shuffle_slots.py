@@ -19,7 +19,7 @@ from headrace.element.transpose import map_leaves
 from headrace.execution.places import Places
 from headrace.execution.shuffle_order import Exchange
 
-__all__ = ["Slots"]
+__all__ = ["OWN_MEMORY", "Slots", "unpinned"]
 
 _MOST_PINNED = 4
 """Times its own size that a row may keep alive before it is copied."""
@@ -38,7 +38,8 @@ class Slots:
         self.size = whole.size
         self._leaves: list[NDArray[Any]] | None = None
         self._structure: Structure | None = None
-        self._rows: list[Any] = []
+        self.rows: list[Any] = []
+        """What each slot holds, if `are_rows`; what is put in is to be `unpinned`."""
         #: One more column, the places of the elements, where they are asked for; else none.
         self._places: list[Places] = []
         if whole.places is not None:
@@ -52,7 +53,7 @@ class Slots:
             self._leaves = leaves
         else:
             rows = _unpinned(whole)
-            self._rows = rows if order is None else [rows[index] for index in order.tolist()]
+            self.rows = rows if order is None else [rows[index] for index in order.tolist()]
 
     @property
     def bytes_each(self) -> int:
@@ -76,24 +77,24 @@ class Slots:
                 places = out.pop() if held else None
                 return self._chunk(out, len(slots), places)
             self._become_rows()
-        rows, yielded = self._rows, []
-        if len(slots) == 1 and not held:
-            slot = int(slots[0])
-            yielded.append(rows[slot])
-            (rows[slot],) = _unpinned(incoming)
-            return Chunk.of_rows(yielded)
+        rows, yielded = self.rows, []
         for slot, row in zip(slots.tolist(), _unpinned(incoming), strict=True):
             yielded.append(rows[slot])
             rows[slot] = row
         places = _exchanged(slots, held, new)[0] if held else None
         return Chunk.of_rows(yielded, None, places)
 
+    @property
+    def are_rows(self) -> bool:
+        """Whether elements are held in `rows`, and nothing besides."""
+        return self._leaves is None and not self._places
+
     def at(self, slots: NDArray[np.int64]) -> Chunk:
         """Return what these slots hold."""
         places = self._places[0][slots] if self._places else None
         if self._leaves is not None:
             return self._chunk([leaf[slots] for leaf in self._leaves], len(slots), places)
-        return Chunk.of_rows([self._rows[slot] for slot in slots.tolist()], None, places)
+        return Chunk.of_rows([self.rows[slot] for slot in slots.tolist()], None, places)
 
     def _chunk(self, leaves: list[NDArray[Any]], size: int, places: Places | None = None) -> Chunk:
         assert self._structure is not None
@@ -114,7 +115,7 @@ class Slots:
 
     def _become_rows(self) -> None:
         assert self._leaves is not None
-        self._rows = _unpinned(self._chunk(self._leaves, self.size))
+        self.rows = _unpinned(self._chunk(self._leaves, self.size))
         self._leaves = None
 
 
@@ -140,23 +141,28 @@ def _unpinned(chunk: Chunk) -> list[Any]:
     return list(rows)
 
 
+def unpinned(row: Any) -> Any:
+    """Return a row, copied if it would keep much more memory alive."""
+    return map_leaves(_unpinned_leaf, row) if _pins(row) else row
+
+
 def _pins(row: Any) -> bool:
     # The commonest structures, without the general walk: this is asked for each row that is drawn.
     cls = type(row)
-    if cls in _OWN_MEMORY:
+    if cls in OWN_MEMORY:
         return False
     if cls is np.ndarray:
         return row.base is not None and _unpinned_leaf(row) is not row
     if cls is dict or cls is tuple:
         for part in row.values() if cls is dict else row:
-            if type(part) not in _OWN_MEMORY and _pins(part):
+            if type(part) not in OWN_MEMORY and _pins(part):
                 return True
         return False
     return any(_unpinned_leaf(leaf) is not leaf for leaf in flatten(row)[0])
 
 
-#: Scalars, but those of a structured dtype, which may show a row of an array.
-_OWN_MEMORY = frozenset({bytes, str, *np.sctypeDict.values()}) - {np.void}
+OWN_MEMORY = frozenset({bytes, str, *np.sctypeDict.values()}) - {np.void}
+"""Types of scalars, but for those of a structured dtype, which may show a row of an array."""
 
 
 def _unpinned_leaf(leaf: Any) -> Any:

@@ -75,9 +75,6 @@ class Stage(ElementIterator):
     def get_state(self) -> State:
         return self._intake.get_state()
 
-    def later_state(self) -> tuple[States, int]:
-        return self._intake.later_state()
-
     def set_state(self, state: State) -> None:
         self._failure = self._one_by_one = None
         self._intake.set_state(state)

@@ -15,10 +15,8 @@ Rule 3. A stage is read on whichever thread its consumer reads on (`prefetch`, a
 
 from __future__ import annotations
 
-from typing import Any
-
-from headrace.element.chunk import Chunk, States
-from headrace.execution.iterator import ElementIterator, State
+from headrace.element.chunk import Chunk
+from headrace.execution.iterator import ElementIterator, Singles, State
 
 __all__ = ["Watched"]
 
@@ -26,7 +24,7 @@ __all__ = ["Watched"]
 class Watched(ElementIterator):
     """A stage as it is: to be derived from, by whoever looks at what passes.
 
-    Elements pass by `next_chunk` or, where `gives_rows`, one by one by `next_row`; `skip` passes
+    Elements pass by `next_chunk` or, where `gives_rows`, one by one by `singles`; `skip` passes
     over elements that nobody sees.
 
     Args:
@@ -48,11 +46,8 @@ class Watched(ElementIterator):
     def next_chunk(self, limit: int) -> Chunk | None:
         return self.stage.next_chunk(limit)
 
-    def next_row(self) -> Any:
-        return self.stage.next_row()
-
-    def later_state(self) -> tuple[States, int]:
-        return self.stage.later_state()
+    def singles(self) -> Singles | None:
+        return self.stage.singles()
 
     def get_state(self) -> State:
         return self.stage.get_state()

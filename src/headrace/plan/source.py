@@ -13,6 +13,7 @@ element an index, readable in any order, is an `IndexedSource`: `size` and `gath
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
 import numpy as np
@@ -81,10 +82,12 @@ class Reader(Protocol):
 class RowReader(Reader, Protocol):
     """A reader that can also give elements one by one: where each costs a call of user code."""
 
-    def read_row(self) -> Any:
-        """Return what `read(1)` holds, at less cost; StopIteration: there are no more.
+    def rows(self) -> Iterator[Any]:
+        """Return an iterator over the next elements, each read when it is asked for.
 
-        Where an element cannot be read, the position is after it once that was raised.
+        After each it stands where `read(1)` would, and the position is after an element that
+        could not be read once that was raised; then, and at the end, it is over. While it is not,
+        nothing but `get_position` and `close` is called.
         """
 
 

@@ -120,40 +120,40 @@ class _GeneratorReader:
             raise error
         return None
 
-    def read_row(self) -> Element:
-        iterator = self._iterator
-        if iterator is None or self._error is not None:
+    def rows(self) -> Iterator[Element]:
+        if self._iterator is None or self._error is not None:
             chunk = self.read(1)
             if chunk is None:
-                raise StopIteration
-            return chunk.rows()[0]
-        waiting = self._waiting
-        # As in `_take`, without a list and a chunk for one element.
-        try:
-            waiting.append(next(iterator))
-        except StopIteration:
-            self._end()
-            raise
-        except Exception as error:
-            self._end()
-            blamed = self._blame(error, self._consumed)
+                return
+            yield chunk.rows()[0]
+        iterator, convert, may_share = self._iterator, self._convert, self._may_share
+        put, take = self._waiting.append, self._waiting.pop
+        # As in `_take`; an error is raised at once.
+        while iterator is not None:
+            try:
+                put(next(iterator))
+            except StopIteration:
+                self._end()
+                return
+            except Exception as error:
+                self._end()
+                failure: Exception = self._blame(error, self._consumed)
+                self._consumed += 1
+                raise failure from error
+            except BaseException:
+                self._go_back()
+                raise
+            try:
+                row = owned(convert(take())) if may_share else convert(take())
+            except Exception as error:
+                failure = self._refused(error, self._consumed)
+                self._consumed += 1
+                raise failure from error
+            except BaseException:
+                self._go_back()
+                raise
             self._consumed += 1
-            raise blamed from error
-        except BaseException:
-            self._go_back()
-            raise
-        convert = self._convert
-        try:
-            row = owned(convert(waiting.pop())) if self._may_share else convert(waiting.pop())
-        except Exception as error:
-            refused = self._refused(error, self._consumed)
-            self._consumed += 1
-            raise refused from error
-        except BaseException:
-            self._go_back()
-            raise
-        self._consumed += 1
-        return row
+            yield row
 
     def get_position(self) -> Position:
         return self._consumed

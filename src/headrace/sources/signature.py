@@ -55,6 +55,8 @@ def converter(signature: Spec | None) -> tuple[Callable[[Any], Element], bool]:
     return convert_nested, may_share
 
 
+_AS_PYTHON = frozenset([np.dtype(np.int64), np.dtype(np.float64), np.dtype(np.bool_)])
+"""Dtypes that hold each number of Python's type, or refuse it: an int beyond int64."""
 _PYTHON_TYPES = {"i": int, "u": int, "f": float, "b": bool, "S": bytes, "U": str}
 
 
@@ -78,6 +80,18 @@ def _leaf_converter(spec: ArraySpec, path: str) -> Callable[[Any], Any]:
         return lambda value: value if type(value) is python_type else convert(value)
     low, high = _limits(dtype)
     make = dtype.type
+    if dtype in _AS_PYTHON:
+
+        def convert_same(value: Any) -> Any:
+            cls = type(value)
+            if cls is python_type:
+                try:
+                    return make(value)
+                except OverflowError:
+                    return convert(value)
+            return value if cls is make else convert(value)
+
+        return convert_same
 
     def convert_number(value: Any) -> Any:
         cls = type(value)
