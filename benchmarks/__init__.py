@@ -10,6 +10,7 @@ One file a question; each lists its contenders: Headrace, the peers, and the phy
     workload      the records: Workload, Contender, Target
     measure       rounds in turn, one process a contender; medians and ratios
     contender     what runs inside such a process
+    cpu_time      what a contender and the processes that it started have used
     inputs        synthetic files, from a seed
     report        the machine, the table, RESULTS.md
 """

@@ -17,6 +17,7 @@ __all__ = ["main"]
 QUESTIONS = (
     "small_rows",
     "scalar_map",
+    "interleave",
     "tfrecord",
     "jpeg",
     "service_scalars",
@@ -38,7 +39,11 @@ def main(arguments: list[str]) -> int:
         f"{effort.rounds} rounds; in each, every contender in turn reads for {effort.ramp:g} s "
         f"untimed and {effort.seconds:g} s timed, in a process of its own."
     )
-    order = [workload.name for module in modules.values() for workload in module.WORKLOADS]
+    workloads = [workload for module in modules.values() for workload in module.WORKLOADS]
+    for workload in workloads:
+        if workload.stretch != 1:
+            how += f" {workload.name}: {workload.stretch:g} times as long."
+    order = [workload.name for workload in workloads]
     results: list[Result] = []
     failed = False
     for name in chosen:

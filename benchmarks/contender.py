@@ -20,6 +20,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TextIO
 
+from benchmarks.cpu_time import cpu_seconds
 from benchmarks.workload import Check, Consume, Contender, Elements, Pipeline, Workload
 
 __all__ = ["Rounds", "drain", "main"]
@@ -107,8 +108,8 @@ class Rounds:
                 was reading are not counted.
 
         Returns:
-            `first` (seconds from opening the iterator to its first element), `items`, `seconds`
-            and `rate`.
+            `first` (seconds from opening the iterator to its first element), `items`, `seconds`,
+            `rate`, and `cpu` (seconds of processor time for an item).
         """
         gc.collect()
         if self._reopen or self._elements is None:
@@ -120,11 +121,19 @@ class Rounds:
         else:
             elements = self._elements
         _, _, elements = drain(self._pipeline, elements, self._consume, ramp)
+        used = cpu_seconds()
         items, took, self._elements = drain(self._pipeline, elements, self._consume, seconds)
+        used = cpu_seconds() - used
         if self._reopen:
             del elements
             self.close()
-        return {"first": self._first, "items": items, "seconds": took, "rate": items / took}
+        return {
+            "first": self._first,
+            "items": items,
+            "seconds": took,
+            "rate": items / took,
+            "cpu": used / items,
+        }
 
     def close(self) -> None:
         """Close the iterator in hand; may be called twice."""

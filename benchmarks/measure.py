@@ -56,6 +56,7 @@ class Measurement:
         role: "headrace", "peer" or "limit".
         rates: Items per second, by round.
         firsts: Seconds from opening an iterator to its first element, by round.
+        cpus: Seconds of processor time for an item, by round.
         problem: "not installed" or "failed: ..."; None when it ran.
     """
 
@@ -63,6 +64,7 @@ class Measurement:
     role: str
     rates: list[float] = field(default_factory=list)
     firsts: list[float] = field(default_factory=list)
+    cpus: list[float] = field(default_factory=list)
     problem: str | None = None
 
     @property
@@ -74,6 +76,11 @@ class Measurement:
     def first(self) -> float | None:
         """The median seconds to the first element, None when it did not run."""
         return statistics.median(self.firsts) if self.firsts and self.problem is None else None
+
+    @property
+    def cpu(self) -> float | None:
+        """The median processor time for an item, None when it did not run."""
+        return statistics.median(self.cpus) if self.cpus and self.problem is None else None
 
 
 def measure(
@@ -94,22 +101,24 @@ def measure(
     """
     results = [Measurement(contender=c.name, role=c.role) for c in workload.contenders]
     running: list[tuple[_Process, Measurement]] = []
+    seconds, ramp = effort.seconds * workload.stretch, effort.ramp * workload.stretch
     try:
         for contender, result in zip(workload.contenders, results, strict=True):
             process = _Process(question, workload, contender, inputs)
             running.append((process, result))
-            command = {"do": "build", "seconds": effort.seconds / 2}
+            command = {"do": "build", "seconds": seconds / 2}
             process.ask(command, _BUILD_DEADLINE, result)
             say(f"{workload.name} · {contender.name}: {result.problem or 'ready'}")
         for number in range(effort.rounds):
             for process, result in running:
                 if result.problem is not None:
                     continue
-                command = {"do": "round", "seconds": effort.seconds, "ramp": effort.ramp}
+                command = {"do": "round", "seconds": seconds, "ramp": ramp}
                 answer = process.ask(command, _ROUND_DEADLINE, result)
                 if answer is not None:
                     result.rates.append(answer["rate"])
                     result.firsts.append(answer["first"])
+                    result.cpus.append(answer["cpu"])
             say(f"{workload.name} · round {number + 1} of {effort.rounds}")
     finally:
         for process, _ in running:

@@ -37,6 +37,7 @@ _HEADER = (
     "rate (median)",
     "slowest to fastest round",
     "first element",
+    "CPU an item",
     "headrace is",
     "target",
 )
@@ -65,7 +66,7 @@ class Result:
             workload=workload.name,
             date=datetime.now(UTC).date().isoformat(),
             measurements=[
-                {"rate": m.rate, "first": m.first, "unit": workload.unit, **asdict(m)}
+                {"rate": m.rate, "first": m.first, "cpu": m.cpu, "unit": workload.unit, **asdict(m)}
                 for m in measurements
             ],
             rows=_rows(workload, measurements),
@@ -128,7 +129,8 @@ def results_table(results: Iterable[Result]) -> str:
 def store(directory: Path, results: list[Result], order: list[str], how: str) -> None:
     """Write results.json and RESULTS.md; keep stored workloads that were not run this time.
 
-    Stored figures of another machine or of other versions are dropped, not mixed in.
+    Stored figures of another machine, of other versions or of other columns are dropped, not mixed
+    in.
 
     Args:
         directory: Where the two files are.
@@ -142,7 +144,12 @@ def store(directory: Path, results: list[Result], order: list[str], how: str) ->
     if stored.exists():
         old = json.loads(stored.read_text())
         if old["machine"] == facts:
-            kept = {entry["workload"]: Result(**entry) for entry in old["results"]}
+            found = [Result(**entry) for entry in old["results"]]
+            kept = {
+                result.workload: result
+                for result in found
+                if all(len(row) == len(_HEADER) for row in result.rows)
+            }
     kept |= {result.workload: result for result in results}
     ordered = [kept[name] for name in order if name in kept]
     round_trip = round(thread_round_trip())
@@ -167,8 +174,10 @@ def _page(facts: dict[str, str], how: str, results: list[Result]) -> str:
         f"**How.** {how} Rates are medians over the rounds. *headrace is* compares round by round: "
         "the median of the rounds' ratios, so above 1 Headrace is the faster one; where Headrace "
         "runs in two ways, both are given in the order of their rows. *First element* is the time "
-        "from opening an iterator over a pipeline that is built and warm. A row in italics is a "
-        "bound set by the machine or by Python, not a product.\n\n"
+        "from opening an iterator over a pipeline that is built and warm. *CPU an item* is the "
+        "processor time of all threads and processes, user and system, divided by the rows, images "
+        "or batches that were read: it changes less than rates do when others use the machine. A "
+        "row in italics is a bound set by the machine or by Python, not a product.\n\n"
         f"**Machine.** {described}; measured {' to '.join(dates[:1] + dates[1:][-1:])}.\n"
     )
 
@@ -185,6 +194,7 @@ def _rows(workload: Workload, measurements: list[Measurement]) -> list[list[str]
                 m.problem or _rate(m.rate, workload),
                 "–" if m.problem else _span(m.rates, workload),
                 "–" if m.first is None else _duration(m.first),
+                "–" if m.cpu is None else _cost(m.cpu),
                 " / ".join(_times(value) for value in compared) or "–",
                 _verdicts(workload, measurements, m.contender) or _doubt(m, compared) or "–",
             ]
@@ -251,6 +261,14 @@ def _duration(seconds: float) -> str:
     if seconds >= 1e-3:
         return f"{seconds * 1e3:.1f} ms"
     return f"{seconds * 1e6:.0f} µs"
+
+
+def _cost(seconds: float) -> str:
+    """The processor time of an item, which may be far less than a microsecond."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e9:.3g} ns"
 
 
 def _first_value(path: str, key: str) -> str:

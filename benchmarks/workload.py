@@ -75,6 +75,8 @@ class Workload:
         reopen: Open a fresh iterator each round. A service is read through one iterator instead,
             as training does: what an abandoned one leaves behind in a server would be timed too.
         item_bytes: Bytes in one item, where GB/s says more than items/s.
+        stretch: How many times as long its rounds are, and the ramps before them. Work that was
+            begun before the clock and is not done after it is to be a small part of a round.
     """
 
     name: str
@@ -85,6 +87,7 @@ class Workload:
     targets: tuple[Target, ...] = ()
     reopen: bool = True
     item_bytes: int | None = None
+    stretch: float = 1.0
 
 
 def expect(true: bool, otherwise: str) -> None:

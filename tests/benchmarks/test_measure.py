@@ -23,7 +23,7 @@ def test_a_contender_that_runs_has_a_rate_and_a_first_element_for_each_round(
     workload = replace(WORKLOAD, contenders=(LIMIT,))
     (measured,) = measure("small_rows", workload, EFFORT, tmp_path)
     assert measured.problem is None
-    assert len(measured.rates) == len(measured.firsts) == 2
+    assert len(measured.rates) == len(measured.firsts) == len(measured.cpus) == 2
     assert min(measured.rates) > 0
 
 

@@ -99,6 +99,28 @@ def test_stored_results_keep_other_workloads_of_the_same_machine(tmp_path: Path)
     assert "5x peer: met" in (tmp_path / "RESULTS.md").read_text()
 
 
+def test_processor_time_stands_beside_the_rate() -> None:
+    ours, peer, bound = _measured([12.0, 12.0, 12.0], [2.0] * 3, [13.0] * 3)
+    ours.cpus, peer.cpus, bound.cpus = [0.00234, 0.5, 0.001], [3e-9] * 3, [5.24e-6] * 3
+    table = results_table([Result.of(WORKLOAD, [ours, peer, bound])])
+    assert "CPU an item" in table
+    assert "2.34 ms" in table
+    assert "3 ns" in table
+    assert "5.24 µs" in table
+
+
+def test_stored_results_with_other_columns_are_dropped(tmp_path: Path) -> None:
+    first = Result.of(WORKLOAD, _measured([12.0], [2.0], [13.0]))
+    store(tmp_path, [first], ["rows", "other"], "How.")
+    stored = json.loads((tmp_path / "results.json").read_text())
+    stored["results"][0]["rows"][0].pop()
+    (tmp_path / "results.json").write_text(json.dumps(stored))
+    other = Result(workload="other", date=first.date, measurements=[], rows=[])
+    store(tmp_path, [other], ["rows", "other"], "How.")
+    stored = json.loads((tmp_path / "results.json").read_text())
+    assert [entry["workload"] for entry in stored["results"]] == ["other"]
+
+
 def test_stored_results_of_another_machine_are_dropped(tmp_path: Path) -> None:
     first = Result.of(WORKLOAD, _measured([12.0], [2.0], [13.0]))
     store(tmp_path, [first], ["rows", "other"], "How.")

@@ -16,7 +16,7 @@ import headrace as hr
 from headrace.errors import UserFunctionError
 from headrace.execution.build import start
 
-from .contract import assert_keeps_contract, plain, read
+from .contract import assert_keeps_contract, copied, plain, read
 from .test_prefetch import Gate
 
 Dataset = hr.Dataset
@@ -191,6 +191,33 @@ def test_a_dataset_of_arrays_is_not_opened_before_its_turn():
         assert opened == [0, 1]
         next(iterator)
         assert opened == [0, 1, 2]
+
+
+def test_elements_that_cost_calls_come_in_one_chunk_over_many_turns():
+    calls: list[int] = []
+
+    def note(x):
+        calls.append(int(x))
+        return x
+
+    dataset = Dataset.range(3).interleave(
+        lambda n: Dataset.range(int(n) * 100, int(n) * 100 + 9).map(note), cycle_length=3
+    )
+    iterator = start(dataset.plan, seed=1)
+    found = [int(x) for _ in range(3) for x in iterator.next_chunk(1).rows()]
+    chunk = iterator.next_chunk(7)
+    assert chunk.size == 7
+    states = [copied(chunk.state_at(index)) for index in range(8)]
+    found += map(int, chunk.rows())
+    assert found == [0, 100, 200, 1, 101, 201, 2, 102, 202, 3]
+    assert calls == found  # and no others
+    rest = [int(x) for x in iterator.next_chunk(1000).rows()]
+    assert rest[-1] == 208  # all, though datasets ended in between
+    for index, state in enumerate(states):
+        iterator.set_state(state)
+        again = [int(x) for _ in range(2) for x in iterator.next_chunk(1).rows()]
+        assert again == (found + rest)[3 + index :][:2]
+    iterator.close()
 
 
 def test_columns_stay_columns():

@@ -44,6 +44,7 @@ class Feeder:
         put: Takes what was read. Called with `lock` held.
         name: Name of the thread.
         most: The most elements to ask for at once.
+        most_bytes: About the most memory that these should take.
     """
 
     def __init__(
@@ -53,11 +54,12 @@ class Feeder:
         put: Callable[[Item], None],
         name: str,
         most: int = 1024,
+        most_bytes: int = 1 << 18,
     ) -> None:
         self._input = input_
         self._room = room
         self._put = put
-        self._pace = Pace(most=most)
+        self._pace = Pace(most=most, most_bytes=most_bytes)
         #: Held where what `room` and `put` look at changes. It is taken as it is, not by way of the
         #: condition: an interruption between the two would leave it locked for ever.
         self.lock = threading.RLock()

@@ -87,7 +87,7 @@ class ParallelMapIterator(ElementIterator):
                 # Said first, then looked once more: a thread that finishes in between sees it.
                 if work.is_awaited:
                     wait = wait or LongWait(self._step)
-                    wait.wait_and_look(work.feeder.changed)
+                    wait.wait_and_look(work.ready)
                 work.expect(limit)
             work.is_awaited = False
         if isinstance(taken, Failure):

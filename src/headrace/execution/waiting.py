@@ -10,7 +10,7 @@ from threading import Condition
 
 __all__ = ["LongWait"]
 
-_SHORTEST = 0.001
+_SHORTEST = 0.01
 _FIRST = 10.0
 _AGAIN = 60.0
 

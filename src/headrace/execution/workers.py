@@ -7,11 +7,14 @@ Each thread takes a *grain*: as many elements as take it about `_GRAIN_SECONDS`,
 Results are delivered element by element. No more than some milliseconds of work for each thread is
 read ahead, and no more than `_MOST_BYTES` of inputs and results.
 
-Who may touch what. The feeder and the consumer hold `feeder.changed` for everything here. The
-threads hold no lock while they work: each writes `rows` and `results` of its own grain, and appends
-to `done` and `_timings`, which is one step of the interpreter. They look at `is_stopped` and at
-what the consumer awaits without the lock: a thread that sees it too late is made up for by the
-consumer, which looks again after it has said that it waits, and then now and then.
+Nobody is woken for one element, which costs more than many a function: the consumer waits for a
+handful of results, and the feeder until there is room for a handful.
+
+Who may touch what. The feeder and the consumer hold `feeder.lock` for everything here. The threads
+hold no lock while they work: each writes `rows` and `results` of its own grain, and appends to
+`done` and `_timings`, which is one step of the interpreter. They look at `is_stopped` and at what
+the consumer awaits without the lock: a thread that sees it too late is made up for by the consumer,
+which looks again after it has said that it waits, and then now and then.
 """
 
 from __future__ import annotations
@@ -39,6 +42,9 @@ _AHEAD_SECONDS = 0.05
 _FEWEST_AHEAD = 2
 _MOST_AHEAD = 1024
 _MOST_BYTES = 64 << 20
+_MOST_BYTES_AT_ONCE = 1 << 20
+"""Of inputs. What is read has left the processor's cache before a thread takes it, however little
+it is; and as many results as were read at once can be taken at once."""
 _MEMORY = 64
 """Elements over which the time for one is averaged, at least."""
 
@@ -102,8 +108,9 @@ class Work:
         self.done: deque[tuple[Batch, int]] = deque()
         #: Whether the consumer waits, and so is to be notified once it has enough.
         self.is_awaited = False
-        self._enough = 0  # elements that are done; or, in order, up to that of ...
-        self._awaited: Batch | None = None  # ... this batch
+        self._enough = 0  # elements that are done, where the order is free
+        #: In order: the results that are to be there, as a batch and the number in it.
+        self._awaited: list[tuple[Batch, int]] = []
         self.fed = 0  # elements of the input read
         self.delivered = 0
         self.window = threads * _FEWEST_AHEAD
@@ -115,7 +122,12 @@ class Work:
         self._seconds, self._counted = 0.0, 0
         self._bytes_in = 0.0  # of an element
         self._bytes_out = 0.0  # of a result
-        self.feeder = Feeder(input_, self._room, self._put, "headrace-map-feeder")
+        self.feeder = Feeder(
+            input_, self._room, self._put, "headrace-map-feeder", most_bytes=_MOST_BYTES_AT_ONCE
+        )
+        self._is_filling = False  # the feeder reads on until there is no room
+        #: Notified when the consumer has what it awaits. The feeder waits for something else.
+        self.ready = threading.Condition(self.feeder.lock)
         self._threads = [
             threading.Thread(target=self._run, name="headrace-map", daemon=True)
             for _ in range(threads)
@@ -133,7 +145,9 @@ class Work:
     # --- on the feeder's thread, with the lock held ---------------------------------------------
 
     def _room(self) -> int:
-        return max(0, self.window - (self.fed - self.delivered))
+        free = self.window - (self.fed - self.delivered)
+        self._is_filling = free >= (1 if self._is_filling else self.handful)
+        return free if self._is_filling else 0
 
     def _put(self, item: Item) -> None:
         states, before = self.end
@@ -152,15 +166,19 @@ class Work:
                 lambda index: after if index else states(before),
             )
             self.end = (lambda index: after), 0
+            self.has_ended = not isinstance(item.error, Exception)  # after such a one no more comes
         else:
             after = item.after
             self.end = (lambda index: after), 0
             self.has_ended = True
+            self.ready.notify_all()
             return
         size = len(batch.rows)
         self.fed += size
         self.batches.append(batch)
         self._hand_out(batch, size)
+        if not self._enough:  # the consumer waits for anything at all
+            self.ready.notify_all()
 
     def _hand_out(self, batch: Batch, size: int) -> None:
         """Put the elements of a batch where the threads take them, some at a time."""
@@ -226,10 +244,9 @@ class Work:
             rows[index] = row = None
             if not self._is_ordered:
                 self.done.append((batch, index))
-        # To wake the consumer for each element costs more than many a function.
         if self.is_awaited and self._has_enough():
             with self.feeder.lock:
-                self.feeder.changed.notify_all()
+                self.ready.notify_all()
 
     def _failed(self, error: BaseException, batch: Batch, index: int) -> Failure:
         try:
@@ -239,10 +256,9 @@ class Work:
             return Failure(escape)
 
     def _has_enough(self) -> bool:
-        batch, enough = self._awaited, self._enough
-        if batch is None:
-            return len(self.done) >= enough
-        return batch.results[enough - 1] is not PENDING
+        if self._is_ordered:
+            return all(batch.results[number] is not PENDING for batch, number in self._awaited)
+        return len(self.done) >= self._enough
 
     # --- for the consumer -----------------------------------------------------------------------
 
@@ -253,13 +269,23 @@ class Work:
 
     def expect(self, limit: int) -> None:
         """Have the consumer notified when about so many elements are done. With the lock held."""
-        count = min(limit, self.handful)
-        self._awaited = self.batches[0] if self._is_ordered and self.batches else None
-        if self._awaited is not None:
-            self._enough = min(self._awaited.taken + count, len(self._awaited.results))
-        else:
-            self._enough = min(count, self.fed - self.delivered)
+        self._enough = min(limit, self.handful, self.fed - self.delivered)
+        if self._is_ordered:
+            self._awaited = self._first_and_last(self._enough)
         self.is_awaited = True
+
+    def _first_and_last(self, count: int) -> list[tuple[Batch, int]]:
+        """Return where the next result and the last of the next `count` are to be."""
+        found: list[tuple[Batch, int]] = []
+        for batch in self.batches:
+            if not found:
+                found.append((batch, batch.taken))
+            left = len(batch.results) - batch.taken
+            if count <= left:
+                found.append((batch, batch.taken + count - 1))
+                break
+            count -= left
+        return found
 
     def took(self, chunk: Chunk | None, count: int) -> None:
         """Count elements as delivered, and let the feeder read on. With the lock held."""
@@ -272,12 +298,14 @@ class Work:
         affordable = _MOST_BYTES / (self._bytes_in + self._bytes_out + 1)
         threads = self._threads_wanted
         self.window = int(max(threads, min(threads * wished, affordable, 2 * self.window)))
-        self.feeder.changed.notify_all()
+        if self._room():
+            self.feeder.changed.notify_all()
 
     def stop(self) -> bool:
         """Stop all threads, and wait a moment; return whether the input is free to use."""
         with self.feeder.lock:
             self.is_stopped = True
+            self.ready.notify_all()
         is_free = self.feeder.stop()
         for _ in self._threads:
             self._grains.put(None)

@@ -1,0 +1,54 @@
+"""Processor time is that of all threads and of all processes that were started."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from benchmarks.cpu_time import cpu_seconds
+
+_WORK = """
+import sys, time
+while time.process_time() < 0.2: pass
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+def _work(seconds: float) -> None:
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
+def test_it_grows_by_what_a_thread_uses() -> None:
+    before = cpu_seconds()
+    thread = threading.Thread(target=_work, args=(0.05,))
+    thread.start()
+    thread.join()
+    assert cpu_seconds() - before >= 0.05
+
+
+def test_a_process_counts_while_it_runs_and_after_it_has_ended() -> None:
+    before = cpu_seconds()
+    with subprocess.Popen(
+        [sys.executable, "-c", _WORK], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        running = cpu_seconds() - before
+    assert running >= 0.15  # the system counts in ticks of some milliseconds
+    assert cpu_seconds() - before >= 0.15
+
+
+def test_descendants_count_and_others_do_not(tmp_path: Path) -> None:
+    own = Path("/proc/self").resolve().name
+    for number, parent in (("11", own), ("12", "11"), ("13", "1")):
+        (tmp_path / number).mkdir()
+        fields = ["0"] * 9 + ["100", "50", "0", "0"]
+        (tmp_path / number / "stat").write_text(f"{number} (a (b) c) S {parent} {' '.join(fields)}")
+    alone = cpu_seconds(tmp_path / "nowhere")
+    assert 2.9 < cpu_seconds(tmp_path) - alone < 3.5  # at 100 ticks a second

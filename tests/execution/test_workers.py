@@ -1,0 +1,93 @@
+"""The threads of a map wake nobody for a single element."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from headrace.element.chunk import Chunk
+from headrace.execution.feeder import Item
+from headrace.execution.workers import PENDING, Work
+from headrace.plan.user_function import UserFunction
+
+from .contract import ListIterator
+
+
+class Notices:
+    """Stands for a condition that somebody waits on, and counts its notices."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def notify_all(self) -> None:
+        self.number += 1
+
+
+@pytest.fixture
+def work() -> Work:
+    """One whose threads do not run: the test does what they would do."""
+    made = Work(ListIterator([]), UserFunction(abs, "map", False), 2, 0, is_ordered=True)
+    made.ready = Notices()
+    made.window = 48  # so that a handful is 6
+    return made
+
+
+def put(work: Work, count: int) -> None:
+    rows = [np.int64(number) for number in range(work.fed, work.fed + count)]
+    with work.feeder.lock:
+        work._put(Item(Chunk.of_rows(rows, lambda index: index), None, None))
+
+
+def do(work: Work, *numbers: int) -> None:
+    for number in numbers:
+        batch = next(b for b in work.batches if number < b.first + len(b.results))
+        work._do(batch, number - batch.first, number - batch.first + 1)
+
+
+def test_a_consumer_in_wait_is_notified_once_a_handful_is_done_across_batches(work):
+    for _ in range(4):
+        put(work, 2)
+    work.expect(64)
+    before = work.ready.number
+    do(work, 1, 2, 3, 4)
+    do(work, 5)
+    assert work.ready.number == before  # the first is missing
+    do(work, 0)
+    assert work.ready.number == before + 1
+    assert [result is PENDING for batch in work.batches for result in batch.results] == (
+        [False] * 6 + [True] * 2
+    )
+
+
+def test_no_more_is_waited_for_than_was_read(work):
+    put(work, 3)
+    work.expect(64)
+    do(work, 0, 1)
+    assert work.ready.number == 1  # that of `put`: there was nothing
+    do(work, 2)
+    assert work.ready.number == 2
+
+
+def test_a_consumer_that_waits_for_anything_learns_of_the_first_elements_and_of_the_end(work):
+    work.expect(8)
+    put(work, 1)
+    assert work.ready.number == 1
+    work.expect(8)
+    with work.feeder.lock:
+        work._put(Item(None, None, None))
+    assert work.ready.number == 2
+    assert work.has_ended
+
+
+def test_the_input_is_read_once_there_is_room_for_a_handful_and_then_until_there_is_none(work):
+    assert work._room() == 48
+    work.fed = 47
+    assert work._room() == 1
+    work.fed = 48
+    assert work._room() == 0
+    work.delivered = 5
+    assert work._room() == 0
+    work.delivered = 6
+    assert work._room() == 6
+    work.fed = 51
+    assert work._room() == 3
