@@ -31,6 +31,11 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "headrace"))
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+_REAL_PROCESSES_SECONDS = 300
+"""After which a test of real processes is taken for stuck. On a machine that is busy with twenty
+others, three interpreters need half a minute to start; its own deadlines are what such a test is
+about."""
+
 # What libraries keep for the life of the process, by a part of its description, and why.
 KEPT_BY_LIBRARIES = (
     "/.hypothesis/",  # the example database
@@ -39,6 +44,14 @@ KEPT_BY_LIBRARIES = (
     "execnet",  # pytest-xdist talks to its parent
     "/dev/urandom",
 )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let tests that start processes take longer, where they do not say how long."""
+    for item in items:
+        starts_processes = item.get_closest_marker("system") or item.get_closest_marker("heavy")
+        if starts_processes and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(_REAL_PROCESSES_SECONDS))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -23,6 +23,7 @@ def test_a_child_that_fails_by_itself_is_reported_and_the_command_fails(capfd):
     assert "ended with code 2" in capfd.readouterr().err
 
 
+@pytest.mark.timeout(120)
 def test_a_stop_signal_stops_the_children(monkeypatch, capfd):
     class SignalThatCameAtOnce(supervise.Signals):
         def __enter__(self):
@@ -32,5 +33,6 @@ def test_a_stop_signal_stops_the_children(monkeypatch, capfd):
 
     monkeypatch.setattr(supervise, "Signals", SignalThatCameAtOnce)
     worker = ["worker", "--with-parent", "--dispatcher", "127.0.0.1:1"]
-    assert run_children([worker, worker]) == 0
+    # They have to start before they can stop: where the machine is busy that takes a while.
+    assert run_children([worker, worker], patience=60.0) == 0
     assert capfd.readouterr().out.count("worker stopped") == 2

@@ -14,6 +14,7 @@ import pytest
 
 from headrace.process.child import Child, Command, clean_environment
 from headrace.process.stopping import stop
+from tests.stopwatch import Stopwatch
 
 pytestmark = pytest.mark.heavy
 
@@ -123,9 +124,10 @@ def test_what_a_ready_child_writes_goes_where_this_process_writes(
 def test_children_that_do_not_leave_are_killed_together_at_the_deadline(start: Start) -> None:
     children = [start(DEAF), start(DEAF), start(READY)]
     wait_until(lambda: all(is_ready(child) for child in children))
-    since = time.monotonic()
-    assert stop(children, 0.5) == children[:2]
-    assert time.monotonic() - since < 10.0
+    # The third one needs some of that where the machine is busy: to leave is its own work.
+    with Stopwatch() as watch:
+        assert stop(children, 5.0) == children[:2]
+    assert watch.seconds < 9.0
     assert [child.ending for child in children[:2]] == ["ended by SIGKILL"] * 2
 
 

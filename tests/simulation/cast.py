@@ -37,6 +37,7 @@ class Cast:
         )
         self.workers: list[WorkerProcess] = []
         self.clients: list[ClientProcess] = []
+        self._done = self._looks = 0
 
     def begin(self) -> None:
         """Start everybody, within a second, in any order."""
@@ -102,9 +103,15 @@ class Cast:
         """Workers that are there, and not on their way out."""
         return [each for each in self.workers if each.is_up and not each.is_leaving]
 
+    def next_look(self) -> int:
+        """Return the number of another look at all of them."""
+        self._looks += 1
+        return self._looks
+
     @property
     def is_over(self) -> bool:
         """Whether no client reads any more."""
-        return len(self.clients) >= self.scenario.clients and all(
-            each.is_done for each in self.clients
-        )
+        # Asked after each event: who is done stays so, and is not looked at again.
+        while self._done < len(self.clients) and self.clients[self._done].is_done:
+            self._done += 1
+        return self.scenario.clients <= len(self.clients) == self._done

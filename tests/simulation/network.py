@@ -11,6 +11,7 @@ Rule 4. A request to one that takes repeats may be delivered twice; the second a
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -95,8 +96,9 @@ class Network:
         self.world = world
         self.weather = Weather()
         self._listening: dict[str, tuple[Process, Callable[[Request], None], bool]] = {}
-        #: By number, which grows: chance must not see in what order a set goes.
-        self._connections: dict[int, _Connection] = {}
+        #: By the name of each end, and by number, which grows: chance must not see in what order a
+        #: set goes.
+        self._of: defaultdict[str, dict[int, _Connection]] = defaultdict(dict)
         self._connected = 0
         #: Pairs of names -> until when nothing gets from one to the other.
         self._parted: dict[frozenset[str], float] = {}
@@ -120,17 +122,26 @@ class Network:
     def remember(self, connection: _Connection) -> int:
         """Keep a connection among those that may break; return its number."""
         self._connected += 1
-        self._connections[self._connected] = connection
+        self._of[connection.client.name][self._connected] = connection
         return self._connected
 
+    def reached(self, connection: _Connection, server: Process) -> None:
+        """Take note of who is at the other end."""
+        self._of[server.name][connection.number] = connection
+
     def forget(self, connection: _Connection) -> None:
-        self._connections.pop(connection.number, None)
+        for end in (connection.client, connection.server):
+            if end is not None:
+                self._of[end.name].pop(connection.number, None)
+
+    def _connections_of(self, process: Process) -> list[_Connection]:
+        """Return the connections that a process is an end of, the oldest first."""
+        return list(self._of[process.name].values())
 
     def died(self, process: Process) -> None:
         """Break the connections of a process that is no more."""
-        for each in list(self._connections.values()):
-            if process in (each.client, each.server):
-                each.lose(refused=True, why=f"{process.name} is gone")
+        for each in self._connections_of(process):
+            each.lose(refused=True, why=f"{process.name} is gone")
 
     def paused(self, process: Process, seconds: float) -> None:
         """Let those give a process up that waits too long."""
@@ -138,9 +149,8 @@ class Network:
 
         def give_up() -> None:
             if process.life == life and process.is_paused:
-                for each in list(self._connections.values()):
-                    if process in (each.client, each.server):
-                        each.lose(refused=False, why=f"{process.name} is silent")
+                for each in self._connections_of(process):
+                    each.lose(refused=False, why=f"{process.name} is silent")
 
         if seconds > PATIENCE:
             self.world.at(PATIENCE, give_up)
@@ -153,7 +163,7 @@ class Network:
 
         def give_up() -> None:
             if self._parted.get(pair, 0.0) > self.world.now:
-                for each in list(self._connections.values()):
+                for each in self._connections_of(one):
                     if {each.client, each.server} == {one, other}:
                         each.lose(refused=False, why="nothing gets through")
 
@@ -162,11 +172,7 @@ class Network:
 
     def reset(self, process: Process) -> None:
         """Break one connection of a process, or none if it has none."""
-        mine = [
-            each
-            for each in self._connections.values()
-            if each.server is not None and process in (each.client, each.server)
-        ]
+        mine = [each for each in self._connections_of(process) if each.server is not None]
         if mine:
             self.world.chance.choice(mine).lose(refused=True, why="reset")
 
@@ -234,6 +240,7 @@ class _Connection:
             self.lose(refused=True, why=f"nobody listens at {link.address}")
         else:
             self.server, self._serve, self._repeats = found
+            self._network.reached(self, self.server)
             if self.server.is_paused:
                 self._network.world.at(_HANDSHAKE, self._give_up)
 

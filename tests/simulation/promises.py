@@ -53,6 +53,8 @@ _HEARD_SECONDS = 7.0
 _FIRST_WARNING = 10.0
 _NEXT_WARNING = 60.0
 _GONE = (updates.WorkerLost, updates.WorkerLeft)
+_CONVERSATIONS = 5000
+"""Of how many, about, is seen at one look what the workers keep."""
 _SLACK = 3.0
 """Seconds that a warning may be late: a session does not notice a short pause of its process."""
 
@@ -74,7 +76,9 @@ def check_now(cast: Cast, *, thoroughly: bool = False) -> None:
             _check_waiting(cast, client)
             _check_outstanding(cast, client)
         _check_truth(cast, client)
-    for worker in cast.workers:
+    # In a crowd some of them at each look, in turn: each keeps something for each client.
+    stride = 1 + len(cast.workers) * len(cast.clients) // _CONVERSATIONS
+    for worker in cast.workers[cast.next_look() % stride :: stride]:
         if worker.is_running:
             _check_kept(cast, worker)
     if thoroughly and cast.dispatcher.is_up:

@@ -55,6 +55,7 @@ class WorkerProcess(Peer):
             self._dispatcher_address,
             self.world.now,
             new_id=self._new_id,
+            chance=self.world.chance.random,
             bounds=self._bounds,
         )
         self._producers: dict[int, _Producer] = {}

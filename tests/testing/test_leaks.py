@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -31,6 +33,62 @@ def test_a_thread_that_ends_within_the_grace_is_no_leak():
     with assert_no_leaks(grace=30.0):
         thread.start()
         leave.set()
+
+
+def test_what_ends_while_the_collector_runs_for_long_is_no_leak(monkeypatch):
+    leave = threading.Event()
+    thread = threading.Thread(target=leave.wait, daemon=True)
+
+    def collect():
+        leave.set()
+        thread.join()
+
+    monkeypatch.setattr(gc, "collect", collect)
+    # No time is left when the collector is done, as where it took longer than the grace.
+    with assert_no_leaks(grace=0.0):
+        thread.start()
+
+
+def test_a_process_that_did_not_run_for_longer_than_the_grace_looks_on(monkeypatch):
+    leave = threading.Event()
+    thread = threading.Thread(target=leave.wait, daemon=True)
+    looks, clock = [], ManualClock()
+
+    def sleep(seconds):
+        looks.append(clock.advance(100.0))
+        if len(looks) == 5:
+            leave.set()
+            thread.join()
+
+    monkeypatch.setattr(time, "monotonic", clock)
+    monkeypatch.setattr(time, "sleep", sleep)
+    with assert_no_leaks(grace=1.0):
+        thread.start()
+
+
+def test_what_becomes_garbage_in_the_grace_is_collected():
+    class Holder:
+        def __init__(self):
+            self.itself = self
+            self.file = open("/dev/zero")  # noqa: SIM115 - a cycle closes it
+
+        def __del__(self):
+            self.file.close()
+
+    leave = threading.Event()
+
+    def hold(holder):
+        leave.wait()
+
+    def go_when_collected(phase, info):
+        # Not garbage for the first collection: the thread is there still.
+        if phase == "stop":
+            leave.set()
+
+    with assert_no_leaks(grace=5.0):
+        threading.Thread(target=hold, args=(Holder(),), daemon=True).start()
+        gc.callbacks.append(go_when_collected)
+    gc.callbacks.remove(go_when_collected)
 
 
 def test_an_open_file_is_named():

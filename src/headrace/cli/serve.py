@@ -334,7 +334,7 @@ def _serve(
     with ExitStack() as stack, Signals() as signals:
         start = _Start(server, signals)
         stack.callback(start.thread.join)
-        stack.callback(server.stop)
+        stack.callback(start.call_off)
         start.thread.start()
         reported = False
         while not STOP_SIGNALS & signals.wait(closing=parent):
@@ -392,6 +392,7 @@ class _Start:
         self._signals = signals
         self.done = False
         self.error: Exception | None = None
+        self._is_called_off = False
         self.thread = threading.Thread(target=self._run, name="headrace-start", daemon=True)
 
     def _run(self) -> None:
@@ -399,8 +400,15 @@ class _Start:
             self._server.start()
             self.done = True
         except Exception as error:
-            self.error = error
+            # One that was stopped before this thread got so far cannot be started: no failure.
+            if not self._is_called_off:
+                self.error = error
         self._signals.wake()
+
+    def call_off(self) -> None:
+        """Stop the server, whether it has started, is starting, or was about to."""
+        self._is_called_off = True
+        self._server.stop()
 
 
 def _check_ports(option: str, first: int | None, processes: int = 1) -> None:

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import TypeAlias
 
+from headrace.threads import start_thread
+
 __all__ = ["Crew"]
 
 Job: TypeAlias = Callable[[], None]
@@ -39,7 +41,7 @@ class Crew:
                 target=_work, args=(self._jobs, self._idle), name=self._name, daemon=True
             )
             self._threads.append(thread)
-            thread.start()
+            start_thread(thread)
         self._jobs.put(job)
 
     def dismiss(self) -> None:

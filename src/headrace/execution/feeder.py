@@ -14,6 +14,7 @@ from typing import NamedTuple
 from headrace.element.chunk import Chunk
 from headrace.execution.iterator import ElementIterator, State
 from headrace.execution.pace import Pace
+from headrace.threads import start_thread
 
 __all__ = ["PATIENCE", "Feeder", "Item", "close_quietly"]
 
@@ -74,7 +75,7 @@ class Feeder:
         """Begin to read. Whoever may close what owns this knows of it by now."""
         with self.lock:
             if not self._is_stopped:
-                self._thread.start()
+                start_thread(self._thread)
 
     @property
     def is_reading(self) -> bool:

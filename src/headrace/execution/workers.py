@@ -32,6 +32,7 @@ from headrace.execution.feeder import PATIENCE, Feeder, Item
 from headrace.execution.iterator import ElementIterator, position_of
 from headrace.execution.places import Places
 from headrace.plan.user_function import UserFunction
+from headrace.threads import start_thread
 
 __all__ = ["PENDING", "TAKEN", "Failure", "Work"]
 
@@ -139,7 +140,7 @@ class Work:
             if self.is_stopped:
                 return
             for thread in self._threads:
-                thread.start()
+                start_thread(thread)
         self.feeder.start()
 
     # --- on the feeder's thread, with the lock held ---------------------------------------------

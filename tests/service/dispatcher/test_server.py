@@ -105,7 +105,7 @@ def test_a_server_that_is_dropped_stops() -> None:
     gc.collect()
     assert dropped() is None
     with DispatcherStub(address) as stub, pytest.raises(UnavailableError):
-        stub.call(messages.GetStatus(), timeout=1.0)
+        stub.call(messages.GetStatus(), timeout=20.0)
 
 
 def test_a_server_that_never_started_has_nothing_to_stop() -> None:
@@ -219,7 +219,7 @@ def test_a_connection_outlives_the_dispatcher(tmp_path: Path) -> None:
         stub.call(worker("w"))
         first.stop()
         with pytest.raises(UnavailableError):
-            stub.call(messages.GetStatus(), timeout=1.0)
+            stub.call(messages.GetStatus(), timeout=20.0)
         with DispatchServer(kept_in(tmp_path, port=port)):
             beat = messages.WorkerHeartbeat(worker_id="w", tasks=())
             until = time.monotonic() + 20
@@ -279,7 +279,7 @@ def test_a_plan_that_did_not_arrive_whole_is_forgotten_by_a_restart(tmp_path: Pa
 DISPATCHER = """
 import sys, time
 from headrace.service import DispatcherConfig, DispatchServer
-with DispatchServer(DispatcherConfig(worker_timeout_ms=1000)) as server:
+with DispatchServer(DispatcherConfig(worker_timeout_ms=3000)) as server:
     print(server.target.removeprefix("tcp://"), flush=True)
     sys.stdin.read()
 """
@@ -326,7 +326,7 @@ def test_a_dispatcher_that_was_stopped_for_a_while_declares_nobody_lost() -> Non
             for _ in range(2):
                 time.sleep(0.3)
                 os.kill(process.pid, signal.SIGSTOP)
-                time.sleep(2.5)
+                time.sleep(4.0)  # longer than a worker may be silent
                 os.kill(process.pid, signal.SIGCONT)
             time.sleep(1.5)
             status = stub.call(messages.GetStatus(), timeout=30.0)

@@ -66,7 +66,11 @@ class Driven:
         self.now = 0.0
         self._ids = iter(f"w{n}" for n in range(1, 100))
         self.session: Session[str] = Session(
-            "h:1", "d:1", self.now, new_id=lambda: next(self._ids), **options
+            "h:1",
+            "d:1",
+            self.now,
+            new_id=lambda: next(self._ids),
+            **{"chance": lambda: 0.0, **options},
         )
         self.calls: list[Any] = []
         """All calls, in order."""

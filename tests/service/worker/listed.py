@@ -11,7 +11,7 @@ from headrace.execution.iterator import ElementIterator
 from headrace.service.config import ShardingPolicy
 from headrace.service.messages import TaskDefinition
 
-SECONDS = 10.0
+SECONDS = 40.0
 TICKET = "ticket"
 
 

@@ -43,6 +43,7 @@ from headrace.service.messages import (
     SettleTask,
     TaskAddress,
 )
+from headrace.threads import start_thread
 from headrace.transport.channel import Channel, Reply
 from headrace.transport.envelope import decode_error
 from headrace.transport.inbox import Inbox
@@ -128,9 +129,11 @@ class Shell:
                 it, and what it belongs to: a reader that is open stays, whoever drops it.
         """
         if not self._begun.locked():
-            threading.Thread(
-                target=self._run, args=(in_hand,), name="headrace-client", daemon=True
-            ).start()
+            start_thread(
+                threading.Thread(
+                    target=self._run, args=(in_hand,), name="headrace-client", daemon=True
+                )
+            )
 
     def close(self, in_hand: Callable[[], Delivery | None], *, is_known: bool) -> None:
         """Deliver nothing more; wait until the thread has said goodbye and is over.

@@ -6,6 +6,8 @@ Rule 2. A call that was not answered for as long as the worker bears it is given
 Rule 3. If something waits for an answer and none came for ten seconds, that is worth a warning,
         and then once a minute. Time in which the worker itself did not run does not count.
 Rule 4. The same holds for a call that is lost again and again while others are answered.
+Rule 5. Each wait before a call is made again is longer by a random part of itself, at most a half:
+        the dispatcher that a thousand workers lost at once does not hear them all at once.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ _PLAN_SECONDS = 10.0
 _FIRST_DELAY = 0.05
 _BACKOFF = 1.3
 _LAST_DELAY = 1.0
+_JITTER = 0.5
 
 
 @dataclass
@@ -41,10 +44,12 @@ class Calls:
     Args:
         patience: Seconds after which an unanswered call is given up.
         now: The time, in seconds of a steady clock; so is every other `now`.
+        chance: Returns a number of 0 <= x < 1 for each wait.
     """
 
-    def __init__(self, patience: float, now: float) -> None:
+    def __init__(self, patience: float, now: float, chance: Callable[[], float]) -> None:
         self._patience = patience
+        self._chance = chance
         self._open: dict[DispatcherRequest, _Call] = {}
         #: When something was last answered.
         self._heard = now
@@ -56,7 +61,7 @@ class Calls:
         """Take note of a call that is made now; False: it waits for its answer already."""
         if message in self._open:
             return False
-        self._open[message] = _Call(since=now, again_at=now + _seconds(message))
+        self._open[message] = _Call(since=now, again_at=now + self._drawn(_seconds(message)))
         return True
 
     def of(self, *kinds: type) -> list[DispatcherRequest]:
@@ -76,7 +81,7 @@ class Calls:
         call = self._open.get(message)
         if call is None:
             return 0
-        call.again_at = now + call.delay
+        call.again_at = now + self._drawn(call.delay)
         call.delay = min(call.delay * _BACKOFF, _LAST_DELAY)
         call.losses += 1
         return call.losses
@@ -91,7 +96,7 @@ class Calls:
         again = []
         for message, call in self._open.items():
             if call.again_at <= now:
-                call.again_at = now + _seconds(message)
+                call.again_at = now + self._drawn(_seconds(message))
                 again.append(message)
         return again
 
@@ -105,7 +110,8 @@ class Calls:
     @property
     def next_at(self) -> float:
         """When there is something to be done next: to make a call again, to give up, to warn."""
-        # One that is lost again and again is made again each second: its warning is seen then.
+        # One that is lost again and again is made again every other second at least: its warning
+        # is seen then.
         times = [min(c.again_at, c.since + self._patience) for c in self._open.values()]
         return min([*times, self._silent_since + self._reminder.due_after], default=math.inf)
 
@@ -139,6 +145,9 @@ class Calls:
         self._resumed = min(now, self._resumed + pause)
         for call in self._open.values():
             call.since = min(now, call.since + pause)
+
+    def _drawn(self, seconds: float) -> float:
+        return seconds * (1 + _JITTER * self._chance())
 
 
 def _seconds(message: DispatcherRequest) -> float:

@@ -7,6 +7,7 @@ stop        hand back what was not delivered, say that the worker left, close ev
 
 from __future__ import annotations
 
+import random
 import time
 import uuid
 from collections.abc import Callable
@@ -107,6 +108,7 @@ def _session(address: str, config: WorkerConfig) -> Session[Request]:
         config.dispatcher_address or "",
         time.monotonic(),
         new_id=lambda: uuid.uuid4().hex,
+        chance=random.random,
         tags=tuple(config.worker_tags or ()),
         heartbeat_interval=None if wished is None else max(1, wished) / 1000,
         patience=_DISPATCHER_SECONDS if patience is None else max(1, patience) / 1000,

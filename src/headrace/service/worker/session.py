@@ -80,6 +80,7 @@ class Session(Generic[R]):
         dispatcher: The dispatcher's address, for messages.
         now: The time.
         new_id: Returns another id each time that the worker registers.
+        chance: Returns a number of 0 <= x < 1, another one each time.
         tags: See `WorkerConfig.worker_tags`.
         heartbeat_interval: Seconds; None: what the dispatcher wishes.
         patience: Seconds without an answer of the dispatcher after which what waits for one fails.
@@ -94,6 +95,7 @@ class Session(Generic[R]):
         now: float,
         *,
         new_id: Callable[[], str],
+        chance: Callable[[], float],
         tags: tuple[str, ...] = (),
         heartbeat_interval: float | None = None,
         patience: float = 3600.0,
@@ -103,7 +105,7 @@ class Session(Generic[R]):
         self.address = address
         self._dispatcher = dispatcher
         self._patience = patience
-        self._calls = Calls(patience, now)
+        self._calls = Calls(patience, now, chance)
         self._agenda: Agenda[R] = Agenda(self._calls)
         self._registration = Registration(address, tags, new_id, heartbeat_interval)
         self._tasks: TaskTable[R] = TaskTable(self._agenda, plans or PlanCache(), bounds)

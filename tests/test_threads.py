@@ -1,0 +1,86 @@
+"""A thread is started whole or not at all, wherever its start is interrupted."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from headrace import threads
+from headrace.threads import start_thread
+
+
+class Alarm(BaseException):
+    """Not an error: something that comes from outside."""
+
+
+def interrupt(call: Callable[[], object], at: int) -> bool:
+    """Make a call, and interrupt it at its n-th instruction; return whether it was so long."""
+    left = at
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal left
+        if frame.f_code is interrupt.__code__:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            left -= 1
+            if left == 0:
+                raise Alarm
+        return trace
+
+    before = sys.gettrace()
+    try:
+        sys.settrace(trace)
+        call()
+    except Alarm:
+        pass
+    finally:
+        sys.settrace(before)
+    return left <= 0
+
+
+def test_a_start_that_is_interrupted_at_any_instruction_leaves_nothing_half_started() -> None:
+    at = 0
+    is_longer = True
+    while is_longer:
+        at += 1
+        ended = threading.Event()
+        thread = threading.Thread(target=ended.set, daemon=True, name=f"interrupted at {at}")
+        is_longer = interrupt(lambda thread=thread: start_thread(thread), at)  # type: ignore[misc]
+    assert at > 20
+    assert ended.wait(10.0)
+
+
+def test_a_thread_that_was_started_runs() -> None:
+    ran = threading.Event()
+    thread = threading.Thread(target=ran.set)
+    start_thread(thread)
+    assert thread.ident is not None
+    thread.join(10.0)
+    assert ran.is_set()
+
+
+def test_a_thread_starts_another_one_as_well() -> None:
+    ran = threading.Event()
+    inner = threading.Thread(target=ran.set)
+    outer = threading.Thread(target=start_thread, args=(inner,))
+    start_thread(outer)
+    outer.join(10.0)
+    inner.join(10.0)
+    assert ran.is_set()
+
+
+def test_what_the_system_refuses_is_raised_where_the_thread_is_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threads.threading.Thread, "start", refuse)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        start_thread(threading.Thread(target=print))
