@@ -292,3 +292,12 @@ def test_a_function_with_another_number_of_arguments_learns_how_tuples_are_passe
     with pytest.raises(UserFunctionError, match="raised TypeError") as caught:
         list(pairs.map(fn))
     assert ("a tuple is passed as several arguments" in str(caught.value)) == is_arity
+
+
+def test_positions_count_what_a_filter_left_out():
+    def fails(x):
+        return 1 // 0 if x == 8 else x
+
+    kept = hr.Dataset.range(20).filter(lambda x: bool(x) and int(x) % 4 == 0)
+    for dataset in (kept.map(fails), kept.filter(fails), kept.map(str).map(int).map(fails)):
+        assert values_and_errors(dataset) == [4, ("ZeroDivisionError", 8), 12, 16]

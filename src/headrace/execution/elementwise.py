@@ -14,7 +14,13 @@ from headrace.execution.column_call import call_on_columns
 from headrace.execution.context import Context
 from headrace.execution.free import Missing
 from headrace.execution.intake import Live
-from headrace.execution.iterator import ElementIterator, Singles, make_iterator, position_of
+from headrace.execution.iterator import (
+    ElementIterator,
+    Singles,
+    State,
+    make_iterator,
+    position_of,
+)
 from headrace.execution.parallel import ParallelMapIterator
 from headrace.execution.stage import BLOCK, NOTHING, RowStage, chosen_states
 from headrace.plan.elementwise import Filter, Map
@@ -190,9 +196,15 @@ class FilterIterator(_FunctionStage):
         live = self._intake.singles()
         if live is None:
             return None
-        # Before an element that is still looked for, the place is after the one before it.
         states, after = live.states, [0]
-        return self._kept(live, after), lambda index: states(after[index])
+
+        def states_at(index: int) -> State:
+            if index + 1 < len(after):
+                return states(after[index + 1] - 1)
+            # Before an element that is still looked for, the place is after the one before it.
+            return states(after[index])
+
+        return self._kept(live, after), states_at
 
     def _kept(self, live: Live, after: list[int]) -> Iterator[Any]:
         predicate, count, start = self.call.fn, 0, live.taken
