@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+import headrace as hr
+
 PROGRAM = """
 import os, sys
 import headrace as hr
@@ -107,3 +109,16 @@ def test_a_child_forked_in_a_function_that_the_consumer_calls_reads_on():
     result = run(FORKED_INSIDE.format(dataset=dataset, in_the_child="pass"))
     assert sorted(result.stdout.split()) == ["0", "45", "45", "False", "True"]
     assert result.stderr == ""
+
+
+def test_a_child_that_was_forked_in_a_function_reads_files_of_its_own(tmp_path):
+    path = tmp_path / "records"
+    with hr.io.TFRecordWriter(path) as writer:
+        for number in range(3000):
+            writer.write(str(number).encode() * 100)
+    dataset = f"hr.TFRecordDataset({str(path)!r}).map(lambda x: forking(int(x[:1])))"
+    program = FORKED_INSIDE.replace("x == 5", "x == 5 and not seen.append(0) and len(seen) == 1")
+    result = run("seen = []\n" + program.format(dataset=dataset, in_the_child="pass"))
+    total = str(sum(int(str(number)[0]) for number in range(3000)))
+    assert result.stderr == ""
+    assert sorted(result.stdout.split()) == sorted(["0", total, total, "False", "True"])

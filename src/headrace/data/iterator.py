@@ -96,13 +96,16 @@ class DatasetIterator:
                 for row in rows:
                     # No call and no loop until the return: Python looks for signals only there.
                     self._offset += 1
-                    self._rows = rows
+                    if self._running:  # else this is a forked child, which builds its own
+                        self._rows = rows
                     return row
             except Exception as error:
                 self._stand_after(error)
                 raise
             if self._keepers:
                 self._say_where()
+            if not self._running:
+                self._resume()
         elif self._has_ended:
             raise StopIteration
         else:
@@ -116,7 +119,8 @@ class DatasetIterator:
             raise StopIteration
         row, rows, self._states = found
         self._offset = 1
-        self._rows = rows
+        if self._running:
+            self._rows = rows
         return row
 
     def _first_of_next(self) -> tuple[Any, Iterator[Any], States] | None:
@@ -145,6 +149,8 @@ class DatasetIterator:
     def _stand_after(self, error: Exception) -> None:
         """Make the place after an error that is being raised the place."""
         _raise_interruption(error)
+        if not self._running:  # a forked child asks for that element again
+            return
         state = self._running[-1].get_state()
         self._states, self._offset, self._rows = lambda index: state, 0, iter(())
 
