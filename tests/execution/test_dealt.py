@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import headrace as hr
 from headrace.element.chunk import Chunk
-from headrace.errors import FailedPreconditionError, UserFunctionError
+from headrace.errors import FailedPreconditionError, InvalidElementError, UserFunctionError
 from headrace.execution.build import start
 from headrace.execution.dealer import Run
 from headrace.execution.dealt import units_done
@@ -362,3 +362,22 @@ def test_datasets_nested_over_a_cache_draw_the_same_dealt_out_and_read_whole(cac
     whole = elements(start(dataset.plan, seed=3))
     assert elements(dealt) == whole
     assert elements(start(dataset.plan, seed=3)) == whole  # from the cache
+
+
+@pytest.mark.parametrize("limit", [1, 5, 1000])
+def test_an_element_of_the_index_part_that_fails_is_passed_over(limit):
+    dataset = Dataset.range(7).batch(2).batch(2).repeat(5)  # the last of each pass do not stack
+    units = iter([(0, 4), (4, number_of_units(dataset.plan)), None])
+    iterator = start(dataset.plan, seed=1, units=lambda: next(units))
+    found, errors = 0, []
+    while True:
+        try:
+            chunk = iterator.next_chunk(limit)
+        except InvalidElementError as error:
+            errors.append(str(error))
+            continue
+        if chunk is None:
+            break
+        found += chunk.size
+    assert (found, len(errors)) == (5, 5)
+    assert "cannot stack" in errors[0]

@@ -227,6 +227,26 @@ def test_elements_that_cost_calls_come_in_one_chunk_over_many_turns():
     iterator.close()
 
 
+def test_a_pass_of_a_shuffled_dataset_begins_when_its_first_element_is_asked_for():
+    read: list[int] = []
+
+    def generated(number):
+        for value in range(3):
+            read.append(int(number))
+            yield value
+
+    def shuffled(number):
+        dataset = Dataset.from_generator(lambda: generated(number))
+        return dataset.shuffle(5, seed=3).repeat(2)
+
+    with iter(Dataset.range(2).interleave(shuffled, cycle_length=2)) as iterator:
+        counts = []
+        for _ in range(12):
+            next(iterator)
+            counts.append(len(read))
+    assert counts == [3, 6, 6, 6, 6, 6, 9, 12, 12, 12, 12, 12]
+
+
 def test_columns_stay_columns():
     data = {"a": np.arange(400).reshape(200, 2), "b": [b"x"] * 200}
     dataset = Dataset.range(8).interleave(

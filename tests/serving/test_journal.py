@@ -278,7 +278,13 @@ def cut(log: Path) -> None:
     os.truncate(log, log.stat().st_size * 2 // 3)
 
 
-@pytest.mark.parametrize("damage", [flip_a_bit, cut])
+def scribble_at_its_head(log: Path) -> None:
+    found = bytearray(log.read_bytes())
+    found[:64] = b"x" * 64
+    log.write_bytes(found)
+
+
+@pytest.mark.parametrize("damage", [flip_a_bit, cut, scribble_at_its_head])
 def test_a_damaged_log_is_kept_as_it_was_found(
     tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
@@ -290,6 +296,26 @@ def test_a_damaged_log_is_kept_as_it_was_found(
             read_again(tmp_path)
         assert f"is kept in {tmp_path / LOG}-damaged" in str(caught.value)
         assert (tmp_path / f"{LOG}-damaged").read_bytes() == found
+
+
+def test_a_log_that_is_gone_is_not_said_to_be_kept(tmp_path: Path) -> None:
+    begun(tmp_path)
+    (tmp_path / LOG).unlink()
+    with pytest.raises(DataLossError) as caught:
+        read_again(tmp_path)
+    assert "is kept in" not in str(caught.value)
+    assert not (tmp_path / f"{LOG}-damaged").exists()
+
+
+def test_the_logs_of_two_mishaps_are_kept_apart(tmp_path: Path) -> None:
+    for name in (f"{LOG}-damaged", f"{LOG}-damaged-2"):
+        begun(tmp_path)
+        os.truncate(tmp_path / LOG, 1000)
+        with pytest.raises(DataLossError, match=f"is kept in {tmp_path / name}$"):
+            read_again(tmp_path)
+        for file in (FILE, MARK):
+            (tmp_path / file).unlink()
+        shutil.rmtree(tmp_path / "source")
 
 
 def test_a_log_beside_a_file_that_is_no_journal_is_kept(tmp_path: Path) -> None:

@@ -80,9 +80,7 @@ class DealtLeaf(_Dealt):
                 return None
             self._run, self._position = run, run.start
         run, position = self._run, self._position
-        if self._stands_at != position:
-            self._steps.seek(position)
-        chunk = self._steps.next_chunk(min(limit, run.stop - position))
+        chunk = self._read(run, position, min(limit, run.stop - position))
         if chunk is None:
             raise FailedPreconditionError(
                 f"positions {position} to {run.stop} were dealt, but the plan has fewer; "
@@ -93,6 +91,22 @@ class DealtLeaf(_Dealt):
         if self._wants_places:
             chunk = chunk.with_places(of_positions(position, chunk.size))
         return chunk.with_states(_states(run, position))
+
+    def _read(self, run: Run, position: int, limit: int) -> Chunk | None:
+        """Return the elements from a position on; one that fails is passed over as it is raised."""
+        while True:
+            if self._stands_at != position:
+                self._steps.seek(position)
+            try:
+                return self._steps.next_chunk(limit)
+            except Exception:
+                self._stands_at = -1  # somewhere
+                if limit > 1:  # which of them it was shows one by one
+                    limit = 1
+                    continue
+                self._position = position + 1
+                self._dealer.begin(run.begun(self._position))
+                raise
 
     def get_state(self) -> State:
         if self._run is None:

@@ -196,7 +196,9 @@ class InterleaveIterator(ElementIterator):
             if isinstance(found, Fill):
                 if was_free and not open_ones.reads_ahead_freely:
                     # More may not have been meant, now that it costs calls.
-                    limit = size + 1
+                    if size:
+                        break
+                    limit = 1
                 self._turn = _turn_at(found.slot, self._turn)
                 log.turn(self._turn)
                 if not self._have_in_hand(found.slot, size, limit - size, log):

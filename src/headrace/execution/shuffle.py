@@ -180,7 +180,10 @@ class ShuffleIterator(ElementIterator):
 
     @property
     def reads_ahead_freely(self) -> bool:
-        return self._order is not None or self._input.input.reads_ahead_freely
+        order = self._order
+        if order is not None and self._emptied < len(order):
+            return True  # all that comes is in the buffer
+        return self._input.input.reads_ahead_freely
 
     def _begin(self) -> None:
         self.gives_rows = False  # until the buffer is full, and if it holds rows

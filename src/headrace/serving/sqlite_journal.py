@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import logging
 import os
-import shutil
 import sqlite3
 import weakref
 import zlib
@@ -77,6 +77,8 @@ class SqliteJournal(Journal[F, S]):
         self._since_snapshot = 0
         self._last = 0
         self._is_the_parents = False
+        #: SQLite's log as it was found, until all of it was read: SQLite writes over a damaged one.
+        self._log_found = self._read_log()
         # The server hands it from its wire thread to its timer thread, under its lock.
         with self._damage_reported():
             self._database = sqlite3.connect(
@@ -127,9 +129,11 @@ class SqliteJournal(Journal[F, S]):
 
     def replay(self) -> S:
         try:
-            return self._replay()
+            state = self._replay()
         except DataLossError as error:
             raise self._with_log(error) from error
+        self._log_found = b""
+        return state
 
     def _replay(self) -> S:
         state, last = self._format.first_state(), 0
@@ -248,17 +252,28 @@ class SqliteJournal(Journal[F, S]):
             f"{self._format.fresh_start}{else_do}"
         )
 
+    def _read_log(self) -> bytes:
+        with contextlib.suppress(FileNotFoundError):
+            return self.path.with_name(f"{self.path.name}-wal").read_bytes()
+        return b""
+
     def _with_log(self, error: DataLossError) -> DataLossError:
         """Keep SQLite's log as it was found, and return the error that says where.
 
         SQLite takes a damaged log for a short one, and deletes it when the file is closed.
         """
-        log = self.path.with_name(f"{self.path.name}-wal")
         kept = self.path.with_name(f"{self.path.name}-wal-damaged")
-        with contextlib.suppress(OSError):
-            if log.stat().st_size:
-                shutil.copyfile(log, kept)
-        if not kept.exists():
+        if self._log_found:
+            earlier = kept
+            for number in itertools.count(2):
+                if not kept.exists():
+                    break
+                kept = earlier.with_name(f"{earlier.name}-{number}")
+            try:
+                kept.write_bytes(self._log_found)
+            except OSError as failure:
+                return DataLossError(f"{error}. SQLite's log cannot be kept: {failure}")
+        elif not kept.exists():  # by an earlier start
             return error
         return DataLossError(f"{error}. SQLite's log as it was found is kept in {kept}")
 

@@ -296,7 +296,8 @@ class DispatcherState(msgspec.Struct):
             raise NotFoundError(
                 f"Dataset id {dataset_id} not found. It must be registered with "
                 "`register_dataset` before it is read. (One that `distribute` registered is "
-                "forgotten when nobody has read it for a week: apply `distribute` again.)"
+                "forgotten when nobody has read it for a week, or when `max_plan_bytes` needs the "
+                "room: apply `distribute` again.)"
             )
         return found
 
