@@ -202,3 +202,16 @@ def test_any_pipeline_restores_anywhere(steps, source, position, visited):
 def test_the_failing_map_of_these_tests_fails():
     with pytest.raises(KeyError):
         failing(3)
+
+
+def test_after_an_error_of_the_index_part_the_place_is_after_it():
+    ragged = hr.Dataset.range(5).batch(2).batch(3)
+    for dataset in (ragged, ragged.unbatch(), hr.Dataset.range(1).flat_map(lambda x: ragged)):
+        iterator = iter(dataset)
+        with pytest.raises(hr.errors.InvalidElementError):
+            next(iterator)
+        state = iterator.get_state()
+        assert list(iterator) == []
+        again = iter(dataset)
+        again.set_state(state)
+        assert list(again) == []

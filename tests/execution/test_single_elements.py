@@ -295,3 +295,36 @@ def test_elements_that_a_restore_passes_over_are_not_held_all_at_once(fails_at, 
         next(again)
     assert max(limits, default=0) <= 16
     assert sum(limits) <= taken
+
+
+@pytest.mark.parametrize("first_fails", [False, True])
+def test_a_zip_asks_its_inputs_in_the_same_order_one_by_one_and_by_chunks(first_fails):
+    def fails_at_the_end():
+        yield from (10, 11)
+        raise KeyError
+
+    def by_chunks(iterator):
+        while (chunk := iterator.next_chunk(1)) is not None:
+            yield from chunk.rows()
+
+    def one_by_one(iterator):
+        while (found := iterator.singles()) is not None:
+            yield from found[0]
+
+    failing, whole = Dataset.from_generator(fails_at_the_end), Dataset.range(2).map(str)
+    if first_fails:
+        plan = Dataset.zip(failing, whole.batch(1).unbatch()).plan
+    else:
+        plan = Dataset.zip(whole, failing.batch(1).unbatch()).plan
+    found = []
+    for read in (by_chunks, one_by_one):
+        iterator = start(plan, seed=1)
+        outcomes = []
+        for _ in range(3):  # once more after each error
+            try:
+                outcomes += map(str, read(iterator))
+            except hr.errors.UserFunctionError:
+                outcomes.append("error")
+        found.append(outcomes)
+    assert found[0] == found[1]
+    assert len([each for each in found[0] if each != "error"]) == 2

@@ -241,6 +241,26 @@ def test_a_full_disk_refuses_and_harms_nothing(tmp_path: Path) -> None:
     assert read_again(tmp_path) == KEPT
 
 
+NO_ROOM = """
+import resource, sys
+from pathlib import Path
+from tests.serving.test_journal import FORMAT
+from headrace.serving.sqlite_journal import SqliteJournal
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
+SqliteJournal(Path(sys.argv[1]), FORMAT)
+"""
+
+
+def test_no_room_for_a_new_journal_is_no_damage(tmp_path: Path) -> None:
+    made = subprocess.run(
+        [sys.executable, "-c", NO_ROOM, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert "UnavailableError" in made.stderr
+    assert "make room on the disk" in made.stderr
+    assert not (tmp_path / f"{LOG}-damaged").exists()
+
+
 # --- the mark --------------------------------------------------------------------------------
 
 

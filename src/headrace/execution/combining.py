@@ -19,7 +19,8 @@ from headrace.execution.places import within
 from headrace.execution.stage import in_part
 from headrace.plan.buffering import Prefetch
 from headrace.plan.combining import Concatenate, Zip
-from headrace.plan.node import Node
+from headrace.plan.elements import FromSource, Gather, Indices, Read
+from headrace.plan.node import Node, distinct
 from headrace.plan.source import INFINITE
 from headrace.plan.traverse import cardinality
 
@@ -37,11 +38,9 @@ class ZipIterator(ElementIterator):
         self._intakes = [Intake(make_iterator(input_, context)) for input_ in node.inputs]
         others = [intake for intake in self._intakes if not intake.input.gives_rows]
         self.gives_rows = len(others) < min(2, len(self._intakes))
-        #: For single elements: the inputs, one that may cost nothing first.
-        self._in_turn = sorted(range(len(self._intakes)), key=lambda n: self._gives_rows(n))
-
-    def _gives_rows(self, number: int) -> bool:
-        return self._intakes[number].input.gives_rows
+        #: In which order the inputs are asked, those that call no functions first. It is always
+        #: the same, for at the end of one another may fail.
+        self._in_turn = sorted(numbers, key=lambda number: _calls_functions(node.inputs[number]))
 
     @property
     def reads_ahead_freely(self) -> bool:
@@ -49,8 +48,9 @@ class ZipIterator(ElementIterator):
 
     def next_chunk(self, limit: int) -> Chunk | None:
         count = limit
-        # First those that cost nothing: how many they give bounds what the others are asked for.
-        for intake in sorted(self._intakes, key=_costs):
+        # How many elements those that cost nothing give bounds what the others are asked for.
+        for number in self._in_turn:
+            intake = self._intakes[number]
             if intake.look(count) is None:
                 return None
             count = min(count, intake.in_hand)
@@ -216,8 +216,15 @@ def _with_later(states: States, later: list[list[Any]]) -> States:
     return lambda index: {**states(index), "later": later}
 
 
-def _costs(intake: Intake) -> bool:
-    return not intake.input.reads_ahead_freely
+def _calls_functions(plan: Node) -> bool:
+    """Say whether the user's functions may be called to read a plan."""
+    for node in distinct([plan]):
+        if isinstance(node, FromSource | Gather | Read):
+            if node.source.runs_user_code:
+                return True
+        elif not (node.only_reads or isinstance(node, Indices)):
+            return True
+    return False
 
 
 def _until_infinite(sizes: list[int]) -> list[int]:

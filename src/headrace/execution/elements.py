@@ -77,16 +77,30 @@ class IndexPart(ElementIterator):
 
     def next_chunk(self, limit: int) -> Chunk | None:
         start = self._position
-        if not self._is_there:
-            self._steps.seek(start)
-            self._is_there = True
-        chunk = self._steps.next_chunk(limit)
+        chunk = self._read(start, limit)
         if chunk is None:
             return None
         self._position = start + chunk.size
         if self._wants_places:
             chunk = chunk.with_places(of_positions(start, chunk.size))
         return chunk.with_states(start.__add__)
+
+    def _read(self, start: int, limit: int) -> Chunk | None:
+        """Return the elements from a position on; one that fails is passed over as it is raised."""
+        while True:
+            if not self._is_there:
+                self._steps.seek(start)
+            self._is_there = False  # unless it goes well
+            try:
+                chunk = self._steps.next_chunk(limit)
+            except Exception:
+                if limit > 1:  # which of them it was shows one by one
+                    limit = 1
+                    continue
+                self._position = start + 1
+                raise
+            self._is_there = True
+            return chunk
 
     def get_state(self) -> State:
         return self._position

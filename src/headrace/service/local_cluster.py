@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Self
 
-from headrace.arguments import check_int
+from headrace.arguments import check_int, check_strings
 from headrace.errors import CancelledError, FailedPreconditionError, UnavailableError
 from headrace.forks import stays_with_parent
 from headrace.process.child import Child, Command
@@ -89,6 +89,7 @@ class LocalCluster:
         num_workers = check_int("num_workers", num_workers, minimum=0)
         self._processes = processes
         self._heartbeat_interval_ms = heartbeat_interval_ms
+        check_strings("preload", preload)
         self._preload = tuple(preload)
         self._environment = dict(environment or {})
         self._config = DispatcherConfig(

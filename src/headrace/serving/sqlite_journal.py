@@ -46,6 +46,7 @@ PRAGMA user_version = {number};
 
 #: What the file system says no with, apart from what the file holds.
 _REFUSED = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY)
+_NO_ROOM = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -305,7 +306,13 @@ class SqliteJournal(Journal[F, S]):
             yield
         except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             # A UnicodeDecodeError is SQLite quoting what it found in a damaged schema.
-            if getattr(error, "sqlite_errorcode", 0) & 0xFF in _REFUSED:
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+            if code in _NO_ROOM:
+                raise UnavailableError(
+                    f"the journal {self.path} cannot be read or written: {error}; make room on the "
+                    "disk, or see whether it is sound"
+                ) from error
+            if code in _REFUSED:
                 raise FailedPreconditionError(
                     f"the journal {self.path} cannot be used: {error}; see who may write there"
                 ) from error

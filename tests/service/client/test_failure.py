@@ -33,3 +33,8 @@ def test_what_else_a_functions_error_carries_stays_as_it_is() -> None:
     assert str(error).splitlines()[0] == (
         "on the worker at a:1: the function f raised ValueError for element 7: odd"
     )
+
+
+def test_a_worker_is_named_once_however_often_it_is_said() -> None:
+    error = came_from("host:1", came_from("host:1", ValueError("bad")))
+    assert str(error) == "on the worker at host:1: bad"

@@ -10,6 +10,7 @@ def came_from(worker_address: str, error: Exception) -> Exception:
 
     What else it carries (the position, the original traceback) stays as it is.
     """
-    words = str(error)
-    error.args = (f"on the worker at {worker_address}: {words}", *error.args[1:])
+    words, origin = str(error), f"on the worker at {worker_address}: "
+    if not words.startswith(origin):  # after an interruption it is asked twice
+        error.args = (f"{origin}{words}", *error.args[1:])
     return error

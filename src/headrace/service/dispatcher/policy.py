@@ -81,7 +81,7 @@ class Policy(ABC):
             request: What it asks for.
             is_impatient: Nobody was dealt anything for a while.
         """
-        return None
+        raise NotImplementedError(f"{type(self).__name__} deals units, and does not say which")
 
     @abstractmethod
     def lost(self, iteration: Iteration, tasks: list[Task]) -> tuple[LostUnits, ...]:

@@ -1,7 +1,9 @@
 """A producer's feed: where it waits for room and for units, and hands over what it makes.
 
-The owner of the session fills it, under a lock of its own; a producer calls the owner without
-holding the feed's, so that neither waits for the other.
+Locks, in the order in which they are taken: `_asking` (one thread at a time waits for units), the
+producer's (what it has in hand), the session's, `_changed`. The owner of the session fills the feed
+under the session's lock; so whoever holds that takes neither of the first two, and a producer never
+holds `_changed` while it calls the owner.
 """
 
 from __future__ import annotations
