@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 from headrace.cli import doctor
 from headrace.cli.main import app
-from headrace.service import DispatchServer
+from headrace.service import DispatcherConfig, DispatchServer
+from headrace.transport.security import Security, new_keys
 
 
 def finding(subject):
@@ -112,6 +113,20 @@ def test_a_dispatcher_without_workers_would_hurt():
         result = CliRunner().invoke(app, ["doctor", address], env={"COLUMNS": "300"})
     assert result.exit_code == 0
     assert "headrace worker --dispatcher" in result.stdout
+
+
+def test_a_dispatcher_with_keys_is_reached_with_keys(tmp_path):
+    new_keys(tmp_path)
+    security = Security.load(tmp_path, "server")
+    with DispatchServer(DispatcherConfig(security=security)) as dispatcher:
+        address = dispatcher.target.split("://")[1]
+        without = CliRunner().invoke(app, ["doctor", address], env={"COLUMNS": "300"})
+        keys = ["--keys", str(tmp_path)]
+        found = CliRunner().invoke(app, ["doctor", address, *keys], env={"COLUMNS": "300"})
+    assert without.exit_code == 1
+    assert "(--keys)" in without.stdout
+    assert found.exit_code == 0
+    assert "answers" in found.stdout
 
 
 def test_the_command_succeeds_when_nothing_is_broken():

@@ -24,6 +24,7 @@ from headrace.errors import HeadraceError
 from headrace.service.config import parse_service
 from headrace.service.dispatcher.stub import DispatcherStub
 from headrace.service.messages import GetStatus
+from headrace.transport.security import Security
 
 __all__ = ["Finding", "Verdict", "examine", "findings"]
 
@@ -81,16 +82,24 @@ def examine(
             metavar="[HOST:PORT]", help="A dispatcher that should be reachable from here."
         ),
     ] = None,
+    keys: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="HEADRACE_KEYS", help="Directory made by `headrace keys new`, to reach it with."
+        ),
+    ] = None,
 ) -> None:
     """Look at this machine: what would hurt, and what to do."""
+    security: Security | None = None
     if dispatcher is not None:
         with wrong_arguments():
             parse_service(dispatcher)
+            security = None if keys is None else Security.load(keys, "client")
     table = Table("what", "verdict", Column("found", overflow="fold"), box=None, pad_edge=False)
     styles = {Verdict.FINE: "green", Verdict.SLOW: "yellow", Verdict.BROKEN: "bold red"}
     found = findings()
     if dispatcher is not None:
-        found.append(_dispatcher(dispatcher))
+        found.append(_dispatcher(dispatcher, security))
     for finding in found:
         style = styles[finding.verdict]
         verdict = f"[{style}]{finding.verdict.value}[/{style}]"
@@ -155,13 +164,15 @@ def _quota(limits: Path = Path("/sys/fs/cgroup/cpu.max")) -> Finding:
     return Finding("CPU quota", Verdict.FINE, found)
 
 
-def _dispatcher(service: str) -> Finding:
+def _dispatcher(service: str, security: Security | None) -> Finding:
     subject = f"dispatcher at {service}"
     try:
-        with DispatcherStub(parse_service(service)) as stub:
+        with DispatcherStub(parse_service(service), security=security) as stub:
             status = stub.call(GetStatus(), timeout=_ANSWER_SECONDS)
     except HeadraceError as error:
-        remedy = "is it running, is this its address, does a firewall lie between, has it keys?"
+        remedy = (
+            "is it running, is this its address, does a firewall lie between, has it keys (--keys)?"
+        )
         return Finding(subject, Verdict.BROKEN, str(error), remedy)
     workers = len(status.workers)
     if not workers:
