@@ -78,8 +78,8 @@ def test_every_folder_has_a_caption(folder):
 
 #: Rooms whose caption is a table of their files.
 TABLES = [
-    "cli", "process", "service", "service/client", "service/dispatcher", "service/messages",
-    "service/worker", "serving", "sources", "storage", "testing", "transport",
+    "cli", "process", "saved", "service", "service/client", "service/dispatcher",
+    "service/messages", "service/worker", "serving", "sources", "storage", "testing", "transport",
 ]  # fmt: skip
 
 
@@ -106,6 +106,7 @@ HEAVY = {
     [
         ("import headrace", []),
         ("import headrace; headrace.Options; headrace.errors; dir(headrace)", []),
+        ("import headrace; headrace.Dataset.range(4).save", []),
         ("import headrace; list(headrace.Dataset.range(4).map(abs).shuffle(4).batch(2))", []),
         ("import headrace; headrace.TextLineDataset('file:///a')", ["google_crc32c"]),
         (

@@ -28,9 +28,9 @@ SERVICE = {
 DATASET = {
     "apply", "as_numpy_iterator", "batch", "cache", "cardinality", "concatenate", "element_spec",
     "enumerate", "explain", "filter", "flat_map", "from_generator", "from_source",
-    "from_tensor_slices", "from_tensors", "interleave", "list_files", "map", "options", "plan",
-    "prefetch", "range", "repeat", "shard", "shuffle", "skip", "take", "unbatch", "with_options",
-    "zip",
+    "from_tensor_slices", "from_tensors", "interleave", "list_files", "load", "map", "options",
+    "plan", "prefetch", "range", "repeat", "save", "shard", "shuffle", "skip", "take", "unbatch",
+    "with_options", "zip",
 }  # fmt: skip
 
 

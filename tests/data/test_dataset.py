@@ -33,7 +33,7 @@ def test_a_method_that_there_is_not_lists_those_that_there_are():
         ("window", "sliding_window_view"),
         ("padded_batch", r"pad in a map\(\) before batch\(\)"),
         ("take_while", r"Dataset.from_generator\(lambda: steps\(dataset\)\)"),
-        ("save", r"cache\(filename\)"),
+        ("snapshot", r"save\(path\)"),
         ("output_shapes", "element_spec"),
         ("make_one_shot_iterator", r"iter\(dataset\)"),
         ("distribute", r"dataset.apply\(hr.service.distribute\("),

@@ -119,6 +119,10 @@ class Counts(Threes):
     elements_per_index = 2  # type: ignore[assignment]
 
 
+class Miscounts(Threes):
+    element_count = 8  # type: ignore[assignment]
+
+
 class Files(Threes):
     index_holds: IndexHolds = "file"  # type: ignore[assignment]
 
@@ -136,6 +140,7 @@ class SameMemory(Squares):
     ("source", "message"),
     [
         (Views(), "but .* was expected"),
+        (Miscounts(), "element_count is 8, not 9"),
         (ReadOnly(), "an array of element 0 is read-only"),
         (Short(), "element 0 is"),
         (Forgetful(), "restoring alone moved the position"),

@@ -12,9 +12,7 @@ _IN_A_GENERATOR = (
     "a generator over the dataset does it in one process: "
     "Dataset.from_generator(lambda: steps(dataset))"
 )
-_IN_A_FILE = (
-    "cache(filename) keeps the elements of a pass in a file, hr.io.TFRecordWriter writes records"
-)
+_IN_A_FILE = "save(path) keeps the elements of a pass in a directory, Dataset.load(path) reads them"
 
 #: Names of tf.data, old and new, and what does their work here.
 _ELSEWHERE = {
@@ -27,7 +25,6 @@ _ELSEWHERE = {
     "get_single_element": "next(iter(dataset))",
     "group_by_window": _IN_A_GENERATOR,
     "ignore_errors": "catch the error in the function, and filter() what it returns then",
-    "load": _IN_A_FILE,
     "make_initializable_iterator": "iter(dataset)",
     "make_one_shot_iterator": "iter(dataset)",
     "map_with_legacy_function": "map()",
@@ -41,7 +38,6 @@ _ELSEWHERE = {
     "reduce": "functools.reduce(function, dataset, first)",
     "rejection_resample": _IN_A_GENERATOR,
     "sample_from_datasets": _IN_A_GENERATOR,
-    "save": _IN_A_FILE,
     "scan": _IN_A_GENERATOR,
     "snapshot": _IN_A_FILE,
     "take_while": _IN_A_GENERATOR,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.data.absent import no_such_method
 from headrace.data.inference import infer_spec
 from headrace.data.iterator import DatasetIterator
+from headrace.data.saving import save_dataset
 from headrace.data.sources import Sources
 from headrace.element.spec import Spec
 from headrace.element.structure import flatten
@@ -26,6 +27,7 @@ from headrace.plan.options import Options, WithOptions
 from headrace.plan.ordering import Enumerate, Repeat, Shard, Shuffle, Skip, Take
 from headrace.plan.source import INFINITE, UNKNOWN
 from headrace.rewrites.explain import explain
+from headrace.storage.names import FileName
 
 __all__ = ["Dataset"]
 
@@ -200,6 +202,18 @@ class Dataset(Sources):
         """Keep the elements of the first complete pass, in memory or in a file."""
         name = os.fspath(filename) if isinstance(filename, os.PathLike) else filename
         return self._then(Cache, filename=name)
+
+    def save(self, path: FileName) -> None:
+        """Read one pass and keep its elements in a directory of Arrow files; `load` reads them.
+
+        Args:
+            path: A directory that is new or empty, by path or fsspec URL.
+
+        Raises:
+            AlreadyExistsError: It holds a saved dataset, or an unfinished one of another pipeline.
+            InvalidElementError: An element cannot be saved; the message names the component.
+        """
+        save_dataset(self._plan, next(self._passes), path)
 
     def apply(self, transformation_func: Callable[[Dataset], Dataset]) -> Dataset:
         """Return `transformation_func(self)`."""

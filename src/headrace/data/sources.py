@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from headrace.arguments import check_int
+from headrace.arguments import check_callable, check_flag, check_int
 from headrace.data.absent import no_slices
+from headrace.data.loading import load_source, load_streams
 from headrace.element.spec import Spec
 from headrace.plan.elements import FromSource
 from headrace.plan.node import Node, call_site
@@ -17,6 +18,7 @@ from headrace.plan.source import Source, checked_source
 from headrace.sources.files import FileNamesSource
 from headrace.sources.generator import GeneratorSource
 from headrace.sources.memory import RangeSource, SlicesSource, TensorsSource
+from headrace.storage.names import FileName
 
 __all__ = ["Sources"]
 
@@ -87,6 +89,36 @@ class Sources:
         if shuffle is not False:
             plan = Shuffle(input=plan, buffer_size=names.size, seed=seed, location=call_site())
         return cls(plan)
+
+    @classmethod
+    def load(
+        cls,
+        path: FileName,
+        wait: bool = False,
+        reader_func: Callable[[Self], Self] | None = None,
+    ) -> Self:
+        """Return a dataset that was saved with `save`.
+
+        Args:
+            path: Its directory, by path or fsspec URL.
+            wait: Whether to read it while it is being saved: what is there at once, the rest as it
+                appears.
+            reader_func: Called with a dataset of datasets, one for each process that saved; returns
+                the dataset to read, as in `lambda streams: streams.interleave(lambda s: s)`. None:
+                all elements in the order of the directory.
+
+        Raises:
+            NotFoundError: Nothing was saved there; with `wait`, it is waited for.
+            FailedPreconditionError: It is not finished, and `wait` is False; or the save failed.
+        """
+        check_flag("wait", wait)
+        if reader_func is None:
+            return cls.from_source(load_source(path, wait))
+        check_callable("reader_func", reader_func)
+        made = reader_func(cls.from_source(load_streams(path, wait, cls)))
+        if not isinstance(made, cls):
+            raise TypeError(f"`reader_func` must return a Dataset, but returned {made!r:.80}")
+        return made
 
 
 def _range_bounds(args: tuple[int, ...]) -> tuple[int, int, int]:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.element.description import (
+    Description,
     decode_dtype,
     decode_structure,
     encode_dtype,
@@ -26,6 +27,8 @@ __all__ = [
     "batched",
     "check",
     "decode_spec",
+    "describe_spec",
+    "described_spec",
     "encode_spec",
     "leaf_spec",
     "loosened",
@@ -207,15 +210,34 @@ def check(spec: Spec, element: Element) -> None:
             )
 
 
+def describe_spec(spec: Spec) -> Description:
+    """Return `spec` as nested lists of plain values."""
+    leaves, structure = flatten(spec)
+    return [
+        encode_structure(structure),
+        [[list(leaf.shape), encode_dtype(leaf.dtype), leaf.name] for leaf in leaves],
+    ]
+
+
+def described_spec(description: Description) -> Spec:
+    """Return the spec that `describe_spec` described. Imports and runs nothing that it names.
+
+    Raises:
+        DataLossError: The description is none.
+        FailedPreconditionError: A dtype needs a package that is not installed here.
+    """
+    try:
+        structure_description, leaves = description
+        structure = decode_structure(structure_description)
+        specs = [ArraySpec(shape, decode_dtype(dtype), name) for shape, dtype, name in leaves]
+        return unflatten(structure, specs)
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise DataLossError(f"this is not an element spec: {error}") from error
+
+
 def encode_spec(spec: Spec) -> bytes:
     """Return `spec` as bytes that need no pickle to be read."""
-    leaves, structure = flatten(spec)
-    return msgspec.msgpack.encode(
-        [
-            encode_structure(structure),
-            [[leaf.shape, encode_dtype(leaf.dtype), leaf.name] for leaf in leaves],
-        ]
-    )
+    return msgspec.msgpack.encode(describe_spec(spec))
 
 
 def decode_spec(data: bytes) -> Spec:
@@ -226,11 +248,8 @@ def decode_spec(data: bytes) -> Spec:
         FailedPreconditionError: A dtype needs a package that is not installed here.
     """
     try:
-        described, leaves = msgspec.msgpack.decode(data)
-        structure = decode_structure(described)
-        specs = [ArraySpec(shape, decode_dtype(dtype), name) for shape, dtype, name in leaves]
-        return unflatten(structure, specs)
-    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        return described_spec(msgspec.msgpack.decode(data))
+    except (ValueError, RecursionError) as error:
         raise DataLossError(f"these bytes are not an element spec: {error}") from error
 
 

@@ -30,7 +30,8 @@ class FromSource(Node):
         return self.source.element_spec
 
     def cardinality(self, *inputs: int) -> int:
-        return _elements_of(self.source, self.source.size)
+        known = self.source.element_count
+        return _elements_of(self.source, self.source.size) if known is None else known
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

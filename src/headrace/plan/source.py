@@ -172,6 +172,11 @@ class Source(ABC):
         return None
 
     @property
+    def element_count(self) -> int | None:
+        """Number of elements in all, where that is known though its indices hold any number."""
+        return None
+
+    @property
     def splittable(self) -> bool:
         """Whether parts of it may be read by different workers."""
         return True

@@ -9,4 +9,5 @@ tfrecord        TFRecord files, read and written
 text            lines of text files
 example         tf.Example: features to bytes and back
 wire_format     the few rules of protocol buffers that tf.Example needs
+saved           saved datasets that are finished
 """

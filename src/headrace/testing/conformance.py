@@ -99,6 +99,8 @@ def _check_description(source: Source, expected: list[Any]) -> None:
             len(expected) == source.size * each,
             f"{source.size} indices of {each} elements are not {len(expected)}",
         )
+    count = source.element_count
+    _require(count in (None, len(expected)), f"element_count is {count}, not {len(expected)}")
     holds, names = source.index_holds, source.paths
     _require(holds in ("element", "file", "part"), f"index_holds is {holds!r}")
     if holds == "element":

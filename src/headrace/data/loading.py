@@ -1,0 +1,215 @@
+"""Load a saved dataset: one that is finished, or one that is still being saved."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace import saved
+from headrace.data.unfinished import Patience, UnfinishedSource, Watch, failed
+from headrace.element.chunk import Chunk
+from headrace.element.spec import Spec, described_spec
+from headrace.errors import FailedPreconditionError, NotFoundError
+from headrace.plan.elements import FromSource
+from headrace.plan.source import (
+    IndexedSource,
+    Position,
+    Reader,
+    Source,
+    check_limit,
+    check_range,
+)
+from headrace.saved.directory import SavedDirectory, Standing
+from headrace.saved.format import Begun, ChunkRecord
+from headrace.sources.saved import saved_source
+from headrace.storage.names import FileName
+
+__all__ = ["FinishedStreams", "UnfinishedStreams", "load_source", "load_streams"]
+
+MakeDataset = Callable[[FromSource], Any]
+"""Makes a dataset of a plan: what stands above this file."""
+
+
+def load_source(path: FileName, wait: bool) -> Source:
+    """Return the source of a saved dataset.
+
+    Args:
+        path: The directory, by path or URL.
+        wait: Whether to read what is there already, and wait for the rest.
+
+    Raises:
+        NotFoundError: Nothing was saved there; with `wait`, it is waited for.
+        FailedPreconditionError: It is not finished, and `wait` is False; or the save failed.
+    """
+    directory = _directory(path)
+    if wait:
+        begun = _wait_for(directory)
+        return UnfinishedSource(directory.url, begun.save, None, _spec(begun))
+    begun, chunks = _finished(directory)
+    return saved_source(directory.url, begun.save, None, chunks, _spec(begun))
+
+
+def load_streams(path: FileName, wait: bool, make: MakeDataset) -> Source:
+    """Return a source whose elements are datasets: one for each stream."""
+    directory = _directory(path)
+    if wait:
+        begun = _wait_for(directory)
+        return UnfinishedStreams(directory.url, begun.save, _spec(begun), make)
+    begun, chunks = _finished(directory)
+    return FinishedStreams(directory.url, begun.save, chunks, _spec(begun), make)
+
+
+def _directory(path: FileName) -> SavedDirectory:
+    saved.arrow.pyarrow()  # or its absence would be found by a worker
+    return SavedDirectory(path)
+
+
+def _finished(directory: SavedDirectory) -> tuple[Begun, tuple[ChunkRecord, ...]]:
+    standing = directory.look()
+    if standing.begun is None:
+        raise NotFoundError(
+            f"there is no saved dataset in {directory.url!r}; Dataset.save makes one"
+        )
+    if standing.error is not None:
+        raise failed(directory.url, standing)
+    if standing.chunks is None:
+        count = len(directory.published(standing.begun.save))
+        raise FailedPreconditionError(
+            f"the dataset in {directory.url!r} is not finished: {count} chunk files are there so "
+            "far, and DONE is not; load it with wait=True while it is being saved, or save it "
+            "again if nobody is saving it any more"
+        )
+    return standing.begun, standing.chunks
+
+
+def _wait_for(directory: SavedDirectory) -> Begun:
+    """Wait until a save was begun."""
+    patience = Patience(directory, threading.Event())
+    while True:
+        standing: Standing = directory.look()
+        if standing.begun is not None:
+            if standing.error is not None:
+                raise failed(directory.url, standing)
+            return standing.begun
+        patience.wait(f"a dataset to be saved in {directory.url!r}")
+
+
+def _spec(begun: Begun) -> Spec | None:
+    return None if begun.spec is None else described_spec(begun.spec)
+
+
+# --- datasets of streams --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class FinishedStreams(IndexedSource):
+    """Datasets, one for each stream of a finished directory.
+
+    Args:
+        path: The directory.
+        save: Id of the save.
+        chunks: The chunk files, in order.
+        spec: Spec of the elements of the datasets.
+        make: Makes a dataset of a plan.
+    """
+
+    speed_only: ClassVar[tuple[str, ...]] = ("path", "chunks", "spec", "make")
+
+    path: str
+    save: str
+    chunks: tuple[ChunkRecord, ...]
+    spec: Spec | None
+    make: MakeDataset
+
+    @property
+    def size(self) -> int:
+        """Number of streams."""
+        return max((chunk.stream + 1 for chunk in self.chunks), default=0)
+
+    def gather(self, indices: NDArray[np.int64]) -> Any:
+        """Return an object array of datasets with the shape of `indices`."""
+        made = np.empty(np.shape(indices), object)
+        for place in np.ndindex(made.shape):
+            made[place] = self._stream(int(indices[place]))
+        return made
+
+    def _stream(self, stream: int) -> Any:
+        chunks = tuple(chunk for chunk in self.chunks if chunk.stream == stream)
+        source = saved_source(self.path, self.save, stream, chunks, self.spec)
+        return self.make(FromSource(source=source))
+
+
+@dataclass(frozen=True, eq=False)
+class UnfinishedStreams(Source):
+    """Datasets, one for each stream of a directory that is being filled, as they appear.
+
+    Args:
+        path: The directory.
+        save: Id of the save.
+        spec: Spec of the elements of the datasets.
+        make: Makes a dataset of a plan.
+    """
+
+    speed_only: ClassVar[tuple[str, ...]] = ("path", "spec", "make")
+
+    path: str
+    save: str
+    spec: Spec | None
+    make: MakeDataset
+
+    @property
+    def size(self) -> int:
+        """1: how many streams there will be is not known yet."""
+        return 1
+
+    def open(
+        self,
+        start: int,
+        stop: int,
+        position: Position = None,
+        *,
+        pass_number: tuple[int, ...] = (),
+    ) -> Reader:
+        """Return a reader that waits for streams; its position is the number of the next."""
+        check_range(start, stop, self.size)
+        return _StreamsReader(self, stop - start, 0 if position is None else position)
+
+
+class _StreamsReader:
+    """Gives the dataset of each stream; its position is the number of the next one."""
+
+    def __init__(self, source: UnfinishedStreams, indices: int, position: Position) -> None:
+        if type(position) is not int or position < 0:
+            raise ValueError(f"position must be the number of a stream, got {position!r}")
+        self._source = source
+        self._next = position
+        self._is_at_end = not indices
+        self._watch = Watch(SavedDirectory(source.path), source.save)
+        self._closing = threading.Event()
+
+    def read(self, limit: int) -> Chunk | None:
+        check_limit(limit)
+        patience = Patience(self._watch.directory, self._closing)
+        while not self._is_at_end:
+            source = self._source
+            known = max((chunk.stream + 1 for chunk in self._watch.chunks()), default=0)
+            if self._next < known:
+                stream = UnfinishedSource(source.path, source.save, self._next, source.spec)
+                self._next += 1
+                return Chunk.of_rows([source.make(FromSource(source=stream))])
+            if self._watch.is_finished:
+                break
+            patience.wait(f"another stream of the saved dataset {source.path!r}")
+            self._watch.look()
+        return None
+
+    def get_position(self) -> Position:
+        return self._next
+
+    def close(self) -> None:
+        self._closing.set()

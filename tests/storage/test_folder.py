@@ -1,0 +1,95 @@
+"""Folders on a local disk and elsewhere keep one contract."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from headrace.errors import FailedPreconditionError, NotFoundError
+from headrace.storage.folder import Folder, open_folder
+
+
+@pytest.fixture(params=["local", "file URL", "memory"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Folder]:
+    if request.param != "memory":
+        prefix = "file://" if request.param == "file URL" else ""
+        yield open_folder(f"{prefix}{tmp_path / 'new'}")
+        return
+    url = f"memory://folder-{uuid.uuid4().hex}"
+    yield open_folder(url)
+    fsspec.filesystem("memory").rm(url, recursive=True)
+
+
+def filled(folder: Folder, name: str, data: bytes) -> None:
+    with folder.create(name) as file:
+        file.write(data)
+
+
+def test_a_folder_that_does_not_exist_is_empty(tmp_path: Path) -> None:
+    for folder in (open_folder(tmp_path / "no"), open_folder("memory://no-such-folder")):
+        assert folder.names() == []
+        assert folder.leftovers() == []
+        with pytest.raises(NotFoundError, match=r"No such file: .*x'"):
+            folder.read("x")
+
+
+def test_a_file_is_seen_once_it_is_published(folder: Folder) -> None:
+    filled(folder, "b", b"two")
+    filled(folder, "a", b"one")
+    assert (folder.names(), folder.leftovers()) == ([], ["a", "b"])
+
+    folder.publish("a", "1-a")
+    folder.publish("a", "1-a")
+
+    assert folder.names() == ["1-a"]
+    assert "b" in folder.leftovers()
+    assert folder.read(folder.found_as("a", "1-a")) == b"one"
+
+
+def test_a_small_file_is_written_in_place_of_another(folder: Folder) -> None:
+    folder.write("record", b"first")
+    folder.write("record", b"second")
+
+    assert folder.read("record") == b"second"
+
+
+def test_what_is_removed_is_gone_published_or_not(folder: Folder) -> None:
+    for name in ("a", "b"):
+        filled(folder, name, b"x")
+    folder.publish("a", "1-a")
+    for name in ("1-a", "a", "b", "was never there"):
+        folder.remove(name)
+
+    assert (folder.names(), folder.leftovers()) == ([], [])
+
+
+def test_a_folder_travels_to_another_process(folder: Folder) -> None:
+    folder.write("record", b"data")
+
+    assert pickle.loads(pickle.dumps(folder)).read("record") == b"data"
+
+
+def test_files_have_names_that_others_can_open(folder: Folder) -> None:
+    folder.write("record", b"data")
+
+    with fsspec.open(folder.path("record"), "rb") as file:
+        assert file.read() == b"data"
+    assert folder.is_local == os.path.exists(folder.path("record"))
+
+
+def test_a_folder_below_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(FailedPreconditionError, match="a part of the path is a file"):
+            open_folder(path).write("x", b"")
+
+
+def test_a_file_system_that_there_is_not_is_named() -> None:
+    with pytest.raises(ValueError, match=r"'nosuch://x': .*fsspec has no file system"):
+        open_folder("nosuch://x")
