@@ -21,14 +21,17 @@ DRAWN = re.findall(r"[├└]── (\w+) +\((\w+)\)", errors.__doc__ or "")
 
 
 def test_every_error_is_drawn_with_the_builtin_that_catches_it():
-    found = [
-        (name, cls.__bases__)
+    found = {
+        name: cls
         for name, cls in inspect.getmembers(errors, inspect.isclass)
         if cls is not HeadraceError and cls.__module__ == errors.__name__
-    ]
-    assert sorted(found) == sorted(
-        (name, (HeadraceError, getattr(builtins, builtin))) for name, builtin in DRAWN
-    )
+    }
+    assert sorted(found) == sorted(name for name, _ in DRAWN)
+    for name, builtin in DRAWN:
+        assert issubclass(found[name], HeadraceError)
+        assert next(cls for cls in found[name].__mro__ if cls.__module__ == "builtins") is getattr(
+            builtins, builtin
+        )
     assert {name for name, _ in DRAWN} | {"HeadraceError", "describe_error"} == set(errors.__all__)
 
 

@@ -10,7 +10,8 @@
     ├── FailedPreconditionError (RuntimeError)      the system is not in a state that allows this
     ├── NotFoundError          (LookupError)        the thing that was named does not exist
     ├── AlreadyExistsError     (ValueError)         the name is taken by something else
-    ├── InvalidElementError    (ValueError)         an element cannot be batched, described or sent
+    ├── InvalidArgumentError   (ValueError)         data does not fit what was asked of it
+    │   └── InvalidElementError (ValueError)        an element cannot be batched, described or sent
     ├── UnauthenticatedError   (PermissionError)    the peer did not prove who it is
     └── UserFunctionError      (RuntimeError)       a function of the user's raised
 
@@ -29,6 +30,7 @@ __all__ = [
     "DeadlineExceededError",
     "FailedPreconditionError",
     "HeadraceError",
+    "InvalidArgumentError",
     "InvalidElementError",
     "NotFoundError",
     "OutOfRangeError",
@@ -87,7 +89,11 @@ class AlreadyExistsError(HeadraceError, ValueError):
     """The name is taken by something that differs."""
 
 
-class InvalidElementError(HeadraceError, ValueError):
+class InvalidArgumentError(HeadraceError, ValueError):
+    """What was asked does not fit the data; it shows only while reading."""
+
+
+class InvalidElementError(InvalidArgumentError):
     """An element cannot be batched, described or sent; the message names the component."""
 
 

@@ -27,8 +27,6 @@ NOWHERE = "127.0.0.1:1"
         ({"processing_mode": 0}, "Got 0"),
         ({"processing_mode": "dynamic"}, r"Did you mean ShardingPolicy\.DYNAMIC\?"),
         ({"processing_mode": None}, "Got None"),
-        ({"processing_mode": ShardingPolicy.FILE}, "FILE is not supported by this version"),
-        ({"processing_mode": ShardingPolicy.HINT}, "it supports OFF and DYNAMIC"),
         ({"service": ""}, "^`service` must not be empty$"),
         ({"service": 1}, "`service` must be a string"),
         ({"service": "a://b://c"}, "multiple '://'"),

@@ -44,6 +44,7 @@ OPTIONS = {
     "host": "--host",
     "work_dir": "--work-dir",
     "fault_tolerant_mode": "--fault-tolerant",
+    "worker_addresses": "--worker-address",
     "worker_timeout_ms": "--worker-timeout",
     "client_timeout_ms": "--client-timeout",
     "job_gc_timeout_ms": "--job-gc-timeout",
@@ -140,6 +141,15 @@ def run_dispatcher(
             "4294967296 (4 GiB) by default.",
         ),
     ] = None,
+    worker_address: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="HOST[:PORT]",
+            help="A worker of the fixed list that the policies FILE, DATA, FILE_OR_DATA and HINT "
+            "share a dataset among; give it once for each, in order. Without a port, or with "
+            '"HOST:%port%", any port of that host.',
+        ),
+    ] = None,
     keys: Keys = None,
     metrics_port: MetricsPort = None,
 ) -> None:
@@ -162,6 +172,7 @@ def run_dispatcher(
             host=host,
             work_dir=work_dir,
             fault_tolerant_mode=fault_tolerant,
+            worker_addresses=worker_address or None,
             job_gc_check_interval_ms=job_gc_check_interval,
             job_gc_timeout_ms=job_gc_timeout,
             worker_timeout_ms=worker_timeout,

@@ -14,14 +14,16 @@ from typing import Any
 import numpy as np
 
 from headrace.element.chunk import Chunk, States
+from headrace.errors import FailedPreconditionError
 from headrace.execution.context import Context
 from headrace.execution.dealt import DealtRepeat
 from headrace.execution.iterator import ElementIterator, Singles, State, make_iterator
 from headrace.execution.stage import chosen_states, in_part, states_in
 from headrace.plan.elements import FromSource
 from headrace.plan.node import Node
-from headrace.plan.ordering import Enumerate, Repeat, Shard, Skip, Take
+from headrace.plan.ordering import SHARD_HINT, Enumerate, Repeat, Shard, Skip, Take
 from headrace.plan.traverse import cardinality, walk
+from headrace.plan.user_function import step_name
 
 __all__ = ["EnumerateIterator", "RepeatIterator", "ShardIterator", "SkipIterator", "TakeIterator"]
 
@@ -160,6 +162,12 @@ class ShardIterator(_Counting):
     """Keeps every n-th element; counts those that it read."""
 
     def __init__(self, node: Shard, context: Context) -> None:
+        if node.num_shards == SHARD_HINT:
+            raise FailedPreconditionError(
+                f"{step_name(node)} has SHARD_HINT in place of a number of shards, which works "
+                "over a data service with `headrace.service.ShardingPolicy.HINT` processing mode "
+                "alone; write the number of shards"
+            )
         super().__init__(node, context)
         self._shards = node.num_shards
         self._index = node.index

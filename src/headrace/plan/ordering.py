@@ -10,7 +10,10 @@ from headrace.element.spec import Spec
 from headrace.plan.node import Node
 from headrace.plan.source import INDEX_SPEC, INFINITE, UNKNOWN
 
-__all__ = ["Enumerate", "Repeat", "Shard", "Shuffle", "Skip", "Take"]
+__all__ = ["SHARD_HINT", "Enumerate", "Repeat", "Shard", "Shuffle", "Skip", "Take"]
+
+SHARD_HINT = -1
+"""In place of a number of shards: who shards the dataset over workers says how many, and which."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -108,7 +111,10 @@ class Skip(Node):
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Shard(Node):
-    """Yield every `num_shards`-th element, from element `index` on."""
+    """Yield every `num_shards`-th element, from element `index` on.
+
+    With SHARD_HINT shards it only marks where a rule is to shard the plan (`rewrites.shard`).
+    """
 
     kind: ClassVar[str] = "shard"
     only_reads: ClassVar[bool] = True
@@ -120,7 +126,9 @@ class Shard(Node):
     index: int
 
     def __post_init__(self) -> None:
-        self.keep_int("num_shards", minimum=1)
+        self.keep_int("num_shards", minimum=1, also=(SHARD_HINT,))
+        if self.num_shards == SHARD_HINT:
+            return
         self.keep_int("index", minimum=0)
         if self.index >= self.num_shards:
             raise ValueError(
@@ -131,6 +139,8 @@ class Shard(Node):
     def cardinality(self, *inputs: int) -> int:
         if inputs[0] in (INFINITE, UNKNOWN):
             return inputs[0]
+        if self.num_shards == SHARD_HINT:
+            return UNKNOWN
         return max(0, -(-(inputs[0] - self.index) // self.num_shards))
 
 

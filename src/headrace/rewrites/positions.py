@@ -21,7 +21,7 @@ from headrace.plan.elements import FromSource
 from headrace.plan.index_part import leaves
 from headrace.plan.node import Node
 from headrace.plan.ordering import Repeat
-from headrace.plan.source import INFINITE
+from headrace.plan.source import INFINITE, UNKNOWN
 from headrace.plan.traverse import cardinality, walk
 
 __all__ = ["Deal", "Part", "deal_of"]
@@ -75,6 +75,8 @@ def deal_of(plan: Node) -> Deal | None:
     if any(isinstance(step, FromSource) for step in steps):
         return None
     ends = leaves(plan)
+    if UNKNOWN in [cardinality(end) for end in ends]:
+        return None  # a shard of which nobody has said how many there are
     inside = {id(step) for end in ends for step in walk(end)}
     above = [step for step in steps if id(step) not in inside]
     if any(isinstance(step, Zip) for step in above):

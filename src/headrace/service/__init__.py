@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from headrace.lazy import lazily
 
 if TYPE_CHECKING:
+    from headrace.plan.ordering import SHARD_HINT
     from headrace.service.config import DispatcherConfig, ShardingPolicy, WorkerConfig
     from headrace.service.dataset import (
         delivery_report,
@@ -32,6 +33,7 @@ else:
     __getattr__, __dir__ = lazily(
         __name__,
         {
+            "SHARD_HINT": "headrace.plan.ordering",
             "DispatchServer": "headrace.service.dispatcher.server",
             "DispatcherConfig": "headrace.service.config",
             "LocalCluster": "headrace.service.local_cluster",
@@ -47,6 +49,7 @@ else:
     )
 
 __all__ = [
+    "SHARD_HINT",
     "DispatchServer",
     "DispatcherConfig",
     "LocalCluster",

@@ -55,6 +55,14 @@ class ShardingPolicy(enum.IntEnum):
     """`shard(SHARD_HINT, ...)` in the dataset becomes the worker's own shard."""
 
 
+STATIC_POLICIES = (
+    ShardingPolicy.FILE,
+    ShardingPolicy.DATA,
+    ShardingPolicy.FILE_OR_DATA,
+    ShardingPolicy.HINT,
+)
+"""Those that share a dataset among the workers of `DispatcherConfig.worker_addresses`."""
+
 _MODE_NAMES = {
     "parallel_epochs": ShardingPolicy.OFF,
     "distributed_epoch": ShardingPolicy.DYNAMIC,
@@ -162,8 +170,9 @@ class DispatcherConfig:
         work_dir: Directory of the journal.
         fault_tolerant_mode: Whether every fact is kept in `work_dir`, so that a dispatcher started
             there again goes on where this one ended.
-        worker_addresses: The fixed workers of the static sharding policies, in shard order; not
-            supported by this version.
+        worker_addresses: The fixed workers of the static sharding policies, in shard order:
+            "host:port", or "host" or "host:%port%" for any port of a host. Others are let in by
+            none. None: any worker may come, and the static policies are not offered.
         job_gc_check_interval_ms: Milliseconds between looks for what is not needed; None: 1 s.
         job_gc_timeout_ms: How long an iteration without a client is kept; None: 5 minutes; -1: for
             ever.
@@ -213,7 +222,6 @@ class DispatcherConfig:
         if self.worker_addresses is not None:
             check_strings("worker_addresses", self.worker_addresses)
             object.__setattr__(self, "worker_addresses", tuple(self.worker_addresses))
-            _refuse("worker_addresses", self.worker_addresses, "None: workers register themselves")
         _check_number("job_gc_check_interval_ms", self.job_gc_check_interval_ms, least=0)
         _check_number("job_gc_timeout_ms", self.job_gc_timeout_ms, least=-1)
         _check_number("worker_timeout_ms", self.worker_timeout_ms, least=0)

@@ -67,9 +67,11 @@ def distribute(
     waited for (a minute). Each iteration over the result is a repetition of the job.
 
     Args:
-        processing_mode: `ShardingPolicy.OFF` (each worker produces the whole dataset) or `DYNAMIC`
-            (each element once, by whichever worker asks; at most once when workers are lost). The
-            names "parallel_epochs" and "distributed_epoch" mean the same.
+        processing_mode: `ShardingPolicy.OFF` (each worker produces the whole dataset), `DYNAMIC`
+            (each element once, by whichever worker asks; at most once when workers are lost), or
+            one of FILE, DATA, FILE_OR_DATA and HINT (each worker of the dispatcher's fixed list its
+            share; at least once when workers are lost). The names "parallel_epochs" and
+            "distributed_epoch" mean OFF and DYNAMIC.
         service: The dispatcher: "tcp://host:port", "host:port" or ("tcp", "host:port").
         job_name: Readers with the same name share one job: each element goes to one of them.
         consumer_index: Coordinated reads; not supported by this version.
@@ -79,8 +81,10 @@ def distribute(
             None: the first of these that works.
         compression: "AUTO" or None. AUTO compresses nothing in this version.
         cross_trainer_cache: Not supported by this version.
-        target_workers: "AUTO" or "ANY": all workers; "LOCAL": those in this process.
-        visitation: None, or with DYNAMIC "at_most_once", which is its default.
+        target_workers: "AUTO" or "ANY": all workers; "LOCAL": those in this process. With fixed
+            shares AUTO means those in this process, if there are any.
+        visitation: None, or the default of the mode: with DYNAMIC "at_most_once", with fixed shares
+            "at_least_once".
         wait_timeout: Seconds without anybody alive who could deliver, after which reading raises
             UnavailableError. A worker that is alive is waited for without end; a wait of ten
             seconds is logged, with what is missing.

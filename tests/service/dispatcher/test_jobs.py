@@ -9,7 +9,6 @@ import pytest
 
 from headrace.errors import AlreadyExistsError, FailedPreconditionError, NotFoundError
 from headrace.service import messages
-from headrace.service.config import ShardingPolicy
 from tests.service.dispatcher.scenario import DYNAMIC, OFF, PLAN, Scenario, opening
 
 
@@ -126,8 +125,8 @@ def test_dynamic_needs_positions_that_can_be_dealt(scene: Scenario) -> None:
 
 
 def test_modes_that_are_not_offered_are_refused_by_name(scene: Scenario) -> None:
-    with pytest.raises(FailedPreconditionError, match="FILE_OR_DATA"):
-        scene.open("c", processing_mode=ShardingPolicy.FILE_OR_DATA)
+    with pytest.raises(FailedPreconditionError, match="FILE_OR_DATA and HINT; got 17"):
+        scene.open("c", processing_mode=17)
 
 
 def test_an_iteration_is_finished_when_all_its_tasks_are(scene: Scenario) -> None:

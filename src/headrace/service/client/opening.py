@@ -30,14 +30,16 @@ def open_iteration(
     *,
     dispatcher: str,
     local_only: bool,
-) -> IterationOpened:
-    """Join an iteration.
+    prefers_local: bool = False,
+) -> tuple[IterationOpened, bool]:
+    """Join an iteration; return what there is to read, and whether of this process alone.
 
     Args:
         opening: Which one.
         dial: Opens a connection to the dispatcher.
         dispatcher: Its address, for messages.
         local_only: Whether to read the workers of this process alone.
+        prefers_local: Whether to do so if there are any.
 
     Raises:
         FailedPreconditionError: `local_only`, and there is no worker in this process.
@@ -51,8 +53,10 @@ def open_iteration(
             attempt_timeout=CALL_SECONDS,
             say=lambda words: _log.warning("%s", words),
         )
+    local = of_this_process(opened)
+    if prefers_local and local.tasks:
+        local_only = True
     if local_only:
-        local = of_this_process(opened)
         if not opened.finished and not local.tasks:
             raise FailedPreconditionError(
                 "Local reads require local workers, but no local worker is found. Run a "
@@ -67,7 +71,7 @@ def open_iteration(
             opening.pass_number,
             opened.finished_by,
         )
-    return opened
+    return opened, local_only
 
 
 def of_this_process(heard: M) -> M:

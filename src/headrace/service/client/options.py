@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headrace.service.config import (
+    STATIC_POLICIES,
     TRANSFER_PROTOCOLS,
     ShardingPolicy,
     parse_processing_mode,
@@ -20,8 +21,9 @@ _TARGETS = ("AUTO", "ANY", "LOCAL")
 _VISITATIONS: dict[ShardingPolicy, tuple[str, ...]] = {
     ShardingPolicy.OFF: (),
     ShardingPolicy.DYNAMIC: ("at_most_once",),
+    **dict.fromkeys(STATIC_POLICIES, ("at_least_once",)),
 }
-"""The modes that this version supports; for each, what `visitation` may be beside None."""
+"""For each mode, what `visitation` may be beside None: the default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,11 +43,16 @@ class ReadingOptions:
     target_workers: str
     """One of "AUTO", "ANY" and "LOCAL"."""
     visitation: str | None
-    """None, or with DYNAMIC "at_most_once", which is its default."""
+    """None, or the default of the mode."""
     wait_timeout: float
     """Seconds without anybody who could deliver, after which reading fails."""
     security: Security | None
     """Keys of this client, for a service that asks for them."""
+
+    @property
+    def prefers_local(self) -> bool:
+        """Whether workers of this process are read alone, if there are any."""
+        return self.target_workers == "AUTO" and self.processing_mode in STATIC_POLICIES
 
 
 def reading_options(
@@ -70,11 +77,6 @@ def reading_options(
     """
     mode = parse_processing_mode(processing_mode)
     address = parse_service(service)
-    if mode not in _VISITATIONS:
-        raise ValueError(
-            f"processing_mode={mode.name} is not supported by this version; it supports "
-            f"{' and '.join(each.name for each in _VISITATIONS)}"
-        )
     _check_job_name(job_name)
     _check_unsupported(consumer_index, num_consumers, job_name, cross_trainer_cache)
     _check_visitation(mode, visitation)

@@ -45,6 +45,7 @@ class RemoteReader:
         max_outstanding_requests: Requests and unused answers that may be outstanding.
         wait_timeout: Seconds without anybody who could deliver, after which reading fails.
         local_only: Whether to read the workers of this process alone.
+        prefers_local: Whether to do so if there are any.
         keeper: Knows the readers that may be opened again after an interruption.
     """
 
@@ -59,12 +60,13 @@ class RemoteReader:
         max_outstanding_requests: int,
         wait_timeout: float = 3600.0,
         local_only: bool = False,
+        prefers_local: bool = False,
         keeper: Keeper | None = None,
     ) -> None:
         self._opening = opening
         self._dispatcher = dispatcher
         self._dial = dial
-        self._local_only = local_only
+        self._local_only, self._prefers_local = local_only, prefers_local
         self._pid = os.getpid()
         session = Session(
             opening.client_id,
@@ -78,7 +80,6 @@ class RemoteReader:
             dispatcher=dispatcher,
             connect_dispatcher=connect_dispatcher,
             connect=connect,
-            local_only=local_only,
             settles=opening.job_name is not None,
         )
         self.name, self.pass_number = opening.client_id, opening.pass_number
@@ -133,10 +134,14 @@ class RemoteReader:
     def _join(self) -> None:
         """Open the iteration: here, so that after an interruption it is the same client again."""
         self._is_joining = True
-        opened = open_iteration(
-            self._opening, self._dial, dispatcher=self._dispatcher, local_only=self._local_only
+        opened, local_only = open_iteration(
+            self._opening,
+            self._dial,
+            dispatcher=self._dispatcher,
+            local_only=self._local_only,
+            prefers_local=self._prefers_local,
         )
-        self._shell.opened(opened)
+        self._shell.opened(opened, local_only=local_only)
         self._is_open = True
 
     def _next_given(self) -> Given | None:

@@ -90,7 +90,8 @@ class Session:
         self._known = -1
         self._listed: set[int] = set()
         self._kept: set[int] = set()
-        self._attempt = 0
+        #: The last attempt at each shard; None: at whole copies.
+        self._attempts: dict[int | None, int] = {}
         self._finished = False
         self._silent: tuple[str, ...] = ()
         self.lost: tuple[LostUnits, ...] = ()
@@ -189,13 +190,18 @@ class Session:
                 self._turns.add(address.task_id)
                 self._tasks[address.task_id] = task
                 self._arrived[address.task_id] = task.arrived
-            if address.attempt > self._attempt:
-                self._attempt = address.attempt
+            if address.attempt > self._attempts.get(address.shard, 0):
+                self._attempts[address.shard] = address.attempt
+                lost = (
+                    "every worker that read a copy of the dataset"
+                    if address.shard is None
+                    else f"the worker that read share {address.shard} of the dataset"
+                )
                 self._warnings.append(
-                    "every worker that read a copy of the dataset was lost, for the "
-                    f"{address.attempt}. time: the worker at {address.worker_address} reads it "
-                    "again from the start, and elements come again. If a function of the dataset "
-                    "ends its process, the workers' logs may say more"
+                    f"{lost} was lost, for the {address.attempt}. time: the worker at "
+                    f"{address.worker_address} reads it again from the start, and elements come "
+                    "again. If a function of the dataset ends its process, the workers' logs may "
+                    "say more"
                 )
 
     def settled(self, task_id: int) -> None:

@@ -63,7 +63,6 @@ class Shell:
         dispatcher: The dispatcher's address, for messages.
         connect_dispatcher: Opens a channel to the dispatcher; called on the I/O thread.
         connect: Opens a channel to a worker's address; as well.
-        local_only: Whether to read the workers of this process alone.
         settles: Whether to say at the end what was used, since others read the rest.
     """
 
@@ -74,14 +73,14 @@ class Shell:
         dispatcher: str,
         connect_dispatcher: Callable[[], Channel],
         connect: Callable[[str], Channel],
-        local_only: bool,
         settles: bool,
     ) -> None:
         self._session = session
         self._dispatcher = dispatcher
         self._connect_dispatcher = connect_dispatcher
         self._connect = connect
-        self._local_only = local_only
+        #: The workers of this process are read alone.
+        self._local_only = False
         self._settles = settles
         self._lock = threading.RLock()
         self._deliveries: deque[Delivery] = deque()
@@ -114,9 +113,15 @@ class Shell:
 
     # --- life -----------------------------------------------------------------------------------
 
-    def opened(self, reply: IterationOpened) -> None:
-        """Take what the dispatcher answered to `OpenIteration`."""
+    def opened(self, reply: IterationOpened, *, local_only: bool) -> None:
+        """Take what the dispatcher answered to `OpenIteration`.
+
+        Args:
+            reply: What there is to read.
+            local_only: Whether to read the workers of this process alone.
+        """
         with self._lock:
+            self._local_only = local_only
             self._session.opened(reply, time.monotonic())
 
     def begin(self, in_hand: Callable[[], Delivery | None]) -> None:

@@ -121,6 +121,7 @@ class RemoteSource(Source):
             connect_dispatcher=self._connect_dispatcher,
             connect=self._connect,
             local_only=self.options.target_workers == "LOCAL",
+            prefers_local=self.options.prefers_local,
             max_outstanding_requests=self.options.max_outstanding_requests,
             wait_timeout=self.options.wait_timeout,
             keeper=self.keeper,

@@ -15,8 +15,9 @@ import msgspec
 from headrace.service.dispatcher import apply_units, updates
 from headrace.service.dispatcher.apply_units import give_up, running_task, touch_first
 from headrace.service.dispatcher.contradiction import IllegalFactError, illegal, require
-from headrace.service.dispatcher.modes import policy_of_job
+from headrace.service.dispatcher.modes import policy_of, policy_of_job
 from headrace.service.dispatcher.ranges import united
+from headrace.service.dispatcher.slots import configured
 from headrace.service.dispatcher.state import (
     PASSES_REMEMBERED,
     Dataset,
@@ -86,6 +87,13 @@ def _plan_forgotten(state: DispatcherState, fact: updates.PlanForgotten) -> None
     del state.plans[fact.digest]
 
 
+def _slots_configured(state: DispatcherState, fact: updates.SlotsConfigured) -> None:
+    reading = [each for each in state.iterations.values() if not each.finished]
+    shared = [each for each in reading if policy_of(state, each).needs_slots]
+    require(not shared, "a static policy has shards of the list before")
+    state.slots = configured(fact.patterns, state.workers.values())
+
+
 def _worker_registered(state: DispatcherState, fact: updates.WorkerRegistered) -> None:
     known = state.workers.get(fact.worker_id)
     if known is None:
@@ -93,6 +101,10 @@ def _worker_registered(state: DispatcherState, fact: updates.WorkerRegistered) -
         known = Worker(worker_id=fact.worker_id, address=fact.address, tags=fact.tags)
         state.workers[fact.worker_id] = known
         state.addresses[fact.address] = fact.worker_id
+        if fact.slot is not None:
+            slot = state.slots[fact.slot]
+            require(not slot.worker_id, "the slot is another worker's")
+            slot.worker_id, slot.address = fact.worker_id, fact.address
     known.tags = fact.tags
 
 
@@ -116,6 +128,9 @@ def _worker_gone(state: DispatcherState, fact: updates.WorkerLost | updates.Work
         state.tasks[task_id].reason = reason
         give_up(state, state.tasks[task_id])
     del state.workers[fact.worker_id], state.addresses[worker.address]
+    for slot in state.slots:
+        if slot.worker_id == fact.worker_id:
+            slot.worker_id = ""
 
 
 def _end(state: DispatcherState, task_id: int, phase: TaskPhase) -> Task:
@@ -296,6 +311,7 @@ _APPLY: dict[type, Callable[[DispatcherState, Any], None]] = {
     updates.DatasetRegistered: _dataset_registered,
     updates.DatasetKept: _dataset_kept,
     updates.DatasetForgotten: _dataset_forgotten,
+    updates.SlotsConfigured: _slots_configured,
     updates.WorkerRegistered: _worker_registered,
     updates.WorkerLeaving: _worker_leaving,
     updates.WorkerLeft: _worker_gone,

@@ -42,6 +42,7 @@ def addresses(tasks: Iterable[Task]) -> tuple[messages.TaskAddress, ...]:
             worker_address=task.address,
             ticket=task.ticket,
             attempt=task.attempt,
+            shard=task.shard,
         )
         for task in tasks
         if task.phase is running

@@ -12,7 +12,13 @@ from headrace.service.dispatcher.decision import Decision
 from headrace.service.dispatcher.dispatcher import Dispatcher
 from headrace.service.dispatcher.limits import Limits
 from headrace.service.dispatcher.state import DispatcherState
-from headrace.service.dispatcher.updates import DispatcherStarted, UnitsDealt, Update
+from headrace.service.dispatcher.static import check_slots_may_change
+from headrace.service.dispatcher.updates import (
+    DispatcherStarted,
+    SlotsConfigured,
+    UnitsDealt,
+    Update,
+)
 from headrace.serving.core import JournaledCore
 from headrace.serving.journal import Journal
 
@@ -25,6 +31,7 @@ class DispatcherCore(JournaledCore[Update, DispatcherState, Decision]):
     Args:
         journal: Where facts are kept; closed by `close`.
         limits: How long what is waited for.
+        worker_addresses: The slots of workers (`slots`).
         clock: Tells the time, in seconds that ascend steadily.
         token: Returns so many bytes that nobody can guess.
     """
@@ -34,6 +41,7 @@ class DispatcherCore(JournaledCore[Update, DispatcherState, Decision]):
         journal: Journal[Update, DispatcherState],
         limits: Limits,
         *,
+        worker_addresses: Sequence[str] = (),
         clock: Callable[[], float] = time.monotonic,
         token: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
@@ -42,6 +50,11 @@ class DispatcherCore(JournaledCore[Update, DispatcherState, Decision]):
             if not state.incarnation:
                 facts.append(DispatcherStarted(incarnation=token(8).hex(), secret=token(32)))
                 apply(state, facts[0])
+            patterns = tuple(slot.pattern for slot in state.slots)
+            if patterns != tuple(worker_addresses):
+                check_slots_may_change(state, worker_addresses)
+                facts.append(SlotsConfigured(patterns=tuple(worker_addresses)))
+                apply(state, facts[-1])
             return Dispatcher(state, limits, now), facts
 
         super().__init__(journal, begin, owner="dispatcher", clock=clock, kept=_count)

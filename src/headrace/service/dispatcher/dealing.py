@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from headrace.errors import FailedPreconditionError
 from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.losses import lost_units
 from headrace.service.dispatcher.policy import Policy, Post, staying
@@ -45,11 +46,15 @@ class Dealing(Policy):
 
     deals = True
 
-    def refusal(self, dataset: Dataset) -> str:
-        """Return that there are no units, where there are none."""
+    def check(self, state: DispatcherState, dataset: Dataset) -> None:
+        """Refuse a dataset without units.
+
+        Raises:
+            FailedPreconditionError: It has none.
+        """
         if dataset.positions is not None:
-            return ""
-        return (
+            return
+        raise FailedPreconditionError(
             f"dataset {dataset.dataset_id} cannot be read with ShardingPolicy.DYNAMIC: it has no "
             "positions that could be dealt, because it reads another service or has a source that "
             "cannot be split. Use ShardingPolicy.OFF, or a source with indices: files, arrays, a "

@@ -36,7 +36,7 @@ def open_iteration(
     """
     _check_sense(request)
     dataset = state.dataset(request.dataset_id)
-    _check_mode(dataset, request)
+    _check_mode(state, dataset, request)
     job = _find_job(state, request)
     if job is not None:
         _check_same_job(state, job, dataset, request)
@@ -79,17 +79,16 @@ def _find_job(state: DispatcherState, request: messages.OpenIteration) -> Job | 
     return None if job_id is None else state.jobs[job_id]
 
 
-def _check_mode(dataset: Dataset, request: messages.OpenIteration) -> None:
+def _check_mode(state: DispatcherState, dataset: Dataset, request: messages.OpenIteration) -> None:
     policy = OFFERED.get(request.processing_mode)
     if policy is None:
-        offered = " and ".join(_name_of(mode) for mode in OFFERED)
+        *names, last = (_name_of(mode) for mode in OFFERED)
+        offered = f"{', '.join(names)} and {last}"
         raise FailedPreconditionError(
             f"this dispatcher offers the processing modes {offered}; got "
             f"{_name_of(request.processing_mode)}"
         )
-    refusal = policy.refusal(dataset)
-    if refusal:
-        raise FailedPreconditionError(refusal)
+    policy.check(state, dataset)
 
 
 def _name_of(mode: int) -> str:

@@ -7,12 +7,17 @@ from headrace.service.dispatcher.copies import Copies
 from headrace.service.dispatcher.dealing import Dealing
 from headrace.service.dispatcher.policy import Policy
 from headrace.service.dispatcher.state import DispatcherState, Iteration, Job
+from headrace.service.dispatcher.static import Static
 
 __all__ = ["OFFERED", "policy_of", "policy_of_job"]
 
 OFFERED: dict[int, Policy] = {
     ShardingPolicy.OFF: Copies(),
     ShardingPolicy.DYNAMIC: Dealing(),
+    ShardingPolicy.FILE: Static(),
+    ShardingPolicy.DATA: Static(),
+    ShardingPolicy.FILE_OR_DATA: Static(),
+    ShardingPolicy.HINT: Static(),
 }
 
 

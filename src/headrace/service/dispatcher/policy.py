@@ -39,9 +39,16 @@ class Policy(ABC):
     hand_out: ClassVar[str] = "first_come"
     """How a worker hands out a task's elements (`messages.TaskDefinition.hand_out`)."""
 
-    def refusal(self, dataset: Dataset) -> str:
-        """Return why a dataset cannot be processed so; empty: it can."""
-        return ""
+    needs_slots: ClassVar[bool] = False
+    """Whether it shares datasets among the dispatcher's fixed list of workers (`slots`)."""
+
+    def check(self, state: DispatcherState, dataset: Dataset) -> None:
+        """Refuse a dataset that cannot be processed so, or not here.
+
+        Raises:
+            HeadraceError: It says why.
+        """
+        return None
 
     @abstractmethod
     def vacant(self, state: DispatcherState, iteration: Iteration) -> list[Post]:

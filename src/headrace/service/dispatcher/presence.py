@@ -89,6 +89,8 @@ class Presence:
     """Of datasets and plans that are idle."""
     copies: LastUse = field(default_factory=LastUse)
     """Since when copies run."""
+    wanting: Stamps[str] = field(default_factory=Stamps)
+    """Address of a worker that waits for a slot -> since when."""
 
     @classmethod
     def of(cls, state: DispatcherState, now: float) -> Presence:
@@ -110,9 +112,21 @@ class Presence:
         self.clients.hear(getattr(request, "client_id", None), now)
         self.last_use.use(getattr(request, "dataset_id", None), now)
 
+    def wait_for_slot(self, address: str, now: float) -> float:
+        """Return for how long a worker has waited for a slot, from now on if it had not."""
+        return now - self.wanting.setdefault(address, now)
+
     def forgive(self, pause: float, now: float) -> None:
         """Take `pause` seconds, in which nobody could be heard, off everyone's silence."""
-        for stamps in (self.workers, self.clients, self.idle, self.dealt, self.ended, self.lost):
+        for stamps in (
+            self.workers,
+            self.clients,
+            self.idle,
+            self.dealt,
+            self.ended,
+            self.lost,
+            self.wanting,
+        ):
             stamps.forgive(pause, now)
         for digest, upload in self.uploads.items():
             self.uploads[digest] = replace(upload, at=min(now, upload.at + pause))
@@ -131,6 +145,8 @@ class Presence:
         for digest, upload in list(self.uploads.items()):
             if upload.at < before:
                 del self.uploads[digest]
+        for address in [each for each, since in self.wanting.items() if since < before]:
+            del self.wanting[address]
 
     def take(self, note: Note, now: float) -> None:
         """Keep in mind what a request said."""
@@ -153,6 +169,7 @@ def _worker_registered(
     presence: Presence, fact: updates.WorkerRegistered, state: DispatcherState, now: float
 ) -> None:
     presence.workers[fact.worker_id] = now
+    presence.wanting.pop(fact.address, None)
 
 
 def _worker_gone(

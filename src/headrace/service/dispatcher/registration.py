@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from headrace.errors import AlreadyExistsError, FailedPreconditionError
+import math
+
+from headrace.errors import AlreadyExistsError, FailedPreconditionError, UnavailableError
 from headrace.service import messages
 from headrace.service.config import check_reachable
-from headrace.service.dispatcher import updates
+from headrace.service.dispatcher import slots, updates
 from headrace.service.dispatcher.decision import Decision, Moment
 from headrace.service.dispatcher.plans import check_digest
 from headrace.service.dispatcher.state import Dataset, DispatcherState
@@ -130,15 +132,52 @@ def register_worker(
     reply = messages.WorkerRegistered(
         heartbeat_interval=moment.limits.heartbeat_interval, incarnation=state.incarnation
     )
-    registered = updates.WorkerRegistered(
-        worker_id=request.worker_id, address=request.address, tags=request.tags
-    )
     known = state.workers.get(request.worker_id)
     if known is not None and known.address == request.address:
-        return Decision(updates=() if known.tags == request.tags else (registered,), reply=reply)
+        changed = updates.WorkerRegistered(
+            worker_id=request.worker_id, address=request.address, tags=request.tags
+        )
+        return Decision(updates=() if known.tags == request.tags else (changed,), reply=reply)
+    slot = _slot_for(state, request, moment)
     replaced = {request.worker_id, state.addresses.get(request.address, request.worker_id)}
     facts: list[Update] = [
         updates.WorkerLost(worker_id=each, reason="another worker began at its address")
         for each in sorted(replaced & state.workers.keys())
     ]
+    registered = updates.WorkerRegistered(
+        worker_id=request.worker_id, address=request.address, tags=request.tags, slot=slot
+    )
     return Decision(updates=(*facts, registered), reply=reply)
+
+
+def _slot_for(
+    state: DispatcherState, request: messages.RegisterWorker, moment: Moment
+) -> int | None:
+    """Return the slot that a new worker takes; None: there are no slots.
+
+    Raises:
+        FailedPreconditionError: There is none for its address, or the workers that hold it were
+            all heard while it waited for one.
+        UnavailableError: It has to wait, for one of those may be gone.
+    """
+    if not state.slots:
+        return None
+    fitting = slots.fitting(state.slots, request.address)
+    for index in fitting:
+        holder = state.slots[index].worker_id
+        # One that starts at the address of another, or under its id, proves that this one is gone.
+        if holder in ("", request.worker_id) or (state.workers[holder].address == request.address):
+            return index
+    waited = moment.presence.wait_for_slot(request.address, moment.now) if fitting else math.inf
+    if waited < moment.limits.worker_timeout:
+        raise UnavailableError(
+            f"the worker at {request.address} waits for a slot: those that fit are held by workers "
+            f"that were heard of less than {moment.limits.worker_timeout:g} s ago"
+        )
+    patterns = [slot.pattern for slot in state.slots]
+    raise FailedPreconditionError(
+        f"Failed to assign an index for worker {request.address}. Configured workers list: "
+        f"{patterns}. The worker's address is not configured, or other workers are already running "
+        "at the configured host. If your worker has restarted, make sure it runs at the same "
+        "address and port."
+    )

@@ -63,7 +63,7 @@ class DispatchServer(LifeCycle):
         limits = Limits.of(config)
         journal = open_journal(config)
         self._keep(journal.close)
-        core = DispatcherCore(journal, limits)
+        core = DispatcherCore(journal, limits, worker_addresses=config.worker_addresses or ())
         maintenance = threading.Thread(
             target=core.maintain,
             args=(limits.tick_interval,),

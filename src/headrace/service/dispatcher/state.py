@@ -22,6 +22,7 @@ __all__ = [
     "Job",
     "Missing",
     "Readers",
+    "Slot",
     "Task",
     "TaskPhase",
     "Worker",
@@ -71,6 +72,17 @@ class Worker(msgspec.Struct):
     tasks: set[int] = msgspec.field(default_factory=set)
     #: Exactly its FINISHED tasks that were dealt units, or read a copy.
     finished: set[int] = msgspec.field(default_factory=set)
+
+
+class Slot(msgspec.Struct):
+    """A place in the fixed list of workers (`slots`)."""
+
+    pattern: str
+    """Which addresses fit."""
+    #: Of the worker that took it last; empty: none ever did.
+    address: str = ""
+    #: Of the worker that holds it, which is there; empty: none. A worker holds one slot at most.
+    worker_id: str = ""
 
 
 class Readers(msgspec.Struct):
@@ -264,6 +276,7 @@ class DispatcherState(msgspec.Struct):
     plans: dict[bytes, int] = msgspec.field(default_factory=dict)
     datasets: dict[str, Dataset] = msgspec.field(default_factory=dict)
     workers: dict[str, Worker] = msgspec.field(default_factory=dict)
+    slots: list[Slot] = msgspec.field(default_factory=list)
     jobs: dict[int, Job] = msgspec.field(default_factory=dict)
     iterations: dict[int, Iteration] = msgspec.field(default_factory=dict)
     tasks: dict[int, Task] = msgspec.field(default_factory=dict)

@@ -31,6 +31,7 @@ __all__ = [
     "JobForgotten",
     "PlanForgotten",
     "PlanStored",
+    "SlotsConfigured",
     "TaskCreated",
     "TaskFailed",
     "TaskFinished",
@@ -101,12 +102,23 @@ class PlanForgotten(Fact, frozen=True):
     digest: bytes
 
 
+class SlotsConfigured(Fact, frozen=True):
+    """The list of workers that static policies share datasets among is another one.
+
+    Workers that are there take the slots that fit, in the order in which they registered.
+    """
+
+    patterns: tuple[str, ...]
+
+
 class WorkerRegistered(Fact, frozen=True):
     """A worker joined, or changed its tags."""
 
     worker_id: str
     address: str
     tags: tuple[str, ...]
+    slot: int | None = None
+    """Which slot it took; None where there are none."""
 
 
 class WorkerLeaving(Fact, frozen=True):
@@ -305,6 +317,7 @@ Update: TypeAlias = (
     | DatasetRegistered
     | DatasetKept
     | DatasetForgotten
+    | SlotsConfigured
     | WorkerRegistered
     | WorkerLeaving
     | WorkerLeft

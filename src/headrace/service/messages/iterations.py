@@ -28,7 +28,10 @@ class TaskAddress(Message, frozen=True):
     ticket: str
     """Proves to the worker that the dispatcher sent the client. To be compared, not read."""
     attempt: int = 0
-    """How often all copies of the iteration were lost before; 0 where units are dealt."""
+    """How often all copies of the iteration were lost before, or whoever had its shard; 0 where
+    units are dealt."""
+    shard: int | None = None
+    """Which share of the dataset it is, where those are fixed."""
 
 
 class IterationOpened(Message, frozen=True):

@@ -64,7 +64,7 @@ def _found(table: dict[Any, V], name: object, definition: TaskDefinition, what: 
 
 
 def _of_all(definition: TaskDefinition, worker_id: str) -> int:
-    """Units mean the same on every worker."""
+    """Units mean the same on every worker, and so do shards."""
     return definition.seed
 
 
@@ -77,6 +77,10 @@ def _of_worker(definition: TaskDefinition, worker_id: str) -> int:
 _MODES = {
     int(ShardingPolicy.OFF): Mode(deals=False, seed=_of_worker),
     int(ShardingPolicy.DYNAMIC): Mode(deals=True, seed=_of_all),
+    int(ShardingPolicy.FILE): Mode(deals=False, seed=_of_all),
+    int(ShardingPolicy.DATA): Mode(deals=False, seed=_of_all),
+    int(ShardingPolicy.FILE_OR_DATA): Mode(deals=False, seed=_of_all),
+    int(ShardingPolicy.HINT): Mode(deals=False, seed=_of_all),
 }
 
 _HAND_OUTS: dict[str, Callable[[Bounds | None], HandOut[Any]]] = {"first_come": FirstCome}

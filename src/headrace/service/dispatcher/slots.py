@@ -1,0 +1,72 @@
+"""Slots: the places of workers that static policies share a dataset among, in shard order.
+
+`DispatcherConfig.worker_addresses` says what they are. A slot "host:port" is for the worker at this
+address; "host", "host:%port%" or "host:%port_name%" for one on this host, at any port. A worker
+that starts again at its address takes its slot again. One that is lost leaves its slot to the next
+that fits, whatever its port.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from headrace.service.dispatcher.state import DispatcherState, Slot, Worker
+
+__all__ = ["configured", "fits", "fitting", "free_slot"]
+
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+def fits(pattern: str, address: str) -> bool:
+    """Say whether a worker at an address may take a slot."""
+    if pattern == address:
+        return True
+    host, port = _parts(address)
+    wanted, wanted_port = _parts(pattern)
+    if not (wanted == host or (wanted in _LOOPBACK and host in _LOOPBACK)):
+        return False
+    return _is_any(wanted_port) or wanted_port == port
+
+
+def _parts(pattern: str) -> tuple[str, str]:
+    """Return the host and the port of an address or a pattern, "" where it names none."""
+    if pattern.startswith("["):  # IPv6
+        host, _, port = pattern[1:].partition("]")
+        return host, port.removeprefix(":")
+    host, colon, port = pattern.rpartition(":")
+    return (host, port) if colon else (pattern, "")
+
+
+def _is_any(port: str) -> bool:
+    return not port or (port.startswith("%port") and port.endswith("%"))
+
+
+def fitting(slots: Sequence[Slot], address: str) -> list[int]:
+    """Return which slots a worker at an address may have, the best first."""
+    found = [index for index, slot in enumerate(slots) if fits(slot.pattern, address)]
+    # Its own of before, then one that nobody ever had, then one that somebody left.
+    return sorted(
+        found,
+        key=lambda index: (
+            slots[index].address != address,
+            slots[index].pattern != address,
+            bool(slots[index].address),
+        ),
+    )
+
+
+def free_slot(state: DispatcherState, address: str) -> int | None:
+    """Return the slot for a worker at an address; None: there is none that nobody holds."""
+    free = (index for index in fitting(state.slots, address) if not state.slots[index].worker_id)
+    return next(free, None)
+
+
+def configured(patterns: Iterable[str], workers: Iterable[Worker]) -> list[Slot]:
+    """Return the slots of a configuration, given to workers that are there in this order."""
+    slots = [Slot(pattern=pattern) for pattern in patterns]
+    for worker in workers:
+        for index in fitting(slots, worker.address):
+            if not slots[index].worker_id:
+                slots[index].worker_id, slots[index].address = worker.worker_id, worker.address
+                break
+    return slots

@@ -1,0 +1,107 @@
+"""Static policies: each slot of a fixed list of workers has a share of its own (FILE, DATA, HINT).
+
+Shard i of n is read by the worker in slot i of n (`slots`), from its start to its end. When that
+worker is lost, or leaves before the end, the one that takes the slot reads the shard again from the
+start: each element comes at least once. An iteration is over when every shard was read to its end,
+or failed; while a slot is empty it waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headrace.errors import FailedPreconditionError, NotFoundError
+from headrace.service.dispatcher.policy import Policy, Post
+from headrace.service.dispatcher.state import (
+    Dataset,
+    DispatcherState,
+    Iteration,
+    Task,
+    TaskPhase,
+)
+from headrace.service.messages import LostUnits
+
+__all__ = ["Static", "check_slots_may_change"]
+
+_OVER = (TaskPhase.FINISHED, TaskPhase.FAILED)
+
+
+class Static(Policy):
+    """Nothing is dealt, and each task is a part that is fixed beforehand."""
+
+    deals = False
+    needs_slots = True
+
+    def check(self, state: DispatcherState, dataset: Dataset) -> None:
+        """Refuse where no workers were named.
+
+        Raises:
+            NotFoundError: The dispatcher has no list of workers.
+        """
+        if not state.slots:
+            raise NotFoundError(
+                "Worker is not in the workers list: the static sharding policies (FILE, DATA, "
+                "FILE_OR_DATA, HINT) share a dataset among a fixed list of workers, and this "
+                "dispatcher has none. Set `worker_addresses` in the DispatcherConfig "
+                '(--worker-addresses), as in ["host1:%port%", "host2:%port%"], or use '
+                "ShardingPolicy.DYNAMIC"
+            )
+
+    def vacant(self, state: DispatcherState, iteration: Iteration) -> list[Post]:
+        """Return a task for each shard that nobody reads and somebody could."""
+        tasks = state.tasks_of(iteration)
+        taken = {task.shard for task in tasks if task.phase is TaskPhase.RUNNING or _is_read(task)}
+        return [
+            Post(
+                worker_id=slot.worker_id,
+                shard=index,
+                of=len(state.slots),
+                attempt=_attempts(tasks, index),
+            )
+            for index, slot in enumerate(state.slots)
+            if slot.worker_id and not state.workers[slot.worker_id].leaving and index not in taken
+        ]
+
+    def is_over(self, state: DispatcherState, iteration: Iteration) -> bool:
+        """Whether every shard was read to its end, or failed."""
+        tasks = state.tasks_of(iteration)
+        if any(task.phase is TaskPhase.RUNNING for task in tasks):
+            return False
+        return len({task.shard for task in tasks if _is_read(task)}) == len(state.slots)
+
+    def lost(self, iteration: Iteration, tasks: list[Task]) -> tuple[LostUnits, ...]:
+        """Return nothing: every shard was read to its end by somebody."""
+        return ()
+
+    def is_kept(self, task: Task) -> bool:
+        """Whether it ended on its worker, where the last answers may be asked for again."""
+        return task.phase in _OVER
+
+
+def _is_read(task: Task) -> bool:
+    """Whether a task went through its shard, as far as that can be read."""
+    return task.phase in _OVER and not task.cut
+
+
+def check_slots_may_change(state: DispatcherState, patterns: Sequence[str]) -> None:
+    """Refuse another list of workers while shards of the list before are read.
+
+    Raises:
+        FailedPreconditionError: It says which.
+    """
+    reading = [
+        iteration.iteration_id
+        for iteration in state.iterations.values()
+        if not iteration.finished and any(task.of for task in state.tasks_of(iteration))
+    ]
+    if reading:
+        raise FailedPreconditionError(
+            f"`worker_addresses` is {list(patterns)}, but the journal in `work_dir` has readings "
+            f"that were begun with {[slot.pattern for slot in state.slots]} and are not over "
+            f"(iterations {reading}): each worker reads its share of that list. Start the "
+            "dispatcher with the list of before, or in another `work_dir`"
+        )
+
+
+def _attempts(tasks: Sequence[Task], shard: int) -> int:
+    return sum(task.shard == shard for task in tasks)

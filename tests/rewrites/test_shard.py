@@ -1,0 +1,203 @@
+"""Parts of a plan for several workers: together every element once, each file with one worker."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import headrace as hr
+from headrace.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
+from headrace.execution.build import start
+from headrace.execution.opens_files import opens_files
+from headrace.plan.ordering import SHARD_HINT
+from headrace.rewrites.shard import shard_elements, shard_files, shard_hints
+
+Dataset = hr.Dataset
+WORKERS = 5
+SEED = 7
+
+
+def elements(plan, pass_number=(0,)):
+    iterator = start(plan, seed=SEED, pass_number=pass_number)
+    found = []
+    try:
+        while (chunk := iterator.next_chunk(64)) is not None:
+            found += [row.decode() if isinstance(row, bytes) else row for row in chunk.rows()]
+    finally:
+        iterator.close()
+    return found
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Return a pattern of ten files of ten records."""
+    folder = tmp_path_factory.mktemp("shards")
+    for number in range(10):
+        with hr.io.TFRecordWriter(folder / f"{number:02d}.tfrecord") as writer:
+            for record in range(10):
+                writer.write(f"{number}.{record}".encode())
+    return f"{folder}/*.tfrecord"
+
+
+def records(*numbers):
+    return [f"{number}.{record}" for number in numbers for record in range(10)]
+
+
+def by_files(dataset, index, workers=WORKERS):
+    return elements(shard_files(dataset.plan, workers, index, opens_files))
+
+
+def test_a_worker_reads_every_nth_file_from_its_own_on(files):
+    names = Dataset.list_files(files, shuffle=False)
+    assert by_files(names.flat_map(hr.TFRecordDataset), 3) == records(3, 8)
+    assert by_files(names.flat_map(lambda name: hr.TFRecordDataset(name)).prefetch(2), 3) == (
+        records(3, 8)
+    )
+    assert by_files(hr.TFRecordDataset(list(names.as_numpy_iterator())), 3) == records(3, 8)
+
+
+def test_files_in_turn_stay_in_turn(files):
+    turns = Dataset.list_files(files, shuffle=False).interleave(
+        hr.TFRecordDataset, cycle_length=10, num_parallel_calls=2
+    )
+    assert by_files(turns, 3) == [f"{n}.{record}" for record in range(10) for n in (3, 8)]
+
+
+def test_shuffled_names_are_sharded_before_they_are_shuffled(files):
+    shuffled = Dataset.list_files(files, shuffle=True, seed=4).map(lambda name: name)
+    found = [by_files(shuffled.flat_map(hr.TFRecordDataset), index) for index in range(WORKERS)]
+    for index, own in enumerate(found):
+        assert sorted(own) == sorted(records(index, index + 5))
+    assert any(own != records(index, index + 5) for index, own in enumerate(found))
+
+
+def test_repeated_names_stay_with_their_worker(files):
+    twice = Dataset.list_files(files, shuffle=False).repeat(2).flat_map(hr.TFRecordDataset)
+    assert by_files(twice, 1, workers=3) == records(1, 4, 7, 1, 4, 7)
+
+
+def test_each_branch_is_sharded(files):
+    one = Dataset.list_files(files, shuffle=False).flat_map(hr.TFRecordDataset)
+    pairs = by_files(Dataset.zip(one, one), 3)
+    assert pairs == [(record.encode(), record.encode()) for record in records(3, 8)]
+    assert by_files(one.concatenate(one), 3) == records(3, 8, 3, 8)
+
+
+def test_what_a_filter_leaves_of_the_names_is_sharded(files):
+    names = Dataset.list_files(files, shuffle=False).filter(lambda name: name[-10] in "13579")
+    found = [by_files(names.flat_map(hr.TFRecordDataset), index, workers=2) for index in range(2)]
+    assert found == [records(1, 5, 9), records(3, 7)]
+
+
+def test_files_within_files_count_as_files(files):
+    folders = Dataset.from_tensors(np.array(files)).flat_map(
+        lambda pattern: Dataset.list_files(str(pattern), shuffle=False)
+    )
+    nested = folders.flat_map(hr.TFRecordDataset)
+    assert by_files(nested, 0, workers=10) == records(0)
+
+
+def test_a_loader_of_whole_files_is_sharded_by_its_names(files):
+    names = Dataset.list_files(files, shuffle=False).map(lambda name: name[-11:-9])
+    assert by_files(names, 2) == ["02", "07"]
+
+
+def test_what_is_not_read_from_files_is_refused_by_name(files):
+    with pytest.raises(NotFoundError, match=r"Found an unshardable source dataset.*FILE_OR_DATA"):
+        by_files(Dataset.range(20).map(str), 1)
+    one = Dataset.list_files(files, shuffle=False).flat_map(hr.TFRecordDataset)
+    with pytest.raises(NotFoundError, match="unshardable"):
+        by_files(Dataset.zip(one, Dataset.range(100)), 1)
+    with pytest.raises(NotFoundError, match="unshardable"):
+        by_files(Dataset.range(3).flat_map(lambda n: Dataset.range(n)), 1)
+
+
+def test_too_few_files_are_refused_on_every_worker(files):
+    four = Dataset.list_files(files, shuffle=False).take(4).flat_map(hr.TFRecordDataset)
+    for index in range(WORKERS):
+        with pytest.raises(
+            InvalidArgumentError, match=r"has 4 files.*not enough for the required 5"
+        ):
+            by_files(four, index)
+
+
+def test_options_of_the_plan_stay(files):
+    options = hr.Options()
+    options.seed = 3
+    names = Dataset.list_files(files, shuffle=False).shuffle(10).with_options(options)
+    plan = shard_files(names.flat_map(hr.TFRecordDataset).plan, 2, 0, opens_files)
+    first, second = (elements_without_seed(plan) for _ in range(2))
+    assert first == second
+
+
+def elements_without_seed(plan):
+    iterator = start(plan)
+    try:
+        found = []
+        while (chunk := iterator.next_chunk(64)) is not None:
+            found += chunk.rows()
+        return found
+    finally:
+        iterator.close()
+
+
+def test_elements_are_dealt_in_turn_and_batches_whole():
+    def part(dataset, index=1):
+        return elements(shard_elements(dataset.plan, WORKERS, index))
+
+    assert part(Dataset.range(20)) == [1, 6, 11, 16]
+    batches = part(Dataset.range(20).batch(3))
+    assert [batch.tolist() for batch in batches] == [[3, 4, 5], [18, 19]]
+    assert part(Dataset.range(0)) == []
+
+
+def test_shuffled_elements_are_dealt_once():
+    shuffled = Dataset.range(100).shuffle(30)
+    parts = [elements(shard_elements(shuffled.plan, 3, index)) for index in range(3)]
+    assert sorted(number for part in parts for number in part) == list(range(100))
+
+
+def test_a_function_is_called_for_the_workers_own_elements_alone():
+    seen = []
+    mapped = Dataset.range(20).map(lambda x: seen.append(int(x)) or x)
+    assert elements(shard_elements(mapped.plan, WORKERS, 1)) == [1, 6, 11, 16]
+    assert seen == [1, 6, 11, 16]
+
+
+@pytest.mark.parametrize("index", [SHARD_HINT, 0, 5])
+def test_a_hint_is_filled_in_whatever_its_index_is(index):
+    hinted = Dataset.range(20).shard(SHARD_HINT, index).map(lambda x: x * 2)
+    assert elements(shard_hints(hinted.plan, WORKERS, 1)) == [2, 12, 22, 32]
+
+
+def test_a_hint_before_files_shards_files_and_after_them_records(files):
+    names = Dataset.list_files(files, shuffle=False)
+    before = names.shard(SHARD_HINT, 0).flat_map(hr.TFRecordDataset)
+    assert elements(shard_hints(before.plan, WORKERS, 3)) == records(3, 8)
+    after = names.flat_map(hr.TFRecordDataset).shard(SHARD_HINT, 0)
+    expected = [f"{number}.{record}" for number in range(10) for record in (3, 8)]
+    assert elements(shard_hints(after.plan, WORKERS, 3)) == expected
+
+
+def test_a_plain_shard_is_no_hint():
+    plain = Dataset.range(20).shard(1, 0)
+    assert elements(shard_hints(plain.plan, WORKERS, 1)) == list(range(20))
+
+
+def test_too_little_to_shard_where_the_hint_is_is_refused(files):
+    four = Dataset.list_files(files, shuffle=False).take(4)
+    hinted = four.shard(SHARD_HINT, 0).flat_map(hr.TFRecordDataset)
+    with pytest.raises(InvalidArgumentError, match="not enough for the required 5 shards/workers"):
+        shard_hints(hinted.plan, WORKERS, 1)
+
+
+def test_a_hint_that_nobody_fills_in_is_refused():
+    hinted = Dataset.range(20).shard(SHARD_HINT, 0)
+    assert hinted.cardinality() == hr.UNKNOWN_CARDINALITY
+    with pytest.raises(FailedPreconditionError, match=r"ShardingPolicy\.HINT` processing mode"):
+        list(hinted)
+
+
+def test_a_hint_is_no_index():
+    with pytest.raises(ValueError, match=r"`index` must be at least 0|between 0 and 4"):
+        Dataset.range(20).shard(5, SHARD_HINT)

@@ -1,0 +1,182 @@
+"""Static policies: each worker of a fixed list has its own part of the dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import headrace as hr
+from headrace.errors import (
+    FailedPreconditionError,
+    HeadraceError,
+    InvalidArgumentError,
+    NotFoundError,
+)
+from headrace.service import (
+    SHARD_HINT,
+    DispatcherConfig,
+    DispatchServer,
+    ShardingPolicy,
+    WorkerConfig,
+    WorkerServer,
+)
+
+FILE, DATA = ShardingPolicy.FILE, ShardingPolicy.DATA
+EITHER, HINT = ShardingPolicy.FILE_OR_DATA, ShardingPolicy.HINT
+Dataset = hr.Dataset
+
+
+@contextmanager
+def service(workers: int = 5, addresses: list[str] | None = None) -> Iterator[DispatchServer]:
+    """Run a dispatcher with a list of workers, and that many of them in this process."""
+    listed = ["localhost"] * workers if addresses is None else addresses
+    with ExitStack() as stack:
+        config = DispatcherConfig(worker_addresses=listed, worker_timeout_ms=1000)
+        dispatcher = stack.enter_context(DispatchServer(config))
+        for _ in range(workers):
+            stack.enter_context(worker_of(dispatcher))
+        yield dispatcher
+
+
+def worker_of(dispatcher: DispatchServer, **config: Any) -> WorkerServer:
+    return WorkerServer(WorkerConfig(dispatcher.target.removeprefix("tcp://"), **config))
+
+
+def read(dataset: Dataset, mode: ShardingPolicy, dispatcher: DispatchServer, **args: Any) -> Any:
+    return dataset.apply(hr.service.distribute(mode, dispatcher.target, **args))
+
+
+def every(dataset: Dataset) -> list[Any]:
+    """Return all elements; the reader is closed whatever happens."""
+    with iter(dataset) as reader:
+        return list(reader)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return a pattern of ten files of ten records."""
+    folder: Path = tmp_path_factory.mktemp("static")
+    for number in range(10):
+        with hr.io.TFRecordWriter(folder / f"{number:02d}.tfrecord") as writer:
+            for record in range(10):
+                writer.write(f"{number}.{record}".encode())
+    return f"{folder}/*.tfrecord"
+
+
+def test_all_shards_together_are_the_dataset_once(files: str) -> None:
+    records = Dataset.list_files(files, shuffle=True).flat_map(hr.TFRecordDataset)
+    with service() as dispatcher:
+        for mode in (FILE, DATA, EITHER):
+            found = sorted(bytes(record) for record in read(records, mode, dispatcher))
+            assert found == sorted(f"{n}.{m}".encode() for n in range(10) for m in range(10))
+        for mode in (DATA, EITHER):
+            assert sorted(read(Dataset.range(20), mode, dispatcher)) == list(range(20))
+        hinted = Dataset.range(20).shard(SHARD_HINT, 0).map(lambda x: x + 1)
+        assert sorted(read(hinted, HINT, dispatcher)) == list(range(1, 21))
+        assert every(read(Dataset.range(0), EITHER, dispatcher)) == []
+
+
+def test_a_pass_is_shuffled_alike_everywhere_and_otherwise_than_the_one_before() -> None:
+    with service(workers=3) as dispatcher:
+        shuffled = read(Dataset.range(100).shuffle(100), DATA, dispatcher)
+        passes = [[int(x) for x in shuffled] for _ in range(2)]
+    for each in passes:
+        assert sorted(each) == list(range(100))
+    assert passes[0] != passes[1]
+
+
+def test_a_pass_waits_for_the_workers_that_are_still_to_come() -> None:
+    with service(workers=0, addresses=["localhost"] * 2) as dispatcher, ExitStack() as stack:
+        stack.enter_context(worker_of(dispatcher))
+        reader = iter(read(Dataset.range(6), DATA, dispatcher, target_workers="ANY"))
+        assert [int(next(reader)) for _ in range(3)] == [0, 2, 4]
+        stack.enter_context(worker_of(dispatcher))
+        assert [int(x) for x in reader] == [1, 3, 5]
+
+
+def test_what_is_not_in_files_and_too_few_files_are_refused(files: str) -> None:
+    few = Dataset.list_files(files, shuffle=False).take(4).flat_map(hr.TFRecordDataset)
+    with service() as dispatcher:
+        with pytest.raises(NotFoundError, match="Found an unshardable source dataset"):
+            every(read(Dataset.range(20), FILE, dispatcher))
+        for mode in (FILE, EITHER):
+            with pytest.raises(InvalidArgumentError, match=r"4 files.*the required 5 shards"):
+                every(read(few, mode, dispatcher))
+        assert len(every(read(few, DATA, dispatcher))) == 40
+
+
+@pytest.mark.parametrize("mode", [ShardingPolicy.OFF, ShardingPolicy.DYNAMIC, EITHER])
+def test_a_hint_is_for_hint_alone(mode: ShardingPolicy) -> None:
+    hinted = Dataset.range(20).shard(SHARD_HINT, 0)
+    with service(workers=1) as dispatcher, pytest.raises(FailedPreconditionError):
+        every(read(hinted, mode, dispatcher))
+
+
+def test_workers_that_are_not_listed_are_refused() -> None:
+    for listed in (["localhost:worker"], ["elsewhere:%port%"]):
+        with (
+            service(workers=0, addresses=listed) as dispatcher,
+            pytest.raises(HeadraceError, match="worker's address is not configured"),
+        ):
+            worker_of(dispatcher)
+
+
+def test_one_worker_too_many_waits_for_a_lease_and_is_refused() -> None:
+    with (
+        service(workers=1, addresses=["localhost:%port%"]) as dispatcher,
+        pytest.raises(HeadraceError, match="other workers are already running at the config"),
+    ):
+        worker_of(dispatcher)
+
+
+def test_without_a_list_static_policies_are_refused() -> None:
+    with (
+        service(workers=1, addresses=[]) as dispatcher,
+        pytest.raises(NotFoundError, match=r"Worker .*is not in the workers list"),
+    ):
+        every(read(Dataset.range(3), DATA, dispatcher))
+
+
+def test_named_ports_are_any_ports() -> None:
+    with service(workers=2, addresses=["localhost:%port_worker%"] * 2) as dispatcher:
+        assert sorted(read(Dataset.range(6), DATA, dispatcher)) == list(range(6))
+
+
+def test_only_visits_that_the_policy_offers_are_accepted() -> None:
+    with service(workers=1) as dispatcher:
+        again = read(Dataset.range(3), DATA, dispatcher, visitation="at_least_once")
+        assert list(again) == [0, 1, 2]
+        with pytest.raises(ValueError, match="visitation"):
+            read(Dataset.range(3), DATA, dispatcher, visitation="exactly_once")
+
+
+def test_a_shard_whose_worker_was_lost_is_read_again_by_the_next_one() -> None:
+    config = DispatcherConfig(worker_addresses=["localhost"], worker_timeout_ms=500)
+    with DispatchServer(config) as dispatcher, ExitStack() as stack:
+        first = worker_of(dispatcher)
+        endless = read(Dataset.range(1 << 40), DATA, dispatcher, max_outstanding_requests=1)
+        reader = iter(endless)
+        assert [int(next(reader)) for _ in range(3)] == [0, 1, 2]
+        first.stop()
+        stack.enter_context(worker_of(dispatcher))
+        assert 0 in (int(value) for value in reader)
+        reader.close()
+
+
+def test_a_shard_that_is_read_again_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    config = DispatcherConfig(worker_addresses=["localhost", "localhost"])
+    with DispatchServer(config) as dispatcher, ExitStack() as stack:
+        stack.enter_context(worker_of(dispatcher))
+        leaving = worker_of(dispatcher)
+        with iter(read(Dataset.range(1 << 20).map(int), DATA, dispatcher)) as reader:
+            next(reader)
+            leaving.drain(timeout=0.1)
+            leaving.stop()
+            stack.enter_context(worker_of(dispatcher))
+            seen = {int(value) for value in reader}
+    assert seen | {0, 1} == set(range(1 << 20))
+    assert "share 1 of the dataset was lost, for the 1. time" in caplog.text
