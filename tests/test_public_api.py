@@ -21,16 +21,17 @@ TOP = {
     "TextLineDataset", "errors", "io", "service", "testing",
 }  # fmt: skip
 SERVICE = {
-    "DispatchServer", "DispatcherConfig", "LocalCluster", "Security", "ShardingPolicy",
-    "WorkerConfig", "WorkerServer", "delivery_report", "distribute", "from_dataset_id",
-    "register_dataset",
+    "DispatchServer", "DispatcherConfig", "LocalCluster", "SHARD_HINT", "Security",
+    "ShardingPolicy", "WorkerConfig", "WorkerServer", "delivery_report", "distribute",
+    "from_dataset_id", "register_dataset",
 }  # fmt: skip
 DATASET = {
-    "apply", "as_numpy_iterator", "batch", "cache", "cardinality", "concatenate", "element_spec",
-    "enumerate", "explain", "filter", "flat_map", "from_generator", "from_source",
-    "from_tensor_slices", "from_tensors", "interleave", "list_files", "load", "map", "options",
-    "plan", "prefetch", "range", "repeat", "save", "shard", "shuffle", "skip", "take", "unbatch",
-    "with_options", "zip",
+    "apply", "as_numpy_iterator", "batch", "bucket_by_sequence_length", "cache", "cardinality",
+    "choose_from_datasets", "concatenate", "counter", "element_spec", "enumerate", "explain",
+    "filter", "flat_map", "from_generator", "from_source", "from_tensor_slices", "from_tensors",
+    "group_by_window", "interleave", "list_files", "load", "map", "options", "padded_batch", "plan",
+    "prefetch", "random", "range", "repeat", "sample_from_datasets", "save", "scan", "shard",
+    "shuffle", "skip", "take", "take_while", "unbatch", "with_options", "zip",
 }  # fmt: skip
 
 
@@ -56,6 +57,26 @@ def test_arguments_are_those_of_tf_data():
     assert arguments(hr.Dataset.shuffle) == [
         "self", "buffer_size", "seed", "reshuffle_each_iteration",
     ]  # fmt: skip
+    assert arguments(hr.Dataset.padded_batch) == [
+        "self", "batch_size", "padded_shapes", "padding_values", "drop_remainder",
+    ]  # fmt: skip
+    assert arguments(hr.Dataset.group_by_window) == [
+        "self", "key_func", "reduce_func", "window_size", "window_size_func",
+    ]  # fmt: skip
+    assert arguments(hr.Dataset.bucket_by_sequence_length) == [
+        "self", "element_length_func", "bucket_boundaries", "bucket_batch_sizes", "padded_shapes",
+        "padding_values", "pad_to_bucket_boundary", "no_padding", "drop_remainder",
+    ]  # fmt: skip
+    assert arguments(hr.Dataset.sample_from_datasets) == [
+        "datasets", "weights", "seed", "stop_on_empty_dataset", "rerandomize_each_iteration",
+    ]  # fmt: skip
+    assert arguments(hr.Dataset.choose_from_datasets) == [
+        "datasets", "choice_dataset", "stop_on_empty_dataset",
+    ]  # fmt: skip
+    assert arguments(hr.Dataset.scan) == ["self", "initial_state", "scan_func"]
+    assert arguments(hr.Dataset.take_while) == ["self", "predicate"]
+    assert arguments(hr.Dataset.counter) == ["start", "step"]
+    assert arguments(hr.Dataset.random) == ["seed"]
     assert arguments(hr.Dataset.batch)[:3] == ["self", "batch_size", "drop_remainder"]
     assert arguments(hr.service.distribute)[:11] == [
         "processing_mode", "service", "job_name", "consumer_index", "num_consumers",

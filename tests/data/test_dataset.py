@@ -31,8 +31,8 @@ def test_a_method_that_there_is_not_lists_those_that_there_are():
     ("name", "cure"),
     [
         ("window", "sliding_window_view"),
-        ("padded_batch", r"pad in a map\(\) before batch\(\)"),
-        ("take_while", r"Dataset.from_generator\(lambda: steps\(dataset\)\)"),
+        ("ragged_batch", r"padded_batch\(\), with the lengths beside it"),
+        ("unique", r"Dataset.from_generator\(lambda: steps\(dataset\)\)"),
         ("snapshot", r"save\(path\)"),
         ("output_shapes", "element_spec"),
         ("make_one_shot_iterator", r"iter\(dataset\)"),

@@ -64,6 +64,30 @@ PIPELINES = {
     "repeat": lambda fn: Dataset.range(4).filter(lambda x: fn(x) >= 0).repeat(3),
     "concatenate": lambda fn: Dataset.range(4).map(fn).concatenate(Dataset.range(8).map(fn)),
     "cache": lambda fn: Dataset.range(12).map(fn).cache(),
+    "scan": lambda fn: Dataset.range(12).scan(
+        np.zeros(1, np.int64), lambda s, x: (np.add(s, fn(x), out=s), s)
+    ),
+    "take_while": lambda fn: Dataset.range(12).take_while(lambda x: fn(x) < 10),
+    "padded_batch": lambda fn: (
+        Dataset.range(12).map(lambda x: [fn(x)] * (int(x) % 3 + 1)).padded_batch(5)
+    ),
+    "key of a window": lambda fn: Dataset.range(12).group_by_window(
+        lambda x: fn(x) % 3, lambda key, window: window.shuffle(3), window_size=3
+    ),
+    "window": lambda fn: (
+        Dataset.range(12)
+        .map(fn)
+        .group_by_window(lambda x: x % 3, lambda key, window: window.map(fn), window_size=3)
+    ),
+    "buckets": lambda fn: Dataset.range(12).bucket_by_sequence_length(
+        fn, [3, 6], [2, 2, 2], no_padding=True
+    ),
+    "sample": lambda fn: Dataset.sample_from_datasets(
+        [Dataset.range(6).map(fn), Dataset.range(6).map(fn)]
+    ),
+    "choose": lambda fn: Dataset.choose_from_datasets(
+        [Dataset.range(6).map(fn), Dataset.range(6)], Dataset.range(12).map(lambda x: fn(x) % 2)
+    ),
 }
 
 

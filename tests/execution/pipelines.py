@@ -38,6 +38,21 @@ def drawn(x):
     return Dataset.range(int(x) % 5 + 1).shuffle(3)
 
 
+def summed(total, x):
+    """Write into the state of a scan, and return it as the element, too."""
+    total += failing(x)
+    return total, total
+
+
+def ragged(x):
+    return np.full(int(x) % 5, x)
+
+
+def halves(key, window):
+    """Return a dataset of a window that draws, fails for some elements, and is read by batches."""
+    return window.shuffle(3).map(lambda x: failing(x) + key).batch(2)
+
+
 def from_generator(x):
     return Dataset.from_generator(lambda: iter(range(int(x) % 3)))
 
@@ -123,6 +138,73 @@ PIPELINES = {
         .batch(6)
         .prefetch(2)
     ),
+    "counter": lambda: Dataset.counter(5, 3).take(20),
+    "random": lambda: Dataset.random().take(20).shuffle(5).repeat(2),
+    "random beside numbers": lambda: Dataset.zip(Dataset.range(20), Dataset.random()).batch(3),
+    "scan": lambda: Dataset.range(30).scan(0, lambda total, x: (total + x, (total, x))),
+    "scan of what was filtered": lambda: (
+        Dataset.range(30).filter(lambda x: bool(x % 3)).scan({"a": (1.5, "s")}, lambda s, x: (s, x))
+    ),
+    "scan of arrays": lambda: Dataset.range(30).scan(np.zeros(2, np.int64), summed),
+    "take_while": lambda: Dataset.range(30).take_while(lambda x: bool(x < 17)),
+    "column take_while": lambda: Dataset.range(30).take_while(lambda x: x < 17),
+    "failing take_while": lambda: Dataset.range(30).take_while(lambda x: failing(x) < 17),
+    "repeated take_while": lambda: Dataset.range(9).take_while(lambda x: x != 4).repeat(3),
+    "padded_batch": lambda: Dataset.range(23).map(ragged).padded_batch(4, [7], -1),
+    "failing map, padded": lambda: Dataset.range(23).map(failing).map(ragged).padded_batch(4),
+    "group_by_window": lambda: Dataset.range(40).group_by_window(
+        lambda x: x % 3, lambda key, window: window.batch(4), window_size=4
+    ),
+    "group_by_window of a filter": lambda: (
+        Dataset.range(60)
+        .filter(lambda x: bool(x % 4))
+        .group_by_window(lambda x: x % 5 * (x < 50), halves, None, lambda key: int(key) + 2)
+    ),
+    "failing group_by_window": lambda: (
+        Dataset.range(60)
+        .map(failing)
+        .group_by_window(lambda x: failing(x + 1) % 4, halves, window_size=5)
+    ),
+    "group_by_window, failing to reduce": lambda: Dataset.range(40).group_by_window(
+        lambda x: x % 3, lambda key, window: window.take(failing(key + 2)), window_size=2
+    ),
+    "group_by_window of a shuffle": lambda: (
+        Dataset.range(40)
+        .map(odd_or_half)
+        .filter(lambda x: bool(x % 9))
+        .shuffle(5)
+        .group_by_window(lambda x: x % 2, lambda key, window: window.repeat(2), window_size=3)
+    ),
+    "buckets": lambda: (
+        Dataset.range(50)
+        .map(failing)
+        .map(ragged)
+        .bucket_by_sequence_length(len, [2, 4], [3, 5, 2], padding_values=-1)
+    ),
+    "whole buckets": lambda: Dataset.range(50).bucket_by_sequence_length(
+        lambda x: failing(x) % 7, [2, 4], [3, 5, 2], no_padding=True, drop_remainder=True
+    ),
+    "sample": lambda: Dataset.sample_from_datasets(
+        [Dataset.range(9), Dataset.range(20, 32).map(odd_or_half), Dataset.range(50, 53)],
+        [0.2, 0.5, 0.3],
+    ),
+    "sample that stops": lambda: Dataset.sample_from_datasets(
+        [Dataset.range(9).map(failing), Dataset.range(40)], stop_on_empty_dataset=True
+    ).repeat(3),
+    "sample with weights that change": lambda: Dataset.sample_from_datasets(
+        [Dataset.range(9).map(failing), Dataset.range(40)],
+        Dataset.range(30).map(lambda n: [n, 30 - n]),
+        seed=3,
+    ),
+    "choose": lambda: Dataset.choose_from_datasets(
+        [Dataset.range(9).map(failing), Dataset.range(20, 29), Dataset.range(30, 35).shuffle(5)],
+        Dataset.random(seed=4).map(lambda x: x % 3),
+        stop_on_empty_dataset=False,
+    ),
+    "choose by what is computed": lambda: Dataset.choose_from_datasets(
+        [Dataset.range(9).map(failing), Dataset.range(20, 99).map(odd_or_half)],
+        Dataset.range(40).map(lambda n: failing(n) % 2),
+    ),
     "failing map": lambda: Dataset.range(30).map(failing),
     "failing map, filtered": lambda: Dataset.range(30).map(failing).filter(lambda x: bool(x % 2)),
     "failing filter": lambda: Dataset.range(30).filter(lambda x: failing(x) % 2 == 0),
@@ -155,6 +237,11 @@ STEPS = {
     "skip": lambda ds: ds.skip(3),
     "shard": lambda ds: ds.shard(2, 1),
     "enumerate": lambda ds: ds.enumerate().map(lambda number, x: x + 2 * number),
+    "scan": lambda ds: ds.scan(0, lambda total, x: (total + x, x + total % 3)),
+    "group_by_window": lambda ds: ds.group_by_window(
+        lambda x: x % 3, lambda key, window: window.shuffle(2), window_size=3
+    ),
+    "sample": lambda ds: Dataset.sample_from_datasets([ds, Dataset.range(5)], [0.7, 0.3]),
     "batch": lambda ds: ds.batch(3).map(lambda batch: batch.sum() if len(batch) > 1 else batch[0]),
     "unbatch": lambda ds: ds.batch(3).unbatch(),
     "zip": lambda ds: Dataset.zip(ds, Dataset.range(12).shuffle(3)).map(lambda x, y: x + 3 * y),

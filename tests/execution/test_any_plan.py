@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,7 +25,24 @@ def fails_at_three(x):
 
 
 def total(x):
-    return x.sum() if len(x) > 1 else x[0, 0]
+    return x.sum() if len(x) > 1 else x.flat[0] if x.size else np.int64(0)
+
+
+def grown(value, x):
+    value += fails_at_three(x)
+    return value, value
+
+
+def ragged(x):
+    return np.full(abs(int(x)) % 4, x)
+
+
+def reduced(key, window):
+    return window.map(fails_at_three).shuffle(2).take(5 - int(key))
+
+
+def width(key):
+    return int(key) + 1
 
 
 def numbers():
@@ -91,6 +109,32 @@ STEP = st.sampled_from(
         lambda ds: Dataset.zip(ds, Dataset.from_generator(with_gaps)).map(lambda a, b: a + b),
         lambda ds: ds.interleave(generated, cycle_length=3, block_length=2),
         lambda ds: ds.enumerate().map(lambda number, x: number + x),
+        lambda ds: ds.scan(0, lambda total, x: (total + x, fails_at_three(total + x))),
+        lambda ds: ds.scan(np.zeros(1, np.int64), grown).map(total),
+        lambda ds: ds.take_while(lambda x: x < 30),
+        lambda ds: ds.take_while(lambda x: fails_at_three(x) < 30),
+        lambda ds: ds.map(ragged).padded_batch(3).map(total),
+        lambda ds: ds.group_by_window(lambda x: x % 2, lambda key, w: w.shuffle(2), 3),
+        lambda ds: ds.group_by_window(lambda x: fails_at_three(x) % 3, reduced, None, width),
+        lambda ds: ds.bucket_by_sequence_length(
+            lambda x: x % 7, [2, 5], [2, 1, 3], no_padding=True
+        ).map(total),
+        lambda ds: (
+            ds.map(ragged)
+            .bucket_by_sequence_length(lambda x: fails_at_three(len(x)), [2], [2, 3])
+            .map(total)
+        ),
+        lambda ds: Dataset.sample_from_datasets([ds, Dataset.range(7)], [0.6, 0.4], seed=3),
+        lambda ds: Dataset.sample_from_datasets(
+            [ds, ds.map(fails_at_three), Dataset.range(5)], stop_on_empty_dataset=True
+        ),
+        lambda ds: Dataset.choose_from_datasets(
+            [ds, Dataset.range(9).map(fails_at_three)],
+            Dataset.range(30).map(lambda x: fails_at_three(x) % 2),
+            stop_on_empty_dataset=False,
+        ),
+        lambda ds: Dataset.choose_from_datasets([ds, ds], ds.map(lambda x: x % 2)),
+        lambda ds: Dataset.zip(ds, Dataset.random()).map(lambda x, y: x + y % 5),
         lambda ds: ds.batch(3).unbatch(),
         lambda ds: ds.map(fails_at_three).batch(3).unbatch(),
         lambda ds: ds.map(fails_at_three).batch(2, drop_remainder=True).batch(3).map(total),

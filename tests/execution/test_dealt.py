@@ -93,6 +93,9 @@ STEPS = st.sampled_from(
         lambda ds: ds.flat_map(lambda x: Dataset.range(int(x) % 5 + 1).shuffle(5)),
         lambda ds: ds.prefetch(2),
         lambda ds: ds.shuffle(4).cache(),
+        lambda ds: ds.scan(0, lambda total, x: (total + x, x)),
+        lambda ds: ds.group_by_window(lambda x: x % 3, lambda key, w: w.map(lambda x: x + 1), 2),
+        lambda ds: ds.map(lambda x: [x]).padded_batch(1).map(np.sum),
     ]
 )
 
@@ -112,7 +115,8 @@ def test_together_the_workers_read_what_one_process_reads(source, steps, batch, 
     plan = dataset.plan
     # An element that fails makes way for the next one in its batch, but only within a unit.
     if batch and not fails(plan):
-        batched = dataset.batch(batch).plan
+        joined = data.draw(st.sampled_from([Dataset.batch, Dataset.padded_batch]))
+        batched = joined(dataset, batch).plan
         # Only where a unit is a batch are batches the same; else each worker cuts its own.
         one = number_of_units(plan)
         if number_of_units(batched) < one or one == 0:
@@ -275,6 +279,39 @@ def test_a_plan_of_one_unit_begins_it_when_it_is_dealt():
 def test_units_that_a_step_above_does_not_want_are_passed_over():
     plan = Dataset.range(6).filter(lambda x: bool(x % 2)).take(2).repeat(2).plan
     assert read_dealt(plan, [(0, 6), (6, 12)]) == ["1", "3", "1", "3"]
+
+
+def test_units_are_whole_when_their_elements_have_left_the_windows():
+    plan = Dataset.range(40).group_by_window(lambda x: x % 2, lambda key, w: w.batch(5), 5).plan
+    waiting = iter([(10, 20), (0, 10), (20, 40)])
+    iterator = start(plan, seed=7, units=lambda: next(waiting, None))
+    held, windows = set(range(40)), []
+    try:
+        while (chunk := iterator.next_chunk(1)) is not None:
+            windows += [row.tolist() for row in chunk.rows()]
+            held -= set(windows[-1])
+            order = [*range(10, 20), *range(10), *range(20, 40)]
+            left = min(order.index(x) for x in held) if held else 40
+            assert units_done(chunk.state_at(1)) <= left
+    finally:
+        iterator.close()
+    assert sorted(x for window in windows for x in window) == list(range(40))
+    assert all(len({x % 2 for x in window}) == 1 for window in windows)
+
+
+@pytest.mark.parametrize(
+    "mixed",
+    [
+        Dataset.sample_from_datasets([Dataset.range(9), Dataset.range(20, 26)], seed=1),
+        Dataset.choose_from_datasets(
+            [Dataset.range(9), Dataset.range(20, 26)], Dataset.random(seed=2).map(lambda x: x % 2)
+        ),
+    ],
+)
+def test_a_plan_that_mixes_streams_is_one_unit(mixed):
+    assert number_of_units(mixed.plan) == 1
+    assert read_dealt(mixed.plan, [(0, 1)]) == read(start(mixed.plan, seed=7))
+    assert read_dealt(mixed.plan, []) == []
 
 
 def test_a_plan_of_zipped_streams_is_one_unit():

@@ -37,6 +37,23 @@ def shuffled(x: Any) -> Dataset:
     return Dataset.range(4).shuffle(4)
 
 
+def counted(state: Any, x: Any) -> Any:
+    n, (array, text) = state["n"], state["s"]
+    return {"n": n + x, "s": (array + n, text)}, (n, array)
+
+
+def ragged(x: Any) -> Any:
+    return np.full(int(x) % 5, x)
+
+
+def thirds(x: Any) -> Any:
+    return x % 3
+
+
+def shuffled_window(key: Any, window: Dataset) -> Dataset:
+    return window.shuffle(4).batch(2)
+
+
 def numbers() -> Any:
     yield from range(30)
 
@@ -74,6 +91,24 @@ PLANS: dict[str, Callable[[], Dataset]] = {
     "interleave": lambda: Dataset.range(20).interleave(several, cycle_length=3, block_length=2),
     "cache": lambda: seeded(Dataset.range(8).shuffle(8).cache().repeat(2)),
     "prefetch": lambda: Dataset.range(20).map(odd_or_half).prefetch(3),
+    "random": lambda: seeded(Dataset.random().take(12)),
+    "scan": lambda: Dataset.range(20).scan({"n": 0, "s": (np.zeros(2), b"s")}, counted),
+    "take_while": lambda: Dataset.range(20).take_while(lambda x: bool(x < 15)),
+    "padded_batch": lambda: Dataset.range(40).map(ragged).padded_batch(3, padding_values=-1),
+    "group_by_window": lambda: seeded(
+        Dataset.range(40).filter(even).group_by_window(thirds, shuffled_window, window_size=4)
+    ),
+    "buckets": lambda: (
+        Dataset.range(40).map(ragged).bucket_by_sequence_length(len, [2, 4], [3, 4, 2])
+    ),
+    "sample": lambda: seeded(
+        Dataset.sample_from_datasets([Dataset.range(4), Dataset.range(20, 39).filter(even)])
+    ),
+    "choose": lambda: Dataset.choose_from_datasets(
+        [Dataset.range(3), Dataset.range(20, 39)],
+        Dataset.range(30).filter(even).map(lambda x: x // 2 % 2),
+        stop_on_empty_dataset=False,
+    ),
 }
 
 

@@ -60,6 +60,11 @@ LENT = {
     "zip": lambda array: Dataset.zip(
         {"a": Dataset.from_tensor_slices(array), "b": Dataset.from_tensor_slices(array).skip(1)}
     ),
+    "padded batches": lambda array: Dataset.from_tensor_slices(array).padded_batch(2),
+    "sample": lambda array: Dataset.sample_from_datasets([Dataset.from_tensor_slices(array)]),
+    "rows beside numbers that are drawn": lambda array: Dataset.zip(
+        (Dataset.from_tensor_slices(array), Dataset.random())
+    ),
     "concatenate": lambda array: Dataset.from_tensor_slices(array).concatenate(
         Dataset.from_tensor_slices(array)
     ),

@@ -66,6 +66,17 @@ OUTER = {
     "concatenate": lambda ds: (
         ds.filter(kept).concatenate(ds.shuffle(3).map(odd_or_half).filter(kept)).shuffle(4)
     ),
+    "scan": lambda ds: ds.filter(kept).scan(0, lambda s, x: (s + x, x)).shuffle(4),
+    "take_while": lambda ds: ds.filter(kept).take_while(lambda x: bool(x < 900)).shuffle(4),
+    "padded batches": lambda ds: ds.filter(kept).padded_batch(1).shuffle(4),
+    "windows": lambda ds: ds.filter(kept).group_by_window(
+        lambda x: x % 2, lambda key, window: window.shuffle(2), window_size=1
+    ),
+    "buckets": lambda ds: (
+        ds.filter(kept)
+        .bucket_by_sequence_length(lambda x: x, [5], [1, 1], no_padding=True)
+        .shuffle(4)
+    ),
     "a map": lambda ds: ds.filter(kept).shuffle(4).map(odd_or_half),
     "a map of columns": lambda ds: ds.filter(lambda x: x % 3 != 1).shuffle(4).map(lambda x: x + 1),
     "a map with threads": lambda ds: (

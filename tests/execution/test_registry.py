@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import headrace.execution.build
 from headrace.execution.iterator import make_iterator
-from headrace.plan import batching, buffering, combining, elements, elementwise, options, ordering
+from headrace.plan import (
+    batching,
+    buffering,
+    choosing,
+    combining,
+    elements,
+    elementwise,
+    options,
+    ordering,
+    padding,
+    scanning,
+    windows,
+)
 from headrace.plan.node import Node
 
 #: Iterators that have grown files of their own, and whose part they are.
@@ -16,9 +28,15 @@ TWINS = {
 }
 
 
+ROOMS = [
+    *(batching, buffering, choosing, combining, elements, elementwise, options, ordering),
+    *(padding, scanning, windows),
+]
+
+
 def nodes() -> set[type[Node]]:
     found: set[type[Node]] = set()
-    for module in (batching, buffering, combining, elements, elementwise, options, ordering):
+    for module in ROOMS:
         kinds = {v for v in vars(module).values() if isinstance(v, type) and issubclass(v, Node)}
         found |= {kind for kind in kinds if kind is not Node}
     # The normal form has no options: they hold for the whole plan.

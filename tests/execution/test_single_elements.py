@@ -35,6 +35,22 @@ class Calls:
         self.count += 1
         return x % 2 == 1 if x >= 0 else False
 
+    def small(self, x):
+        self.count += 1
+        return x < 100 if x != 4 else 1 // 0
+
+    def number(self, x):
+        self.count += 1
+        return x % 2 if x % 5 else x % 3
+
+    def summed(self, total, x):
+        return total + x, total * self(x)
+
+    def written(self, value, x):
+        self.count += 1
+        value[x] = x
+        return value, x
+
 
 def generated(calls, stop=11):
     return Dataset.from_generator(lambda: calls.numbers(stop))
@@ -87,6 +103,38 @@ PIPELINES = {
     "repeat of a filter that keeps nothing": lambda c: (
         generated(c, 3).filter(lambda x: x > 5).repeat(2)
     ),
+    "scan": lambda c: generated(c).scan(0, lambda total, x: (total + x, (total, x))),
+    "scan that fails": lambda c: Dataset.range(30).scan(np.zeros(2), c.summed),
+    "scan of a large value": lambda c: generated(c, 40).scan(np.zeros(1 << 15), c.written),
+    "map of a scan of a filter": lambda c: (
+        Dataset.range(30).filter(c.odd).scan(0, c.summed).map(lambda x: x if x > 1 else -x)
+    ),
+    "take_while": lambda c: generated(c).take_while(lambda x: x < 7),
+    "take_while to the end": lambda c: generated(c).take_while(c.small),
+    "take_while over a map": lambda c: Dataset.range(30).map(c).take_while(c.small).take(9),
+    "sample": lambda c: Dataset.sample_from_datasets(
+        [generated(c), Dataset.range(9).map(c), Dataset.range(100, 107)], seed=3
+    ),
+    "sample that stops": lambda c: Dataset.sample_from_datasets(
+        [generated(c), generated(c, 5)], [0.7, 0.3], seed=3, stop_on_empty_dataset=True
+    ),
+    "sample with weights that are read": lambda c: Dataset.sample_from_datasets(
+        [generated(c), generated(c, 7)], Dataset.from_tensors([0.7, 0.3]).repeat(), seed=3
+    ),
+    "choose": lambda c: Dataset.choose_from_datasets(
+        [generated(c, 9), Dataset.range(9).map(c), Dataset.range(100, 107)],
+        Dataset.range(3).repeat(),
+    ),
+    "choose by a function": lambda c: Dataset.choose_from_datasets(
+        [generated(c, 9), Dataset.range(9).map(c)], Dataset.range(30).map(c.number)
+    ),
+    "enumerate of a sample of shuffles": lambda c: Dataset.sample_from_datasets(
+        [generated(c, 20).shuffle(4, seed=1), Dataset.range(20).filter(c.odd)], seed=2
+    ).enumerate(),
+    "group_by_window": lambda c: generated(c, 30).group_by_window(
+        lambda x: x % 3, lambda key, window: window.map(c), window_size=3
+    ),
+    "padded_batch": lambda c: generated(c, 30).padded_batch(4),
     "unbatch": lambda c: Dataset.range(12).map(c).batch(3).unbatch(),
     "map after unbatch": lambda c: Dataset.range(12).map(c).batch(3).unbatch().map(lambda x: x),
     "prefetch": lambda c: Dataset.range(40).map(c).prefetch(16),
@@ -152,6 +200,24 @@ def test_single_elements_are_those_of_chunks(name):
     want = by_chunks(started(name), 1)
     assert by_rows(started(name))[0] == want
     assert by_chunks(started(name), 4) == want
+
+
+@CASES
+def test_errors_of_single_elements_say_what_those_of_chunks_say(name):
+    def said(ask, iterator):
+        found = []
+        while True:
+            try:
+                if ask(iterator) is None:
+                    return found
+            except Exception as error:
+                found.append((str(error), getattr(error, "position", None)))
+
+    def all_singly(iterator):
+        singles = iterator.singles()
+        return None if singles is None else list(singles[0])
+
+    assert said(all_singly, started(name)) == said(lambda it: it.next_chunk(1), started(name))
 
 
 @CASES

@@ -59,6 +59,27 @@ def values_and_errors(dataset):
         lambda fn: Dataset.range(5000).flat_map(lambda x: Dataset.range(1).map(lambda y: fn(x))),
         lambda fn: Dataset.range(1).concatenate(Dataset.range(5000).map(fn)).skip(1),
         lambda fn: Dataset.range(50).batch(5).map(lambda b: (fn(b[0]), b)[1]).repeat(),
+        lambda fn: Dataset.range(5000).scan(0, lambda s, x: (s, fn(x))),
+        lambda fn: Dataset.range(5000).map(fn).scan(0, lambda s, x: (s, x)),
+        lambda fn: Dataset.range(5000).take_while(lambda x: fn(x) >= 0),
+        lambda fn: Dataset.range(5000).map(fn).take_while(lambda x: x >= 0),
+        lambda fn: Dataset.range(5000).map(fn).padded_batch(1),
+        lambda fn: Dataset.range(5000).map(fn).group_by_window(lambda x: x, lambda k, w: w, 1),
+        lambda fn: Dataset.range(5000).group_by_window(fn, lambda k, w: w, 1),
+        lambda fn: (
+            Dataset.range(1)
+            .repeat(5000)
+            .group_by_window(abs, lambda k, w: w.map(fn).concatenate(w.map(fn)), 1)
+        ),
+        lambda fn: (
+            Dataset.range(1, 5000)
+            .map(fn)
+            .bucket_by_sequence_length(lambda x: x, [7], [1, 1], no_padding=True)
+        ),
+        lambda fn: Dataset.sample_from_datasets([Dataset.range(5000).map(fn)] * 2),
+        lambda fn: Dataset.choose_from_datasets(
+            [Dataset.range(5000)], Dataset.range(1).repeat().map(fn)
+        ),
     ],
 )
 def test_a_thousand_elements_cost_a_thousand_calls(make):

@@ -147,6 +147,18 @@ GOLDEN = [
     ["TFRecordSource", "293257f93fd9be9a"],
     ["GeneratorSource", "38b806127dd1a280"],
     ["Folder", "bb44ae141a3cf473"],
+    ["RandomSource", "95cf9113b4ed3c96"],
+    ["scan", "2a3fa49ea43f16a3"],
+    ["take_while", "2a0bffec6a7f12fa"],
+    ["group_by_window", "b029c86e1b90bb85"],
+    ["bucket_by_sequence_length", "57240d9e6a8b592f"],
+    ["padded_batch", "e6b716a2936d5065"],
+    ["RangeSource", "cf0a13e2b7979210"],
+    ["RangeSource", "cf0a13e2b7979210"],
+    ["sample_from_datasets", "df0b5502c62ca33c"],
+    ["RangeSource", "cf0a13e2b7979210"],
+    ["RandomSource", "b18d80f942506486"],
+    ["choose_from_datasets", "959bf16a7bb4ae71"],
 ]
 
 
@@ -156,7 +168,17 @@ def test_entries_are_a_format():
     entries += [entry[:2] for entry in identity(both.plan)]
     names = hr.TFRecordDataset(["a", "b"], compression_type="GZIP")
     made = Dataset.from_generator(double, args=(1, 2.5, [np.zeros(3)]), output_signature=SIGNATURE)
-    for dataset in (names, made, Dataset.from_source(Folder(4))):
+    gathered = (
+        Dataset.random(seed=3)
+        .scan({"n": 0, "x": np.zeros(2)}, double)
+        .take_while(triple)
+        .group_by_window(double, inner, window_size_func=triple)
+        .bucket_by_sequence_length(len, [3, 9], [4, 2, 1], {"x": [None, 4]}, {"x": -1.5})
+        .padded_batch(3, ([-1], []), (b"-", None))
+    )
+    mixed = Dataset.sample_from_datasets([base(), base()], [0.25, 0.75], seed=4)
+    chosen = Dataset.choose_from_datasets([mixed, base()], Dataset.random())
+    for dataset in (names, made, Dataset.from_source(Folder(4)), gathered, chosen):
         entries += [entry[:2] for entry in identity(dataset.plan)]
     assert entries == GOLDEN
 
@@ -297,6 +319,51 @@ DIFFERENT = {
             base().map(double, 4),
         ),
         "map .*: deterministic was False",
+    ),
+    "seed of random numbers": (
+        lambda: (Dataset.random(seed=1), Dataset.random(seed=2)),
+        "RandomSource .*: seed was 1, is 2",
+    ),
+    "first value of a scan": (
+        lambda: (base().scan(0, triple), base().scan(0.5, triple)),
+        "scan .*: initial_state was 0, is 0.5",
+    ),
+    "padding": (
+        lambda: (base().padded_batch(2, [3]), base().padded_batch(2, [4])),
+        r"padded_batch .*: padded_shapes was \(3,\), is \(4,\)",
+    ),
+    "padding value": (
+        lambda: (base().padded_batch(2, None, np.int8(1)), base().padded_batch(2, None, 2)),
+        "padded_batch .*: padding_values was 1, is 2",
+    ),
+    "window size": (
+        lambda: tuple(base().group_by_window(double, inner, size) for size in (3, 4)),
+        "group_by_window .*: window_size was 3, is 4",
+    ),
+    "key function": (
+        lambda: tuple(base().group_by_window(key, inner, 3) for key in (double, triple)),
+        "group_by_window .*: key_func was double, is triple",
+    ),
+    "boundaries": (
+        lambda: (
+            base().bucket_by_sequence_length(double, [3], [1, 2]),
+            base().bucket_by_sequence_length(double, [4], [1, 2]),
+        ),
+        r"bucket_by_sequence_length .*: bucket_boundaries was \(3,\), is \(4,\)",
+    ),
+    "weights": (
+        lambda: (
+            Dataset.sample_from_datasets([base(), base()], [1, 2]),
+            Dataset.sample_from_datasets([base(), base()], [1, 3]),
+        ),
+        r"sample_from_datasets .*: weights was \(1.0, 2.0\), is \(1.0, 3.0\)",
+    ),
+    "end of a choice": (
+        lambda: (
+            Dataset.choose_from_datasets([base(), base()], base()),
+            Dataset.choose_from_datasets([base(), base()], base(), stop_on_empty_dataset=False),
+        ),
+        "choose_from_datasets .*: stop_on_empty_dataset was True, is False",
     ),
     "cache file": (
         lambda: (base().cache("a"), base().cache("b")),

@@ -34,6 +34,8 @@ def lent(dataset) -> list[bool]:
         lambda ds: ds.cache(),
         lambda ds: ds.cache().shuffle(2).repeat().batch(2).unbatch().take(3).skip(1).shard(2, 0),
         lambda ds: ds.cache().enumerate(),
+        lambda ds: ds.padded_batch(2).prefetch(2),
+        lambda ds: Dataset.sample_from_datasets([ds.cache()]),
     ],
 )
 def test_what_is_only_passed_on_is_lent(step):
@@ -46,6 +48,10 @@ def test_what_is_only_passed_on_is_lent(step):
         lambda ds: ds.map(lambda x: x),
         lambda ds: ds.batch(2).map(lambda x: x).prefetch(2),
         lambda ds: ds.filter(lambda x: True),
+        lambda ds: ds.take_while(lambda x: True),
+        lambda ds: ds.scan(0, lambda value, x: (value, x)),
+        lambda ds: ds.bucket_by_sequence_length(len, [], [2]),
+        lambda ds: ds.group_by_window(lambda x: 0, lambda key, w: w.batch(2), window_size=2),
         lambda ds: ds.flat_map(Dataset.from_tensors),
         lambda ds: ds.interleave(Dataset.from_tensors).batch(2),
     ],
@@ -58,6 +64,7 @@ def test_of_two_inputs_each_is_lent_by_itself():
     mapped = rows().map(lambda x: x)
     assert lent(Dataset.zip(rows().cache(), mapped)) == [True, False]
     assert lent(rows().cache().concatenate(mapped)) == [True, False]
+    assert lent(Dataset.sample_from_datasets([rows(), mapped])) == [True, False]
 
 
 def test_a_step_that_stands_in_two_places_is_lent_only_if_it_may_be_in_both():

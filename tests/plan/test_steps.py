@@ -24,6 +24,11 @@ def steps() -> dict[str, Node]:
         numbers.map(keep, num_parallel_calls=2).filter(bool).shuffle(4).cache().prefetch(2),
         numbers.repeat(3).take(20).skip(1).shard(2, 0).enumerate().batch(2).unbatch(),
         numbers.flat_map(Dataset.range).concatenate(Dataset.from_generator(lambda: [1])),
+        numbers.scan(0, lambda total, x: (total, x)).take_while(bool).padded_batch(2),
+        numbers.group_by_window(keep, lambda key, window: window, 2),
+        numbers.bucket_by_sequence_length(keep, [3], [2, 2]),
+        Dataset.sample_from_datasets([numbers, numbers]),
+        Dataset.choose_from_datasets([numbers, numbers], numbers),
     ).with_options(hr.Options(seed=1))
     plans = (whole.plan, normalize(whole.plan).plan)
     return {node.kind: node for plan in plans for node in walk(plan)}
@@ -54,7 +59,7 @@ def test_what_makes_one_element_of_each_keeps_their_number(kind):
 @pytest.mark.parametrize("kind", STEPS)
 def test_units_pass_through_what_keeps_the_number_and_grow_in_batches(kind):
     step = STEPS[kind]
-    below = {"batch": 6}.get(kind, 3 if step.keeps_count else None)
+    below = {"batch": 6, "padded_batch": 6}.get(kind, 3 if step.keeps_count else None)
     assert step.unit_below(3) == below
 
 

@@ -20,14 +20,22 @@ from headrace.element.transpose import map_leaves
 from headrace.execution.shuffle_order import Draws
 from headrace.plan.batching import Batch, Unbatch
 from headrace.plan.buffering import Cache, Prefetch
+from headrace.plan.choosing import Choose, Sample
 from headrace.plan.combining import Concatenate, Interleave, Zip
+from headrace.plan.drawn_source import draws
 from headrace.plan.elements import FromSource
-from headrace.plan.elementwise import Filter, Map
+from headrace.plan.elementwise import Filter, Map, TakeWhile
 from headrace.plan.fixed_order import fixed_seeds, with_fixed_seeds
 from headrace.plan.node import Node
 from headrace.plan.options import WithOptions
 from headrace.plan.ordering import Enumerate, Repeat, Shard, Shuffle, Skip, Take
+from headrace.plan.padding import PaddedBatch
+from headrace.plan.random_words import key_of, words_at
+from headrace.plan.scanning import Scan
 from headrace.plan.source import INFINITE
+from headrace.plan.windows import BucketBySequenceLength, GroupByWindow
+from headrace.sources.held_rows import HeldRowsSource
+from headrace.sources.random_numbers import RandomSource
 
 _MASK = (1 << 64) - 1
 
@@ -79,7 +87,7 @@ class _Reading:
             return
         for place, input_ in enumerate(node.inputs):
             self._number(input_, (*path, place))
-        if isinstance(node, Shuffle | Interleave):
+        if isinstance(node, Shuffle | Interleave | GroupByWindow | Sample) or draws(node):
             self.numbers[path] = self._drawing
             self._drawing += 1
         if isinstance(node, Cache):
@@ -92,8 +100,35 @@ class _Reading:
             return self.of(node.inputs[place], (*passes, *more), (*path, place))
 
         match node:
+            case FromSource(source=RandomSource(seed=seed)):
+                unseeded = [4, self.seed & _MASK, len(self.outer) + 1, *self.outer]
+                if seed is None:
+                    key = key_of([*unseeded, self.numbers[path], *passes[:1]])
+                else:
+                    key = key_of([5, seed & _MASK])
+                for n in itertools.count():
+                    yield np.int64(words_at(key, [n])[0] >> np.uint64(32))
             case FromSource(source=source):
                 yield from _read_source(source)
+            case Scan(initial_state=value, fn=fn):
+                for x in read(0):
+                    value, made = normalize(fn(value, x))
+                    yield made
+            case TakeWhile(predicate=predicate):
+                yield from itertools.takewhile(lambda x: _call(predicate, x), read(0))
+            case GroupByWindow() | BucketBySequenceLength():
+                yield from self._gathered(node, read(0))
+            case Sample():
+                chosen = self._drawn(node, passes, self.numbers.get(path))
+                yield from _chosen(node, [read(n) for n in range(len(node.inputs))], chosen)
+            case Choose(datasets=datasets):
+                choices = read(len(datasets))
+                inputs = [read(n) for n in range(len(datasets))]
+                yield from _chosen(node, inputs, lambda ended, step: next(choices, None))
+            case PaddedBatch(size=size):
+                rest = read(0)
+                while len(batch := list(itertools.islice(rest, size))) == size:
+                    yield _stack(batch)  # of elements that are alike
             case Map(fn=fn):
                 for x in read(0):
                     yield normalize(_call(fn, x))
@@ -153,6 +188,50 @@ class _Reading:
             held[slot] = x
         yield from (held[slot] for slot in draws.last_order(len(held)))
 
+    def _gathered(self, node: Any, input_: Iterator[Any]) -> Iterator[Any]:
+        """Yield what becomes of windows; buckets are those of the tests: whole, without padding."""
+        held: dict[int, list[Any]] = {}
+        for x in input_:
+            if isinstance(node, BucketBySequenceLength):
+                length = _call(node.element_length_func, x)
+                key = sum(length >= boundary for boundary in node.bucket_boundaries)
+                size = node.bucket_batch_sizes[key]
+            else:
+                key, size = int(_call(node.key_func, x)), node.window_size
+            held.setdefault(key, []).append(x)
+            if len(held[key]) == size:
+                yield from self._of_window(node, key, held.pop(key))
+        if isinstance(node, GroupByWindow):
+            for key, window in held.items():
+                yield from self._of_window(node, key, window)
+
+    def _of_window(self, node: Any, key: int, window: list[Any]) -> Iterator[Any]:
+        if isinstance(node, BucketBySequenceLength):
+            return iter([_stack(window)])
+        dataset = node.make_dataset(FromSource(source=HeldRowsSource(window)))
+        return elements(node.reduce_func(np.int64(key), dataset).plan, seed=self.seed)
+
+    def _drawn(self, node: Sample, passes: tuple[int, ...], number: int | None) -> Any:
+        is_same = node.is_same_in_each_pass
+        path = (*self.outer, number)
+        entropy = [2, self.seed & _MASK, len(path), *path, *passes]
+        if node.seed is not None:
+            entropy = [6, node.seed & _MASK, *(() if is_same else passes)]
+        elif is_same:
+            entropy = [3, node.drawn_seed & _MASK]
+
+        def chosen(ended: set[int], step: int) -> int | None:
+            given = node.weights or (1.0,) * len(node.datasets)
+            weights = [0.0 if n in ended else w for n, w in enumerate(given)]
+            if not any(weights):
+                return None
+            word = words_at(key_of([*entropy, len(ended)]), [step])[0]
+            drawn = float(word >> np.uint64(11)) * 2.0**-53
+            ends = np.cumsum(weights) / sum(weights)
+            return next(n for n, end in enumerate(ends) if drawn < end)
+
+        return chosen
+
     def _interleaved(self, node: Interleave, outer: Iterator[Any]) -> Iterator[Any]:
         # Nested plans that draw without a seed need the place of the outer element: not here.
         slots: list[Iterator[Any] | None] = [None] * node.cycle_length
@@ -173,6 +252,20 @@ class _Reading:
                 if len(block) < node.block_length:
                     slots[current] = None
             current = (current + 1) % len(slots)
+
+
+def _chosen(node: Any, inputs: list[Iterator[Any]], choose: Any) -> Iterator[Any]:
+    ended: set[int] = set()
+    step = 0
+    while len(ended) < len(inputs) and (choice := choose(ended, step)) is not None:
+        for x in itertools.islice(inputs[choice], 1):
+            yield x
+            step += 1
+            break
+        else:
+            if node.stop_on_empty_dataset:
+                return
+            ended.add(int(choice))
 
 
 def _read_source(source: Any) -> Iterator[Any]:

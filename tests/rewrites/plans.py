@@ -42,6 +42,29 @@ STEPS: dict[str, Callable[[Any, Callable[[Any], Any]], Any]] = {
         ds, Dataset.range(draw(st.sampled_from([30, 9, 3, 0]))).shuffle(2)
     ),
     "with itself": lambda ds, draw: Dataset.zip({"a": ds, "b": ds}),
+    "scan": lambda ds, draw: ds.scan(draw(SMALL), lambda s, x: (s + total(x), (s, x))),
+    "take_while": lambda ds, draw: ds.take_while(lambda *x: total(*x) < 60),
+    "windows": lambda ds, draw: ds.group_by_window(
+        lambda *x: total(*x) % 3,
+        lambda key, window: window.shuffle(2, 1, False).concatenate(window.skip(2)),
+        window_size=draw(COUNT),
+    ),
+    "buckets": lambda ds, draw: ds.bucket_by_sequence_length(
+        lambda *x: total(*x), [4, 20], [2, 1, 3], no_padding=True, drop_remainder=True
+    ).unbatch(),
+    "sample": lambda ds, draw: Dataset.sample_from_datasets(
+        [ds, ds.take(3)],
+        draw(st.sampled_from([None, [0.2, 0.8], [1, 0]])),
+        draw(SEED),
+        draw(st.booleans()),
+        draw(st.sampled_from([None, False, True])),
+    ),
+    "choose": lambda ds, draw: Dataset.choose_from_datasets(
+        [ds, ds.skip(2)],
+        Dataset.random(draw(SEED)).take(30).map(lambda x: x % 2),
+        draw(st.booleans()),
+    ),
+    "random": lambda ds, draw: Dataset.zip(ds, Dataset.random(draw(SEED))),
     "flat_map": lambda ds, draw: ds.flat_map(lambda *x: Dataset.range(int(total(*x)) % 3)),
     "interleave": lambda ds, draw: ds.interleave(
         lambda *x: Dataset.range(int(total(*x)) % 4).map(lambda y: y + 1),
@@ -52,6 +75,7 @@ STEPS: dict[str, Callable[[Any, Callable[[Any], Any]], Any]] = {
 #: Steps that make elements of another shape: right only for some.
 BATCHES = {
     "batch": lambda ds, draw: ds.batch(draw(COUNT), drop_remainder=True),
+    "padded_batch": lambda ds, draw: ds.padded_batch(draw(COUNT), drop_remainder=True),
     "batch and unbatch": lambda ds, draw: ds.batch(draw(COUNT)).unbatch(),
 }
 

@@ -8,6 +8,7 @@ from hypothesis import given
 
 import headrace as hr
 from headrace.element.spec import ArraySpec
+from headrace.plan.drawn_source import DrawnSource, draws
 from headrace.plan.elements import FromSource, Gather, Indices, Read
 from headrace.plan.options import Options, WithOptions
 from headrace.plan.source import Source
@@ -230,6 +231,9 @@ def test_a_normal_form_says_the_same_as_the_plan_and_is_its_own(dataset):
     assert len({id(node) for node in found}) == len(found)
     assert not any(isinstance(node, FromSource | WithOptions) for node in found)
     drawing = {node.number for node in found if node.draws}
+    for node in filter(draws, found):
+        members = getattr(node.source, "members", [node.source])
+        drawing |= {m.number for m in members if isinstance(m, DrawnSource) and not m.is_decided}
     assert drawing == set(range(len(drawing)))
 
 

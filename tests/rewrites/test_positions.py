@@ -13,6 +13,7 @@ from headrace.plan.batching import Batch
 from headrace.plan.combining import Concatenate
 from headrace.plan.index_part import is_index_part, leaves
 from headrace.plan.ordering import Repeat
+from headrace.plan.padding import PaddedBatch
 from headrace.plan.source import INFINITE, Source
 from headrace.plan.traverse import cardinality, walk
 from headrace.rewrites.normal import normalize
@@ -70,6 +71,41 @@ def test_a_batch_above_a_filter_takes_no_part_in_dealing():
     assert deal(Dataset.range(10).filter(some).batch(4)).locate(3, 4) == [(0, (), 3, 4)]
     below = deal(Dataset.range(10).map(keep).batch(4).filter(lambda x: True).batch(9))
     assert below.locate(1, 2) == [(0, (), 4, 8)]
+
+
+def test_a_padded_batch_over_what_keeps_the_count_is_one_unit():
+    padded = deal(Dataset.range(10).shuffle(3).map(keep).padded_batch(4))
+    assert padded.locate(0, 3) == [(0, (), 0, 10)]
+    assert padded.locate(1, 2) == [(0, (), 4, 8)]
+    summed = Dataset.range(10).map(keep).scan(0, lambda total, x: (total, x))
+    assert deal(summed.padded_batch(4)).locate(2, 3) == [(0, (), 8, 10)]
+    assert deal(summed).size == 10
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda ds: ds.take_while(some),
+        lambda ds: ds.group_by_window(int, lambda key, window: window, 3),
+        lambda ds: ds.bucket_by_sequence_length(len, [3], [2, 2]),
+    ],
+)
+def test_what_ends_or_gathers_takes_no_part_in_dealing(step):
+    assert deal(step(Dataset.range(10).map(keep))).locate(3, 5) == [(0, (), 3, 5)]
+    assert deal(step(Dataset.range(10).map(keep)).padded_batch(4)).size == 10
+    assert deal(step(Dataset.range(10).map(keep).batch(2))).locate(3, 4) == [(0, (), 6, 8)]
+
+
+@pytest.mark.parametrize(
+    "mixed",
+    [
+        Dataset.sample_from_datasets([Dataset.range(5), Dataset.range(7)]),
+        Dataset.choose_from_datasets([Dataset.range(5)] * 2, Dataset.range(2).repeat()),
+    ],
+)
+def test_what_is_mixed_of_several_is_one_unit(mixed):
+    assert deal(mixed).whole
+    assert deal(mixed.map(keep).batch(3).repeat()).size == 1
 
 
 def test_passes_over_what_is_no_index_part_are_counted():
@@ -190,7 +226,7 @@ def units_of(plan, numbers):
     inputs = [units_of(node, numbers) for node in plan.inputs]
     units, is_whole = inputs[0]
     match plan:
-        case Batch(size=size):
+        case Batch(size=size) | PaddedBatch(size=size):
             if is_whole:
                 groups = [units[i : i + size] for i in range(0, len(units), size)]
                 units = [[place for unit in group for place in unit] for group in groups]

@@ -143,3 +143,36 @@ def test_a_generator_is_run_by_one_of_the_workers(cluster: LocalCluster) -> None
     cluster.add_worker()
     generated = hr.Dataset.from_generator(lambda: iter(range(30)))
     assert numbers(dynamic(cluster, generated)) == list(range(30))
+
+
+def test_windows_are_gathered_on_each_worker_and_datasets_in_them_are_whole(
+    cluster: LocalCluster,
+) -> None:
+    cluster.add_worker()
+
+    def numbered(key: Any, window: hr.Dataset) -> hr.Dataset:
+        return hr.Dataset.zip(window, Range(100)).map(lambda x, number: x * 10 + number)
+
+    dataset = Range(60).group_by_window(lambda x: x % 3, numbered, window_size=4)
+    got = numbers(dynamic(cluster, dataset))
+    assert sorted(x // 10 for x in got) == list(range(60))
+    assert {x % 10 for x in got} == {0, 1, 2, 3}
+
+
+def test_random_numbers_beside_data_are_those_of_one_process(cluster: LocalCluster) -> None:
+    cluster.add_worker()
+    pairs = hr.Dataset.zip(Range(50), hr.Dataset.random(seed=3)).map(lambda x, r: x * 2**32 + r)
+    assert sorted(numbers(dynamic(cluster, pairs))) == numbers(pairs)
+
+
+def test_padded_batches_over_rows_are_those_of_one_process(cluster: LocalCluster) -> None:
+    cluster.add_worker()
+    batches = Range(30).map(lambda n: [n] * (int(n) % 5 + 1)).padded_batch(4)
+    got = sorted(batch.tolist() for batch in dynamic(cluster, batches))
+    assert got == sorted(batch.tolist() for batch in batches)
+
+
+def test_a_mixture_is_read_by_one_worker_in_its_order(cluster: LocalCluster) -> None:
+    cluster.add_worker()
+    mixed = hr.Dataset.sample_from_datasets([Range(20), Range(100, 130)], [0.3, 0.7], seed=5)
+    assert numbers(dynamic(cluster, mixed)) == numbers(mixed)

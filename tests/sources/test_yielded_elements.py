@@ -22,6 +22,11 @@ def into_buffer(x: Any) -> Any:
     return np.add(x, 1, out=BUFFER)
 
 
+def running(total: Any, x: Any) -> Any:
+    total += x
+    return total, {"total": total, "row": x}
+
+
 def reusing() -> Any:
     for index in range(10):
         BUFFER[:] = index
@@ -53,6 +58,29 @@ PIPELINES: dict[str, Callable[[], Any]] = {
     ),
     "arithmetic, twice": lambda: Dataset.range(10).map(lambda x: (x, x + 1, x)).batch(4),
     "parallel": lambda: Dataset.from_tensor_slices(TABLE).map(lambda x: (x, x), 2),
+    "scanned": lambda: Dataset.from_tensor_slices(TABLE).scan(np.zeros(4), running),
+    "scanned, its own state": lambda: Dataset.range(6).scan(BUFFER, lambda s, x: (s, (s, s))),
+    "padded": lambda: Dataset.from_tensor_slices(TABLE).padded_batch(3),
+    "padded rows": lambda: (
+        Dataset.range(10).map(lambda i: TABLE[int(i)][: int(i) % 4]).padded_batch(3)
+    ),
+    "windows": lambda: Dataset.from_tensor_slices(TABLE).group_by_window(
+        lambda x: int(x[0]) % 8, lambda key, window: window.repeat(2), window_size=3
+    ),
+    "windows of a buffer": lambda: Dataset.from_generator(reusing).group_by_window(
+        lambda x: x["i"] % 2, lambda key, window: window.cache(), window_size=3
+    ),
+    "buckets of single rows": lambda: Dataset.from_tensor_slices(TABLE).bucket_by_sequence_length(
+        len, [2], [1, 1], no_padding=True
+    ),
+    "sampled": lambda: Dataset.sample_from_datasets(
+        [Dataset.from_tensor_slices(TABLE), Dataset.from_tensors(TABLE[0]).repeat(5)], seed=1
+    ),
+    "chosen": lambda: Dataset.choose_from_datasets(
+        [Dataset.from_generator(reusing), Dataset.from_generator(reusing)],
+        Dataset.range(2).repeat(9),
+    ),
+    "random": lambda: Dataset.random(seed=1).take(9).batch(4),
     "cached": lambda: Dataset.from_tensor_slices(TABLE).cache().repeat(2),
     "zipped": lambda: Dataset.zip(
         Dataset.from_tensor_slices(TABLE), Dataset.from_tensors(TABLE).repeat(4)

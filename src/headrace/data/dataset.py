@@ -1,6 +1,7 @@
 """The Dataset: a plan with methods. Each method makes a node; the checks are the nodes' own.
 
-Those that make a dataset out of something else are in `data/sources.py`.
+Those that make a dataset out of something else are in `data/sources.py`, out of several in
+`data/choosing.py`, and those that gather elements in `data/windows.py`.
 """
 
 from __future__ import annotations
@@ -8,23 +9,26 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from headrace.data.absent import no_such_method
+from headrace.data.choosing import Choosing
 from headrace.data.inference import infer_spec
 from headrace.data.iterator import DatasetIterator
 from headrace.data.saving import save_dataset
 from headrace.data.sources import Sources
+from headrace.data.windows import Windows
 from headrace.element.spec import Spec
 from headrace.element.structure import flatten
 from headrace.plan import traverse
 from headrace.plan.batching import Batch, Unbatch
 from headrace.plan.buffering import Cache, Prefetch
 from headrace.plan.combining import DEFAULT_CYCLE_LENGTH, Concatenate, Interleave, Zip
-from headrace.plan.elementwise import Filter, Map
+from headrace.plan.elementwise import Filter, Map, TakeWhile
 from headrace.plan.node import AUTOTUNE, Node, call_site
 from headrace.plan.options import Options, WithOptions
 from headrace.plan.ordering import Enumerate, Repeat, Shard, Shuffle, Skip, Take
+from headrace.plan.scanning import Scan
 from headrace.plan.source import INFINITE, UNKNOWN
 from headrace.rewrites.explain import explain
 from headrace.storage.names import FileName
@@ -32,7 +36,7 @@ from headrace.storage.names import FileName
 __all__ = ["Dataset"]
 
 
-class Dataset(Sources):
+class Dataset(Sources, Choosing, Windows):
     """Elements in a fixed order, to be read any number of times.
 
     An element is an array, a NumPy scalar, `bytes` or `str`, or a dict, tuple, namedtuple or
@@ -54,9 +58,9 @@ class Dataset(Sources):
         """What the dataset does, as a value."""
         return self._plan
 
-    def _then(self, step: Callable[..., Node], **arguments: Any) -> Dataset:
+    def _then(self, step: Callable[..., Node], **arguments: Any) -> Self:
         """Return a dataset with one step more."""
-        return Dataset(step(input=self._plan, location=call_site(), **arguments))
+        return type(self)(step(input=self._plan, location=call_site(), **arguments))
 
     @staticmethod
     def zip(*datasets: Any) -> Dataset:
@@ -95,6 +99,31 @@ class Dataset(Sources):
     def filter(self, predicate: Callable[..., Any]) -> Dataset:
         """Keep the elements for which `predicate(element)` is true."""
         return self._then(Filter, predicate=predicate)
+
+    def take_while(self, predicate: Callable[..., Any]) -> Dataset:
+        """Yield the elements before the first for which `predicate(element)` is false.
+
+        >>> import headrace as hr
+        >>> [int(x) for x in hr.Dataset.counter().take_while(lambda x: x * x < 20)]
+        [0, 1, 2, 3, 4]
+        """
+        return self._then(TakeWhile, predicate=predicate)
+
+    def scan(self, initial_state: Any, scan_func: Callable[..., Any]) -> Dataset:
+        """Replace each element by the second part of what `scan_func(state, element)` returns.
+
+        >>> import headrace as hr
+        >>> sums = hr.Dataset.range(1, 6).scan(0, lambda total, x: (total + x, total + x))
+        >>> [int(x) for x in sums]
+        [1, 3, 6, 10, 15]
+
+        Args:
+            initial_state: What the function gets with the first element: any element.
+            scan_func: Called with the state and the element (a tuple is one argument); returns
+                `(new_state, output_element)`. An element for which it fails leaves the state as it
+                was. Saved states of an iterator hold the state, so keep it small.
+        """
+        return self._then(Scan, initial_state=initial_state, fn=scan_func)
 
     def batch(
         self,

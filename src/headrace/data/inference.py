@@ -14,7 +14,9 @@ from headrace.plan.buffering import Cache, Prefetch
 from headrace.plan.elementwise import Map
 from headrace.plan.node import Node
 from headrace.plan.ordering import Enumerate, Repeat, Shuffle
+from headrace.plan.padding import PaddedBatch
 from headrace.plan.traverse import element_spec, transform
+from headrace.plan.windows import BucketBySequenceLength, GroupByWindow
 from headrace.rewrites.optimize import prepare
 
 __all__ = ["infer_spec"]
@@ -65,6 +67,14 @@ def _with_few_calls(node: Node) -> Node:
         case Batch():
             # With a number beside it, an element that is a tuple is passed as it is.
             return Map(input=Enumerate(input=node.input), fn=_Alike(node.size))
+        case PaddedBatch():
+            return Map(input=Enumerate(input=node.input), fn=_AlikeAndPadded(node))
+        case GroupByWindow():
+            return node.with_parameters(window_size=1, window_size_func=None)
+        case BucketBySequenceLength():
+            return node.with_parameters(
+                bucket_batch_sizes=(1,) * len(node.bucket_batch_sizes), drop_remainder=False
+            )
         case Map(num_parallel_calls=int()):
             return Map(input=node.input, fn=node.fn, location=node.location)
     return node
@@ -78,3 +88,13 @@ class _Alike:
 
     def __call__(self, number: Any, element: Any) -> Any:
         return stack([element] * self.size)
+
+
+@dataclass(frozen=True)
+class _AlikeAndPadded:
+    """Makes a padded batch of one element."""
+
+    node: PaddedBatch
+
+    def __call__(self, number: Any, element: Any) -> Any:
+        return self.node.padding.stack([element] * self.node.size)

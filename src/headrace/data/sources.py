@@ -18,6 +18,7 @@ from headrace.plan.source import Source, checked_source
 from headrace.sources.files import FileNamesSource
 from headrace.sources.generator import GeneratorSource
 from headrace.sources.memory import RangeSource, SlicesSource, TensorsSource
+from headrace.sources.random_numbers import RandomSource
 from headrace.storage.names import FileName
 
 __all__ = ["Sources"]
@@ -39,6 +40,30 @@ class Sources:
     def range(cls, *args: int, output_type: Any = np.int64) -> Self:
         """Return the numbers of `range(*args)`, as scalars of `output_type`."""
         return cls.from_source(RangeSource(*_range_bounds(args), dtype=output_type))
+
+    @classmethod
+    def counter(cls, start: int = 0, step: int = 1) -> Self:
+        """Return the numbers `start`, `start + step`, ... without end.
+
+        >>> import headrace as hr
+        >>> [int(x) for x in hr.Dataset.counter(5, step=2).take(3)]
+        [5, 7, 9]
+        """
+        return cls.from_source(RangeSource(_bound("start", start), None, _bound("step", step)))
+
+    @classmethod
+    def random(cls, seed: int | None = None) -> Self:
+        """Return random int64 numbers from 0 to 2**32 - 1, without end.
+
+        >>> import headrace as hr
+        >>> list(hr.Dataset.random(seed=4).take(3)) == list(hr.Dataset.random(seed=4).take(3))
+        True
+
+        Args:
+            seed: Seed of the numbers, which are the same in each pass then; None: others in each
+                iteration over the dataset. They are the same in each pass of a `repeat` within.
+        """
+        return cls.from_source(RandomSource(seed))
 
     @classmethod
     def from_tensors(cls, x: Any) -> Self:

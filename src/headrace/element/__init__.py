@@ -7,6 +7,7 @@
 * `description`: structures and dtypes as plain values that travel.
 * `spec`: the shapes and dtypes of an element's components.
 * `stack`: elements to one stacked element and back.
+* `pad`: the same for elements of several shapes.
 * `chunk`: n elements, as rows or as columns; what flows between stages.
 * `wire`: a chunk as a header and raw buffers.
 * `frame_file`: chunks in a file, found again by number.

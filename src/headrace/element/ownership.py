@@ -37,7 +37,7 @@ from headrace.element.structure import (
 )
 from headrace.errors import InvalidElementError, describe_error
 
-__all__ = ["owned", "separated"]
+__all__ = ["copied", "owned", "separated"]
 
 _getrefcount: Callable[[object], int] = getattr(sys, "getrefcount", lambda value: 0)
 _ndarray = np.ndarray
@@ -79,7 +79,7 @@ def owned(value: Any) -> Element:
         try:
             return _NUMBERS[cls](value)
         except OverflowError:
-            return _copied(normalize(value))  # an int that int64 does not hold
+            return copied(normalize(value))  # an int that int64 does not hold
     # The common cases stay in this frame: a flat dict or tuple of what is (nearly) normal already.
     key = item = None
     if cls is dict:
@@ -126,7 +126,7 @@ def owned(value: Any) -> Element:
         return _own(value, _below_top)
     except (InvalidElementError, OverflowError):
         # Again the long way, which knows the name of the component.
-        return _copied(normalize(value))
+        return copied(normalize(value))
     except Exception as error:
         raise InvalidElementError(
             f"the value of type {cls.__name__} cannot be read as an element: "
@@ -174,7 +174,7 @@ def _own(value: Any, alone: int) -> Any:
     if kind == Kind.LEAF:
         made = normalize(value)
         # A list makes an array of its own; `__array__` may show memory of another library.
-        return made if cls is list else _copied(made)
+        return made if cls is list else copied(made)
     # Of other containers too much may be kept where no count shows it: all their arrays are copied.
     if kind == Kind.DICT:
         return _own_values(dict(value), 0)
@@ -215,8 +215,13 @@ def _own_parts(parts: list[Any], alone: int) -> list[Any]:
     return made
 
 
-def _copied(element: Element) -> Element:
-    """Return an element in fresh containers and arrays."""
+def copied(element: Element) -> Element:
+    """Return a normal element in fresh containers and arrays."""
+    cls = type(element)
+    if cls is _ndarray:
+        return element.copy("K")
+    if cls in _SCALARS:
+        return element
     leaves, structure = flatten(element)
     return unflatten(structure, [_copied_leaf(leaf) for leaf in leaves])
 

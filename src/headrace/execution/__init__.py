@@ -10,6 +10,7 @@ What steps are made of:
     stage            steps over one input; `RowStage` is a step in five lines
     reread           an input whose elements a step holds, found again after a restore
     places, runs     numbers of places; sets of numbers as bits and as runs
+    values           values of the user's in states, as JSON
     pace, waiting    how many to ask for at once; waits that say what they wait for
     feeder, crew     threads: one that reads an iterator, several that run jobs
     watch_point      where statistics, tracing and faults for tests look on
@@ -21,7 +22,11 @@ Steps, by the file in `plan/` that describes them:
                      free (an order that is free, without threads)
     ordering         ordering, shuffle with shuffle_order (arithmetic) and shuffle_slots (what is
                      held)
+    scanning         scanning
     batching         batching
+    padding          padding: a batch but for how its elements are joined
+    windows          windows (datasets made of windows, buckets) with gathering (what is held)
+    choosing         choosing (samples and choices) with chooser (which input is next)
     combining        combining, interleave with interleave_order (arithmetic), interleave_log
                      (states), open_datasets, outer and inner (what is open), mixing (chunks)
     buffering        buffering (prefetch), caching with cache_store

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from headrace.element.chunk import Chunk, States
 from headrace.element.chunk import concatenate as concatenate_chunks
+from headrace.element.stack import Stacked
 from headrace.element.structure import Element, component, flatten
 from headrace.element.transpose import map_leaves
 from headrace.errors import InvalidElementError
@@ -17,6 +20,7 @@ from headrace.execution.places import within
 from headrace.execution.runs import mask_of, runs_of
 from headrace.plan.batching import Batch, Unbatch
 from headrace.plan.node import Node
+from headrace.plan.padding import PaddedBatch
 from headrace.plan.user_function import step_name
 
 __all__ = ["BatchIterator", "UnbatchIterator"]
@@ -34,7 +38,9 @@ class BatchIterator(ElementIterator):
     errors are not raised once more.
     """
 
-    def __init__(self, node: Batch, context: Context) -> None:
+    _verb = "stack"
+
+    def __init__(self, node: Batch | PaddedBatch, context: Context) -> None:
         self._node = node
         self._size = node.size
         self._intake = Intake(make_iterator(node.input, context))
@@ -79,9 +85,11 @@ class BatchIterator(ElementIterator):
         if not have or (self._node.drop_remainder and have < size):
             return None
         try:
-            batch = concatenate_chunks(parts).columns()
+            batch = self._joined(parts)
         except InvalidElementError as error:
-            raise InvalidElementError(f"{step_name(self._node)} cannot stack: {error}") from error
+            raise InvalidElementError(
+                f"{step_name(self._node)} cannot {self._verb}: {error}"
+            ) from error
         first, last, end, left = parts[0].states, parts[-1].states, parts[-1].size, self._failed
         if failed >> (met - 1) & 1:  # the input ended with one that failed
             after = self._intake.get_state()
@@ -91,6 +99,14 @@ class BatchIterator(ElementIterator):
             return _state(left, last(end)) if index else _state(failed, first(0))
 
         return Chunk.of_rows([batch], states, parts[0].places_of(slice(0, 1)))
+
+    def _joined(self, parts: Sequence[Chunk]) -> Stacked:
+        """Return the elements of a batch as one, in fresh memory."""
+        return concatenate_chunks(parts).columns()
+
+    def _takes_columns(self, columns: Stacked) -> bool:
+        """Say whether a batch of rows that are columns already is a piece of those."""
+        return True
 
     def _is_known_failure(self) -> bool:
         """Count an error of the input; say whether it was raised before the state was saved."""
@@ -107,7 +123,7 @@ class BatchIterator(ElementIterator):
         if limit * size > _MOST_ELEMENTS:
             limit = max(1, _MOST_ELEMENTS // size)
         chunk = self._intake.look(limit * size)
-        if chunk is None or not chunk.is_columnar:
+        if chunk is None or not chunk.is_columnar or not self._takes_columns(chunk.columns()):
             return None
         whole = min(self._intake.in_hand // size, limit)
         if not whole:

@@ -16,13 +16,17 @@ from headrace.execution import (  # noqa: F401
     batching,
     buffering,
     caching,
+    choosing,
     combining,
     elements,
     elementwise,
     interleave,
     ordering,
+    padding,
     reading,
+    scanning,
     shuffle,
+    windows,
 )
 from headrace.execution.context import Context
 from headrace.execution.dealer import DealtPositions, NextUnits

@@ -20,6 +20,7 @@ from headrace.execution.dealt import as_first_pass
 from headrace.execution.iterator import MOST_FAILURES, ElementIterator, State, make_iterator
 from headrace.execution.places import of_positions
 from headrace.plan.buffering import Cache
+from headrace.plan.drawn_source import draws
 from headrace.plan.identity import identity_digest
 from headrace.plan.index_part import is_index_part
 from headrace.plan.node import Node, distinct
@@ -287,4 +288,7 @@ def _has_positions(plan: Node) -> bool:
 
 def _draws(plan: Node) -> bool:
     """Say whether the elements of a plan depend on its seed."""
-    return any(node.draws and getattr(node, "seed", None) is None for node in distinct([plan]))
+    return any(
+        draws(node) or (node.draws and getattr(node, "seed", None) is None)
+        for node in distinct([plan])
+    )

@@ -102,6 +102,12 @@ class Context:
         path = (*self.outer, number or 0)
         return [2, self.seed & _MASK, len(path), *path, *self.passes]
 
+    def iteration_entropy(self, number: int) -> list[int]:
+        """Return what number `number` draws from, if it draws the same in all repetitions."""
+        path = (*self.outer, number)
+        passes = self.passes[: max(self.outer_passes, 1)]
+        return [4, self.seed & _MASK, len(path), *path, *passes]
+
     def fixed_entropy(self, number: int | None, drawn_seed: int | None) -> list[int]:
         """Return what step `number` draws from, if it is to draw the same in each pass.
 

@@ -15,6 +15,7 @@ from headrace.execution.iterator import (
 )
 from headrace.execution.places import of_positions
 from headrace.execution.stage import Stage
+from headrace.plan.drawn_source import decided, draws
 from headrace.plan.elements import Gather, Indices
 from headrace.plan.node import Node
 from headrace.plan.source import INFINITE
@@ -132,9 +133,13 @@ def index_part_iterator(node: Node, context: Context) -> ElementIterator:
 
 @make_iterator.register(Gather)
 def _make_gather(node: Gather, context: Context) -> ElementIterator:
+    lends = id(node) in context.lending  # of the plan's own node, not of one that replaces it
+    if draws(node):
+        source = decided(node.source, context.iteration_entropy)
+        node = node.with_parameters(source=source)
     if context.dealer is None and isinstance(node.input, Indices) and not context.is_watched:
-        return RowsIterator(node, node.input, context)
-    return GatherIterator(node, context)
+        return RowsIterator(node, node.input, context, lends=lends)
+    return GatherIterator(node, context, lends=lends)
 
 
 class RowsIterator(ElementIterator):
@@ -143,9 +148,9 @@ class RowsIterator(ElementIterator):
     The state is that of the numbers: how many elements were passed.
     """
 
-    def __init__(self, node: Gather, indices: Indices, context: Context) -> None:
+    def __init__(self, node: Gather, indices: Indices, context: Context, *, lends: bool) -> None:
         source = node.source
-        self._read_run = source.lend_run if id(node) in context.lending else source.gather_run
+        self._read_run = source.lend_run if lends else source.gather_run
         self._is_free = not node.source.runs_user_code
         self._wants_places = context.wants_places
         self._first = indices.start
@@ -195,10 +200,10 @@ class RowsIterator(ElementIterator):
 class GatherIterator(Stage):
     """Fetches the elements at the indices of its input, a chunk at once."""
 
-    def __init__(self, node: Gather, context: Context) -> None:
+    def __init__(self, node: Gather, context: Context, *, lends: bool) -> None:
         super().__init__(index_part_iterator(node.input, context))
         source = node.source
-        self._read = source.lend if id(node) in context.lending else source.gather
+        self._read = source.lend if lends else source.gather
         self._is_free = not node.source.runs_user_code
 
     @property

@@ -15,18 +15,18 @@ from headrace.execution.context import Context
 from headrace.execution.free import Missing
 from headrace.execution.intake import Live
 from headrace.execution.iterator import (
+    END,
     ElementIterator,
     Singles,
     State,
     make_iterator,
-    position_of,
 )
 from headrace.execution.parallel import ParallelMapIterator
 from headrace.execution.stage import BLOCK, NOTHING, RowStage, chosen_states
-from headrace.plan.elementwise import Filter, Map
+from headrace.plan.elementwise import Filter, Map, TakeWhile
 from headrace.plan.user_function import UserFunction, map_rows, step_name
 
-__all__ = ["FilterIterator", "MapIterator"]
+__all__ = ["FilterIterator", "MapIterator", "TakeWhileIterator"]
 
 
 @make_iterator.register(Map)
@@ -40,7 +40,11 @@ class _FunctionStage(RowStage):
     """A step whose function is called with whole columns where that was proved equal."""
 
     def __init__(
-        self, node: Map | Filter, context: Context, call: UserFunction, is_columnar: bool
+        self,
+        node: Map | Filter | TakeWhile,
+        context: Context,
+        call: UserFunction,
+        is_columnar: bool,
     ) -> None:
         input_ = make_iterator(node.input, context)
         if id(node) in context.free:
@@ -60,7 +64,7 @@ class _FunctionStage(RowStage):
     def _work(self, limit: int) -> Chunk | None:
         if not self._is_columnar:
             return super()._work(limit)
-        while True:
+        while not self._has_ended:
             chunk = self._intake.look(limit)
             if chunk is None:
                 return None
@@ -77,13 +81,7 @@ class _FunctionStage(RowStage):
             made = self._go_through(chunk, limit)
             if made is not None or self._failure is not None:
                 return made
-
-    def _blamed(self, error: BaseException, live: Live, count: int) -> Exception:
-        """Return what to raise where number `count` of the single elements failed."""
-        live.taken += count - 1
-        number = position_of(live.states(0), self._looked_at + count - 1)
-        live.taken += 1  # the place is after it
-        return self.call.blame(error, number)
+        return None
 
 
 class MapIterator(_FunctionStage):
@@ -224,5 +222,52 @@ class FilterIterator(_FunctionStage):
             if live.taken == start:  # the error is the input's
                 self._intake.drop_singles()
             raise
+        self._looked_at += count
+        self._intake.drop_singles()
+
+
+@make_iterator.register(TakeWhile)
+class TakeWhileIterator(_FunctionStage):
+    """Ends before the first element for which the predicate is false."""
+
+    def __init__(self, node: TakeWhile, context: Context) -> None:
+        call = UserFunction(node.predicate, step_name(node), context.contain_exits)
+        super().__init__(node, context, call, node.columnar)
+
+    def _on_columns(self, chunk: Chunk) -> Chunk | None:
+        keep = call_on_columns(self.call.fn, chunk.columns(), chunk.size)
+        # Where it is the last chunk, its elements are gone through one by one.
+        return chunk if keep is not None and keep.all() else None
+
+    def step(self, row: Any) -> Any:
+        return row if self.call(row) else END
+
+    def singles(self) -> Singles | None:
+        if self._has_ended or self._failure is not None:
+            return super().singles()
+        live = self._intake.singles()
+        return None if live is None else (self._before_end(live), live.states)
+
+    def _before_end(self, live: Live) -> Iterator[Any]:
+        predicate, count, start = self.call.fn, 0, live.taken
+        try:
+            for count, row in enumerate(live.rows, 1):
+                try:
+                    if not (predicate(*row) if type(row) is tuple else predicate(row)):
+                        self._has_ended = True
+                        break
+                except BaseException as error:
+                    failure = self._blamed(error, live, count)
+                    raise failure from failure.__cause__
+                yield row
+        except Exception:
+            self._looked_at += count
+            if live.taken == start:  # the error is the input's
+                self._intake.drop_singles()
+            raise
+        if self._has_ended:
+            live.taken += count - 1  # the place is before what ended it
+            self._looked_at += count - 1
+            return
         self._looked_at += count
         self._intake.drop_singles()

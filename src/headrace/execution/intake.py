@@ -72,6 +72,15 @@ class Intake:
         """Elements that can be taken without asking the input."""
         return 0 if self.chunk is None else self.chunk.size - self.offset
 
+    @property
+    def states(self) -> States | None:
+        """Those before what is in hand, or of single elements; None: the input stands there."""
+        chunk, offset = self.chunk, self.offset
+        if chunk is not None:
+            states = chunk.states
+            return (lambda index: states(offset + index)) if offset else states
+        return None if self._live is None else self._live.states
+
     def take(self, count: int) -> Chunk | None:
         """Return 1 to `count` elements, or None at the end; asks for no more than `count`."""
         chunk, offset = self.chunk, self.offset

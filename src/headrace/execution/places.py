@@ -18,6 +18,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.plan.random_words import mixed
+
 __all__ = ["Places", "of_positions", "within"]
 
 Places: TypeAlias = NDArray[np.uint64]
@@ -25,7 +27,7 @@ Places: TypeAlias = NDArray[np.uint64]
 
 def of_positions(first: int, count: int) -> Places:
     """Return the places of positions `first` and following of an index part."""
-    return _mixed(np.arange(first, first + count, dtype=np.uint64))
+    return mixed(np.arange(first, first + count, dtype=np.uint64))
 
 
 def within(outer: Places, inner: Places | int) -> Places:
@@ -35,18 +37,4 @@ def within(outer: Places, inner: Places | int) -> Places:
     """
     if isinstance(inner, int):
         inner = np.array([inner], np.uint64)
-    return _mixed(_mixed(outer) + inner)
-
-
-def _mixed(numbers: Places) -> Places:
-    # The finalizer of SplitMix64, which maps 64 bits one to one onto bits that look random.
-    numbers = numbers + _GAMMA
-    numbers = (numbers ^ numbers >> _30) * _FIRST
-    numbers = (numbers ^ numbers >> _27) * _SECOND
-    return numbers ^ numbers >> _31
-
-
-_GAMMA = np.uint64(0x9E3779B97F4A7C15)
-_FIRST = np.uint64(0xBF58476D1CE4E5B9)
-_SECOND = np.uint64(0x94D049BB133111EB)
-_27, _30, _31 = np.uint64(27), np.uint64(30), np.uint64(31)
+    return mixed(mixed(outer) + inner)

@@ -12,7 +12,9 @@ Rule 2. The state is bounded, and so is the way back: a mark is made every so ma
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -128,6 +130,17 @@ class Reread:
         while len(self._marks) > 1 and self._marks[1].ordinal <= ordinal:
             self._marks.popleft()
 
+    def keep_for(self, ordinals: Iterable[int]) -> None:
+        """Forget the marks that are of no use for elements of these ordinals, and of those to come.
+
+        Where some elements are held for long, marks between them would be ever more.
+        """
+        marks = self._marks
+        starts = [mark.ordinal for mark in marks]
+        useful = {bisect_right(starts, ordinal) - 1 for ordinal in ordinals}
+        useful.add(len(marks) - 1)
+        self._marks = deque([mark for place, mark in enumerate(marks) if place in useful])
+
     def restore(self, saved: State, needed: NDArray[np.int64]) -> list[Chunk]:
         """Go to where a state was saved; return elements that were held then, read again.
 
@@ -144,7 +157,13 @@ class Reread:
         stop = first + saved["read"]
         self._marks.append(Mark(first, 0, saved["input"]))
         self.read = first
-        chunks = self._read_all(needed, stop, failures) if failures else self._read_needed(needed)
+        if failures:
+            chunks = self._read_all(needed, stop, failures)
+        else:
+            chunks = self._read_needed(needed)
+            left = stop - self.read
+            if left and self.input.skip(left) < left:
+                raise self._too_short()
         self.read, self.failures = stop, failures
         return chunks
 

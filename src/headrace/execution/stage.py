@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from headrace.element.chunk import Chunk, States
-from headrace.execution.intake import Intake
+from headrace.execution.intake import Intake, Live
 from headrace.execution.iterator import END, ElementIterator, State, position_of
 from headrace.execution.places import within
 from headrace.plan.user_function import UserFunction
@@ -144,6 +144,13 @@ class RowStage(Stage):
         count = self._looked_at + index - self._intake.offset
         number = position_of(chunk.state_at(index), count)
         self._failure = self.call.blame(error, number)
+
+    def _blamed(self, error: BaseException, live: Live, count: int) -> Exception:
+        """Return what to raise where number `count` of the single elements failed."""
+        live.taken += count - 1
+        number = position_of(live.states(0), self._looked_at + count - 1)
+        live.taken += 1  # the place is after it
+        return self.call.blame(error, number)
 
     def _use(self, count: int) -> None:
         self._looked_at += count

@@ -24,6 +24,7 @@ class Zip(Node):
     """Join the n-th elements of several inputs into one structure; the shortest ends it."""
 
     kind: ClassVar[str] = "zip"
+    dealt_whole: ClassVar[bool] = True
     only_reads: ClassVar[bool] = True
     reads_again: ClassVar[bool] = True
     index_step: ClassVar[bool] = True

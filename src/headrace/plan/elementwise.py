@@ -11,7 +11,7 @@ from headrace.element.spec import Spec
 from headrace.plan.node import Node, is_free
 from headrace.plan.source import INFINITE, UNKNOWN
 
-__all__ = ["Filter", "Map"]
+__all__ = ["Filter", "Map", "TakeWhile"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -59,3 +59,22 @@ class Filter(Node):
 
     def cardinality(self, *inputs: int) -> int:
         return inputs[0] if inputs[0] in (0, INFINITE) else UNKNOWN
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class TakeWhile(Node):
+    """Yield the elements before the first for which `predicate` is false."""
+
+    kind: ClassVar[str] = "take_while"
+    speed_only: ClassVar[tuple[str, ...]] = ("columnar",)
+
+    input: Node
+    predicate: Callable[..., Any]
+    columnar: bool = False
+    """Set by a rewrite that proved `predicate` to work on whole columns."""
+
+    def __post_init__(self) -> None:
+        check_callable("predicate", self.predicate)
+
+    def cardinality(self, *inputs: int) -> int:
+        return 0 if inputs[0] == 0 else UNKNOWN

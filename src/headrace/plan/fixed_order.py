@@ -1,4 +1,4 @@
-"""The seeds of shuffles that keep one order for ever, and were given no seed by the user.
+"""The seeds of steps that draw the same for ever, and were given no seed by the user.
 
 Such a step draws its seed when it is made, so that its order is the same in all datasets that are
 built on it, and wherever the plan is sent to. What was set by `Options.seed` wins.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
+from headrace.plan.choosing import Sample
 from headrace.plan.node import Node
 from headrace.plan.ordering import Shuffle
 from headrace.plan.traverse import fold, merged_options, walk
@@ -17,7 +18,7 @@ __all__ = ["fixed_seeds", "with_fixed_seeds"]
 
 
 def fixed_seeds(plan: Node) -> list[int]:
-    """Return the seeds of a plan's shuffles that have one order for ever, in `walk` order.
+    """Return the seeds of a plan's steps that have one order for ever, in `walk` order.
 
     Args:
         plan: The plan as written.
@@ -49,7 +50,7 @@ def _own_seeds(plan: Node) -> list[int]:
 
 
 def _seed_of(node: Node) -> int | None:
-    return node.drawn_seed if isinstance(node, Shuffle) else None
+    return node.drawn_seed if isinstance(node, Shuffle | Sample) else None
 
 
 def _mixed(seed: int, place: int) -> int:

@@ -43,6 +43,9 @@ class Node:
     """Whether the step is arithmetic on positions where its inputs are (`index_part`)."""
     reads_again: ClassVar[bool] = False
     """Whether a restore reads elements of the input again: they must come in the same order."""
+    dealt_whole: ClassVar[bool] = False
+    """Whether its inputs cannot be dealt apart, where they are no index part: whoever is dealt a
+    plan with such a step reads all of it."""
     only_reads: ClassVar[bool] = False
     """Whether the step passes the elements of its input to no function of the user's, and writes
     into none, so that they may be memory that something below keeps (`lending`)."""

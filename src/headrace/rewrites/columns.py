@@ -13,7 +13,7 @@ import numpy as np
 
 from headrace.element.spec import ArraySpec, Spec
 from headrace.plan.column_proof import prove
-from headrace.plan.elementwise import Filter, Map
+from headrace.plan.elementwise import Filter, Map, TakeWhile
 from headrace.plan.node import Node
 from headrace.plan.traverse import element_spec
 
@@ -21,12 +21,17 @@ __all__ = ["map_columns", "trace"]
 
 
 def map_columns(node: Node, spec_of: Callable[[Node], Spec | None] = element_spec) -> Node:
-    """Mark a map or filter whose function is elementwise; `spec_of` knows the specs of inputs."""
+    """Mark a step whose function is elementwise.
+
+    Args:
+        node: The step.
+        spec_of: Returns the specs of inputs.
+    """
     match node:
         case Map(output_spec=None):
             result = trace(node.fn, spec_of(node.input))
             return node if result is None else node.with_parameters(output_spec=result)
-        case Filter(columnar=False):
+        case Filter(columnar=False) | TakeWhile(columnar=False):
             verdict = trace(node.predicate, spec_of(node.input))
             if isinstance(verdict, ArraySpec) and verdict == ArraySpec((), np.bool_):
                 return node.with_parameters(columnar=True)

@@ -43,5 +43,5 @@ def _units(plan: Node) -> str:
     if deal is None:
         return "none, for it reads a source that cannot be read in parts"
     if deal.whole:
-        return "1, the whole plan, for it zips streams that cannot be dealt by themselves"
+        return "1, the whole plan, for it joins streams that cannot be dealt by themselves"
     return "without end" if deal.size == INFINITE else str(deal.size)

@@ -31,6 +31,7 @@ from headrace.element.structure import flatten
 from headrace.plan.batching import Batch
 from headrace.plan.buffering import Cache, CacheKey, Prefetch
 from headrace.plan.combining import Concatenate, Zip
+from headrace.plan.drawn_source import DrawnSource, draws
 from headrace.plan.elements import FromSource, Gather, Indices, Read
 from headrace.plan.end_to_end import end_to_end, member_count
 from headrace.plan.node import AUTOTUNE, Node
@@ -84,6 +85,8 @@ class _Normalizer:
             if node.source.written is not None:
                 self._number += _steps_that_draw(node)
                 self.has_options = True
+            if draws(node):
+                self._number += 1
             return _begin(node, first)
         if isinstance(node, WithOptions):
             self.has_options = True
@@ -91,7 +94,7 @@ class _Normalizer:
         if isinstance(node, Cache) and node.key in self._caches:
             self._number = first
             return _Stream(_copy(self._caches[node.key]), None, first)
-        if node.draws:
+        if node.draws and node.number is None:  # a normal form has its numbers
             node = node.with_number(self._number)
             self._number += 1
         if isinstance(node, Concatenate):
@@ -226,6 +229,8 @@ def _begin(node: FromSource, first: int) -> _Stream:
     if not source.splittable:
         return _Stream(_copy(node), None, first)
     indices = _NO_INDICES.with_parameters(size=source.size, location=node.location)
+    if isinstance(source, DrawnSource) and not source.is_decided:
+        source = source.numbered(first)
     if isinstance(source, IndexedSource):
         gather = Gather(source=source, input=indices, location=node.location)
         return _Stream(indices, (gather, None), first)
@@ -238,7 +243,7 @@ def _steps_that_draw(node: FromSource) -> int:
     if written is None:
         return 0
     return sum(
-        _steps_that_draw(step) if isinstance(step, FromSource) else step.draws
+        _steps_that_draw(step) + draws(step) if isinstance(step, FromSource) else step.draws
         for step in walk(written)
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headrace.element.spec import Spec
 from headrace.plan.elements import FromSource
-from headrace.plan.elementwise import Filter, Map
+from headrace.plan.elementwise import Filter, Map, TakeWhile
 from headrace.plan.node import Node
 from headrace.plan.traverse import cardinality, element_spec, fold
 from headrace.rewrites.columns import map_columns
@@ -57,6 +57,6 @@ def _calls_functions(plan: Node) -> bool:
     return False
 
 
-_WITH_FUNCTIONS = (Map, Filter)
+_WITH_FUNCTIONS = (Map, Filter, TakeWhile)
 _WORTH_A_PROOF = 128
 """Calls of a function that take about as long as to find out that it works on columns."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TypeAlias
 
-from headrace.plan.combining import Concatenate, Zip
+from headrace.plan.combining import Concatenate
 from headrace.plan.elements import FromSource
 from headrace.plan.index_part import leaves
 from headrace.plan.node import Node
@@ -79,7 +79,7 @@ def deal_of(plan: Node) -> Deal | None:
         return None  # a shard of which nobody has said how many there are
     inside = {id(step) for end in ends for step in walk(end)}
     above = [step for step in steps if id(step) not in inside]
-    if any(isinstance(step, Zip) for step in above):
+    if any(step.dealt_whole for step in above):
         return Deal(1, True, _Everything([cardinality(end) for end in ends]))
     layout = _arrange(plan, {id(end): number for number, end in enumerate(ends)})
     return Deal(layout.size, False, layout)

@@ -1,6 +1,8 @@
 """Sources: where elements come from, each a value that opens readers.
 
-memory          range, from_tensor_slices, from_tensors
+memory          range, counter, from_tensor_slices, from_tensors
+random_numbers  random
+held_rows       the elements of a window
 generator       from_generator
 signature       values as a signature asks for them
 files           names of files

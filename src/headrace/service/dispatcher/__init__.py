@@ -16,6 +16,8 @@ How workers share an iteration:
     modes          which policy a processing mode has
     policy         what there is to say of a mode
     copies         OFF: each worker reads the whole dataset
+    static         FILE, DATA, HINT: each slot of a fixed list of workers has a share of its own
+    slots          which slot a worker takes
     dealing        DYNAMIC: the units of one stream go to whoever asks
     shares         which units a task is dealt next
 

@@ -1,0 +1,134 @@
+"""The iterator of `scan`: a function that has a value of its own beside each element.
+
+The function owns what it is given, the value too: it may write to it, keep it, return it. So it
+gets a copy, and what is kept here is never written to: a state that names it is a snapshot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from headrace.element.chunk import Chunk
+from headrace.element.ownership import copied, owned
+from headrace.element.structure import Element, flatten
+from headrace.errors import InvalidElementError
+from headrace.execution.context import Context
+from headrace.execution.intake import Live
+from headrace.execution.iterator import Singles, State, make_iterator
+from headrace.execution.stage import RowStage
+from headrace.execution.values import decode_value, encode_value
+from headrace.plan.scanning import Scan
+from headrace.plan.user_function import UserFunction, step_name
+
+__all__ = ["ScanIterator"]
+
+_MOST_BYTES = 1 << 20
+"""What the values before the elements of one chunk may take together."""
+
+
+@make_iterator.register(Scan)
+class ScanIterator(RowStage):
+    """Hands a value from element to element; the state holds the one before the next element.
+
+    An element whose function fails leaves the value as it was.
+    """
+
+    gives_rows = True
+
+    def __init__(self, node: Scan, context: Context) -> None:
+        call = UserFunction(node.fn, step_name(node), context.contain_exits)
+        super().__init__(make_iterator(node.input, context), call)
+        #: Before the next element. Nobody else holds it, and nothing is written into it.
+        self._value = node.initial_state
+
+    def step(self, row: Any) -> Any:
+        # `owned` sees that nobody holds the copy but what the function returned.
+        made = owned(self.call.fn(copied(self._value), row))
+        if not isinstance(made, tuple) or len(made) != 2:
+            raise InvalidElementError(
+                f"`scan_func` must return a tuple (new_state, output_element), but returned "
+                f"{type(made).__name__}{f' of {len(made)}' if isinstance(made, tuple) else ''}"
+            )
+        if made[1] is None:
+            raise InvalidElementError("None is not an element, and `scan_func` returned it as one")
+        self._value = made[0]
+        return made[1]
+
+    def _go_through(self, chunk: Chunk, limit: int) -> Chunk | None:
+        start = self._intake.offset
+        room = _MOST_BYTES
+        results: list[Any] = []
+        values = [self._value]
+        try:
+            for row in chunk.rows()[start : start + limit]:
+                results.append(self.step(row))
+                values.append(self._value)
+                room -= _bytes_of(self._value) + 1
+                if room <= 0:
+                    break
+        except BaseException as error:
+            self._fail(error, chunk, start + len(results))
+        self._use(len(results))
+        if not results:
+            return None
+        states = chunk.states
+        return Chunk.of_rows(
+            results,
+            lambda index: _state(values[index], states(start + index)),
+            chunk.places_of(slice(start, start + len(results))),
+        )
+
+    def singles(self) -> Singles | None:
+        if self._failure is not None:
+            return super().singles()
+        live = self._intake.singles()
+        if live is None:
+            return None
+        states, values = live.states, [self._value]
+        return self._scanned(live, values), lambda index: _state(values[index], states(index))
+
+    def _scanned(self, live: Live, values: list[Element]) -> Iterator[Any]:
+        """Yield what becomes of single elements; append the value after each to `values`."""
+        step, count, start = self.step, 0, live.taken
+        room = _MOST_BYTES
+        try:
+            for count, row in enumerate(live.rows, 1):
+                try:
+                    made = step(row)
+                except BaseException as error:
+                    failure = self._blamed(error, live, count)
+                    raise failure from failure.__cause__
+                values.append(self._value)
+                yield made
+                room -= _bytes_of(self._value) + 1
+                if room <= 0:
+                    break
+        except Exception:
+            self._looked_at += count
+            if live.taken == start:  # the error is the input's
+                self._intake.drop_singles()
+            raise
+        self._looked_at += count
+        if room > 0:
+            self._intake.drop_singles()
+        else:
+            live.taken += count
+
+    def get_state(self) -> State:
+        return _state(self._value, self._intake.get_state())
+
+    def set_state(self, state: State) -> None:
+        super().set_state(state["input"])
+        self._value = decode_value(state["value"])
+
+
+def _state(value: Element, place: State) -> State:
+    return {"value": encode_value(value), "input": place}
+
+
+def _bytes_of(value: Element) -> int:
+    alone = getattr(value, "nbytes", None)
+    if alone is not None:
+        return int(alone)
+    return sum([getattr(leaf, "nbytes", 8) for leaf in flatten(value)[0]])
