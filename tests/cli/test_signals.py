@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 
 from headrace.cli.signals import Signals
 
@@ -38,3 +40,27 @@ def test_the_handlers_from_before_are_back_afterwards():
         assert signal.getsignal(signal.SIGINT) is not before[0]
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
     assert signal.set_wakeup_fd(-1) == -1
+
+
+FORKING = """
+import os, signal, time
+from headrace.cli.signals import Signals
+
+with Signals() as signals:
+    begun, begins = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(begins, b"x")
+        time.sleep(60)
+        os._exit(0)
+    os.read(begun, 1)
+    os.kill(child, signal.SIGTERM)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(signals.wait(timeout=0.0)))
+"""
+
+
+def test_a_forked_child_heeds_signals_and_keeps_them_to_itself():
+    result = subprocess.run(
+        [sys.executable, "-c", FORKING], capture_output=True, text=True, timeout=50, check=False
+    )
+    assert (result.stdout.split(), result.stderr) == (["-15", "0"], "")

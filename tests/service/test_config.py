@@ -224,8 +224,6 @@ def test_a_workers_bad_values_are_named(
 @pytest.mark.parametrize(
     ("kind", "fields"),
     [
-        (DispatcherConfig, {"worker_addresses": ["a:1"]}),
-        (DispatcherConfig, {"worker_addresses": []}),
         (DispatcherConfig, {"worker_max_concurrent_snapshots": 2}),
         (WorkerConfig, {"dispatcher_address": "a:1", "data_transfer_protocol": "tcp"}),
         (WorkerConfig, {"dispatcher_address": "a:1", "cross_trainer_cache_size_bytes": 1 << 30}),

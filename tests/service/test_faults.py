@@ -450,3 +450,23 @@ def dispatcher_process(port: int, work_dir: Path) -> Iterator[subprocess.Popen[s
     finally:
         process.kill()
         process.communicate()
+
+
+def ends_a_process(x: Any) -> int:
+    begun, begins = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(begins, b"x")
+        time.sleep(60)
+        os._exit(0)
+    os.read(begun, 1)
+    os.close(begun)
+    os.close(begins)
+    os.kill(child, signal.SIGTERM)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_processes_that_a_function_forks_on_a_worker_heed_sigterm() -> None:
+    with LocalCluster(num_workers=1) as cluster:
+        dataset = hr.Dataset.range(3).map(ends_a_process)
+        assert numbers(read_by(cluster, dataset)) == [-15, -15, -15]

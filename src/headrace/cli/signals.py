@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from types import FrameType, TracebackType
 from typing import Self, TextIO
 
+from headrace.forks import in_each_child
+
 __all__ = ["STOP_SIGNALS", "Signals"]
 
 STOP_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM})
@@ -34,6 +36,7 @@ class Signals:
         self._handlers_before = {
             number: signal.signal(number, _leave_it_to_the_wakeup) for number in self._wanted
         }
+        _taken_over.append(self)
         return self
 
     def __exit__(
@@ -43,11 +46,15 @@ class Signals:
         traceback: TracebackType | None,
     ) -> None:
         """Give the signals back."""
-        for number, handler in self._handlers_before.items():
-            signal.signal(number, handler)
-        signal.set_wakeup_fd(self._wakeup_before)
+        _taken_over.remove(self)
+        self._restore(self._wakeup_before)
         self._receiver.close()
         self._sender.close()
+
+    def _restore(self, wakeup: int) -> None:
+        for number, handler in self._handlers_before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(wakeup)
 
     def wake(self) -> None:
         """Let `wait` return without a signal; called from any thread, at any time."""
@@ -71,6 +78,18 @@ class Signals:
         if any(stream in ready for stream in closing):
             numbers.add(signal.SIGTERM)
         return frozenset(number for number in self._wanted if number in numbers)
+
+
+def _give_back_in_a_child() -> None:
+    # A process that a user's function forks has nobody who waits; what it was sent would be heard
+    # in this one, through the socket that both have.
+    for each in reversed(_taken_over):
+        each._restore(-1)
+    _taken_over.clear()
+
+
+_taken_over: list[Signals] = []
+in_each_child(_give_back_in_a_child)
 
 
 def _leave_it_to_the_wakeup(number: int, frame: FrameType | None) -> None:

@@ -17,7 +17,9 @@ import signal
 import sys
 import threading
 from types import FrameType
+from typing import Any
 
+from headrace.forks import in_each_child
 from headrace.process.parent import die_with_parent, say_leaving, say_ready, wait_for_release
 from headrace.service.config import WorkerConfig
 from headrace.service.worker.server import WorkerServer
@@ -55,11 +57,17 @@ def main(text: str, log_to: int, lifeline: int) -> None:
             draining.set()
             threading.Thread(target=drain, name="headrace-drain", daemon=True).start()
 
-    signal.signal(signal.SIGTERM, leave)
+    before = signal.signal(signal.SIGTERM, leave)
+    # A process that a user's function forks is not this worker, and ends as others do.
+    in_each_child(lambda: _set_handler(before))
     # From here on what users' functions print goes where the parent's own words go.
     say_ready(server.address, log_to)
     ended.wait()
     server.stop()
+
+
+def _set_handler(handler: Any) -> None:
+    signal.signal(signal.SIGTERM, handler)
 
 
 def _watch(ended: threading.Event) -> None:
