@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from collections.abc import Callable
@@ -34,6 +35,8 @@ def interrupt(call: Callable[[], object], at: int) -> bool:
         return trace
 
     before = sys.gettrace()
+    # What the collector calls would be interrupted in place of the call.
+    gc.disable()
     try:
         sys.settrace(trace)
         call()
@@ -41,6 +44,7 @@ def interrupt(call: Callable[[], object], at: int) -> bool:
         pass
     finally:
         sys.settrace(before)
+        gc.enable()
     return left <= 0
 
 
