@@ -172,3 +172,34 @@ def test_slots_outlive_a_restart() -> None:
     scenario.add_worker("x", "b:1")
     assert shares(scenario) == {0: "w", 1: "x"}
     scenario.check()
+
+
+def test_a_shard_that_kills_its_workers_is_given_up_when_the_others_are_read() -> None:
+    scenario = slotted("a", "b")
+    scenario.add_worker("x", "b:1")
+    for number in range(3):
+        scenario.add_worker(f"w{number}", "a:1")  # at its address: the one before is gone
+        if not number:
+            scenario.open("c", scenario.register(), processing_mode=DATA)
+    scenario.add_worker("w3", "a:1")
+    assert shares(scenario) == {1: "x"}
+    assert not scenario.heartbeat("c").finished
+    scenario.finish("x", next(iter(scenario.state.workers["x"].tasks)))
+    for task_id in scenario.heartbeat("c").settle:
+        scenario.settle("c", task_id)
+    update = scenario.heartbeat("c")
+    assert update.finished
+    assert "Share 0 was given up" in update.failed
+    assert "a:1" in update.failed
+    scenario.check()
+
+
+def test_workers_that_leave_do_not_count_as_killed() -> None:
+    scenario = slotted("a")
+    scenario.add_worker("w0", "a:1")
+    scenario.open("c", scenario.register(), processing_mode=DATA)
+    for number in range(5):
+        scenario.ask(messages.WorkerLeft(worker_id=f"w{number}"))
+        scenario.add_worker(f"w{number + 1}", "a:1")
+    assert shares(scenario) == {0: "w5"}
+    scenario.check()

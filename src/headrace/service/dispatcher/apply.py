@@ -19,6 +19,7 @@ from headrace.service.dispatcher.modes import policy_of, policy_of_job
 from headrace.service.dispatcher.ranges import united
 from headrace.service.dispatcher.slots import configured
 from headrace.service.dispatcher.state import (
+    LEFT,
     PASSES_REMEMBERED,
     Dataset,
     DispatcherState,
@@ -120,7 +121,7 @@ def _worker_leaving(state: DispatcherState, fact: updates.WorkerLeaving) -> None
 
 def _worker_gone(state: DispatcherState, fact: updates.WorkerLost | updates.WorkerLeft) -> None:
     worker = state.workers[fact.worker_id]
-    reason = "it left" if isinstance(fact, updates.WorkerLeft) else fact.reason
+    reason = LEFT if isinstance(fact, updates.WorkerLeft) else fact.reason
     over = worker.tasks | worker.finished
     for task_id in [*worker.tasks]:
         _end(state, task_id, TaskPhase.LOST)

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from headrace.service.dispatcher.state import DispatcherState, Slot, Worker
+from headrace.service.dispatcher.state import Slot, Worker
 
-__all__ = ["configured", "fits", "fitting", "free_slot"]
+__all__ = ["configured", "fits", "fitting"]
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
@@ -53,12 +53,6 @@ def fitting(slots: Sequence[Slot], address: str) -> list[int]:
             bool(slots[index].address),
         ),
     )
-
-
-def free_slot(state: DispatcherState, address: str) -> int | None:
-    """Return the slot for a worker at an address; None: there is none that nobody holds."""
-    free = (index for index in fitting(state.slots, address) if not state.slots[index].worker_id)
-    return next(free, None)
 
 
 def configured(patterns: Iterable[str], workers: Iterable[Worker]) -> list[Slot]:

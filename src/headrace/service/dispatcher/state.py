@@ -28,6 +28,8 @@ __all__ = [
     "Worker",
 ]
 
+LEFT = "it left"
+"""The reason of tasks whose worker left on its own."""
 PASSES_REMEMBERED = 100
 LOSSES_REMEMBERED = 200
 

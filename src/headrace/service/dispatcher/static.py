@@ -2,8 +2,10 @@
 
 Shard i of n is read by the worker in slot i of n (`slots`), from its start to its end. When that
 worker is lost, or leaves before the end, the one that takes the slot reads the shard again from the
-start: each element comes at least once. An iteration is over when every shard was read to its end,
-or failed; while a slot is empty it waits.
+start: each element comes at least once. A shard whose worker dies three times in a row, within a
+minute each, is given up, and so is the iteration once the others are read: what kills every worker
+soon would yield the same elements again and again. An iteration is over when every shard was read
+to its end, or failed, or was given up; while a slot is empty it waits.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from collections.abc import Sequence
 from headrace.errors import FailedPreconditionError, NotFoundError
 from headrace.service.dispatcher.policy import Policy, Post
 from headrace.service.dispatcher.state import (
+    LEFT,
     Dataset,
     DispatcherState,
     Iteration,
@@ -23,6 +26,7 @@ from headrace.service.messages import LostUnits
 
 __all__ = ["Static", "check_slots_may_change"]
 
+_MOST_ATTEMPTS = 3
 _OVER = (TaskPhase.FINISHED, TaskPhase.FAILED)
 
 
@@ -51,6 +55,7 @@ class Static(Policy):
         """Return a task for each shard that nobody reads and somebody could."""
         tasks = state.tasks_of(iteration)
         taken = {task.shard for task in tasks if task.phase is TaskPhase.RUNNING or _is_read(task)}
+        taken.update(_given_up(tasks))
         return [
             Post(
                 worker_id=slot.worker_id,
@@ -63,14 +68,24 @@ class Static(Policy):
         ]
 
     def is_over(self, state: DispatcherState, iteration: Iteration) -> bool:
-        """Whether every shard was read to its end, or failed."""
+        """Whether every shard was read to its end, or failed, or was given up."""
         tasks = state.tasks_of(iteration)
         if any(task.phase is TaskPhase.RUNNING for task in tasks):
             return False
-        return len({task.shard for task in tasks if _is_read(task)}) == len(state.slots)
+        read = {task.shard for task in tasks if _is_read(task)}
+        return len(read.union(_given_up(tasks))) == len(state.slots)
+
+    def failure(self, state: DispatcherState, iteration: Iteration) -> str:
+        """Return that shards were given up, if some were."""
+        return " ".join(
+            f"Share {shard} was given up: its worker was lost {_MOST_ATTEMPTS} times in a row, "
+            f"within a minute each, the last at {last.address} ({last.reason}). A function of the "
+            "dataset may kill or block its process; the workers' logs may say more."
+            for shard, last in _given_up(state.tasks_of(iteration)).items()
+        )
 
     def lost(self, iteration: Iteration, tasks: list[Task]) -> tuple[LostUnits, ...]:
-        """Return nothing: every shard was read to its end by somebody."""
+        """Return nothing: what is missing, `failure` says."""
         return ()
 
     def is_kept(self, task: Task) -> bool:
@@ -81,6 +96,17 @@ class Static(Policy):
 def _is_read(task: Task) -> bool:
     """Whether a task went through its shard, as far as that can be read."""
     return task.phase in _OVER and not task.cut
+
+
+def _given_up(tasks: Sequence[Task]) -> dict[int | None, Task]:
+    """Return the shards whose workers died again and again, each with the last task of it."""
+    deaths: dict[int | None, list[Task]] = {}
+    for task in tasks:
+        if task.phase is not TaskPhase.LOST or task.lasted:
+            deaths[task.shard] = []
+        elif task.reason != LEFT:
+            deaths.setdefault(task.shard, []).append(task)
+    return {shard: lost[-1] for shard, lost in deaths.items() if len(lost) >= _MOST_ATTEMPTS}
 
 
 def check_slots_may_change(state: DispatcherState, patterns: Sequence[str]) -> None:
