@@ -9,9 +9,11 @@ VENV := .venv
 BENCH_VENV := .venv-bench
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DEMO_READY := $(VENV)/.ready-demo
 BENCH_READY := $(BENCH_VENV)/.ready
 # In variables, since a comma would part the arguments of $(call ...).
 EXTRAS := demo,dev
+DEMO_EXTRAS := demo
 BENCH_EXTRAS := bench,compression
 PIP_FLAGS := --quiet --quiet --disable-pip-version-check --no-input
 
@@ -32,7 +34,7 @@ help:
 
 setup: $(READY)
 
-demo: $(READY)
+demo: $(DEMO_READY)
 	@$(BIN)/headrace demo
 
 test: check
@@ -63,8 +65,8 @@ clean:
 	    .import_linter_cache
 	find src tests benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# An environment that has its stamp is brought up to date; one without (new, or left half made by an
-# interrupted run) is made from nothing. The stamp goes first and comes back last.
+# An environment that has a stamp is brought up to date; one without (new, or left half made by an
+# interrupted run) is made from nothing. The stamps go first and come back last.
 define make_environment
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	    echo "Headrace needs Python 3.11 or newer, and '$(PYTHON)' is not (or is not there);" \
@@ -73,13 +75,16 @@ define make_environment
 	    echo "'$(PYTHON)' lacks the venv module; install it (on Debian and Ubuntu the package" \
 	        "python3-venv) or name another Python: make $(MAKECMDGOALS) PYTHON=..." >&2; exit 1; }
 	@echo "setting up $(1) (the first time takes a minute or two)"
-	@if [ -e $(1)/.ready ]; then rm -f $(1)/.ready; else $(PYTHON) -m venv --clear $(1); fi
+	@if ls $(1)/.ready* >/dev/null 2>&1; then rm -f $(1)/.ready*; else $(PYTHON) -m venv --clear $(1); fi
 	@$(1)/bin/python -m pip install $(PIP_FLAGS) $(2)
-	@touch $(1)/.ready
+	@touch $(3)
 endef
 
 $(READY): pyproject.toml constraints.txt
-	$(call make_environment,$(VENV),--constraint constraints.txt --editable '.[$(EXTRAS)]')
+	$(call make_environment,$(VENV),--constraint constraints.txt --editable '.[$(EXTRAS)]',$(READY) $(DEMO_READY))
+
+$(DEMO_READY): pyproject.toml constraints.txt
+	$(call make_environment,$(VENV),--constraint constraints.txt --editable '.[$(DEMO_EXTRAS)]',$(DEMO_READY))
 
 $(BENCH_READY): pyproject.toml
-	$(call make_environment,$(BENCH_VENV),--editable '.[$(BENCH_EXTRAS)]')
+	$(call make_environment,$(BENCH_VENV),--editable '.[$(BENCH_EXTRAS)]',$(BENCH_READY))

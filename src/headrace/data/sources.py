@@ -10,6 +10,7 @@ import numpy as np
 from headrace.arguments import check_callable, check_flag, check_int
 from headrace.data.absent import no_slices
 from headrace.data.loading import load_source, load_streams
+from headrace.data.pipelines import from_pipeline, from_random_access
 from headrace.element.spec import Spec
 from headrace.plan.elements import FromSource
 from headrace.plan.node import Node, call_site
@@ -30,6 +31,11 @@ class Sources:
     if TYPE_CHECKING:
 
         def __init__(self, plan: Node) -> None: ...
+
+    @classmethod
+    def _made(cls, dataset: Any) -> Self:
+        """Return a dataset as one of this class."""
+        return dataset if isinstance(dataset, cls) else cls(dataset.plan)
 
     @classmethod
     def from_source(cls, source: Source) -> Self:
@@ -94,6 +100,48 @@ class Sources:
             output_signature: Spec that every element must match; None: that of the first element.
         """
         return cls.from_source(GeneratorSource(generator, tuple(args or ()), output_signature))
+
+    @classmethod
+    def from_random_access(cls, sequence: Any, num_parallel_calls: int | None = None) -> Self:
+        """Return the items of a sequence: a list, a torch Dataset, a Hugging Face Dataset.
+
+        Its indices are known beforehand, so it is shuffled, split and dealt without being read.
+
+        >>> import headrace as hr
+        >>> list(hr.Dataset.from_random_access(["a", "b", "c"]).skip(1))
+        ['b', 'c']
+
+        Args:
+            sequence: Anything with `__len__` and `__getitem__` (or `__getitems__`, which gets a
+                list of indices). It travels with the dataset, so it must be picklable where the
+                data service reads it.
+            num_parallel_calls: Threads that get items, or `AUTOTUNE`; None: on the reading thread.
+
+        Raises:
+            TypeError: It is no such sequence.
+        """
+        return cls._made(from_random_access(cls, sequence, num_parallel_calls))
+
+    @classmethod
+    def from_pipeline(cls, pipeline: Any) -> Self:
+        """Return the elements of what another library reads data with.
+
+        >>> import headrace as hr
+        >>> list(hr.Dataset.from_pipeline(lambda: "abc"))
+        ['a', 'b', 'c']
+
+        Args:
+            pipeline: A torch Dataset or DataLoader, a Hugging Face Dataset or IterableDataset, a
+                Grain dataset, a sequence, an array (its rows), an iterable that can be iterated
+                over again, or a function that returns an iterable. A DataLoader with torch's own
+                sequential or shuffling sampler gives its batches, made wherever they are read, in
+                an order that Headrace draws; tuples stand where it has lists. What can only be
+                iterated over is one part: one worker of a data service reads it.
+
+        Raises:
+            TypeError: It is none of these.
+        """
+        return cls._made(from_pipeline(cls, pipeline))
 
     @classmethod
     def list_files(

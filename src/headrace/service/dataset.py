@@ -6,7 +6,7 @@ import hashlib
 import logging
 import uuid
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from headrace.data.dataset import Dataset
 from headrace.element.spec import Spec, decode_spec, encode_spec, relax
@@ -60,8 +60,10 @@ def distribute(
     *,
     wait_timeout: float = 3600.0,
     security: Security | None = None,
-) -> Callable[[Dataset], Dataset]:
+) -> Callable[[Any], Dataset]:
     """Return a function for `Dataset.apply` that moves a dataset's work to a data service.
+
+    The function also takes what `Dataset.from_pipeline` takes: a torch DataLoader, say.
 
     The dataset is registered when the function is applied; a dispatcher that is not there yet is
     waited for (a minute). Each iteration over the result is a repetition of the job.
@@ -111,7 +113,8 @@ def distribute(
     )
     _check_compression(compression)
 
-    def apply(dataset: Dataset) -> Dataset:
+    def apply(pipeline: Any) -> Dataset:
+        dataset = Dataset.from_pipeline(pipeline)
         dataset_id = _registered(service, dataset, compression, None, security, anonymous=True)
         plan = dataset.plan
         spec, size = traverse.element_spec(plan), traverse.cardinality(plan)

@@ -1,0 +1,231 @@
+"""Datasets out of other libraries' pipelines, told by what they offer; none of them is imported.
+
+What can be read at any index is a `map` over a range of indices: it is shuffled, split, dealt and
+restored by arithmetic, as arrays are. What can only be read from its start is a generator.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+__all__ = ["from_pipeline", "from_random_access"]
+
+_log = logging.getLogger(__name__)
+
+
+def from_random_access(make: Any, sequence: Any, num_parallel_calls: int | None = None) -> Any:
+    """Return the items of a sequence as a dataset of a class.
+
+    Raises:
+        TypeError: It is no such sequence; the message says what would do.
+    """
+    _refuse(sequence)
+    if not _is_random_access(sequence):
+        raise TypeError(
+            f"`sequence` must have `__len__` and `__getitem__` (or `__getitems__`), but is a "
+            f"{type(sequence).__name__}; what can only be iterated over goes to from_generator"
+        )
+    indices = make.range(len(sequence))
+    return indices.map(_Items(sequence), num_parallel_calls=num_parallel_calls)
+
+
+def from_pipeline(make: Any, pipeline: Any) -> Any:
+    """Return the elements of another library's pipeline as a dataset of a class.
+
+    Raises:
+        TypeError: It is nothing that could be read more than once; the message says what would do.
+    """
+    if isinstance(pipeline, make):
+        return pipeline
+    _refuse(pipeline)
+    if isinstance(pipeline, np.ndarray):
+        return make.from_tensor_slices(pipeline)
+    if _is_a(pipeline, "torch.utils.data", "DataLoader"):
+        return _from_loader(make, pipeline)
+    if _is_a(pipeline, "datasets", "IterableDataset"):
+        return make.range(pipeline.num_shards).flat_map(_Shards(make, pipeline))
+    if _is_random_access(pipeline):
+        items = from_random_access(make, pipeline)
+        # Grain says None where a filter left an element out.
+        return items.filter(_is_there) if _is_a(pipeline, "grain", "MapDataset") else items
+    if isinstance(pipeline, Iterable):
+        return make.from_generator(_Again(pipeline))
+    if callable(pipeline):
+        return make.from_generator(pipeline)
+    raise TypeError(
+        f"a {type(pipeline).__name__} cannot be read as a dataset: it has no `__iter__`, no "
+        "`__len__` with `__getitem__`, and is no function that returns an iterable"
+    )
+
+
+@dataclass(frozen=True)
+class _Items:
+    """Gets one item."""
+
+    sequence: Any
+
+    def __call__(self, index: np.int64) -> Any:
+        if hasattr(self.sequence, "__getitem__"):
+            return _element(self.sequence[int(index)])
+        return _element(self.sequence.__getitems__([int(index)])[0])
+
+
+@dataclass(frozen=True)
+class _Batches:
+    """Gets the items of a batch, and makes it as a torch DataLoader does."""
+
+    sequence: Any
+    collate: Callable[[list[Any]], Any]
+
+    def __call__(self, indices: Any) -> Any:
+        numbers = indices.tolist()
+        if hasattr(self.sequence, "__getitems__"):
+            items = self.sequence.__getitems__(numbers)
+        else:
+            items = [self.sequence[number] for number in numbers]
+        return _element(self.collate(items))
+
+
+@dataclass(frozen=True)
+class _Shards:
+    """Opens one shard of a Hugging Face stream."""
+
+    make: Any
+    stream: Any
+
+    def __call__(self, index: np.int64) -> Any:
+        count = self.stream.num_shards
+        shard = self.stream.shard(num_shards=count, index=int(index)) if count > 1 else self.stream
+        return self.make.from_generator(_Again(shard))
+
+
+@dataclass(frozen=True)
+class _Again:
+    """Iterates over an iterable from its start."""
+
+    iterable: Iterable[Any]
+
+    def __call__(self) -> Iterator[Any]:
+        return map(_element, self.iterable)
+
+
+def _from_loader(make: Any, loader: Any) -> Any:
+    """Return the batches of a torch DataLoader, made wherever the dataset is read.
+
+    Its order is the sampler's where that is sequential or a plain shuffle (then drawn as
+    `Dataset.shuffle` draws); any other sampler runs in one place, and the loader with it.
+    """
+    batches = loader.batch_sampler
+    plain = batches is None or _is_exactly(batches, "BatchSampler")
+    sampler: Any = loader.sampler if batches is None else getattr(batches, "sampler", None)
+    if plain and _is_random_access(loader.dataset) and _is_known(sampler, loader.dataset):
+        indices = make.range(len(loader.dataset))
+        if _is_exactly(sampler, "RandomSampler"):
+            drawn = sampler.generator
+            seed = None if drawn is None else drawn.initial_seed() % (1 << 63)
+            indices = indices.shuffle(max(len(loader.dataset), 1), seed=seed)
+        calls = loader.num_workers or None
+        if batches is None:
+            one = _Converted(loader.dataset, loader.collate_fn)
+            return indices.map(one, num_parallel_calls=calls)
+        indices = indices.batch(batches.batch_size, drop_remainder=batches.drop_last)
+        return indices.map(_Batches(loader.dataset, loader.collate_fn), num_parallel_calls=calls)
+    _log.warning(
+        "this DataLoader is read from its start by one worker: its %s is not one that is known "
+        "to be sequential or a plain shuffle. For parts on all workers use Dataset.range(n), "
+        "`shuffle`, `batch` and `map` over its dataset",
+        type(sampler).__name__ if _is_random_access(loader.dataset) else "dataset",
+    )
+    return make.from_generator(_Again(loader))
+
+
+@dataclass(frozen=True)
+class _Converted:
+    """Gets one item, and converts it as a torch DataLoader without batches does."""
+
+    sequence: Any
+    convert: Callable[[Any], Any]
+
+    def __call__(self, index: np.int64) -> Any:
+        return _element(self.convert(self.sequence[int(index)]))
+
+
+def _is_known(sampler: Any, dataset: Any) -> bool:
+    if _is_exactly(sampler, "SequentialSampler"):
+        return True
+    return (
+        _is_exactly(sampler, "RandomSampler")
+        and not sampler.replacement
+        and sampler.num_samples == len(dataset)
+    )
+
+
+def _element(made: Any) -> Any:
+    """Return what was made with tuples where lists hold parts: a list alone would be an array."""
+    kind = type(made)
+    if kind is list and any(not _is_number(part) for part in made):
+        return tuple(map(_element, made))
+    if kind is tuple:
+        return tuple(map(_element, made))
+    if kind is dict:
+        return {name: _element(part) for name, part in made.items()}
+    return made
+
+
+def _is_number(part: Any) -> bool:
+    if isinstance(part, list):  # rows of an array
+        return all(map(_is_number, part))
+    return isinstance(part, bool | int | float | complex | np.generic | str | bytes)
+
+
+def _is_there(*parts: Any) -> bool:
+    return not (len(parts) == 1 and parts[0] is None)
+
+
+def _is_random_access(value: Any) -> bool:
+    has_items = hasattr(value, "__getitem__") or hasattr(value, "__getitems__")
+    if not has_items or not hasattr(value, "__len__"):
+        return False
+    # torch's streams inherit `__getitem__`, and some say how long they are.
+    return not _is_a(value, "torch.utils.data", "IterableDataset")
+
+
+def _is_a(value: Any, module: str, name: str) -> bool:
+    """Say whether a class of that name, of a package, is among the classes of a value."""
+    return any(
+        kind.__name__ == name and (kind.__module__ + ".").startswith(module + ".")
+        for kind in type(value).__mro__
+    )
+
+
+def _is_exactly(value: Any, name: str) -> bool:
+    """Say whether a value is one of torch's own samplers, and not of a class derived from it."""
+    kind = type(value)
+    return kind.__name__ == name and kind.__module__ == "torch.utils.data.sampler"
+
+
+def _refuse(value: Any) -> None:
+    """Refuse what looks like a sequence and is none.
+
+    Raises:
+        TypeError: It says what would do.
+    """
+    if isinstance(value, Iterator):
+        what, cure = "can be read once", "pass what it was made from, or a function that makes it"
+    elif isinstance(value, str | bytes | bytearray):
+        what, cure = "is one value", "put it into a list, or read files with list_files"
+    elif isinstance(value, Mapping):
+        what, cure = (
+            "has names and no order",
+            ("choose one of its values (a split), or use from_tensor_slices for a dict of arrays"),
+        )
+    elif type(value).__module__.partition(".")[0] == "pandas":
+        what, cure = "is a table of columns", 'use from_tensor_slices(table.to_dict("list"))'
+    else:
+        return
+    raise TypeError(f"a {type(value).__name__} {what}, so it is no dataset: {cure}")

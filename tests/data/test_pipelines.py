@@ -1,0 +1,297 @@
+"""Other libraries' pipelines as datasets: the real ones, in process and over the service."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    WeightedRandomSampler,
+)
+
+import headrace as hr
+from headrace.service import ShardingPolicy, distribute
+
+ROWS = 23
+
+
+class Images(torch.utils.data.Dataset[Any]):
+    """A torch Dataset, as its users write them: an image and its label."""
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, index: int) -> Any:
+        if not 0 <= index < ROWS:
+            raise IndexError(index)
+        return torch.full((2, 3), float(index)), index % 5
+
+
+class InBatches(Images):
+    """One that fetches several items at once."""
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [(torch.full((2, 3), float(index)), -index) for index in indices]
+
+
+class Stream(IterableDataset[Any]):
+    """A torch IterableDataset."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([{"x": torch.tensor(k)} for k in range(7)])
+
+
+class Squares:
+    """Something with items, of nobody's library."""
+
+    def __len__(self) -> int:
+        return 9
+
+    def __getitem__(self, index: int) -> int:
+        assert type(index) is int, "items are asked for by a Python int"
+        return index * index
+
+
+class OnlyItems:
+    """Something that can only fetch several items at once."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitems__(self, indices: list[int]) -> list[str]:
+        return [f"item {index}" for index in indices]
+
+
+def rows_of(dataset: Any) -> list[Any]:
+    """Return elements as plain lists, for comparison."""
+    return [plain(element) for element in dataset]
+
+
+def plain(element: Any) -> Any:
+    if isinstance(element, tuple | list):
+        return [plain(part) for part in element]
+    if isinstance(element, dict):
+        return {name: plain(part) for name, part in element.items()}
+    return element.tolist() if hasattr(element, "tolist") else element
+
+
+# --- items by index -----------------------------------------------------------------------------
+
+
+def test_the_items_of_a_sequence_are_elements() -> None:
+    dataset = hr.Dataset.from_random_access(Squares())
+    assert rows_of(dataset) == [k * k for k in range(9)]
+    assert dataset.cardinality() == len(dataset) == 9
+
+
+def test_a_sequence_that_only_has_getitems_is_read_through_it() -> None:
+    assert rows_of(hr.Dataset.from_random_access(OnlyItems())) == [f"item {k}" for k in range(4)]
+
+
+def test_a_list_may_hold_elements_of_different_shapes() -> None:
+    items = [np.arange(k) for k in range(4)]
+    assert rows_of(hr.Dataset.from_random_access(items)) == [list(range(k)) for k in range(4)]
+
+
+def test_a_shuffle_gets_only_the_items_that_are_read() -> None:
+    asked: list[int] = []
+
+    class Asked(Squares):
+        def __getitem__(self, index: int) -> int:
+            asked.append(index)
+            return super().__getitem__(index)
+
+    read = rows_of(hr.Dataset.from_random_access(Asked()).shuffle(9, seed=3).take(4))
+    assert [k * k for k in asked] == read
+    assert len(asked) == 4
+
+
+def test_reading_goes_on_from_a_state_without_the_items_before_it() -> None:
+    dataset = hr.Dataset.from_random_access(Squares()).batch(2)
+    iterator = iter(dataset)
+    first = [plain(next(iterator)) for _ in range(2)]
+    state = json.loads(json.dumps(iterator.get_state()))
+    rest = iter(dataset)
+    rest.set_state(state)
+    assert first + rows_of(rest) == rows_of(dataset)
+
+
+def test_an_item_that_fails_names_where_and_the_next_is_read() -> None:
+    class Broken(Squares):
+        def __getitem__(self, index: int) -> int:
+            if index == 2:
+                raise OSError("no such image")
+            return index
+
+    iterator = iter(hr.Dataset.from_random_access(Broken()))
+    assert [int(next(iterator)) for _ in range(2)] == [0, 1]
+    with pytest.raises(hr.errors.UserFunctionError, match="no such image"):
+        next(iterator)
+    assert int(next(iterator)) == 3
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (iter([1]), "can be read once"),
+        ("abc", "is one value"),
+        ({"train": [1], "test": [2]}, "choose one of its values"),
+    ],
+)
+def test_what_only_looks_like_a_sequence_is_refused_with_a_cure(value: Any, words: str) -> None:
+    for make in (hr.Dataset.from_random_access, hr.Dataset.from_pipeline):
+        with pytest.raises(TypeError, match=words):
+            make(value)
+
+
+def test_what_has_no_items_is_refused_with_a_cure() -> None:
+    with pytest.raises(TypeError, match="from_generator"):
+        hr.Dataset.from_random_access(Stream())
+    with pytest.raises(TypeError, match="cannot be read as a dataset"):
+        hr.Dataset.from_pipeline(3)
+
+
+def test_a_table_of_pandas_is_refused_with_a_cure() -> None:
+    table = datasets.Dataset.from_dict({"x": [1, 2]}).to_pandas()
+    with pytest.raises(TypeError, match=re.escape('from_tensor_slices(table.to_dict("list"))')):
+        hr.Dataset.from_pipeline(table)
+    assert rows_of(hr.Dataset.from_tensor_slices(table.to_dict("list"))) == [{"x": 1}, {"x": 2}]
+
+
+# --- torch --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"batch_size": 4}, {"batch_size": 4, "drop_last": True}])
+@pytest.mark.parametrize("images", [Images(), InBatches()])
+def test_a_loader_in_order_gives_the_batches_that_torch_gives(
+    images: Any, options: dict[str, Any]
+) -> None:
+    loader = DataLoader(images, **options)
+    dataset = hr.Dataset.from_pipeline(loader)
+    assert rows_of(dataset) == rows_of(loader)
+    assert dataset.cardinality() == len(loader)
+
+
+def test_a_loader_without_batches_gives_items() -> None:
+    loader = DataLoader(Images(), batch_size=None)
+    assert rows_of(hr.Dataset.from_pipeline(loader)) == rows_of(loader)
+
+
+def test_a_shuffling_loader_gives_each_item_once_in_another_order_each_pass() -> None:
+    dataset = hr.Dataset.from_pipeline(DataLoader(Images(), batch_size=4, shuffle=True))
+    passes = [[row for batch in dataset for row in batch[0][:, 0, 0].tolist()] for _ in range(2)]
+    assert [sorted(rows) for rows in passes] == [list(range(ROWS))] * 2
+    assert passes[0] != passes[1]
+
+
+def test_the_generator_of_a_shuffling_loader_is_its_seed() -> None:
+    def made(seed: int) -> list[Any]:
+        drawn = torch.Generator().manual_seed(seed)
+        loader = DataLoader(Images(), batch_size=4, shuffle=True, generator=drawn)
+        return rows_of(hr.Dataset.from_pipeline(loader))
+
+    assert made(1) == made(1) != made(2)
+
+
+def test_collate_functions_are_the_loaders_own() -> None:
+    loader = DataLoader(Images(), batch_size=4, collate_fn=lambda rows: sum(y for _, y in rows))
+    assert rows_of(hr.Dataset.from_pipeline(loader)) == rows_of(loader)
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        WeightedRandomSampler([1.0] * ROWS, 12, generator=torch.Generator().manual_seed(4)),
+        RandomSampler(Images(), replacement=True, num_samples=12),
+    ],
+)
+def test_a_loader_with_a_sampler_of_its_own_is_read_as_it_is(
+    sampler: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    loader = DataLoader(Images(), batch_size=4, sampler=sampler)
+    dataset = hr.Dataset.from_pipeline(loader)
+    assert "read from its start by one worker" in caplog.text
+    assert [len(batch[1]) for batch in dataset] == [4, 4, 4]
+
+
+def test_a_sampler_derived_from_torchs_own_is_not_taken_for_it() -> None:
+    class Backwards(SequentialSampler):
+        def __iter__(self) -> Iterator[int]:
+            return reversed(range(ROWS))
+
+    images = Images()
+    loader = DataLoader(images, batch_size=None, sampler=Backwards(images))
+    assert rows_of(hr.Dataset.from_pipeline(loader)) == rows_of(loader)
+
+
+def test_a_torch_stream_and_its_loader_are_read_from_their_start() -> None:
+    assert rows_of(hr.Dataset.from_pipeline(Stream())) == rows_of(Stream())
+    loader = DataLoader(Stream(), batch_size=3)
+    assert rows_of(hr.Dataset.from_pipeline(loader)) == rows_of(loader)
+
+
+# --- Hugging Face -------------------------------------------------------------------------------
+
+
+def rows_to_keep() -> dict[str, list[Any]]:
+    return {"text": [f"row {k}" for k in range(10)], "tokens": [[k] * (k % 3) for k in range(10)]}
+
+
+def test_a_hugging_face_dataset_is_read_by_index() -> None:
+    table = datasets.Dataset.from_dict(rows_to_keep())
+    dataset = hr.Dataset.from_pipeline(table)
+    assert rows_of(dataset) == rows_of(table)
+    assert dataset.cardinality() == 10
+
+
+def test_a_hugging_face_dataset_of_splits_is_refused() -> None:
+    splits = datasets.DatasetDict({"train": datasets.Dataset.from_dict(rows_to_keep())})
+    with pytest.raises(TypeError, match="choose one of its values"):
+        hr.Dataset.from_pipeline(splits)
+
+
+def test_the_shards_of_a_hugging_face_stream_are_parts() -> None:
+    stream = datasets.Dataset.from_dict(rows_to_keep()).to_iterable_dataset(num_shards=3)
+    dataset = hr.Dataset.from_pipeline(stream)
+    assert rows_of(dataset) == rows_of(stream)
+    iterator = iter(dataset)
+    rows = [next(iterator) for _ in range(6)]
+    rest = iter(dataset)
+    rest.set_state(iterator.get_state())
+    assert rows_of(rows) + rows_of(rest) == rows_of(stream)
+
+
+# --- anything else, and the service -------------------------------------------------------------
+
+
+def test_functions_arrays_and_iterables_are_datasets() -> None:
+    assert rows_of(hr.Dataset.from_pipeline(lambda: range(3))) == [0, 1, 2]
+    assert rows_of(hr.Dataset.from_pipeline(np.eye(2))) == [[1.0, 0.0], [0.0, 1.0]]
+    assert rows_of(hr.Dataset.from_pipeline({4})) == [4]
+    dataset = hr.Dataset.range(2)
+    assert hr.Dataset.from_pipeline(dataset) is dataset
+
+
+def test_an_iterable_is_iterated_over_again_in_each_pass() -> None:
+    assert rows_of(hr.Dataset.from_pipeline({1: "a"}.keys()).repeat(2)) == [1, 1]
+
+
+def test_any_pipeline_is_distributed_by_the_same_line() -> None:
+    table = datasets.Dataset.from_dict({"x": list(range(50))})
+    loader = DataLoader(Images(), batch_size=4)
+    with hr.service.LocalCluster(num_workers=2, processes=False) as cluster:
+        for pipeline in (Squares(), loader, table, Stream(), lambda: range(5)):
+            read = distribute(ShardingPolicy.DYNAMIC, cluster.target)(pipeline)
+            assert sorted(map(repr, rows_of(read))) == sorted(
+                map(repr, rows_of(hr.Dataset.from_pipeline(pipeline)))
+            )
