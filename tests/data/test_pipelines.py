@@ -224,6 +224,27 @@ def test_a_loader_with_a_sampler_of_its_own_is_read_as_it_is(
     assert [len(batch[1]) for batch in dataset] == [4, 4, 4]
 
 
+@pytest.mark.parametrize("batch_size", [None, 2])
+@pytest.mark.parametrize("sampler", [SequentialSampler(range(5)), RandomSampler(range(5))])
+def test_a_sampler_over_a_part_of_the_data_reads_that_part(sampler: Any, batch_size: Any) -> None:
+    loader = DataLoader(Images(), batch_size=batch_size, sampler=sampler)
+    read = rows_of(hr.Dataset.from_pipeline(loader).map(lambda image, label: label))
+    labels = read if batch_size is None else [label for batch in read for label in batch]
+    assert sorted(labels) == list(range(5))
+
+
+def test_a_list_is_an_array_whoever_gives_it() -> None:
+    rows = [[np.arange(2), np.arange(2)]]
+    for dataset in (
+        hr.Dataset.from_random_access(rows),
+        hr.Dataset.from_pipeline(lambda: rows),
+        hr.Dataset.from_pipeline({1: rows[0]}.values()),
+    ):
+        (row,) = dataset
+        assert isinstance(row, np.ndarray)
+        assert row.tolist() == [[0, 1], [0, 1]]
+
+
 def test_a_sampler_derived_from_torchs_own_is_not_taken_for_it() -> None:
     class Backwards(SequentialSampler):
         def __iter__(self) -> Iterator[int]:

@@ -48,7 +48,7 @@ def from_pipeline(make: Any, pipeline: Any) -> Any:
     if _is_a(pipeline, "torch.utils.data", "DataLoader"):
         return _from_loader(make, pipeline)
     if _is_a(pipeline, "datasets", "IterableDataset"):
-        return make.range(pipeline.num_shards).flat_map(_Shards(make, pipeline))
+        return make.range(_shards_of(pipeline)).flat_map(_Shards(make, pipeline))
     if _is_random_access(pipeline):
         items = from_random_access(make, pipeline)
         # Grain says None where a filter left an element out.
@@ -65,14 +65,17 @@ def from_pipeline(make: Any, pipeline: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Items:
-    """Gets one item."""
+    """Gets one item, perhaps converted as a torch DataLoader without batches does."""
 
     sequence: Any
+    convert: Callable[[Any], Any] | None = None
 
     def __call__(self, index: np.int64) -> Any:
         if hasattr(self.sequence, "__getitem__"):
-            return _element(self.sequence[int(index)])
-        return _element(self.sequence.__getitems__([int(index)])[0])
+            item = self.sequence[int(index)]
+        else:
+            (item,) = self.sequence.__getitems__([int(index)])
+        return item if self.convert is None else _in_tuples(self.convert(item))
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,7 @@ class _Batches:
             items = self.sequence.__getitems__(numbers)
         else:
             items = [self.sequence[number] for number in numbers]
-        return _element(self.collate(items))
+        return _in_tuples(self.collate(items))
 
 
 @dataclass(frozen=True)
@@ -99,9 +102,14 @@ class _Shards:
     stream: Any
 
     def __call__(self, index: np.int64) -> Any:
-        count = self.stream.num_shards
+        count = _shards_of(self.stream)
         shard = self.stream.shard(num_shards=count, index=int(index)) if count > 1 else self.stream
         return self.make.from_generator(_Again(shard))
+
+
+def _shards_of(stream: Any) -> int:
+    """Return in how many parts a Hugging Face stream can be read; its name was another before."""
+    return int(stream.num_shards if hasattr(stream, "num_shards") else stream.n_shards)
 
 
 @dataclass(frozen=True)
@@ -111,7 +119,17 @@ class _Again:
     iterable: Iterable[Any]
 
     def __call__(self) -> Iterator[Any]:
-        return map(_element, self.iterable)
+        return iter(self.iterable)
+
+
+@dataclass(frozen=True)
+class _LoadedAgain:
+    """Iterates over what a torch DataLoader gives, from its start."""
+
+    loader: Iterable[Any]
+
+    def __call__(self) -> Iterator[Any]:
+        return map(_in_tuples, self.loader)
 
 
 def _from_loader(make: Any, loader: Any) -> Any:
@@ -131,7 +149,7 @@ def _from_loader(make: Any, loader: Any) -> Any:
             indices = indices.shuffle(max(len(loader.dataset), 1), seed=seed)
         calls = loader.num_workers or None
         if batches is None:
-            one = _Converted(loader.dataset, loader.collate_fn)
+            one = _Items(loader.dataset, loader.collate_fn)
             return indices.map(one, num_parallel_calls=calls)
         indices = indices.batch(batches.batch_size, drop_remainder=batches.drop_last)
         return indices.map(_Batches(loader.dataset, loader.collate_fn), num_parallel_calls=calls)
@@ -141,45 +159,33 @@ def _from_loader(make: Any, loader: Any) -> Any:
         "`shuffle`, `batch` and `map` over its dataset",
         type(sampler).__name__ if _is_random_access(loader.dataset) else "dataset",
     )
-    return make.from_generator(_Again(loader))
-
-
-@dataclass(frozen=True)
-class _Converted:
-    """Gets one item, and converts it as a torch DataLoader without batches does."""
-
-    sequence: Any
-    convert: Callable[[Any], Any]
-
-    def __call__(self, index: np.int64) -> Any:
-        return _element(self.convert(self.sequence[int(index)]))
+    return make.from_generator(_LoadedAgain(loader))
 
 
 def _is_known(sampler: Any, dataset: Any) -> bool:
-    if _is_exactly(sampler, "SequentialSampler"):
-        return True
-    return (
-        _is_exactly(sampler, "RandomSampler")
-        and not sampler.replacement
-        and sampler.num_samples == len(dataset)
-    )
+    """Say whether a sampler gives each index of a dataset once, in order or plainly shuffled."""
+    kinds = ("SequentialSampler", "RandomSampler")
+    if not any(_is_exactly(sampler, kind) for kind in kinds):
+        return False
+    # It may be one over other data, or over a part of them.
+    over_all = len(sampler.data_source) == len(sampler) == len(dataset)
+    return over_all and not getattr(sampler, "replacement", False)
 
 
-def _element(made: Any) -> Any:
-    """Return what was made with tuples where lists hold parts: a list alone would be an array."""
+def _in_tuples(made: Any) -> Any:
+    """Return it with tuples for lists of parts: torch collates tuples to lists, here arrays."""
     kind = type(made)
-    if kind is list and any(not _is_number(part) for part in made):
-        return tuple(map(_element, made))
-    if kind is tuple:
-        return tuple(map(_element, made))
+    if kind is tuple or (kind is list and not all(map(_is_value, made))):
+        return tuple(map(_in_tuples, made))
     if kind is dict:
-        return {name: _element(part) for name, part in made.items()}
+        return {name: _in_tuples(part) for name, part in made.items()}
     return made
 
 
-def _is_number(part: Any) -> bool:
-    if isinstance(part, list):  # rows of an array
-        return all(map(_is_number, part))
+def _is_value(part: Any) -> bool:
+    """Say whether a list of such parts is one array."""
+    if isinstance(part, list):  # rows of it
+        return all(map(_is_value, part))
     return isinstance(part, bool | int | float | complex | np.generic | str | bytes)
 
 
