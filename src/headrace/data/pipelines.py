@@ -49,10 +49,10 @@ def from_pipeline(make: Any, pipeline: Any) -> Any:
         return _from_loader(make, pipeline)
     if _is_a(pipeline, "datasets", "IterableDataset"):
         return make.range(_shards_of(pipeline)).flat_map(_Shards(make, pipeline))
+    if _is_a(pipeline, "grain", "MapDataset"):
+        return make.range(len(pipeline)).flat_map(_NoneOrOne(make, pipeline))
     if _is_random_access(pipeline):
-        items = from_random_access(make, pipeline)
-        # Grain says None where a filter left an element out.
-        return items.filter(_is_there) if _is_a(pipeline, "grain", "MapDataset") else items
+        return from_random_access(make, pipeline)
     if isinstance(pipeline, Iterable):
         return make.from_generator(_Again(pipeline))
     if callable(pipeline):
@@ -92,6 +92,18 @@ class _Batches:
         else:
             items = [self.sequence[number] for number in numbers]
         return _in_tuples(self.collate(items))
+
+
+@dataclass(frozen=True)
+class _NoneOrOne:
+    """Opens an index of a Grain dataset, which has None where a filter left its element out."""
+
+    make: Any
+    sequence: Any
+
+    def __call__(self, index: np.int64) -> Any:
+        item = self.sequence[int(index)]
+        return self.make.range(0) if item is None else self.make.from_tensors(item)
 
 
 @dataclass(frozen=True)
@@ -187,10 +199,6 @@ def _is_value(part: Any) -> bool:
     if isinstance(part, list):  # rows of it
         return all(map(_is_value, part))
     return isinstance(part, bool | int | float | complex | np.generic | str | bytes)
-
-
-def _is_there(*parts: Any) -> bool:
-    return not (len(parts) == 1 and parts[0] is None)
 
 
 def _is_random_access(value: Any) -> bool:
