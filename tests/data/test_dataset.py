@@ -58,7 +58,7 @@ class WithRows:
     ("data", "cure"),
     [
         ([{"x": 1}, {"x": 2}], r"\{key: \[row\[key\] for row in rows\] for key in rows\[0\]\}"),
-        (WithRows(), r"Dataset.range\(len\(x\)\).map\(lambda i: x\[int\(i\)\]\)"),
+        (WithRows(), r"Dataset.from_random_access\(x\)"),
         ((n for n in range(3)), r"Dataset.from_generator"),
         ({1, 2}, r"sorted\("),
         (Dataset.range(3), "a Dataset already"),

@@ -66,10 +66,7 @@ def no_slices(data: Any) -> str | None:
     elif hasattr(data, "__next__"):
         cure = "it can be read but once: use Dataset.from_generator with the function that makes it"
     elif _has_rows(data):
-        cure = (
-            "read its rows by number: Dataset.range(len(x)).map(lambda i: x[int(i)]), or derive a "
-            "source of them from headrace.IndexedSource"
-        )
+        cure = "read its items by number: Dataset.from_random_access(x)"
     if cure is None:
         return None
     return f"`x` must be arrays (or dicts and tuples of them) with rows, but got {kind}; {cure}"
