@@ -38,6 +38,7 @@ else:
             "service": "headrace.service:",
             "testing": "headrace.testing:",
         },
+        absent="headrace.data.absent:no_such_name",
     )
 
 __all__ = [

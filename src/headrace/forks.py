@@ -4,12 +4,18 @@ Nor may a thread: a child that a user's function forked on a thread of this pack
 alone, and once the function returns, nobody is there for whom it would go on. Inside the function
 the child may do what it likes (`exec`, `os._exit`); one that returns ends with an error that says
 so, in place of waiting for ever.
+
+A signal that asks to leave waits while a process forks: in the child it would else be taken by the
+parent's handler, which is there until the calls below are done, and nobody would heed it.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
+import traceback
 import weakref
 from collections.abc import Callable
 from types import FrameType
@@ -29,7 +35,36 @@ class StaysWithParent(Protocol):
 
 def in_each_child(call: Callable[[], None]) -> None:
     """Have `call` called in each process that is forked from this one."""
-    os.register_at_fork(after_in_child=call)
+    _calls.append(call)
+
+
+_calls: list[Callable[[], None]] = []
+_here = threading.local()
+"""The signals that were held back already where a thread forks."""
+
+
+def _hold_signals_back() -> None:
+    _here.mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+
+
+def _let_signals_through() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _here.mask)
+
+
+def _call_in_child() -> None:
+    for call in _calls:
+        try:
+            call()
+        except Exception:
+            traceback.print_exc()
+    _let_signals_through()
+
+
+os.register_at_fork(
+    before=_hold_signals_back,
+    after_in_parent=_let_signals_through,
+    after_in_child=_call_in_child,
+)
 
 
 _owners: weakref.WeakSet[StaysWithParent] = weakref.WeakSet()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+from headrace.data.absent import no_such_name
 from headrace.sources.example import parse_example
 from headrace.sources.features import FixedLenFeature, VarLenFeature, encode_example
 from headrace.sources.tfrecord import TFRecordWriter
@@ -13,3 +16,8 @@ __all__ = [
     "encode_example",
     "parse_example",
 ]
+
+if not TYPE_CHECKING:  # or every name would pass for a function
+
+    def __getattr__(name: str) -> Any:
+        raise AttributeError(no_such_name(__name__, name, __all__), name=name)

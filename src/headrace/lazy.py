@@ -16,7 +16,7 @@ __all__ = ["lazily"]
 
 
 def lazily(
-    package: str, homes: Mapping[str, str]
+    package: str, homes: Mapping[str, str], absent: str | None = None
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return the `__getattr__` and the `__dir__` of a package.
 
@@ -24,16 +24,20 @@ def lazily(
         package: The package's own name.
         homes: The module that holds each name: `module` for a name that it has too, `module:other`
             for what is called otherwise there, `module:` for the module itself.
+        absent: `module:function` that says what is wrong with another name; it gets the package,
+            the name and those that there are.
     """
 
     def load(name: str) -> Any:
         home = homes.get(name)
         if home is None:
-            raise AttributeError(
-                f"module {package!r} has no attribute {name!r}",
-                name=name,
-                obj=sys.modules[package],
-            )
+            words = f"module {package!r} has no attribute {name!r}"
+            if absent is not None and not name.startswith("_"):
+                module_name, _, function = absent.partition(":")
+                words = getattr(importlib.import_module(module_name), function)(
+                    package, name, list(homes)
+                )
+            raise AttributeError(words, name=name, obj=sys.modules[package])
         module_name, colon, attribute = home.partition(":")
         value = importlib.import_module(module_name)
         if attribute or not colon:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from headrace.cli.demo import _BATCHES_BEFORE_KILL, Epoch, Kill
+from headrace.cli.demo import _BATCHES_BEFORE_KILL, Epoch, Kill, _ending
 from headrace.cli.digits_data import BATCH_SIZE
 
 
@@ -18,7 +18,7 @@ from headrace.cli.digits_data import BATCH_SIZE
 @pytest.mark.timeout(150)
 def test_the_demo_trains_survives_a_kill_and_says_so():
     done = subprocess.run(
-        [sys.executable, "-m", "headrace.cli.main", "demo"],
+        [sys.executable, "-m", "headrace", "demo"],
         capture_output=True,
         text=True,
         timeout=140,
@@ -66,3 +66,14 @@ def test_what_the_other_worker_delivered_after_the_kill_is_counted():
     kill.consider(epoch({}, {"a:1": 256, "b:1": 256}))
     assert kill.delivered_since(epoch({}, {"a:1": 300, "b:1": 256})) == 0
     assert kill.delivered_since(epoch({}, {"a:1": 300, "b:1": 700})) == 444
+
+
+def test_only_what_was_lost_is_explained():
+    whole, less = Counter(range(4)), Counter(range(3))
+    assert _ending(epoch(whole, {}), 4) == (
+        "training went on, and the epoch ended: 0 of 4 lost (nothing comes twice)"
+    )
+    assert _ending(epoch(less, {}), 4).endswith(
+        "1 of 4 examples were lost with worker w0 (what it had taken and not delivered; nothing "
+        "comes twice)"
+    )

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import socket
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 import headrace
@@ -55,13 +57,13 @@ def test_help_names_every_command():
             ["worker", "--dispatcher", "a:1", "--worker-address", "0.0.0.0:%port%"],
             "every address of its machine",
         ),
-        (["status", "nonsense"], "nonsense"),
-        (["doctor", "nonsense"], "nonsense"),
+        (["status", "nonsense"], 'HOST:PORT must be "host:port" or "tcp://host:port", got \'nons'),
+        (["doctor", "nonsense"], 'HOST:PORT must be "host:port" or "tcp://host:port", got \'nons'),
+        (["status", "a:99999"], "'99999' is not a port between 1 and 65535"),
         (["status", "a:1", "--timeout", "0"], "--timeout 0"),
     ],
 )
-def test_wrong_arguments_are_a_usage_error_that_names_them(arguments, words, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "400")
+def test_wrong_arguments_are_a_usage_error_that_names_them(arguments, words):
     result = invoke(*arguments)
     assert result.exit_code == 2
     assert words in result.stderr
@@ -77,8 +79,7 @@ _NOT_SUPPORTED = {
 @pytest.mark.parametrize(
     ("command", "config"), [("dispatcher", DispatcherConfig), ("worker", WorkerConfig)]
 )
-def test_each_field_of_a_configuration_has_an_option(command, config, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "400")
+def test_each_field_of_a_configuration_has_an_option(command, config):
     shown = invoke(command, "--help").stdout
     fields = {field.name for field in dataclasses.fields(config) if field.name != "_"}
     for field in fields - _NOT_SUPPORTED:
@@ -86,13 +87,42 @@ def test_each_field_of_a_configuration_has_an_option(command, config, monkeypatc
 
 
 @pytest.mark.parametrize("command", ["dispatcher", "worker"])
-def test_each_time_says_its_unit_and_what_it_is_by_default(command, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "400")
-    lines = [line for line in invoke(command, "--help").stdout.splitlines() if " MS " in line]
-    assert lines
-    for line in lines:
-        assert "illiseconds" in line, line
-        assert "default" in line, line
+def test_each_time_says_its_unit_and_what_it_is_by_default(command):
+    shown = invoke(command, "--help").stdout
+    options = [" ".join(option.split()) for option in re.split(r"\n(?=  -)", shown)]
+    times = [option for option in options if " MS " in option]
+    assert times
+    for option in times:
+        assert "illiseconds" in option, option
+        assert "default" in option, option
+
+
+def _commands(group, *names):
+    """Return each command below a group, with the names that lead to it."""
+    yield names, group
+    for name, command in getattr(group, "commands", {}).items():
+        yield from _commands(command, *names, name)
+
+
+@pytest.mark.parametrize("columns", [80, 60])
+def test_no_name_and_no_word_of_the_help_is_cut_however_narrow_it_is(columns):
+    for names, command in _commands(typer.main.get_command(app)):
+        result = CliRunner().invoke(app, [*names, "--help"], terminal_width=columns)
+        lines = result.stdout.splitlines()
+        assert all(len(line) <= columns for line in lines), names
+        text = " ".join(lines)
+        assert "..." not in text.replace("[ARGS]...", ""), names
+        assert "…" not in text, names
+        shown = set(text.split())
+        for parameter in command.params:
+            if getattr(parameter, "hidden", False):
+                continue
+            options = [name for name in parameter.opts if name.startswith("-")]
+            for name in [*options, *(parameter.help or "").split()]:
+                assert {name, f"{name},", f"{name}."} & shown, (names, name)
+        for subcommand in getattr(command, "commands", {}).values():
+            first = " ".join((subcommand.help or "").partition("\n\n")[0].split())
+            assert first in " ".join(text.split()), names
 
 
 @pytest.mark.parametrize(

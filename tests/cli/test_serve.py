@@ -29,7 +29,7 @@ class Command:
 
     def __init__(self, *arguments, env=None):
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "headrace.cli.main", *arguments],
+            [sys.executable, "-m", "headrace", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             stdin=subprocess.DEVNULL,
@@ -101,7 +101,7 @@ def dispatcher(run):
 
 def status(address, *options):
     return subprocess.run(
-        [sys.executable, "-m", "headrace.cli.main", "status", address, *options],
+        [sys.executable, "-m", "headrace", "status", address, *options],
         capture_output=True,
         text=True,
         timeout=_SECONDS,
@@ -118,6 +118,13 @@ def test_a_dispatcher_says_whether_there_is_a_journal_to_go_on_from(run, tmp_pat
         command.find("dispatcher ready")
         assert command.lines["stdout"][0] == words
         assert command.end(signal.SIGTERM) == 0
+
+
+def test_a_journal_that_cannot_be_begun_is_not_announced(run):
+    command = run("dispatcher", "--port", "0", "--fault-tolerant", "--work-dir", "/proc")
+    command.find("see who may write there", stream="stderr")
+    assert command.end() == 1
+    assert command.lines["stdout"] == ["dispatcher stopped"] or command.lines["stdout"] == []
 
 
 def test_a_port_for_metrics_that_is_in_use_is_named(run):

@@ -64,3 +64,34 @@ def test_a_forked_child_heeds_signals_and_keeps_them_to_itself():
         [sys.executable, "-c", FORKING], capture_output=True, text=True, timeout=50, check=False
     )
     assert (result.stdout.split(), result.stderr) == (["-15", "0"], "")
+
+
+AT_ONCE = """
+import os, signal, time
+
+def send():
+    if os.getpid() != parent:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+parent = os.getpid()
+os.register_at_fork(after_in_child=send)  # before anybody else's
+
+from headrace.cli.signals import Signals
+
+with Signals() as signals:
+    child = os.fork()
+    if not child:
+        time.sleep(60)
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(signals.wait(timeout=0.0)))
+    os.kill(parent, signal.SIGTERM)
+    print(len(signals.wait(timeout=10.0)))
+"""
+
+
+def test_a_child_heeds_a_signal_of_the_instant_in_which_it_was_forked():
+    result = subprocess.run(
+        [sys.executable, "-c", AT_ONCE], capture_output=True, text=True, timeout=90, check=False
+    )
+    # The parent hears of its own alone.
+    assert (result.stdout.split(), result.stderr) == (["-15", "0", "1"], "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
-from headrace.cli import serve
+from headrace.cli import running
 from headrace.serving.life_cycle import LifeCycle
 
 
@@ -22,7 +22,7 @@ class Late(LifeCycle):
         raise AssertionError("it was stopped before")
 
 
-class SignalThatCameAtOnce(serve.Signals):
+class SignalThatCameAtOnce(running.Signals):
     def __enter__(self):
         super().__enter__()
         os.kill(os.getpid(), signal.SIGTERM)
@@ -30,8 +30,8 @@ class SignalThatCameAtOnce(serve.Signals):
 
 
 def test_a_signal_that_comes_before_the_server_starts_is_no_failure(monkeypatch, capsys):
-    monkeypatch.setattr(serve, "Signals", SignalThatCameAtOnce)
+    monkeypatch.setattr(running, "Signals", SignalThatCameAtOnce)
     server = Late()
-    serve._serve("worker", server, lambda: server.address, None)
+    running.run_server("worker", server, lambda: server.address, None)
     assert capsys.readouterr().out == "worker stopped\n"
     assert server.is_stopped

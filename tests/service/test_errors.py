@@ -118,3 +118,12 @@ def test_a_file_that_cannot_be_opened_costs_what_it_costs_in_one_process(
     where, text = str(there_).split(": ", 1)
     assert text == str(here_)
     assert re.fullmatch(r"on the worker at 127\.0\.0\.1:\d+", where)
+
+
+def test_a_pass_waits_for_the_dispatcher_as_long_as_for_anything_else() -> None:
+    with hr.service.DispatchServer() as dispatcher:
+        dataset = hr.Dataset.range(5).apply(
+            distribute(ShardingPolicy.OFF, dispatcher.target, wait_timeout=0.5)
+        )
+    with pytest.raises(hr.errors.UnavailableError, match=r"did not answer for 0\.5 s"):
+        next(iter(dataset))

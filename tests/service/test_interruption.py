@@ -174,15 +174,25 @@ def test_what_is_kept_to_go_back_is_bounded(cluster: LocalCluster) -> None:
     assert kept <= 20
 
 
-def test_a_state_is_still_refused_in_the_middle_of_a_pass(cluster: LocalCluster) -> None:
+def test_a_state_is_refused_when_it_is_asked_for_after_an_interruption_too(
+    cluster: LocalCluster,
+) -> None:
     remote = Dataset.range(100).apply(distribute(ShardingPolicy.OFF, cluster.target))
-    with iter(remote) as iterator:
+    interrupted: list[int] = []
+
+    def interrupt_once(x: int) -> int:
+        if x == 50 and not interrupted:
+            interrupted.append(x)
+            raise KeyboardInterrupt
+        return x
+
+    with iter(remote.map(interrupt_once)) as iterator:
+        with pytest.raises(KeyboardInterrupt):
+            list(iterator)
         next(iterator)
-        state = iterator.get_state()
-        with iter(remote) as other:
-            other.set_state(state)
-            with pytest.raises(FailedPreconditionError, match="cannot be restored yet") as caught:
-                next(other)
+        with pytest.raises(FailedPreconditionError, match="cannot be restored yet") as caught:
+            iterator.get_state()
+        next(iterator)
     # What goes on after a fork is restored as well.
     assert "nor go on in a forked process" in str(caught.value)
 

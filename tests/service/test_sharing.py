@@ -267,17 +267,21 @@ def test_local_readers_read_the_workers_of_their_process(cluster: LocalCluster) 
     assert numbers(dataset) == list(range(10))
 
 
-def test_a_state_of_a_remote_iterator_is_refused_with_advice(cluster: LocalCluster) -> None:
-    dataset = off(cluster, hr.Dataset.range(100))
-    iterator = iter(dataset)
-    for _ in range(40):
-        next(iterator)
-    state = iterator.get_state()
-    iterator.close()
-    restored = iter(dataset)
-    restored.set_state(state)
-    with pytest.raises(hr.errors.FailedPreconditionError, match="cannot be restored yet"):
-        next(restored)
+@pytest.mark.parametrize("taken", [0, 40])
+def test_a_state_of_a_remote_iterator_is_refused_when_it_is_asked_for(
+    cluster: LocalCluster, taken: int
+) -> None:
+    dataset = off(cluster, hr.Dataset.range(100)).map(lambda x: x + 1).batch(2)
+    with iter(dataset) as iterator:
+        for _ in range(taken):
+            next(iterator)
+        for ask in (iterator.get_state, iterator.state_dict):
+            with pytest.raises(
+                hr.errors.FailedPreconditionError, match="cannot be restored yet"
+            ) as caught:
+                ask()
+    # It says what would do.
+    assert "reads the dataset in this process, without `distribute`" in str(caught.value)
 
 
 def test_a_reader_skips_the_repetitions_that_another_has_had(cluster: LocalCluster) -> None:

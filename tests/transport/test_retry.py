@@ -135,6 +135,16 @@ def test_who_waits_is_warned_once_after_five_seconds(clock: ManualClock):
     assert "connection refused" in text
 
 
+def test_a_long_wait_is_said_again_each_minute(clock: ManualClock):
+    said = []
+    peer = ScriptedPeer(clock, *[(1, UnavailableError("gone"))] * 60, (0, 4))
+    began = clock()
+    assert (
+        call(peer, RetryPolicy(deadline=3600), say=lambda text: said.append(clock() - began)) == 4
+    )
+    assert [round(at, -1) for at in said] == [10, 70, 130]
+
+
 def test_a_wait_of_less_is_not_worth_a_word(clock: ManualClock):
     said = []
     peer = ScriptedPeer(clock, *[(1, UnavailableError("gone"))] * 3, (0, 4))

@@ -172,11 +172,7 @@ def _kill_in_the_middle(
         hit = _show(console, f"epoch {number}", classifier, data, total, names, kill)
         if kill.was_done:
             break
-    console.print(
-        f"training went on, and the epoch ended: {_lost(hit, total)} (what it had taken and not "
-        "delivered; nothing comes twice)",
-        soft_wrap=True,
-    )
+    console.print(_ending(hit, total), soft_wrap=True)
     after = _show(console, f"epoch {number + 1}", classifier, data, total, names)
     console.print(f"the next epoch, with one worker, {_visits(after, total)}")
     if not kill.was_done:
@@ -223,6 +219,11 @@ def _show(
             if kill is not None and kill.consider(epoch):
                 progress.console.print(f"killed worker w0 after {epoch.examples} examples")
     return epoch
+
+
+def _ending(hit: Epoch, total: int) -> str:
+    why = "what it had taken and not delivered; " if len(hit.visits) < total else ""
+    return f"training went on, and the epoch ended: {_lost(hit, total)} ({why}nothing comes twice)"
 
 
 def _lost(epoch: Epoch, total: int) -> str:

@@ -79,7 +79,7 @@ def examine(
     dispatcher: Annotated[
         str | None,
         typer.Argument(
-            metavar="[HOST:PORT]", help="A dispatcher that should be reachable from here."
+            metavar="HOST:PORT", help="A dispatcher that should be reachable from here."
         ),
     ] = None,
     keys: Annotated[
@@ -92,7 +92,7 @@ def examine(
     """Look at this machine: what would hurt, and what to do."""
     security: Security | None = None
     if dispatcher is not None:
-        with wrong_arguments():
+        with wrong_arguments({"service": "HOST:PORT", "address": "HOST:PORT"}):
             parse_service(dispatcher)
             security = None if keys is None else Security.load(keys, "client")
     table = Table("what", "verdict", Column("found", overflow="fold"), box=None, pad_edge=False)

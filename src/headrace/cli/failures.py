@@ -17,14 +17,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
 
+from headrace.cli.help import GroupWithHelp
 from headrace.errors import HeadraceError
+from headrace.open_files import in_words
 
 __all__ = ["CommandGroup", "wrong_arguments"]
 
 
-class CommandGroup(TyperGroup):
+class CommandGroup(GroupWithHelp):
     """The commands; what one of them raises becomes a line and an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
@@ -35,7 +36,7 @@ class CommandGroup(TyperGroup):
             if ctx.params.get("debug"):
                 traceback.print_exc()
             # An error without words of its own is named by its class.
-            print(f"headrace: {error or type(error).__name__}", file=sys.stderr)
+            print(f"headrace: {in_words(error) or type(error).__name__}", file=sys.stderr)
             raise typer.Exit(1) from error
 
 

@@ -32,7 +32,7 @@ def show_status(
     timeout: Annotated[float, typer.Option(help="Seconds to wait for an answer.")] = 5.0,
 ) -> None:
     """Show the workers and jobs of a dispatcher."""
-    with wrong_arguments():
+    with wrong_arguments({"service": "HOST:PORT", "address": "HOST:PORT"}):
         if not timeout > 0:
             raise ValueError(f"--timeout {timeout:g} must be above 0")
         address = parse_service(address)

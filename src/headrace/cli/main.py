@@ -1,4 +1,4 @@
-"""Entry point of the `headrace` command."""
+"""The commands of `headrace`, and what holds for all of them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import typer
 
 from headrace.cli import doctor, inspect, keys, serve
 from headrace.cli.failures import CommandGroup
+from headrace.cli.help import GroupWithHelp
 
-__all__ = ["app", "main"]
+__all__ = ["app"]
 
 app = typer.Typer(
+    rich_markup_mode=None,
     cls=CommandGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -24,7 +26,7 @@ app.command("dispatcher")(serve.run_dispatcher)
 app.command("worker")(serve.run_worker)
 app.command("status")(inspect.show_status)
 app.command("doctor")(doctor.examine)
-app.add_typer(keys.app, name="keys")
+app.add_typer(keys.app, name="keys", cls=GroupWithHelp)
 
 
 @app.command("demo")
@@ -59,12 +61,3 @@ def _options(
     ] = False,
 ) -> None:
     """Feed training jobs from a service: pipelines run on workers, off the training hosts."""
-
-
-def main() -> None:
-    """Run the command that the arguments name."""
-    app(prog_name="headrace")
-
-
-if __name__ == "__main__":
-    main()

@@ -5,20 +5,15 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-import threading
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated
 
 import typer
 
-from headrace import metrics
 from headrace.cli.failures import wrong_arguments
-from headrace.cli.signals import STOP_SIGNALS, Signals
+from headrace.cli.running import run_server, say
 from headrace.cli.supervise import run_children
-from headrace.errors import CancelledError
-from headrace.process.parent import say_leaving, say_ready
 from headrace.service import DispatcherConfig, DispatchServer, WorkerConfig, WorkerServer
 from headrace.service.dispatcher.journal import FORMAT
 from headrace.service.local_worker import WORKER_ENVIRONMENT
@@ -61,16 +56,6 @@ OPTIONS = {
     "security": "--keys",
 }
 """The option for each field of the servers' configurations."""
-
-
-class RunningServer(Protocol):
-    """What both servers can do."""
-
-    def start(self) -> None:
-        """Listen, and return when the server can be used."""
-
-    def stop(self) -> None:
-        """Stop listening and join all threads; ends a `start` that waits."""
 
 
 def run_dispatcher(
@@ -181,10 +166,11 @@ def run_dispatcher(
             max_plan_bytes=max_plan_bytes,
             security=None if keys is None else Security.load(keys, "server"),
         )
-    if work_dir is not None and fault_tolerant:
-        _say_what_is_kept(work_dir)
+    kept = _what_is_kept(work_dir) if work_dir is not None and fault_tolerant else None
     server = DispatchServer(config, start=False)
-    _serve("dispatcher", server, lambda: server.target, metrics_port)
+    run_server(
+        "dispatcher", server, lambda: server.target, metrics_port, options=OPTIONS, notice=kept
+    )
 
 
 def run_worker(
@@ -248,7 +234,7 @@ def run_worker(
     It then takes no more work and delivers what it has; a second Ctrl-C or SIGTERM stops it at
     once. With --processes, a process that crashes is started again.
 
-    With --processes N and a --port, the workers listen at that port and the N - 1 after it.
+    With --processes and a --port, the workers listen at that port and at those after it.
     """
     with wrong_arguments(OPTIONS):
         if processes < 1:
@@ -271,11 +257,12 @@ def run_worker(
         for module in config.preload:
             _import(module)
         server = WorkerServer(config, start=False)
-        _serve(
+        run_server(
             "worker",
             server,
             lambda: server.address,
             metrics_port,
+            options=OPTIONS,
             with_parent=with_parent,
             drain=lambda: server.drain(drain_timeout),
         )
@@ -291,15 +278,14 @@ def run_worker(
     failed = run_children(commands, environment=environment, patience=drain_timeout)
     if failed:
         raise typer.Exit(1)
-    _say(f"{processes} workers stopped")
+    say(f"{processes} workers stopped")
 
 
-def _say_what_is_kept(work_dir: Path) -> None:
-    """Say whether there is anything to go on from: a name that is mistyped is a new directory."""
+def _what_is_kept(work_dir: Path) -> str:
+    """Return what there is to go on from: a name that is mistyped is a new directory."""
     if (work_dir / FORMAT.file_name).exists():
-        _say(f"going on from the journal in {work_dir}")
-    else:
-        _say(f"no journal in {work_dir}: a new one begins there")
+        return f"going on from the journal in {work_dir}"
+    return f"no journal in {work_dir}: a new one begins there"
 
 
 def _worker_arguments(config: WorkerConfig, keys: Path | None) -> list[str]:
@@ -324,102 +310,6 @@ def _worker_arguments(config: WorkerConfig, keys: Path | None) -> list[str]:
         for value in values:
             arguments += [option, value]
     return arguments
-
-
-def _serve(
-    role: str,
-    server: RunningServer,
-    address: Callable[[], str],
-    metrics_port: int | None,
-    *,
-    with_parent: bool = False,
-    drain: Callable[[], None] | None = None,
-) -> None:
-    """Start the server, say where it is, wait for Ctrl-C or SIGTERM, stop it.
-
-    A server that can be drained is, until it is done or a second signal comes. `start` may wait
-    long for a peer, so it runs beside the main thread, which can stop it.
-    """
-    parent = [sys.stdin] if with_parent else []
-    # Python's own handlers are back while the server stops: a second Ctrl-C does not wait.
-    with ExitStack() as stack, Signals() as signals:
-        start = _Start(server, signals)
-        stack.callback(start.thread.join)
-        stack.callback(start.call_off)
-        start.thread.start()
-        reported = False
-        while not STOP_SIGNALS & signals.wait(closing=parent):
-            if start.error is not None:
-                # Some of what the configuration says can only be judged when it is used.
-                with wrong_arguments(OPTIONS):
-                    raise start.error
-            if start.done and not reported:
-                reported = True
-                if metrics_port is not None:
-                    metrics_at = stack.enter_context(metrics.expose(metrics_port))
-                    _say(f"metrics at http://127.0.0.1:{metrics_at}/metrics")
-                _say(f"{role} ready at {address()}")
-                if with_parent:
-                    say_ready(address())
-        if with_parent:
-            say_leaving()
-        if drain is not None and start.done:
-            _say(f"{role} delivers what it has; a second signal stops it at once")
-            _drain(drain, signals)
-    if start.error is not None and not isinstance(start.error, CancelledError):
-        raise start.error
-    _say(f"{role} stopped")
-
-
-def _say(words: str) -> None:
-    """Print a line in one piece: the processes of a command write to one place."""
-    sys.stdout.write(f"{words}\n")
-    sys.stdout.flush()
-
-
-def _drain(drain: Callable[[], None], signals: Signals) -> None:
-    """Drain on a thread of its own until that is done, or another signal comes."""
-    done = threading.Event()
-
-    def run() -> None:
-        try:
-            drain()
-        finally:
-            done.set()
-            signals.wake()
-
-    thread = threading.Thread(target=run, name="headrace-drain", daemon=True)
-    thread.start()
-    # Whoever started us is not watched any more: that it is gone was the first signal perhaps.
-    while not done.is_set() and not STOP_SIGNALS & signals.wait():
-        pass
-
-
-class _Start:
-    """A server's `start` on a thread of its own; wakes the main thread when it is done."""
-
-    def __init__(self, server: RunningServer, signals: Signals) -> None:
-        self._server = server
-        self._signals = signals
-        self.done = False
-        self.error: Exception | None = None
-        self._is_called_off = False
-        self.thread = threading.Thread(target=self._run, name="headrace-start", daemon=True)
-
-    def _run(self) -> None:
-        try:
-            self._server.start()
-            self.done = True
-        except Exception as error:
-            # One that was stopped before this thread got so far cannot be started: no failure.
-            if not self._is_called_off:
-                self.error = error
-        self._signals.wake()
-
-    def call_off(self) -> None:
-        """Stop the server, whether it has started, is starting, or was about to."""
-        self._is_called_off = True
-        self._server.stop()
 
 
 def _check_ports(option: str, first: int | None, processes: int = 1) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from headrace.cli.signals import STOP_SIGNALS, Signals
+from headrace.open_files import in_words
 from headrace.process.child import Command, clean_environment
 from headrace.process.family import Ended, Event, Family, NotStarted
 from headrace.process.stopping import stop
@@ -47,7 +48,7 @@ def run_children(
     with Signals(children=True) as signals:
         try:
             for arguments in commands:
-                ours = ("-P", "-m", "headrace.cli.main", *arguments)
+                ours = ("-P", "-m", "headrace", *arguments)
                 family.add(Command(arguments=ours, environment=variables), time.monotonic())
             while not family.is_empty:
                 due = family.next_due()
@@ -80,7 +81,7 @@ def _note(event: Event, family: Family, count: int) -> bool:
             _say(f"process {child.pid} {words}; {left} of {count} are left")
             return again_in is None and not child.was_asked and child.code != 0
         case NotStarted(_, error, again_in):
-            _say(f"a process could not be started ({error}); next try in {again_in:g} s")
+            _say(f"a process could not be started ({in_words(error)}); next try in {again_in:g} s")
     return False
 
 

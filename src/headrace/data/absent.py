@@ -1,52 +1,96 @@
-"""What to say to whoever asks for what a Dataset does not have."""
+"""What to say to whoever asks for what is not here, under the names of tf.data and its kin."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
-from typing import Any
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, TypeVar
 
-__all__ = ["no_slices", "no_such_method"]
+from headrace.data.elsewhere import OF_ARGUMENTS, OF_DATASETS, OF_MODULES
 
-_IN_A_GENERATOR = (
-    "a generator over the dataset does it in one process: "
-    "Dataset.from_generator(lambda: steps(dataset))"
-)
-_IN_A_FILE = "save(path) keeps the elements of a pass in a directory, Dataset.load(path) reads them"
+__all__ = ["AbsentNames", "no_slices", "no_such_method", "no_such_name", "with_known_arguments"]
 
-#: Names of tf.data, old and new, and what does their work here.
-_ELSEWHERE = {
-    "as_iterator": "iterate over it: `for element in dataset`, or iter(dataset)",
-    "distribute": "dataset.apply(hr.service.distribute(...))",
-    "from_list": "Dataset.from_generator(lambda: items)",
-    "get_single_element": "next(iter(dataset))",
-    "ignore_errors": "catch the error in the function, and filter() what it returns then",
-    "make_initializable_iterator": "iter(dataset)",
-    "make_one_shot_iterator": "iter(dataset)",
-    "map_with_legacy_function": "map()",
-    "numpy": "elements are NumPy already",
-    "output_classes": "element_spec",
-    "output_shapes": "element_spec",
-    "output_types": "element_spec",
-    "ragged_batch": "padded_batch(), with the lengths beside it: map(lambda x: (x, len(x)))",
-    "reduce": "functools.reduce(function, dataset, first)",
-    "rejection_resample": _IN_A_GENERATOR,
-    "snapshot": _IN_A_FILE,
-    "unique": _IN_A_GENERATOR,
-    "window": "of an array np.lib.stride_tricks.sliding_window_view; else " + _IN_A_GENERATOR,
-}
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def no_such_method(name: str, known: Sequence[str]) -> str:
     """Return what is wrong with a name, and what would do: a nearby name, or another way."""
-    if name in _ELSEWHERE:
-        return f"Dataset has no {name!r}; what does its work: {_ELSEWHERE[name]}"
-    near = difflib.get_close_matches(name, [*known, *_ELSEWHERE], n=1)
+    if name in OF_DATASETS:
+        return f"Dataset has no {name!r}; what does its work: {OF_DATASETS[name]}"
+    near = difflib.get_close_matches(name, [*known, *OF_DATASETS], n=1)
     if near and near[0] in known:
         return f"Dataset has no method {name!r}; did you mean {near[0]!r}?"
     if near:
-        return f"Dataset has no method {name!r}, and no {near[0]!r}; {_ELSEWHERE[near[0]]}"
+        return f"Dataset has no method {name!r}, and no {near[0]!r}; {OF_DATASETS[near[0]]}"
     return f"Dataset has no method {name!r}; it has: {', '.join(known)}"
+
+
+def no_such_name(package: str, name: str, known: Sequence[str]) -> str:
+    """Return what is wrong with a name of a module, and what would do, where that is known."""
+    words = f"module {package!r} has no attribute {name!r}"
+    table = OF_MODULES.get(package, {})
+    if name in table:
+        return f"{words}; what does its work: {table[name]}"
+    near = difflib.get_close_matches(name, known, n=1)
+    if near and not name.startswith("_"):
+        return f"{words}; did you mean {near[0]!r}?"
+    return words
+
+
+class AbsentNames(type):
+    """The type of a class that has words for methods and arguments that it lacks."""
+
+    def __new__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> AbsentNames:
+        """Make the class; its public methods name arguments that they do not have."""
+        named = {
+            key: value if key.startswith("_") else _with_words(value)
+            for key, value in namespace.items()
+        }
+        return super().__new__(cls, name, bases, named)
+
+    if not TYPE_CHECKING:  # or every name would pass for a method
+
+        def __getattr__(cls, name: str) -> Any:
+            if name.startswith("_"):
+                raise AttributeError(f"type object {cls.__name__!r} has no attribute {name!r}")
+            known = [method for method in dir(cls) if not method.startswith("_")]
+            raise AttributeError(no_such_method(name, known), name=name, obj=cls)
+
+
+def _with_words(value: Any) -> Any:
+    if isinstance(value, classmethod | staticmethod):
+        return type(value)(with_known_arguments(value.__func__))
+    return with_known_arguments(value) if isinstance(value, FunctionType) else value
+
+
+def with_known_arguments(function: F) -> F:
+    """Have a function name the arguments that it does not have, with what does their work."""
+    parameters = inspect.signature(function).parameters.values()
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        return function
+    known = {each.name for each in parameters if each.kind is not each.POSITIONAL_ONLY}
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not known.issuperset(kwargs):
+            raise TypeError(_no_such_argument(function, next(k for k in kwargs if k not in known)))
+        return function(*args, **kwargs)
+
+    return call  # type: ignore[return-value]
+
+
+def _no_such_argument(function: Callable[..., Any], name: str) -> str:
+    words = f"{function.__qualname__}() has no argument {name!r}"
+    known = [each for each in inspect.signature(function).parameters if each not in ("self", "cls")]
+    near = difflib.get_close_matches(name, known, n=1)
+    if name in OF_ARGUMENTS:
+        return f"{words}; {OF_ARGUMENTS[name]}"
+    if near:
+        return f"{words}; did you mean {near[0]!r}?"
+    return f"{words}; it has: {', '.join(known) or 'none'}"
 
 
 def no_slices(data: Any) -> str | None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
+from headrace.data.absent import AbsentNames
 from headrace.plan.choosing import Choose, Sample
 from headrace.plan.node import Node, call_site
 
 __all__ = ["Choosing"]
 
 
-class Choosing:
+class Choosing(metaclass=AbsentNames):
     """Makes a dataset of several, whose elements come one by one from any of them."""
 
     if TYPE_CHECKING:

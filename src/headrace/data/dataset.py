@@ -97,7 +97,12 @@ class Dataset(Sources, Choosing, Windows):
         )
 
     def filter(self, predicate: Callable[..., Any]) -> Dataset:
-        """Keep the elements for which `predicate(element)` is true."""
+        """Keep the elements for which `predicate(element)` is true.
+
+        Args:
+            predicate: Returns a bool or a number, of Python or NumPy. Anything else, such as the
+                None of a function without `return`, is an error.
+        """
         return self._then(Filter, predicate=predicate)
 
     def take_while(self, predicate: Callable[..., Any]) -> Dataset:

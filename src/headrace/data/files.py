@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from headrace.data.absent import with_known_arguments
 from headrace.data.dataset import Dataset
 from headrace.plan.source import Source
 from headrace.sources.files import FileNamesSource
@@ -29,6 +30,7 @@ def _records(filenames: Any, make: Callable[[Any], Source], reads: int | None) -
     return _records(Dataset.from_source(FileNamesSource(names, names)), make, reads)
 
 
+@with_known_arguments
 def TFRecordDataset(  # noqa: N802 - the field's name
     filenames: Any, compression_type: str | None = None, num_parallel_reads: int | None = None
 ) -> Dataset:
@@ -45,6 +47,7 @@ def TFRecordDataset(  # noqa: N802 - the field's name
     )
 
 
+@with_known_arguments
 def TextLineDataset(  # noqa: N802 - the field's name
     filenames: Any, compression_type: str | None = None, num_parallel_reads: int | None = None
 ) -> Dataset:

@@ -54,11 +54,10 @@ class DatasetIterator:
         self._identity: list[Entry] | None = None
         #: What runs, for whoever closes it; [] before the first read.
         self._running: list[ElementIterator] = []
-        self._keepers = tuple(
-            node.source.keeper
-            for node in walk(plan)
-            if isinstance(node, FromSource | Read) and node.source.keeper is not None
-        )
+        sources = [node.source for node in walk(plan) if isinstance(node, FromSource | Read)]
+        self._keepers = tuple(source.keeper for source in sources if source.keeper is not None)
+        #: Why there are no states; "": there are.
+        self._cannot_restore = next((why for s in sources if (why := s.cannot_restore)), "")
         self._finalizer = weakref.finalize(self, _close_quietly, self._running)
         self._go_to(None)
         leave_in_children(self, DatasetIterator._leave_to_parent)
@@ -199,7 +198,11 @@ class DatasetIterator:
 
         `set_state` on an iterator of the same dataset, in this process or another, continues with
         the same elements.
+
+        Raises:
+            FailedPreconditionError: Nobody could go there: it reads the data service, for one.
         """
+        self._check_it_has_states()
         if self._identity is None:
             self._identity = identity(self._plan)
         stream = self._states(self._offset)
@@ -228,14 +231,20 @@ class DatasetIterator:
 
         Raises:
             FailedPreconditionError: The state is of another dataset or another version; the message
-                names the first step that differs.
+                names the first step that differs. Or this iterator has no states.
         """
         _check(state, self._plan)
+        self._check_it_has_states()
         self.close()
         self._seed, self._pass = state["seed"], state["pass"]
         if len(state.get("fixed", ())) == len(self._fixed):
             self._fixed = list(state.get("fixed", ()))
         self._go_to(state["at"]["stream"])
+
+    def _check_it_has_states(self) -> None:
+        # Said before a trainer keeps a state, not when it is needed.
+        if self._cannot_restore:
+            raise FailedPreconditionError(f"this iterator has no states: {self._cannot_restore}")
 
     state_dict = get_state
     load_state_dict = set_state

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from headrace.arguments import check_callable, check_flag, check_int
-from headrace.data.absent import no_slices
+from headrace.data.absent import AbsentNames, no_slices
 from headrace.data.loading import load_source, load_streams
 from headrace.data.pipelines import from_pipeline, from_random_access
 from headrace.element.spec import Spec
@@ -25,7 +25,7 @@ from headrace.storage.names import FileName
 __all__ = ["Sources"]
 
 
-class Sources:
+class Sources(metaclass=AbsentNames):
     """Makes datasets out of arrays, generators, files and sources; a `Dataset` is a plan."""
 
     if TYPE_CHECKING:

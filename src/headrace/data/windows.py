@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
+from headrace.data.absent import AbsentNames
 from headrace.plan.node import Node
 from headrace.plan.padding import PaddedBatch
 from headrace.plan.windows import BucketBySequenceLength, GroupByWindow
@@ -12,7 +13,7 @@ from headrace.plan.windows import BucketBySequenceLength, GroupByWindow
 __all__ = ["Windows"]
 
 
-class Windows:
+class Windows(metaclass=AbsentNames):
     """Makes batches and windows of elements that are not alike, or belong together."""
 
     if TYPE_CHECKING:

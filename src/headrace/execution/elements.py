@@ -24,25 +24,14 @@ from headrace.plan.traverse import cardinality
 __all__ = ["GatherIterator", "IndexPart", "IndicesIterator", "RowsIterator"]
 
 
-@make_iterator.register(Indices)
-class IndicesIterator(ElementIterator):
-    """Counts from the first; its state is how many were counted."""
+class _Numbered(ElementIterator):
+    """What stands over numbers, an element each; its state is how many were passed."""
 
-    def __init__(self, node: Indices, context: Context) -> None:
+    def __init__(self, indices: Indices, context: Context) -> None:
         self._wants_places = context.wants_places
-        self._first = node.start
-        self._size = node.size
+        self._first = indices.start
+        self._size = indices.size
         self._next = 0
-
-    def next_chunk(self, limit: int) -> Chunk | None:
-        start = self._next
-        stop = start + limit if self._size == INFINITE else min(start + limit, self._size)
-        if stop <= start:
-            return None
-        self._next = stop
-        numbers = np.arange(self._first + start, self._first + stop)
-        places = of_positions(start, stop - start) if self._wants_places else None
-        return Chunk.of_columns(numbers, stop - start, start.__add__, places)
 
     def get_state(self) -> State:
         return self._next
@@ -55,6 +44,21 @@ class IndicesIterator(ElementIterator):
             count = max(0, min(count, self._size - self._next))
         self._next += count
         return count
+
+
+@make_iterator.register(Indices)
+class IndicesIterator(_Numbered):
+    """Counts from the first; its state is how many were counted."""
+
+    def next_chunk(self, limit: int) -> Chunk | None:
+        start = self._next
+        stop = start + limit if self._size == INFINITE else min(start + limit, self._size)
+        if stop <= start:
+            return None
+        self._next = stop
+        numbers = np.arange(self._first + start, self._first + stop)
+        places = of_positions(start, stop - start) if self._wants_places else None
+        return Chunk.of_columns(numbers, stop - start, start.__add__, places)
 
     def seek(self, position: int) -> None:
         self._next = position
@@ -142,20 +146,17 @@ def _make_gather(node: Gather, context: Context) -> ElementIterator:
     return GatherIterator(node, context, lends=lends)
 
 
-class RowsIterator(ElementIterator):
+class RowsIterator(_Numbered):
     """Fetches the elements of a source in order: a `Gather` over numbers, and most datasets.
 
     The state is that of the numbers: how many elements were passed.
     """
 
     def __init__(self, node: Gather, indices: Indices, context: Context, *, lends: bool) -> None:
+        super().__init__(indices, context)
         source = node.source
         self._read_run = source.lend_run if lends else source.gather_run
         self._is_free = not node.source.runs_user_code
-        self._wants_places = context.wants_places
-        self._first = indices.start
-        self._size = indices.size
-        self._next = 0
         #: Elements before this one could not be fetched together.
         self._one_by_one = 0
 
@@ -183,18 +184,6 @@ class RowsIterator(ElementIterator):
             self._next = stop
             places = of_positions(start, stop - start) if self._wants_places else None
             return Chunk.of_columns(columns, stop - start, start.__add__, places)
-
-    def get_state(self) -> State:
-        return self._next
-
-    def set_state(self, state: State) -> None:
-        self._next = state
-
-    def skip(self, count: int) -> int:
-        if self._size != INFINITE:
-            count = max(0, min(count, self._size - self._next))
-        self._next += count
-        return count
 
 
 class GatherIterator(Stage):

@@ -25,6 +25,7 @@ from headrace.execution.parallel import ParallelMapIterator
 from headrace.execution.stage import BLOCK, NOTHING, RowStage, chosen_states
 from headrace.plan.elementwise import Filter, Map, TakeWhile
 from headrace.plan.user_function import UserFunction, map_rows, step_name
+from headrace.plan.verdict import PLAIN_VERDICTS, is_true
 
 __all__ = ["FilterIterator", "MapIterator", "TakeWhileIterator"]
 
@@ -135,12 +136,9 @@ class MapIterator(_FunctionStage):
                     raise failure from failure.__cause__
                 yield made
         except Exception:
-            self._looked_at += count
-            if live.taken == start:  # the error is the input's
-                self._intake.drop_singles()
+            self._break_off(live, start, count)
             raise
-        self._looked_at += count
-        self._intake.drop_singles()
+        self._pass_over(count)
 
     def skip(self, count: int) -> int:
         self._failure = None
@@ -164,17 +162,18 @@ class FilterIterator(_FunctionStage):
         return chunk.take(kept).with_states(states)
 
     def step(self, row: Any) -> Any:
-        return row if self.call(row) else NOTHING
+        return row if is_true(self.call(row)) else NOTHING
 
     def _go_through(self, chunk: Chunk, limit: int) -> Chunk | None:
         # The loop of `RowStage`, without a call more for each row.
-        start, predicate = self._intake.offset, self.call.fn
+        start, predicate, plain = self._intake.offset, self.call.fn, PLAIN_VERDICTS
         index = start
         kept: list[Any] = []
         origins: list[int] = []
         try:
             for index, row in enumerate(chunk.rows()[start : start + max(limit, BLOCK)], start):
-                if predicate(*row) if type(row) is tuple else predicate(row):
+                verdict = predicate(*row) if type(row) is tuple else predicate(row)
+                if verdict if type(verdict) in plain else is_true(verdict):
                     kept.append(row)
                     origins.append(index)
                     if len(kept) == limit:
@@ -205,12 +204,13 @@ class FilterIterator(_FunctionStage):
         return self._kept(live, after), states_at
 
     def _kept(self, live: Live, after: list[int]) -> Iterator[Any]:
-        predicate, count, start = self.call.fn, 0, live.taken
+        predicate, plain, count, start = self.call.fn, PLAIN_VERDICTS, 0, live.taken
         append = after.append
         try:
             for count, row in enumerate(live.rows, 1):
                 try:
-                    if not (predicate(*row) if type(row) is tuple else predicate(row)):
+                    verdict = predicate(*row) if type(row) is tuple else predicate(row)
+                    if not (verdict if type(verdict) in plain else is_true(verdict)):
                         continue
                 except BaseException as error:
                     failure = self._blamed(error, live, count)
@@ -218,12 +218,9 @@ class FilterIterator(_FunctionStage):
                 append(count)
                 yield row
         except Exception:
-            self._looked_at += count
-            if live.taken == start:  # the error is the input's
-                self._intake.drop_singles()
+            self._break_off(live, start, count)
             raise
-        self._looked_at += count
-        self._intake.drop_singles()
+        self._pass_over(count)
 
 
 @make_iterator.register(TakeWhile)
@@ -240,7 +237,7 @@ class TakeWhileIterator(_FunctionStage):
         return chunk if keep is not None and keep.all() else None
 
     def step(self, row: Any) -> Any:
-        return row if self.call(row) else END
+        return row if is_true(self.call(row)) else END
 
     def singles(self) -> Singles | None:
         if self._has_ended or self._failure is not None:
@@ -249,11 +246,12 @@ class TakeWhileIterator(_FunctionStage):
         return None if live is None else (self._before_end(live), live.states)
 
     def _before_end(self, live: Live) -> Iterator[Any]:
-        predicate, count, start = self.call.fn, 0, live.taken
+        predicate, plain, count, start = self.call.fn, PLAIN_VERDICTS, 0, live.taken
         try:
             for count, row in enumerate(live.rows, 1):
                 try:
-                    if not (predicate(*row) if type(row) is tuple else predicate(row)):
+                    verdict = predicate(*row) if type(row) is tuple else predicate(row)
+                    if not (verdict if type(verdict) in plain else is_true(verdict)):
                         self._has_ended = True
                         break
                 except BaseException as error:
@@ -261,13 +259,10 @@ class TakeWhileIterator(_FunctionStage):
                     raise failure from failure.__cause__
                 yield row
         except Exception:
-            self._looked_at += count
-            if live.taken == start:  # the error is the input's
-                self._intake.drop_singles()
+            self._break_off(live, start, count)
             raise
         if self._has_ended:
             live.taken += count - 1  # the place is before what ended it
             self._looked_at += count - 1
             return
-        self._looked_at += count
-        self._intake.drop_singles()
+        self._pass_over(count)

@@ -105,14 +105,12 @@ class ScanIterator(RowStage):
                 if room <= 0:
                     break
         except Exception:
-            self._looked_at += count
-            if live.taken == start:  # the error is the input's
-                self._intake.drop_singles()
+            self._break_off(live, start, count)
             raise
-        self._looked_at += count
         if room > 0:
-            self._intake.drop_singles()
+            self._pass_over(count)
         else:
+            self._looked_at += count
             live.taken += count
 
     def get_state(self) -> State:

@@ -152,6 +152,23 @@ class RowStage(Stage):
         live.taken += 1  # the place is after it
         return self.call.blame(error, number)
 
+    def _break_off(self, live: Live, start: int, count: int) -> None:
+        """Take note of an error at number `count` of single elements, which is raised now.
+
+        Args:
+            live: The elements.
+            start: `live.taken` before the first of them.
+            count: Which one it was.
+        """
+        self._looked_at += count
+        if live.taken == start:  # the error is the input's
+            self._intake.drop_singles()
+
+    def _pass_over(self, count: int) -> None:
+        """Take note that there are no more single elements after `count` of them."""
+        self._looked_at += count
+        self._intake.drop_singles()
+
     def _use(self, count: int) -> None:
         self._looked_at += count
         super()._use(count)

@@ -4,12 +4,38 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from headrace.arguments import check_flag, check_int
 from headrace.plan.node import Node
 
 __all__ = ["Options", "WithOptions"]
+
+_THREADS = "num_parallel_calls of map() and interleave()"
+_ALWAYS = "nothing: plans are always rewritten; Dataset.explain() shows how"
+_GONE = "nothing: leave it out"
+#: Options of tf.data, old and new, and what does their work here.
+_ELSEWHERE = {
+    "auto_shard_policy": "Dataset.shard(num_shards, index), or a ShardingPolicy of hr.service",
+    "autotune": "AUTOTUNE where a step takes it",
+    "dataset_name": _GONE,
+    "experimental_deterministic": "deterministic",
+    "experimental_distribute": (
+        "Dataset.shard(num_shards, index), or a ShardingPolicy of hr.service"
+    ),
+    "experimental_external_state_policy": _GONE,
+    "experimental_optimization": _ALWAYS,
+    "experimental_service": "the arguments of hr.service.distribute",
+    "experimental_slack": "Dataset.prefetch()",
+    "experimental_stats": _GONE,
+    "experimental_symbolic_checkpoint": "nothing: DatasetIterator.get_state() is always small",
+    "experimental_threading": _THREADS,
+    "experimental_warm_start": "Dataset.prefetch()",
+    "framework_type": _GONE,
+    "merge": "Dataset.with_options(), where the later setting wins",
+    "service": "the arguments of hr.service.distribute",
+    "threading": _THREADS,
+}
 
 
 @dataclass
@@ -31,9 +57,13 @@ class Options:
         if name == "seed" and value is not None:
             value = check_int("seed", value, minimum=-(1 << 63))
         if name not in self.__dataclass_fields__:
-            known = ", ".join(sorted(self.__dataclass_fields__))
-            raise AttributeError(f"Options has no attribute {name!r}; it has: {known}")
+            raise AttributeError(_no_such_option(name), name=name, obj=self)
         super().__setattr__(name, value)
+
+    if not TYPE_CHECKING:  # or every name would pass for an option
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(_no_such_option(name), name=name, obj=self)
 
     def merged_with(self, later: Options) -> Options:
         """Return these options, overridden by what `later` sets."""
@@ -58,3 +88,10 @@ class WithOptions(Node):
             raise TypeError(f"`options` must be headrace.Options, but got {self.options!r}")
         # A copy of its own: the user may go on changing theirs.
         object.__setattr__(self, "options", dataclasses.replace(self.options))
+
+
+def _no_such_option(name: str) -> str:
+    if name in _ELSEWHERE:
+        return f"Options has no attribute {name!r}; what does its work: {_ELSEWHERE[name]}"
+    known = ", ".join(sorted(each.name for each in dataclasses.fields(Options)))
+    return f"Options has no attribute {name!r}; it has: {known}"

@@ -15,11 +15,14 @@ from dataclasses import dataclass, field
 from typing import IO
 
 from headrace.forks import stays_with_parent
+from headrace.open_files import check_room
 from headrace.process.parent import LEAVING, READY
 
 __all__ = ["Child", "Command", "clean_environment"]
 
 _BLOCK = 4096
+_FILES = 10
+"""At most so many are opened to start a process."""
 #: What makes an interpreter do something else than run its command to the end.
 _FOR_ONE_INTERPRETER = ("PYTHONINSPECT", "PYTHONSTARTUP")
 
@@ -67,6 +70,7 @@ class Child:
     """
 
     def __init__(self, command: Command) -> None:
+        check_room(_FILES)
         self._link, theirs = socket.socketpair()
         self._link.setblocking(False)
         self._unread = b""

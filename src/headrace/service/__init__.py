@@ -46,6 +46,7 @@ else:
             "from_dataset_id": "headrace.service.dataset",
             "register_dataset": "headrace.service.dataset",
         },
+        absent="headrace.data.absent:no_such_name",
     )
 
 __all__ = [

@@ -87,9 +87,9 @@ def distribute(
             shares AUTO means those in this process, if there are any.
         visitation: None, or the default of the mode: with DYNAMIC "at_most_once", with fixed shares
             "at_least_once".
-        wait_timeout: Seconds without anybody alive who could deliver, after which reading raises
-            UnavailableError. A worker that is alive is waited for without end; a wait of ten
-            seconds is logged, with what is missing.
+        wait_timeout: Seconds without anybody alive who could deliver, or with a dispatcher that is
+            away when a pass begins, after which reading raises UnavailableError. A worker that is
+            alive is waited for without end; a wait of ten seconds is logged, with what is missing.
         security: Keys of this client, for a service that asks for them.
 
     Raises:
@@ -285,6 +285,8 @@ def from_dataset_id(
 
 def delivery_report(dataset: Dataset) -> dict[str, int]:
     """Return how many elements each worker, by address, delivered in the latest iteration.
+
+    It is empty for a dataset that reads no service, and for one that was not iterated over yet.
 
     Args:
         dataset: What `distribute` or `from_dataset_id` made, or a dataset built on that.

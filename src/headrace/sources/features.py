@@ -26,14 +26,20 @@ _STORED = (np.dtype("S"), np.dtype(np.float32), np.dtype(np.int64))
 
 def _check_dtype(dtype: npt.DTypeLike) -> tuple[np.dtype[Any], int]:
     """Return the dtype that is asked for and the kind of list that holds it."""
-    made = np.dtype(dtype)
+    try:
+        made = np.dtype(dtype)
+    except TypeError:
+        made = np.dtype(np.void)
     if made.kind in "SU":
         return np.dtype(made.kind), BYTES_LIST
     if made.kind == "f":
         return made, FLOAT_LIST
     if made.kind in "iub":
         return made, INT64_LIST
-    raise ValueError(f"dtype must be bytes, str, or one of floats, integers or bool, got {dtype!r}")
+    words = f"dtype must be bytes, str, or one of floats, integers or bool, got {dtype!r}"
+    if "string" in str(dtype):
+        words += "; for strings write bytes, or str to have them decoded"
+    raise ValueError(words)
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,12 @@ import threading
 
 import zmq
 
-__all__ = ["SharedContext", "shared_context", "start_collector"]
+from headrace.open_files import check_room
+
+__all__ = ["ENOUGH_FILES", "SharedContext", "shared_context", "start_collector"]
+
+ENOUGH_FILES = 24
+"""What ZeroMQ's threads and a socket or two open: without one of them it ends the process."""
 
 
 def start_collector() -> None:
@@ -31,8 +36,14 @@ class SharedContext:
         self._inherited: list[zmq.Context[zmq.Socket[bytes]]] = []
 
     def borrow(self) -> zmq.Context[zmq.Socket[bytes]]:
-        """Return the context; each call is owed one `give_back`, after its sockets are closed."""
+        """Return the context; each call is owed one `give_back`, after its sockets are closed.
+
+        Raises:
+            OSError: This process cannot open the files that it takes.
+        """
         with self._lock:
+            if self._context is None:
+                check_room(ENOUGH_FILES)
             self._users += 1
             if self._context is None:
                 start_collector()

@@ -17,6 +17,8 @@ T = TypeVar("T")
 
 _QUIET_SECONDS = 5.0
 """How long nobody answers before the caller is warned."""
+_WORDS_SECONDS = 60.0
+"""After so many more it is warned again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +82,8 @@ def retry(
         attempt_timeout: Seconds that one try may take, at most the rest of the deadline.
         stop: Waits so many seconds, or until the caller gives up; says whether it has. None:
             nothing but the deadline ends the tries.
-        say: Takes a warning, once, when there was no answer for five seconds. None: nobody waits
-            for this call who would want to know.
+        say: Takes a warning when there was no answer for five seconds, and once a minute from then
+            on. None: nobody waits for this call who would want to know.
         clock: Tells the time in seconds.
         sleep: Waits so many seconds, where there is no `stop`.
         chance: See `delays`.
@@ -93,6 +95,7 @@ def retry(
     """
     began = clock()
     waits = delays(policy, chance)
+    words_at = began + _QUIET_SECONDS
     for tries in itertools.count(1):
         if stop is not None and stop(0.0):
             raise CancelledError(f"{whom}: called off after {tries - 1} tries")
@@ -106,13 +109,13 @@ def retry(
                     f"{whom} did not answer for {policy.deadline:g} s ({tries} tries): is it "
                     f"running, and is this its address? The last try: {error}"
                 ) from error
-            if say is not None and clock() - began >= _QUIET_SECONDS:
+            if say is not None and clock() >= words_at:
                 say(
                     f"{whom} has not answered for {clock() - began:.0f} s, and is asked for "
                     f"{policy.deadline:g} s in all: is it running, and is this its address? "
                     f"The last try: {error}"
                 )
-                say = None
+                words_at = clock() + _WORDS_SECONDS
         if stop is None:
             sleep(wait)
         else:

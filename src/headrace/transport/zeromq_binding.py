@@ -7,6 +7,7 @@ import time
 
 import zmq
 
+from headrace.open_files import in_words
 from headrace.transport import address as addresses
 
 __all__ = ["bind"]
@@ -32,7 +33,7 @@ def bind(router: zmq.Socket[bytes], host: str, port: int) -> str:
                 f"port {port} on {host} is in use by another server; "
                 "choose another port, or 0 for one that is free",
             ) from error
-        words = f"cannot listen at {addresses.join(host, port)}: {error}"
+        words = f"cannot listen at {addresses.join(host, port)}: {in_words(error)}"
         if error.errno in _NOT_OURS:
             words += (
                 f". {host} is no address of this machine, nor a name of one: give 127.0.0.1, "

@@ -25,6 +25,7 @@ from headrace.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
+from headrace.open_files import in_words
 from headrace.transport import address as addresses
 from headrace.transport.calling_end import CallingEnd
 from headrace.transport.channel import Buffer, Reply
@@ -144,7 +145,9 @@ class ZeroMQChannel(CallingEnd):
                 self._lost = error
             except (OSError, zmq.ZMQError) as error:
                 # No descriptor is left, most likely; there may be one in a moment.
-                self._lost = UnavailableError(f"cannot connect to {self._address}: {error}")
+                self._lost = UnavailableError(
+                    f"cannot connect to {self._address}: {in_words(error)}"
+                )
             self._connection = connection
         return connection
 

@@ -188,7 +188,12 @@ class Connection:
         self.was_turned_away = True
         return _refused(
             f"the server at {at} ended the connection before it began; "
-            + ("is server_key the key of this server?" if self._secure else "does it want keys?")
+            + (
+                "is server.key here the key of that server, and is client.key here in its "
+                "authorized_clients?"
+                if self._secure
+                else "does it want keys (`security=`, on the command line --keys)?"
+            )
         )
 
     def _closed_by_peer(self, elapsed: float) -> bool:

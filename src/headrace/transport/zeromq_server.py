@@ -21,10 +21,11 @@ import zmq
 from headrace.errors import FailedPreconditionError, HeadraceError, describe_error
 from headrace.forks import stays_with_parent
 from headrace.metrics import count_request_too_large
+from headrace.open_files import check_room
 from headrace.transport.admission import Admission
 from headrace.transport.arena import Arena, ArenaBudget
 from headrace.transport.channel import Handler, Server
-from headrace.transport.context import shared_context, start_collector
+from headrace.transport.context import ENOUGH_FILES, shared_context, start_collector
 from headrace.transport.descriptors import raise_file_limit
 from headrace.transport.envelope import (
     GOODBYE,
@@ -77,6 +78,7 @@ class ZeroMQServer(Server):
         limits: ServerLimits,
     ) -> None:
         raise_file_limit()
+        check_room(ENOUGH_FILES)
         start_collector()
         self._handler = handler
         self._decode = msgspec.msgpack.Decoder(request_type).decode

@@ -1,4 +1,4 @@
-"""Opening an iteration: the dispatcher is asked until it answers, for a minute at most."""
+"""Opening an iteration: the dispatcher is asked until it answers, or patience ends."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ __all__ = ["of_this_process", "open_iteration"]
 
 _log = logging.getLogger(__name__)
 
-_PATIENCE = RetryPolicy(deadline=60.0)
-
 M = TypeVar("M", IterationOpened, ClientUpdate)
 
 
@@ -29,6 +27,7 @@ def open_iteration(
     dial: Callable[[], DispatcherStub],
     *,
     dispatcher: str,
+    wait_timeout: float,
     local_only: bool,
     prefers_local: bool = False,
 ) -> tuple[IterationOpened, bool]:
@@ -38,17 +37,18 @@ def open_iteration(
         opening: Which one.
         dial: Opens a connection to the dispatcher.
         dispatcher: Its address, for messages.
+        wait_timeout: Seconds for which it is asked, as for everything that reading waits for.
         local_only: Whether to read the workers of this process alone.
         prefers_local: Whether to do so if there are any.
 
     Raises:
         FailedPreconditionError: `local_only`, and there is no worker in this process.
-        UnavailableError: The dispatcher did not answer for a minute.
+        UnavailableError: The dispatcher did not answer for so long.
     """
     with dial() as stub:
         opened = retry(
             lambda timeout: stub.call(opening, timeout=timeout),
-            _PATIENCE,
+            RetryPolicy(deadline=wait_timeout),
             whom=f"the dispatcher at {dispatcher}",
             attempt_timeout=CALL_SECONDS,
             say=lambda words: _log.warning("%s", words),

@@ -66,6 +66,7 @@ class RemoteReader:
         self._opening = opening
         self._dispatcher = dispatcher
         self._dial = dial
+        self._wait_timeout = wait_timeout
         self._local_only, self._prefers_local = local_only, prefers_local
         self._pid = os.getpid()
         session = Session(
@@ -138,6 +139,7 @@ class RemoteReader:
             self._opening,
             self._dial,
             dispatcher=self._dispatcher,
+            wait_timeout=self._wait_timeout,
             local_only=self._local_only,
             prefers_local=self._prefers_local,
         )

@@ -1,0 +1,84 @@
+"""Where few files can be opened, that is said, with what would do."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from headrace.open_files import check_room, in_words
+
+
+def test_an_error_for_lack_of_files_says_what_would_do():
+    assert in_words(OSError(errno.EMFILE, "Too many open files")) == (
+        "Too many open files; raise the limit (ulimit -n 4096)"
+    )
+    assert in_words(OSError(errno.EACCES, "Permission denied")) == "Permission denied"
+    assert in_words(ValueError("x")) == "x"
+
+
+def test_room_is_checked_without_taking_it():
+    before = len(os.listdir("/dev/fd"))
+    check_room(30)
+    assert len(os.listdir("/dev/fd")) == before
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(number) for number in os.listdir("/dev/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 10, hard))
+    try:
+        with pytest.raises(OSError, match=r"500 more are needed, and \d+ can be.*ulimit -n"):
+            check_room(500)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def limited(files, *command):
+    """Run a command that may open so many files; return its code and what it wrote."""
+    process = subprocess.Popen(
+        ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh", *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    if "ready" in process.stdout.readline():
+        process.terminate()
+    out, err = process.communicate(timeout=60)
+    return process.returncode, out + err
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("files", [12, 18, 24, 30, 36, 40])
+def test_a_command_that_cannot_open_what_it_needs_says_so_in_a_line(files):
+    command = (sys.executable, "-m", "headrace", "dispatcher", "--port", "0")
+    code, words = limited(files, *command)
+    assert "Traceback" not in words
+    if code:
+        assert code == 1
+        [line] = words.splitlines()
+        assert line.startswith("headrace: Too many open files")
+        assert "ulimit -n" in line
+    else:
+        assert files >= 30
+
+
+@pytest.mark.heavy
+def test_a_process_that_cannot_be_started_for_lack_of_files_is_an_error_that_says_so():
+    script = (
+        "import os, headrace as hr\n"
+        "def main():\n"
+        "    with hr.service.DispatchServer():\n"
+        "        held = []\n"
+        "        while True:\n"
+        "            try: held.append(os.open('/dev/null', 0))\n"
+        "            except OSError: break\n"
+        "        for number in held[:5]: os.close(number)\n"
+        "        from headrace.process.child import Child, Command\n"
+        "        Child(Command(arguments=('-c', ''), environment={}))\n"
+        "main()\n"
+    )
+    code, words = limited(64, sys.executable, "-c", script)
+    assert code == 1
+    assert "10 more are needed, and 5 can be opened; raise the limit (ulimit -n" in words
