@@ -44,10 +44,10 @@ def do(work: Work, *numbers: int) -> None:
         work._do(batch, number - batch.first, number - batch.first + 1)
 
 
-def test_a_consumer_in_wait_is_notified_once_a_handful_is_done_across_batches(work):
+def test_a_consumer_in_wait_is_notified_once_what_it_asked_for_is_done_across_batches(work):
     for _ in range(4):
         put(work, 2)
-    work.expect(64)
+    work.expect(6)
     before = work.ready.number
     do(work, 1, 2, 3, 4)
     do(work, 5)
@@ -57,6 +57,25 @@ def test_a_consumer_in_wait_is_notified_once_a_handful_is_done_across_batches(wo
     assert [result is PENDING for batch in work.batches for result in batch.results] == (
         [False] * 6 + [True] * 2
     )
+
+
+def test_a_consumer_waits_for_a_handful_as_long_as_more_and_more_is_read_ahead(work):
+    put(work, 48)
+    work.expect(64)
+    before = work.ready.number
+    do(work, *range(6))
+    assert work.ready.number == before + 1
+
+
+def test_a_consumer_waits_for_no_more_than_half_of_what_is_read_ahead_once_that_is_settled(work):
+    put(work, 48)
+    work._is_growing = False
+    work.expect(64)
+    before = work.ready.number
+    do(work, *range(23))
+    assert work.ready.number == before
+    do(work, 23)
+    assert work.ready.number == before + 1
 
 
 def test_no_more_is_waited_for_than_was_read(work):

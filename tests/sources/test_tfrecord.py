@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+import io
 import os
 import re
 import struct
@@ -16,6 +17,7 @@ import headrace as hr
 from headrace.element.spec import ArraySpec
 from headrace.errors import DataLossError, FailedPreconditionError, NotFoundError
 from headrace.plan.source import Reader
+from headrace.sources import record_files
 from headrace.sources.tfrecord import TFRecordSource, TFRecordWriter, masked_crc
 from headrace.testing.conformance import check_source, read_all
 
@@ -96,6 +98,43 @@ def test_many_records_over_many_blocks(tmp_path: Path) -> None:
     source = TFRecordSource((write(tmp_path / "x", records),))
 
     assert read_all(source.open(0, 1)) == records
+
+
+@pytest.mark.parametrize("compression", ["", "ZLIB"])
+@pytest.mark.parametrize("sizes", [(200,), (10, 300, 0), (900, 20, 40), (484,), (3000, 1)])
+def test_records_large_and_small_beside_the_block_come_from_every_position(
+    tmp_path: Path, compression: str, sizes: tuple[int, ...]
+) -> None:
+    records = [bytes([index]) * size for index, size in enumerate(sizes * 9)]
+    name = write(tmp_path / "x", records, compression)
+
+    for buffer_size in (100, 500, 1000):
+        check_source(TFRecordSource((name,), compression, buffer_size), records)
+
+
+def test_what_a_large_record_lacks_is_read_alone_and_what_a_small_one_lacks_with_a_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    class Watched(io.FileIO):
+        def read(self, size: int = -1, /) -> bytes:
+            asked.append(size)
+            return super().read(size)
+
+    monkeypatch.setattr(
+        record_files, "open_file", lambda name, compression, offset: Watched(name, "rb")
+    )
+    large = [bytes(84)] * 20  # a hundred bytes each, with its frame
+    small = [bytes([index % 7]) * (index % 7) for index in range(200)]
+
+    for records, expected in ((large, [250, 50, 250, 50]), (small, [2000, 2000])):
+        asked.clear()
+        path = write(tmp_path / "x", records)
+        buffer_size = expected[0]
+        reader = TFRecordSource((path,), None, buffer_size).open(0, 1)
+        assert read_all(reader) == records
+        assert asked[: len(expected)] == expected
 
 
 @pytest.mark.parametrize("size", [0, 1, 30])

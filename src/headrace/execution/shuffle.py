@@ -34,7 +34,7 @@ _BLOCK = 4096
 _FILL = 1 << 16
 _BLOCK_BYTES = 1 << 20
 _DRAWN_AHEAD = 1024
-_SINGLES = range(1, 1025)
+_SINGLES = range(1, _DRAWN_AHEAD + 1)
 """Draws for single elements, from one mark to the next (`Reread`)."""
 
 
@@ -239,11 +239,12 @@ class ShuffleIterator(ElementIterator):
     def _drawn_singly(self, held: list[Any], live: Live) -> Iterator[Any]:
         """Draw once for each new element."""
         upcoming, count = self._upcoming.tolist(), 0
+        if len(upcoming) < _SINGLES[-1]:
+            upcoming += self._draws.take(_DRAWN_AHEAD).tolist()
+        # The elements last: where another of these ends first, none was taken and left out.
+        draws = zip(_SINGLES, upcoming, live.rows, strict=False)
         try:
-            for count, row in zip(_SINGLES, live.rows, strict=False):
-                if count > len(upcoming):
-                    upcoming += self._draws.take(_DRAWN_AHEAD).tolist()
-                slot = upcoming[count - 1]
+            for count, slot, row in draws:  # noqa: B007 - read after it
                 out, held[slot] = held[slot], row if type(row) in OWN_MEMORY else unpinned(row)
                 yield out
         except Exception:

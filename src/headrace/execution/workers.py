@@ -7,8 +7,9 @@ Each thread takes a *grain*: as many elements as take it about `_GRAIN_SECONDS`,
 Results are delivered element by element. No more than some milliseconds of work for each thread is
 read ahead, and no more than `_MOST_BYTES` of inputs and results.
 
-Nobody is woken for one element, which costs more than many a function: the consumer waits for a
-handful of results, and the feeder until there is room for a handful.
+Nobody is woken for one element, which costs more than many a function: the feeder waits until there
+is room for a handful, and the consumer for as many results as it asked for, up to half of what is
+read ahead: the threads work on the other half meanwhile.
 
 Who may touch what. The feeder and the consumer hold `feeder.lock` for everything here. The threads
 hold no lock while they work: each writes `rows` and `results` of its own grain, and appends to
@@ -115,6 +116,7 @@ class Work:
         self.fed = 0  # elements of the input read
         self.delivered = 0
         self.window = threads * _FEWEST_AHEAD
+        self._is_growing = True
         self.has_ended = False  # the input has
         state = input_.get_state()
         #: The place after all that was read: element `_index` of a chunk with these states.
@@ -265,12 +267,14 @@ class Work:
 
     @property
     def handful(self) -> int:
-        """How many elements to ask for or wait for at once: the most stay for the threads."""
+        """How many elements to ask for at once: the most stay for the threads."""
         return max(1, self.window // 8)
 
     def expect(self, limit: int) -> None:
         """Have the consumer notified when about so many elements are done. With the lock held."""
-        self._enough = min(limit, self.handful, self.fed - self.delivered)
+        # As long as the window grows, which it does as results are taken, few: the first come soon.
+        most = self.handful if self._is_growing else max(1, self.window // 2)
+        self._enough = min(limit, most, self.fed - self.delivered)
         if self._is_ordered:
             self._awaited = self._first_and_last(self._enough)
         self.is_awaited = True
@@ -298,7 +302,9 @@ class Work:
         wished = max(_FEWEST_AHEAD, min(_AHEAD_SECONDS / (each + 1e-9), _MOST_AHEAD))
         affordable = _MOST_BYTES / (self._bytes_in + self._bytes_out + 1)
         threads = self._threads_wanted
-        self.window = int(max(threads, min(threads * wished, affordable, 2 * self.window)))
+        most = min(threads * wished, affordable)
+        self._is_growing = 2 * self.window < most
+        self.window = int(max(threads, min(most, 2 * self.window)))
         if self._room():
             self.feeder.changed.notify_all()
 

@@ -47,6 +47,8 @@ BLOCK_SIZE = 1 << 20
 """Bytes that are read and cut at once."""
 
 _LARGEST_READ = 64 << 20
+_LARGE_RECORDS = 64
+"""Of which so many make a block, or fewer."""
 
 
 @dataclass(slots=True)
@@ -238,9 +240,13 @@ class RecordFilesReader:
             size = min(self._needs - len(rest), _LARGEST_READ)
             if not self._records:
                 # A record larger than what is at hand: ask for ever more, or joining gets slow.
-                size = max(size, len(rest))
+                size = max(size, len(rest), self._block_size)
+            elif size <= 0 or self._needs * _LARGE_RECORDS < self._block_size:
+                # What a large record lacks comes alone, and so the block after it is not copied to
+                # be joined with what is at hand.
+                size = max(size, self._block_size)
             try:
-                block = self._stream.read(max(size, self._block_size))
+                block = self._stream.read(size)
             except HeadraceError as error:
                 self._fail(error)
                 return
