@@ -14,7 +14,9 @@ from headrace.plan import (
     options,
     ordering,
     padding,
+    root,
     scanning,
+    units,
     windows,
 )
 from headrace.plan.node import Node
@@ -30,7 +32,7 @@ TWINS = {
 
 ROOMS = [
     *(batching, buffering, choosing, combining, elements, elementwise, options, ordering),
-    *(padding, scanning, windows),
+    *(padding, root, scanning, units, windows),
 ]
 
 

@@ -6,8 +6,10 @@ import pytest
 
 import headrace as hr
 from headrace.plan.node import Node
+from headrace.plan.root import Root
 from headrace.plan.source import INFINITE, UNKNOWN
 from headrace.plan.traverse import walk
+from headrace.plan.units import Units
 from headrace.rewrites.normal import normalize
 
 Dataset = hr.Dataset
@@ -30,7 +32,8 @@ def steps() -> dict[str, Node]:
         Dataset.sample_from_datasets([numbers, numbers]),
         Dataset.choose_from_datasets([numbers, numbers], numbers),
     ).with_options(hr.Options(seed=1))
-    plans = (whole.plan, normalize(whole.plan).plan)
+    halves = (Root(input=whole.plan), Units(size=3, count=9))
+    plans = (whole.plan, normalize(whole.plan).plan, *halves)
     return {node.kind: node for plan in plans for node in walk(plan)}
 
 

@@ -432,7 +432,11 @@ class ClientProcess(Peer):
                 self._drop(task_id)
             if self._opening.job_name is not None:
                 used = self._in_use
-                begun = None if used is None else (used.task.task_id, used.number)
+                begun = (
+                    None
+                    if used is None
+                    else (used.task.task_id, used.number, used.count - len(self._unread))
+                )
                 for word in self.session.leave(begun):
                     self.note("says", word)
                     self._dispatcher.send(word)

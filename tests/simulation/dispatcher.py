@@ -147,9 +147,8 @@ class DispatcherProcess(Peer):
         if any(isinstance(fact, _ENDING) for fact in facts):
             for iteration_id, iteration in self.state.iterations.items():
                 if iteration.finished:
-                    tasks = self.state.tasks_of(iteration)
                     policy = policy_of(self.state, iteration)
-                    self.said_lost[iteration_id] = policy.lost(iteration, tasks)
+                    self.said_lost[iteration_id] = policy.lost(self.state, iteration)
 
     def check(self) -> None:
         """Compare what is known with what was kept."""

@@ -16,6 +16,9 @@ from typing import Any, TypeAlias
 
 from headrace.errors import UserFunctionError
 from headrace.execution.begun import begun_units
+from headrace.service.dispatcher.ranges import Ranges
+from headrace.service.dispatcher.rows import END, EVERYTHING, OriginRun
+from headrace.service.worker.dealt_order import DealtOrder
 from headrace.service.worker.opening import units_whole
 from headrace.service.worker.portion import Portion
 from headrace.service.worker.producer import next_limit
@@ -39,6 +42,10 @@ class Plan:
     """A unit has 0 to so many elements; 1: exactly one."""
     window: int = 1
     """Units that are open at once; 1: one after the other."""
+    mixed: int = 1
+    """Elements that a shuffle of values holds, above the units."""
+    omits: bool = False
+    """A filter above that leaves some elements out."""
     joined: int = 1
     """Elements that a batch above all that joins to one."""
     cost: float = 0.0
@@ -61,7 +68,32 @@ class Plan:
 
     def atoms(self, unit: int) -> list[Atom]:
         """Return the atoms of a unit that come where nothing is lost."""
-        return [(unit, k) for k in range(self.count(unit)) if not self.raises(unit, k)]
+        return [
+            (unit, k)
+            for k in range(self.count(unit))
+            if not (self.raises(unit, k) or self.omitted(unit, k))
+        ]
+
+    def everything(self) -> set[Atom]:
+        """Return all atoms that come, or raise."""
+        return {
+            (unit, k)
+            for unit in range(self.size)
+            for k in range(self.count(unit))
+            if not self.omitted(unit, k)
+        }
+
+    def omitted(self, unit: int, k: int) -> bool:
+        """Whether an element is left out."""
+        return self.omits and not self.raises(unit, k) and (unit * 31 + k) % 3 == 1
+
+    def rows(self, unit: int) -> int:
+        """Return how many elements a unit has that do not raise: so many ordinals."""
+        return self.count(unit) - sum(self.raises(unit, k) for k in range(min(1, self.count(unit))))
+
+    def ordinal(self, atom: Atom) -> int:
+        """Return the ordinal of an element; of one that raises, that of the next."""
+        return atom[1] - (atom[1] > 0 and self.raises(atom[0], 0))
 
     def raises(self, unit: int, k: int) -> bool:
         """Whether an element raises."""
@@ -75,6 +107,8 @@ class Grant:
     start: int
     stop: int
     alone: bool = False
+    rows: Ranges = ()
+    """Not empty: one unit, of which only these ordinals are wanted."""
 
 
 class Need(enum.Enum):
@@ -92,14 +126,24 @@ Production: TypeAlias = Generator[Need | float | Portion, Grant | None, str | No
 class _Stream:
     """The elements of a plan in their order, and the state of its steps."""
 
+    NOTHING: Atom = (-1, -1)
+    """In place of an atom: look for units to open once more."""
+
     def __init__(self, plan: Plan, chance: random.Random, *, is_dealt: bool) -> None:
         self.plan, self._chance, self.is_dealt = plan, chance, is_dealt
-        self._granted: deque[int] = deque(() if is_dealt else range(plan.size))
+        self.order = DealtOrder()
+        self._granted: deque[tuple[int, Ranges]] = deque()
+        if not is_dealt:
+            self._granted.extend((unit, EVERYTHING) for unit in range(plan.size))
         self._ended = not is_dealt
-        #: (place in dealt order, unit, number of the next element)
-        self._open: list[tuple[int, int, int]] = []
+        #: (place in dealt order, unit, its elements that are to come)
+        self._open: list[tuple[int, int, deque[Atom]]] = []
+        #: What the shuffle holds: elements with the places of their units.
+        self._held: list[tuple[int, Atom]] = []
         self.handed = 0
         self.is_alone = False
+        #: (unit, elements) of units that ended, and were not yet said to have.
+        self.ends: list[tuple[int, int]] = []
         #: The batch that is being filled, and the oldest place that was open when it was begun.
         self.batch: list[Atom] = []
         self._batch_place = 0
@@ -107,9 +151,11 @@ class _Stream:
     def take(self, grant: Grant | None) -> None:
         if grant is None:
             self._ended = True
-        else:
-            self._granted.extend(range(grant.start, grant.stop))
-            self.is_alone = grant.alone
+            return
+        rows = grant.rows or EVERYTHING
+        self._granted.extend((unit, rows) for unit in range(grant.start, grant.stop))
+        self.order.deal(grant.start, grant.stop, grant.rows)
+        self.is_alone = grant.alone
 
     def open_next(self) -> int | Need | None:
         """Open units until the window is full; return a unit that was opened, or what is needed."""
@@ -117,44 +163,74 @@ class _Stream:
             return None
         if not self._granted:
             return None if self._ended else Need.UNITS
-        unit = self._granted.popleft()
-        if self.plan.count(unit):
-            self._open.append((self.handed, unit, 0))
+        unit, rows = self._granted.popleft()
+        # An element that raises goes with the one after it.
+        wanted = deque(
+            (unit, k)
+            for k in range(self.plan.count(unit))
+            if any(start <= self.plan.ordinal((unit, k)) < stop for start, stop in rows)
+        )
+        if wanted:
+            self._open.append((self.handed, unit, wanted))
+        if rows[-1][1] < END:
+            wanted.append((unit, -1))  # it is not read to its end
+        elif not wanted:
+            self.ends.append((unit, self.plan.rows(unit)))
         self.handed += 1
         return unit
 
     def next_atom(self) -> Atom | None:
         """Return the next atom, once no unit need be opened; None: there are no more."""
-        if not self._open:
+        while self._open and len(self._held) < self.plan.mixed:
+            which = self._chance.randrange(len(self._open)) if self.plan.window > 1 else 0
+            place, unit, left = self._open[which]
+            atom = left.popleft()
+            if not left:
+                self.ends.append((unit, self.plan.rows(unit)))
+            if not left or left[0][1] < 0:
+                del self._open[which]
+            if self.plan.raises(*atom):
+                return atom  # no step holds an error
+            self._held.append((place, atom))
+            if self.plan.mixed > 1 and len(self._open) < self.plan.window:
+                return self.NOTHING if self._may_open else self._draw()
+        return self._draw()
+
+    @property
+    def _may_open(self) -> bool:
+        """Whether another unit is to be opened before anything is drawn."""
+        return bool(self._granted) or not self._ended
+
+    def _draw(self) -> Atom | None:
+        if not self._held:
             return None
-        which = self._chance.randrange(len(self._open)) if self.plan.window > 1 else 0
-        place, unit, number = self._open[which]
+        places = [place for place, _, _ in self._open] + [place for place, _ in self._held]
         if not self.batch:
-            self._batch_place = min(each for each, _, _ in self._open)
-        if number + 1 < self.plan.count(unit):
-            self._open[which] = place, unit, number + 1
-        else:
-            del self._open[which]
-        return unit, number
+            self._batch_place = min(places)
+        which = self._chance.randrange(len(self._held)) if self.plan.mixed > 1 else 0
+        return self._held.pop(which)[1]
 
     def state(self) -> Any:
         """Return what the states of the plan's steps would be."""
         held = [{"dealt": place} for place, _, _ in self._open]
+        held += [{"dealt": place} for place, _ in self._held]
         held += [{"dealt": self._batch_place}] * bool(self.batch)
-        if self.plan.window > 1 or self.plan.joined > 1:
+        if self.plan.window > 1 or self.plan.joined > 1 or self.plan.mixed > 1:
             return {"held": held, "input": {"dealt": self.handed}}
         if not held:
             return {"index": {"dealt": self.handed}, "ordinal": 0}
-        return {"index": held[0], "ordinal": self._open[0][2]}
+        return {"index": held[0], "ordinal": self._open[0][2][0][1] if self._open else 1}
 
 
-def produce(plan: Plan, chance: random.Random, *, is_dealt: bool) -> Production:
+def produce(
+    plan: Plan, chance: random.Random, *, is_dealt: bool, origins: bool = False
+) -> Production:
     """Produce a task's portions, as `service/worker/producer.py` does."""
     if plan.broken:
         yield Portion(first=0, error=UserFunctionError("the plan cannot be opened"))
         return "its plan cannot be opened"
     stream = _Stream(plan, chance, is_dealt=is_dealt)
-    account = _Account(stream)
+    account = _Account(stream, origins)
     limit = 1
     while True:
         yield Need.ROOM
@@ -188,11 +264,15 @@ def produce(plan: Plan, chance: random.Random, *, is_dealt: bool) -> Production:
             if atom is not None and plan.raises(*atom):
                 error = UserFunctionError(f"unit {atom[0]} raises")
                 break
+            if atom is _Stream.NOTHING:
+                continue
             if atom is not None:
-                stream.batch.append(atom)
                 if plan.cost:
                     yield plan.cost
                     seconds += plan.cost
+                if plan.omitted(*atom):
+                    continue
+                stream.batch.append(atom)
             if stream.batch and (atom is None or len(stream.batch) == plan.joined):
                 elements.append(tuple(stream.batch))
                 count += 1
@@ -216,8 +296,8 @@ def produce(plan: Plan, chance: random.Random, *, is_dealt: bool) -> Production:
 class _Account:
     """Counts elements and units for the portions."""
 
-    def __init__(self, stream: _Stream) -> None:
-        self._stream = stream
+    def __init__(self, stream: _Stream, origins: bool) -> None:
+        self._stream, self._says_origins = stream, origins
         self._first = self._units = self._touched = 0
 
     def portion(self, elements: list[Element], state: Any = None) -> Portion:
@@ -232,6 +312,7 @@ class _Account:
             done_from=before,
             done_to=self._units,
             touched=self._touched,
+            origins=self._origins(elements, says_ends=state is None),
         )
 
     def error(self, error: UserFunctionError) -> Portion:
@@ -243,7 +324,26 @@ class _Account:
             done_from=before,
             done_to=self._units,
             touched=self._touched,
+            origins=self._origins([]),
         )
+
+    def _origins(self, elements: list[Element], *, says_ends: bool = True) -> tuple[OriginRun, ...]:
+        """Return whence elements are, and which units ended since the last time.
+
+        That a unit ended with an error is said with the error, and not before.
+        """
+        if not self._says_origins:
+            return ()
+        stream, runs = self._stream, list[OriginRun]()
+        for unit, k in (atom for element in elements for atom in element):
+            ordinal = stream.plan.ordinal((unit, k))
+            if runs and runs[-1][0] == unit and runs[-1][2] + runs[-1][3] == ordinal:
+                runs[-1] = (unit, 1, runs[-1][2], runs[-1][3] + 1)
+            else:
+                runs.append((unit, 1, ordinal, 1))
+        ended = [(unit, 1, count) for unit, count in stream.ends if says_ends]
+        stream.ends = stream.ends[len(ended) :]
+        return stream.order.origins(runs, ended)
 
     def _count_units(self, state: Any = None) -> None:
         if self._stream.is_dealt:

@@ -161,7 +161,9 @@ def check_at_end(cast: Cast) -> None:
     for not_opened in (-1, 0):
         by_iteration.pop(not_opened, None)
     for iteration_id, shared in by_iteration.items():
-        if cast.scenario.mode == ShardingPolicy.DYNAMIC:
+        if cast.scenario.visitation == "exactly_once":
+            _check_exact(cast, iteration_id, shared)
+        elif cast.scenario.mode == ShardingPolicy.DYNAMIC:
             _check_dealt(cast, iteration_id, shared)
         else:
             _check_copies(cast, iteration_id, shared)
@@ -261,7 +263,7 @@ def _check_dealt(cast: Cast, iteration_id: int, shared: list[Reading]) -> None:
     ended = [each for each in shared if each.outcome is Outcome.ENDED]
     if not ended or plan.broken:
         return
-    everything = {(unit, k) for unit in range(plan.size) for k in range(plan.count(unit))}
+    everything = plan.everything()
     missing = sorted({unit for unit, _ in everything - got.keys()})
     lost = [each for reading in ended for each in reading.lost]
     said = _units(lost)
@@ -274,7 +276,7 @@ def _check_dealt(cast: Cast, iteration_id: int, shared: list[Reading]) -> None:
         f"units {unsaid[:10]} of {len(missing)} missing; said {sorted(said)[:10]}",
         names,
     )
-    one_to_one = plan.parts == plan.window == plan.joined == 1
+    one_to_one = plan.parts == plan.window == plan.joined == plan.mixed == 1 and not plan.omits
     if not promises.workers_die and not promises.clients_go:
         _require(not missing, "nothing is lost", missing[:10], names)
         if one_to_one or len(shared) == 1:
@@ -289,6 +291,79 @@ def _check_dealt(cast: Cast, iteration_id: int, shared: list[Reading]) -> None:
         )
         came = {unit for unit, _ in got}
         _require(not said & came, "what came is not said to be lost", sorted(said & came)[:10])
+
+
+def _check_exact(cast: Cast, iteration_id: int, shared: list[Reading]) -> None:
+    """Check an iteration of which each element comes once."""
+    plan = cast.scenario.plan
+    names = [each.client_id for each in shared]
+    got = Counter(atom for reading in shared for _, atom in atoms_of(reading))
+    strange = [atom for atom in got if atom not in plan.everything()]
+    _require(not strange, "nothing comes that is not there", strange[:5])
+    twice = {atom for atom, times in got.items() if times > 1 and not plan.raises(*atom)}
+    twice -= _may_come_again(cast, shared)
+    twice -= _went_with_worker_and_client(cast, shared)
+    _require(not twice, "each element comes once", "twice:", sorted(twice)[:5], names)
+    ended = [each for each in shared if each.outcome is Outcome.ENDED]
+    if not ended or plan.broken:
+        return
+    given_up = {
+        unit
+        for lost in (
+            *(each.lost for each in ended),
+            cast.dispatcher.said_lost.get(iteration_id, ()),
+        )
+        for unit in _units(each for each in lost if each.given_up)
+    }
+    _require(
+        all(_deaths(cast, iteration_id, unit) >= 5 for unit in given_up - plan.deadly),
+        "only what kills is given up",
+        sorted(given_up)[:5],
+        names,
+    )
+    said = _units(each for reading in ended for each in reading.lost)
+    _require(said <= given_up, "nothing else is said to be lost", sorted(said - given_up)[:5])
+    missing = sorted(atom for atom in plan.everything() - got.keys() if atom[0] not in given_up)
+    _require(
+        not missing,
+        "each element comes once",
+        f"{len(missing)} are missing: {missing[:5]}",
+        names,
+    )
+
+
+def _deaths(cast: Cast, iteration_id: int, unit: int) -> int:
+    """Return how many tasks that were dealt a unit were lost."""
+    of: dict[int, str] = {}
+    dealt: set[int] = set()
+    lost: set[int] = set()
+    for fact in cast.dispatcher.disk.history:
+        if isinstance(fact, updates.TaskCreated) and fact.iteration_id == iteration_id:
+            of[fact.task_id] = fact.worker_id
+        elif isinstance(fact, updates.UnitsDealt) and fact.task_id in of:
+            dealt.update([fact.task_id] if fact.start <= unit < fact.stop else ())
+        elif isinstance(fact, _GONE):
+            lost.update(task_id for task_id, name in of.items() if name == fact.worker_id)
+        elif isinstance(fact, updates.TaskLost):
+            lost.add(fact.task_id)
+    return len(dealt & lost)
+
+
+def _went_with_worker_and_client(cast: Cast, shared: list[Reading]) -> set[Atom]:
+    """Return what a client used of a task of which neither it nor the worker could speak again."""
+    history = cast.dispatcher.disk.history
+    worker_of = {
+        each.task_id: each.worker_id for each in history if isinstance(each, updates.TaskCreated)
+    }
+    gone = {each.worker_id for each in history if isinstance(each, _GONE)}
+    lost = {each.task_id for each in history if isinstance(each, updates.TaskLost)}
+    return {
+        atom
+        for reading in shared
+        if reading.outcome in (Outcome.DIED, Outcome.FAILED)
+        for task_id, atom in atoms_of(reading)
+        if task_id in lost or worker_of[task_id] in gone
+    }
 
 
 def _units(lost: Iterable[LostUnits]) -> set[int]:
@@ -328,7 +403,7 @@ def _check_copies(cast: Cast, iteration_id: int, shared: list[Reading]) -> None:
         _require(not twice, "nothing of a copy comes twice", task_id, twice[:5])
     if plan.broken or not all(each.outcome is Outcome.ENDED for each in shared):
         return
-    everything = {(unit, k) for unit in range(plan.size) for k in range(plan.count(unit))}
+    everything = plan.everything()
     _check_attempts(cast, iteration_id, shared)
     said = _said_to_be_cut_off(shared)
     for task_id in _whole_copies(cast, iteration_id):

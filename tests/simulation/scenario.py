@@ -99,6 +99,7 @@ class Scenario:
     kind: str
     plan: Plan
     mode: ShardingPolicy
+    visitation: str | None
     is_named: bool
     workers: int
     clients: int
@@ -144,6 +145,9 @@ def scenario_of(seed: int) -> Scenario:
         kind=kind,
         plan=plan,
         mode=mode,
+        visitation=chance.choice(("exactly_once", "exactly_once", None))
+        if mode == DYNAMIC
+        else None,
         is_named=clients > 1 or chance.random() < 0.4,
         workers=chance.choice((1, 2, 2, 3, 4, 6)),
         clients=clients,
@@ -166,6 +170,7 @@ def crowd_of(seed: int, *, workers: int, clients: int) -> Scenario:
         kind=kind,
         plan=plan,
         mode=DYNAMIC,
+        visitation=chance.choice(("exactly_once", None)),
         is_named=True,
         workers=workers,
         clients=clients,
@@ -180,20 +185,30 @@ def crowd_of(seed: int, *, workers: int, clients: int) -> Scenario:
 
 def _plan(chance: random.Random, kind: str) -> Plan:
     size = chance.choice((0, 1, 3, 20, 60, 200, 400))
-    style = chance.choice(("each", "each", "several", "interleave", "shuffle", "batch"))
-    parts, window, joined = {
-        "each": (1, 1, 1),
-        "several": (chance.choice((1, 3, 9)), 1, 1),
-        "interleave": (chance.choice((3, 9)), chance.choice((2, 4)), 1),
-        "shuffle": (1, chance.choice((3, 30, 1000)), 1),
-        "batch": (chance.choice((1, 2)), chance.choice((1, 3)), chance.choice((2, 7))),
+    style = chance.choice(("each", "each", "several", "interleave", "shuffle", "batch", "mix"))
+    parts, window, joined, mixed = {
+        "each": (1, 1, 1, 1),
+        "several": (chance.choice((1, 3, 9, 40)), 1, 1, 1),
+        "interleave": (chance.choice((3, 9, 40)), chance.choice((2, 4)), 1, 1),
+        "shuffle": (1, chance.choice((3, 30, 1000)), 1, 1),
+        "batch": (chance.choice((1, 2, 9)), chance.choice((1, 3)), chance.choice((2, 7)), 1),
+        "mix": (
+            chance.choice((1, 9, 40)),
+            chance.choice((1, 3)),
+            chance.choice((1, 1, 3)),
+            chance.choice((3, 30)),
+        ),
     }[style]
+    if parts > 9:
+        size = min(size, 60)
     few = frozenset(chance.randrange(max(size, 1)) for _ in range(chance.choice((0, 0, 1, 3))))
     deadly = kind in ("deaths", "everything") and chance.random() < 0.25
     return Plan(
         size=size,
         parts=parts,
         window=window,
+        mixed=mixed,
+        omits=chance.random() < 0.2,
         joined=joined,
         cost=chance.choice((0.0, 0.0005, 0.01, 0.1)),
         bytes=chance.choice((10, 10, 1 << 18, 3 << 20)),

@@ -176,7 +176,12 @@ class _Producer:
         self.worker, self.number = worker, start.producer
         self.is_over = False
         plan = worker.plan_of(start.plan)
-        self._steps = produce(plan, worker.world.chance, is_dealt=start.is_dealt)
+        self._steps = produce(
+            plan,
+            worker.world.chance,
+            is_dealt=start.definition.deals,
+            origins=start.definition.origins,
+        )
         self._has_room, self._is_cut = True, False
         self._needs: Need | None = None
 
@@ -195,7 +200,7 @@ class _Producer:
         if grant.units is None:
             self.advance()
         else:
-            self.advance(production.Grant(*grant.units, grant.is_alone))
+            self.advance(production.Grant(*grant.units, grant.is_alone, grant.rows))
 
     def advance(self, grant: production.Grant | None = None) -> None:
         """Go on until it must wait for something."""

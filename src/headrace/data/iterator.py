@@ -251,6 +251,9 @@ class DatasetIterator:
 
     def close(self) -> None:
         """Release threads and files; the iterator is at its end then. May be called twice."""
+        if self._running and not self._has_ended:
+            for keeper in self._keepers:
+                keeper.stop_at(self._states(self._offset))
         self._has_ended = True
         self._rows = None
         for keeper in self._keepers:

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.element import places as travelling
 from headrace.element import stack as stacking
 from headrace.element.stack import Stacked
 from headrace.element.structure import Element
@@ -30,12 +31,13 @@ class Chunk:
     Attributes:
         places: The number of each element's place, where somebody asked for them: which element of
             the plan it is. The numbers go wherever the elements go, through steps that hold
-            elements too, while `state_at` says where the stream stands.
+            elements too, while `state_at` says where the stream stands. They may have origins
+            with them (`element.places`).
     """
 
     __slots__ = ("_columns", "_rows", "_states", "places", "size")
 
-    places: NDArray[np.uint64] | None
+    places: NDArray[Any] | None
     size: int
     """Number of elements."""
 
@@ -45,7 +47,7 @@ class Chunk:
         columns: Stacked,
         size: int,
         states: States | None = None,
-        places: NDArray[np.uint64] | None = None,
+        places: NDArray[Any] | None = None,
     ) -> None:
         self._rows = rows
         self._columns = columns
@@ -58,7 +60,7 @@ class Chunk:
         cls,
         rows: list[Element],
         states: States | None = None,
-        places: NDArray[np.uint64] | None = None,
+        places: NDArray[Any] | None = None,
     ) -> Chunk:
         """Return a chunk of these elements; the list now belongs to it."""
         return cls(rows, _UNKNOWN, len(rows), states, places)
@@ -69,7 +71,7 @@ class Chunk:
         columns: Stacked,
         size: int,
         states: States | None = None,
-        places: NDArray[np.uint64] | None = None,
+        places: NDArray[Any] | None = None,
     ) -> Chunk:
         """Return a chunk of the `size` rows of a stacked element."""
         return cls(None, columns, size, states, places)
@@ -78,7 +80,7 @@ class Chunk:
         """Return the same elements, in a stream that stands there before each of them."""
         return Chunk(self._rows, self._columns, self.size, states, self.places)
 
-    def with_places(self, places: NDArray[np.uint64] | None) -> Chunk:
+    def with_places(self, places: NDArray[Any] | None) -> Chunk:
         """Return the same elements with these numbers of places."""
         return Chunk(self._rows, self._columns, self.size, self._states, places)
 
@@ -157,7 +159,7 @@ class Chunk:
         chosen = indices.tolist() if isinstance(indices, np.ndarray) else indices
         return Chunk.of_rows([rows[index] for index in chosen], None, places)
 
-    def places_of(self, indices: Any) -> NDArray[np.uint64] | None:
+    def places_of(self, indices: Any) -> NDArray[Any] | None:
         """Return the places of some elements: those at `indices`, as for `take`, or a slice."""
         return None if self.places is None else self.places[indices]
 
@@ -189,9 +191,9 @@ def concatenate(chunks: Sequence[Chunk]) -> Chunk:
     return Chunk.of_rows(rows, None, places)
 
 
-def _joined_places(chunks: Sequence[Chunk]) -> NDArray[np.uint64] | None:
+def _joined_places(chunks: Sequence[Chunk]) -> NDArray[Any] | None:
     places = [chunk.places for chunk in chunks if chunk.places is not None]
-    return np.concatenate(places) if len(places) == len(chunks) else None
+    return travelling.joined(places) if len(places) == len(chunks) else None
 
 
 class _Unknown:

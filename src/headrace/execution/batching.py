@@ -8,6 +8,7 @@ import numpy as np
 
 from headrace.element.chunk import Chunk, States
 from headrace.element.chunk import concatenate as concatenate_chunks
+from headrace.element.places import grouped, joined
 from headrace.element.stack import Stacked
 from headrace.element.structure import Element, component, flatten
 from headrace.element.transpose import map_leaves
@@ -16,7 +17,7 @@ from headrace.execution.context import Context
 from headrace.execution.dealt import units_done
 from headrace.execution.intake import Intake
 from headrace.execution.iterator import ElementIterator, State, make_iterator
-from headrace.execution.places import within
+from headrace.execution.places import Places, within
 from headrace.execution.runs import mask_of, runs_of
 from headrace.plan.batching import Batch, Unbatch
 from headrace.plan.node import Node
@@ -98,7 +99,7 @@ class BatchIterator(ElementIterator):
         def states(index: int) -> State:
             return _state(left, last(end)) if index else _state(failed, first(0))
 
-        return Chunk.of_rows([batch], states, parts[0].places_of(slice(0, 1)))
+        return Chunk.of_rows([batch], states, _places_of(parts))
 
     def _joined(self, parts: Sequence[Chunk]) -> Stacked:
         """Return the elements of a batch as one, in fresh memory."""
@@ -134,7 +135,7 @@ class BatchIterator(ElementIterator):
             lambda leaf: leaf.reshape(whole, size, *leaf.shape[1:]), taken.columns()
         )
         states = taken.states
-        places = taken.places_of(slice(None, None, size))
+        places = None if taken.places is None else grouped(taken.places, size)
         return Chunk.of_columns(
             shaped, whole, lambda index: _state(0, states(index * size)), places
         )
@@ -165,6 +166,12 @@ class BatchIterator(ElementIterator):
     def close(self) -> None:
         self._begin(0)
         self._intake.close()
+
+
+def _places_of(parts: Sequence[Chunk]) -> Places | None:
+    """Return the place of a batch: that of its first element, and the origins of all."""
+    places = [part.places for part in parts if part.places is not None]
+    return grouped(joined(places), sum(map(len, places))) if places else None
 
 
 def _state(failed: int, place: State) -> State:

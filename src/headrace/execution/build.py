@@ -24,25 +24,33 @@ from headrace.execution import (  # noqa: F401
     ordering,
     padding,
     reading,
+    root,
     scanning,
     shuffle,
     windows,
 )
+from headrace.execution import units as _units  # noqa: F401
 from headrace.execution.context import Context
 from headrace.execution.dealer import DealtPositions, NextUnits
-from headrace.execution.dealt import ManyUnits, OneUnit
+from headrace.execution.dealt import DealtPlan, ManyUnits, OneUnit
 from headrace.execution.iterator import ElementIterator, make_iterator
+from headrace.execution.local_units import LocalUnits
+from headrace.execution.origins import Ledger
+from headrace.execution.unit_source import UnitSource
 from headrace.plan.fixed_order import fixed_seeds, with_fixed_seeds
 from headrace.plan.free_order import free_steps
 from headrace.plan.index_part import leaves
 from headrace.plan.lending import lending_steps
 from headrace.plan.node import Node
+from headrace.plan.options import Options
 from headrace.plan.traverse import fold
-from headrace.rewrites.normal import NO_OPTIONS
+from headrace.rewrites.cut import Cut, Half, cut_as
+from headrace.rewrites.normal import NO_OPTIONS, Normal
 from headrace.rewrites.optimize import prepare
 from headrace.rewrites.positions import deal_of
+from headrace.rewrites.roots import with_roots
 
-__all__ = ["Watch", "build_nested", "draw_seed", "start"]
+__all__ = ["Watch", "build_nested", "draw_seed", "start", "start_above", "start_halves"]
 
 Watch: TypeAlias = Callable[[Node, ElementIterator], ElementIterator]
 
@@ -54,6 +62,8 @@ def start(
     fixed: Sequence[int] = (),
     pass_number: tuple[int, ...] = (0,),
     units: NextUnits | None = None,
+    origins: bool = False,
+    half: Half | None = None,
     contain_exits: bool = False,
     only_reads: bool = False,
     watch: Watch | None = None,
@@ -68,6 +78,10 @@ def start(
         pass_number: Which iteration over the plan this is; shuffles differ from one to the next.
         units: Deals out the plan: returns the units (`rewrites.positions`) to read next. None: it
             is read whole.
+        origins: Whether chunks are to say which elements of which units they are of
+            (`origins.origins_of`). Units may be dealt in part then.
+        half: Runs the lower half of the plan, as it is cut in this way (`rewrites.cut`); its units
+            are dealt. None: the whole plan.
         contain_exits: Whether SystemExit and the like from a user's function become a
             UserFunctionError: where other work goes on in the same process.
         only_reads: Whether whoever takes the elements writes into none of them: what sources and
@@ -76,10 +90,18 @@ def start(
             datasets, too. None: what was made stays as it is.
 
     Raises:
-        FailedPreconditionError: There are `units`, but the plan cannot be dealt out; or it has
-            thousands of steps one above the other.
+        FailedPreconditionError: There are `units`, but the plan cannot be dealt out; there are to
+            be origins, but a step works on the whole stream; or it has thousands of steps one
+            above the other.
     """
     prepared = prepare(with_fixed_seeds(plan, fixed or fixed_seeds(plan)))
+    wants_places = False
+    if half is not None:
+        made = cut_as(prepared, half)
+        prepared = Normal(made.below, _as_cut(made.options, half))
+        wants_places = made.wants_places
+    if origins:
+        prepared = _with_origins(prepared)
     _allow_for_depth(prepared.plan)
     if seed is None:
         seed = prepared.options.seed
@@ -91,13 +113,103 @@ def start(
         free=free_steps(prepared.plan, prepared.options.deterministic),
         lending=lending_steps(prepared.plan) if only_reads else frozenset(),
         contain_exits=contain_exits,
-        parallelism=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2,
+        wants_places=wants_places,
+        parallelism=_cores(),
     )
     if watch is not None:
         context = dataclasses.replace(context, watch=watch)
     if units is not None:
-        return _start_dealt(prepared.plan, context, units)
+        return _start_dealt(prepared.plan, context, units, origins)
     return make_iterator(prepared.plan, context)
+
+
+def start_above(
+    made: Cut,
+    source: UnitSource,
+    *,
+    seed: int,
+    pass_number: tuple[int, ...] = (0,),
+    watch: Watch | None = None,
+) -> ElementIterator:
+    """Return an iterator over the upper half of a plan.
+
+    Args:
+        made: How the plan is cut.
+        source: Where the elements of units come from.
+        seed: That of the lower half.
+        pass_number: That of the lower half.
+        watch: As for `start`.
+    """
+    _allow_for_depth(made.above)
+    options = _as_cut(made.options, made.half)
+    context = Context(
+        build=build_nested,
+        seed=seed,
+        passes=pass_number,
+        options=options,
+        free=free_steps(made.above, options.deterministic),
+        unit_source=source,
+        units_have_places=made.wants_places,
+        parallelism=_cores(),
+    )
+    if watch is not None:
+        context = dataclasses.replace(context, watch=watch)
+    return make_iterator(made.above, context)
+
+
+def start_halves(
+    plan: Node,
+    half: Half,
+    *,
+    seed: int,
+    fixed: Sequence[int] = (),
+    pass_number: tuple[int, ...] = (0,),
+) -> ElementIterator:
+    """Return an iterator over both halves of a plan in this process.
+
+    So a place that was saved over a service is gone on from without one.
+
+    Args:
+        plan: The plan as written.
+        half: How it was cut where the state was saved.
+        seed: As for `start`.
+        fixed: As for `start`.
+        pass_number: As for `start`.
+    """
+    made = cut_as(prepare(with_fixed_seeds(plan, fixed or fixed_seeds(plan))), half)
+
+    def start_half(next_units: NextUnits) -> DealtPlan:
+        iterator = start(
+            plan,
+            seed=seed,
+            fixed=fixed,
+            pass_number=pass_number,
+            units=next_units,
+            origins=True,
+            half=half,
+        )
+        assert isinstance(iterator, DealtPlan)
+        return iterator
+
+    return start_above(made, LocalUnits(start_half), seed=seed, pass_number=pass_number)
+
+
+def _as_cut(options: Options, half: Half) -> Options:
+    """Return the options of a half: what is in order has its elements in order."""
+    return options if half == "in any order" else dataclasses.replace(options, deterministic=True)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
+
+
+def _with_origins(prepared: Normal) -> Normal:
+    """Return a plan with its roots, if it is dealt in several units."""
+    deal = deal_of(prepared.plan)
+    if deal is None or deal.whole:
+        return prepared
+    free = free_steps(prepared.plan, prepared.options.deterministic)
+    return Normal(with_roots(prepared.plan, free), prepared.options)
 
 
 def _allow_for_depth(plan: Node) -> None:
@@ -124,18 +236,22 @@ _FRAMES_A_STEP = 8
 _DEEPEST = 3000
 
 
-def _start_dealt(plan: Node, context: Context, units: NextUnits) -> ElementIterator:
+def _start_dealt(plan: Node, context: Context, units: NextUnits, origins: bool) -> ElementIterator:
     deal = deal_of(plan)
     if deal is None:
         raise FailedPreconditionError(
             "the plan reads a source that cannot be read in parts, so it cannot be dealt out"
         )
     if deal.whole:
-        return OneUnit(lambda: make_iterator(plan, context), units)
+        if origins:  # ordinals are counted at its end, so it has one order
+            context = dataclasses.replace(context, free=frozenset())
+        return OneUnit(lambda: make_iterator(plan, context), units, names_units=origins)
     numbers = {id(node): number for number, node in enumerate(leaves(plan))}
-    dealer = DealtPositions(deal, units, context.passes)
-    steps = make_iterator(plan, dataclasses.replace(context, dealer=dealer, leaves=numbers))
-    return ManyUnits(steps, dealer)
+    dealer = DealtPositions(deal, units, context.passes, Ledger() if origins else None)
+    context = dataclasses.replace(context, dealer=dealer, leaves=numbers)
+    if origins:
+        context = dataclasses.replace(context, names_units=True)
+    return ManyUnits(make_iterator(plan, context), dealer)
 
 
 def build_nested(plan: Node, context: Context) -> ElementIterator:

@@ -36,6 +36,10 @@ def _make_cache(node: Cache, context: Context) -> ElementIterator:
     if context.dealer is not None:
         # Who reads parts of the plan has no complete pass to keep.
         return make_iterator(node.input, as_first_pass(context, context.dealer))
+    if context.unit_source is not None:
+        # What a plan's other half makes has no identity here, nor a seed that could be decided.
+        first = dataclasses.replace(context, passes=(0,) * len(context.passes))
+        return make_iterator(node.input, first)
     return CacheIterator(node, context)
 
 

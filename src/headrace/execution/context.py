@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.execution.dealer import Dealer
+from headrace.execution.unit_source import UnitSource
 from headrace.plan.node import Node
 from headrace.plan.options import Options
 
@@ -40,12 +41,18 @@ class Context:
     wants_places: bool = False
     """Whether chunks are to carry the numbers of their elements' places (`places`): a step above
     opens datasets for the elements."""
+    names_units: bool = False
+    """Whether places are to say which dealt unit they are of: a root above counts them."""
     options: Options = field(default_factory=Options)
     """The options of the whole plan."""
     free: frozenset[int] = frozenset()
     """`id` of each step that yields elements as they are ready (`plan.free_order`)."""
     dealer: Dealer | None = None
     """Deals units of the plan to its leaves; None: they are read whole."""
+    unit_source: UnitSource | None = None
+    """Where elements come from that the other half of the plan makes."""
+    units_have_places: bool = False
+    """Whether what comes from there has places, for some step opens datasets for it."""
     lending: frozenset[int] = frozenset()
     """`id` of each step that may lend what it keeps: its elements are only read
     (`plan.lending`)."""
@@ -87,6 +94,8 @@ class Context:
             free=_NONE,
             lending=_NONE,
             dealer=None,
+            names_units=False,
+            unit_source=None,
             leaves={},
             cache_seeds={},
         )

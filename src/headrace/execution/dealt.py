@@ -18,17 +18,23 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from headrace.element.chunk import Chunk, States
+from headrace.element.places import named, numbers_in, of_units
 from headrace.errors import FailedPreconditionError
 from headrace.execution.context import Context
-from headrace.execution.dealer import Dealer, DealtPositions, FirstPass, NextUnits, Run
+from headrace.execution.dealer import Dealer, DealtPositions, FirstPass, NextUnits, Run, UnitPart
 from headrace.execution.iterator import ElementIterator, State, make_iterator
-from headrace.execution.places import of_positions
+from headrace.execution.origins import Ended
+from headrace.execution.part import Part
+from headrace.execution.places import Places, of_positions
 from headrace.execution.stage import in_part
 from headrace.plan.node import Node, distinct
 from headrace.plan.ordering import Repeat
 
 __all__ = [
+    "Dealt",
     "DealtConcatenate",
     "DealtLeaf",
     "DealtPlan",
@@ -36,6 +42,7 @@ __all__ = [
     "ManyUnits",
     "OneUnit",
     "as_first_pass",
+    "leaves_in",
     "units_done",
 ]
 
@@ -49,7 +56,7 @@ def as_first_pass(context: Context, dealer: Dealer) -> Context:
     )
 
 
-class _Dealt(ElementIterator):
+class Dealt(ElementIterator):
     """What cannot be gone back to."""
 
     def set_state(self, state: State) -> None:
@@ -58,7 +65,7 @@ class _Dealt(ElementIterator):
         )
 
 
-class DealtLeaf(_Dealt):
+class DealtLeaf(Dealt):
     """An index part of which others read parts, too."""
 
     def __init__(self, node: Node, context: Context) -> None:
@@ -67,7 +74,10 @@ class DealtLeaf(_Dealt):
         self._leaf = context.leaves[id(node)]
         self._passes = context.passes
         self._wants_places = context.wants_places
-        within = dataclasses.replace(context, dealer=None, leaves={}, wants_places=False)
+        self._names_units = context.names_units
+        within = dataclasses.replace(
+            context, dealer=None, leaves={}, wants_places=False, names_units=False
+        )
         self._steps = make_iterator(node, within)
         self._run: Run | None = None
         self._position = 0  # of the next element in `_run`
@@ -88,9 +98,17 @@ class DealtLeaf(_Dealt):
             )
         self._position = self._stands_at = position + chunk.size
         self._dealer.begin(run.begun(self._position))
-        if self._wants_places:
-            chunk = chunk.with_places(of_positions(position, chunk.size))
+        if self._wants_places or self._names_units:
+            chunk = chunk.with_places(self._column(run, position, chunk.size))
         return chunk.with_states(_states(run, position))
+
+    def _column(self, run: Run, position: int, count: int) -> Places:
+        """Return what travels with elements from a position on."""
+        places = of_positions(position, count) if self._wants_places else None
+        if self._names_units:
+            return of_units(run.units_of(position, count), places)
+        assert places is not None
+        return places
 
     def _read(self, run: Run, position: int, limit: int) -> Chunk | None:
         """Return the elements from a position on; one that fails is passed over as it is raised."""
@@ -117,7 +135,7 @@ class DealtLeaf(_Dealt):
         self._steps.close()
 
 
-class _Follower(_Dealt):
+class _Follower(Dealt):
     """Reads in turn what contains the units that are dealt next."""
 
     _name: str
@@ -177,7 +195,7 @@ class DealtRepeat(_Follower):
     def __init__(self, node: Repeat, context: Context, dealer: Dealer) -> None:
         super().__init__(context, dealer)
         self._plan = node.input
-        self._leaves = _leaves_in(node.input, context)
+        self._leaves = leaves_in(node.input, context)
 
     def _choose(self, leaf: int, passes: tuple[int, ...]) -> tuple[int, Node, Context] | None:
         depth = len(self._context.passes)
@@ -197,7 +215,7 @@ class DealtConcatenate(_Follower):
         self._numbers = {
             leaf: number
             for number, input_ in enumerate(inputs)
-            for leaf in _leaves_in(input_, context)
+            for leaf in leaves_in(input_, context)
         }
 
     def _choose(self, leaf: int, passes: tuple[int, ...]) -> tuple[int, Node, Context] | None:
@@ -207,7 +225,7 @@ class DealtConcatenate(_Follower):
         return number, self._inputs[number], self._context
 
 
-class DealtPlan(_Dealt):
+class DealtPlan(Dealt):
     """A whole plan that is dealt out."""
 
     @property
@@ -216,6 +234,14 @@ class DealtPlan(_Dealt):
         """The number of units, in dealt order, that leaves handed out something of.
 
         Nothing of the others was yielded, nor perhaps of those that a step read ahead or holds.
+        """
+
+    @abstractmethod
+    def take_ended(self) -> tuple[Ended, ...]:
+        """Return units that have ended since this was called last, and how many elements they had.
+
+        Elements are those at the root. Some may be held above it, or were left out there. Units
+        that have none are among them. Nothing is said without `origins`. Any thread may ask.
         """
 
 
@@ -235,6 +261,9 @@ class ManyUnits(DealtPlan):
     def begun(self) -> int:
         return self._dealer.begun
 
+    def take_ended(self) -> tuple[Ended, ...]:
+        return () if self._dealer.ledger is None else self._dealer.ledger.take_ended()
+
     def next_chunk(self, limit: int) -> Chunk | None:
         return self._steps.next_chunk(limit)
 
@@ -251,32 +280,80 @@ class OneUnit(DealtPlan):
     Args:
         open_plan: Makes the iterator of the plan.
         next_units: Who deals it out.
+        names_units: Whether elements are to have origins.
     """
 
-    def __init__(self, open_plan: Callable[[], ElementIterator], next_units: NextUnits) -> None:
+    def __init__(
+        self,
+        open_plan: Callable[[], ElementIterator],
+        next_units: NextUnits,
+        *,
+        names_units: bool = False,
+    ) -> None:
         self._open_plan = open_plan
         self._next_units = next_units
+        self._names_units = names_units
         self._input: ElementIterator | None = None
+        self._part: Part | None = None  # of the unit; None: all of it is wanted
+        self._count = 0  # elements
         self._has_ended = False
         self._done = 0
+        self._ended: list[Ended] = []
 
     @property
     def begun(self) -> int:
         return 0 if self._input is None else 1
 
+    def take_ended(self) -> tuple[Ended, ...]:
+        ended, self._ended = self._ended, []
+        return tuple(ended)
+
     def next_chunk(self, limit: int) -> Chunk | None:
-        if self._has_ended:
+        while not self._has_ended:
+            if self._input is None and not self._open():
+                break
+            chunk = self._read(limit)
+            if chunk is not None:
+                return chunk.with_states(lambda index: {"dealt": 0, "at": 0, "begun": 1})
+        return None
+
+    def _open(self) -> bool:
+        units = self._next_units()
+        if units is None:
+            self._has_ended = True
+            return False
+        self._input = self._open_plan()
+        if isinstance(units, UnitPart):
+            self._part = Part(units)
+            self._count = self._part.pass_over(self._input)
+        return True
+
+    def _read(self, limit: int) -> Chunk | None:
+        """Return elements; None: none that are wanted, or the end."""
+        assert self._input is not None
+        part = self._part
+        try:
+            chunk = self._input.next_chunk(limit)
+        except Exception:
+            if part is None or not part.is_known_failure(self._count):
+                raise
             return None
-        if self._input is None:
-            if self._next_units() is None:
-                self._has_ended = True
-                return None
-            self._input = self._open_plan()
-        chunk = self._input.next_chunk(limit)
         if chunk is None:
             self._done, self._has_ended = 1, True
+            if self._names_units:
+                self._ended.append(Ended(0, 1, self._count))
             return None
-        return chunk.with_states(lambda index: {"dealt": 0, "at": 0, "begun": 1})
+        if not self._names_units:
+            return chunk
+        ordinals = np.arange(self._count, self._count + chunk.size)
+        self._count += chunk.size
+        places = None if chunk.places is None else numbers_in(chunk.places)
+        chunk = chunk.with_places(named(0, ordinals, places))
+        if part is None:
+            return chunk
+        if part.is_over(self._count):
+            self._done, self._has_ended = 1, True
+        return part.wanted_of(chunk)
 
     def get_state(self) -> State:
         return {"dealt": self._done, "at": 0}
@@ -316,7 +393,7 @@ def _state(run: Run, position: int) -> State:
     return place if done == begun else {**place, "begun": begun}
 
 
-def _leaves_in(plan: Node, context: Context) -> frozenset[int]:
+def leaves_in(plan: Node, context: Context) -> frozenset[int]:
     """Return the numbers of the leaves that a part of the plan contains."""
     return frozenset(
         context.leaves[id(node)] for node in distinct([plan]) if id(node) in context.leaves

@@ -14,6 +14,7 @@ import numpy as np
 
 from headrace.element.chunk import Chunk
 from headrace.element.ownership import copied
+from headrace.element.places import grouped, joined
 from headrace.element.structure import Element
 from headrace.execution.iterator import ElementIterator, State, position_of
 from headrace.execution.places import Places
@@ -33,17 +34,27 @@ _EVERY = 64
 class Window:
     """Elements of one key."""
 
-    __slots__ = ("key", "ordinals", "place", "rows", "size")
+    __slots__ = ("_places", "key", "ordinals", "rows", "size")
 
     def __init__(self, key: int, place: Places | None) -> None:
         self.key = key
-        #: That of the first element.
-        self.place = place
+        #: That of the first element; where they are origins, those of all.
+        self._places = [] if place is None else [place]
         self.rows: list[Element] = []
         #: Which elements of the input they are. Only added to.
         self.ordinals: list[int] = []
         #: How many make it full; None: ask when the next one comes.
         self.size: int | None = None
+
+    @property
+    def place(self) -> Places | None:
+        """That of the first element, with the origins of all where those are asked for."""
+        places = self._places
+        return grouped(joined(places), len(self.rows)) if places else None
+
+    def add_origin(self, place: Places) -> None:
+        """Take note of the origin of another element."""
+        self._places.append(place)
 
 
 class _Windows:
@@ -184,6 +195,7 @@ class Gathering:
         """Gather what is in hand until a window is full; return that, if one is."""
         assert self._chunk is not None
         windows, rows, offset = self._windows, self._rows, self._offset
+        places = self._chunk.places
         try:
             while offset < len(rows):
                 row = rows[offset]
@@ -192,6 +204,8 @@ class Gathering:
                 is_new = window is None
                 if window is None:
                     window = Window(key, self._chunk.places_of(slice(offset, offset + 1)))
+                elif places is not None and places.dtype.names:
+                    window.add_origin(places[offset : offset + 1])
                 if window.size is None:  # it is new, or was held in a state
                     window.size = self._size_of(key)
                 window.rows.append(row)

@@ -21,7 +21,7 @@ from headrace.execution.feeder import PATIENCE, Item, close_quietly
 from headrace.execution.iterator import ElementIterator, State
 from headrace.execution.mixing import Held
 from headrace.execution.pace import Pace
-from headrace.execution.places import Places, within
+from headrace.execution.places import Places, of_unit, within
 from headrace.execution.waiting import LongWait
 
 __all__ = ["ClosedError", "Inner", "Opened", "Readers"]
@@ -153,6 +153,8 @@ class Inner:
     def _hold(self, chunk: Chunk) -> None:
         if chunk.places is not None:
             chunk = chunk.with_places(within(self.place, chunk.places))
+        elif self.place.dtype.names is not None:
+            chunk = chunk.with_places(of_unit(self.place, chunk.size))
         self.held, self.states, self.index = Held(chunk), chunk.states, 0
 
     def pass_over_error(self) -> None:

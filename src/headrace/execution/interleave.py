@@ -33,7 +33,9 @@ from headrace.execution.iterator import (
 )
 from headrace.execution.mixing import Held, Strand, mixed
 from headrace.execution.open_datasets import OpenDatasets
+from headrace.execution.outer import OpensNext
 from headrace.plan.combining import Interleave
+from headrace.plan.units import Units
 from headrace.plan.user_function import step_name
 
 __all__ = ["InterleaveIterator"]
@@ -44,14 +46,21 @@ class InterleaveIterator(ElementIterator):
     """Reads the datasets that a function returns for its input's elements, several in turn.
 
     When a dataset ends, its slot is taken by that of the next outer element.
+
+    Args:
+        node: The step.
+        context: That of the step.
+        outer: What opens datasets; None: the step's function, for its input.
     """
 
-    def __init__(self, node: Interleave, context: Context) -> None:
+    def __init__(
+        self, node: Interleave | Units, context: Context, outer: OpensNext | None = None
+    ) -> None:
         kind = "flat_map" if node.cycle_length == 1 else None
-        self._open = OpenDatasets(node, context, step_name(node, kind))
+        self._open = OpenDatasets(node, context, step_name(node, kind), outer)
         self._threads = self._open.threads
         self._is_free = id(node) in context.free
-        self._wants_places = context.wants_places
+        self._wants_places = context.wants_places or context.names_units
         self._cycle = node.cycle_length
         # In a cycle of one all turns are alike.
         self._block = node.block_length if self._cycle > 1 else 1

@@ -9,8 +9,9 @@ from headrace.execution.inner import Inner, Opened, Readers
 from headrace.execution.interleave_log import OuterPlace, Standing
 from headrace.execution.interleave_order import VACANT
 from headrace.execution.iterator import State
-from headrace.execution.outer import Outer
+from headrace.execution.outer import OpensNext, Outer
 from headrace.plan.combining import Interleave
+from headrace.plan.units import Units
 
 __all__ = ["OpenDatasets"]
 
@@ -22,13 +23,23 @@ class OpenDatasets:
         node: The step.
         context: That of the step.
         step: Its name, for errors.
+        outer: What opens the next one; None: the step's function.
     """
 
-    def __init__(self, node: Interleave, context: Context, step: str) -> None:
-        self._outer = Outer(node, context, step)
+    def __init__(
+        self,
+        node: Interleave | Units,
+        context: Context,
+        step: str,
+        outer: OpensNext | None = None,
+    ) -> None:
+        if outer is None:
+            assert isinstance(node, Interleave)
+            outer = Outer(node, context, step)
+        self._outer: OpensNext = outer
         self._step = step
         self._cycle = node.cycle_length
-        calls = node.num_parallel_calls
+        calls = node.num_parallel_calls if isinstance(node, Interleave) else None
         self.threads = 0 if calls is None else context.threads(calls)
         self._readers: Readers | None = None
         self.slots: list[Inner | None] = []

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 from headrace.element.chunk import States
+from headrace.element.places import numbers_in
 from headrace.errors import DataLossError, UserFunctionError
 from headrace.execution.context import Context
 from headrace.execution.inner import Inner, Opened
@@ -16,11 +17,30 @@ from headrace.plan.combining import Interleave
 from headrace.plan.node import Node
 from headrace.plan.user_function import UserFunction
 
-__all__ = ["Outer"]
+__all__ = ["OpensNext", "Outer"]
 
 _SLOT_BYTES = 1 << 18
 _ALL_BYTES = 16 << 20
 """What is read ahead of each dataset, and of all that are open: about so much."""
+
+
+class OpensNext(Protocol):
+    """Opens datasets, one by one, for the slots of an interleave."""
+
+    def next(self) -> Opened:
+        """Open the next dataset."""
+
+    def open_at(self, origin: State, number: int) -> Inner:
+        """Open number `number`, whose place is `origin`, again."""
+
+    def place(self) -> tuple[States, int]:
+        """Return the place of the next one, and its number."""
+
+    def set_state(self, state: State, number: int) -> None:
+        """Go to a place, that of number `number`."""
+
+    def close(self) -> None:
+        """Let go of what it reads."""
 
 
 class Outer:
@@ -91,7 +111,9 @@ class Outer:
                 position=number,
                 original_type="TypeError",
             )
-        nested = self._context.nested(self._node.number or 0, int(place[0]))
+        numbers = numbers_in(place)
+        assert numbers is not None
+        nested = self._context.nested(self._node.number or 0, int(numbers[0]))
         iterator = self._context.build(plan, nested)
         # What all slots hold together is bounded.
         most_bytes = min(_SLOT_BYTES, _ALL_BYTES // self._node.cycle_length)

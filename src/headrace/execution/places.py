@@ -9,20 +9,25 @@ Rule 1. The numbers are a format: what is drawn after a restore follows from the
 Rule 2. Whatever joins streams (`repeat`, `concatenate`, `zip`, an interleave) mixes in which of
         them an element is of. Whatever chooses, holds or reorders elements leaves their numbers
         as they are. None depends on a count that another split would change.
+Rule 3. Where origins travel too, a column has records (`element.places`). What is opened within an
+        element is of its unit. From the root on nothing is opened within an element, and a place
+        stays what it was at the root, whatever joins streams above.
 """
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.element.places import has_origins, numbers_in, of_units
 from headrace.plan.random_words import mixed
 
-__all__ = ["Places", "of_positions", "within"]
+__all__ = ["Places", "of_positions", "of_unit", "within"]
 
-Places: TypeAlias = NDArray[np.uint64]
+Places: TypeAlias = NDArray[Any]
+"""A column of places: one number an element, or a record of it and an origin."""
 
 
 def of_positions(first: int, count: int) -> Places:
@@ -37,4 +42,21 @@ def within(outer: Places, inner: Places | int) -> Places:
     """
     if isinstance(inner, int):
         inner = np.array([inner], np.uint64)
-    return mixed(mixed(outer) + inner)
+    if outer.dtype.names is None and inner.dtype.names is None:
+        return mixed(mixed(outer) + inner)
+    numbers, inner_numbers = numbers_in(outer), numbers_in(inner)
+    if inner.dtype.names is not None:
+        if has_origins(inner) or inner_numbers is None:
+            return inner  # from the root on, or units alone
+        units = inner["unit"]
+    else:
+        units = np.broadcast_to(outer["unit"], np.broadcast_shapes(outer.shape, inner.shape))
+    if numbers is None:
+        return of_units(units, None)
+    assert inner_numbers is not None
+    return of_units(units, mixed(mixed(numbers) + inner_numbers))
+
+
+def of_unit(outer: Places, count: int) -> Places:
+    """Return the column of `count` elements within one whose unit is known: without places."""
+    return of_units(np.broadcast_to(outer["unit"], (count,)), None)

@@ -17,6 +17,7 @@ class Batch(Node):
     """Stack `size` consecutive elements into one; the last batch may be smaller."""
 
     kind: ClassVar[str] = "batch"
+    carries: ClassVar[bool] = True
     only_reads: ClassVar[bool] = True
     index_step: ClassVar[bool] = True
 
@@ -44,6 +45,7 @@ class Unbatch(Node):
     """Split each element along its first axis into elements of its own."""
 
     kind: ClassVar[str] = "unbatch"
+    within_units: ClassVar[bool] = True
     only_reads: ClassVar[bool] = True
     reads_again: ClassVar[bool] = True
 

@@ -16,6 +16,8 @@ class Prefetch(Node):
     """Read up to `buffer_size` elements ahead, on a thread of its own."""
 
     kind: ClassVar[str] = "prefetch"
+    within_units: ClassVar[bool] = True
+    carries: ClassVar[bool] = True
     only_reads: ClassVar[bool] = True
     is_transparent: ClassVar[bool] = True
     one_to_one: ClassVar[bool] = True
@@ -41,6 +43,7 @@ class Cache(Node):
     """Keep the elements of the first complete pass: in memory, or in the file `filename`."""
 
     kind: ClassVar[str] = "cache"
+    within_units: ClassVar[bool] = True
     only_reads: ClassVar[bool] = True
     reads_again: ClassVar[bool] = True
     keeps_count: ClassVar[bool] = True

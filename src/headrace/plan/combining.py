@@ -53,6 +53,8 @@ class Concatenate(Node):
     """All elements of `first`, then all of `second`."""
 
     kind: ClassVar[str] = "concatenate"
+    within_units: ClassVar[bool] = True
+    carries: ClassVar[bool] = True
     only_reads: ClassVar[bool] = True
     index_step: ClassVar[bool] = True
 
@@ -76,6 +78,7 @@ class Interleave(Node):
     """
 
     kind: ClassVar[str] = "interleave"
+    within_units: ClassVar[bool] = True
     reads_again: ClassVar[bool] = True
     draws: ClassVar[bool] = True
     own_spec: ClassVar[bool] = True

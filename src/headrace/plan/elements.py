@@ -64,6 +64,8 @@ class Gather(Node):
     """
 
     kind: ClassVar[str] = "gather"
+    within_units: ClassVar[bool] = True
+    carries: ClassVar[bool] = True
     one_to_one: ClassVar[bool] = True
     keeps_count: ClassVar[bool] = True
 
@@ -79,6 +81,7 @@ class Read(Node):
     """The elements that `source` holds at the indices that `input` yields, index by index."""
 
     kind: ClassVar[str] = "read"
+    within_units: ClassVar[bool] = True
     own_spec: ClassVar[bool] = True
 
     input: Node

@@ -19,6 +19,8 @@ class Map(Node):
     """Replace each element by `fn(element)`; a tuple element is passed as several arguments."""
 
     kind: ClassVar[str] = "map"
+    within_units: ClassVar[bool] = True
+    carries: ClassVar[bool] = True
     one_to_one: ClassVar[bool] = True
     keeps_count: ClassVar[bool] = True
     own_spec: ClassVar[bool] = True
@@ -47,6 +49,8 @@ class Filter(Node):
     """Keep the elements for which `predicate` is true."""
 
     kind: ClassVar[str] = "filter"
+    within_units: ClassVar[bool] = True
+    carries: ClassVar[bool] = True
     speed_only: ClassVar[tuple[str, ...]] = ("columnar",)
 
     input: Node

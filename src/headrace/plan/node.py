@@ -39,6 +39,12 @@ class Node:
     """Whether each element of the input gives one, in its place, whatever it is made from."""
     chooses: ClassVar[bool] = False
     """Whether the step chooses which elements of its input come, and when, without a look."""
+    within_units: ClassVar[bool] = False
+    """Whether what it gives of the elements of one unit (`rewrites.positions`) follows from those
+    alone, whatever comes before, between and after them."""
+    carries: ClassVar[bool] = False
+    """Whether each of its elements is made from some of the input's, each of which goes into one or
+    none: so that it has their origins (`rewrites.roots`)."""
     index_step: ClassVar[bool] = False
     """Whether the step is arithmetic on positions where its inputs are (`index_part`)."""
     reads_again: ClassVar[bool] = False

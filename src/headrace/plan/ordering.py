@@ -21,6 +21,7 @@ class Shuffle(Node):
     """Yield elements at random from a buffer of `buffer_size` that is filled in order."""
 
     kind: ClassVar[str] = "shuffle"
+    carries: ClassVar[bool] = True
     only_reads: ClassVar[bool] = True
     reads_again: ClassVar[bool] = True
     draws: ClassVar[bool] = True
@@ -48,6 +49,8 @@ class Repeat(Node):
     """Go over the input `count` times; None: without end."""
 
     kind: ClassVar[str] = "repeat"
+    within_units: ClassVar[bool] = True
+    carries: ClassVar[bool] = True
     only_reads: ClassVar[bool] = True
     chooses: ClassVar[bool] = True
     index_step: ClassVar[bool] = True

@@ -19,6 +19,7 @@ class PaddedBatch(Node):
     """Stack `size` consecutive elements into one, each component padded to one shape."""
 
     kind: ClassVar[str] = "padded_batch"
+    carries: ClassVar[bool] = True
     only_reads: ClassVar[bool] = True
 
     input: Node

@@ -111,6 +111,9 @@ class Keeper(Protocol):
     def forget(self, state: Any) -> None:
         """Forget what came before `state`, the place of an iterator."""
 
+    def stop_at(self, state: Any) -> None:
+        """Take note that nothing after `state`, the place of an iterator, was or will be used."""
+
     def hold(self, iterator: Any) -> None:
         """Leave readers open that are closed from now on."""
 

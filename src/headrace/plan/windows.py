@@ -59,6 +59,7 @@ class BucketBySequenceLength(Node):
     """Gather elements whose lengths lie between the same boundaries; pad and stack them."""
 
     kind: ClassVar[str] = "bucket_by_sequence_length"
+    carries: ClassVar[bool] = True
     reads_again: ClassVar[bool] = True
 
     input: Node

@@ -7,10 +7,11 @@ from headrace.plan.index_part import leaves
 from headrace.plan.node import Node
 from headrace.plan.source import INFINITE
 from headrace.plan.traverse import outline
+from headrace.rewrites.cut import Cut
 from headrace.rewrites.optimize import prepare
 from headrace.rewrites.positions import deal_of
 
-__all__ = ["explain"]
+__all__ = ["explain", "explain_cut"]
 
 
 def explain(plan: Node) -> str:
@@ -25,6 +26,27 @@ def explain(plan: Node) -> str:
         f"as written\n{outline(plan, 1)}\n"
         f"as run\n{outline(run, 1, notes)}\n"
         f"units that a service would deal out: {_units(run)}"
+    )
+
+
+def explain_cut(made: Cut) -> str:
+    """Return how a plan is cut, as text: what runs where, why, and what bounds it."""
+    order = "of one process" if made.is_ordered else "in which workers finish"
+    steps = "".join(
+        f"\n    {placed.where:7}  {placed.step}{f': {placed.why}' if placed.why else ''}"
+        for placed in made.placed
+    )
+    held = ""
+    if made.held_bytes is None:
+        held = "\n  shuffles hold elements of unknown size, so steps above them stay at the client"
+    elif made.held_bytes:
+        held = f"\n  shuffles at the client: {made.held_bytes:,} bytes of finished elements"
+    return (
+        f"order: that {order}"
+        f"\n  where each step runs, inputs first{steps}"
+        f"\n  on workers\n{outline(made.below, 2)}"
+        f"\n  at the client\n{outline(made.above, 2)}"
+        f"{held}"
     )
 
 

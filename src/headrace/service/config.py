@@ -44,7 +44,7 @@ class ShardingPolicy(enum.IntEnum):
     OFF = 0
     """Every worker produces the whole dataset."""
     DYNAMIC = 1
-    """Parts are dealt to whoever asks: each element once; at most once when workers are lost."""
+    """Parts are dealt to whoever asks: each element once."""
     FILE = 2
     """Each worker its share of the files."""
     DATA = 3

@@ -20,6 +20,7 @@ from headrace.rewrites.normal import normalize
 from headrace.rewrites.positions import deal_of
 from headrace.service.client.options import ReadingOptions, reading_options
 from headrace.service.client.source import RemoteSource
+from headrace.service.client.visits import check_origins, has_origins, with_visitation
 from headrace.service.config import ShardingPolicy, parse_service
 from headrace.service.dispatcher.stub import DispatcherStub
 from headrace.service.messages import (
@@ -70,10 +71,9 @@ def distribute(
 
     Args:
         processing_mode: `ShardingPolicy.OFF` (each worker produces the whole dataset), `DYNAMIC`
-            (each element once, by whichever worker asks; at most once when workers are lost), or
-            one of FILE, DATA, FILE_OR_DATA and HINT (each worker of the dispatcher's fixed list its
-            share; at least once when workers are lost). The names "parallel_epochs" and
-            "distributed_epoch" mean OFF and DYNAMIC.
+            (each element once, by whichever worker asks), or one of FILE, DATA, FILE_OR_DATA and
+            HINT (each worker of the dispatcher's fixed list its share; at least once when workers
+            are lost). The names "parallel_epochs" and "distributed_epoch" mean OFF and DYNAMIC.
         service: The dispatcher: "tcp://host:port", "host:port" or ("tcp", "host:port").
         job_name: Readers with the same name share one job: each element goes to one of them.
         consumer_index: Coordinated reads; not supported by this version.
@@ -85,8 +85,13 @@ def distribute(
         cross_trainer_cache: Not supported by this version.
         target_workers: "AUTO" or "ANY": all workers; "LOCAL": those in this process. With fixed
             shares AUTO means those in this process, if there are any.
-        visitation: None, or the default of the mode: with DYNAMIC "at_most_once", with fixed shares
-            "at_least_once".
+        visitation: How often elements come where workers or clients are lost; None: the default of
+            the mode. DYNAMIC offers "exactly_once" (the default: what nobody has is computed again,
+            and each element is delivered once to clients that live) and "at_most_once" (what came
+            in part is lost and named; the default where a step of the dataset works on the whole
+            stream, as `filter(...).take(n)` does). Exactly once needs functions that give as many
+            elements again for the same input. Fixed shares offer "at_least_once" alone, and OFF
+            nothing: a lost copy ends where it is.
         wait_timeout: Seconds without anybody alive who could deliver, or with a dispatcher that is
             away when a pass begins, after which reading raises UnavailableError. A worker that is
             alive is waited for without end; a wait of ten seconds is logged, with what is missing.
@@ -115,10 +120,13 @@ def distribute(
 
     def apply(pipeline: Any) -> Dataset:
         dataset = Dataset.from_pipeline(pipeline)
+        if visitation == "exactly_once":
+            check_origins(dataset.plan)
         dataset_id = _registered(service, dataset, compression, None, security, anonymous=True)
         plan = dataset.plan
         spec, size = traverse.element_spec(plan), traverse.cardinality(plan)
-        return _reading(options, dataset_id, spec, size, job_name)
+        visits = with_visitation(options, origins=has_origins(plan))
+        return _reading(visits, dataset_id, spec, size, job_name)
 
     return apply
 
@@ -185,6 +193,7 @@ def _registered(
         compression=compression,
         dataset_id=dataset_id or None,
         anonymous=anonymous,
+        origins=has_origins(plan),
     )
     return _register(address, security, message, data)
 
@@ -224,6 +233,7 @@ def from_dataset_id(
     data_transfer_protocol: str | None = None,
     cross_trainer_cache: object | None = None,
     target_workers: str = "AUTO",
+    visitation: str | None = None,
     *,
     wait_timeout: float = 3600.0,
     security: Security | None = None,
@@ -242,6 +252,7 @@ def from_dataset_id(
         data_transfer_protocol: As in `distribute`.
         cross_trainer_cache: Not supported by this version.
         target_workers: As in `distribute`.
+        visitation: As in `distribute`.
         wait_timeout: As in `distribute`.
         security: Keys of this client, for a service that asks for them.
 
@@ -260,6 +271,7 @@ def from_dataset_id(
         data_transfer_protocol=data_transfer_protocol,
         cross_trainer_cache=cross_trainer_cache,
         target_workers=target_workers,
+        visitation=visitation,
         wait_timeout=wait_timeout,
         security=security,
     )
@@ -280,7 +292,8 @@ def from_dataset_id(
             )
         element_spec = element_spec or registered
     scoped = None if job_name is None else f"dataset_id={name}/{job_name}"
-    return _reading(options, name, element_spec, known.cardinality, scoped)
+    visits = with_visitation(options, origins=known.origins)
+    return _reading(visits, name, element_spec, known.cardinality, scoped)
 
 
 def delivery_report(dataset: Dataset) -> dict[str, int]:

@@ -167,19 +167,26 @@ class Delivery(Generic[P]):
         client = self._clients.get(client_id)
         return (0, 0) if client is None else (len(client.given), client.size)
 
-    def hear(self, client_id: str, acknowledged: int, now: float) -> None:
-        """Take note of a request: all numbers below `acknowledged` have arrived."""
+    def hear(self, client_id: str, acknowledged: int, now: float) -> list[P]:
+        """Take note of a request: all numbers below `acknowledged` have arrived.
+
+        Returns:
+            The portions that are forgotten by it.
+        """
         client = self._clients.get(client_id)
         if client is None:
             client = self._clients[client_id] = _Client(last_heard=now)
         client.last_heard = now
+        used: list[P] = []
         if acknowledged > client.acknowledged:
             client.acknowledged = acknowledged
             for number in [n for n in client.given if n < acknowledged]:
-                _, size = client.given.pop(number)
+                portion, size = client.given.pop(number)
+                used.append(portion)
                 client.size -= size
                 self._size -= size
             client.forgotten = {n for n in client.forgotten if n >= acknowledged}
+        return used
 
     def is_over(self, client_id: str, number: int) -> bool:
         """Whether the client said that it has the answer to this number."""

@@ -524,7 +524,7 @@ def test_a_client_that_leaves_early_says_what_it_used_and_not_what_arrived() -> 
     session.answered(1, 2, elements(6, 3, done=(6, 9)), "c", 0.1)
     session.answered(2, 0, elements(0, 1, done=(0, 1)), "d", 0.1)
     session.used_up(1, 0)
-    (word,) = session.leave(begun=(1, 1))
+    (word,) = session.leave(begun=(1, 1, 1))
     assert word == SettleTask(client_id="me", task_id=1, received=((0, 3),), touched=((0, 6),))
 
 

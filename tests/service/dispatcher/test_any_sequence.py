@@ -15,6 +15,7 @@ from headrace.errors import HeadraceError
 from headrace.service import messages
 from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.ranges import Ranges, common, count, located, subtracted, united
+from headrace.service.dispatcher.rows import END
 from tests.service.dispatcher.scenario import (
     DYNAMIC,
     OFF,
@@ -33,6 +34,11 @@ UNITS = st.lists(
     max_size=3,
 ).map(tuple)
 
+ROWS = st.sampled_from([((0, 2),), ((1, 3), (5, END)), ((4, END),), ((0, END),), ((2, 9),)])
+PARTS = st.dictionaries(st.integers(0, 11), ROWS, max_size=3).map(
+    lambda parts: tuple(sorted(parts.items()))
+)
+
 #: Sent without being repeated: time, or another report, may change the answer.
 _UNREPEATED = (messages.ReportUnreachable, messages.CloseIteration, messages.GetStatus)
 
@@ -43,7 +49,7 @@ class AnySequence(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.scene = Scenario(gc_timeout=20.0, client_timeout=30.0)
-        self.scene.register(positions=12, fingerprint="0")
+        self.scene.register(positions=12, fingerprint="0", origins=True)
 
     def ask(self, request: messages.DispatcherRequest) -> None:
         with contextlib.suppress(HeadraceError, ValueError):
@@ -86,6 +92,7 @@ class AnySequence(RuleBasedStateMachine):
         mode=st.sampled_from([OFF, DYNAMIC]),
         job_name=st.sampled_from([None, "j", "k"]),
         pass_number=st.sampled_from([(), (0,), (1,), (0, 1)]),
+        visitation=st.sampled_from([None, "exactly_once", "exactly_once"]),
     )
     def open(
         self,
@@ -94,6 +101,7 @@ class AnySequence(RuleBasedStateMachine):
         mode: int,
         job_name: str | None,
         pass_number: tuple[int, ...],
+        visitation: str | None,
     ) -> None:
         self.ask(
             opening(
@@ -102,6 +110,7 @@ class AnySequence(RuleBasedStateMachine):
                 processing_mode=mode,
                 job_name=job_name,
                 pass_number=pass_number,
+                visitation=visitation if mode == DYNAMIC else None,
             )
         )
 
@@ -135,7 +144,11 @@ class AnySequence(RuleBasedStateMachine):
             )
             self.ask(
                 messages.SettleTask(
-                    client_id=client_id, task_id=task.task_id, received=received, touched=touched
+                    client_id=client_id,
+                    task_id=task.task_id,
+                    received=received,
+                    touched=touched,
+                    parts=tuple(each for each in data.draw(PARTS) if each[0] < task.dealt),
                 )
             )
 
@@ -195,7 +208,13 @@ class AnySequence(RuleBasedStateMachine):
                 for pair in ((marks[0], marks[1]), (marks[1], marks[2]))
             )
             shown = {"worker_id": task.worker_id, **self.scene.shown(task.task_id)}
-            self.ask(messages.DropClient(client_id=client_id, units=units, lost=lost, **shown))
+            said = [data.draw(PARTS) for _ in range(2)]
+            parts, used = (tuple(each for each in one if each[0] < task.dealt) for one in said)
+            self.ask(
+                messages.DropClient(
+                    client_id=client_id, units=units, lost=lost, parts=parts, used=used, **shown
+                )
+            )
 
     @rule(
         worker_id=WORKERS,
@@ -245,10 +264,29 @@ class AnySequence(RuleBasedStateMachine):
 
         Nothing that a client said that it has of a task, or may have, came back from it later.
         """
+        exact = {
+            fact.job_id
+            for fact in self.scene.facts
+            if isinstance(fact, updates.JobCreated) and fact.visitation == "exactly_once"
+        }
+        # Of these, units come back in part: what holds for them, each step checks.
+        exact = {
+            fact.iteration_id
+            for fact in self.scene.facts
+            if isinstance(fact, updates.IterationCreated) and fact.job_id in exact
+        }
+        exact_tasks = {
+            fact.task_id
+            for fact in self.scene.facts
+            if isinstance(fact, updates.TaskCreated) and fact.iteration_id in exact
+        }
+        facts = [
+            fact for fact in self.scene.facts if getattr(fact, "task_id", None) not in exact_tasks
+        ]
         touched: dict[int, Ranges] = {}
         worker_of: dict[int, str] = {}
         gone: set[int] = set()
-        for fact in self.scene.facts:
+        for fact in facts:
             if isinstance(fact, updates.TaskCreated):
                 worker_of[fact.task_id] = fact.worker_id
             elif isinstance(fact, updates.WorkerLost | updates.WorkerLeft):
@@ -264,7 +302,7 @@ class AnySequence(RuleBasedStateMachine):
         reached: dict[int, int] = {}
         runs: dict[int, list[tuple[int, int]]] = {}
         iteration_of: dict[int, int] = {}
-        for fact in self.scene.facts:
+        for fact in facts:
             if isinstance(fact, updates.TaskCreated):
                 iteration_of[fact.task_id] = fact.iteration_id
             elif isinstance(fact, updates.UnitsDealt):
@@ -303,6 +341,9 @@ _VALUES: dict[Any, st.SearchStrategy[Any]] = {
     str | None: st.one_of(st.none(), _STRINGS),
     tuple[int, ...]: st.lists(_INTEGERS, max_size=4).map(tuple),
     tuple[str, ...]: st.lists(_STRINGS, max_size=3).map(tuple),
+    tuple[tuple[int, tuple[tuple[int, int], ...]], ...]: st.dictionaries(
+        _INTEGERS, st.lists(st.tuples(_INTEGERS, _INTEGERS), max_size=3).map(tuple), max_size=3
+    ).map(lambda parts: tuple(parts.items())),
     tuple[tuple[int, int], ...]: st.lists(st.tuples(_INTEGERS, _INTEGERS), max_size=4).map(tuple),
 }
 _KINDS = sorted(messages.DispatcherRequest.__args__, key=lambda kind: kind.__name__)  # type: ignore[attr-defined]

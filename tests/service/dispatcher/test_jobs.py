@@ -77,11 +77,13 @@ def test_passes_of_a_job_are_iterations_of_their_own(scene: Scenario) -> None:
 
 
 def test_the_seed_of_an_iteration_is_its_first_openers(scene: Scenario) -> None:
-    assert scene.open("a", job_name="job", seed=5).seed == 5
-    assert scene.open("b", job_name="job", seed=6).seed == 5
-    assert scene.open("c", job_name="job", pass_number=(1,), seed=6).seed == 6
+    assert scene.open("a", job_name="job", processing_mode=DYNAMIC, seed=5).seed == 5
+    assert scene.open("b", job_name="job", processing_mode=DYNAMIC, seed=6).seed == 5
+    assert (
+        scene.open("c", job_name="job", processing_mode=DYNAMIC, pass_number=(1,), seed=6).seed == 6
+    )
     scene.restart()
-    assert scene.open("d", job_name="job", seed=7).seed == 5
+    assert scene.open("d", job_name="job", processing_mode=DYNAMIC, seed=7).seed == 5
     lookup = messages.GetTask(worker_id="v", task_id=4000)
     assert scene.ask(lookup).seed == 5
 
@@ -108,6 +110,47 @@ def test_a_name_that_belongs_to_another_job_is_refused(scene: Scenario) -> None:
     assert "Existing processing mode: <OFF>; got <DYNAMIC>" in str(caught.value)
     assert "Existing target workers: <AUTO>; got <ANY>" in str(caught.value)
     assert "Existing dataset: <1000>; got <1001>" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("term", "value"),
+    [
+        ("num_consumers", 3),
+        ("cross_trainer_cache", True),
+        ("visitation", "at_most_once"),
+        ("ordered", True),
+        ("remainder", "pad"),
+        ("target_workers", "LOCAL"),
+    ],
+)
+def test_whoever_joins_a_job_must_ask_for_the_same(
+    scene: Scenario, term: str, value: object
+) -> None:
+    asked = {term: value, **({"consumer_index": 0} if term == "num_consumers" else {})}
+    scene.open("a", job_name="job", **asked)
+    scene.restart()
+    scene.open("b", job_name="job", **asked)
+    scene.check()
+    with pytest.raises(AlreadyExistsError, match="existing job") as caught:
+        scene.open("c", job_name="job")
+    said = term.replace("target_w", "target w")
+    assert f"Existing {said}: <{value}>; got <" in str(caught.value)
+
+
+def test_consumers_and_trainers_are_known_while_they_read(scene: Scenario) -> None:
+    terms: dict[str, Any] = {"job_name": "job", "num_consumers": 2}
+    for index, client_id in enumerate("ab"):
+        scene.open(client_id, consumer_index=index, trainer_id=client_id.upper(), **terms)
+    scene.restart()
+    (iteration,) = scene.state.iterations.values()
+    assert iteration.consumers == {"a": 0, "b": 1}
+    assert iteration.trainers == {"a": "A", "b": "B"}
+    scene.close("a")
+    scene.check()
+    assert (iteration.consumers, iteration.trainers) == ({"b": 1}, {"b": "B"})
+    for index in (None, 2, -1):
+        with pytest.raises(ValueError, match="must be one of the num_consumers=2"):
+            scene.open("c", consumer_index=index, **terms)
 
 
 def test_the_job_of_a_name_survives_a_restart(scene: Scenario) -> None:
@@ -242,10 +285,10 @@ def test_a_worker_learns_what_its_task_is_about(scene: Scenario) -> None:
         iteration_id=2000,
         dataset_id="1000",
         digest=hashlib.sha256(PLAN).digest(),
-        processing_mode=1,
         pass_number=(3, 1),
         seed=9,
         ticket=scene.state.ticket(4001),
+        deals=True,
     )
     with pytest.raises(NotFoundError, match="not for worker v"):
         scene.ask(messages.GetTask(worker_id="v", task_id=4001))
@@ -253,6 +296,22 @@ def test_a_worker_learns_what_its_task_is_about(scene: Scenario) -> None:
     scene.finish("w", 4001)
     with pytest.raises(NotFoundError, match="finished on worker w"):
         scene.ask(messages.GetTask(worker_id="w", task_id=4001))
+
+
+def test_units_mean_the_same_on_every_worker_and_copies_are_shuffled_differently(
+    scene: Scenario,
+) -> None:
+    seeds = {}
+    for mode in (OFF, DYNAMIC):
+        tasks = scene.open("c", processing_mode=mode, seed=9).tasks
+        seeds[mode] = [
+            scene.ask(messages.GetTask(worker_id=each.worker_id, task_id=each.task_id)).seed
+            for each in tasks
+        ]
+        scene.close("c")
+    assert seeds[DYNAMIC] == [9, 9]
+    # These numbers are for ever: a copy that is read again has the order that it had.
+    assert seeds[OFF] == [2533964853742113, 1660505076377979]
 
 
 def test_a_clients_own_job_goes_with_it(scene: Scenario) -> None:

@@ -1,4 +1,4 @@
-"""What a processing mode means is in one row of a table; nothing else knows the modes."""
+"""What a processing mode means follows from one place; nothing else knows the modes."""
 
 from __future__ import annotations
 

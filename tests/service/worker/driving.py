@@ -6,7 +6,6 @@ import hashlib
 from typing import Any, TypeVar
 
 from headrace.errors import UnavailableError
-from headrace.service.config import ShardingPolicy
 from headrace.service.messages import (
     Done,
     GetElements,
@@ -36,16 +35,15 @@ AWAY = UnavailableError("connection refused")
 def definition(
     task_id: int = 1, *, dealt: bool = False, plan: bytes = PLAN, ticket: str = TICKET
 ) -> TaskDefinition:
-    mode = ShardingPolicy.DYNAMIC if dealt else ShardingPolicy.OFF
     return TaskDefinition(
         task_id=task_id,
         iteration_id=1,
         dataset_id="1",
         digest=hashlib.sha256(plan).digest(),
-        processing_mode=int(mode),
         pass_number=(0,),
         seed=1,
         ticket=ticket,
+        deals=dealt,
     )
 
 

@@ -8,7 +8,6 @@ import numpy as np
 
 from headrace.element.chunk import Chunk
 from headrace.execution.iterator import ElementIterator
-from headrace.service.config import ShardingPolicy
 from headrace.service.messages import TaskDefinition
 
 SECONDS = 40.0
@@ -54,8 +53,8 @@ def definition(task_id: int, *, digest: bytes) -> TaskDefinition:
         iteration_id=1,
         dataset_id="1",
         digest=digest,
-        processing_mode=int(ShardingPolicy.OFF),
         pass_number=(0,),
         seed=1,
         ticket=TICKET,
+        deals=False,
     )

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from headrace.errors import CancelledError
+from headrace.service.worker.actions import Grant
 from headrace.service.worker.feed import Feed
 from headrace.service.worker.portion import Portion
 from tests.service.worker.listed import SECONDS
@@ -33,6 +34,10 @@ class Heard:
 
     def ended(self, producer: int, failure: str | None) -> None:
         self.events.put(("ended", producer, failure))
+
+
+def nothing_in_hand() -> None:
+    """Hand over nothing."""
 
 
 class Waiting:
@@ -89,58 +94,64 @@ def test_a_producer_that_waits_for_room_hears_that_nothing_more_is_wanted(end: s
 def test_units_are_asked_for_once_and_waited_for() -> None:
     heard = Heard()
     feed = Feed(7, heard)
-    waiting = Waiting(feed.next_units)
+    waiting = Waiting(lambda: feed.next_units(nothing_in_hand))
     assert heard.events.get(timeout=SECONDS) == ("needs", 7)
-    feed.grant((3, 5), True)
-    assert waiting.found() == (3, 5)
+    feed.grant(Grant(producer=7, units=(3, 5), is_alone=True))
+    assert waiting.found().units == (3, 5)
     assert feed.puts_at_once
-    heard.on_need = lambda: feed.grant((8, 9), False)
-    assert feed.next_units() == (8, 9)
+    heard.on_need = lambda: feed.grant(Grant(producer=7, units=(8, 9), is_alone=False))
+    granted = feed.next_units(nothing_in_hand)
+    assert granted is not None
+    assert granted.units == (8, 9)
     assert not feed.puts_at_once
 
 
 def test_what_is_in_hand_is_put_before_units_are_waited_for_and_nothing_is_kept_meanwhile() -> None:
     heard = Heard()
     feed = Feed(7, heard)
-    feed.hand_over = lambda: heard.events.put(("hands over", feed.puts_at_once))
     assert not feed.puts_at_once
-    waiting = Waiting(feed.next_units)
+    waiting = Waiting(
+        lambda: feed.next_units(lambda: heard.events.put(("hands over", feed.puts_at_once)))
+    )
     assert heard.events.get(timeout=SECONDS) == ("needs", 7)
     assert heard.events.get(timeout=SECONDS) == ("hands over", True)
-    feed.grant((0, 1), False)
-    assert waiting.found() == (0, 1)
+    feed.grant(Grant(producer=7, units=(0, 1), is_alone=False))
+    assert waiting.found().units == (0, 1)
     assert not feed.puts_at_once
 
 
 def test_after_the_last_units_nobody_is_asked_again() -> None:
     heard = Heard()
     feed = Feed(7, heard)
-    heard.on_need = lambda: feed.grant(None, False)
-    assert feed.next_units() is None
-    assert feed.next_units() is None
+    heard.on_need = lambda: feed.grant(Grant(producer=7, is_alone=False))
+    assert feed.next_units(nothing_in_hand) is None
+    assert feed.next_units(nothing_in_hand) is None
     assert heard.events.qsize() == 1
 
 
 def test_two_threads_of_a_plan_ask_one_after_the_other() -> None:
     heard = Heard()
     feed = Feed(7, heard)
-    both = [Waiting(feed.next_units), Waiting(feed.next_units)]
+    both = [
+        Waiting(lambda: feed.next_units(nothing_in_hand)),
+        Waiting(lambda: feed.next_units(nothing_in_hand)),
+    ]
     for units in ((0, 1), (1, 2)):
         assert heard.events.get(timeout=SECONDS) == ("needs", 7)
         assert heard.events.empty()
-        feed.grant(units, False)
-    assert sorted(each.found() for each in both) == [(0, 1), (1, 2)]
+        feed.grant(Grant(producer=7, units=units, is_alone=False))
+    assert sorted(each.found().units for each in both) == [(0, 1), (1, 2)]
 
 
 def test_a_producer_that_waits_for_units_hears_that_its_task_was_called_off() -> None:
     heard = Heard()
     feed = Feed(7, heard)
-    waiting = Waiting(feed.next_units)
+    waiting = Waiting(lambda: feed.next_units(nothing_in_hand))
     heard.events.get(timeout=SECONDS)
     feed.close()
     assert isinstance(waiting.found(), CancelledError)
     with pytest.raises(CancelledError):
-        feed.next_units()
+        feed.next_units(nothing_in_hand)
     assert heard.events.empty()
 
 

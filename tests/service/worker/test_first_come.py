@@ -167,10 +167,10 @@ def test_units_are_done_when_their_portions_are_acknowledged() -> None:
     for number in range(3):
         policy.add(portion(number))
         policy.ask(f"a{number}", message("a", number, 0), now=0.0)
-    assert policy.done == 0
+    assert policy.done == ()
 
     policy.ask("a3", message("a", 3, 2), now=0.0)
-    assert policy.done == 2
+    assert policy.done == ((0, 2),)
 
 
 def test_units_count_as_done_only_when_all_before_them_are() -> None:
@@ -180,9 +180,9 @@ def test_units_count_as_done_only_when_all_before_them_are() -> None:
         policy.ask(f"{client}0", message(client, 0, 0), now=0.0)
 
     policy.ask("b1", message("b", 1, 1), now=0.0)
-    assert policy.done == 0
+    assert policy.done == ()
     policy.ask("a1", message("a", 1, 1), now=0.0)
-    assert policy.done == 2
+    assert policy.done == ((0, 2),)
 
 
 def test_a_unit_is_not_done_while_a_portion_with_a_part_of_it_is_unacknowledged() -> None:
@@ -194,9 +194,9 @@ def test_a_unit_is_not_done_while_a_portion_with_a_part_of_it_is_unacknowledged(
         policy.ask(f"{client}{number}", message(client, 0, 0), now=0.0)
 
     policy.ask("b1", message("b", 1, 1), now=0.0)
-    assert policy.done == 0
+    assert policy.done == ()
     policy.ask("a1", message("a", 1, 1), now=0.0)
-    assert policy.done == 1
+    assert policy.done == ((0, 1),)
 
 
 def test_of_a_client_that_is_gone_units_that_went_to_it_alone_are_told_from_others() -> None:
@@ -240,20 +240,20 @@ def test_what_a_client_that_is_gone_held_is_not_done_before_the_dispatcher_has_h
     policy.add(portion(0))
     policy.exhaust(1)
     policy.depart("a")
-    assert (policy.done, policy.may_finish) == (0, False)
+    assert (policy.done, policy.may_finish) == ((), False)
 
     policy.forget("a")
 
-    assert (policy.done, policy.may_finish) == (1, True)
+    assert (policy.done, policy.may_finish) == (((0, 1),), True)
 
 
 def test_what_a_silent_client_held_holds_up_no_units() -> None:
     policy: FirstCome[str] = FirstCome(Bounds(silence=10.0))
     policy.add(portion(0))
     policy.ask("a0", message("a", 0, 0), now=0.0)
-    assert policy.done == 0
+    assert policy.done == ()
     policy.forget_silent(now=20.0)
-    assert policy.done == 1
+    assert policy.done == ((0, 1),)
 
 
 def test_units_without_elements_are_done_with_the_end() -> None:
@@ -261,18 +261,18 @@ def test_units_without_elements_are_done_with_the_end() -> None:
     policy.add(portion(0))
     policy.ask("a0", message("a", 0, 0), now=0.0)
     policy.exhaust(5)
-    assert policy.done == 0
+    assert policy.done == ()
 
     policy.ask("a1", message("a", 1, 1), now=0.0)
-    assert policy.done == 5
+    assert policy.done == ((0, 5),)
     ((_, content),) = policy.finish()
     assert isinstance(content, Elements)
     assert (content.done_from, content.done_to, content.touched) == (1, 5, 5)
 
 
-@pytest.mark.parametrize(("ahead", "units_from"), [(0, 1), (1, 2), (5, 6)])
+@pytest.mark.parametrize(("ahead", "touched"), [(0, 1), (1, 2), (5, 6)])
 def test_nothing_that_was_given_in_part_is_left_when_a_task_is_called_off(
-    ahead: int, units_from: int
+    ahead: int, touched: int
 ) -> None:
     policy: FirstCome[str] = FirstCome()
     policy.ask("a0", message("a", 0, 0), now=0.0)
@@ -283,7 +283,7 @@ def test_nothing_that_was_given_in_part_is_left_when_a_task_is_called_off(
     answers, left = policy.call_off(CancelledError("the worker stops"))
 
     assert answers == []
-    assert (left.elements, left.unacknowledged, left.units_from) == (2, 1, units_from)
+    assert (left.elements, left.unacknowledged, left.touched) == (2, 1, ((0, touched),))
 
 
 def test_a_task_that_is_called_off_refuses_all_but_what_was_given_before() -> None:

@@ -8,6 +8,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from headrace.plan.serialize import dump_plan
 from headrace.rewrites.optimize import prepare
 from headrace.rewrites.positions import deal_of
 from headrace.service.messages import TaskDefinition
+from headrace.service.worker.actions import Grant
 from headrace.service.worker.feed import Feed
 from headrace.service.worker.opening import open_plan
 from headrace.service.worker.portion import Portion
@@ -68,7 +70,7 @@ def produce(
     counts_units: bool = False,
 ) -> Collected:
     outlet = outlet or Collected()
-    producer = Producer("task-1", open_plan, outlet, counts_units=counts_units)
+    producer = Producer("task-1", lambda _: open_plan(), outlet, counts_units=counts_units)
     producer.start()
     assert outlet.ended.wait(SECONDS)
     producer.join(SECONDS)
@@ -203,7 +205,7 @@ def test_what_was_yielded_is_put_at_once_where_that_is_wanted() -> None:
     outlet = Collected()
     outlet.puts_at_once = True
     iterator = Listed([[number] for number in range(20)])
-    Producer("task-1", lambda: iterator, outlet).start()
+    Producer("task-1", lambda _: iterator, outlet).start()
     assert outlet.ended.wait(SECONDS)
     assert [portion.count for portion in outlet.portions] == [1] * 20
 
@@ -298,7 +300,7 @@ class Granting:
     def needs_units(self, producer: int) -> None:
         if self._units is not None:
             units, self._units = self._units, None
-            self.feed.grant(units, False)
+            self.feed.grant(Grant(producer=1, units=units))
 
     def ended(self, producer: int, failure: str | None) -> None:
         self.ended_with.append(failure)
@@ -320,24 +322,38 @@ def tens(number: int) -> hr.Dataset:
         (lambda data: data.filter(lambda x: bool(x % 2)), 8, 4),
     ],
 )
+@pytest.mark.parametrize("origins", [False, True])
 def test_what_is_ready_does_not_wait_until_more_units_come(
-    plan: Callable[[hr.Dataset], hr.Dataset], units: int, ready: int
+    plan: Callable[[hr.Dataset], hr.Dataset], units: int, ready: int, origins: bool
 ) -> None:
     dataset = plan(hr.Dataset.range(100))
+    task = TaskDefinition(
+        task_id=1,
+        iteration_id=1,
+        dataset_id="data",
+        digest=b"",
+        pass_number=(0,),
+        seed=7,
+        ticket="",
+        deals=True,
+        origins=origins,
+    )
     outlet = Granting((0, units))
     producer = Producer(
         "task-1",
-        lambda: start(dataset.plan, seed=7, units=outlet.feed.next_units),
+        lambda hand_over: open_plan(
+            dump_plan(dataset.plan), task, partial(outlet.feed.next_units, hand_over), worker="w:1"
+        ),
         outlet.feed,
         counts_units=True,
+        says_origins=origins,
     )
-    outlet.feed.hand_over = producer.hand_over
     producer.start()
     try:
         wait_until(lambda: len(outlet.elements) >= ready)
         assert len(outlet.elements) == len({*outlet.elements}) == ready
         assert outlet.touched == units
-        outlet.feed.grant(None, False)
+        outlet.feed.grant(Grant(producer=1))
         wait_until(lambda: outlet.ended_with == [None])
         assert len(outlet.elements) == ready
     finally:
@@ -404,7 +420,7 @@ def test_the_plan_is_released_as_soon_as_it_is_open() -> None:
             return None
 
     outlet = Collected()
-    producer = Producer("task-1", lambda plan=plan: plan and Waiting([]), outlet)
+    producer = Producer("task-1", lambda _, plan=plan: plan and Waiting([]), outlet)
     del plan
     producer.start()
     assert opened.wait(SECONDS)
@@ -444,12 +460,12 @@ def test_the_plan_of_a_task_is_opened_by_somebody_who_only_reads() -> None:
         iteration_id=1,
         dataset_id="data",
         digest=b"",
-        processing_mode=0,
         pass_number=(0,),
         seed=1,
         ticket="",
+        deals=False,
     )
-    iterator = open_plan(dump_plan(dataset.plan), definition, 1, None, worker="worker:1")
+    iterator = open_plan(dump_plan(dataset.plan), definition, None, worker="worker:1")
     chunk = iterator.next_chunk(1)
     assert chunk is not None
     (row,) = chunk.rows()

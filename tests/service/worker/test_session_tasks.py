@@ -62,7 +62,7 @@ def test_a_task_begins_with_the_first_request_and_requests_are_handed_on_in_orde
     worker.defines(definition())
     late = worker.ask("b")
     (start,) = worker.starts
-    assert (start.plan, start.definition, start.is_dealt) == (PLAN, definition(), False)
+    assert (start.plan, start.definition) == (PLAN, definition())
     worker.produce(start.producer, portion(0), portion(1), portion(2))
     assert [first(worker, each) for each in (*requests, late)] == [0, 1, 2]
 
@@ -113,20 +113,6 @@ def test_who_waits_for_a_plan_that_cannot_be_had_hears_so(
     worker.say(GetPlan, error)
     assert isinstance(worker.answers[request], expected)
     assert worker.starts == []
-
-
-def test_copies_draw_from_different_seeds_on_two_workers_and_dealt_tasks_from_the_same() -> None:
-    seeds = {}
-    for dealt in (False, True):
-        worker = Driven()
-        for _ in range(2):
-            worker.registered()
-            worker.begin(dealt=dealt)
-            worker.pass_time(5.0)
-            worker.say(WorkerHeartbeat, NotFoundError("who are you?"))
-        seeds[dealt] = [start.seed for start in worker.starts]
-    assert seeds[True] == [1, 1]
-    assert seeds[False][0] != seeds[False][1]
 
 
 def test_a_request_with_another_ticket_is_refused_and_disturbs_nobody() -> None:
@@ -181,7 +167,6 @@ def test_what_a_silent_client_holds_is_dropped_with_a_warning() -> None:
 def test_units_are_asked_for_when_they_are_needed_in_ranges_of_a_fitting_length() -> None:
     worker = worker_of()
     producer = worker.begin(dealt=True)
-    assert worker.starts[0].is_dealt
     asked = []
     for number, (seconds, want) in enumerate([(0.001, 1), (0.05, 2), (1.0, 2), (0.0, 1)]):
         worker.need(producer)

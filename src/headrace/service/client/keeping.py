@@ -97,6 +97,9 @@ class KeptReader(Protocol):
     def forget(self, before: int) -> None:
         """`Kept.forget`."""
 
+    def stop_at(self, place: int) -> None:
+        """Take note that of what was given, nothing after `place` is used."""
+
     def go_back(self, place: int) -> bool:
         """Give again what came after `place`; False: that was forgotten."""
 
@@ -151,6 +154,13 @@ class Keeper:
             reader = self._readers.get(name)
             if reader is not None:
                 reader.forget(place)
+
+    def stop_at(self, state: Any) -> None:
+        """Take note that nothing after `state`, the place of an iterator, was or will be used."""
+        for name, place in _places(state, exactly=True).items():
+            reader = self._readers.get(name)
+            if reader is not None:
+                reader.stop_at(place)
 
     def hold(self, iterator: Any) -> None:
         """Leave readers open that are closed from now on, to be opened where they were."""
@@ -216,17 +226,25 @@ class Keeper:
         return found
 
 
-def _places(state: Any) -> dict[str, int]:
-    """Return the first place of each reader that a state mentions."""
+def _places(state: Any, *, exactly: bool = False) -> dict[str, int]:
+    """Return the first place of each reader that a state mentions.
+
+    Args:
+        state: Of any plan.
+        exactly: Whether to count what came after a reader's place, where the state says so.
+    """
     found: dict[str, int] = {}
-    left = [state]
+    left = [(state, 0)]
     while left:
-        value = left.pop()
+        value, since = left.pop()
         if isinstance(value, dict):
             if "reader" in value and "received" in value:
-                name, place = value["reader"], value["received"]
+                name, place = value["reader"], value["received"] + since
                 found[name] = min(place, found.get(name, place))
-            left.extend(value.values())
+            for key, part in value.items():
+                # A hint is a position, and how many elements came after it.
+                is_hint = exactly and key == "hint" and isinstance(part, list) and len(part) == 2
+                left.append((part[0], part[1]) if is_hint else (part, 0))
         elif isinstance(value, list | tuple):
-            left.extend(value)
+            left.extend((part, 0) for part in value)
     return found

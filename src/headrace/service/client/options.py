@@ -20,7 +20,7 @@ _AUTOTUNE = -1
 _TARGETS = ("AUTO", "ANY", "LOCAL")
 _VISITATIONS: dict[ShardingPolicy, tuple[str, ...]] = {
     ShardingPolicy.OFF: (),
-    ShardingPolicy.DYNAMIC: ("at_most_once",),
+    ShardingPolicy.DYNAMIC: ("exactly_once", "at_most_once"),
     **dict.fromkeys(STATIC_POLICIES, ("at_least_once",)),
 }
 """For each mode, what `visitation` may be beside None: the default."""
@@ -43,7 +43,17 @@ class ReadingOptions:
     target_workers: str
     """One of "AUTO", "ANY" and "LOCAL"."""
     visitation: str | None
-    """None, or the default of the mode."""
+    """None, "exactly_once", "at_most_once" or "at_least_once": one that the mode offers."""
+    num_consumers: int | None = None
+    """Rounds are read by so many consumers; None: whoever asks first is served first."""
+    consumer_index: int | None = None
+    """Which of them this one is."""
+    trainer_id: str = ""
+    """Not empty: each trainer gets all elements, through a cache on the workers."""
+    ordered: bool = False
+    """Elements come as one process would yield them."""
+    remainder: str = "drop"
+    """What becomes of elements at the end that do not fill a round."""
     wait_timeout: float
     """Seconds without anybody who could deliver, after which reading fails."""
     security: Security | None

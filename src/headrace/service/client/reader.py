@@ -97,6 +97,8 @@ class RemoteReader:
         self._current: Given | None = None
         #: Elements and errors that were given, and the most that ever were.
         self._received = self._counted = 0
+        #: Where the consumer closed, which may not have used all that was given; None: not yet.
+        self._stop_at: int | None = None
         self._delivered: dict[str, int] = {}
         if keeper is not None:
             keeper.add(self)
@@ -178,10 +180,13 @@ class RemoteReader:
             self._delivered[address] = self._delivered.get(address, 0) + new
         return part
 
-    def _in_hand(self) -> Delivery | None:
-        """Return what the consumer has begun to use."""
+    def _in_hand(self) -> tuple[Delivery, int] | None:
+        """Return what the consumer has begun to use, and how many elements of it."""
         current = self._current
-        return None if current is None else current.delivery
+        if current is None:
+            return None
+        stop = self._received if self._stop_at is None else min(self._stop_at, self._received)
+        return current.delivery, max(0, stop - current.start)
 
     def _end(self) -> None:
         """Say what was lost, at the end; or raise why there is no going on."""
@@ -221,6 +226,10 @@ class RemoteReader:
     def forget(self, before: int) -> None:
         """Forget what was given before so many elements and errors."""
         self._kept.forget(before)
+
+    def stop_at(self, place: int) -> None:
+        """Take note that of what was given, nothing after `place` is used."""
+        self._stop_at = place
 
     def go_back(self, place: int) -> bool:
         """Give again what came after `place`; False: it is closed, or that was forgotten."""

@@ -1,11 +1,16 @@
 """Receipts: which units of a task came whole to this client, and of which anything came.
 
 A unit may have several elements, in answers to several clients. It is whole here only if all
-answers with something of it came here, one after another.
+answers with something of it came here, one after another; or, where elements have origins, if each
+of them did.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from headrace.service.dispatcher.ranges import united
+from headrace.service.dispatcher.rows import OriginRun, Parts, Rows, count_rows, first_rows
 from headrace.service.messages import Elements
 
 __all__ = ["Receipt"]
@@ -17,6 +22,8 @@ class Receipt:
     def __init__(self) -> None:
         self._whole: list[list[int]] = []
         self._touched: list[list[int]] = []
+        #: Elements by their origins; only where a task's elements have some.
+        self._rows = Rows()
         #: The task's number of the first element after the last answer.
         self._next = 0
         #: Of units from this one on, nothing came to anybody else since the task began.
@@ -25,12 +32,21 @@ class Receipt:
     @property
     def whole(self) -> tuple[tuple[int, int], ...]:
         """Ranges of units of which all elements came."""
-        return tuple((start, stop) for start, stop in self._whole)
+        whole = tuple((start, stop) for start, stop in self._whole)
+        return united((*whole, *self._rows.whole)) if self._rows.whole else whole
 
     @property
     def touched(self) -> tuple[tuple[int, int], ...]:
         """Ranges of units of which something may have come."""
         return tuple((start, stop) for start, stop in self._touched)
+
+    @property
+    def parts(self) -> Parts:
+        """Units of which some elements came, and perhaps not all."""
+        return self._rows.parts
+
+    def __bool__(self) -> bool:
+        return bool(self._touched or self._rows)
 
     def add(self, answer: Elements) -> None:
         """Take note of an answer; those of one task are added in the order of their numbers."""
@@ -38,8 +54,27 @@ class Receipt:
             # What was in between went to others.
             self._since = answer.begun
         self._next = answer.first + answer.count
-        _add_run(self._whole, max(answer.done_from, self._since), answer.done_to)
+        start = max(answer.done_from, self._since)
+        _add_run(self._whole, start, answer.done_to)
+        if answer.origins:
+            self._rows.add(answer.origins)
+        if self._rows:
+            self._rows.add_whole(start, answer.done_to)
+            self._rows.forget(answer.done)
         self.touch(answer)
+
+    def begin(self, answer: Elements, number: int) -> None:
+        """Take note that the first `number` elements of an answer were used.
+
+        Of elements that were joined (a batch) nobody knows which origins each has: then all.
+        """
+        self.touch(answer)
+        if not answer.origins:
+            return
+        used: Iterable[OriginRun] = answer.origins
+        if count_rows(used) == answer.count and number < answer.count:
+            used = first_rows(used, number)
+        self._rows.add(used)
 
     def touch(self, answer: Elements) -> None:
         """Take note that something came of an answer."""

@@ -381,25 +381,27 @@ class Session:
             task_id=task_id,
             received=receipt.whole,
             touched=receipt.touched,
+            parts=receipt.parts,
         )
 
-    def leave(self, begun: tuple[int, int] | None) -> list[SettleTask]:
+    def leave(self, begun: tuple[int, int, int] | None) -> list[SettleTask]:
         """Return what is to be said before this client leaves: what was used of each task.
 
         Of a task that is over all that came was used, or was said to have come when it was lost.
 
         Args:
-            begun: The task and the number of the delivery that the consumer has begun to use.
+            begun: The task and the number of the delivery that the consumer has begun to use, and
+                how many of its elements it has used.
         """
         words = [
             self._settlement(task_id, receipt)
             for task_id, receipt in self._arrived.items()
-            if task_id not in self._tasks and receipt.touched
+            if task_id not in self._tasks and receipt
         ]
         for task_id, task in self._tasks.items():
             if begun is not None and begun[0] == task_id and begun[1] in task.in_use:
-                task.used.touch(task.in_use[begun[1]])
-            if task.used.touched:
+                task.used.begin(task.in_use[begun[1]], begun[2])
+            if task.used:
                 words.append(self._settlement(task_id, task.used))
         return words
 

@@ -20,7 +20,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -49,6 +49,8 @@ from headrace.transport.envelope import decode_error
 from headrace.transport.inbox import Inbox
 
 __all__ = ["Shell"]
+
+InHand: TypeAlias = Callable[[], tuple[Delivery, int] | None]
 
 _log = logging.getLogger(__name__)
 
@@ -124,14 +126,15 @@ class Shell:
             self._local_only = local_only
             self._session.opened(reply, time.monotonic())
 
-    def begin(self, in_hand: Callable[[], Delivery | None]) -> None:
+    def begin(self, in_hand: InHand) -> None:
         """Start the thread, unless that was done.
 
         Where an interruption leaves that open, it is started twice, and one ends at once.
 
         Args:
-            in_hand: Returns what the consumer has begun to use; asked at the end. The thread holds
-                it, and what it belongs to: a reader that is open stays, whoever drops it.
+            in_hand: Returns what the consumer has begun to use, and how many of its elements; asked
+                at the end. The thread holds it, and what it belongs to: a reader that is open
+                stays, whoever drops it.
         """
         if not self._begun.locked():
             start_thread(
@@ -140,7 +143,7 @@ class Shell:
                 )
             )
 
-    def close(self, in_hand: Callable[[], Delivery | None], *, is_known: bool) -> None:
+    def close(self, in_hand: InHand, *, is_known: bool) -> None:
         """Deliver nothing more; wait until the thread has said goodbye and is over.
 
         Args:
@@ -233,7 +236,7 @@ class Shell:
 
     # --- the I/O thread -------------------------------------------------------------------------
 
-    def _run(self, in_hand: Callable[[], Delivery | None]) -> None:
+    def _run(self, in_hand: InHand) -> None:
         if not self._begun.acquire(blocking=False):
             return
         self._thread = threading.current_thread()
@@ -249,7 +252,7 @@ class Shell:
             self._over.release()
             self._ring()
 
-    def _read_on(self, in_hand: Callable[[], Delivery | None]) -> None:
+    def _read_on(self, in_hand: InHand) -> None:
         self._inbox = Inbox()
         wires = Wires(self._inbox, self._connect_dispatcher, self._connect)
         try:
@@ -272,13 +275,13 @@ class Shell:
         for warning in warnings:
             _log.warning("%s", warning)
 
-    def _last_words(self, in_hand: Callable[[], Delivery | None]) -> list[SettleTask]:
+    def _last_words(self, in_hand: InHand) -> list[SettleTask]:
         """Return what is to be said of what was used, where others are to read the rest."""
         if not self._settles:
             return []
         with self._lock:
-            delivery = in_hand()
-            begun = None if delivery is None else (delivery.task.task_id, delivery.number)
+            held = in_hand()
+            begun = None if held is None else (held[0].task.task_id, held[0].number, held[1])
             return self._session.leave(begun)
 
     def _do(self, actions: Actions, wires: Wires) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 
 from headrace.service.dispatcher import apply_units, updates
-from headrace.service.dispatcher.apply_units import give_up, running_task, touch_first
+from headrace.service.dispatcher.apply_units import forget_done, give_up, running_task, touch_first
 from headrace.service.dispatcher.contradiction import IllegalFactError, illegal, require
-from headrace.service.dispatcher.modes import policy_of, policy_of_job
+from headrace.service.dispatcher.modes import policy_for, policy_of
 from headrace.service.dispatcher.ranges import united
 from headrace.service.dispatcher.slots import configured
 from headrace.service.dispatcher.state import (
@@ -159,6 +159,10 @@ def _job_created(state: DispatcherState, fact: updates.JobCreated) -> None:
         processing_mode=fact.processing_mode,
         target_workers=fact.target_workers,
         num_consumers=fact.num_consumers,
+        cross_trainer_cache=fact.cross_trainer_cache,
+        visitation=fact.visitation,
+        ordered=fact.ordered,
+        remainder=fact.remainder,
     )
     if fact.name is not None:
         state.names[fact.name] = fact.job_id
@@ -180,14 +184,15 @@ def _iteration_created(state: DispatcherState, fact: updates.IterationCreated) -
     job = state.jobs[fact.job_id]
     require(fact.pass_number not in job.iterations, "the job has one of this pass")
     require(not job.is_over(fact.pass_number), "the job's pass is over")
-    deals = policy_of_job(job).deals
+    policy = policy_for(job)
     state.iterations[fact.iteration_id] = Iteration(
         iteration_id=fact.iteration_id,
         job_id=fact.job_id,
         pass_number=fact.pass_number,
         seed=fact.seed,
-        positions=state.datasets[job.dataset_id].positions if deals else None,
+        positions=state.datasets[job.dataset_id].positions if policy.deals else None,
         num_consumers=fact.num_consumers,
+        exactly_once=policy.exactly_once,
     )
     job.iterations[fact.pass_number] = fact.iteration_id
     state.next_iteration = fact.iteration_id + 1
@@ -258,6 +263,7 @@ def _task_created(state: DispatcherState, fact: updates.TaskCreated) -> None:
 def _task_finished(state: DispatcherState, fact: updates.TaskFinished) -> None:
     task = _end(state, fact.task_id, TaskPhase.FINISHED)
     task.cut = fact.cut
+    forget_done(task, fact.done)
     worker = state.workers[task.worker_id]
     if task.dealt or not state.iterations[task.iteration_id].is_dealt:
         worker.finished.add(fact.task_id)
@@ -286,6 +292,10 @@ def _client_joined(state: DispatcherState, fact: updates.ClientJoined) -> None:
     iteration = state.iterations[fact.iteration_id]
     state.clients[fact.client_id] = fact.iteration_id
     iteration.clients.add(fact.client_id)
+    if fact.consumer_index is not None:
+        iteration.consumers[fact.client_id] = fact.consumer_index
+    if fact.trainer_id:
+        iteration.trainers[fact.client_id] = fact.trainer_id
     if iteration.readers is None:
         iteration.readers = Readers(first=fact.client_id)
     elif not iteration.finished:
@@ -295,12 +305,14 @@ def _client_joined(state: DispatcherState, fact: updates.ClientJoined) -> None:
 def _client_left(state: DispatcherState, fact: updates.ClientLeft) -> None:
     iteration = state.iterations[state.clients.pop(fact.client_id)]
     iteration.clients.discard(fact.client_id)
+    iteration.consumers.pop(fact.client_id, None)
+    iteration.trainers.pop(fact.client_id, None)
     iteration.version += 1
     for task in state.tasks_of(iteration):
         if fact.client_id in task.unsettled:
             # What it received of this, nobody will know.
             task.unsettled.discard(fact.client_id)
-            touch_first(task, task.dealt)
+            touch_first(iteration, task, task.dealt)
         elif not task.gone and iteration.is_dealt:
             task.departed[fact.client_id] = task.dealt
 

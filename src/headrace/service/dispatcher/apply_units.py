@@ -19,7 +19,9 @@ from headrace.service.dispatcher.ranges import (
     subtracted,
     united,
 )
+from headrace.service.dispatcher.rows import EVERYTHING
 from headrace.service.dispatcher.state import (
+    LEFT,
     LOSSES_REMEMBERED,
     DispatcherState,
     Iteration,
@@ -30,6 +32,7 @@ from headrace.service.dispatcher.state import (
 
 __all__ = [
     "client_dropped",
+    "forget_done",
     "give_up",
     "running_task",
     "task_settled",
@@ -55,7 +58,10 @@ def units_dealt(state: DispatcherState, fact: updates.UnitsDealt) -> None:
     require(fact.number == task.grants, "it is not the task's next grant")
     require(fact.start < fact.stop, "it deals nothing")
     given = ((fact.start, fact.stop),)
-    if fact.start < iteration.next:
+    rows = iteration.parts.pop(fact.start, ())
+    if rows:
+        require(fact.stop == fact.start + 1, "a unit in part is dealt alone")
+    elif fact.start < iteration.next:
         left = subtracted(iteration.returned, given)
         returned = count(iteration.returned) - count(left)
         require(returned == fact.stop - fact.start, "the units were dealt already")
@@ -64,8 +70,10 @@ def units_dealt(state: DispatcherState, fact: updates.UnitsDealt) -> None:
         require(fact.start == iteration.next, "it leaves units out")
         iteration.next = fact.stop
     iteration.held -= task.held
-    task.grants, task.last = fact.number + 1, (fact.start, fact.stop)
-    _forget_done(task, fact.done)
+    task.grants, task.last, task.last_rows = fact.number + 1, (fact.start, fact.stop), rows
+    forget_done(task, fact.done)
+    if rows:
+        task.rows[task.dealt] = rows
     if task.runs and task.runs[-1][1] == fact.start:
         task.runs[-1] = (task.runs[-1][0], fact.stop)
     else:
@@ -74,13 +82,16 @@ def units_dealt(state: DispatcherState, fact: updates.UnitsDealt) -> None:
     iteration.held += task.held
 
 
-def _forget_done(task: Task, done: int) -> None:
+def forget_done(task: Task, done: int) -> None:
+    """Forget units of a task before a number: they are done."""
     if done > task.done:
         drop_first(task.runs, done - task.done)
         task.done = done
         task.returned = at_least(task.returned, done)
         task.received = at_least(task.received, done)
         task.touched = at_least(task.touched, done)
+        for unit in [unit for unit in task.rows if unit < done]:
+            del task.rows[unit]
 
 
 def units_returned(state: DispatcherState, fact: updates.UnitsReturned) -> None:
@@ -94,11 +105,62 @@ def units_returned(state: DispatcherState, fact: updates.UnitsReturned) -> None:
         iteration.held -= count(fact.units)
     else:
         require(task.gone and not task.unsettled, "somebody may have something of them")
-        require(not iteration.finished, "the iteration is finished")
-        require(not subtracted(fact.units, task.untouched), "somebody has something of them")
-        _recover(iteration, back)
-    task.returned = united((*task.returned, *fact.units))
+        require(iteration.exactly_once or not iteration.finished, "the iteration is finished")
+        left = iteration.left_of(task)
+        require(not subtracted(fact.units, left), "somebody has something of them")
+        if iteration.exactly_once:
+            _clear_of_suspicion(iteration, task, common(fact.units, task.touched))
+        if not (iteration.exactly_once and task.reason == LEFT):
+            _recover(iteration, back)
+        # One of its clients has not got all, though the others have gone on: now it may.
+        iteration.finished, iteration.failed = False, ""
+    _put_back(iteration, task, fact.units)
+
+
+def _put_back(iteration: Iteration, task: Task, units: Ranges) -> None:
+    """Take units from a task: what it was still to give of them is dealt again."""
+    whole = units
+    for unit in [unit for unit in task.rows if _is_among(unit, units)]:
+        _want(iteration, _place(task, unit), task.rows.pop(unit))
+        whole = subtracted(whole, ((unit, unit + 1),))
+    task.returned = united((*task.returned, *units))
+    back = located(task.runs, task.done, whole)
+    for place in [place for place in iteration.parts if _is_among(place, back)]:
+        _want(iteration, place, EVERYTHING)
+        back = subtracted(back, ((place, place + 1),))
     iteration.returned = united((*iteration.returned, *back))
+
+
+def _place(task: Task, unit: int) -> int:
+    """Return where in the stream a unit in dealt order is."""
+    ((place, _),) = located(task.runs, task.done, ((unit, unit + 1),))
+    return place
+
+
+def _want(iteration: Iteration, place: int, rows: Ranges) -> None:
+    """Deal ordinals of a unit of the stream again."""
+    known = iteration.parts.get(place, ())
+    require(not common(known, rows), "ordinals come back that are to be dealt already")
+    require(not _is_among(place, iteration.returned), "the whole unit is to be dealt already")
+    iteration.parts[place] = united((*known, *rows))
+
+
+def _is_among(unit: int, units: Ranges) -> bool:
+    return any(start <= unit < stop for start, stop in units)
+
+
+def _clear_of_suspicion(iteration: Iteration, task: Task, units: Ranges) -> None:
+    """Take note that a worker which was lost got on with units, so that it was not these."""
+    if units:
+        places = located(task.runs, task.done, units)
+        iteration.recovered = subtracted(iteration.recovered, places)
+        iteration.suspects = subtracted(iteration.suspects, places)
+        _forget_deaths(iteration, places)
+
+
+def _forget_deaths(iteration: Iteration, places: Ranges) -> None:
+    for place in [place for place in iteration.deaths if _is_among(place, places)]:
+        del iteration.deaths[place]
 
 
 def _require_held(task: Task, units: Ranges) -> None:
@@ -112,6 +174,9 @@ def _recover(iteration: Iteration, units: Ranges) -> None:
     """Take note that units outlived a task, as well as some of them did before."""
     again = common(units, iteration.suspects)
     suspects = subtracted(common(units, iteration.recovered), again)
+    if iteration.exactly_once and iteration.suspects_at_once == 1:
+        for place in (each for start, stop in again for each in range(start, stop)):
+            iteration.deaths[place] = iteration.deaths.get(place, 0) + 1
     if again:
         # One of these it was: in smaller groups it is found.
         iteration.suspects_at_once = _part(iteration.suspects_at_once)
@@ -129,10 +194,13 @@ def units_given_up(state: DispatcherState, fact: updates.UnitsGivenUp) -> None:
     """Deal units that workers died with no more."""
     task = state.tasks[fact.task_id]
     iteration = state.iterations[task.iteration_id]
-    require(not subtracted(fact.units, task.untouched), "the task does not hold them untouched")
+    require(not subtracted(fact.units, iteration.left_of(task)), "somebody has them")
     units = located(task.runs, task.done, fact.units)
     _touch(task, fact.units)
     iteration.given_up = united((*iteration.given_up, *units))
+    _forget_deaths(iteration, units)
+    for place in [place for place in iteration.parts if _is_among(place, units)]:
+        del iteration.parts[place]
     iteration.recovered = subtracted(iteration.recovered, units)
     iteration.suspects = subtracted(iteration.suspects, units)
     # It was these; the others are dealt sooner if many go together.
@@ -149,7 +217,7 @@ def give_up(state: DispatcherState, task: Task) -> None:
         task.unsettled = set(iteration.clients)
     if task.departed:
         # What they received of this, nobody will know.
-        touch_first(task, max(task.departed.values()))
+        touch_first(iteration, task, max(task.departed.values()))
         task.departed = {}
 
 
@@ -158,13 +226,39 @@ def task_settled(state: DispatcherState, fact: updates.TaskSettled) -> None:
     task = state.tasks[fact.task_id]
     task.unsettled.discard(fact.client_id)
     state.iterations[task.iteration_id].version += 1
-    task.received = united((*task.received, *at_least(fact.received, task.done)))
+    _receive(task, fact.received)
     _touch(task, (*fact.received, *fact.touched))
+    for unit, rows in fact.parts:
+        if _is_held(task, unit):
+            _touch(task, ((unit, unit + 1),))
+            _give(task, unit, rows)
 
 
-def touch_first(task: Task, units: int) -> None:
+def _receive(task: Task, units: Ranges) -> None:
+    task.received = united((*task.received, *at_least(units, task.done)))
+    for unit in [unit for unit in task.rows if _is_among(unit, units)]:
+        del task.rows[unit]
+
+
+def _is_held(task: Task, unit: int) -> bool:
+    """Whether a task is still to give something of a unit."""
+    is_there = task.done <= unit < task.dealt
+    return is_there and not _is_among(unit, (*task.returned, *task.received))
+
+
+def _give(task: Task, unit: int, rows: Ranges) -> None:
+    """Take note that some elements of a unit are no longer the task's to give."""
+    left = subtracted(task.rows.get(unit, EVERYTHING), rows)
+    if left:
+        task.rows[unit] = left
+    else:
+        _receive(task, ((unit, unit + 1),))
+        _touch(task, ((unit, unit + 1),))
+
+
+def touch_first(iteration: Iteration, task: Task, units: int) -> None:
     """Take the first units of a task, up to a number, for touched: who may have them is gone."""
-    if task.held and task.done < units:
+    if task.held and task.done < units and not iteration.exactly_once:
         _touch(task, ((task.done, units),))
 
 
@@ -183,9 +277,18 @@ def client_dropped(state: DispatcherState, fact: updates.ClientDropped) -> None:
     require(not (fact.returned and iteration.finished), "the iteration is finished")
     if task.phase is TaskPhase.RUNNING:
         iteration.held -= count(units)
-    task.returned = united((*task.returned, *units))
-    back = located(task.runs, task.done, fact.returned)
-    iteration.returned = united((*iteration.returned, *back))
+    task.returned = united((*task.returned, *fact.lost))
+    _put_back(iteration, task, fact.returned)
+    for unit, rows in fact.used:
+        if _is_held(task, unit):
+            _give(task, unit, rows)
+    for unit, rows in fact.parts:
+        require(_is_held(task, unit), "the task does not hold the unit")
+        left = task.rows.get(unit, EVERYTHING)
+        require(not subtracted(rows, left), "the ordinals are not the task's to give")
+        _give(task, unit, rows)
+        if not iteration.finished:
+            _want(iteration, _place(task, unit), rows)
     if fact.lost:
         _miss(iteration, task, fact.client_id, located(task.runs, task.done, fact.lost))
     iteration.version += 1

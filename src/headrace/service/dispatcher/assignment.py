@@ -40,14 +40,14 @@ def consequences(
         is_silent: Whether a client was not heard of since a task of an iteration ended.
     """
     iteration = state.iterations[iteration_id]
-    if iteration.finished:
-        return []
     policy = policy_of(state, iteration)
+    if iteration.finished and not policy.goes_on(state, iteration):
+        return []
     loose_end = policy.loose_end(state, iteration)
     if loose_end is not None:
         return [loose_end]
     if policy.is_over(state, iteration):
-        if policy.waits_for(iteration, is_silent):
+        if policy.waits_for(state, iteration, is_silent):
             return []
         failed = policy.failure(state, iteration)
         return [updates.IterationFinished(iteration_id=iteration_id, failed=failed)]

@@ -16,8 +16,9 @@ from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.decision import Decision, Moment
 from headrace.service.dispatcher.departures import finished_now
 from headrace.service.dispatcher.modes import policy_of
-from headrace.service.dispatcher.ranges import at_least, subtracted
-from headrace.service.dispatcher.splits import checked_units
+from headrace.service.dispatcher.ranges import at_least, common, subtracted, united
+from headrace.service.dispatcher.rows import EVERYTHING, outside
+from headrace.service.dispatcher.splits import checked_parts, checked_units
 from headrace.service.dispatcher.state import DispatcherState, Task, TaskPhase
 from headrace.service.dispatcher.updates import Update
 
@@ -59,7 +60,7 @@ def client_heartbeat(
     silent: list[str] = []
     if not (iteration.takers or iteration.leavers):
         if not (ending or iteration.finished):
-            silent = policy_of(state, iteration).waits_for(iteration, moment.is_silent)
+            silent = policy_of(state, iteration).waits_for(state, iteration, moment.is_silent)
         owing = {each for task in state.tasks_of(iteration) for each in task.unsettled}
         silent = sorted({*silent, *owing} - {client_id})
     patience = moment.limits.reach_timeout
@@ -95,12 +96,12 @@ def _update(
             task.task_id
             for task in tasks
             if task.phase is not running
-            and policy.is_kept(task)
+            and policy.is_kept(state, iteration, task)
             and task.worker_id in state.workers
             and task.task_id not in given_up
         ),
         settle=tuple(task.task_id for task in tasks if client_id in task.unsettled),
-        lost=policy.lost(iteration, tasks) if finished else (),
+        lost=policy.lost(state, iteration) if finished else (),
         version=iteration.version,
         failed=iteration.failed if finished else "",
         silent=tuple(silent),
@@ -123,14 +124,25 @@ def settle_task(state: DispatcherState, request: messages.SettleTask, moment: Mo
         )
     received = at_least(checked_units(task, request.received), task.done)
     touched = at_least(checked_units(task, request.touched), task.done)
+    if iteration.exactly_once:
+        touched = ()  # what came, `parts` says
+    parts = checked_parts(task, request.parts) if iteration.exactly_once else ()
     if (
         request.client_id not in task.unsettled
         and not subtracted(received, task.received)
         and not subtracted(touched, task.touched)
+        and not any(
+            common(rows, task.rows.get(unit, EVERYTHING))
+            for unit, rows in outside(parts, united((*task.received, *task.returned)))
+        )
     ):
         return Decision()
     settled = updates.TaskSettled(
-        task_id=task.task_id, client_id=request.client_id, received=received, touched=touched
+        task_id=task.task_id,
+        client_id=request.client_id,
+        received=received,
+        touched=touched,
+        parts=parts,
     )
     return Decision(updates=(settled,))
 
@@ -146,7 +158,9 @@ def settle_for_silent(state: DispatcherState, moment: Moment) -> list[Update]:
             touched=((task.done, task.dealt),),
         )
         for iteration_id, since in moment.presence.lost.items()
-        if moment.now - since > patience and len(state.iterations[iteration_id].clients) > 1
+        if moment.now - since > patience
+        and len(state.iterations[iteration_id].clients) > 1
+        and not state.iterations[iteration_id].exactly_once
         for task in state.tasks_of(state.iterations[iteration_id])
         for client_id in sorted(task.unsettled)
     ]

@@ -9,6 +9,8 @@ every worker soon would otherwise yield the same elements again and again.
 
 from __future__ import annotations
 
+import hashlib
+
 from headrace.service.dispatcher.losses import lost_copies
 from headrace.service.dispatcher.policy import Policy, Post, staying
 from headrace.service.dispatcher.state import DispatcherState, Iteration, Task, TaskPhase
@@ -60,11 +62,16 @@ class Copies(Policy):
             "function of the dataset may kill or block its process; the workers' logs may say more"
         )
 
-    def lost(self, iteration: Iteration, tasks: list[Task]) -> tuple[LostUnits, ...]:
-        """Return the copies that ended early."""
-        return lost_copies(iteration, tasks)
+    def seed(self, state: DispatcherState, iteration: Iteration, task: Task) -> int:
+        """Return another number for each worker: whole copies are shuffled differently."""
+        digest = hashlib.sha256(f"{iteration.seed} {task.worker_id}".encode()).digest()
+        return int.from_bytes(digest[:8]) >> 12
 
-    def is_kept(self, task: Task) -> bool:
+    def lost(self, state: DispatcherState, iteration: Iteration) -> tuple[LostUnits, ...]:
+        """Return the copies that ended early."""
+        return lost_copies(iteration, state.tasks_of(iteration))
+
+    def is_kept(self, state: DispatcherState, iteration: Iteration, task: Task) -> bool:
         """Whether it ended on its worker, where the last answers may be asked for again."""
         return task.phase in (TaskPhase.FINISHED, TaskPhase.FAILED)
 

@@ -26,7 +26,7 @@ from headrace.errors import FailedPreconditionError
 from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.losses import lost_units
 from headrace.service.dispatcher.policy import Policy, Post, staying
-from headrace.service.dispatcher.ranges import common, located, numbered
+from headrace.service.dispatcher.ranges import common, located, numbered, subtracted, united
 from headrace.service.dispatcher.shares import next_units
 from headrace.service.dispatcher.state import (
     Dataset,
@@ -36,9 +36,12 @@ from headrace.service.dispatcher.state import (
     TaskPhase,
 )
 from headrace.service.dispatcher.updates import Update
-from headrace.service.messages import GetSplit, LostUnits
+from headrace.service.messages import GetSplit, LostUnits, OpenIteration
 
-__all__ = ["Dealing", "may_recover"]
+__all__ = ["Dealing", "ExactDealing", "may_recover"]
+
+_MOST_DEATHS = 3
+"""Of a unit that was dealt alone: then it is given up."""
 
 
 class Dealing(Policy):
@@ -46,7 +49,7 @@ class Dealing(Policy):
 
     deals = True
 
-    def check(self, state: DispatcherState, dataset: Dataset) -> None:
+    def check(self, state: DispatcherState, dataset: Dataset, opening: OpenIteration) -> None:
         """Refuse a dataset without units.
 
         Raises:
@@ -75,7 +78,7 @@ class Dealing(Policy):
     def loose_end(self, state: DispatcherState, iteration: Iteration) -> Update | None:
         """Return what becomes of units of a task that is gone, or the end of an idle task."""
         for task in state.tasks_of(iteration):
-            if task.gone and not task.unsettled and task.untouched:
+            if task.gone and not task.unsettled and iteration.left_of(task):
                 return _recovery(iteration, task)
         idle = _idle(state, iteration)
         return None if idle is None else updates.TaskFinished(task_id=idle.task_id)
@@ -91,25 +94,68 @@ class Dealing(Policy):
         given_up = TaskPhase.FAILED in phases and not _able(state, iteration)
         return not _has_rest(iteration) or given_up
 
-    def waits_for(self, iteration: Iteration, is_silent: Callable[[str, int], bool]) -> list[str]:
+    def waits_for(
+        self, state: DispatcherState, iteration: Iteration, is_silent: Callable[[str, int], bool]
+    ) -> list[str]:
         """Return silent clients where others read too: what they did not use is dealt again."""
         if len(iteration.clients) < 2:
             return []
         return sorted(each for each in iteration.clients if is_silent(each, iteration.iteration_id))
 
     def next_units(
-        self, iteration: Iteration, task: Task, request: GetSplit, *, is_impatient: bool
+        self,
+        state: DispatcherState,
+        iteration: Iteration,
+        task: Task,
+        request: GetSplit,
+        *,
+        is_impatient: bool,
     ) -> tuple[int, int] | None:
         """Return the task's share, first come, first served."""
         return next_units(iteration, task, request.want, request.done, is_impatient=is_impatient)
 
-    def lost(self, iteration: Iteration, tasks: list[Task]) -> tuple[LostUnits, ...]:
+    def lost(self, state: DispatcherState, iteration: Iteration) -> tuple[LostUnits, ...]:
         """Return the units that are missing."""
-        return lost_units(iteration, tasks)
+        return lost_units(iteration, state.tasks_of(iteration))
 
-    def is_kept(self, task: Task) -> bool:
+    def is_kept(self, state: DispatcherState, iteration: Iteration, task: Task) -> bool:
         """Whether units are with it which it has delivered, as far as its worker knows."""
         return task.phase is TaskPhase.FINISHED and not task.gone and bool(task.held)
+
+
+class ExactDealing(Dealing):
+    """The same, and each element comes once: what nobody has of a unit is dealt again in part."""
+
+    exactly_once = True
+
+    def goes_on(self, state: DispatcherState, iteration: Iteration) -> bool:
+        """Whether a worker was lost with what one of the clients has not got.
+
+        A slow client keeps the others from nothing: an iteration is over though its last elements
+        are still on their way to it.
+        """
+        return (
+            bool(iteration.clients)
+            and not iteration.failed
+            and any(
+                task.gone and not task.unsettled and iteration.left_of(task)
+                for task in state.tasks_of(iteration)
+            )
+        )
+
+    def check(self, state: DispatcherState, dataset: Dataset, opening: OpenIteration) -> None:
+        """Refuse a dataset whose elements cannot be told apart.
+
+        Raises:
+            FailedPreconditionError: It says why.
+        """
+        super().check(state, dataset, opening)
+        if not dataset.origins:
+            raise FailedPreconditionError(
+                f"dataset {dataset.dataset_id} cannot be visited exactly once: a step works on the "
+                "whole stream, so that its elements are of no one unit. Put that step after "
+                '`distribute`, or use visitation="at_most_once"'
+            )
 
 
 def may_recover(state: DispatcherState, iteration: Iteration) -> bool:
@@ -121,12 +167,24 @@ def may_recover(state: DispatcherState, iteration: Iteration) -> bool:
 
 def _recovery(iteration: Iteration, task: Task) -> Update:
     """Return what becomes of units of a task that is gone."""
+    left = iteration.left_of(task)
     if iteration.suspects and iteration.suspects_at_once == 1:
-        held = located(task.runs, task.done, task.untouched)
+        held = located(task.runs, task.done, left)
         deadly = numbered(task.runs, task.done, common(held, iteration.suspects))
+        deadly = common(deadly, left)
+        if iteration.exactly_once:
+            # A worker that got on with a unit did not die of it; and others may have had a hand in
+            # what happens once.
+            deadly = subtracted(deadly, task.touched)
+            often = (
+                (unit, unit + 1)
+                for unit, times in iteration.deaths.items()
+                if times + 1 >= _MOST_DEATHS
+            )
+            deadly = common(deadly, numbered(task.runs, task.done, united(often)))
         if deadly:
             return updates.UnitsGivenUp(task_id=task.task_id, units=deadly)
-    return updates.UnitsReturned(task_id=task.task_id, units=task.untouched)
+    return updates.UnitsReturned(task_id=task.task_id, units=left)
 
 
 def _idle(state: DispatcherState, iteration: Iteration) -> Task | None:
@@ -138,7 +196,9 @@ def _idle(state: DispatcherState, iteration: Iteration) -> Task | None:
 
 
 def _has_rest(iteration: Iteration) -> bool:
-    return bool(iteration.returned) or (not iteration.ended and iteration.rest != 0)
+    return bool(iteration.returned or iteration.parts) or (
+        not iteration.ended and iteration.rest != 0
+    )
 
 
 def _able(state: DispatcherState, iteration: Iteration) -> list[str]:

@@ -12,7 +12,8 @@ from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.assignment import consequences
 from headrace.service.dispatcher.decision import Decision, Moment
 from headrace.service.dispatcher.ranges import Ranges, at_least, common, subtracted, united
-from headrace.service.dispatcher.splits import checked_units
+from headrace.service.dispatcher.rows import EVERYTHING, outside
+from headrace.service.dispatcher.splits import checked_parts, checked_units
 from headrace.service.dispatcher.state import DispatcherState, Iteration, Task
 from headrace.service.dispatcher.tasks import workers_task
 
@@ -43,6 +44,8 @@ def drop_client(state: DispatcherState, request: messages.DropClient, moment: Mo
     lost = _held(task, request.lost)
     if request.client_id not in task.departed:
         return Decision()
+    if state.iterations[task.iteration_id].exactly_once:
+        return _drop_exactly(state.iterations[task.iteration_id], task, request, units)
     returned = subtracted(units, task.touched)
     lost = subtracted(united((*lost, *common(units, task.touched))), task.received)
     if state.iterations[task.iteration_id].finished:
@@ -50,6 +53,29 @@ def drop_client(state: DispatcherState, request: messages.DropClient, moment: Mo
     lost = subtracted(lost, returned)
     dropped = updates.ClientDropped(
         task_id=task.task_id, client_id=request.client_id, returned=returned, lost=lost
+    )
+    return Decision(updates=(dropped,))
+
+
+def _drop_exactly(
+    iteration: Iteration, task: Task, request: messages.DropClient, units: Ranges
+) -> Decision:
+    """Take back, by its ordinals, what a client that is gone had not acknowledged."""
+    returned = () if iteration.finished else subtracted(units, task.received)
+    elsewhere = united((*task.received, *task.returned, *returned))
+    used = dict(outside(checked_parts(task, request.used), elsewhere))
+    parts = []
+    for unit, rows in outside(checked_parts(task, request.parts), elsewhere):
+        wanted = subtracted(task.rows.get(unit, EVERYTHING), used.get(unit, ()))
+        if rows := common(rows, wanted):
+            parts.append((unit, rows))
+    dropped = updates.ClientDropped(
+        task_id=task.task_id,
+        client_id=request.client_id,
+        returned=returned,
+        lost=(),
+        parts=() if iteration.finished else tuple(parts),
+        used=tuple(used.items()),
     )
     return Decision(updates=(dropped,))
 

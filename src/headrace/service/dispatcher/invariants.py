@@ -5,7 +5,7 @@ A new invariant is a `#:` comment beside its field in `state.py`, and a line her
 
 from __future__ import annotations
 
-from headrace.service.dispatcher.modes import policy_of_job
+from headrace.service.dispatcher.modes import policy_for
 from headrace.service.dispatcher.policy import staying
 from headrace.service.dispatcher.ranges import at_least, common, count, located, subtracted, united
 from headrace.service.dispatcher.state import (
@@ -74,6 +74,11 @@ def _check_task(state: DispatcherState, task: Task) -> None:
     assert task.unsettled <= state.iterations[task.iteration_id].clients, task
     assert task.gone or not task.unsettled, task
     assert not (task.gone and task.departed), task
+    for unit, rows in task.rows.items():
+        assert task.done <= unit < task.dealt, task
+        assert rows, task
+        assert rows == united(rows), task
+        assert not common(((unit, unit + 1),), united((*task.returned, *task.received))), task
 
 
 def _check_jobs(state: DispatcherState) -> None:
@@ -96,9 +101,11 @@ def _check_iteration(state: DispatcherState, iteration_id: int, iteration: Itera
     assert iteration.iteration_id == iteration_id < state.next_iteration, iteration
     job = state.jobs[iteration.job_id]
     assert job.iterations[iteration.pass_number] == iteration_id
-    assert iteration.is_dealt == policy_of_job(job).deals, iteration
+    assert iteration.is_dealt == policy_for(job).deals, iteration
     tasks = state.tasks_of(iteration)
     assert len(set(iteration.tasks)) == len(tasks), iteration
+    assert iteration.consumers.keys() <= iteration.clients, iteration
+    assert iteration.trainers.keys() <= iteration.clients, iteration
     running = [task.worker_id for task in tasks if task.phase is TaskPhase.RUNNING]
     assert len(set(running)) == len(running), iteration
     assert iteration.leavers == sum(state.workers[each].leaving for each in running), iteration
@@ -110,7 +117,7 @@ def _check_iteration(state: DispatcherState, iteration_id: int, iteration: Itera
         served = {task.worker_id for task in tasks if task.phase is not TaskPhase.LOST}
         there = set(staying(state))
         if iteration.is_dealt:
-            waits = not running and not iteration.returned
+            waits = not running and not (iteration.returned or iteration.parts)
             assert served >= there or waits, (iteration, state.workers)
         else:
             assert served or not there, (iteration, state.workers)
@@ -128,13 +135,44 @@ def _check_units(iteration: Iteration, tasks: list[Task]) -> None:
     assert not subtracted(iteration.suspects, iteration.recovered), iteration
     assert not subtracted(iteration.recovered, ((0, iteration.next),)), iteration
     assert not common(iteration.given_up, iteration.recovered), iteration
+    for unit in iteration.deaths:
+        assert common(((unit, unit + 1),), iteration.suspects), iteration
     assert not common(iteration.given_up, iteration.returned), iteration
     # A unit that was dealt and is not done is with one task or was returned, never both.
+    if iteration.exactly_once:
+        _check_rows(iteration, tasks)
+        return
+    assert not iteration.parts, iteration
     places = [*iteration.returned]
     for task in tasks:
+        assert not task.rows, task
         kept = subtracted(((task.done, task.dealt),), task.returned) if task.held else ()
         found = located(task.runs, task.done, kept)
         assert count(found) == task.held, task
         places += found
     assert count(united(places)) == count(places), (iteration, tasks)
     assert all(stop <= iteration.next for _, stop in places), (iteration, tasks)
+
+
+def _check_rows(iteration: Iteration, tasks: list[Task]) -> None:
+    """Check that each element is to be given by one task, or to be dealt, never both."""
+    places = [*iteration.returned]
+    parts = [*iteration.parts.items()]
+    for task in tasks:
+        kept = subtracted(((task.done, task.dealt),), united((*task.returned, *task.received)))
+        for unit, rows in task.rows.items():
+            ((place, _),) = located(task.runs, task.done, ((unit, unit + 1),))
+            parts.append((place, rows))
+            kept = subtracted(kept, ((unit, unit + 1),))
+        places += located(task.runs, task.done, kept)
+    assert count(united(places)) == count(places), (iteration, tasks)
+    assert all(stop <= iteration.next for _, stop in places), (iteration, tasks)
+    by_place: dict[int, list[tuple[int, int]]] = {}
+    for place, rows in parts:
+        assert rows, iteration
+        assert rows == united(rows), iteration
+        assert place < iteration.next, iteration
+        assert not common(((place, place + 1),), united(places)), (iteration, tasks)
+        by_place.setdefault(place, []).extend(rows)
+    for place, found in by_place.items():
+        assert count(united(found)) == count(found), (place, iteration, tasks)

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import msgspec
 
-from headrace.errors import AlreadyExistsError, FailedPreconditionError
+from headrace.errors import AlreadyExistsError
 from headrace.service import messages
-from headrace.service.config import ShardingPolicy
 from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.clients import addresses, leave
 from headrace.service.dispatcher.decision import Decision, Moment
-from headrace.service.dispatcher.modes import OFFERED
+from headrace.service.dispatcher.modes import name_of, policy_for
 from headrace.service.dispatcher.state import Dataset, DispatcherState, Job, Readers
 from headrace.service.dispatcher.updates import Update
 
 __all__ = ["open_iteration"]
 
-_MODES = {int(mode): mode.name for mode in ShardingPolicy}
+_TERMS: dict[str, tuple[str, Callable[[Any], object]]] = {
+    "processing_mode": ("processing mode", name_of),
+    "target_workers": ("target workers", str),
+    "num_consumers": ("num_consumers", str),
+    "cross_trainer_cache": ("cross_trainer_cache", str),
+    "visitation": ("visitation", str),
+    "ordered": ("ordered", str),
+    "remainder": ("remainder", str),
+}
+"""What all who join a job must ask for alike: fields of `Job` and `OpenIteration`, how each is
+called in an error, and how its values are shown."""
 _DEEPEST_PASS = 32
+_MOST_CONSUMERS = 1 << 20
 _NUMBERS = range(-(1 << 63), 1 << 63)
 
 
@@ -36,7 +49,7 @@ def open_iteration(
     """
     _check_sense(request)
     dataset = state.dataset(request.dataset_id)
-    _check_mode(state, dataset, request)
+    policy_for(request).check(state, dataset, request)
     job = _find_job(state, request)
     if job is not None:
         _check_same_job(state, job, dataset, request)
@@ -61,10 +74,18 @@ def open_iteration(
                 job_id=state.next_job if job is None else job.job_id,
                 pass_number=request.pass_number,
                 seed=request.seed,
+                num_consumers=request.num_consumers,
             )
         )
     if current != iteration_id:
-        facts.append(updates.ClientJoined(client_id=request.client_id, iteration_id=iteration_id))
+        facts.append(
+            updates.ClientJoined(
+                client_id=request.client_id,
+                iteration_id=iteration_id,
+                consumer_index=request.consumer_index,
+                trainer_id=request.trainer_id,
+            )
+        )
     return Decision(
         updates=tuple(facts), compose=lambda after: _opened(after, request.client_id, moment)
     )
@@ -79,36 +100,15 @@ def _find_job(state: DispatcherState, request: messages.OpenIteration) -> Job | 
     return None if job_id is None else state.jobs[job_id]
 
 
-def _check_mode(state: DispatcherState, dataset: Dataset, request: messages.OpenIteration) -> None:
-    policy = OFFERED.get(request.processing_mode)
-    if policy is None:
-        *names, last = (_name_of(mode) for mode in OFFERED)
-        offered = f"{', '.join(names)} and {last}"
-        raise FailedPreconditionError(
-            f"this dispatcher offers the processing modes {offered}; got "
-            f"{_name_of(request.processing_mode)}"
-        )
-    policy.check(state, dataset)
-
-
-def _name_of(mode: int) -> str:
-    return _MODES.get(mode, str(mode))
-
-
 def _check_same_job(
     state: DispatcherState, job: Job, dataset: Dataset, request: messages.OpenIteration
 ) -> None:
     known = state.datasets[job.dataset_id]
-    differences = []
-    if job.processing_mode != request.processing_mode:
-        differences.append(
-            f"Existing processing mode: <{_name_of(job.processing_mode)}>; "
-            f"got <{_name_of(request.processing_mode)}>"
-        )
-    if job.target_workers != request.target_workers:
-        differences.append(
-            f"Existing target workers: <{job.target_workers}>; got <{request.target_workers}>"
-        )
+    differences = [
+        f"Existing {said}: <{show(getattr(job, term))}>; got <{show(getattr(request, term))}>"
+        for term, (said, show) in _TERMS.items()
+        if getattr(job, term) != getattr(request, term)
+    ]
     if known.fingerprint != dataset.fingerprint:
         differences.append(
             f"Existing dataset: <{known.dataset_id}>; got <{dataset.dataset_id}>, which says "
@@ -130,6 +130,11 @@ def _job_created(job_id: int, request: messages.OpenIteration) -> updates.JobCre
         dataset_id=request.dataset_id,
         processing_mode=request.processing_mode,
         target_workers=request.target_workers,
+        num_consumers=request.num_consumers,
+        cross_trainer_cache=request.cross_trainer_cache,
+        visitation=request.visitation,
+        ordered=request.ordered,
+        remainder=request.remainder,
     )
 
 
@@ -168,6 +173,16 @@ def _over(job: Job, iteration_id: int, readers: Readers | None) -> messages.Iter
 
 
 def _check_sense(request: messages.OpenIteration) -> None:
+    if request.num_consumers is None:
+        makes_sense = request.consumer_index is None
+    else:
+        index = -1 if request.consumer_index is None else request.consumer_index
+        makes_sense = 0 <= index < request.num_consumers <= _MOST_CONSUMERS
+    if not makes_sense:
+        raise ValueError(
+            f"consumer_index={request.consumer_index} must be one of the num_consumers="
+            f"{request.num_consumers}"
+        )
     if not request.client_id:
         raise ValueError("a client needs an id; got client_id=''")
     if request.job_name == "":

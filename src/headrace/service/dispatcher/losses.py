@@ -39,7 +39,8 @@ def lost_units(iteration: Iteration, tasks: list[Task]) -> tuple[messages.LostUn
     if failed:
         # What all that could have taken it failed at.
         end = iteration.next if iteration.ended else iteration.positions or 0
-        left = (*iteration.returned, (iteration.next, end))
+        parts = ((unit, unit + 1) for unit in iteration.parts)
+        left = (*iteration.returned, *parts, (iteration.next, end))
         lost.append(_lost(failed[-1], united(each for each in left if each[0] < each[1])))
     return tuple(each for each in lost if each.count)
 

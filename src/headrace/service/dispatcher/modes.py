@@ -1,34 +1,61 @@
-"""The processing modes that this dispatcher offers: a table from a mode to its policy."""
+"""Which policy a job has: chosen here, and nowhere else, from all that its opener asks for."""
 
 from __future__ import annotations
 
+from headrace.errors import FailedPreconditionError
 from headrace.service.config import ShardingPolicy
 from headrace.service.dispatcher.copies import Copies
-from headrace.service.dispatcher.dealing import Dealing
+from headrace.service.dispatcher.dealing import Dealing, ExactDealing
 from headrace.service.dispatcher.policy import Policy
 from headrace.service.dispatcher.state import DispatcherState, Iteration, Job
 from headrace.service.dispatcher.static import Static
+from headrace.service.messages import OpenIteration
 
-__all__ = ["OFFERED", "policy_of", "policy_of_job"]
+__all__ = ["OFFERED", "name_of", "policy_for", "policy_of"]
 
 OFFERED: dict[int, Policy] = {
     ShardingPolicy.OFF: Copies(),
     ShardingPolicy.DYNAMIC: Dealing(),
-    ShardingPolicy.FILE: Static(),
-    ShardingPolicy.DATA: Static(),
-    ShardingPolicy.FILE_OR_DATA: Static(),
-    ShardingPolicy.HINT: Static(),
+    ShardingPolicy.FILE: Static("files"),
+    ShardingPolicy.DATA: Static("elements"),
+    ShardingPolicy.FILE_OR_DATA: Static("files_or_elements"),
+    ShardingPolicy.HINT: Static("hints"),
 }
+"""The policy of each processing mode, where nothing else is asked for."""
+
+_EXACT = ExactDealing()
+
+_NAMES = {int(mode): mode.name for mode in ShardingPolicy}
 
 
-def policy_of_job(job: Job) -> Policy:
-    """Return how the iterations of a job are shared.
+def policy_for(terms: Job | OpenIteration) -> Policy:
+    """Return how the iterations of a job are shared, or of one that a request would open.
 
-    This is the one place that chooses: today by the mode alone.
+    Raises:
+        FailedPreconditionError: This dispatcher does not offer that.
     """
-    return OFFERED[job.processing_mode]
+    policy = OFFERED.get(terms.processing_mode)
+    if terms.visitation == "exactly_once":
+        if terms.processing_mode != ShardingPolicy.DYNAMIC:
+            raise FailedPreconditionError(
+                f'visitation="exactly_once" goes with ShardingPolicy.DYNAMIC; got '
+                f"{name_of(terms.processing_mode)}"
+            )
+        policy = _EXACT
+    if policy is None:
+        *names, last = map(name_of, OFFERED)
+        raise FailedPreconditionError(
+            f"this dispatcher offers the processing modes {', '.join(names)} and {last}; got "
+            f"{name_of(terms.processing_mode)}"
+        )
+    return policy
 
 
 def policy_of(state: DispatcherState, iteration: Iteration) -> Policy:
     """Return how an iteration is shared."""
-    return policy_of_job(state.jobs[iteration.job_id])
+    return policy_for(state.jobs[iteration.job_id])
+
+
+def name_of(mode: int) -> str:
+    """Return what a processing mode is called."""
+    return _NAMES.get(mode, str(mode))

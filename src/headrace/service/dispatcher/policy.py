@@ -1,6 +1,6 @@
 """What is to be said of a processing mode: how the workers share an iteration.
 
-There is one policy for each mode (`modes`), and whoever needs to know what a mode does asks it.
+Which policy a job has, `modes.policy_for` says, and whoever needs to know what a mode does asks it.
 Policies read a state and never write. What is the same for all of them, who gets the tasks and what
 follows from a fact, is in `assignment`.
 """
@@ -15,7 +15,7 @@ import msgspec
 
 from headrace.service.dispatcher.state import Dataset, DispatcherState, Iteration, Task
 from headrace.service.dispatcher.updates import Update
-from headrace.service.messages import GetSplit, LostUnits
+from headrace.service.messages import GetSplit, LostUnits, OpenIteration
 
 __all__ = ["Policy", "Post", "staying"]
 
@@ -36,19 +36,30 @@ class Policy(ABC):
     deals: ClassVar[bool]
     """Whether units of one stream are dealt to its tasks; else each task reads by itself. It is
     asked when an iteration begins, and is then in its state (`Iteration.is_dealt`)."""
+    exactly_once: ClassVar[bool] = False
+    """Whether elements have origins, so that each comes once (`rows`)."""
     hand_out: ClassVar[str] = "first_come"
     """How a worker hands out a task's elements (`messages.TaskDefinition.hand_out`)."""
 
     needs_slots: ClassVar[bool] = False
     """Whether it shares datasets among the dispatcher's fixed list of workers (`slots`)."""
+    part: str = ""
+    """Which part of the plan a task with a shard reads (`messages.TaskDefinition.part`)."""
 
-    def check(self, state: DispatcherState, dataset: Dataset) -> None:
+    def check(self, state: DispatcherState, dataset: Dataset, opening: OpenIteration) -> None:
         """Refuse a dataset that cannot be processed so, or not here.
 
         Raises:
             HeadraceError: It says why.
         """
         return None
+
+    def seed(self, state: DispatcherState, iteration: Iteration, task: Task) -> int:
+        """Return what random steps of a task draw from that have no seed of their own.
+
+        Units mean the same on every worker, and so do shards.
+        """
+        return iteration.seed
 
     @abstractmethod
     def vacant(self, state: DispatcherState, iteration: Iteration) -> list[Post]:
@@ -62,27 +73,41 @@ class Policy(ABC):
     def is_over(self, state: DispatcherState, iteration: Iteration) -> bool:
         """Whether an iteration without loose ends is at its end."""
 
-    def waits_for(self, iteration: Iteration, is_silent: Callable[[str, int], bool]) -> list[str]:
+    def waits_for(
+        self, state: DispatcherState, iteration: Iteration, is_silent: Callable[[str, int], bool]
+    ) -> list[str]:
         """Return the clients for which its end waits all the same.
 
         Args:
+            state: What is known.
             iteration: Which.
             is_silent: Whether a client was not heard of since a task of an iteration ended.
         """
         return []
+
+    def goes_on(self, state: DispatcherState, iteration: Iteration) -> bool:
+        """Whether a finished iteration has a loose end for the sake of a client that reads it."""
+        return False
 
     def failure(self, state: DispatcherState, iteration: Iteration) -> str:
         """Return why an iteration that is over was given up; empty: it was not."""
         return ""
 
     def next_units(
-        self, iteration: Iteration, task: Task, request: GetSplit, *, is_impatient: bool
+        self,
+        state: DispatcherState,
+        iteration: Iteration,
+        task: Task,
+        request: GetSplit,
+        *,
+        is_impatient: bool,
     ) -> tuple[int, int] | None:
         """Return units for a task that asks for some; None: it is to wait.
 
         It is asked where `deals`, while some are left.
 
         Args:
+            state: What is known.
             iteration: The task's.
             task: Which runs, on a worker that stays.
             request: What it asks for.
@@ -91,11 +116,11 @@ class Policy(ABC):
         raise NotImplementedError(f"{type(self).__name__} deals units, and does not say which")
 
     @abstractmethod
-    def lost(self, iteration: Iteration, tasks: list[Task]) -> tuple[LostUnits, ...]:
-        """Return what is missing of a finished iteration with these tasks."""
+    def lost(self, state: DispatcherState, iteration: Iteration) -> tuple[LostUnits, ...]:
+        """Return what is missing of a finished iteration."""
 
     @abstractmethod
-    def is_kept(self, task: Task) -> bool:
+    def is_kept(self, state: DispatcherState, iteration: Iteration, task: Task) -> bool:
         """Whether a client may still want what a task sent that has ended, from its worker."""
 
 

@@ -15,6 +15,8 @@ __all__ = [
     "common",
     "count",
     "drop_first",
+    "first",
+    "first_missing",
     "located",
     "numbered",
     "subtracted",
@@ -63,6 +65,16 @@ def subtracted(whole: Ranges, part: Ranges) -> Ranges:
 def common(one: Ranges, other: Ranges) -> Ranges:
     """Return what is in both."""
     return subtracted(one, subtracted(one, other))
+
+
+def first(number: int) -> Ranges:
+    """Return the numbers from 0 to `number` - 1."""
+    return ((0, number),) if number else ()
+
+
+def first_missing(ranges: Ranges) -> int:
+    """Return the first number from 0 on that is not in `ranges`."""
+    return ranges[0][1] if ranges and ranges[0][0] == 0 else 0
 
 
 def at_least(ranges: Ranges, least: int) -> Ranges:

@@ -68,6 +68,7 @@ def register_dataset(
         positions=request.positions,
         compression=request.compression,
         anonymous=request.anonymous,
+        origins=request.origins,
     )
     return Decision(updates=(registered,), reply=messages.DatasetRegistered(dataset_id=dataset_id))
 
@@ -102,6 +103,7 @@ def get_dataset(state: DispatcherState, request: messages.GetDataset, moment: Mo
             cardinality=dataset.cardinality,
             positions=dataset.positions,
             compression=dataset.compression,
+            origins=dataset.origins,
         )
     )
 

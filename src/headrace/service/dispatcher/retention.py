@@ -126,7 +126,9 @@ def forget_tasks(state: DispatcherState, moment: Moment) -> list[Update]:
     for iteration_id, iteration in state.iterations.items():
         if len(iteration.tasks) <= _TASKS_KEPT + _TASKS_AT_ONCE or iteration.finished:
             continue
-        lost = [task.task_id for task in state.tasks_of(iteration) if _is_done_with(task)]
+        lost = [
+            task.task_id for task in state.tasks_of(iteration) if _is_done_with(iteration, task)
+        ]
         if len(lost) > _TASKS_KEPT:
             facts.append(
                 updates.TasksForgotten(
@@ -136,5 +138,6 @@ def forget_tasks(state: DispatcherState, moment: Moment) -> list[Update]:
     return facts
 
 
-def _is_done_with(task: Task) -> bool:
-    return task.phase is TaskPhase.LOST and not task.unsettled and not task.untouched
+def _is_done_with(iteration: Iteration, task: Task) -> bool:
+    is_settled = task.phase is TaskPhase.LOST and not task.unsettled
+    return is_settled and not iteration.left_of(task)

@@ -5,7 +5,7 @@ Rule 1. A grant is half of an even share of what can still be dealt, at most wha
 Rule 2. A task holds at most an even share of what is not done, so that no worker drinks the stream
         into a buffer. One that has its share waits; if nobody was dealt anything for a while, the
         others do not want it, and it gets more all the same.
-Rule 3. Units that came back are dealt first.
+Rule 3. Units that came back are dealt first; one that came back in part, by itself.
 Rule 4. Units that are suspected to kill workers are dealt in small groups, each to a task that
         holds nothing and gets nothing else until they are done; what others hold does not die with
         them. As with rule 2, a task that gets nothing done meanwhile is dealt more all the same.
@@ -13,7 +13,7 @@ Rule 4. Units that are suspected to kill workers are dealt in small groups, each
 
 from __future__ import annotations
 
-from headrace.service.dispatcher.ranges import at_least, common, count, located, subtracted
+from headrace.service.dispatcher.ranges import at_least, common, count, located, subtracted, united
 from headrace.service.dispatcher.state import Iteration, Task
 
 __all__ = ["next_units"]
@@ -58,12 +58,15 @@ def _choose(
     iteration: Iteration, task: Task, done: int, is_impatient: bool
 ) -> tuple[int, int] | None:
     """Return a range of units to deal from; None: nothing for this task now."""
-    suspects = common(iteration.returned, iteration.suspects)
-    others = subtracted(iteration.returned, suspects)
+    back = iteration.returned
+    if iteration.parts:
+        back = united((*back, *((unit, unit + 1) for unit in iteration.parts)))
+    suspects = common(back, iteration.suspects)
+    others = subtracted(back, suspects)
     group: tuple[int, int] | None = None
     if suspects:
         start, stop = suspects[0]
-        group = start, min(stop, start + iteration.suspects_at_once)
+        group = _apart(iteration, start, min(stop, start + iteration.suspects_at_once))
     held = subtracted(((done, task.dealt),), at_least(task.returned, done))
     if group is not None and not held:
         return group
@@ -72,8 +75,17 @@ def _choose(
         if common(places, iteration.suspects):
             return None
     if others:
-        return others[0]
+        return _apart(iteration, *others[0])
     if iteration.positions != iteration.next:
         end = iteration.positions or 0
         return iteration.next, end if end > 0 else iteration.next + _MOST_WANTED
     return group if is_impatient else None
+
+
+def _apart(iteration: Iteration, start: int, stop: int) -> tuple[int, int]:
+    """Return the first of these units: one in part by itself, or those before one."""
+    if not iteration.parts:
+        return start, stop
+    if start in iteration.parts:
+        return start, start + 1
+    return start, min((unit for unit in iteration.parts if start < unit < stop), default=stop)

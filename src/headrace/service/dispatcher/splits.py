@@ -19,10 +19,11 @@ from headrace.service.dispatcher.ranges import (
     subtracted,
     united,
 )
+from headrace.service.dispatcher.rows import END, Parts
 from headrace.service.dispatcher.state import DispatcherState, Iteration, Task, TaskPhase
 from headrace.service.dispatcher.tasks import workers_task
 
-__all__ = ["checked_units", "get_split", "hand_back"]
+__all__ = ["checked_parts", "checked_units", "get_split", "hand_back"]
 
 _NOTHING_LEFT = messages.SplitGranted(start=0, stop=0)
 _WAIT = messages.SplitGranted(start=0, stop=0, wait=True)
@@ -48,7 +49,7 @@ def get_split(state: DispatcherState, request: messages.GetSplit, moment: Moment
     if request.number < 0:
         raise ValueError(f"number={request.number} must not be negative")
     if request.number == task.grants - 1:
-        return Decision(reply=_granted(iteration, *task.last))
+        return Decision(reply=_granted(iteration, *task.last, task.last_rows))
     _check_progress(task, request)
     if task.phase is not TaskPhase.RUNNING or state.workers[task.worker_id].leaving:
         # A finished task has no readers, and a leaving worker delivers only what it has.
@@ -59,19 +60,20 @@ def get_split(state: DispatcherState, request: messages.GetSplit, moment: Moment
     waited = moment.now - moment.presence.dealt[iteration.iteration_id]
     is_impatient = waited > moment.limits.share_patience
     policy = policy_of(state, iteration)
-    units = policy.next_units(iteration, task, request, is_impatient=is_impatient)
+    units = policy.next_units(state, iteration, task, request, is_impatient=is_impatient)
     if units is None:
         return Decision(reply=_WAIT)
     start, stop = units
     dealt = updates.UnitsDealt(
         task_id=task.task_id, number=request.number, start=start, stop=stop, done=request.done
     )
-    return Decision(updates=(dealt,), reply=_granted(iteration, start, stop))
+    rows = iteration.parts.get(start, ())
+    return Decision(updates=(dealt,), reply=_granted(iteration, start, stop, rows))
 
 
-def _granted(iteration: Iteration, start: int, stop: int) -> messages.SplitGranted:
+def _granted(iteration: Iteration, start: int, stop: int, rows: Ranges) -> messages.SplitGranted:
     alone = bool(common(((start, stop),), iteration.suspects))
-    return messages.SplitGranted(start=start, stop=stop, alone=alone)
+    return messages.SplitGranted(start=start, stop=stop, alone=alone, rows=rows)
 
 
 def _check_progress(task: Task, request: messages.GetSplit) -> None:
@@ -137,3 +139,21 @@ def checked_units(task: Task, ranges: Ranges) -> Ranges:
                 "range of them"
             )
     return united(ranges)
+
+
+def checked_parts(task: Task, parts: Parts) -> Parts:
+    """Return what is said of units in part that are not done.
+
+    Raises:
+        ValueError: The task was not dealt all of them, or ordinals are no ranges.
+    """
+    for unit, rows in parts:
+        ascending = rows == united(rows) and all(0 <= start < stop <= END for start, stop in rows)
+        if not 0 <= unit < task.dealt or not rows or not ascending:
+            raise ValueError(
+                f"task {task.task_id} was dealt {task.dealt} units; {rows} of unit {unit} are no "
+                "elements of one of them"
+            )
+    if len({unit for unit, _ in parts}) < len(parts):
+        raise ValueError(f"a unit of task {task.task_id} is named twice")
+    return tuple(each for each in parts if each[0] >= task.done)

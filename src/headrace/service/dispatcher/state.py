@@ -13,7 +13,7 @@ import hashlib
 import msgspec
 
 from headrace.errors import NotFoundError
-from headrace.service.dispatcher.ranges import Ranges, count, subtracted, united
+from headrace.service.dispatcher.ranges import Ranges, count, numbered, subtracted, united
 
 __all__ = [
     "Dataset",
@@ -61,6 +61,7 @@ class Dataset(msgspec.Struct):
     compression: str | None
     #: Nobody was given its id to keep.
     anonymous: bool = False
+    origins: bool = False
 
 
 class Worker(msgspec.Struct):
@@ -112,6 +113,11 @@ class Job(msgspec.Struct):
     forgotten: dict[tuple[int, ...], Readers | None] = msgspec.field(default_factory=dict)
     #: Those that were forgotten before: ranges of the last number, by the numbers before it.
     over: dict[tuple[int, ...], Ranges] = msgspec.field(default_factory=dict)
+    #: What else its first opener asked for (`messages.OpenIteration`).
+    cross_trainer_cache: bool = False
+    visitation: str | None = None
+    ordered: bool = False
+    remainder: str = "drop"
 
     def is_over(self, pass_number: tuple[int, ...]) -> bool:
         """Whether a pass was read, and its iteration forgotten."""
@@ -187,6 +193,16 @@ class Iteration(msgspec.Struct):
     finished: bool = False
     #: Why it was given up; only if it is finished.
     failed: str = ""
+    #: Elements have origins: what nobody has of a unit in part is dealt again (`rows`).
+    exactly_once: bool = False
+    #: How often workers died with a suspect that was dealt alone, and gave nothing of it.
+    deaths: dict[int, int] = msgspec.field(default_factory=dict)
+    #: Units that came back in part: ordinals that are to be dealt again. None is in `returned`, and
+    #: no ordinal is with a task. Only where elements have origins.
+    parts: dict[int, Ranges] = msgspec.field(default_factory=dict)
+    #: Of its clients that said so: which consumer each is, and of which trainer.
+    consumers: dict[str, int] = msgspec.field(default_factory=dict)
+    trainers: dict[str, str] = msgspec.field(default_factory=dict)
 
     @property
     def is_dealt(self) -> bool:
@@ -200,7 +216,16 @@ class Iteration(msgspec.Struct):
             return 0
         if self.positions < 0:
             return None
-        return self.positions - self.next + count(self.returned)
+        return self.positions - self.next + count(self.returned) + len(self.parts)
+
+    def left_of(self, task: Task) -> Ranges:
+        """Return units of a task that is gone which are to be dealt again, in dealt order."""
+        if not self.exactly_once:
+            return task.untouched
+        missing = task.missing
+        if missing and self.given_up:
+            missing = subtracted(missing, numbered(task.runs, task.done, self.given_up))
+        return missing
 
 
 class Task(msgspec.Struct):
@@ -242,6 +267,11 @@ class Task(msgspec.Struct):
     received: Ranges = ()
     #: Units of which a client that said so, or one that left, may have received something.
     touched: Ranges = ()
+    #: Ordinals that the task is still to give, some for each unit that it holds and is not to give
+    #: whole. None before `done`, none of what was returned or received.
+    rows: dict[int, Ranges] = msgspec.field(default_factory=dict)
+    #: Those of the last grant; empty: all.
+    last_rows: Ranges = ()
     #: Clients of its iteration that must still say what they received.
     unsettled: set[str] = msgspec.field(default_factory=set)
     #: Clients that are gone, of which the worker has not yet said what they had not acknowledged,

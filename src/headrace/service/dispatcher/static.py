@@ -22,7 +22,7 @@ from headrace.service.dispatcher.state import (
     Task,
     TaskPhase,
 )
-from headrace.service.messages import LostUnits
+from headrace.service.messages import LostUnits, OpenIteration
 
 __all__ = ["Static", "check_slots_may_change"]
 
@@ -31,12 +31,19 @@ _OVER = (TaskPhase.FINISHED, TaskPhase.FAILED)
 
 
 class Static(Policy):
-    """Nothing is dealt, and each task is a part that is fixed beforehand."""
+    """Nothing is dealt, and each task is a part that is fixed beforehand.
+
+    Args:
+        part: Which (`messages.TaskDefinition.part`).
+    """
 
     deals = False
     needs_slots = True
 
-    def check(self, state: DispatcherState, dataset: Dataset) -> None:
+    def __init__(self, part: str) -> None:
+        self.part = part
+
+    def check(self, state: DispatcherState, dataset: Dataset, opening: OpenIteration) -> None:
         """Refuse where no workers were named.
 
         Raises:
@@ -84,11 +91,11 @@ class Static(Policy):
             for shard, last in _given_up(state.tasks_of(iteration)).items()
         )
 
-    def lost(self, iteration: Iteration, tasks: list[Task]) -> tuple[LostUnits, ...]:
+    def lost(self, state: DispatcherState, iteration: Iteration) -> tuple[LostUnits, ...]:
         """Return nothing: what is missing, `failure` says."""
         return ()
 
-    def is_kept(self, task: Task) -> bool:
+    def is_kept(self, state: DispatcherState, iteration: Iteration, task: Task) -> bool:
         """Whether it ended on its worker, where the last answers may be asked for again."""
         return task.phase in _OVER
 

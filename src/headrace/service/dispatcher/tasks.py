@@ -8,7 +8,7 @@ from headrace.errors import FailedPreconditionError, NotFoundError, Unauthentica
 from headrace.service import messages
 from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.decision import Decision, Moment
-from headrace.service.dispatcher.modes import policy_of_job
+from headrace.service.dispatcher.modes import policy_for
 from headrace.service.dispatcher.state import DispatcherState, Task, TaskPhase
 
 __all__ = ["fail_task", "finish_task", "get_task", "workers_task"]
@@ -71,20 +71,24 @@ def get_task(state: DispatcherState, request: messages.GetTask, moment: Moment) 
             f"{task.phase.name.lower()} on worker {task.worker_id}"
         )
     job = state.jobs[iteration.job_id]
+    policy = policy_for(job)
     return Decision(
         reply=messages.TaskDefinition(
             task_id=task.task_id,
             iteration_id=iteration.iteration_id,
             dataset_id=job.dataset_id,
             digest=state.datasets[job.dataset_id].digest,
-            processing_mode=job.processing_mode,
             pass_number=iteration.pass_number,
-            seed=iteration.seed,
+            seed=policy.seed(state, iteration, task),
             ticket=task.ticket,
             shard=task.shard,
             of=task.of,
             starting_round=task.starting_round,
-            hand_out=policy_of_job(job).hand_out,
+            deals=iteration.is_dealt,
+            part=policy.part,
+            hand_out=policy.hand_out,
+            origins=iteration.exactly_once,
+            num_consumers=job.num_consumers,
         )
     )
 
@@ -94,8 +98,11 @@ def finish_task(state: DispatcherState, request: messages.FinishTask, moment: Mo
     task = workers_task(state, request)
     if task.phase is not TaskPhase.RUNNING:
         return Decision()
-    cut = request.cut and not state.iterations[task.iteration_id].is_dealt
-    return Decision(updates=(updates.TaskFinished(task_id=task.task_id, cut=cut),))
+    iteration = state.iterations[task.iteration_id]
+    cut = request.cut and not iteration.is_dealt
+    done = request.done if iteration.exactly_once and request.done <= task.dealt else 0
+    finished = updates.TaskFinished(task_id=task.task_id, cut=cut, done=max(task.done, done))
+    return Decision(updates=(finished,))
 
 
 def fail_task(state: DispatcherState, request: messages.FailTask, moment: Moment) -> Decision:

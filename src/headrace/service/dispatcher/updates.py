@@ -13,6 +13,7 @@ from typing import TypeAlias
 import msgspec
 
 from headrace.service.dispatcher.ranges import Ranges
+from headrace.service.dispatcher.rows import Parts
 
 __all__ = [
     "ClientDropped",
@@ -82,6 +83,8 @@ class DatasetRegistered(Fact, frozen=True):
     compression: str | None
     anonymous: bool = False
     """Nobody was given its id to keep: it may be forgotten when nobody uses it."""
+    origins: bool = False
+    """Its elements have origins (`rows`)."""
 
 
 class DatasetKept(Fact, frozen=True):
@@ -151,6 +154,10 @@ class JobCreated(Fact, frozen=True):
     processing_mode: int
     target_workers: str
     num_consumers: int | None = None
+    cross_trainer_cache: bool = False
+    visitation: str | None = None
+    ordered: bool = False
+    remainder: str = "drop"
 
 
 class JobForgotten(Fact, frozen=True):
@@ -208,6 +215,8 @@ class TaskFinished(Fact, frozen=True):
     task_id: int
     cut: bool = False
     """It made a copy, and ended before the copy did: its worker leaves."""
+    done: int = 0
+    """Units before this one, in dealt order, were done."""
 
 
 class TaskFailed(Fact, frozen=True):
@@ -242,6 +251,8 @@ class TaskSettled(Fact, frozen=True):
     """Units that came whole."""
     touched: Ranges = ()
     """Units of which something may have come."""
+    parts: Parts = ()
+    """Units of which these elements came."""
 
 
 class TasksForgotten(Fact, frozen=True):
@@ -256,6 +267,8 @@ class ClientJoined(Fact, frozen=True):
 
     client_id: str
     iteration_id: int
+    consumer_index: int | None = None
+    trainer_id: str = ""
 
 
 class ClientLeft(Fact, frozen=True):
@@ -275,12 +288,17 @@ class ClientDropped(Fact, frozen=True):
     returned: Ranges
     """Nobody else was sent anything of these: they are dealt again."""
     lost: Ranges
+    parts: Parts = ()
+    """Of these units, which stay with the task, some elements are dealt again."""
+    used: Parts = ()
+    """Of these units it used some elements, which are dealt to nobody."""
 
 
 class UnitsDealt(Fact, frozen=True):
     """A task was dealt units `start` to `stop` - 1 of its iteration's stream.
 
     It was grant `number` of the task, of whose units, in dealt order, all before `done` were done.
+    A unit of which only a part was to be dealt was dealt alone, and in part.
     """
 
     task_id: int

@@ -50,6 +50,9 @@ class RegisterDataset(Question[DatasetRegistered], frozen=True):
     anonymous: bool = False
     """Nobody is given the id to keep: the dataset may be forgotten when nobody has used it for
     long."""
+    origins: bool = False
+    """Each element comes from one unit, or is made of elements of units: it can be visited exactly
+    once."""
 
 
 class PlanReceived(Message, frozen=True):
@@ -98,6 +101,7 @@ class DatasetDescription(Message, frozen=True):
     cardinality: int
     positions: int | None
     compression: str | None
+    origins: bool = False
 
 
 class GetDataset(Question[DatasetDescription], frozen=True):

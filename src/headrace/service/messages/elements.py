@@ -29,6 +29,12 @@ class Elements(Message, frozen=True):
     error: bytes | None = None
     """What stands in an element's place, with `count` 0 (`transport.envelope.encode_error`). It is
     data, whatever its class: an error as the answer itself is about the request alone."""
+    origins: tuple[tuple[int, int, int, int], ...] = ()
+    """Where the task's definition says so: whence the elements are (`dispatcher.rows.OriginRun`),
+    in their order; then, of units that ended, the ordinals after the last."""
+    done: int = 0
+    """Units before this one, in dealt order, were delivered and acknowledged, to whichever
+    clients, and the dispatcher knows it."""
 
 
 class GetElements(Question[Elements], frozen=True):

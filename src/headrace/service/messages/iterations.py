@@ -65,6 +65,21 @@ class OpenIteration(Question[IterationOpened], frozen=True):
     seed: int
     """For unseeded randomness, if this client is the first to open the iteration."""
     target_workers: str = "AUTO"
+    num_consumers: int | None = None
+    """Rounds of so many elements are read together, one by each consumer; None: whoever asks first
+    is served first."""
+    consumer_index: int | None = None
+    """Which of the consumers this client is."""
+    cross_trainer_cache: bool = False
+    """Each trainer gets all elements, which are computed once."""
+    trainer_id: str = ""
+    """Which trainer this client is of, where they share a cache."""
+    visitation: str | None = None
+    """How often elements come where something is lost; None: the default of the mode."""
+    ordered: bool = False
+    """Elements come in the order in which one process would yield them."""
+    remainder: str = "drop"
+    """What becomes of elements at the end that do not fill a round."""
 
 
 class LostUnits(Message, frozen=True):
@@ -136,6 +151,9 @@ class SettleTask(Question[Done], frozen=True):
     """Ranges of units in dealt order that arrived whole (`Elements.done_from`)."""
     touched: tuple[tuple[int, int], ...] = ()
     """Ranges of units in dealt order of which something may have arrived (`Elements.touched`)."""
+    parts: tuple[tuple[int, tuple[tuple[int, int], ...]], ...] = ()
+    """Where elements have origins: units in dealt order of which some elements arrived, each with
+    ranges of their ordinals. The others are dealt again."""
 
 
 class CloseIteration(Question[Done], frozen=True):

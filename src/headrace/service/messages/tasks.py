@@ -24,17 +24,27 @@ class TaskDefinition(Message, frozen=True):
     dataset_id: str
     digest: bytes
     """Of the plan, for `GetPlan`."""
-    processing_mode: int
     pass_number: tuple[int, ...]
     seed: int
-    """The iteration's: the same for all its tasks."""
+    """What random steps of this task draw from that have no seed of their own. Where parts of one
+    dataset are dealt or fixed, it is the same for all tasks of the iteration."""
     ticket: str
     """What a client that the dispatcher sent shows, and what the worker shows the dispatcher."""
+    deals: bool
+    """It reads units, which its worker asks for (`GetSplit`); else it reads the plan whole, or the
+    part of it that is fixed."""
     shard: int | None = None
     of: int | None = None
     starting_round: int | None = None
+    part: str = ""
+    """Which part of the plan shard `shard` of `of` is; the name of a way of the worker's. Empty:
+    the plan as it is."""
     hand_out: str = "first_come"
     """Which client gets which of its elements; the name of a way of the worker's."""
+    origins: bool = False
+    """Its portions say of which units their elements are, and which of each."""
+    num_consumers: int | None = None
+    """For how many consumers a round of its elements is (`iterations.OpenIteration`)."""
 
 
 class GetTask(Question[TaskDefinition], frozen=True):
@@ -56,6 +66,9 @@ class SplitGranted(Message, frozen=True):
     alone: bool = False
     """Workers died with these units before: deliver what comes of them at once. Nothing more is
     granted meanwhile."""
+    rows: tuple[tuple[int, int], ...] = ()
+    """Not empty: it is one unit, and of its elements only these are wanted, by their ordinals
+    (`dispatcher.rows`)."""
 
 
 class GetSplit(Question[SplitGranted], frozen=True):
@@ -82,6 +95,8 @@ class FinishTask(Question[Done], frozen=True):
     ticket: str
     cut: bool = False
     """The worker was asked to leave while it made a copy: the rest of that is missing."""
+    done: int = 0
+    """As in `GetSplit`."""
 
 
 class FailTask(Question[Done], frozen=True):
@@ -116,3 +131,8 @@ class DropClient(Question[Done], frozen=True):
     again, except for those that it said it used."""
     lost: tuple[tuple[int, int], ...]
     """Ranges of others of which something may have gone to it."""
+    parts: tuple[tuple[int, tuple[tuple[int, int], ...]], ...] = ()
+    """Where elements have origins: units in dealt order of which some elements went to it that it
+    did not acknowledge, each with ranges of their ordinals. They are dealt again."""
+    used: tuple[tuple[int, tuple[tuple[int, int], ...]], ...] = ()
+    """The same of what it acknowledged, of units that are not done."""

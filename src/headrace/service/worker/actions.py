@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from headrace.service.dispatcher.ranges import Ranges
 from headrace.service.messages import DispatcherRequest, TaskDefinition
 from headrace.service.worker.portion import Answer
 
@@ -23,10 +24,6 @@ class Start:
     definition: TaskDefinition
     plan: bytes
     """The pickled plan, as written."""
-    seed: int
-    """What random steps without a seed of their own draw from, unless the plan's options say."""
-    is_dealt: bool
-    """It reads units, which it asks for (`needs_units`); else it reads the plan whole."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +33,8 @@ class Grant:
     producer: int
     units: tuple[int, int] | None = None
     """(start, stop); None: no more units come."""
+    rows: Ranges = ()
+    """Not empty: it is one unit, and only these of its elements are wanted."""
     is_alone: bool = False
     """What comes of them is to be delivered at once: workers died with these units before."""
 

@@ -30,5 +30,7 @@ def answer(request: Request, content: Answer) -> None:
             touched=content.touched,
             begun=content.begun,
             error=None if content.error is None else encode_error(content.error),
+            origins=content.origins,
+            done=content.done,
         )
         request.reply(message, content.buffers)

@@ -9,10 +9,13 @@ holds `_changed` while it calls the owner.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from headrace.errors import CancelledError
+from headrace.service.dispatcher.rows import OriginRun
+from headrace.service.worker.actions import Grant
+from headrace.service.worker.dealt_order import DealtOrder
 from headrace.service.worker.portion import Portion
 
 __all__ = ["Feed", "Owner"]
@@ -37,10 +40,6 @@ class Feed:
     Args:
         producer: Its number.
         owner: Who hears of what it does.
-
-    Attributes:
-        hand_over: Puts what the producer has in hand. It is called before units are waited for, on
-            whatever thread does so: elements that are ready must not wait with it.
     """
 
     def __init__(self, producer: int, owner: Owner) -> None:
@@ -50,13 +49,14 @@ class Feed:
         #: Units are asked for by one thread at a time; a plan may read ahead on threads.
         self._asking = threading.Lock()
         self._has_room = True
-        self._granted: tuple[tuple[int, int] | None, bool] | None = None
+        self._granted: Grant | None = None
+        #: All that was granted.
+        self._order = DealtOrder()
         self._has_no_more_units = False
         self._is_cut = False
         self._is_closed = False
         self._is_alone = False
         self._waits_for_units = False
-        self.hand_over: Callable[[], None] = _nothing_in_hand
 
     # --- the owner ------------------------------------------------------------------------------
 
@@ -66,10 +66,12 @@ class Feed:
             self._has_room = True
             self._changed.notify_all()
 
-    def grant(self, units: tuple[int, int] | None, is_alone: bool) -> None:
+    def grant(self, grant: Grant) -> None:
         """Give the producer units, or let it know that no more come."""
         with self._changed:
-            self._granted = units, is_alone
+            self._granted = grant
+            if grant.units is not None:
+                self._order.deal(*grant.units, grant.rows)
             self._changed.notify_all()
 
     def cut(self) -> None:
@@ -98,8 +100,12 @@ class Feed:
         """Whether nothing is to be kept in hand: workers died with it, or units are waited for."""
         return self._is_alone or self._waits_for_units
 
-    def next_units(self) -> tuple[int, int] | None:
-        """Return the next units (start, stop), perhaps after a wait; None: no more come.
+    def next_units(self, hand_over: Callable[[], None]) -> Grant | None:
+        """Return the next units, perhaps after a wait; None: no more come.
+
+        Args:
+            hand_over: Puts what the producer has in hand. It is called before units are waited for,
+                on whatever thread does so: elements that are ready must not wait with it.
 
         Raises:
             CancelledError: The task was called off.
@@ -111,20 +117,27 @@ class Feed:
                 self._owner.needs_units(self._producer)
             self._waits_for_units = True
             try:
-                self.hand_over()
+                hand_over()
                 return self._wait_for_units()
             finally:
                 self._waits_for_units = False
 
-    def _wait_for_units(self) -> tuple[int, int] | None:
+    def _wait_for_units(self) -> Grant | None:
         with self._changed:
             while self._granted is None and not self._is_closed:
                 self._changed.wait()
             if self._granted is None:
                 raise CancelledError("the task was called off")
-            (units, self._is_alone), self._granted = self._granted, None
-            self._has_no_more_units = units is None
-            return units
+            grant, self._granted = self._granted, None
+            self._is_alone, self._has_no_more_units = grant.is_alone, grant.units is None
+            return None if self._has_no_more_units else grant
+
+    def origins(
+        self, runs: Iterable[OriginRun], ended: Iterable[tuple[int, int, int]]
+    ) -> tuple[OriginRun, ...]:
+        """Return origins in dealt order (`DealtOrder.origins`)."""
+        with self._changed:
+            return self._order.origins(runs, ended)
 
     def put(self, portion: Portion) -> None:
         """Hand over a portion."""
@@ -135,7 +148,3 @@ class Feed:
     def end(self, failure: str | None) -> None:
         """Say that no portion will follow, and why, if the task failed."""
         self._owner.ended(self._producer, failure)
-
-
-def _nothing_in_hand() -> None:
-    pass

@@ -22,7 +22,14 @@ from dataclasses import replace
 from typing import TypeVar
 
 from headrace.errors import AbortedError, CancelledError, DeadlineExceededError
-from headrace.service.dispatcher.ranges import common, subtracted, united
+from headrace.service.dispatcher.ranges import (
+    Ranges,
+    common,
+    first,
+    subtracted,
+    united,
+)
+from headrace.service.dispatcher.rows import Rows
 from headrace.service.messages import Elements, GetElements
 from headrace.service.worker.hand_out import Bounds, Departure, HandOut, Left
 from headrace.service.worker.portion import Answer, Portion
@@ -38,9 +45,13 @@ class FirstCome(HandOut[R]):
 
     Args:
         bounds: How much may be kept.
+        origins: Whether portions say whence their elements are.
     """
 
-    def __init__(self, bounds: Bounds | None = None) -> None:
+    def __init__(self, bounds: Bounds | None = None, *, origins: bool = False) -> None:
+        #: What each client has acknowledged, of units that were not done; None: nobody asks.
+        self._used: dict[str, Rows] | None = {} if origins else None
+        self._done = 0
         self._bounds = bounds or Bounds()
         self._delivery: Delivery[Portion] = Delivery()
         self._ready: deque[Portion] = deque()
@@ -77,15 +88,17 @@ class FirstCome(HandOut[R]):
         )
 
     @property
-    def done(self) -> int:
-        """Number of units, from the first on, that were delivered and acknowledged.
+    def done(self) -> Ranges:
+        """Units that were delivered and acknowledged: in the order in which they were dealt.
 
         What a silent client held counts as well: nobody waits for it any more.
         """
         if self.is_settled:
-            return self._units_at_end
+            return first(self._units_at_end)
         given = 0 if self._last_given is None else self._last_given.done_to
-        return min((portion.done_from for portion in self._delivery.portions()), default=given)
+        return first(
+            min((portion.done_from for portion in self._delivery.portions()), default=given)
+        )
 
     @property
     def may_finish(self) -> bool:
@@ -108,7 +121,9 @@ class FirstCome(HandOut[R]):
         client_id, number = message.client_id, message.number
         if client_id in self._departed:
             return [(request, _departed(client_id))]
-        self._delivery.hear(client_id, message.acknowledged, now)
+        used = self._delivery.hear(client_id, message.acknowledged, now)
+        if self._used is not None and used:
+            self._note_used(client_id, used)
         given = self._delivery.find(client_id, number)
         if given is not None:
             return [(request, given), *self._due()]
@@ -180,7 +195,30 @@ class FirstCome(HandOut[R]):
             touched.append((portion.done_from, max(portion.touched, portion.done_to)))
         lost = united(each for each in touched if each[0] < each[1])
         alone = common(united(each for each in units if each[0] < each[1]), lost)
-        return answers, Departure(units=alone, lost=subtracted(lost, alone))
+        if self._used is None:
+            return answers, Departure(units=alone, lost=subtracted(lost, alone))
+        rows, used = Rows(), self._used.get(client_id, Rows())
+        for portion in given:
+            rows.add(portion.origins)
+        return answers, Departure(
+            units=alone,
+            lost=(),
+            parts=rows.but(alone),
+            used=used.but(()),
+        )
+
+    def forget_done(self, units: int) -> None:
+        """Take note that the dispatcher knows that all units before this one are done."""
+        self._done = max(self._done, units)
+        for each in (self._used or {}).values():
+            each.forget(self._done)
+
+    def _note_used(self, client_id: str, portions: list[Portion]) -> None:
+        """Remember what a client acknowledged, as long as a unit of it may be dealt again."""
+        assert self._used is not None
+        rows = self._used.setdefault(client_id, Rows())
+        for portion in portions:
+            rows.add(portion.origins)
 
     def forget(self, client_id: str) -> list[tuple[R, Answer]]:
         """Take note that the dispatcher has heard of what a client that is gone was given."""
@@ -199,6 +237,8 @@ class FirstCome(HandOut[R]):
         while self._ready and (who := self._next_in_line()) is not None:
             portion = self._ready.popleft()
             self._ready_bytes -= portion.size
+            if self._used is not None:
+                portion = replace(portion, done=self._done)
             self._delivery.give(*who, portion, portion.size)
             self._last_given = portion
             answers.append((self._waiting.pop(who), portion))
@@ -231,13 +271,13 @@ class FirstCome(HandOut[R]):
 
     def _left(self) -> Left:
         given = self._last_given
-        first = 0 if given is None else max(given.touched, given.done_to)
+        touched = 0 if given is None else max(given.touched, given.done_to)
         if self._exhausted and not self._ready:
-            first = self._units_at_end
+            touched = self._units_at_end
         return Left(
             elements=sum(portion.count for portion in self._ready),
             unacknowledged=sum(portion.count for portion in self._delivery.portions()),
-            units_from=first,
+            touched=first(touched),
         )
 
     def _forgotten(self, number: int) -> DeadlineExceededError:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from headrace.service.dispatcher.ranges import Ranges
+from headrace.service.dispatcher.rows import Parts
 from headrace.service.messages import GetElements
 from headrace.service.worker.portion import Answer, Portion
 
@@ -43,8 +44,8 @@ class Left:
     """In portions that nobody has asked for."""
     unacknowledged: int
     """Elements that were given to clients, which may have arrived."""
-    units_from: int
-    """Nothing of the units from this one on, in dealt order, was given to anybody."""
+    touched: Ranges
+    """Units, in dealt order, of which something was given to somebody; nothing of others was."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,11 @@ class Departure:
     units: Ranges
     """All of them was in what it was given, and in nothing else."""
     lost: Ranges
-    """Others of which something may have been in it."""
+    """Others of which something may have been in it. Where elements have origins: none."""
+    parts: Parts = ()
+    """The elements of those others, where they have origins."""
+    used: Parts = ()
+    """Elements that it had acknowledged, of units that are not done."""
 
 
 class HandOut(ABC, Generic[R]):
@@ -69,8 +74,8 @@ class HandOut(ABC, Generic[R]):
 
     @property
     @abstractmethod
-    def done(self) -> int:
-        """Number of units, from the first on, that were delivered and acknowledged."""
+    def done(self) -> Ranges:
+        """Units, in dealt order, that were delivered and acknowledged."""
 
     @property
     @abstractmethod
@@ -111,6 +116,9 @@ class HandOut(ABC, Generic[R]):
     @abstractmethod
     def forget(self, client_id: str) -> list[tuple[R, Answer]]:
         """Take note that the dispatcher has heard of what a client that is gone was given."""
+
+    def forget_done(self, units: int) -> None:
+        """Take note that the dispatcher knows that all units before this one are done."""
 
     @abstractmethod
     def forget_silent(self, now: float) -> tuple[list[tuple[R, Answer]], int]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from headrace.element.chunk import Chunk
 from headrace.errors import FailedPreconditionError, NotFoundError
+from headrace.execution import origins
 from headrace.execution.build import start
-from headrace.execution.dealer import NextUnits
+from headrace.execution.dealer import UnitPart
 from headrace.execution.dealt import DealtPlan, units_done
 from headrace.execution.iterator import ElementIterator, State
 from headrace.execution.opens_files import opens_files
@@ -15,17 +17,25 @@ from headrace.plan.node import Node
 from headrace.plan.serialize import load_plan
 from headrace.plan.traverse import merged_options
 from headrace.rewrites.shard import shard_elements, shard_files, shard_hints
-from headrace.service.config import ShardingPolicy
+from headrace.service.dispatcher.rows import END, OriginRun
 from headrace.service.messages import TaskDefinition
+from headrace.service.worker.actions import Grant
+from headrace.service.worker.ways import found_by_name
 
-__all__ = ["open_plan", "state_after", "units_begun", "units_whole"]
+__all__ = [
+    "open_plan",
+    "origins_of",
+    "state_after",
+    "units_begun",
+    "units_ended",
+    "units_whole",
+]
 
 
 def open_plan(
     plan: bytes,
     definition: TaskDefinition,
-    seed: int,
-    next_units: NextUnits | None,
+    next_units: Callable[[], Grant | None] | None,
     *,
     worker: str,
 ) -> ElementIterator:
@@ -33,14 +43,14 @@ def open_plan(
 
     Args:
         plan: The pickled plan, as written.
-        definition: Which pass over the data.
-        seed: What random steps without a seed of their own draw from, unless the plan's options
-            say.
+        definition: Which pass over the data, which part of it, and what random steps without a
+            seed of their own draw from, unless the plan's options say.
         next_units: Deals the task's units; None: the plan is read whole.
         worker: Where the worker listens, for errors.
 
     Raises:
-        FailedPreconditionError: The plan uses a module that is not here.
+        FailedPreconditionError: The plan uses a module that is not here, or the part of it is not
+            known here.
         NotFoundError: It is to be shared by files, and reads something else.
         InvalidArgumentError: There are fewer files than workers.
     """
@@ -52,18 +62,29 @@ def open_plan(
             "by name: make the module importable for the worker, or let it travel by value with "
             f"`cloudpickle.register_pickle_by_value({error.name})` where the dataset is made"
         ) from error
-    part = _PARTS.get(definition.processing_mode)
-    if part is not None and definition.of is not None and definition.shard is not None:
+    if definition.part and definition.of is not None and definition.shard is not None:
+        part = found_by_name(_PARTS, definition.part, definition, "part of the plan")
         node = part(node, definition.of, definition.shard)
     own = merged_options(node).seed
     return start(
         node,
-        seed=seed if own is None else own,
+        seed=definition.seed if own is None else own,
         pass_number=definition.pass_number,
-        units=next_units,
+        units=None if next_units is None else partial(_granted, next_units),
+        origins=definition.origins,
         contain_exits=True,
         only_reads=True,  # they are sent
     )
+
+
+def _granted(next_units: Callable[[], Grant | None]) -> tuple[int, int] | UnitPart | None:
+    """Return the next units as the engine wants them."""
+    grant = next_units()
+    if grant is None or not grant.rows:
+        return None if grant is None else grant.units
+    assert grant.units is not None
+    wanted = tuple((start, None if stop == END else stop) for start, stop in grant.rows)
+    return UnitPart(unit=grant.units[0], wanted=wanted)
 
 
 def _by_files(plan: Node, num_shards: int, index: int) -> Node:
@@ -77,11 +98,11 @@ def _by_files_or_elements(plan: Node, num_shards: int, index: int) -> Node:
         return shard_elements(plan, num_shards, index)
 
 
-_PARTS: dict[int, Callable[[Node, int, int], Node]] = {
-    ShardingPolicy.FILE: _by_files,
-    ShardingPolicy.DATA: shard_elements,
-    ShardingPolicy.FILE_OR_DATA: _by_files_or_elements,
-    ShardingPolicy.HINT: shard_hints,
+_PARTS: dict[str, Callable[[Node, int, int], Node]] = {
+    "files": _by_files,
+    "elements": shard_elements,
+    "files_or_elements": _by_files_or_elements,
+    "hints": shard_hints,
 }
 """How a plan as written is made that of one worker, where each has a share."""
 
@@ -94,6 +115,16 @@ def state_after(chunk: Chunk) -> State:
 def units_begun(iterator: ElementIterator) -> int:
     """Return a number of units, in dealt order, from which on nothing was yielded so far."""
     return iterator.begun if isinstance(iterator, DealtPlan) else 0
+
+
+def origins_of(chunk: Chunk) -> tuple[OriginRun, ...]:
+    """Return whence a chunk's elements are, by units of the stream."""
+    return origins.origins_of(chunk)
+
+
+def units_ended(iterator: ElementIterator) -> tuple[tuple[int, int, int], ...]:
+    """Return (unit, units, elements) of units that ended since this was asked last."""
+    return iterator.take_ended() if isinstance(iterator, DealtPlan) else ()
 
 
 def units_whole(state: State, before: int) -> int:

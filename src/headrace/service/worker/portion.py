@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from headrace.service.dispatcher.rows import OriginRun
 from headrace.service.messages import Elements
 from headrace.transport.channel import Buffer
 
@@ -27,10 +28,15 @@ class Portion:
     touched: int = 0
     """Of units from this one on, in dealt order, nothing is in this portion or an earlier one."""
     error: Exception | None = None
+    origins: tuple[OriginRun, ...] = ()
+    """Whence its elements are, in dealt order, where the task's elements have origins; with the
+    ordinals after the last of units that ended (`rows`)."""
     begun: int = field(default=0, compare=False)
     """Of units from this one on, in dealt order, nothing was in an earlier portion."""
     index: int = field(default=0, compare=False)
     """Its place among the task's portions."""
+    done: int = field(default=0, compare=False)
+    """Of units before this one the dispatcher knew that they are done, when it was given."""
 
     @property
     def units(self) -> int:

@@ -18,17 +18,25 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from headrace.element import wire
 from headrace.element.chunk import Chunk, concatenate
+from headrace.element.places import joined
 from headrace.errors import HeadraceError, UserFunctionError
 from headrace.execution.begun import begun_units
 from headrace.execution.iterator import ElementIterator, State
 from headrace.metrics import count_user_function_error
+from headrace.service.dispatcher.rows import OriginRun
 from headrace.service.worker.failure import describe, for_clients
-from headrace.service.worker.opening import state_after, units_begun, units_whole
+from headrace.service.worker.opening import (
+    origins_of,
+    state_after,
+    units_begun,
+    units_ended,
+    units_whole,
+)
 from headrace.service.worker.portion import Portion
 from headrace.transport.channel import Buffer
 
@@ -51,6 +59,11 @@ class Outlet(Protocol):
 
     def wait_for_room(self) -> bool:
         """Wait until another portion may be made; False: nothing more is wanted."""
+
+    def origins(
+        self, runs: Iterable[OriginRun], ended: Iterable[tuple[int, int, int]]
+    ) -> tuple[OriginRun, ...]:
+        """Return origins in dealt order, given those by units of the stream."""
 
     def put(self, portion: Portion) -> None:
         """Take a portion."""
@@ -81,25 +94,30 @@ class Producer:
 
     Args:
         name: Of the task, for the thread and the log.
-        open_plan: Makes the iterator.
+        open_plan: Makes the iterator, given what puts what is in hand (`hand_over`).
         outlet: Who takes the portions.
         counts_units: Whether the iterator's states are to be asked for units.
+        says_origins: Whether portions are to say whence their elements are.
     """
 
     def __init__(
         self,
         name: str,
-        open_plan: Callable[[], ElementIterator],
+        open_plan: Callable[[Callable[[], None]], ElementIterator],
         outlet: Outlet,
         *,
         counts_units: bool = False,
+        says_origins: bool = False,
     ) -> None:
         self._name = name
         # Given up as soon as it was called: it holds the plan.
-        self._open_plan: Callable[[], ElementIterator] | None = open_plan
+        self._open_plan: Callable[[Callable[[], None]], ElementIterator] | None = open_plan
         self._outlet = outlet
         self._counts_units = counts_units
-        #: Held while something is put: a thread of the plan may hand over, too.
+        self._says_origins = says_origins
+        #: What is read, while it is.
+        self._iterator: ElementIterator | None = None
+        #: Held while something is put and counted: a thread of the plan may hand over, too.
         self._hand = threading.Lock()
         #: What was yielded and is in no portion.
         self._in_hand: list[Chunk] = []
@@ -159,14 +177,16 @@ class Producer:
         open_plan, self._open_plan = self._open_plan, None
         assert open_plan is not None
         try:
-            iterator = open_plan()
+            iterator = open_plan(self.hand_over)
         except BaseException as error:
             self._put_error(for_clients(error))
             return f"its plan cannot be opened: {describe(error)}"
         del open_plan
+        self._iterator = iterator
         try:
             return self._produce_from(iterator)
         finally:
+            self._iterator = None
             iterator.close()
 
     def _produce_from(self, iterator: ElementIterator) -> str | None:
@@ -194,7 +214,8 @@ class Producer:
                     break
             seconds = time.perf_counter() - since
             with self._hand:
-                self._put_hand()
+                # That a unit ended with an error is said with the error.
+                self._put_hand(says_ends=error is None)
             if count:
                 failures = 0
             if at_end:
@@ -204,14 +225,12 @@ class Producer:
                     limit = next_limit(limit, count, size, seconds)
                 continue
             said = for_clients(error)
-            if isinstance(error, Exception):
-                # A unit that ends with a failure is whole with it, and nobody needs it again.
-                if self._counts_units:
-                    self._count(iterator.get_state(), units_begun(iterator))
-            else:
-                # Where the iterator stands is not known.
-                self._touched = max(self._touched, units_begun(iterator))
-            self._put_error(said)
+            # Where the iterator stands after what is no `Exception` is not known. And as in
+            # `_take`: its state is asked for without the lock.
+            knows = self._counts_units and isinstance(error, Exception)
+            state = iterator.get_state() if knows else None
+            # A unit that ends with a failure is whole with it, and nobody needs it again.
+            self._put_error(said, state, units_begun(iterator))
             if not isinstance(error, Exception):
                 return describe(error)
             failures = failures + 1 if str(said) == last_words else 1
@@ -230,13 +249,19 @@ class Producer:
             self._in_hand.append(chunk)
             self._at = at
 
-    def _put_hand(self) -> None:
+    def _put_hand(self, *, says_ends: bool = True) -> None:
         chunks, self._in_hand = self._in_hand, []
         if chunks:
             if self._at is not None:
                 self._count(*self._at)
             before, self._units_put = self._units_put, self._units
-            self._put_chunk(_joined(chunks), before, self._units)
+            ended = self._ended() if says_ends else ()
+            self._put_chunk(_joined(chunks), before, self._units, ended)
+
+    def _ended(self) -> tuple[tuple[int, int, int], ...]:
+        """Return the units that ended since the last time, with the number of their elements."""
+        iterator = self._iterator if self._says_origins else None
+        return () if iterator is None else units_ended(iterator)
 
     def _count(self, state: State, begun_at_most: int) -> None:
         """Count the units that are whole at a state, and those that were begun before it."""
@@ -244,7 +269,13 @@ class Producer:
         self._units = units_whole(state, self._units)
         self._touched = max(self._touched, self._units, begun_at_most if begun is None else begun)
 
-    def _put_chunk(self, chunk: Chunk, done_from: int, done_to: int) -> None:
+    def _put_chunk(
+        self,
+        chunk: Chunk,
+        done_from: int,
+        done_to: int,
+        ended: tuple[tuple[int, int, int], ...],
+    ) -> None:
         buffers: list[Buffer] = []
         error: HeadraceError | None = None
         try:
@@ -253,10 +284,13 @@ class Producer:
             if chunk.size > 1:
                 # Perhaps it is one element that cannot be sent: the others can.
                 middle = chunk.size // 2
-                self._put_chunk(chunk.slice(0, middle), done_from, done_from)
-                self._put_chunk(chunk.slice(middle, chunk.size), done_from, done_to)
+                self._put_chunk(chunk.slice(0, middle), done_from, done_from, ())
+                self._put_chunk(chunk.slice(middle, chunk.size), done_from, done_to, ended)
                 return
             error = raised
+        runs: tuple[OriginRun, ...] = ()
+        if self._says_origins:
+            runs = self._outlet.origins(origins_of(chunk), ended)
         number, self._produced = self._produced, self._produced + chunk.size
         self._outlet.put(
             Portion(
@@ -268,27 +302,46 @@ class Producer:
                 done_to=done_to,
                 touched=self._touched,
                 error=error,
+                origins=runs,
             )
         )
 
-    def _put_error(self, error: HeadraceError) -> None:
+    def _put_error(
+        self, error: HeadraceError, state: State | None = None, begun_at_most: int = 0
+    ) -> None:
+        """Put an error.
+
+        Args:
+            error: Which.
+            state: That of the iterator after it, where it counts units and that is known.
+            begun_at_most: From which unit on nothing was yielded.
+        """
         if isinstance(error, UserFunctionError):
             count_user_function_error()
-        before, self._units_put = self._units_put, self._units
-        self._outlet.put(
-            Portion(
-                first=self._produced,
-                error=error,
-                done_from=before,
-                done_to=self._units,
-                touched=self._touched,
+        with self._hand:
+            if state is not None:
+                self._count(state, begun_at_most)
+            else:
+                self._touched = max(self._touched, begun_at_most)
+            before, self._units_put = self._units_put, self._units
+            ended = self._ended()
+            self._outlet.put(
+                Portion(
+                    first=self._produced,
+                    error=error,
+                    done_from=before,
+                    done_to=self._units,
+                    touched=self._touched,
+                    origins=self._outlet.origins((), ended) if ended else (),
+                )
             )
-        )
 
 
 def _joined(chunks: list[Chunk]) -> Chunk:
     """Return the elements of all chunks; large ones stay where they are until they are sent."""
     count = sum(chunk.size for chunk in chunks)
     if len(chunks) > 1 and sum(map(wire.frame_bytes, chunks)) >= count * wire.OWN_BUFFER_BYTES:
-        return Chunk.of_rows([row for chunk in chunks for row in chunk.rows()])
+        rows = [row for chunk in chunks for row in chunk.rows()]
+        places = [chunk.places for chunk in chunks if chunk.places is not None]
+        return Chunk.of_rows(rows, None, joined(places) if places else None)
     return concatenate(chunks)

@@ -14,8 +14,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from headrace.errors import CancelledError, UnavailableError
+from headrace.execution.iterator import ElementIterator
 from headrace.service.messages import (
     DispatcherReply,
     DispatcherRequest,
@@ -190,7 +192,7 @@ class Shell:
         for producer in actions.resumes:
             self._feeds[producer].resume()
         for grant in actions.grants:
-            self._feeds[grant.producer].grant(grant.units, grant.is_alone)
+            self._feeds[grant.producer].grant(grant)
         for producer in actions.cuts:
             self._feeds[producer].cut()
         for producer in actions.closes:
@@ -213,16 +215,19 @@ class Shell:
     def _start_producer(self, start: Start) -> tuple[int, BaseException] | None:
         """Start a producer; return its number and the error if that cannot be done."""
         feed = Feed(start.producer, self)
-        next_units = feed.next_units if start.is_dealt else None
+        definition = start.definition
+
+        def open_task(hand_over: Callable[[], None]) -> ElementIterator:
+            next_units = partial(feed.next_units, hand_over) if definition.deals else None
+            return open_plan(start.plan, definition, next_units, worker=self._address)
+
         producer = Producer(
-            f"task-{start.definition.task_id}",
-            lambda: open_plan(
-                start.plan, start.definition, start.seed, next_units, worker=self._address
-            ),
+            f"task-{definition.task_id}",
+            open_task,
             feed,
-            counts_units=start.is_dealt,
+            counts_units=definition.deals,
+            says_origins=definition.origins,
         )
-        feed.hand_over = producer.hand_over
         self._feeds[start.producer], self._producers[start.producer] = feed, producer
         try:
             producer.start()

@@ -15,6 +15,7 @@ import math
 from typing import Generic, TypeVar
 
 from headrace.errors import CancelledError, FailedPreconditionError
+from headrace.service.dispatcher.ranges import first, first_missing, subtracted
 from headrace.service.messages import (
     DropClient,
     FailTask,
@@ -43,7 +44,6 @@ class Task(Generic[R]):
         worker_id: Whose it is.
         producer: Number of its producer.
         hand_out: Decides which client gets which portion.
-        deals: Whether it is dealt units.
     """
 
     def __init__(
@@ -52,8 +52,6 @@ class Task(Generic[R]):
         worker_id: str,
         producer: int,
         hand_out: HandOut[R],
-        *,
-        deals: bool,
     ) -> None:
         self.task_id = definition.task_id
         self.ticket = definition.ticket
@@ -63,7 +61,7 @@ class Task(Generic[R]):
         self.finish_at = math.inf
         """When it is finished although the dispatcher did not answer."""
         self._worker_id = worker_id
-        self._units = UnitAsking() if deals else None
+        self._units = UnitAsking() if definition.deals else None
         self._hand_out = hand_out
         #: The producer has made a portion, and was not let make another.
         self._waits_for_room = False
@@ -103,6 +101,8 @@ class Task(Generic[R]):
             client_id=client_id,
             units=departure.units,
             lost=departure.lost,
+            parts=departure.parts,
+            used=departure.used,
         )
 
     def forget(self, client_id: str, actions: Actions[R]) -> None:
@@ -172,19 +172,29 @@ class Task(Generic[R]):
             ticket=self.ticket,
             number=units.number,
             want=units.want,
-            done=self._hand_out.done,
+            done=first_missing(self._hand_out.done),
         )
 
-    def granted(self, granted: SplitGranted, now: float, actions: Actions[R]) -> None:
+    def granted(
+        self, asked: GetSplit, granted: SplitGranted, now: float, actions: Actions[R]
+    ) -> None:
         """Take what the dispatcher answered."""
         assert self._units is not None
         units = self._units.take(granted, now)
+        if units is not None:
+            # With what it deals, the dispatcher keeps what is done.
+            self._hand_out.forget_done(asked.done)
         if self.left is not None or self._has_ended:
             # They are handed back, or come back with the others of a task that failed.
             self._units.ask_at = math.inf
         elif units is not None:
             actions.grants.append(
-                Grant(producer=self.producer, units=units, is_alone=granted.alone)
+                Grant(
+                    producer=self.producer,
+                    units=units,
+                    is_alone=granted.alone,
+                    rows=granted.rows,
+                )
             )
         else:
             self._end_units(actions)
@@ -214,6 +224,7 @@ class Task(Generic[R]):
                 task_id=self.task_id,
                 ticket=self.ticket,
                 cut=self._is_cut,
+                done=first_missing(self._hand_out.done) if self.is_dealt else 0,
             )
         return self.failed(self._failure)
 
@@ -262,14 +273,14 @@ class Task(Generic[R]):
         """
         if self._units is None or self._failure is not None or self.left is None:
             return None
-        first, dealt = self.left.units_from, self._units.dealt
-        if first >= dealt:
+        units = subtracted(first(self._units.dealt), self.left.touched)
+        if not units:
             return None
         return HandBack(
             worker_id=self._worker_id,
             task_id=self.task_id,
             ticket=self.ticket,
-            units=((first, dealt),),
+            units=units,
         )
 
 

@@ -46,7 +46,7 @@ from headrace.service.worker.lookups import Lookups
 from headrace.service.worker.plans import PlanCache
 from headrace.service.worker.portion import Portion
 from headrace.service.worker.task import Task, is_ticket, was_deleted, wrong_ticket
-from headrace.service.worker.ways import hand_out_of, mode_of
+from headrace.service.worker.ways import hand_out_of
 
 __all__ = ["TaskTable"]
 
@@ -183,24 +183,16 @@ class TaskTable(Generic[R]):
         if definition.task_id not in self._lookups:
             return
         try:
-            mode, hand_out = mode_of(definition), hand_out_of(definition, self._bounds)
+            hand_out = hand_out_of(definition, self._bounds)
         except FailedPreconditionError as error:
             self._cannot_start(definition, error, now)
             return
         waiting = self._lookups.release(definition.task_id)
         self._started += 1
-        task: Task[R] = Task(definition, self._worker_id, self._started, hand_out, deals=mode.deals)
+        task: Task[R] = Task(definition, self._worker_id, self._started, hand_out)
         self._tasks[task.task_id] = self._producers[task.producer] = task
         actions = self._agenda.actions
-        actions.starts.append(
-            Start(
-                producer=task.producer,
-                definition=definition,
-                plan=plan,
-                seed=mode.seed(definition, self._worker_id),
-                is_dealt=mode.deals,
-            )
-        )
+        actions.starts.append(Start(producer=task.producer, definition=definition, plan=plan))
         for request, message in waiting:
             task.requested(request, message, now, actions)
         if self._is_cut:
@@ -256,7 +248,7 @@ class TaskTable(Generic[R]):
         if task is None:
             return True
         if isinstance(answer, SplitGranted):
-            task.granted(answer, now, self._agenda.actions)
+            task.granted(asked, answer, now, self._agenda.actions)
             self._look_after(task, now)
         elif task.left is None:
             self.delete(task.task_id)

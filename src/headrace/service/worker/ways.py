@@ -1,4 +1,4 @@
-"""What a task's definition says by name, and what that means to a worker: two tables.
+"""What a task's definition says by name, and what that means to a worker.
 
 Rule. A name that is not in its table is one of a later version: the task cannot be started, and the
       error says which name it is.
@@ -6,40 +6,17 @@ Rule. A name that is not in its table is one of a later version: the task cannot
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from headrace.errors import FailedPreconditionError
-from headrace.service.config import ShardingPolicy
 from headrace.service.messages import TaskDefinition
 from headrace.service.worker.first_come import FirstCome
 from headrace.service.worker.hand_out import Bounds, HandOut
 
-__all__ = ["Mode", "hand_out_of", "mode_of"]
+__all__ = ["found_by_name", "hand_out_of"]
 
 V = TypeVar("V")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Mode:
-    """What a processing mode means to a worker."""
-
-    deals: bool
-    """A task reads units, which it asks for; else it reads the plan whole."""
-    seed: Callable[[TaskDefinition, str], int]
-    """Return what random steps of a task draw from, which have no seed of their own, given the
-    worker's id."""
-
-
-def mode_of(definition: TaskDefinition) -> Mode:
-    """Return what a task's processing mode means.
-
-    Raises:
-        FailedPreconditionError: It is not known here.
-    """
-    return _found(_MODES, definition.processing_mode, definition, "processing mode")
 
 
 def hand_out_of(definition: TaskDefinition, bounds: Bounds | None) -> HandOut[Any]:
@@ -48,11 +25,16 @@ def hand_out_of(definition: TaskDefinition, bounds: Bounds | None) -> HandOut[An
     Raises:
         FailedPreconditionError: The way that the definition names is not known here.
     """
-    make = _found(_HAND_OUTS, definition.hand_out, definition, "way to hand out elements")
-    return make(bounds)
+    what = "way to hand out elements"
+    return found_by_name(_HAND_OUTS, definition.hand_out, definition, what)(definition, bounds)
 
 
-def _found(table: dict[Any, V], name: object, definition: TaskDefinition, what: str) -> V:
+def found_by_name(table: dict[str, V], name: str, definition: TaskDefinition, what: str) -> V:
+    """Return what a name in a task's definition means.
+
+    Raises:
+        FailedPreconditionError: It is not known here.
+    """
     found = table.get(name)
     if found is None:
         known = ", ".join(str(each) for each in table)
@@ -63,24 +45,10 @@ def _found(table: dict[Any, V], name: object, definition: TaskDefinition, what: 
     return found
 
 
-def _of_all(definition: TaskDefinition, worker_id: str) -> int:
-    """Units mean the same on every worker, and so do shards."""
-    return definition.seed
+def _first_come(definition: TaskDefinition, bounds: Bounds | None) -> FirstCome[Any]:
+    return FirstCome(bounds, origins=definition.origins)
 
 
-def _of_worker(definition: TaskDefinition, worker_id: str) -> int:
-    """Whole copies are shuffled differently."""
-    digest = hashlib.sha256(f"{definition.seed} {worker_id}".encode()).digest()
-    return int.from_bytes(digest[:8]) >> 12
-
-
-_MODES = {
-    int(ShardingPolicy.OFF): Mode(deals=False, seed=_of_worker),
-    int(ShardingPolicy.DYNAMIC): Mode(deals=True, seed=_of_all),
-    int(ShardingPolicy.FILE): Mode(deals=False, seed=_of_all),
-    int(ShardingPolicy.DATA): Mode(deals=False, seed=_of_all),
-    int(ShardingPolicy.FILE_OR_DATA): Mode(deals=False, seed=_of_all),
-    int(ShardingPolicy.HINT): Mode(deals=False, seed=_of_all),
+_HAND_OUTS: dict[str, Callable[[TaskDefinition, Bounds | None], HandOut[Any]]] = {
+    "first_come": _first_come
 }
-
-_HAND_OUTS: dict[str, Callable[[Bounds | None], HandOut[Any]]] = {"first_come": FirstCome}

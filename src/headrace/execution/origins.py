@@ -1,0 +1,297 @@
+"""Origins of elements: which units they are of, and which elements of those, as a few numbers.
+
+    chunk of a plan with roots -> origins_of -> runs of (units, ordinals)
+    roots -> Ledger -> units that have ended, and how many elements each had
+
+An ordinal counts the elements that a unit gives at the root (`rewrites.roots`). One that fails
+counts as none. Runs and ended units are plain integers, ready for the wire.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.element.chunk import Chunk
+from headrace.element.places import has_origins, rows_of
+
+__all__ = ["Ended", "Ledger", "Ranges", "Run", "by_unit", "is_within", "origins_of", "runs_of"]
+
+Ranges: TypeAlias = tuple[tuple[int, int | None], ...]
+"""Ordinals: (first, one after the last) each, in order; the last may be without end (None)."""
+
+
+class Run(NamedTuple):
+    """Elements `first` to `first + size - 1` of a unit; then those of the next unit, and so on."""
+
+    unit: int
+    units: int
+    """How many units in a row, each with these elements."""
+    first: int
+    size: int
+
+
+class Ended(NamedTuple):
+    """Units in a row that have ended, each with as many elements at the root."""
+
+    unit: int
+    units: int
+    elements: int
+
+
+def origins_of(chunk: Chunk, *, is_sorted: bool = False) -> tuple[Run, ...]:
+    """Return the origins of a chunk's elements in order, as runs.
+
+    Elements that were made from several, batches, have the origins of all of those.
+
+    Args:
+        chunk: Of a plan that was started with `origins`.
+        is_sorted: Whether they are to be sorted: of units that are mixed there are fewer runs then.
+
+    Raises:
+        ValueError: It has none.
+    """
+    places = chunk.places
+    if places is None or not has_origins(places):
+        raise ValueError(_NO_ORIGINS)
+    units, ordinals = rows_of(places)
+    if is_sorted:
+        order = np.lexsort((ordinals, units))
+        units, ordinals = units[order], ordinals[order]
+    return runs_of(units, ordinals)
+
+
+def by_unit(chunk: Chunk) -> Chunk:
+    """Return a chunk's elements unit by unit, those of each in order. They have no states then.
+
+    Whoever takes the units apart has them as runs, however they were mixed.
+
+    Args:
+        chunk: Of a plan that was started with `origins`, with no batches of several elements.
+    """
+    places = chunk.places
+    if places is None or not has_origins(places):
+        raise ValueError(_NO_ORIGINS)
+    units = places["unit"]
+    if (units[1:] >= units[:-1]).all():
+        return chunk
+    return chunk.take(np.argsort(units, kind="stable"))
+
+
+def runs_of(units: NDArray[np.int64], ordinals: NDArray[np.int64]) -> tuple[Run, ...]:
+    """Return units and ordinals as runs."""
+    size = len(units)
+    if not size:
+        return ()
+    steps = units[1:] - units[:-1]
+    if (steps == 1).all() and (ordinals == ordinals[0]).all():
+        return (Run(int(units[0]), size, int(ordinals[0]), 1),)
+    follows = (steps == 0) & (ordinals[1:] == ordinals[:-1] + 1)
+    if follows.all():
+        return (Run(int(units[0]), 1, int(ordinals[0]), size),)
+    starts = _starts(~follows)
+    units, first = units[starts], ordinals[starts]
+    sizes = np.diff(starts, append=size)
+    # Units in a row that have the same ordinals are one run.
+    same = (units[1:] == units[:-1] + 1) & (first[1:] == first[:-1]) & (sizes[1:] == sizes[:-1])
+    heads = _starts(~same)
+    many = np.diff(heads, append=len(units))
+    columns = (units[heads], many, first[heads], sizes[heads])
+    return tuple(map(Run._make, zip(*[column.tolist() for column in columns], strict=True)))
+
+
+def is_within(ordinals: NDArray[np.int64], wanted: Ranges) -> NDArray[np.bool_]:
+    """Return which of the ordinals lie in one of the ranges."""
+    found = np.zeros(len(ordinals), np.bool_)
+    for first, stop in wanted:
+        part = ordinals >= first
+        found |= part if stop is None else part & (ordinals < stop)
+    return found
+
+
+class _Span:
+    """Units that were dealt together and have not all ended."""
+
+    __slots__ = ("dealt", "leaf", "stop", "unit")
+
+    def __init__(self, leaf: int, dealt: int, stop: int, unit: int) -> None:
+        self.leaf = leaf
+        self.dealt = dealt  # the first of them, as they were dealt
+        self.stop = stop
+        self.unit = unit  # that one's number in the stream
+
+
+class Ledger:
+    """Counts what units gave at the roots. Units are named by the order in which they were dealt.
+
+    Roots may run on threads of the plan, and whoever takes what has ended on another. What is held
+    grows with the units that are open at a time, however many were dealt.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        #: In the order in which they were dealt.
+        self._spans: list[_Span] = []
+        self._stop = 0  # units that were dealt
+        self._first = 0  # unit that `_counts` begins with
+        #: Elements of units so far; of those after the last one, none.
+        self._counts = np.zeros(_FEWEST, np.int64)
+        self._ended: list[Ended] = []
+
+    def deal(self, leaf: int, dealt: int, count: int, unit: int) -> None:
+        """Take note that units were dealt: `unit` and following, the first as number `dealt`."""
+        with self._lock:
+            self._spans.append(_Span(leaf, dealt, dealt + count, unit))
+            self._stop = dealt + count
+
+    def count(self, dealt: NDArray[np.int64]) -> tuple[NDArray[np.int64] | int, NDArray[np.int64]]:
+        """Count elements of units, in order; return their units in the stream and ordinals."""
+        with self._lock:
+            self._have_counts(int(dealt.max()) + 1)
+            steps = dealt[1:] - dealt[:-1]
+            if not steps.any():  # of one unit
+                unit, size = int(dealt[0]), len(dealt)
+                start = int(self._counts[unit - self._first])
+                self._counts[unit - self._first] += size
+                return self._unit_of(unit), np.arange(start, start + size)
+            return self._units_of(dealt), self._ordinals_of(dealt - self._first, steps)
+
+    def _have_counts(self, stop: int) -> None:
+        """Have room for the counts of units before this one."""
+        needed = stop - self._first
+        if needed > len(self._counts):
+            grown = np.zeros(2 * needed, np.int64)
+            grown[: len(self._counts)] = self._counts
+            self._counts = grown
+
+    def _unit_of(self, dealt: int) -> int:
+        for span in self._spans:
+            if span.dealt <= dealt < span.stop:
+                return span.unit + dealt - span.dealt
+        raise AssertionError(f"unit {dealt} has ended, and gives elements")
+
+    def counted(self, dealt: int) -> int:
+        """Return how many elements a unit had so far."""
+        with self._lock:
+            self._have_counts(dealt + 1)
+            return int(self._counts[dealt - self._first])
+
+    def pass_over(self, dealt: int, count: int) -> None:
+        """Count elements of a unit that were passed over."""
+        with self._lock:
+            self._have_counts(dealt + 1)
+            self._counts[dealt - self._first] += count
+
+    def _units_of(self, dealt: NDArray[np.int64]) -> NDArray[np.int64]:
+        low, high = int(dealt.min()), int(dealt.max())
+        for span in self._spans:
+            if span.dealt <= low and high < span.stop:
+                return dealt + np.int64(span.unit - span.dealt)
+        starts = np.array([span.dealt for span in self._spans])
+        shifts = np.array([span.unit - span.dealt for span in self._spans])
+        unit_less_dealt: NDArray[np.int64] = shifts[np.searchsorted(starts, dealt, "right") - 1]
+        return dealt + unit_less_dealt
+
+    def _ordinals_of(self, units: NDArray[np.int64], steps: NDArray[np.int64]) -> NDArray[np.int64]:
+        order, size = None, len(units)
+        least = int(steps.min())
+        if least == 1 and int(units[-1] - units[0]) == size - 1:  # one of each
+            counts = self._counts[int(units[0]) : int(units[-1]) + 1]
+            ordinals = counts.copy()
+            counts += 1
+            return ordinals
+        if least < 0:
+            order = np.argsort(units, kind="stable")
+            units = units[order]
+            steps = units[1:] - units[:-1]
+        starts = _starts(steps != 0)
+        own = units[starts]
+        sizes = np.diff(starts, append=size)
+        ordinals = np.arange(size) + np.repeat(self._counts[own] - starts, sizes)
+        self._counts[own] += sizes
+        if order is None:
+            return ordinals
+        as_they_came = np.empty_like(ordinals)
+        as_they_came[order] = ordinals
+        return as_they_came
+
+    def end(self, leaves: frozenset[int], dealt: int) -> None:
+        """Take note that of these leaves' units all before number `dealt` have ended."""
+        with self._lock:
+            for span in self._spans:
+                if span.dealt >= dealt:
+                    break
+                if span.leaf in leaves:
+                    self._end_of(span, min(dealt, span.stop))
+            self._drop_ended()
+
+    def leave(self, dealt: int) -> None:
+        """Take note that no more of a unit is read, though it may have more."""
+        with self._lock:
+            for span in self._spans:
+                if span.dealt == dealt:
+                    span.dealt = dealt + 1
+            self._drop_ended()
+
+    def _end_of(self, span: _Span, stop: int) -> None:
+        counts = self._counts[span.dealt - self._first : stop - self._first]
+        self._ended += _runs_of_ended(span.unit, counts)
+        silent = stop - span.dealt - len(counts)
+        if silent:
+            self._ended.append(Ended(span.unit + len(counts), silent, 0))
+        span.unit += stop - span.dealt
+        span.dealt = stop
+
+    def _drop_ended(self) -> None:
+        self._spans = [span for span in self._spans if span.dealt < span.stop]
+        first = self._spans[0].dealt if self._spans else self._stop
+        passed, held = first - self._first, len(self._counts)
+        if passed <= held // 2:
+            return
+        kept = self._counts[passed:]
+        self._counts = np.zeros(max(_FEWEST, 2 * len(kept)), np.int64)
+        self._counts[: len(kept)] = kept
+        self._first = first
+
+    def take_ended(self) -> tuple[Ended, ...]:
+        """Return the units that have ended since this was called last; units in a row together."""
+        with self._lock:
+            ended, self._ended = self._ended, []
+        return tuple(_in_a_row(ended))
+
+
+def _runs_of_ended(unit: int, counts: NDArray[np.int64]) -> list[Ended]:
+    """Return units from `unit` on that have ended with so many elements each."""
+    if not len(counts):
+        return []
+    starts = _starts(counts[1:] != counts[:-1])
+    sizes = np.diff(starts, append=len(counts))
+    runs = zip(starts.tolist(), sizes.tolist(), counts[starts].tolist(), strict=True)
+    return [Ended(unit + start, size, elements) for start, size, elements in runs]
+
+
+def _in_a_row(ended: Iterable[Ended]) -> Sequence[Ended]:
+    joined: list[Ended] = []
+    for one in ended:
+        last = joined[-1] if joined else None
+        if last and last.unit + last.units == one.unit and last.elements == one.elements:
+            joined[-1] = last._replace(units=last.units + one.units)
+        else:
+            joined.append(one)
+    return joined
+
+
+_FEWEST = 64
+_NO_ORIGINS = "these elements have no origins: start the plan with `origins=True`"
+
+
+def _starts(is_new: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return where runs begin, given which elements but the first are unlike the one before."""
+    later = np.flatnonzero(is_new)
+    starts = np.zeros(len(later) + 1, np.int64)
+    np.add(later, 1, out=starts[1:])
+    return starts

@@ -1,0 +1,460 @@
+"""A plan in two halves: what workers run unit by unit, and what the client runs over that.
+
+    plan -> cut -> Cut(below, above)
+
+`below` has roots (`rewrites.roots`) and is dealt in units. Where the plan has its elements in the
+order of one process, `above` opens unit after unit (`plan.units`), and is else an ordinary plan:
+
+* A step that works within one unit is below. An interleave stays above, where it takes units in
+  turn; what its function opens is read below, one dataset a unit.
+* One-to-one steps and filters over an interleave sink into it. Each element keeps the ordinal that
+  it had before the filters, so that those left out count in the turns.
+* One-to-one steps over steps that choose sink below them. Over a shuffle of values only where the
+  elements that it then holds at the client fit a bound.
+* `repeat` and `concatenate` over others stay in both halves: below they say which units there are.
+
+In any order, whatever carries origins stays below: batches, shuffles of values, buckets. A batch
+that drops its remainder is made below with it and once more above, where remainders are joined. If
+what is above needs more than one stream, it has them in order all the same.
+
+Rule 1. Both sides cut alike: what is cut how is all in the plan and in the name of the half.
+Rule 2. The halves together have the elements of the plan; in order, bit for bit in its order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, TypeAlias
+
+from headrace.element.spec import ArraySpec, Spec
+from headrace.element.structure import flatten
+from headrace.errors import FailedPreconditionError
+from headrace.plan.batching import Batch, Unbatch
+from headrace.plan.combining import Concatenate, Interleave
+from headrace.plan.elements import Read
+from headrace.plan.elementwise import Filter, Map
+from headrace.plan.fixed_order import fixed_seeds, with_fixed_seeds
+from headrace.plan.free_order import free_steps
+from headrace.plan.index_part import leaves
+from headrace.plan.node import Node
+from headrace.plan.options import Options
+from headrace.plan.ordering import Repeat, Shuffle
+from headrace.plan.root import Root
+from headrace.plan.source import INFINITE
+from headrace.plan.traverse import cardinality, element_spec, fold, walk
+from headrace.plan.units import Units
+from headrace.plan.user_function import step_name
+from headrace.plan.windows import GroupByWindow
+from headrace.rewrites.normal import Normal
+from headrace.rewrites.optimize import prepare
+from headrace.rewrites.positions import deal_of
+from headrace.rewrites.roots import (
+    NOWHERE,
+    Part,
+    carried,
+    leaf_part,
+    units_of_leaves,
+    within_units,
+)
+
+__all__ = ["DEFAULT_BOUND", "Cut", "Half", "Placed", "cut", "cut_as"]
+
+Half: TypeAlias = Literal["in any order", "in order", "in order, sunk"]
+"""How a plan is cut: all that a worker needs to know of it. "sunk": one-to-one steps are below
+shuffles of values."""
+
+DEFAULT_BOUND = 1 << 30
+"""Bytes that shuffles of values may hold at a client, of elements that are finished."""
+
+
+class Placed(NamedTuple):
+    """Where a step runs."""
+
+    step: str
+    where: Literal["workers", "client", "both"]
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The two halves of a plan."""
+
+    below: Node
+    """What workers run, with its roots."""
+    above: Node
+    """What the client runs: its leaves are `Units`."""
+    half: Half
+    units: int
+    """Units that `below` is dealt in, or INFINITE."""
+    options: Options
+    """Those of the whole plan."""
+    placed: tuple[Placed, ...] = ()
+    """Where each step runs and why, inputs first: for `explain`."""
+    held_bytes: int | None = 0
+    """What shuffles of values at the client hold of finished elements if one-to-one steps sink
+    below them: 0 where there are none, None where the size of an element is not known."""
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether the elements come in the order of one process."""
+        return self.half != "in any order"
+
+    @property
+    def wants_places(self) -> bool:
+        """Whether the client needs the places of elements: it opens datasets for some."""
+        return any(isinstance(node, Interleave | GroupByWindow) for node in walk(self.above))
+
+
+def cut(
+    plan: Node,
+    *,
+    ordered: bool,
+    bound: int = DEFAULT_BOUND,
+    bytes_of: Callable[[Node], int | None] | None = None,
+    fixed: Sequence[int] = (),
+) -> Cut:
+    """Return the halves of a plan as written.
+
+    Args:
+        plan: The plan.
+        ordered: Whether its elements are to come in the order of one process.
+        bound: Bytes that shuffles of values may hold at the client for one-to-one steps to sink
+            below them.
+        bytes_of: Returns the size of an element of a step, if it is known. By default it is where
+            the plan's specs say it.
+        fixed: As for `execution.build.start`.
+
+    Raises:
+        FailedPreconditionError: It reads a source that cannot be read in parts.
+    """
+    prepared = _prepared(plan, fixed)
+    if not ordered:
+        made = cut_as(prepared, "in any order")
+        if not made.is_ordered:
+            return made
+    sunk = cut_as(prepared, "in order, sunk")
+    held = _held_by(prepared.plan, bytes_of or _bytes_by_spec)
+    if held == 0:
+        return sunk
+    fits = held is not None and held <= bound
+    chosen = sunk if fits else cut_as(prepared, "in order")
+    return Cut(**{**chosen.__dict__, "held_bytes": held})
+
+
+def _prepared(plan: Node, fixed: Sequence[int]) -> Normal:
+    return prepare(with_fixed_seeds(plan, fixed or fixed_seeds(plan)))
+
+
+def cut_as(prepared: Normal, half: Half) -> Cut:
+    """Return the halves of a plan in normal form.
+
+    Raises:
+        FailedPreconditionError: It reads a source that cannot be read in parts.
+    """
+    deal = deal_of(prepared.plan)
+    if deal is None:
+        raise FailedPreconditionError(
+            "the plan reads a source that cannot be read in parts, so it cannot be dealt out"
+        )
+    if deal.whole:
+        above = Units(size=1, element_spec=element_spec(prepared.plan))
+        placed = [Placed(step_name(node), "workers") for node in walk(prepared.plan)]
+        return Cut(prepared.plan, above, half, 1, prepared.options, tuple(placed))
+    if half == "in any order":
+        cutter = _Cutter(prepared, in_order=False, sinks=False)
+        made = cutter.cut(half)
+        if made is not None:
+            return made
+        half = "in order"  # no one stream has all
+    made = _Cutter(prepared, in_order=True, sinks=half == "in order, sunk").cut(half)
+    assert made is not None
+    return made
+
+
+@dataclass
+class _Stream:
+    """Units of the lower half that one `Units` of the upper reads."""
+
+    plan: Node
+    cycle_length: int = 1
+    block_length: int = 1
+
+
+@dataclass
+class _Piece:
+    """What has become of a subtree."""
+
+    part: Part | None = None
+    """All of it works within units, or carries their origins: it may be below."""
+    above: Node = NOWHERE
+    units: Node = NOWHERE
+    """The `repeat` and `concatenate` steps of it over its streams."""
+    streams: list[_Stream] = field(default_factory=list)
+    """Those that one-to-one steps can sink into; []: they cannot."""
+    is_direct: bool = False
+    """Whether nothing stands over the stream, an interleave: filters sink, too."""
+    is_shuffled: bool = False
+    """Whether what sinks passes a shuffle of values."""
+
+
+class _Cutter:
+    def __init__(self, prepared: Normal, *, in_order: bool, sinks: bool) -> None:
+        self._plan = prepared.plan
+        self._options = prepared.options
+        self._in_order = in_order
+        self._sinks = sinks
+        wish = prepared.options.deterministic
+        self._free = frozenset[int]() if in_order else free_steps(prepared.plan, wish)
+        self._leaves = units_of_leaves(prepared.plan)
+        self._streams: list[_Stream] = []
+        self._placed: list[Placed] = []
+
+    def cut(self, half: Half) -> Cut | None:
+        """Return the halves; None: in any order, they need more than one stream."""
+        whole = self._closed(fold(self._plan, self._visit))
+        is_one = isinstance(whole.units, Units)
+        if not self._in_order and not is_one:
+            return None
+        below = fold(whole.units, self._as_stream)
+        deal = deal_of(below)
+        assert deal is not None
+        ranges = _ranges(whole.units, [_size_of(stream.plan) for stream in self._streams])
+        above = fold(whole.above, lambda node, inputs: self._as_units(node, inputs, ranges))
+        return Cut(below, above, half, deal.size, self._options, tuple(self._placed))
+
+    # --- what becomes of a step -----------------------------------------------------------------
+
+    def _visit(self, node: Node, inputs: list[_Piece]) -> _Piece:
+        if id(node) in self._leaves:
+            self._place(node, "both", "the index part: arithmetic from seed and pass")
+            return _Piece(leaf_part(node, self._leaves[id(node)]))
+        if not inputs or (inputs[0].part is not None and inputs[0].part.plan is NOWHERE):
+            return _Piece(Part(NOWHERE))
+        parts = [piece.part for piece in inputs if piece.part is not None]
+        if len(parts) == len(inputs):
+            below = self._below(node, parts)
+            if below is not None:
+                return below
+        return self._above(node, [self._closed(piece) for piece in inputs])
+
+    def _below(self, node: Node, parts: list[Part]) -> _Piece | None:
+        """Return a step that runs on workers with all below it, or None."""
+        is_free = id(node) in self._free
+        part = within_units(node, parts, is_free=is_free, in_order=self._in_order)
+        if part is not None:
+            self._place(node, "workers", "works within one unit")
+            return _Piece(part)
+        if self._in_order:
+            if isinstance(node, Interleave) and parts[0].rows == 1:
+                self._place(node, "both", "opened by workers, taken in turn by the client")
+                rooted = Root(input=node.over([parts[0].plan]), location=node.location)
+                stream = _Stream(rooted, node.cycle_length, node.block_length)
+                piece = self._opened(stream)
+                piece.is_direct = True
+                return piece
+            return None
+        if isinstance(node, Batch) and node.drop_remainder:
+            return self._batched_twice(node, parts)
+        part = carried(node, parts)
+        if part is not None:
+            self._place(node, "workers", "carries the origins of its input")
+            return _Piece(part)
+        return None
+
+    def _batched_twice(self, node: Batch, parts: list[Part]) -> _Piece:
+        """Return batches of which the remainders of all workers are joined at the client."""
+        self._place(node, "both", "remainders of several workers are joined by the client")
+        short = carried(node.with_parameters(drop_remainder=False), parts)
+        assert short is not None
+        piece = self._closed(_Piece(short))
+        rows = Unbatch(input=piece.above, location=node.location)
+        return _Piece(above=node.over([rows]), units=piece.units)
+
+    def _above(self, node: Node, inputs: list[_Piece]) -> _Piece:
+        """Return a step over streams: it sinks into them, or the client runs it."""
+        first = inputs[0]
+        if self._sinks_into(node, first):
+            for stream in first.streams:
+                stream.plan = node.over([stream.plan])
+            self._place(node, "workers", "sinks below the steps that the client runs")
+            return first
+        self._place(node, "client", self._why(node, first))
+        keeps_units = isinstance(node, Repeat | Concatenate)
+        piece = _Piece(
+            above=node.over([one.above for one in inputs]),
+            units=node.over([one.units for one in inputs]) if keeps_units else first.units,
+        )
+        passes_through = node.chooses or node.is_transparent or isinstance(node, Concatenate)
+        if passes_through and all(one.streams for one in inputs):
+            piece.streams = [stream for one in inputs for stream in one.streams]
+            piece.is_direct = node.is_transparent and first.is_direct
+            piece.is_shuffled = isinstance(node, Shuffle) or any(one.is_shuffled for one in inputs)
+        return piece
+
+    def _sinks_into(self, node: Node, piece: _Piece) -> bool:
+        if not piece.streams or not self._in_order:
+            return False
+        if isinstance(node, Map):
+            return self._sinks or not piece.is_shuffled
+        return isinstance(node, Filter) and piece.is_direct
+
+    def _why(self, node: Node, piece: _Piece) -> str:
+        if isinstance(node, Map) and piece.streams and piece.is_shuffled:
+            return "what the shuffle below would hold of it at the client does not fit the bound"
+        if isinstance(node, Repeat | Concatenate):
+            return "says which units come when"
+        if not self._in_order:
+            return "needs the whole stream, or takes apart what is made of several units"
+        return "needs the elements of several units in order"
+
+    def _place(
+        self, node: Node, where: Literal["workers", "client", "both"], why: str = ""
+    ) -> None:
+        self._placed.append(Placed(step_name(node), where, why))
+
+    # --- streams --------------------------------------------------------------------------------
+
+    def _closed(self, piece: _Piece) -> _Piece:
+        """Return a piece of which all that may be below is in streams."""
+        return piece if piece.part is None else self._opened(_Stream(piece.part.rooted))
+
+    def _opened(self, stream: _Stream) -> _Piece:
+        units = Units(size=0, stream=len(self._streams))
+        self._streams.append(stream)
+        return _Piece(above=units, units=units, streams=[stream])
+
+    def _as_stream(self, node: Node, inputs: list[Node]) -> Node:
+        return self._streams[node.stream].plan if isinstance(node, Units) else node.over(inputs)
+
+    def _as_units(self, node: Node, inputs: list[Node], ranges: dict[int, _Range]) -> Node:
+        if not isinstance(node, Units):
+            return node.over(inputs)
+        unit_positions, positions = _positions_of(self._streams[node.stream].plan)
+        stream, (size, offset, strides) = self._streams[node.stream], ranges[node.stream]
+        return node.with_parameters(
+            size=size,
+            offset=offset,
+            strides=strides,
+            cycle_length=stream.cycle_length,
+            block_length=stream.block_length,
+            unit_positions=unit_positions,
+            positions=positions,
+            counts_rows=_counts_rows(stream.plan),
+            element_spec=element_spec(stream.plan),
+            count=cardinality(stream.plan),
+            location=stream.plan.location,
+        )
+
+
+def _positions_of(plan: Node) -> tuple[int, int]:
+    """Return the positions of a unit and of a pass, if there is one leaf; else (0, 0)."""
+    ends = leaves(plan)
+    if len(ends) > 1 or any(isinstance(node, Repeat) for node in _above(plan, ends[0])):
+        return 0, 0
+    return units_of_leaves(plan)[id(ends[0])], cardinality(ends[0])
+
+
+def _above(plan: Node, leaf: Node) -> list[Node]:
+    inside = {id(node) for node in walk(leaf)}
+    return [node for node in walk(plan) if id(node) not in inside]
+
+
+def _counts_rows(plan: Node) -> bool:
+    """Say whether the plan has an element for each that is read, in its place."""
+    while plan.one_to_one:
+        (plan,) = plan.inputs
+    return isinstance(plan, Read)
+
+
+_Range: TypeAlias = tuple[int, int, tuple[int, ...]]
+"""Number of units, those before them in the stream of the plan, and the strides of the passes."""
+
+
+def _size_of(plan: Node) -> int:
+    deal = deal_of(plan)
+    assert deal is not None
+    return deal.size
+
+
+def _ranges(units: Node, sizes: list[int]) -> dict[int, _Range]:
+    """Return which units each stream has.
+
+    Args:
+        units: The `repeat` and `concatenate` steps over streams.
+        sizes: Units of each stream in one pass.
+    """
+    size_of: dict[int, int] = {}
+
+    def measure(node: Node, inputs: list[int]) -> int:
+        if isinstance(node, Units):
+            size = sizes[node.stream]
+        elif isinstance(node, Concatenate):
+            size = INFINITE if INFINITE in inputs else sum(inputs)
+        else:
+            assert isinstance(node, Repeat)
+            size = node.cardinality(inputs[0])
+        size_of[id(node)] = size
+        return size
+
+    fold(units, measure)
+    found: dict[int, _Range] = {}
+    pending: list[tuple[Node, int, tuple[int, ...]]] = [(units, 0, ())]
+    while pending:
+        node, offset, strides = pending.pop()
+        if isinstance(node, Units):
+            found[node.stream] = size_of[id(node)], offset, strides
+        elif isinstance(node, Repeat):
+            pending.append((node.input, offset, (*strides, size_of[id(node.input)])))
+        else:
+            assert isinstance(node, Concatenate)
+            pending.append((node.first, offset, strides))
+            before = size_of[id(node.first)]
+            if before != INFINITE:  # else the second is never read
+                pending.append((node.second, offset + before, strides))
+            else:
+                pending.append((node.second, 0, strides))
+    return found
+
+
+# --- what shuffles hold -------------------------------------------------------------------------
+
+
+def _held_by(plan: Node, bytes_of: Callable[[Node], int | None]) -> int | None:
+    """Return the bytes that shuffles of values hold if one-to-one steps above sink below them.
+
+    0: there are none with such steps above. None: the size of an element is not known.
+    """
+    total = 0
+    index = {id(step) for leaf in leaves(plan) for step in walk(leaf)}
+    tops: dict[int, Node] = {}  # the uppermost one-to-one step over a node, by its `id`
+    for node in reversed(list(walk(plan))):
+        top = tops.pop(id(node), None)
+        if isinstance(node, Shuffle) and top is not None and id(node) not in index:
+            size = bytes_of(top)
+            if size is None:
+                return None
+            total += node.buffer_size * size
+        goes_on = isinstance(node, Map) or node.is_transparent or node.chooses
+        for input_ in node.inputs:
+            carried_on = top or (node if isinstance(node, Map) else None)
+            if goes_on and carried_on is not None:
+                tops[id(input_)] = carried_on
+    return total
+
+
+def _bytes_by_spec(node: Node) -> int | None:
+    spec = element_spec(node)
+    return None if spec is None else _bytes_in(spec)
+
+
+def _bytes_in(spec: Spec) -> int | None:
+    total = 0
+    for leaf in flatten(spec)[0]:
+        if not isinstance(leaf, ArraySpec) or None in leaf.shape or leaf.dtype.hasobject:
+            return None
+        count = 1
+        for length in leaf.shape:
+            count *= length or 0
+        total += count * leaf.dtype.itemsize
+    return total

@@ -1,0 +1,407 @@
+"""Elements of dealt plans say where they come from: the same origins, whoever reads them."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+import headrace as hr
+from headrace.element.chunk import concatenate
+from headrace.element.places import rows_of
+from headrace.errors import FailedPreconditionError, UserFunctionError
+from headrace.execution.build import start
+from headrace.execution.dealer import UnitPart
+from headrace.execution.origins import Ended, Ledger, Run, by_unit, origins_of
+from headrace.rewrites.optimize import prepare
+from headrace.rewrites.positions import deal_of
+
+from .pipelines import drawn, failing, nested, odd_or_half
+
+Dataset = hr.Dataset
+
+
+def text(element):
+    """Return an element as something that can be counted."""
+    return repr(np.asarray(element).tolist())
+
+
+def number_of_units(plan):
+    return deal_of(prepare(plan).plan).size
+
+
+class Seen:
+    """What one reader saw: each element with its origins, and how many elements units had."""
+
+    def __init__(self):
+        self.elements = []
+        self.ended = {}
+        self.errors = []
+
+
+def read_named(plan, grants, *, limit=5, seed=7):
+    """Return what one worker reads that is dealt these units, or parts of units."""
+    waiting = iter(grants)
+    iterator = start(plan, seed=seed, units=lambda: next(waiting, None), origins=True)
+    seen = Seen()
+    try:
+        while True:
+            try:
+                chunk = iterator.next_chunk(limit)
+            except UserFunctionError as error:
+                seen.errors.append(str(error))
+                continue
+            if chunk is None:
+                break
+            for index, row in enumerate(chunk.rows()):
+                units, ordinals = rows_of(chunk.places[index : index + 1])
+                origins = list(zip(units.tolist(), ordinals.tolist(), strict=True))
+                seen.elements.append((text(row), origins))
+        for one in iterator.take_ended():
+            for unit in range(one.unit, one.unit + one.units):
+                assert unit not in seen.ended
+                seen.ended[unit] = one.elements
+    finally:
+        iterator.close()
+    return seen
+
+
+SOURCES = {
+    "range": lambda: Dataset.range(13),
+    "shuffle": lambda: Dataset.range(13).shuffle(5),
+    "repeated": lambda: Dataset.range(6).repeat(2).shuffle(20, seed=1),
+    "slices": lambda: Dataset.from_tensor_slices(np.arange(9)),
+    "generators": lambda: Dataset.from_tensor_slices(np.arange(7)).flat_map(
+        lambda n: Dataset.from_generator(lambda: iter(range(int(n))))
+    ),
+}
+#: Steps that work within one unit, whatever is below.
+WITHIN = {
+    "map": lambda ds: ds.map(odd_or_half),
+    "failing map": lambda ds: ds.map(failing),
+    "columns": lambda ds: ds.map(lambda x: x + 1),
+    "threaded map": lambda ds: ds.map(odd_or_half, num_parallel_calls=2),
+    "free map": lambda ds: ds.map(odd_or_half, num_parallel_calls=2, deterministic=False),
+    "filter": lambda ds: ds.filter(lambda x: bool(x % 3)),
+    "failing filter": lambda ds: ds.filter(lambda x: failing(x) % 2 == 0),
+    "column filter": lambda ds: ds.filter(lambda x: x % 2 == 0),
+    "repeat": lambda ds: ds.repeat(2),
+    "concatenate": lambda ds: ds.concatenate(Dataset.range(4)),
+    "concatenated": lambda ds: Dataset.range(3).map(odd_or_half).concatenate(ds),
+    "flat_map": lambda ds: ds.flat_map(nested),
+    "drawn flat_map": lambda ds: ds.flat_map(drawn),
+    "prefetch": lambda ds: ds.prefetch(2),
+    "shuffle": lambda ds: ds.shuffle(4),
+    "batch, unbatch": lambda ds: ds.batch(1).unbatch(),
+}
+#: Steps that may stand at the end, over any of these.
+ABOVE = {
+    "nothing": lambda ds: ds,
+    "batch": lambda ds: ds.batch(3),
+    "padded batch": lambda ds: ds.padded_batch(2),
+    "batches of batches": lambda ds: ds.batch(2).map(lambda x: x.sum()).batch(3),
+    "shuffle, filter": lambda ds: ds.shuffle(5).filter(lambda x: bool(x % 4)),
+    "shuffled batches": lambda ds: ds.batch(2).shuffle(3),
+    "buckets": lambda ds: ds.bucket_by_sequence_length(
+        lambda x: int(x) % 7, [2, 4], [3, 2, 2], no_padding=True
+    ),
+}
+INTERLEAVES = {
+    "none": lambda ds: ds,
+    "interleave": lambda ds: ds.interleave(nested, cycle_length=3, block_length=2),
+    "drawn interleave": lambda ds: ds.interleave(drawn, cycle_length=4),
+    "threaded interleave": lambda ds: ds.interleave(drawn, cycle_length=3, num_parallel_calls=2),
+    "free interleave": lambda ds: ds.interleave(
+        drawn, cycle_length=3, num_parallel_calls=2, deterministic=False
+    ),
+}
+
+
+def is_rooted(plan):
+    """Say whether the elements of a plan can be named."""
+    try:
+        start(plan, units=lambda: None, origins=True).close()
+    except FailedPreconditionError:
+        return False
+    return True
+
+
+def random_plan(chance, *, above):
+    """Return a plan, and the names of its steps."""
+    names = [chance.choice([*SOURCES])]
+    dataset = SOURCES[names[0]]()
+    steps = [(name, WITHIN[name]) for name in chance.choices([*WITHIN], k=chance.randint(0, 3))]
+    steps += [(name, INTERLEAVES[name]) for name in chance.choices([*INTERLEAVES])]
+    steps += [(name, WITHIN[name]) for name in chance.choices([*WITHIN], k=chance.randint(0, 1))]
+    for name, step in steps:
+        more = step(dataset)
+        if is_rooted(more.plan):  # not where a unit has several outer elements, for one
+            dataset = more
+            names.append(name)
+    if above:
+        names.append(chance.choice([*ABOVE]))
+        dataset = ABOVE[names[-1]](dataset)
+    return dataset.plan, names
+
+
+def cut_at_random(chance, units):
+    """Return ranges of units that are all of them, in any order."""
+    cuts = {chance.randint(0, units) for _ in range(chance.randint(0, 6))} | {0, units}
+    ranges = list(pairwise(sorted(cuts)))
+    chance.shuffle(ranges)
+    return ranges
+
+
+def named_elements(seen):
+    """Return origin -> element, of elements that are no batches, each of which has its own."""
+    found = {}
+    for element, origins in seen.elements:
+        ((unit, ordinal),) = origins
+        assert (unit, ordinal) not in found
+        found[unit, ordinal] = element
+    return found
+
+
+SEEDS = range(60)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_an_origin_names_the_same_element_whoever_reads_it(seed):
+    chance = random.Random(seed)
+    plan, names = random_plan(chance, above=False)
+    print(seed, names)
+    units = number_of_units(plan)
+    want = named_elements(read_named(plan, [(0, units)]))
+    grants = [[] for _ in range(chance.randint(1, 3))]
+    for one in cut_at_random(chance, units):
+        chance.choice(grants).append(one)
+    got, ended = {}, {}
+    for mine in grants:
+        seen = read_named(plan, mine, limit=chance.choice([1, 3, 50]))
+        found = named_elements(seen)
+        assert not got.keys() & found.keys()
+        got |= found
+        ended |= seen.ended
+    assert got == want
+    sizes = Counter(unit for unit, _ in want)
+    assert ended == {unit: sizes[unit] for unit in range(units)}
+    for unit, size in sizes.items():
+        assert {ordinal for one, ordinal in want if one == unit} == set(range(size))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_is_made_of_several_elements_has_the_origins_of_all(seed):
+    chance = random.Random(seed)
+    plan, names = random_plan(chance, above=True)
+    print(seed, names)
+    units = number_of_units(plan)
+    seen = read_named(plan, cut_at_random(chance, units), limit=chance.choice([1, 4, 50]))
+    origins = [one for _, of_one in seen.elements for one in of_one]
+    assert len(set(origins)) == len(origins)
+    for unit, ordinal in origins:
+        assert 0 <= ordinal < seen.ended[unit]
+    assert set(seen.ended) == set(range(units))
+    if names[-1] not in ("shuffle, filter", "nothing") and not seen.errors:
+        assert len(origins) == sum(seen.ended.values())
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_two_readers_of_parts_of_a_unit_read_all_of_it_once(seed):
+    chance = random.Random(seed)
+    plan, names = random_plan(chance, above=False)
+    print(seed, names)
+    units = number_of_units(plan)
+    want = named_elements(read_named(plan, [(0, units)]))
+    sizes = Counter(unit for unit, _ in want)
+    grants = [[], []]
+    for unit in range(units):
+        size = sizes[unit]
+        if not size or chance.random() < 0.5:
+            chance.choice(grants).append((unit, unit + 1))
+            continue
+        mine = [chance.randint(0, 1) for _ in range(size)]
+        for reader in (0, 1):
+            wanted = ranges_of([n for n in range(size) if mine[n] == reader], size)
+            if wanted:
+                grants[reader].append(UnitPart(unit, wanted))
+    got = {}
+    for granted in grants:
+        chance.shuffle(granted)
+        seen = read_named(plan, granted, limit=chance.choice([1, 3, 50]))
+        found = named_elements(seen)
+        assert not got.keys() & found.keys()
+        got |= found
+        for unit, elements in seen.ended.items():
+            assert elements == sizes[unit]
+    assert got == want
+
+
+def ranges_of(ordinals, size):
+    """Return ordinals as ranges; the last has no end where it goes up to the last one."""
+    ranges = []
+    for ordinal in ordinals:
+        if ranges and ranges[-1][1] == ordinal:
+            ranges[-1][1] = ordinal + 1
+        else:
+            ranges.append([ordinal, ordinal + 1])
+    if ranges and ranges[-1][1] == size:
+        ranges[-1][1] = None
+    return tuple(tuple(one) for one in ranges)
+
+
+def test_units_that_have_one_element_each_are_one_run():
+    waiting = iter([(100, 160)])
+    plan = Dataset.range(1000).map(odd_or_half).plan
+    iterator = start(plan, units=lambda: next(waiting, None), origins=True)
+    chunk = iterator.next_chunk(40)
+    assert origins_of(chunk) == (Run(100, 40, 0, 1),)
+    assert origins_of(chunk.slice(3, 5)) == (Run(103, 2, 0, 1),)
+    assert iterator.take_ended() == (Ended(100, 40, 1),)
+    assert iterator.take_ended() == ()
+
+
+def test_what_is_counted_is_of_the_units_that_are_open_however_many_were_dealt():
+    ledger, leaf = Ledger(), frozenset([0])
+    ledger.deal(0, 0, 10**12, 7)
+    for first in range(0, 10_000, 100):
+        units, ordinals = ledger.count(np.arange(first, first + 100))
+        assert (units == np.arange(first + 7, first + 107)).all()
+        assert not ordinals.any()
+        ledger.end(leaf, first + 100)
+    assert ledger.take_ended() == (Ended(7, 10_000, 1),)
+    ledger.end(leaf, 10**12)
+    assert ledger.take_ended() == (Ended(10_007, 10**12 - 10_000, 0),)
+    ledger.deal(0, 10**12, 3, 50)
+    assert ledger.count(np.array([10**12 + 2, 10**12 + 2]))[0] == 52
+    ledger.end(leaf, 10**12 + 3)
+    assert ledger.take_ended() == (Ended(50, 2, 0), Ended(52, 1, 2))
+
+
+def test_units_of_several_leaves_end_each_with_its_own():
+    ledger = Ledger()
+    ledger.deal(0, 0, 2, 10)
+    ledger.deal(1, 2, 2, 40)
+    ledger.deal(0, 4, 1, 12)
+    units, ordinals = ledger.count(np.array([4, 0, 0, 2, 4]))
+    assert units.tolist() == [12, 10, 10, 40, 12]
+    assert ordinals.tolist() == [0, 0, 1, 0, 1]
+    ledger.end(frozenset([0]), 5)
+    assert ledger.take_ended() == (Ended(10, 1, 2), Ended(11, 1, 0), Ended(12, 1, 2))
+    ledger.end(frozenset([1]), 5)
+    assert ledger.take_ended() == (Ended(40, 1, 1), Ended(41, 1, 0))
+
+
+def test_a_unit_that_comes_in_several_portions_says_when_it_has_ended():
+    waiting = iter([(2, 4)])
+    plan = Dataset.range(4).flat_map(lambda x: Dataset.range(int(x) + 3)).plan
+    iterator = start(plan, units=lambda: next(waiting, None), origins=True)
+    portions = []
+    while (chunk := iterator.next_chunk(4)) is not None:
+        portions.append((origins_of(chunk), iterator.take_ended()))
+    assert portions[:2] == [((Run(2, 1, 0, 4),), ()), ((Run(2, 1, 4, 1),), ())]
+    assert [run for runs, _ in portions[2:] for run in runs] == [Run(3, 1, 0, 4), Run(3, 1, 4, 2)]
+    ended = [one for _, ended in portions for one in ended] + list(iterator.take_ended())
+    assert ended == [Ended(2, 1, 5), Ended(3, 1, 6)]
+
+
+def test_units_of_which_nothing_is_left_have_ended_with_no_elements():
+    seen = read_named(Dataset.range(9).filter(lambda x: bool(x == 4)).plan, [(6, 9), (0, 6)])
+    assert seen.ended == {unit: int(unit == 4) for unit in range(9)}
+
+
+def test_a_batch_that_is_a_unit_has_one_origin():
+    seen = read_named(Dataset.range(10).map(odd_or_half).batch(4).plan, [(1, 3)])
+    assert [origins for _, origins in seen.elements] == [[(1, 0)], [(2, 0)]]
+
+
+def test_a_plan_of_one_unit_counts_its_elements():
+    rows = Dataset.range(9).filter(lambda x: bool(x % 2))
+    plan = Dataset.zip(rows, rows).plan
+    whole = named_elements(read_named(plan, [(0, 1)]))
+    assert list(whole) == [(0, n) for n in range(4)]
+    part = read_named(plan, [UnitPart(0, ((1, 2), (3, None)))])
+    assert named_elements(part) == {(0, n): whole[0, n] for n in (1, 3)}
+    assert part.ended == {0: 4}
+
+
+def test_what_is_passed_over_without_failures_is_not_computed():
+    called = []
+
+    def slow(x):
+        called.append(int(x))
+        return x * 2 if x >= 0 else -x  # by rows
+
+    plan = Dataset.range(3).flat_map(lambda x: Dataset.range(10)).map(slow).plan
+    part = UnitPart(1, ((7, 9),), has_failures=False)
+    seen = read_named(plan, [part], limit=1)
+    assert [element for element, _ in seen.elements] == ["14", "16"]
+    assert [origins for _, origins in seen.elements] == [[(1, 7)], [(1, 8)]]
+    assert set(called) == {7, 8}
+    assert seen.ended == {}  # nobody looked whether it has more
+
+
+def test_an_error_that_was_raised_before_is_not_raised_again():
+    plan = Dataset.range(3).flat_map(lambda x: Dataset.range(14)).map(failing).plan  # 3 and 10
+    whole = read_named(plan, [(1, 2)])
+    assert len(whole.errors) == 2
+    later = read_named(plan, [UnitPart(1, ((5, None),))])
+    assert [element for element, _ in later.elements] == ["6", "7", "8", "9", "11", "12", "13"]
+    assert len(later.errors) == 1
+    assert later.ended == {1: 12}
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda ds: ds.take(3),
+        lambda ds: ds.enumerate(),
+        lambda ds: ds.scan(0, lambda total, x: (total, x)),
+        lambda ds: ds.batch(2).unbatch(),
+        lambda ds: ds.shuffle(3).flat_map(nested),
+        lambda ds: ds.group_by_window(lambda x: x % 2, lambda key, w: w.batch(2), 2),
+        lambda ds: ds.interleave(nested, cycle_length=2),
+    ],
+    ids=["take", "enumerate", "scan", "unbatch", "flat_map", "windows", "interleave"],
+)
+def test_a_step_over_the_whole_stream_has_no_origins_and_is_refused_by_name(step):
+    dataset = Dataset.range(9).flat_map(nested)
+    with pytest.raises(FailedPreconditionError, match="works on the whole stream"):
+        start(step(dataset).plan, units=lambda: None, origins=True)
+
+
+def test_an_interleave_over_units_of_one_element_each_is_below_the_root():
+    plan = Dataset.range(9).filter(lambda x: bool(x % 3)).shuffle(4).interleave(drawn).plan
+    want = named_elements(read_named(plan, [(0, 9)]))
+    again = {}
+    for unit in range(9):
+        again |= named_elements(read_named(plan, [(unit, unit + 1)]))
+    assert again == want
+
+
+def joined(iterator, count):
+    """Return the next elements as one chunk."""
+    chunks = []
+    while (missing := count - sum(map(len, chunks))) and (chunk := iterator.next_chunk(missing)):
+        chunks.append(chunk)
+    return concatenate(chunks)
+
+
+def test_origins_of_units_that_are_mixed_are_few_runs_when_they_are_sorted():
+    waiting = iter([(3, 6)])
+    plan = Dataset.range(9).interleave(lambda x: Dataset.range(8), cycle_length=3).plan
+    iterator = start(plan, units=lambda: next(waiting, None), origins=True)
+    chunk = joined(iterator, 24)
+    assert len(origins_of(chunk)) == 8
+    assert origins_of(chunk, is_sorted=True) == (Run(3, 3, 0, 8),)
+    sorted_chunk = by_unit(chunk)
+    assert origins_of(sorted_chunk) == (Run(3, 3, 0, 8),)
+    assert [int(x) for x in sorted_chunk.rows()] == [*range(8)] * 3
+
+
+def test_elements_without_origins_say_so():
+    chunk = start(Dataset.range(3).plan).next_chunk(2)
+    with pytest.raises(ValueError, match="origins=True"):
+        origins_of(chunk)

@@ -1,0 +1,253 @@
+"""Where a plan is cut: what workers run, and what the client runs over that."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import headrace as hr
+from headrace.errors import FailedPreconditionError
+from headrace.plan.node import Node
+from headrace.plan.source import INFINITE
+from headrace.plan.traverse import walk
+from headrace.plan.units import Units
+from headrace.rewrites.cut import cut
+from headrace.rewrites.explain import explain_cut
+from headrace.rewrites.positions import deal_of
+
+Dataset = hr.Dataset
+
+
+def chain(plan: Node) -> str:
+    """Return the kinds of a plan's steps, inputs first; what joins two stands after both."""
+    return " ".join(node.kind for node in walk(plan))
+
+
+def halves(dataset: Dataset, ordered: bool = True, **arguments: object) -> tuple[str, str]:
+    made = cut(dataset.plan, ordered=ordered, **arguments)
+    assert deal_of(made.below).size == made.units
+    return chain(made.below), chain(made.above)
+
+
+def keep(x):
+    return x if x >= 0 else -x  # by rows
+
+
+def odd(x):
+    return bool(x % 2)
+
+
+def opened(x):
+    return Dataset.range(3)
+
+
+FILES = Dataset.range(8)
+READ = FILES.interleave(opened, cycle_length=4, block_length=2)
+
+IN_ORDER = {
+    "one-to-one steps": (
+        FILES.shuffle(8).map(keep).batch(2),
+        "indices shuffle gather map batch root",
+        "units",
+    ),
+    "a batch of the index part": (FILES.batch(2), "indices batch gather root", "units"),
+    "a filter": (FILES.filter(odd), "indices gather filter root", "units"),
+    "a batch over a filter": (
+        FILES.filter(odd).batch(2),
+        "indices gather filter root",
+        "units batch",
+    ),
+    "a flat_map": (FILES.flat_map(opened).map(keep), "indices gather interleave map root", "units"),
+    "an interleave": (READ, "indices gather interleave root", "units"),
+    "steps over an interleave": (
+        READ.map(keep).filter(odd).batch(2),
+        "indices gather interleave root map filter",
+        "units batch",
+    ),
+    "an interleave of what a filter left": (
+        FILES.filter(odd).interleave(opened, cycle_length=2),
+        "indices gather filter root",
+        "units interleave",
+    ),
+    "steps over a shuffle": (
+        READ.shuffle(9).map(keep).batch(2),
+        "indices gather interleave root map",
+        "units shuffle batch",
+    ),
+    "a filter over a shuffle": (
+        READ.shuffle(9).filter(odd).map(keep),
+        "indices gather interleave root",
+        "units shuffle filter map",
+    ),
+    "steps over the whole stream": (
+        FILES.filter(odd).take(3).map(keep).enumerate(),
+        "indices gather filter root map",
+        "units take enumerate",
+    ),
+    "repeat of a filter": (
+        FILES.filter(odd).repeat(3).batch(2),
+        "indices gather filter repeat root",
+        "units batch",
+    ),
+    "repeat of an interleave": (
+        READ.repeat(3).map(keep),
+        "indices gather interleave root map repeat",
+        "units repeat",
+    ),
+    "repeat of a shuffle, with others": (
+        READ.shuffle(3).concatenate(FILES.filter(odd).take(2)).repeat().map(keep),
+        "indices gather interleave root map indices gather filter root map concatenate repeat",
+        "units shuffle units take concatenate repeat",
+    ),
+    "streams side by side": (
+        Dataset.zip(FILES.filter(odd), FILES.map(keep)),
+        "indices gather filter indices gather map zip",
+        "units",
+    ),
+    "windows": (
+        FILES.map(keep).group_by_window(lambda x: 0, lambda key, w: w.batch(2), 2),
+        "indices gather map root",
+        "units group_by_window",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", IN_ORDER)
+def test_a_plan_is_cut_so_that_its_order_can_be_kept(name):
+    dataset, below, above = IN_ORDER[name]
+    assert halves(dataset, bytes_of=lambda node: 8) == (below, above)
+
+
+IN_ANY_ORDER = {
+    "a batch over a filter": (
+        FILES.filter(odd).batch(2).map(keep),
+        "indices gather filter root batch map",
+        "units",
+    ),
+    "an interleave of what a filter left": (
+        FILES.filter(odd).interleave(opened, cycle_length=2).shuffle(9).map(keep).batch(4),
+        "indices gather filter interleave root shuffle map batch",
+        "units",
+    ),
+    "a batch that drops its remainder": (
+        FILES.filter(odd).batch(2, drop_remainder=True).map(keep),
+        "indices gather filter root batch",
+        "units unbatch batch map",
+    ),
+    "what takes batches apart": (
+        FILES.filter(odd).batch(2).map(keep).unbatch().map(keep),
+        "indices gather filter root batch map",
+        "units unbatch map",
+    ),
+    "steps over the whole stream": (
+        FILES.filter(odd).shuffle(3).take(3).map(keep),
+        "indices gather filter shuffle root",
+        "units take map",
+    ),
+    "buckets": (
+        FILES.flat_map(opened).bucket_by_sequence_length(int, [2], [2, 2], no_padding=True),
+        "indices gather interleave root bucket_by_sequence_length",
+        "units",
+    ),
+    "what stands over a shuffle of many": (
+        FILES.flat_map(opened).shuffle(4).flat_map(opened),
+        "indices gather interleave root shuffle",
+        "units interleave",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", IN_ANY_ORDER)
+def test_in_any_order_what_carries_origins_stays_on_workers(name):
+    dataset, below, above = IN_ANY_ORDER[name]
+    assert halves(dataset, ordered=False) == (below, above)
+    assert not cut(dataset.plan, ordered=False).is_ordered
+
+
+def test_what_needs_several_streams_has_them_in_order():
+    dataset = FILES.filter(odd).take(2).repeat(3)
+    made = cut(dataset.plan, ordered=False)
+    assert (made.half, chain(made.above)) == ("in order, sunk", "units take repeat")
+
+
+def test_a_step_whose_elements_are_of_unknown_size_stays_over_a_shuffle():
+    assert halves(READ.shuffle(9).map(keep)) == (
+        "indices gather interleave root",
+        "units shuffle map",
+    )
+
+
+def test_steps_sink_below_a_shuffle_while_what_it_holds_fits_the_bound():
+    images = READ.map(lambda x: x + 1).shuffle(100).map(lambda x: (x, x * 2))
+    below = "indices gather interleave root map map"
+    assert halves(images, bytes_of=lambda node: 1000, bound=100_000) == (below, "units shuffle")
+    kept = cut(images.plan, ordered=True, bytes_of=lambda node: 1000, bound=99_999)
+    assert kept.half == "in order"
+    assert kept.held_bytes == 100_000
+    assert chain(kept.above) == "units shuffle map map"
+    why = [placed.why for placed in kept.placed if placed.where == "client"]
+    assert any("does not fit the bound" in reason for reason in why)
+
+
+def test_units_know_their_numbers_in_every_pass():
+    one, two = FILES.filter(odd).take(9), Dataset.range(5).filter(odd).take(9)
+    three = Dataset.range(3).filter(odd).take(9).repeat(2).concatenate(two)
+    made = cut(one.concatenate(three.repeat(4)).plan, ordered=True)
+    first, second, third = [node for node in walk(made.above) if isinstance(node, Units)]
+    assert made.units == 8 + 4 * (3 * 2 + 5)
+    assert (first.size, second.size, third.size) == (8, 3, 5)
+    assert first.unit_at((), 7) == 7
+    assert second.unit_at((0, 0), 0) == 8
+    assert second.unit_at((2, 1), 2) == 8 + 2 * 11 + 3 + 2
+    assert third.unit_at((3,), 4) == 8 + 3 * 11 + 6 + 4 == made.units - 1
+
+
+def test_a_plan_without_end_has_units_without_end():
+    made = cut(FILES.filter(odd).shuffle(3).repeat().plan, ordered=True)
+    assert made.units == INFINITE
+
+
+def test_a_plan_says_where_each_step_runs_and_why():
+    made = cut(READ.filter(odd).shuffle(4).enumerate().plan, ordered=True)
+    placed = {placed.step.split()[0]: (placed.where, placed.why) for placed in made.placed}
+    assert placed["interleave"][0] == "both"
+    assert placed["filter"][0] == "workers"
+    assert placed["shuffle"] == ("client", "needs the elements of several units in order")
+
+
+def test_the_client_needs_places_where_it_opens_datasets():
+    assert cut(READ.shuffle(4).flat_map(opened).plan, ordered=True).wants_places
+    assert not cut(READ.shuffle(4).plan, ordered=True).wants_places
+
+
+def test_what_cannot_be_dealt_cannot_be_cut():
+    class Whole(hr.Source):
+        size = 1
+        splittable = False
+
+        def open(self, start, stop, position=None, *, pass_number=()):
+            raise NotImplementedError
+
+    with pytest.raises(FailedPreconditionError, match="cannot be read in parts"):
+        cut(Dataset.from_source(Whole()).plan, ordered=True)
+
+
+def test_both_sides_cut_alike():
+    dataset = Dataset.from_tensor_slices(np.arange(8)).interleave(opened).shuffle(5).map(keep)
+    one, other = cut(dataset.plan, ordered=True), cut(dataset.plan, ordered=True)
+    assert (one.half, chain(one.below), chain(one.above)) == (
+        other.half,
+        chain(other.below),
+        chain(other.above),
+    )
+
+
+def test_what_runs_where_is_said_as_text():
+    text = explain_cut(cut(READ.filter(odd).shuffle(4).map(keep).plan, ordered=True))
+    assert "order: that of one process" in text
+    assert "workers  filter" in text
+    assert "client   shuffle" in text
+    assert "elements of unknown size" in text
+    any_order = explain_cut(cut(FILES.filter(odd).batch(2).plan, ordered=False))
+    assert "order: that in which workers finish" in any_order
+    assert "bytes" not in any_order
