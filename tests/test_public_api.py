@@ -21,6 +21,7 @@ TOP = {
     "TextLineDataset", "errors", "io", "service", "testing",
 }  # fmt: skip
 SERVICE = {
+    "CrossTrainerCache",
     "DispatchServer", "DispatcherConfig", "LocalCluster", "SHARD_HINT", "Security",
     "ShardingPolicy", "WorkerConfig", "WorkerServer", "delivery_report", "distribute",
     "from_dataset_id", "register_dataset",

@@ -15,6 +15,7 @@ __all__ = [
     "count_handshake_refused",
     "count_memory_refused",
     "count_request_too_large",
+    "count_skipped",
     "count_split_granted",
     "count_user_function_error",
     "expose",
@@ -26,6 +27,11 @@ REGISTRY = CollectorRegistry()
 _DELIVERED = Counter(
     "headrace_elements_delivered",
     "Elements that a client received from the service.",
+    registry=REGISTRY,
+)
+_SKIPPED = Counter(
+    "headrace_elements_skipped",
+    "Elements that a trainer did not get, because it fell behind others of its job.",
     registry=REGISTRY,
 )
 _SPLITS = Counter(
@@ -83,6 +89,11 @@ count_memory_refused: Callable[[], None] = _MEMORY.inc
 def count_handshake_refused(reason: str) -> None:
     """Count one connection that ended before it began: "keys", "protocol" or "ended"."""
     _HANDSHAKES.labels(reason).inc()
+
+
+def count_skipped(elements: int) -> None:
+    """Count elements that were gone when a trainer came for them."""
+    _SKIPPED.inc(elements)
 
 
 def count_delivered(elements: int) -> None:

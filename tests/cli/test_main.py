@@ -72,7 +72,6 @@ def test_wrong_arguments_are_a_usage_error_that_names_them(arguments, words):
 
 _NOT_SUPPORTED = {
     "worker_max_concurrent_snapshots",
-    "cross_trainer_cache_size_bytes",
 }
 
 

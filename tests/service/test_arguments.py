@@ -44,7 +44,29 @@ NOWHERE = "127.0.0.1:1"
         ({"max_outstanding_requests": -5}, "must be at least 1"),
         ({"data_transfer_protocol": "grpc"}, "`data_transfer_protocol` must be None or one of"),
         ({"compression": "foo"}, "Invalid `compression` argument: foo"),
-        ({"cross_trainer_cache": object()}, "cross_trainer_cache.*not supported"),
+        (
+            {"cross_trainer_cache": hr.service.CrossTrainerCache("t")},
+            r"Cross-trainer caching requires named jobs\. Got empty `job_name`\.",
+        ),
+        (
+            {
+                "processing_mode": ShardingPolicy.DYNAMIC,
+                "cross_trainer_cache": hr.service.CrossTrainerCache("t"),
+                "job_name": "j",
+                "visitation": "exactly_once",
+            },
+            "at most once for each trainer",
+        ),
+        (
+            {
+                "cross_trainer_cache": hr.service.CrossTrainerCache("t"),
+                "job_name": "j",
+                "consumer_index": 0,
+                "num_consumers": 1,
+            },
+            "Cross-trainer caching does not support coordinated reads. Got number of coordinated "
+            "consumers: 1",
+        ),
         ({"target_workers": "foo"}, "Unrecognized target workers: 'foo'"),
         ({"wait_timeout": 0}, "`wait_timeout` must be more than 0 seconds"),
         ({"visitation": "exactly_once"}, "visitation='exactly_once' is not supported with OFF"),

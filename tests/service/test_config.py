@@ -226,7 +226,6 @@ def test_a_workers_bad_values_are_named(
     [
         (DispatcherConfig, {"worker_max_concurrent_snapshots": 2}),
         (WorkerConfig, {"dispatcher_address": "a:1", "data_transfer_protocol": "tcp"}),
-        (WorkerConfig, {"dispatcher_address": "a:1", "cross_trainer_cache_size_bytes": 1 << 30}),
     ],
 )
 def test_settings_that_would_do_nothing_are_refused(kind: Any, fields: dict[str, Any]) -> None:

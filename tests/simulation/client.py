@@ -91,6 +91,8 @@ class ClientProcess(Peer):
         max_outstanding: See `Session`.
         think: Seconds that the consumer needs for a portion, at most.
         close_after: Portions after which the consumer closes a pass; None: it reads to the end.
+        trainer_id: For whom it reads, where trainers share what workers make.
+        counts_elements: See `Session`.
     """
 
     def __init__(
@@ -105,6 +107,8 @@ class ClientProcess(Peer):
         max_outstanding: int = 16,
         think: float = 0.0,
         close_after: int | None = None,
+        trainer_id: str = "",
+        counts_elements: bool = False,
     ) -> None:
         super().__init__(network, name)
         self.readings: list[Reading] = []
@@ -120,6 +124,10 @@ class ClientProcess(Peer):
             close_after,
         )
         self._dataset_id = ""
+        self.trainer_id, self.counts_elements = trainer_id, counts_elements
+        #: Elements that may come with each request, or came and are not used up; the most of all.
+        self._owed: dict[tuple[int, int], int] = {}
+        self.most_elements = 0
 
     @property
     def reading(self) -> Reading:
@@ -205,8 +213,14 @@ class ClientProcess(Peer):
             pass_number=reading.pass_number,
         )
         self.session = Session(
-            reading.client_id, self._dispatcher_address, self._max_outstanding, self.world.now
+            reading.client_id,
+            self._dispatcher_address,
+            self._max_outstanding,
+            self.world.now,
+            trainer_id=self.trainer_id,
+            counts_elements=self.counts_elements,
         )
+        self._owed = {}
 
         def opened(answer: Any) -> None:
             if not isinstance(answer, IterationOpened):
@@ -247,6 +261,7 @@ class ClientProcess(Peer):
             if link is None:
                 link = self._connect_worker(task)
             self._numbers[task.task_id][link.send(message)] = number
+            self._owed[task.task_id, number] = message.most
         for call in actions.calls:
             self.note("asks", call)
             self._asked[self._dispatcher.send(call)] = call
@@ -287,7 +302,12 @@ class ClientProcess(Peer):
                 payload = decode_error(answer.error)
         else:
             self.note(f"is refused by {task_id}", number, repr(answer))
-        self._results += self.session.answered(task_id, number, answer, payload, self.world.now)
+        due = self.session.answered(task_id, number, answer, payload, self.world.now)
+        for each in due:
+            self._owed[task_id, each.number] = max(1, each.count)
+        if isinstance(answer, Elements) and not (answer.count or answer.error):
+            self._owed.pop((task_id, number), None)
+        self._results += due
         self._act()
 
     def _worker_lost(self, task_id: int, error: UnavailableError) -> None:
@@ -378,6 +398,7 @@ class ClientProcess(Peer):
         self.later(self._think * self.world.chance.random(), self._go_on_reading)
 
     def _use_up(self, delivery: Delivery) -> None:
+        self._owed.pop((delivery.task.task_id, delivery.number), None)
         self.session.used_up(delivery.task.task_id, delivery.number)
         self._in_use = None
 
@@ -403,6 +424,8 @@ class ClientProcess(Peer):
         outstanding = sum(map(len, self._numbers.values()))
         outstanding += sum(each.task.task_id in self._numbers for each in unused)
         self.most_outstanding = max(self.most_outstanding, outstanding)
+        owed = sum(most for (task, _), most in self._owed.items() if task in self._numbers)
+        self.most_elements = max(self.most_elements, owed)
         self.most_tasks = max(self.most_tasks, len(self._numbers))
 
     def close(self) -> None:

@@ -23,7 +23,7 @@ from headrace.service.worker.opening import units_whole
 from headrace.service.worker.portion import Portion
 from headrace.service.worker.producer import next_limit
 
-__all__ = ["Atom", "Element", "Grant", "Need", "Plan", "Production", "produce"]
+__all__ = ["Atom", "Element", "Grant", "Need", "Plan", "Production", "frame_of", "produce"]
 
 Atom: TypeAlias = tuple[int, int]
 Element: TypeAlias = tuple[Atom, ...]
@@ -222,10 +222,21 @@ class _Stream:
         return {"index": held[0], "ordinal": self._open[0][2][0][1] if self._open else 1}
 
 
+def frame_of(portion: Portion) -> Any:
+    """Return what is sent of a portion, as `service/worker/sending.py` does."""
+    return portion.buffers if portion.rows is None else portion.buffers[slice(*portion.rows)]
+
+
 def produce(
-    plan: Plan, chance: random.Random, *, is_dealt: bool, origins: bool = False
+    plan: Plan,
+    chance: random.Random,
+    *,
+    is_dealt: bool,
+    origins: bool = False,
+    portion_bytes: int | None = None,
 ) -> Production:
     """Produce a task's portions, as `service/worker/producer.py` does."""
+    most_bytes = min(_PORTION_BYTES, portion_bytes or _PORTION_BYTES)
     if plan.broken:
         yield Portion(first=0, error=UserFunctionError("the plan cannot be opened"))
         return "its plan cannot be opened"
@@ -241,7 +252,7 @@ def produce(
         state: Any = None
         at_end = False
         seconds = 0.0
-        while count < limit and count * plan.bytes < _PORTION_BYTES:
+        while count < limit and count * plan.bytes < most_bytes:
             needed = stream.open_next()
             if needed is Need.UNITS:
                 if elements:
@@ -290,7 +301,7 @@ def produce(
         if error is not None:
             yield account.error(error)
         elif not was_parted:
-            limit = next_limit(limit, count, count * plan.bytes, seconds)
+            limit = next_limit(limit, count, count * plan.bytes, seconds, most_bytes)
 
 
 class _Account:

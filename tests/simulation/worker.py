@@ -142,7 +142,7 @@ class WorkerProcess(Peer):
             self.note("asks", call)
             self._asked[self._dispatcher.send(call)] = call
         for request, answer in actions.answers:
-            answering.answer(request, answer)  # type: ignore[arg-type]
+            answering.answer(request, answer, production.frame_of)  # type: ignore[arg-type]
         for start in actions.starts:
             self.note("starts", start.definition)
             self._producers[start.producer] = _Producer(self, start)
@@ -180,6 +180,7 @@ class _Producer:
             plan,
             worker.world.chance,
             is_dealt=start.definition.deals,
+            portion_bytes=start.portion_bytes,
             origins=start.definition.origins,
         )
         self._has_room, self._is_cut = True, False

@@ -47,3 +47,11 @@ def test_localhost_is_looked_up_as_ipv4():
 def test_a_name_that_nobody_knows_is_unavailable():
     with pytest.raises(UnavailableError, match="cannot be resolved"):
         addresses.resolve("no-such-host.invalid", 5)
+
+
+def test_only_addresses_of_this_machine_are_its_own() -> None:
+    assert addresses.is_this_machine("127.0.0.1")
+    assert addresses.is_this_machine("localhost")
+    # Kept for documentation: no machine has it.
+    assert not addresses.is_this_machine("192.0.2.1")
+    assert not addresses.is_this_machine("no-such-host.invalid")

@@ -15,6 +15,7 @@ from headrace.cli.failures import wrong_arguments
 from headrace.cli.running import run_server, say
 from headrace.cli.supervise import run_children
 from headrace.service import DispatcherConfig, DispatchServer, WorkerConfig, WorkerServer
+from headrace.service.config import default_cache_bytes
 from headrace.service.dispatcher.journal import FORMAT
 from headrace.service.local_worker import WORKER_ENVIRONMENT
 from headrace.service.worker.server import DRAIN_SECONDS
@@ -52,6 +53,7 @@ OPTIONS = {
     "dispatcher_timeout_ms": "--dispatcher-timeout",
     "data_transfer_protocol": "--data-transfer-protocol",
     "worker_tags": "--tag",
+    "cross_trainer_cache_size_bytes": "--cross-trainer-cache-bytes",
     "preload": "--preload",
     "security": "--keys",
 }
@@ -214,6 +216,14 @@ def run_worker(
             "for (500, or a quarter of its --worker-timeout).",
         ),
     ] = None,
+    cross_trainer_cache_bytes: Annotated[
+        int | None,
+        typer.Option(
+            metavar="BYTES",
+            help="Memory for the newest elements of each job that trainers share (10 GiB, or a "
+            "quarter of the machine's memory).",
+        ),
+    ] = None,
     preload: Annotated[
         list[str] | None, typer.Option(metavar="MODULE", help="Import it first; once for each.")
     ] = None,
@@ -250,6 +260,11 @@ def run_worker(
             heartbeat_interval_ms=heartbeat_interval,
             data_transfer_protocol=data_transfer_protocol,
             worker_tags=tag,
+            cross_trainer_cache_size_bytes=(
+                default_cache_bytes(processes)
+                if cross_trainer_cache_bytes is None
+                else cross_trainer_cache_bytes
+            ),
             preload=tuple(preload or ()),
             security=None if keys is None else Security.load(keys, "server"),
         )
@@ -297,6 +312,7 @@ def _worker_arguments(config: WorkerConfig, keys: Path | None) -> list[str]:
         "--data-transfer-protocol": config.data_transfer_protocol,
         "--dispatcher-timeout": config.dispatcher_timeout_ms,
         "--heartbeat-interval": config.heartbeat_interval_ms,
+        "--cross-trainer-cache-bytes": config.cross_trainer_cache_size_bytes,
         "--keys": keys,
     }
     for option, value in options.items():

@@ -10,5 +10,6 @@
 * `pad`: the same for elements of several shapes.
 * `chunk`: n elements, as rows or as columns; what flows between stages.
 * `wire`: a chunk as a header and raw buffers.
+* `packing`: a frame made smaller for a slow wire.
 * `frame_file`: chunks in a file, found again by number.
 """

@@ -18,7 +18,12 @@ from headrace.lazy import lazily
 
 if TYPE_CHECKING:
     from headrace.plan.ordering import SHARD_HINT
-    from headrace.service.config import DispatcherConfig, ShardingPolicy, WorkerConfig
+    from headrace.service.config import (
+        CrossTrainerCache,
+        DispatcherConfig,
+        ShardingPolicy,
+        WorkerConfig,
+    )
     from headrace.service.dataset import (
         delivery_report,
         distribute,
@@ -34,6 +39,7 @@ else:
         __name__,
         {
             "SHARD_HINT": "headrace.plan.ordering",
+            "CrossTrainerCache": "headrace.service.config",
             "DispatchServer": "headrace.service.dispatcher.server",
             "DispatcherConfig": "headrace.service.config",
             "LocalCluster": "headrace.service.local_cluster",
@@ -51,6 +57,7 @@ else:
 
 __all__ = [
     "SHARD_HINT",
+    "CrossTrainerCache",
     "DispatchServer",
     "DispatcherConfig",
     "LocalCluster",

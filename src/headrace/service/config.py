@@ -20,20 +20,24 @@ from headrace.arguments import (
     check_string,
     check_strings,
 )
+from headrace.errors import InvalidArgumentError
 from headrace.transport import address as addresses
 from headrace.transport.security import Security
 
 __all__ = [
+    "CrossTrainerCache",
     "DispatcherConfig",
     "ShardingPolicy",
     "WorkerConfig",
     "check_reachable",
+    "default_cache_bytes",
     "parse_processing_mode",
     "parse_service",
 ]
 
 PROTOCOL = "tcp"
 """What carries calls to the dispatcher; written before "://" in a service string."""
+_CACHE_BYTES = 10 << 30
 TRANSFER_PROTOCOLS = ("shm", "tcp", "local")
 """What may carry elements from workers to clients."""
 
@@ -161,6 +165,32 @@ def _is_wildcard(host: str) -> bool:
 
 
 @dataclass(frozen=True)
+class CrossTrainerCache:
+    """For which trainer a client reads, where several share what workers make.
+
+    Each worker makes an element once and keeps it for a while in a window of
+    `WorkerConfig.cross_trainer_cache_size_bytes`; each trainer reads all elements, at its own pace.
+    Clients that name the same trainer read its elements together.
+
+    Attributes:
+        trainer_id: Another name for each trainer.
+
+    Raises:
+        ValueError: It is empty.
+    """
+
+    trainer_id: str
+
+    def __post_init__(self) -> None:
+        if not self.trainer_id:
+            raise InvalidArgumentError(
+                "The cross-trainer cache requires a non-empty trainer ID. Got "
+                f"trainer_id={self.trainer_id!r}"
+            )
+        check_string("trainer_id", self.trainer_id, empty=False)
+
+
+@dataclass(frozen=True)
 class DispatcherConfig:
     """How a dispatcher runs.
 
@@ -252,8 +282,9 @@ class WorkerConfig:
         data_transfer_protocol: What carries the elements; not supported by this version: clients
             choose, or take the best.
         worker_tags: Words that describe the worker, such as "COLOCATED".
-        cross_trainer_cache_size_bytes: Memory for elements kept for other trainers; not supported
-            by this version.
+        cross_trainer_cache_size_bytes: Memory for elements of each job that trainers share
+            (`CrossTrainerCache`); None: 10 GiB, or a quarter of the machine's memory where that is
+            less, which the workers of one command or LocalCluster divide.
         preload: Names of modules that are imported at the start.
         security: Keys of this server and of who may enter; None: open, on loopback.
     """
@@ -316,9 +347,17 @@ class WorkerConfig:
         _check_number(
             "cross_trainer_cache_size_bytes", self.cross_trainer_cache_size_bytes, least=1
         )
-        if self.cross_trainer_cache_size_bytes is not None:
-            _refuse("cross_trainer_cache_size_bytes", self.cross_trainer_cache_size_bytes, "None")
         _check_security(self.security)
+
+
+def default_cache_bytes(workers: int = 1) -> int:
+    """Return the size of a cross-trainer cache where nobody says: it will be full one day.
+
+    Args:
+        workers: How many there are on this machine.
+    """
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(_CACHE_BYTES, memory // 4 // max(1, workers))
 
 
 def _refuse(name: str, value: object, instead: str) -> None:

@@ -10,7 +10,12 @@ from typing import Any, TypeVar
 
 from headrace.data.dataset import Dataset
 from headrace.element.spec import Spec, decode_spec, encode_spec, relax
-from headrace.errors import InvalidElementError, NotFoundError, UnavailableError
+from headrace.errors import (
+    InvalidArgumentError,
+    InvalidElementError,
+    NotFoundError,
+    UnavailableError,
+)
 from headrace.plan import traverse
 from headrace.plan.elements import FromSource
 from headrace.plan.fingerprint import fingerprint
@@ -21,7 +26,7 @@ from headrace.rewrites.positions import deal_of
 from headrace.service.client.options import ReadingOptions, reading_options
 from headrace.service.client.source import RemoteSource
 from headrace.service.client.visits import check_origins, has_origins, with_visitation
-from headrace.service.config import ShardingPolicy, parse_service
+from headrace.service.config import CrossTrainerCache, ShardingPolicy, parse_service
 from headrace.service.dispatcher.stub import DispatcherStub
 from headrace.service.messages import (
     PLAN_PART_BYTES,
@@ -55,7 +60,7 @@ def distribute(
     max_outstanding_requests: int | None = None,
     data_transfer_protocol: str | None = None,
     compression: str | None = "AUTO",
-    cross_trainer_cache: object | None = None,
+    cross_trainer_cache: CrossTrainerCache | None = None,
     target_workers: str = "AUTO",
     visitation: str | None = None,
     *,
@@ -78,11 +83,14 @@ def distribute(
         job_name: Readers with the same name share one job: each element goes to one of them.
         consumer_index: Coordinated reads; not supported by this version.
         num_consumers: Coordinated reads; not supported by this version.
-        max_outstanding_requests: Requests and answers not used yet, over all workers; None: 16.
+        max_outstanding_requests: At most so many elements, over all workers, are asked for, made,
+            under way or not used yet; None: what lies ready is bounded in bytes.
         data_transfer_protocol: "local" (workers in this process), "shm" (on this host), "tcp", or
             None: the first of these that works.
-        compression: "AUTO" or None. AUTO compresses nothing in this version.
-        cross_trainer_cache: Not supported by this version.
+        compression: "AUTO": what comes from another machine is compressed where that is found to
+            be faster; None: nothing is.
+        cross_trainer_cache: For which trainer this is, where several trainers of one job read all
+            its elements, and workers make each once. The dataset has no end.
         target_workers: "AUTO" or "ANY": all workers; "LOCAL": those in this process. With fixed
             shares AUTO means those in this process, if there are any.
         visitation: How often elements come where workers or clients are lost; None: the default of
@@ -120,13 +128,14 @@ def distribute(
 
     def apply(pipeline: Any) -> Dataset:
         dataset = Dataset.from_pipeline(pipeline)
+        _check_endless(options, traverse.cardinality(dataset.plan))
         if visitation == "exactly_once":
             check_origins(dataset.plan)
         dataset_id = _registered(service, dataset, compression, None, security, anonymous=True)
         plan = dataset.plan
         spec, size = traverse.element_spec(plan), traverse.cardinality(plan)
         visits = with_visitation(options, origins=has_origins(plan))
-        return _reading(visits, dataset_id, spec, size, job_name)
+        return _reading(visits, dataset_id, spec, size, job_name, compression)
 
     return apply
 
@@ -144,7 +153,7 @@ def register_dataset(
     Args:
         service: The dispatcher: "tcp://host:port", "host:port" or ("tcp", "host:port").
         dataset: What to register. Its functions travel with it, by value.
-        compression: "AUTO" or None. AUTO compresses nothing in this version.
+        compression: As in `distribute`, for all who read it.
         dataset_id: The id to give it; None or "": the dispatcher chooses one.
         security: Keys of this client, for a service that asks for them.
 
@@ -231,7 +240,7 @@ def from_dataset_id(
     num_consumers: int | None = None,
     max_outstanding_requests: int | None = None,
     data_transfer_protocol: str | None = None,
-    cross_trainer_cache: object | None = None,
+    cross_trainer_cache: CrossTrainerCache | None = None,
     target_workers: str = "AUTO",
     visitation: str | None = None,
     *,
@@ -250,7 +259,7 @@ def from_dataset_id(
         num_consumers: Not supported by this version.
         max_outstanding_requests: As in `distribute`.
         data_transfer_protocol: As in `distribute`.
-        cross_trainer_cache: Not supported by this version.
+        cross_trainer_cache: As in `distribute`.
         target_workers: As in `distribute`.
         visitation: As in `distribute`.
         wait_timeout: As in `distribute`.
@@ -291,9 +300,10 @@ def from_dataset_id(
                 f"{registered!r}; leave it out, or correct it"
             )
         element_spec = element_spec or registered
+    _check_endless(options, known.cardinality)
     scoped = None if job_name is None else f"dataset_id={name}/{job_name}"
     visits = with_visitation(options, origins=known.origins)
-    return _reading(visits, name, element_spec, known.cardinality, scoped)
+    return _reading(visits, name, element_spec, known.cardinality, scoped, known.compression)
 
 
 def delivery_report(dataset: Dataset) -> dict[str, int]:
@@ -325,6 +335,7 @@ def _reading(
     element_spec: Spec | None,
     cardinality: int,
     job_name: str | None,
+    compression: str | None,
 ) -> Dataset:
     source = RemoteSource(
         options=options,
@@ -333,8 +344,17 @@ def _reading(
         cardinality=cardinality if cardinality in (0, INFINITE) else UNKNOWN,
         job_name=job_name,
         spec=element_spec,
+        compression=compression,
     )
     return Dataset.from_source(source)
+
+
+def _check_endless(options: ReadingOptions, cardinality: int) -> None:
+    if options.trainer_id and cardinality >= 0:
+        raise InvalidArgumentError(
+            "Cross-trainer caching requires the input dataset to be infinite. Got input with "
+            f"cardinality {cardinality}. End the dataset with `repeat()`"
+        )
 
 
 def _check_compression(compression: object) -> None:

@@ -24,7 +24,7 @@ from headrace.forks import stays_with_parent
 from headrace.process.child import Child, Command
 from headrace.process.family import BecameReady, Ended, Event, Family, NotStarted, Post
 from headrace.process.stopping import stop
-from headrace.service.config import DispatcherConfig, WorkerConfig
+from headrace.service.config import DispatcherConfig, WorkerConfig, default_cache_bytes
 from headrace.service.dispatcher.server import DispatchServer
 from headrace.service.local_worker import (
     STOP_SECONDS,
@@ -92,6 +92,7 @@ class LocalCluster:
         check_strings("preload", preload)
         self._preload = tuple(preload)
         self._environment = dict(environment or {})
+        self._cache_bytes = default_cache_bytes(num_workers)
         self._config = DispatcherConfig(
             port=0 if work_dir is None else _lasting_port(),
             work_dir=work_dir,
@@ -241,11 +242,14 @@ class LocalCluster:
                 "dispatcher_address": address,
                 "heartbeat_interval_ms": self._heartbeat_interval_ms,
                 "preload": self._preload,
+                "cross_trainer_cache_size_bytes": self._cache_bytes,
             }
             added += self._start_processes([worker_command(options, self._environment)] * count)
         else:
             config = WorkerConfig(
-                dispatcher_address=address, heartbeat_interval_ms=self._heartbeat_interval_ms
+                dispatcher_address=address,
+                heartbeat_interval_ms=self._heartbeat_interval_ms,
+                cross_trainer_cache_size_bytes=self._cache_bytes,
             )
             added += [ThreadWorker(WorkerServer(config)) for _ in range(count)]
         self._workers += added

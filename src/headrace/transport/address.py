@@ -7,7 +7,7 @@ import socket
 
 from headrace.errors import UnavailableError
 
-__all__ = ["is_loopback", "join", "resolve", "split"]
+__all__ = ["is_loopback", "is_this_machine", "join", "resolve", "split"]
 
 
 def split(address: str) -> tuple[str, int]:
@@ -41,6 +41,23 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def is_this_machine(host: str) -> bool:
+    """Whether a host is this machine: only then can anybody listen at its address here."""
+    if is_loopback(host):
+        return True
+    try:
+        number = split(resolve(host, 1))[0]
+    except UnavailableError:
+        return False
+    family = socket.AF_INET6 if ":" in number else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((number, 0))
+        except OSError:
+            return False
+    return True
 
 
 def resolve(host: str, port: int) -> str:

@@ -154,3 +154,44 @@ def test_a_task_that_wants_more_is_served_after_those_without_any() -> None:
     assert budget.served(0.6)[0] == "d"
     budget.withdraw("d")
     assert budget.served(0.6) == ["b"]
+
+
+def test_where_elements_are_counted_no_more_are_asked_for_than_the_limit() -> None:
+    for limit, tasks in ((1, 1), (4, 1), (16, 1), (16, 2), (5, 3), (100, 7)):
+        budget = Budget(limit, counts_elements=True)
+        for task in range(tasks):
+            budget.add(task)
+        asked = 0
+        for number in range(limit):
+            for task in range(tasks):
+                if budget.may_ask(task, 0.0):
+                    budget.asked(task, number, 0.0)
+                    asked += budget.most(task, number)
+        assert limit / 2 < asked <= limit, (limit, tasks, asked)
+        assert not any(budget.may_ask(task, 1e9) for task in range(tasks))
+
+
+def test_an_answer_with_fewer_elements_than_asked_for_leaves_room_for_others() -> None:
+    budget = Budget(6, counts_elements=True)
+    budget.add("a")
+    for number in range(3):
+        assert budget.may_ask("a", 0.0)
+        budget.asked("a", number, 0.0)
+        assert budget.most("a", number) == 2
+    budget.answered("a", 0, 1)
+    budget.add("b")
+    assert budget.may_ask("b", 0.0)
+    budget.asked("b", 0, 0.0)
+    assert budget.most("b", 0) == 1
+    assert not budget.may_ask("b", 0.0)
+    budget.used_up("a", 0)
+    assert budget.may_ask("b", 0.0)
+
+
+def test_with_more_tasks_than_elements_one_that_does_not_answer_keeps_nobody_waiting() -> None:
+    budget = Budget(1, counts_elements=True)
+    budget.add("stuck")
+    budget.asked("stuck", 0, 0.0)
+    budget.add("quick")
+    assert not budget.may_ask("quick", 0.4)
+    assert budget.may_ask("quick", 0.6)

@@ -92,6 +92,7 @@ class AnySequence(RuleBasedStateMachine):
         mode=st.sampled_from([OFF, DYNAMIC]),
         job_name=st.sampled_from([None, "j", "k"]),
         pass_number=st.sampled_from([(), (0,), (1,), (0, 1)]),
+        trainer_id=st.sampled_from(["", "", "t", "u"]),
         visitation=st.sampled_from([None, "exactly_once", "exactly_once"]),
     )
     def open(
@@ -101,6 +102,7 @@ class AnySequence(RuleBasedStateMachine):
         mode: int,
         job_name: str | None,
         pass_number: tuple[int, ...],
+        trainer_id: str,
         visitation: str | None,
     ) -> None:
         self.ask(
@@ -110,6 +112,8 @@ class AnySequence(RuleBasedStateMachine):
                 processing_mode=mode,
                 job_name=job_name,
                 pass_number=pass_number,
+                cross_trainer_cache=bool(trainer_id),
+                trainer_id=trainer_id,
                 visitation=visitation if mode == DYNAMIC else None,
             )
         )

@@ -133,8 +133,11 @@ def test_whoever_joins_a_job_must_ask_for_the_same(
     scene.check()
     with pytest.raises(AlreadyExistsError, match="existing job") as caught:
         scene.open("c", job_name="job")
-    said = term.replace("target_w", "target w")
-    assert f"Existing {said}: <{value}>; got <" in str(caught.value)
+    said = {
+        "target_workers": "target workers: <LOCAL>",
+        "cross_trainer_cache": "cross-trainer cache: <enabled>",
+    }.get(term, f"{term}: <{value}>")
+    assert f"Existing {said}; got <" in str(caught.value)
 
 
 def test_consumers_and_trainers_are_known_while_they_read(scene: Scenario) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -344,3 +345,24 @@ def test_each_portion_has_one_taker_and_bytes_stay_within_bounds(
     for sizes in held.values():
         assert sum(sizes.values()) < client_bytes + size or len(sizes) <= 2
     assert sum(sum(s.values()) for s in held.values()) < total_bytes + 3 * size
+
+
+def counted(client_id: str, number: int, acknowledged: int, most: int) -> GetElements:
+    return msgspec.structs.replace(message(client_id, number, acknowledged), most=most)
+
+
+def test_where_a_client_counts_elements_portions_are_made_for_requests_that_wait() -> None:
+    policy: FirstCome[str] = FirstCome()
+    policy.ask("a0", counted("a", 0, 0, most=4), now=0.0)
+    assert policy.has_room
+    assert policy.portion_elements == 4
+    policy.add(portion(0))
+    assert not policy.has_room
+    policy.ask("a1", counted("a", 1, 0, most=4), now=0.0)
+    policy.ask("b0", counted("b", 0, 0, most=2), now=0.0)
+    assert policy.has_room
+    assert policy.portion_elements == 2
+    policy.add(portion(1))
+    policy.add(portion(2))
+    assert not policy.has_room
+    assert policy.portion_elements is None

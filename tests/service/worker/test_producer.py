@@ -41,6 +41,7 @@ class Collected:
         self.ended = threading.Event()
         self.refused: BaseException | None = None
         self.puts_at_once = False
+        self.most: int | None = None
 
     def wait_for_room(self) -> bool:
         return True
@@ -68,9 +69,16 @@ def produce(
     outlet: Collected | None = None,
     *,
     counts_units: bool = False,
+    portion_bytes: int | None = None,
 ) -> Collected:
     outlet = outlet or Collected()
-    producer = Producer("task-1", lambda _: open_plan(), outlet, counts_units=counts_units)
+    producer = Producer(
+        "task-1",
+        lambda _: open_plan(),
+        outlet,
+        counts_units=counts_units,
+        portion_bytes=portion_bytes,
+    )
     producer.start()
     assert outlet.ended.wait(SECONDS)
     producer.join(SECONDS)
@@ -114,6 +122,20 @@ def test_units_are_counted_from_the_state_after_each_portion() -> None:
 def dealt(dataset: hr.Dataset, *ranges: tuple[int, int]) -> Callable[[], ElementIterator]:
     waiting = iter(ranges)
     return lambda: start(dataset.plan, seed=7, units=lambda: next(waiting, None))
+
+
+def test_portions_have_no_more_elements_than_are_wanted() -> None:
+    outlet = Collected()
+    outlet.most = 3
+    produce(lambda: Listed([list(range(20))]), outlet)
+    assert [len(each) for each in outlet.elements()] == [1, 2, 3, 3, 3, 3, 3, 2]
+
+
+def test_portions_have_no_more_bytes_than_they_may() -> None:
+    outlet = produce(lambda: Listed([list(range(4000))]), portion_bytes=400)
+    sizes = [each.size for each in outlet.portions if each.count > 1]
+    assert max(sizes) <= 800
+    assert max(each.count for each in outlet.portions) > 20
 
 
 def test_a_plan_of_one_unit_is_touched_by_its_first_element_and_whole_at_its_end() -> None:

@@ -9,6 +9,8 @@ What is decided, on plain values, without thread, socket or clock:
     schedule   how many requests may be under way, and who is first in line
     contact    when the dispatcher is asked
     waiting    how long the consumer waits, and what is said of it
+    falling_behind  what was gone when a trainer came for it, that shares with others
+    packing_pace    whether answers are to be packed, found out by trying
     actions    what the shell is to do
     losses     what is said at the end of a pass that lost something
     failure    an element's error, with the worker that it came from
@@ -19,6 +21,7 @@ What does it:
     source     the Source that a plan holds
     reader     what the consumer takes from an iteration, in pieces of the size that is asked for
     keeping    what was given, until it cannot be asked for again
+    targets    which tasks are for this client, by where their workers are, and by tags
     opening    the first call to the dispatcher
     shell      the session under a lock, and the I/O thread
     wires      the channels of that thread

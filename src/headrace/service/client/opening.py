@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TypeVar
 
-import msgspec
-
-from headrace.errors import FailedPreconditionError
 from headrace.service.client.contact import CALL_SECONDS
+from headrace.service.client.targets import Target
 from headrace.service.dispatcher.stub import DispatcherStub
-from headrace.service.messages import ClientUpdate, IterationOpened, OpenIteration
-from headrace.transport import inprocess
+from headrace.service.messages import IterationOpened, OpenIteration
 from headrace.transport.retry import RetryPolicy, retry
 
-__all__ = ["of_this_process", "open_iteration"]
+__all__ = ["open_iteration"]
 
 _log = logging.getLogger(__name__)
-
-M = TypeVar("M", IterationOpened, ClientUpdate)
 
 
 def open_iteration(
@@ -28,21 +22,19 @@ def open_iteration(
     *,
     dispatcher: str,
     wait_timeout: float,
-    local_only: bool,
-    prefers_local: bool = False,
-) -> tuple[IterationOpened, bool]:
-    """Join an iteration; return what there is to read, and whether of this process alone.
+    target: Target,
+) -> IterationOpened:
+    """Join an iteration; return what there is to read.
 
     Args:
         opening: Which one.
         dial: Opens a connection to the dispatcher.
         dispatcher: Its address, for messages.
         wait_timeout: Seconds for which it is asked, as for everything that reading waits for.
-        local_only: Whether to read the workers of this process alone.
-        prefers_local: Whether to do so if there are any.
+        target: Chooses what to read.
 
     Raises:
-        FailedPreconditionError: `local_only`, and there is no worker in this process.
+        FailedPreconditionError: Only workers of this process are to be read, and there are none.
         UnavailableError: The dispatcher did not answer for so long.
     """
     with dial() as stub:
@@ -53,16 +45,7 @@ def open_iteration(
             attempt_timeout=CALL_SECONDS,
             say=lambda words: _log.warning("%s", words),
         )
-    local = of_this_process(opened)
-    if prefers_local and local.tasks:
-        local_only = True
-    if local_only:
-        if not opened.finished and not local.tasks:
-            raise FailedPreconditionError(
-                "Local reads require local workers, but no local worker is found. Run a "
-                '`WorkerServer` in this process, or use target_workers="AUTO"'
-            )
-        opened = local
+    chosen = target.opened(opened)
     if opened.finished and opened.finished_by:
         _log.warning(
             "job %r has no elements left in pass %s: %s. A job's pass is read once; choose "
@@ -71,10 +54,4 @@ def open_iteration(
             opening.pass_number,
             opened.finished_by,
         )
-    return opened, local_only
-
-
-def of_this_process(heard: M) -> M:
-    """Leave out the tasks of other processes; where none is left, there is nothing to read."""
-    tasks = tuple(task for task in heard.tasks if inprocess.is_local(task.worker_address))
-    return msgspec.structs.replace(heard, tasks=tasks, finished=heard.finished or not tasks)
+    return chosen

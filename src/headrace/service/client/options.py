@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from headrace.errors import InvalidArgumentError
 from headrace.service.config import (
     STATIC_POLICIES,
     TRANSFER_PROTOCOLS,
+    CrossTrainerCache,
     ShardingPolicy,
     parse_processing_mode,
     parse_service,
@@ -15,7 +17,6 @@ from headrace.transport.security import Security
 
 __all__ = ["ReadingOptions", "reading_options"]
 
-_MAX_OUTSTANDING_REQUESTS = 16
 _AUTOTUNE = -1
 _TARGETS = ("AUTO", "ANY", "LOCAL")
 _VISITATIONS: dict[ShardingPolicy, tuple[str, ...]] = {
@@ -36,8 +37,8 @@ class ReadingOptions:
     """The dispatcher's address, "host:port"."""
     job_name: str | None
     """Readers with the same name share one job; None: nobody else's."""
-    max_outstanding_requests: int
-    """Requests and answers not used yet, over all workers."""
+    max_outstanding_requests: int | None
+    """Elements that were asked for and are not used up, over all workers; None: not counted."""
     data_transfer_protocol: str | None
     """None, or one of "local", "shm" and "tcp": the first of these that works, or this one."""
     target_workers: str
@@ -88,7 +89,13 @@ def reading_options(
     mode = parse_processing_mode(processing_mode)
     address = parse_service(service)
     _check_job_name(job_name)
-    _check_unsupported(consumer_index, num_consumers, job_name, cross_trainer_cache)
+    trainer_id = _checked_trainer(cross_trainer_cache, job_name, num_consumers)
+    if trainer_id and visitation == "exactly_once":
+        raise InvalidArgumentError(
+            "Cross-trainer caching visits elements at most once for each trainer: visitation="
+            '"exactly_once" cannot be had with it; leave it out'
+        )
+    _check_unsupported(consumer_index, num_consumers, job_name)
     _check_visitation(mode, visitation)
     return ReadingOptions(
         processing_mode=mode,
@@ -100,6 +107,7 @@ def reading_options(
         visitation=visitation,
         wait_timeout=_checked_timeout(wait_timeout),
         security=security,
+        trainer_id=trainer_id,
     )
 
 
@@ -113,9 +121,28 @@ def _check_job_name(job_name: object) -> None:
         raise ValueError("`job_name` must not be empty")
 
 
-def _check_unsupported(
-    consumer_index: object, num_consumers: object, job_name: object, cross_trainer_cache: object
-) -> None:
+def _checked_trainer(cache: object, job_name: object, num_consumers: object) -> str:
+    """Return for which trainer to read; empty: trainers share nothing."""
+    if cache is None:
+        return ""
+    if not isinstance(cache, CrossTrainerCache):
+        raise TypeError(
+            "`cross_trainer_cache` must be a CrossTrainerCache(trainer_id) or None, but got "
+            f"{cache!r}"
+        )
+    if job_name is None:
+        raise InvalidArgumentError(
+            "Cross-trainer caching requires named jobs. Got empty `job_name`."
+        )
+    if num_consumers is not None:
+        raise InvalidArgumentError(
+            "Cross-trainer caching does not support coordinated reads. Got number of coordinated "
+            f"consumers: {num_consumers!r}"
+        )
+    return cache.trainer_id
+
+
+def _check_unsupported(consumer_index: object, num_consumers: object, job_name: object) -> None:
     if (consumer_index is None) != (num_consumers is None):
         raise ValueError(
             "`consumer_index` and `num_consumers` must be set together, but got "
@@ -132,11 +159,6 @@ def _check_unsupported(
             f"{num_consumers!r}) are not supported by this version; without them, readers that "
             "share a `job_name` get their elements first come, first served"
         )
-    if cross_trainer_cache is not None:
-        raise ValueError(
-            f"cross_trainer_cache={cross_trainer_cache!r} is not supported by this version; use "
-            "None"
-        )
 
 
 def _check_visitation(mode: ShardingPolicy, visitation: object) -> None:
@@ -148,9 +170,9 @@ def _check_visitation(mode: ShardingPolicy, visitation: object) -> None:
         )
 
 
-def _checked_credit(max_outstanding_requests: object) -> int:
+def _checked_credit(max_outstanding_requests: object) -> int | None:
     if max_outstanding_requests is None or max_outstanding_requests == _AUTOTUNE:
-        return _MAX_OUTSTANDING_REQUESTS
+        return None
     if isinstance(max_outstanding_requests, bool) or not isinstance(max_outstanding_requests, int):
         raise TypeError(
             "`max_outstanding_requests` must be an integer or None, but got "

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from headrace.element import wire
 from headrace.element.chunk import Chunk
+from headrace.element.packing import unpack
 from headrace.errors import FailedPreconditionError, HeadraceError
 from headrace.metrics import count_delivered
 from headrace.plan.source import Position
@@ -24,13 +25,19 @@ from headrace.service.client.losses import describe_loss
 from headrace.service.client.opening import open_iteration
 from headrace.service.client.session import Session
 from headrace.service.client.shell import Shell
+from headrace.service.client.targets import Target
 from headrace.service.dispatcher.stub import DispatcherStub
 from headrace.service.messages import LostUnits, OpenIteration
+from headrace.transport import address as addresses
 from headrace.transport.channel import Channel
 
 __all__ = ["RemoteReader"]
 
 _log = logging.getLogger(__name__)
+
+
+_MOST_REQUESTS = 16
+"""Over all workers, where elements are not counted."""
 
 
 class RemoteReader:
@@ -42,11 +49,13 @@ class RemoteReader:
         dial: Opens a connection to the dispatcher, for one call at a time.
         connect_dispatcher: Opens a channel to the dispatcher.
         connect: Opens a channel to a worker's address.
-        max_outstanding_requests: Requests and unused answers that may be outstanding.
+        max_outstanding_requests: Elements that may be outstanding: asked for, under way, or not
+            used up; None: as many as a few requests to each worker bring.
         wait_timeout: Seconds without anybody who could deliver, after which reading fails.
-        local_only: Whether to read the workers of this process alone.
-        prefers_local: Whether to do so if there are any.
+        target: Chooses what to read; None: everything.
         keeper: Knows the readers that may be opened again after an interruption.
+        trainer_id: For whom to read, where trainers share what workers make.
+        codec: What answers may be packed with where the wire is slow; empty: they are not.
     """
 
     def __init__(
@@ -57,31 +66,37 @@ class RemoteReader:
         dial: Callable[[], DispatcherStub],
         connect_dispatcher: Callable[[], Channel],
         connect: Callable[[str], Channel],
-        max_outstanding_requests: int,
+        max_outstanding_requests: int | None,
         wait_timeout: float = 3600.0,
-        local_only: bool = False,
-        prefers_local: bool = False,
+        target: Target | None = None,
         keeper: Keeper | None = None,
+        trainer_id: str = "",
+        codec: str = "",
     ) -> None:
         self._opening = opening
         self._dispatcher = dispatcher
         self._dial = dial
         self._wait_timeout = wait_timeout
-        self._local_only, self._prefers_local = local_only, prefers_local
+        self._target = target or Target()
         self._pid = os.getpid()
         session = Session(
             opening.client_id,
             dispatcher,
-            max_outstanding_requests,
+            max_outstanding_requests or _MOST_REQUESTS,
             time.monotonic(),
+            counts_elements=max_outstanding_requests is not None,
             wait_timeout=wait_timeout,
+            trainer_id=trainer_id,
+            codec=codec,
+            is_far=lambda address: not addresses.is_this_machine(addresses.split(address)[0]),
         )
         self._shell = Shell(
             session,
             dispatcher=dispatcher,
             connect_dispatcher=connect_dispatcher,
             connect=connect,
-            settles=opening.job_name is not None,
+            settles=opening.job_name is not None and not trainer_id,
+            target=self._target,
         )
         self.name, self.pass_number = opening.client_id, opening.pass_number
         #: Whether the dispatcher may know this client, and whether it said what there is to read.
@@ -137,15 +152,14 @@ class RemoteReader:
     def _join(self) -> None:
         """Open the iteration: here, so that after an interruption it is the same client again."""
         self._is_joining = True
-        opened, local_only = open_iteration(
+        opened = open_iteration(
             self._opening,
             self._dial,
             dispatcher=self._dispatcher,
             wait_timeout=self._wait_timeout,
-            local_only=self._local_only,
-            prefers_local=self._prefers_local,
+            target=self._target,
         )
-        self._shell.opened(opened, local_only=local_only)
+        self._shell.opened(opened)
         self._is_open = True
 
     def _next_given(self) -> Given | None:
@@ -254,6 +268,11 @@ class RemoteReader:
         return dict(self._delivered)
 
     @property
+    def skipped(self) -> int:
+        """Elements that were gone when this reader, of a trainer that others share with, came."""
+        return self._shell.skipped
+
+    @property
     def lost(self) -> tuple[LostUnits, ...]:
         """What was lost with workers; known at the end of the iteration."""
         return self._shell.lost
@@ -285,7 +304,7 @@ def _content(delivery: Delivery) -> Chunk | Exception:
     if isinstance(delivery.payload, Exception):
         return came_from(delivery.task.worker_address, delivery.payload)
     try:
-        return wire.decode(delivery.payload)
+        return wire.decode(unpack(delivery.payload))
     except HeadraceError as error:
         return came_from(delivery.task.worker_address, error)
 

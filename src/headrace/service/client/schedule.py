@@ -3,10 +3,14 @@
 Rule 1. Over all tasks, requests without an answer and answers not used up are no more than the
         budget, except that a task that has made others wait for long lends them what it holds.
 Rule 2. Tasks without any credit get it in the order in which they asked.
+Rule 3. Where elements are counted, a request says how many may come with it, and they count from
+        the request until they are used up. Then nobody is lent anything, unless there are more
+        tasks than elements.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from itertools import islice
 from typing import Any
@@ -21,15 +25,26 @@ class Budget:
         limit: Requests and unused answers that may be outstanding over all tasks.
         window: The most for one task.
         patience: Seconds after which an unanswered request no longer keeps others waiting.
+        counts_elements: Whether the limit is of elements, which come with requests and answers.
     """
 
-    def __init__(self, limit: int, window: int = 3, patience: float = 0.5) -> None:
+    def __init__(
+        self,
+        limit: int,
+        window: int = 3,
+        patience: float = 0.5,
+        *,
+        counts_elements: bool = False,
+    ) -> None:
         self._limit = limit
+        self._counts_elements = counts_elements
+        #: Of each request how many elements may come with it, or came; none: it counts for one.
+        self._elements: dict[tuple[Hashable, int], int] = {}
         self._window = window
         self._patience = patience
         #: Per task: its outstanding requests, and whether each is answered.
         self._outstanding: dict[Hashable, dict[int, bool]] = {}
-        #: How many are answered, over all tasks.
+        #: How much is answered, over all tasks.
         self._answered = 0
         #: When each of the others was sent, the oldest first; less those that wait for too long.
         self._sent: dict[tuple[Hashable, int], float] = {}
@@ -70,14 +85,18 @@ class Budget:
         if own >= self.share:
             self._wishing.pop(task, None)
             return False
-        counted = self._answered + self._count_sent(now)
-        others = len(self._waiting) - (task in self._waiting)
-        first_in_line = not others or next(iter(self._waiting)) == task
-        if counted < self._limit and (first_in_line or counted + others < self._limit):
+        if self._room(task, now) > 0:
             self.withdraw(task)
             return True
         (self._wishing if own else self._waiting).setdefault(task)
         return False
+
+    def _room(self, task: Hashable, now: float) -> int:
+        """Return how much may come with a request of the task, as far as others leave it."""
+        room = self._limit - self._answered - self._count_sent(now)
+        others = len(self._waiting) - (task in self._waiting)
+        first_in_line = not others or next(iter(self._waiting)) == task
+        return room if first_in_line else room - others
 
     def served(self, now: float) -> list[Any]:
         """Return tasks that asked in vain, as many as may be given something now."""
@@ -90,28 +109,46 @@ class Budget:
         self._wishing.pop(task, None)
 
     def _count_sent(self, now: float) -> int:
-        """Return how many requests wait for their answer, except for those that wait for long."""
+        """Return how much may come with requests, except for those that have waited for long."""
+        lends = not self._counts_elements or len(self._outstanding) > self._limit
+        patience = self._patience if lends else math.inf
         while self._sent:
             oldest = next(iter(self._sent))
-            if now - self._sent[oldest] <= self._patience:
+            if now - self._sent[oldest] <= patience:
                 break
             del self._sent[oldest]
-        return len(self._sent)
+        return sum([self._elements.get(each, 1) for each in self._sent])
+
+    def most(self, task: Hashable, number: int) -> int:
+        """Return how many elements may come with a request; 0: as many as are at hand."""
+        return self._elements.get((task, number), 1) if self._counts_elements else 0
 
     def asked(self, task: Hashable, number: int, now: float) -> None:
         """Take note that the request was sent."""
+        if self._counts_elements:
+            portion = max(1, self._limit // (self.share * len(self._outstanding)))
+            self._elements[task, number] = max(1, min(portion, self._room(task, now)))
         self._outstanding[task][number] = False
         self._sent[task, number] = now
 
-    def answered(self, task: Hashable, number: int) -> None:
-        """Take note that its answer has come: from now on it counts until it is used up."""
+    def answered(self, task: Hashable, number: int, count: int = 1) -> None:
+        """Take note that its answer has come: from now on it counts until it is used up.
+
+        Args:
+            task: Whose.
+            number: Of the request.
+            count: How many elements came with it; an error is like an element.
+        """
         if self._outstanding.get(task, {}).get(number) is False:
+            if self._counts_elements:
+                self._elements[task, number] = max(1, count)
             self._outstanding[task][number] = True
-            self._answered += 1
+            self._answered += self._elements.get((task, number), 1)
             self._sent.pop((task, number), None)
 
     def used_up(self, task: Hashable, number: int) -> None:
         """Give the credit back. May be said twice, and for a task that is gone."""
+        counted = self._elements.pop((task, number), 1)
         if self._outstanding.get(task, {}).pop(number, False):
-            self._answered -= 1
+            self._answered -= counted
         self._sent.pop((task, number), None)

@@ -20,6 +20,7 @@ How the dispatcher is asked is in `contact`, how long the consumer waits in `wai
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from headrace.errors import (
@@ -32,6 +33,8 @@ from headrace.errors import (
 )
 from headrace.service.client.actions import Actions, Ask, Delivery
 from headrace.service.client.contact import Contact
+from headrace.service.client.falling_behind import FallingBehind
+from headrace.service.client.packing_pace import PackingPace
 from headrace.service.client.receipt import Receipt
 from headrace.service.client.schedule import Budget
 from headrace.service.client.task import Task
@@ -64,8 +67,12 @@ class Session:
         client_id: Who asks.
         dispatcher: Its address, for messages.
         max_outstanding: Requests and unused answers that may be outstanding.
+        counts_elements: Whether so many elements may be, and not requests with whatever they bring.
         now: The time, in seconds of a steady clock; so is every other `now`.
         wait_timeout: Seconds without anybody who could deliver, after which waiting is an error.
+        trainer_id: For whom it reads, where trainers share what workers make.
+        codec: What answers may be packed with where the wire is slow; empty: they are not.
+        is_far: Whether a worker's address is that of another machine.
     """
 
     def __init__(
@@ -76,10 +83,20 @@ class Session:
         now: float,
         *,
         wait_timeout: float = 3600.0,
+        trainer_id: str = "",
+        counts_elements: bool = False,
+        codec: str = "",
+        is_far: Callable[[str], bool] = lambda address: True,
     ) -> None:
         self.client_id = client_id
+        self.pace = PackingPace(codec, now)
+        self._is_far = is_far
+        #: Those that are read through a wire that may be slow.
+        self._far: set[int] = set()
+        self._trainer_id = trainer_id
+        self._behind = FallingBehind(trainer_id)
         self._dispatcher = dispatcher
-        self._turns = Turns(Budget(max_outstanding))
+        self._turns = Turns(Budget(max_outstanding, counts_elements=counts_elements))
         self._contact = Contact(now)
         self._waiting = Waiting(wait_timeout)
         #: Tasks that are being read.
@@ -95,6 +112,8 @@ class Session:
         self._finished = False
         self._silent: tuple[str, ...] = ()
         self.lost: tuple[LostUnits, ...] = ()
+        self.passed_over: tuple[str, ...] = ()
+        """Addresses of workers that it is not to read."""
         #: What it must hear: lost tasks to settle, and tasks whose worker cannot be reached, with
         #: whether that refuses connections.
         self._to_settle: set[int] = set()
@@ -186,6 +205,8 @@ class Session:
         for address in tasks:
             if address.task_id not in self._arrived:
                 task = Task(address)
+                if self.pace.is_open and self._is_far(address.worker_address):
+                    self._far.add(address.task_id)
                 # In this order: an interruption may repeat it, and not leave out a part.
                 self._turns.add(address.task_id)
                 self._tasks[address.task_id] = task
@@ -224,6 +245,12 @@ class Session:
 
     # --- workers ------------------------------------------------------------------------------
 
+    def measured(self, task_id: int, size: int, now: float) -> None:
+        """Take note of the bytes of elements that came with an answer, before it is taken."""
+        if task_id in self._far and task_id in self._tasks:
+            outstanding = sum(task.window.unanswered for task in self._tasks.values())
+            self.pace.arrived(size, self._waiting.seconds(now), outstanding, now)
+
     def answered(
         self, task_id: int, number: int, answer: Elements | Exception, payload: Any, now: float
     ) -> list[Delivery]:
@@ -257,13 +284,14 @@ class Session:
         else:
             entry = (answer, payload)
             task.ending = task.ending or answer.end
+            self._behind.skipped(answer.skipped, task.address.worker_address)
             if not (answer.count or answer.error):
                 # The end is near: it waits until the dispatcher has heard of each client.
                 task.draining = True
                 self._contact.hurry()
         deliveries = []
         for due, (elements, value) in task.window.take(number, entry):
-            self._turns.answered(task_id, due)
+            self._turns.answered(task_id, due, 1 if elements is None else elements.count)
             delivery = self._due(task, due, elements, value)
             if delivery is not None:
                 deliveries.append(delivery)
@@ -309,6 +337,11 @@ class Session:
             self._waiting.begin(now)
 
     @property
+    def skipped(self) -> int:
+        """Elements that were gone when this client came for them: its trainer fell behind."""
+        return self._behind.total
+
+    @property
     def is_over(self) -> bool:
         """Whether nothing more will be delivered."""
         return self.failure is not None or (
@@ -337,6 +370,7 @@ class Session:
         turn = self._turns.take(self._tasks, now)
         actions.asks += [self._question(task, number) for task, number in turn.asks]
         actions.wake_within(turn.wake_in)
+        actions.warnings += self._behind.due(now)
         self._call(now, actions)
         self._look_after_waiting(now, actions)
         self._expected = now + actions.wake_in
@@ -357,6 +391,9 @@ class Session:
             client_id=self.client_id,
             number=number,
             acknowledged=task.window.acknowledged,
+            most=self._turns.most(task.address.task_id, number),
+            trainer_id=self._trainer_id,
+            codec=self.pace.codec if task.address.task_id in self._far else "",
         )
         return Ask(task.address, number, message)
 
@@ -429,7 +466,9 @@ class Session:
 
     def _what_is_missing(self, now: float) -> str:
         silence = self._contact.silence(now)
-        return describe_missing(self._dispatcher, silence, self._tasks.values(), self._silent, now)
+        return describe_missing(
+            self._dispatcher, silence, self._tasks.values(), self._silent, now, self.passed_over
+        )
 
     # --- tasks --------------------------------------------------------------------------------
 

@@ -24,15 +24,17 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from headrace.element.packing import raw_size
 from headrace.errors import (
     CancelledError,
     FailedPreconditionError,
     HeadraceError,
     UnavailableError,
 )
+from headrace.metrics import count_skipped
 from headrace.service.client.actions import Actions, Delivery
-from headrace.service.client.opening import of_this_process
 from headrace.service.client.session import Session
+from headrace.service.client.targets import Target
 from headrace.service.client.wires import TaskEvent, Verdict, Wires
 from headrace.service.messages import (
     ClientUpdate,
@@ -66,6 +68,7 @@ class Shell:
         connect_dispatcher: Opens a channel to the dispatcher; called on the I/O thread.
         connect: Opens a channel to a worker's address; as well.
         settles: Whether to say at the end what was used, since others read the rest.
+        target: Chooses what to read.
     """
 
     def __init__(
@@ -76,13 +79,13 @@ class Shell:
         connect_dispatcher: Callable[[], Channel],
         connect: Callable[[str], Channel],
         settles: bool,
+        target: Target,
     ) -> None:
         self._session = session
         self._dispatcher = dispatcher
         self._connect_dispatcher = connect_dispatcher
         self._connect = connect
-        #: The workers of this process are read alone.
-        self._local_only = False
+        self._target = target
         self._settles = settles
         self._lock = threading.RLock()
         self._deliveries: deque[Delivery] = deque()
@@ -109,21 +112,21 @@ class Shell:
         return self._session.lost
 
     @property
+    def skipped(self) -> int:
+        """Elements that were gone when this client came for them."""
+        return self._session.skipped
+
+    @property
     def is_closing(self) -> bool:
         """Whether `close` was called."""
         return self._closing
 
     # --- life -----------------------------------------------------------------------------------
 
-    def opened(self, reply: IterationOpened, *, local_only: bool) -> None:
-        """Take what the dispatcher answered to `OpenIteration`.
-
-        Args:
-            reply: What there is to read.
-            local_only: Whether to read the workers of this process alone.
-        """
+    def opened(self, reply: IterationOpened) -> None:
+        """Take what there is to read of what the dispatcher answered to `OpenIteration`."""
         with self._lock:
-            self._local_only = local_only
+            self._session.passed_over = self._target.passed_over
             self._session.opened(reply, time.monotonic())
 
     def begin(self, in_hand: InHand) -> None:
@@ -334,7 +337,11 @@ class Shell:
             answer = what.message
             if not isinstance(answer, Elements | Exception):
                 answer = HeadraceError(f"the worker answered with {type(answer).__name__}")
+            if isinstance(answer, Elements) and answer.skipped:
+                count_skipped(answer.skipped)
             payload = _error_of(answer) or what.buffers
+            if self._session.pace.is_open and what.buffers:
+                self._session.measured(task_id, raw_size(what.buffers), now)
             self._deliveries += self._session.answered(task_id, number, answer, payload, now)
         else:
             self._session.fail(what)
@@ -343,8 +350,9 @@ class Shell:
         answer: Any = event.what.message if isinstance(event.what, Reply) else event.what
         if isinstance(answer, UnavailableError):
             _log.debug("the dispatcher at %s: %s; reading on", self._dispatcher, answer)
-        if self._local_only and isinstance(answer, ClientUpdate):
-            answer = of_this_process(answer)
+        if isinstance(answer, ClientUpdate):
+            answer = self._target.of(answer)
+            self._session.passed_over = self._target.passed_over
         self._session.heard(event.asked, answer, now)
 
 

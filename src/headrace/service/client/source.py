@@ -9,14 +9,17 @@ import uuid
 from dataclasses import dataclass, field
 from typing import cast
 
+from headrace.element.packing import codecs
 from headrace.element.spec import Spec
-from headrace.errors import FailedPreconditionError
+from headrace.errors import FailedPreconditionError, InvalidArgumentError
 from headrace.plan.source import INFINITE, Position, Reader, Source
 from headrace.service.client.keeping import Keeper
 from headrace.service.client.options import ReadingOptions
 from headrace.service.client.reader import RemoteReader
+from headrace.service.client.targets import Target
 from headrace.service.dispatcher.stub import DispatcherStub
 from headrace.service.messages import DispatcherReply, LostUnits, OpenIteration, WorkerReply
+from headrace.transport import address as addresses
 from headrace.transport import inprocess, zeromq
 from headrace.transport.channel import Channel
 
@@ -28,6 +31,10 @@ _CANNOT_RESTORE = (
     "in a forked process. Read the pass again from its start; or keep the state of an iterator "
     "that reads the dataset in this process, without `distribute`"
 )
+
+
+_MOST_REPETITIONS = 1
+"""Of one dataset whose elements trainers share: it has no end to come to."""
 
 
 class _Latest:
@@ -53,6 +60,7 @@ class RemoteSource(Source):
         cardinality: Number of elements, INFINITE or UNKNOWN.
         job_name: Whose iterations to share, as the dispatcher knows it; None: nobody's.
         spec: Spec of one element, or None.
+        compression: "AUTO": what comes through a slow wire may be packed; None: it is not.
     """
 
     options: ReadingOptions
@@ -60,6 +68,7 @@ class RemoteSource(Source):
     cardinality: int
     job_name: str | None = None
     spec: Spec | None = None
+    compression: str | None = None
     _keeper: Keeper = field(default_factory=Keeper, repr=False)
     _latest: _Latest = field(default_factory=_Latest, repr=False)
 
@@ -106,6 +115,12 @@ class RemoteSource(Source):
                 return cast(RemoteReader, kept)
         if position is not None:
             raise FailedPreconditionError(_CANNOT_RESTORE)
+        if self.options.trainer_id and max(number) > _MOST_REPETITIONS:
+            raise InvalidArgumentError(
+                "Cross-trainer caching requires infinite datasets and disallows multiple "
+                f"repetitions of the same dataset. Got repetition {max(number)}. Keep one "
+                "iterator, or apply `distribute` again"
+            )
         reader = RemoteReader(
             OpenIteration(
                 client_id=f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex}",
@@ -127,11 +142,16 @@ class RemoteSource(Source):
             dial=self._dial,
             connect_dispatcher=self._connect_dispatcher,
             connect=self._connect,
-            local_only=self.options.target_workers == "LOCAL",
-            prefers_local=self.options.prefers_local,
+            target=Target(
+                self.options.target_workers,
+                prefers_local=self.options.prefers_local,
+                heeds_tags=self.options.num_consumers is None,
+            ),
             max_outstanding_requests=self.options.max_outstanding_requests,
             wait_timeout=self.options.wait_timeout,
             keeper=self.keeper,
+            trainer_id=self.options.trainer_id,
+            codec=codecs()[0] if self.compression == "AUTO" else "",
         )
         self._latest.reader = reader
         return reader
@@ -140,6 +160,11 @@ class RemoteSource(Source):
         """Return how many elements each worker, by address, delivered in the latest iteration."""
         reader = self._latest.reader
         return {} if reader is None else reader.elements_by_worker()
+
+    def skipped(self) -> int:
+        """Return how many elements the latest iteration did not get: its trainer fell behind."""
+        reader = self._latest.reader
+        return 0 if reader is None else reader.skipped
 
     def lost_units(self) -> tuple[LostUnits, ...]:
         """Return what the latest iteration lost with workers; known at its end."""
@@ -168,6 +193,11 @@ class RemoteSource(Source):
                     f"worker at {address} is in another; use None, "
                     '"shm" or "tcp"'
                 )
+        if protocol == "shm" and not addresses.is_this_machine(addresses.split(address)[0]):
+            raise FailedPreconditionError(
+                'data_transfer_protocol="shm" reads workers of this machine alone, but the worker '
+                f'at {address} is on another, which offers "tcp"; use that, or None'
+            )
         return zeromq.connect(
             address,
             reply_type=WorkerReply,

@@ -62,9 +62,13 @@ class Turns:
         """Take note that something happened to a task."""
         self._touched[task_id] = None
 
-    def answered(self, task_id: int, number: int) -> None:
-        """Take note that an answer has come."""
-        self._budget.answered(task_id, number)
+    def answered(self, task_id: int, number: int, count: int = 1) -> None:
+        """Take note that an answer has come, with so many elements."""
+        self._budget.answered(task_id, number, count)
+
+    def most(self, task_id: int, number: int) -> int:
+        """Return how many elements may come with a request; 0: as many as are at hand."""
+        return self._budget.most(task_id, number)
 
     def used_up(self, task_id: int, number: int) -> None:
         """Take note that nothing of an answer is left. May be said twice."""

@@ -95,7 +95,12 @@ class Waiting:
 
 
 def describe_missing(
-    dispatcher: str, silence: float, tasks: Collection[Task], others: Sequence[str], now: float
+    dispatcher: str,
+    silence: float,
+    tasks: Collection[Task],
+    others: Sequence[str],
+    now: float,
+    passed_over: Sequence[str] = (),
 ) -> str:
     """Return what stands between the consumer and the next element.
 
@@ -105,6 +110,7 @@ def describe_missing(
         tasks: Those that are read.
         others: Clients of the same job that are not heard, where only that keeps it from its end.
         now: The time.
+        passed_over: Addresses of workers that it is not to read.
     """
     parts = []
     if silence > HEARTBEAT_SECONDS + 2 * CALL_SECONDS:
@@ -131,6 +137,12 @@ def describe_missing(
             f"{' and '.join(others[:_MOST_NAMED])} of the same job cannot be heard: what "
             "was sent there and not used comes here once it counts as gone "
             "(`client_timeout_ms` of the dispatcher)"
+        )
+    elif not tasks and passed_over:
+        parts.append(
+            f"the only workers ({', '.join(passed_over[:_MOST_NAMED])}) are in other processes and "
+            'tagged COLOCATED, so that target_workers="AUTO" leaves them to those; use "ANY" to '
+            "read them, or start a worker without that tag"
         )
     elif not tasks and silence <= _ALIVE_SECONDS:
         parts.append(

@@ -19,6 +19,7 @@ How workers share an iteration:
     static         FILE, DATA, HINT: each slot of a fixed list of workers has a share of its own
     slots          which slot a worker takes
     dealing        DYNAMIC: the units of one stream go to whoever asks
+    shared         the same where trainers share what workers make
     shares         which units a task is dealt next
 
 What one run of the process knows beside that:

@@ -8,7 +8,7 @@ and is waited for as long as it counts as alive.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from headrace.errors import NotFoundError
 from headrace.service import messages
@@ -19,7 +19,7 @@ from headrace.service.dispatcher.modes import policy_of
 from headrace.service.dispatcher.ranges import at_least, common, subtracted, united
 from headrace.service.dispatcher.rows import EVERYTHING, outside
 from headrace.service.dispatcher.splits import checked_parts, checked_units
-from headrace.service.dispatcher.state import DispatcherState, Task, TaskPhase
+from headrace.service.dispatcher.state import DispatcherState, Task, TaskPhase, Worker
 from headrace.service.dispatcher.updates import Update
 
 __all__ = [
@@ -33,8 +33,10 @@ __all__ = [
 ]
 
 
-def addresses(tasks: Iterable[Task]) -> tuple[messages.TaskAddress, ...]:
-    """Return where an iteration with these tasks can be read."""
+def addresses(
+    tasks: Iterable[Task], workers: Mapping[str, Worker]
+) -> tuple[messages.TaskAddress, ...]:
+    """Return where an iteration with these tasks can be read, whose workers are these."""
     running = TaskPhase.RUNNING
     return tuple(
         messages.TaskAddress(
@@ -44,6 +46,7 @@ def addresses(tasks: Iterable[Task]) -> tuple[messages.TaskAddress, ...]:
             ticket=task.ticket,
             attempt=task.attempt,
             shard=task.shard,
+            tags=workers[task.worker_id].tags,
         )
         for task in tasks
         if task.phase is running
@@ -90,7 +93,7 @@ def _update(
     running = TaskPhase.RUNNING
     finished = iteration.finished and not any(task.unsettled for task in tasks)
     return messages.ClientUpdate(
-        tasks=addresses(tasks),
+        tasks=addresses(tasks, state.workers),
         finished=finished,
         kept=tuple(
             task.task_id

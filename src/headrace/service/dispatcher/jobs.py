@@ -18,11 +18,16 @@ from headrace.service.dispatcher.updates import Update
 
 __all__ = ["open_iteration"]
 
+
+def _enabled(value: bool) -> str:
+    return "enabled" if value else "disabled"
+
+
 _TERMS: dict[str, tuple[str, Callable[[Any], object]]] = {
     "processing_mode": ("processing mode", name_of),
     "target_workers": ("target workers", str),
     "num_consumers": ("num_consumers", str),
-    "cross_trainer_cache": ("cross_trainer_cache", str),
+    "cross_trainer_cache": ("cross-trainer cache", _enabled),
     "visitation": ("visitation", str),
     "ordered": ("ordered", str),
     "remainder": ("remainder", str),
@@ -109,6 +114,10 @@ def _check_same_job(
         for term, (said, show) in _TERMS.items()
         if getattr(job, term) != getattr(request, term)
     ]
+    if known.compression != dataset.compression:
+        differences.append(
+            f"Existing compression: <{known.compression}>; got <{dataset.compression}>"
+        )
     if known.fingerprint != dataset.fingerprint:
         differences.append(
             f"Existing dataset: <{known.dataset_id}>; got <{dataset.dataset_id}>, which says "
@@ -146,7 +155,7 @@ def _opened(state: DispatcherState, client_id: str, moment: Moment) -> messages.
         return msgspec.structs.replace(over, finished_by=iteration.failed or over.finished_by)
     return messages.IterationOpened(
         iteration_id=iteration.iteration_id,
-        tasks=addresses(state.tasks_of(iteration)),
+        tasks=addresses(state.tasks_of(iteration), state.workers),
         seed=iteration.seed,
         finished=False,
         job_name=job.name or "",
@@ -185,6 +194,8 @@ def _check_sense(request: messages.OpenIteration) -> None:
         )
     if not request.client_id:
         raise ValueError("a client needs an id; got client_id=''")
+    if request.cross_trainer_cache and request.job_name is None:
+        raise ValueError("Cross-trainer caching requires named jobs. Got empty `job_name`.")
     if request.job_name == "":
         raise ValueError("job_name='' must be None or a name")
     if request.seed not in _NUMBERS:

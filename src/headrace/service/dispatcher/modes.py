@@ -7,6 +7,7 @@ from headrace.service.config import ShardingPolicy
 from headrace.service.dispatcher.copies import Copies
 from headrace.service.dispatcher.dealing import Dealing, ExactDealing
 from headrace.service.dispatcher.policy import Policy
+from headrace.service.dispatcher.shared import shared_by_trainers
 from headrace.service.dispatcher.state import DispatcherState, Iteration, Job
 from headrace.service.dispatcher.static import Static
 from headrace.service.messages import OpenIteration
@@ -24,6 +25,8 @@ OFFERED: dict[int, Policy] = {
 """The policy of each processing mode, where nothing else is asked for."""
 
 _EXACT = ExactDealing()
+_SHARED = {mode: shared_by_trainers(policy) for mode, policy in OFFERED.items()}
+"""The same where trainers share what workers make."""
 
 _NAMES = {int(mode): mode.name for mode in ShardingPolicy}
 
@@ -34,12 +37,14 @@ def policy_for(terms: Job | OpenIteration) -> Policy:
     Raises:
         FailedPreconditionError: This dispatcher does not offer that.
     """
-    policy = OFFERED.get(terms.processing_mode)
+    policies = _SHARED if terms.cross_trainer_cache else OFFERED
+    policy = policies.get(terms.processing_mode)
     if terms.visitation == "exactly_once":
-        if terms.processing_mode != ShardingPolicy.DYNAMIC:
+        if terms.processing_mode != ShardingPolicy.DYNAMIC or terms.cross_trainer_cache:
+            cache = " and a cross-trainer cache" * terms.cross_trainer_cache
             raise FailedPreconditionError(
-                f'visitation="exactly_once" goes with ShardingPolicy.DYNAMIC; got '
-                f"{name_of(terms.processing_mode)}"
+                'visitation="exactly_once" goes with ShardingPolicy.DYNAMIC alone; got '
+                f"{name_of(terms.processing_mode)}{cache}"
             )
         policy = _EXACT
     if policy is None:

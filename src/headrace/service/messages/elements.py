@@ -35,6 +35,9 @@ class Elements(Message, frozen=True):
     done: int = 0
     """Units before this one, in dealt order, were delivered and acknowledged, to whichever
     clients, and the dispatcher knows it."""
+    skipped: int = 0
+    """Elements before the first that the trainer did not get: it fell behind what the worker
+    keeps, and they had gone."""
 
 
 class GetElements(Question[Elements], frozen=True):
@@ -47,3 +50,9 @@ class GetElements(Question[Elements], frozen=True):
     """0, 1, 2, ... for this client and task; the same number gets the same answer again."""
     acknowledged: int
     """All answers with a number below this one have arrived and may be forgotten."""
+    most: int = 0
+    """At most so many elements may come; 0: as many as are at hand."""
+    trainer_id: str = ""
+    """For whom the client reads, where trainers share what workers make."""
+    codec: str = ""
+    """The answer may be packed with it (`element.packing`); empty: it is not."""

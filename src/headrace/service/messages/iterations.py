@@ -32,6 +32,8 @@ class TaskAddress(Message, frozen=True):
     units are dealt."""
     shard: int | None = None
     """Which share of the dataset it is, where those are fixed."""
+    tags: tuple[str, ...] = ()
+    """Of the worker."""
 
 
 class IterationOpened(Message, frozen=True):

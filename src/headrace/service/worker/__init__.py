@@ -1,4 +1,4 @@
-"""The worker: runs tasks and hands their elements to clients, first come, first served.
+"""The worker: runs tasks and hands their elements to clients.
 
 What is decided, on plain values, without thread, socket or clock:
 
@@ -12,6 +12,8 @@ What is decided, on plain values, without thread, socket or clock:
     ways          what a task's definition says by name: how units and elements are handed out
     hand_out      what every way to hand out elements does
     first_come    the next portion to who has waited longest
+    shared        every portion to every trainer
+    shared_window the newest portions, and where trainers stand among them
     unit_asking   how many units are asked for, and when
     agenda        what is to be done now, and when to look again
     calls         calls that are not answered, and when they are made again
@@ -27,6 +29,8 @@ What does it:
     opening       the one place where the engine is called
     portion       what answers one request
     answering     how that is put into the answer
+    sending       what of a portion is sent
+    packer        packs it for a slow wire, on threads of its own
     failure       what went wrong, in words for clients
 
 Elements leave by the path of a request; nothing is sent to a client that did not ask.

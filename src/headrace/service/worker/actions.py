@@ -24,6 +24,8 @@ class Start:
     definition: TaskDefinition
     plan: bytes
     """The pickled plan, as written."""
+    portion_bytes: int | None = None
+    """How large its portions of several elements may be; None: as is usual."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +52,8 @@ class Actions(Generic[R]):
     starts: list[Start] = field(default_factory=list)
     resumes: list[int] = field(default_factory=list)
     """Producers that may make one more portion."""
+    most: dict[int, int] = field(default_factory=dict)
+    """Of those, how many elements that may have at most, where that is bounded."""
     grants: list[Grant] = field(default_factory=list)
     cuts: list[int] = field(default_factory=list)
     """Producers that make no more portions, and end."""

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from headrace.service.messages import Elements
-from headrace.service.worker.portion import Answer
-from headrace.transport.channel import Request
+from headrace.service.worker.portion import Answer, Portion
+from headrace.service.worker.sending import frame_of
+from headrace.transport.channel import Buffer, Request
 from headrace.transport.envelope import encode_error
 
 __all__ = ["answer"]
 
 
-def answer(request: Request, content: Answer) -> None:
+def answer(
+    request: Request,
+    content: Answer,
+    frame_of: Callable[[Portion], Sequence[Buffer]] = frame_of,
+) -> None:
     """Answer a request.
 
     The error of an element goes as data: as a failure of the request, one of the classes by which a
     worker refuses requests would be taken for a refusal.
+
+    Args:
+        request: Whose.
+        content: What there is to say.
+        frame_of: Returns what is sent of a portion.
     """
     if isinstance(content, Exception):
         request.fail(content)
@@ -32,5 +44,6 @@ def answer(request: Request, content: Answer) -> None:
             error=None if content.error is None else encode_error(content.error),
             origins=content.origins,
             done=content.done,
+            skipped=content.skipped,
         )
-        request.reply(message, content.buffers)
+        request.reply(message, frame_of(content))

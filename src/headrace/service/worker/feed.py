@@ -49,6 +49,7 @@ class Feed:
         #: Units are asked for by one thread at a time; a plan may read ahead on threads.
         self._asking = threading.Lock()
         self._has_room = True
+        self._most: int | None = None
         self._granted: Grant | None = None
         #: All that was granted.
         self._order = DealtOrder()
@@ -60,10 +61,10 @@ class Feed:
 
     # --- the owner ------------------------------------------------------------------------------
 
-    def resume(self) -> None:
-        """Let the producer make one more portion."""
+    def resume(self, most: int | None = None) -> None:
+        """Let the producer make one more portion, of at most so many elements."""
         with self._changed:
-            self._has_room = True
+            self._has_room, self._most = True, most
             self._changed.notify_all()
 
     def grant(self, grant: Grant) -> None:
@@ -94,6 +95,11 @@ class Feed:
             while not (self._has_room or self._is_cut or self._is_closed):
                 self._changed.wait()
             return not (self._is_cut or self._is_closed)
+
+    @property
+    def most(self) -> int | None:
+        """How many elements the next portion may have; None: as is usual."""
+        return self._most
 
     @property
     def puts_at_once(self) -> bool:

@@ -11,7 +11,9 @@ Rule 3. The task may finish when nothing is left and its only client has acknowl
         second client does not wait for the first.
 Rule 4. A client gets the end when the task is finished and that client has acknowledged what it
         got. Until then it is asked to come again when it has used that up.
-Rule 5. A client that is gone gets nothing more. What it did not acknowledge is kept until the
+Rule 5. Where a client counts elements, portions have no more of them than it asked for, and are
+        made only for requests that wait. So nothing is made that was not asked for.
+Rule 6. A client that is gone gets nothing more. What it did not acknowledge is kept until the
         dispatcher has heard of it, so that those units do not count as done before.
 """
 
@@ -59,6 +61,10 @@ class FirstCome(HandOut[R]):
         self._ready_bytes = 0
         #: Requests that wait for a portion, the longest waiting first.
         self._waiting: dict[tuple[str, int], R] = {}
+        #: Of each of them, how many elements may come; 0: as many as are at hand.
+        self._wanted: dict[tuple[str, int], int] = {}
+        #: Whether some client counts elements.
+        self._counts = False
         #: The portion that was given last.
         self._last_given: Portion | None = None
         #: Units of which something is in the portions so far.
@@ -82,6 +88,8 @@ class FirstCome(HandOut[R]):
     @property
     def has_room(self) -> bool:
         """Whether another portion may be made."""
+        if self._counts and len(self._ready) >= sum(map(self._is_served, self._waiting)):
+            return False
         return (
             len(self._ready) < self._bounds.ready_portions
             and self._ready_bytes < self._bounds.ready_bytes
@@ -114,6 +122,11 @@ class FirstCome(HandOut[R]):
         """Whether everything was handed out and acknowledged."""
         return self._exhausted and not self._ready and not self._delivery.unacknowledged
 
+    @property
+    def portion_elements(self) -> int | None:
+        """The fewest that somebody who waits asks for."""
+        return min((most for most in self._wanted.values() if most), default=None)
+
     # --- what happens -----------------------------------------------------------------------------
 
     def ask(self, request: R, message: GetElements, now: float) -> list[tuple[R, Answer]]:
@@ -134,6 +147,8 @@ class FirstCome(HandOut[R]):
             return [(request, self._forgotten(number)), *self._due()]
         if self._refusal is not None:
             return [(request, self._refusal)]
+        self._counts = self._counts or message.most > 0
+        self._wanted[client_id, number] = message.most
         # A repeated request takes the place of the one that lost its connection.
         repeated = self._waiting.get((client_id, number))
         self._waiting[client_id, number] = request
@@ -174,12 +189,15 @@ class FirstCome(HandOut[R]):
         self._ready.clear()
         self._ready_bytes = 0
         waiting, self._waiting = self._waiting, {}
+        self._wanted.clear()
         return [(request, refusal) for request in waiting.values()], left
 
     def depart(self, client_id: str) -> tuple[list[tuple[R, Answer]], Departure]:
         """Take note that a client is gone; return what is to be said of it. May be called twice."""
         self._departed.add(client_id)
         waiting = [who for who in self._waiting if who[0] == client_id]
+        for who in waiting:
+            self._wanted.pop(who, None)
         answers: list[tuple[R, Answer]] = [
             (self._waiting.pop(who), _departed(client_id)) for who in waiting
         ]
@@ -241,16 +259,21 @@ class FirstCome(HandOut[R]):
                 portion = replace(portion, done=self._done)
             self._delivery.give(*who, portion, portion.size)
             self._last_given = portion
+            self._wanted.pop(who, None)
             answers.append((self._waiting.pop(who), portion))
         if self._exhausted and not self._ready and (self._finished or not self.may_finish):
             for (client_id, _), request in self._waiting.items():
                 held, _ = self._delivery.held_by(client_id)
                 answers.append((request, self._nothing(end=self._finished and not held)))
             self._waiting.clear()
+            self._wanted.clear()
         return answers
 
     def _next_in_line(self) -> tuple[str, int] | None:
-        return next((who for who in self._waiting if self._may_have_more(who[0])), None)
+        return next(filter(self._is_served, self._waiting), None)
+
+    def _is_served(self, who: tuple[str, int]) -> bool:
+        return self._may_have_more(who[0])
 
     def _may_have_more(self, client_id: str) -> bool:
         portions, size = self._delivery.held_by(client_id)

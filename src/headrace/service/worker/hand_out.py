@@ -34,6 +34,8 @@ class Bounds:
     """Unacknowledged by all clients."""
     silence: float = 300.0
     """Seconds after which what a silent client did not acknowledge is dropped."""
+    window_bytes: int = 1 << 30
+    """Of what trainers share: the newest elements, which each of them reads at its own pace."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,16 @@ class HandOut(ABC, Generic[R]):
     def is_settled(self) -> bool:
         """Whether everything was handed out and acknowledged."""
 
+    @property
+    def portion_bytes(self) -> int | None:
+        """How large a portion may be that has more than one element; None: as is usual."""
+        return None
+
+    @property
+    def portion_elements(self) -> int | None:
+        """How many elements the next portion may have; None: as is usual."""
+        return None
+
     # --- what happens ---------------------------------------------------------------------------
 
     @abstractmethod
@@ -96,6 +108,15 @@ class HandOut(ABC, Generic[R]):
     @abstractmethod
     def add(self, portion: Portion) -> list[tuple[R, Answer]]:
         """Take the next portion."""
+
+    def conclude(self, *, failed: bool, cut: bool) -> None:
+        """Take note of how the end that follows (`exhaust`) came about.
+
+        Args:
+            failed: The task failed; what the clients are to hear was the last portion.
+            cut: It was asked to end, and there was more to make.
+        """
+        return None
 
     @abstractmethod
     def exhaust(self, units: int = 0) -> list[tuple[R, Answer]]:

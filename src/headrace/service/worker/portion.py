@@ -37,6 +37,12 @@ class Portion:
     """Its place among the task's portions."""
     done: int = field(default=0, compare=False)
     """Of units before this one the dispatcher knew that they are done, when it was given."""
+    rows: tuple[int, int] | None = None
+    """Which of the elements in `buffers` it is: (start, stop); None: all."""
+    is_shared: bool = field(default=False, compare=False)
+    """Others get the same memory: nobody may write into it."""
+    skipped: int = 0
+    """Elements before the first that whoever gets it did not get, because they had gone."""
 
     @property
     def units(self) -> int:

@@ -16,6 +16,7 @@ Rule 5. What is in hand is put before units are waited for (`hand_over`), be it 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -57,6 +58,10 @@ class Outlet(Protocol):
     def puts_at_once(self) -> bool:
         """Whether what is yielded is to be put at once, before more is asked for."""
 
+    @property
+    def most(self) -> int | None:
+        """How many elements the next portion may have; None: as is usual."""
+
     def wait_for_room(self) -> bool:
         """Wait until another portion may be made; False: nothing more is wanted."""
 
@@ -72,7 +77,9 @@ class Outlet(Protocol):
         """Take note that no portion will follow, and why, if the task failed."""
 
 
-def next_limit(limit: int, count: int, size: int, seconds: float) -> int:
+def next_limit(
+    limit: int, count: int, size: int, seconds: float, portion_bytes: int = _PORTION_BYTES
+) -> int:
     """Return how many elements the next portion may hold.
 
     Args:
@@ -80,11 +87,12 @@ def next_limit(limit: int, count: int, size: int, seconds: float) -> int:
         count: How many it held.
         size: Bytes of these.
         seconds: How long they took.
+        portion_bytes: How large it may be, if it has more than one.
     """
     if seconds > _PORTION_SECONDS:
         return max(1, limit // 2)
     if count == limit and seconds < _PORTION_SECONDS / 2:
-        affordable = max(1, _PORTION_BYTES * count // max(size, 1))
+        affordable = max(1, portion_bytes * count // max(size, 1))
         return max(1, min(limit * 2, _PORTION_ELEMENTS, affordable))
     return limit
 
@@ -98,6 +106,7 @@ class Producer:
         outlet: Who takes the portions.
         counts_units: Whether the iterator's states are to be asked for units.
         says_origins: Whether portions are to say whence their elements are.
+        portion_bytes: How large portions of several elements may be; None: a megabyte.
     """
 
     def __init__(
@@ -108,8 +117,12 @@ class Producer:
         *,
         counts_units: bool = False,
         says_origins: bool = False,
+        portion_bytes: int | None = None,
     ) -> None:
         self._name = name
+        self._portion_bytes = min(_PORTION_BYTES, portion_bytes or _PORTION_BYTES)
+        #: What is larger is cut apart.
+        self._largest = math.inf if portion_bytes is None else 2 * portion_bytes
         # Given up as soon as it was called: it holds the plan.
         self._open_plan: Callable[[Callable[[], None]], ElementIterator] | None = open_plan
         self._outlet = outlet
@@ -192,12 +205,13 @@ class Producer:
     def _produce_from(self, iterator: ElementIterator) -> str | None:
         limit, failures, last_words = 1, 0, ""
         while self._outlet.wait_for_room():
+            limit = min(limit, self._outlet.most or limit)
             error: BaseException | None = None
             at_end = False
             count = size = 0
             self._was_parted = False
             since = time.perf_counter()
-            while count < limit and size < _PORTION_BYTES:
+            while count < limit and size < self._portion_bytes:
                 try:
                     chunk = iterator.next_chunk(limit - count)
                 except BaseException as raised:
@@ -222,7 +236,7 @@ class Producer:
                 return None
             if error is None:
                 if not self._was_parted:
-                    limit = next_limit(limit, count, size, seconds)
+                    limit = next_limit(limit, count, size, seconds, self._portion_bytes)
                 continue
             said = for_clients(error)
             # Where the iterator stands after what is no `Exception` is not known. And as in
@@ -281,13 +295,14 @@ class Producer:
         try:
             buffers = wire.encode(chunk)
         except HeadraceError as raised:
-            if chunk.size > 1:
-                # Perhaps it is one element that cannot be sent: the others can.
-                middle = chunk.size // 2
-                self._put_chunk(chunk.slice(0, middle), done_from, done_from, ())
-                self._put_chunk(chunk.slice(middle, chunk.size), done_from, done_to, ended)
-                return
             error = raised
+        size = sum(memoryview(buffer).nbytes for buffer in buffers)
+        if chunk.size > 1 and (error is not None or size > self._largest):
+            # Perhaps it is one element that cannot be sent: the others can.
+            middle = chunk.size // 2
+            self._put_chunk(chunk.slice(0, middle), done_from, done_from, ())
+            self._put_chunk(chunk.slice(middle, chunk.size), done_from, done_to, ended)
+            return
         runs: tuple[OriginRun, ...] = ()
         if self._says_origins:
             runs = self._outlet.origins(origins_of(chunk), ended)
@@ -297,7 +312,7 @@ class Producer:
                 first=number,
                 count=0 if error else chunk.size,
                 buffers=buffers,
-                size=sum(memoryview(buffer).nbytes for buffer in buffers),
+                size=size,
                 done_from=done_from,
                 done_to=done_to,
                 touched=self._touched,

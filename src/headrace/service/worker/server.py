@@ -12,8 +12,9 @@ import time
 import uuid
 from collections.abc import Callable
 
-from headrace.service.config import WorkerConfig
+from headrace.service.config import WorkerConfig, default_cache_bytes
 from headrace.service.messages import DispatcherReply, WorkerRequest
+from headrace.service.worker.hand_out import Bounds
 from headrace.service.worker.session import Session
 from headrace.service.worker.shell import Shell
 from headrace.serving.life_cycle import LifeCycle
@@ -112,6 +113,7 @@ def _session(address: str, config: WorkerConfig) -> Session[Request]:
         tags=tuple(config.worker_tags or ()),
         heartbeat_interval=None if wished is None else max(1, wished) / 1000,
         patience=_DISPATCHER_SECONDS if patience is None else max(1, patience) / 1000,
+        bounds=Bounds(window_bytes=config.cross_trainer_cache_size_bytes or default_cache_bytes()),
     )
 
 

@@ -29,11 +29,12 @@ from headrace.service.worker.answering import answer
 from headrace.service.worker.failure import describe, for_clients
 from headrace.service.worker.feed import Feed
 from headrace.service.worker.opening import open_plan
+from headrace.service.worker.packer import Packer
 from headrace.service.worker.portion import Answer, Portion
 from headrace.service.worker.producer import Producer
 from headrace.service.worker.session import Session
 from headrace.service.worker.wire import Wire
-from headrace.transport.channel import Channel, Request
+from headrace.transport.channel import Buffer, Channel, Request
 from headrace.transport.inbox import Inbox
 
 __all__ = ["Shell"]
@@ -66,6 +67,7 @@ class Shell:
         #: When the I/O thread looks next, whatever happens.
         self._looks_at = 0.0
         self._is_over = False
+        self._packer = Packer(_answer)
         self._inbox: Inbox | None = None
         self._thread: threading.Thread | None = None
 
@@ -130,6 +132,7 @@ class Shell:
         self._wake()
         for feed in feeds:
             feed.close()
+        self._packer.close()
         for producer in producers:
             producer.join(until - time.monotonic())
         if thread is not None:
@@ -181,7 +184,7 @@ class Shell:
             wakes = bool(self._outgoing) or now + actions.wake_in < self._looks_at
         if wakes:
             self._wake()
-        _say(actions)
+        self._say(actions)
         return True
 
     def _act(self, session: Session[Request], now: float) -> Actions[Request]:
@@ -190,7 +193,7 @@ class Shell:
         self._outgoing += actions.calls
         failed = [each for each in map(self._start_producer, actions.starts) if each is not None]
         for producer in actions.resumes:
-            self._feeds[producer].resume()
+            self._feeds[producer].resume(actions.most.get(producer))
         for grant in actions.grants:
             self._feeds[grant.producer].grant(grant)
         for producer in actions.cuts:
@@ -227,6 +230,7 @@ class Shell:
             feed,
             counts_units=definition.deals,
             says_origins=definition.origins,
+            portion_bytes=start.portion_bytes,
         )
         self._feeds[start.producer], self._producers[start.producer] = feed, producer
         try:
@@ -255,6 +259,13 @@ class Shell:
                 feed.close()
 
         self._bring(end)
+
+    def _say(self, actions: Actions[Request]) -> None:
+        """Log warnings and answer requests."""
+        for warning in actions.warnings:
+            _log.warning("%s", warning)
+        for request, content in actions.answers:
+            self._packer.answer(request, content)
 
     # --- the I/O thread -------------------------------------------------------------------------
 
@@ -305,23 +316,17 @@ class Shell:
         for asked, answer_ in came:
             if isinstance(answer_, Exception):
                 _log.debug("the dispatcher answers %s: %s", type(asked).__name__, answer_)
-        _say(actions)
+        self._say(actions)
         for message in outgoing:
             wire.send(message)
         return [] if self._is_over else wire.wait(wait)
 
 
-def _say(actions: Actions[Request]) -> None:
-    """Log warnings and answer requests."""
-    for warning in actions.warnings:
-        _log.warning("%s", warning)
-    for request, content in actions.answers:
-        _answer(request, content)
-
-
-def _answer(request: Request, content: Answer) -> None:
+def _answer(
+    request: Request, content: Answer, frame_of: Callable[[Portion], Sequence[Buffer]]
+) -> None:
     try:
-        answer(request, content)
+        answer(request, content, frame_of)
     except Exception as error:
         # The others are to be answered all the same, and this one must not wait for ever.
         _log.exception("an answer cannot be sent")

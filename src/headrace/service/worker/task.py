@@ -129,6 +129,9 @@ class Task(Generic[R]):
         if self._waits_for_room and self._hand_out.has_room:
             self._waits_for_room = False
             actions.resumes.append(self.producer)
+            most = self._hand_out.portion_elements
+            if most is not None:
+                actions.most[self.producer] = most
 
     # --- the producer ---------------------------------------------------------------------------
 
@@ -145,6 +148,7 @@ class Task(Generic[R]):
         if self._units is not None:
             # A thread of the plan that read ahead may have waited for more.
             self._units.is_over, self._units.ask_at = True, math.inf
+        self._hand_out.conclude(failed=failure is not None, cut=self._is_cut)
         self._answer(self._hand_out.exhaust(dealt), actions)
 
     def needs_units(self, now: float, actions: Actions[R]) -> None:
@@ -244,9 +248,9 @@ class Task(Generic[R]):
 
     def cut(self, actions: Actions[R]) -> None:
         """Take no more units, produce no more of a copy; deliver what there is."""
+        self._is_cut = self._is_cut or not self._has_ended
         if self._units is None:
             if not self._has_ended:
-                self._is_cut = True
                 actions.cuts.append(self.producer)
             return
         self._units.is_over = True

@@ -192,7 +192,14 @@ class TaskTable(Generic[R]):
         task: Task[R] = Task(definition, self._worker_id, self._started, hand_out)
         self._tasks[task.task_id] = self._producers[task.producer] = task
         actions = self._agenda.actions
-        actions.starts.append(Start(producer=task.producer, definition=definition, plan=plan))
+        actions.starts.append(
+            Start(
+                producer=task.producer,
+                definition=definition,
+                plan=plan,
+                portion_bytes=hand_out.portion_bytes,
+            )
+        )
         for request, message in waiting:
             task.requested(request, message, now, actions)
         if self._is_cut:

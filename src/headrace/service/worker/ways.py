@@ -13,6 +13,7 @@ from headrace.errors import FailedPreconditionError
 from headrace.service.messages import TaskDefinition
 from headrace.service.worker.first_come import FirstCome
 from headrace.service.worker.hand_out import Bounds, HandOut
+from headrace.service.worker.shared import Shared
 
 __all__ = ["found_by_name", "hand_out_of"]
 
@@ -49,6 +50,11 @@ def _first_come(definition: TaskDefinition, bounds: Bounds | None) -> FirstCome[
     return FirstCome(bounds, origins=definition.origins)
 
 
+def _shared(definition: TaskDefinition, bounds: Bounds | None) -> Shared[Any]:
+    return Shared(bounds)
+
+
 _HAND_OUTS: dict[str, Callable[[TaskDefinition, Bounds | None], HandOut[Any]]] = {
-    "first_come": _first_come
+    "first_come": _first_come,
+    "shared": _shared,
 }

@@ -1,0 +1,70 @@
+"""Jobs whose trainers share what workers make: the same policies, for data without an end.
+
+Each trainer reads all elements of every task; what one of them did not get when a worker died is
+not dealt again, for others had it. Copies of endless data are never whole. So, other than in
+`copies`, a worker that comes or comes again gets one whatever became of others, and the iteration
+goes on as long as no copy ended by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from headrace.service.dispatcher.copies import Copies
+from headrace.service.dispatcher.dealing import Dealing
+from headrace.service.dispatcher.policy import Policy, Post, staying
+from headrace.service.dispatcher.state import DispatcherState, Iteration, Task, TaskPhase
+from headrace.service.dispatcher.static import Static
+
+__all__ = ["shared_by_trainers"]
+
+
+class _SharedCopies(Copies):
+    """Each worker has a copy, whenever it comes."""
+
+    hand_out = "shared"
+
+    def vacant(self, state: DispatcherState, iteration: Iteration) -> list[Post]:
+        """Return a copy for each worker without one."""
+        tasks = state.tasks_of(iteration)
+        if all(task.phase is TaskPhase.LOST for task in tasks):
+            return super().vacant(state, iteration)
+        served = {task.worker_id for task in tasks if task.phase is not TaskPhase.LOST}
+        last = max(task.attempt for task in tasks)
+        return [Post(worker_id=each, attempt=last) for each in staying(state) if each not in served]
+
+    def is_over(self, state: DispatcherState, iteration: Iteration) -> bool:
+        """Whether nobody reads, and somebody's copy ended by itself; or copies kill workers."""
+        tasks = state.tasks_of(iteration)
+        if all(task.phase is TaskPhase.LOST or _was_asked_to_end(task) for task in tasks):
+            return super().is_over(state, iteration) and not any(map(_was_asked_to_end, tasks))
+        return super().is_over(state, iteration)
+
+
+class _SharedDealing(Dealing):
+    """Each unit is made by one worker, for all trainers."""
+
+    hand_out = "shared"
+
+
+class _SharedStatic(Static):
+    """Each worker makes its share, for all trainers."""
+
+    hand_out = "shared"
+
+
+def shared_by_trainers(policy: Policy) -> Policy:
+    """Return how a job is shared by its workers, where trainers share what those make."""
+    return _SHARED[type(policy)](policy)
+
+
+def _was_asked_to_end(task: Task) -> bool:
+    return task.phase is TaskPhase.FINISHED and task.cut
+
+
+_SHARED: dict[type[Policy], Callable[[Any], Policy]] = {
+    Copies: lambda _: _SharedCopies(),
+    Dealing: lambda _: _SharedDealing(),
+    Static: lambda static: _SharedStatic(static.part),
+}
