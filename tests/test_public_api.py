@@ -22,9 +22,9 @@ TOP = {
 }  # fmt: skip
 SERVICE = {
     "CrossTrainerCache",
-    "DispatchServer", "DispatcherConfig", "LocalCluster", "SHARD_HINT", "Security",
-    "ShardingPolicy", "WorkerConfig", "WorkerServer", "delivery_report", "distribute",
-    "from_dataset_id", "register_dataset",
+    "DispatchServer", "DispatcherConfig", "DistributedSave", "LocalCluster", "SHARD_HINT",
+    "Security", "ShardingPolicy", "WorkerConfig", "WorkerServer", "delivery_report", "distribute",
+    "distributed_save", "from_dataset_id", "register_dataset",
 }  # fmt: skip
 DATASET = {
     "apply", "as_numpy_iterator", "batch", "bucket_by_sequence_length", "cache", "cardinality",

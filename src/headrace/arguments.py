@@ -16,6 +16,7 @@ __all__ = [
     "check_instance",
     "check_int",
     "check_path",
+    "check_seconds",
     "check_string",
     "check_strings",
 ]
@@ -96,6 +97,19 @@ def check_path(name: str, value: object) -> None:
         raise TypeError(f"`{name}` must be a path, but got {_shown(value)}")
     if not os.fspath(value):
         raise ValueError(f"`{name}` must not be empty, but got {value!r}")
+
+
+def check_seconds(name: str, value: object) -> None:
+    """Refuse what is no number of seconds above 0.
+
+    Raises:
+        TypeError: It is no number.
+        ValueError: It is 0, negative, or not a number (NaN).
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+        raise TypeError(f"`{name}` must be a number of seconds, but got {_shown(value)}")
+    if not value > 0:
+        raise ValueError(f"`{name}` must be more than 0 seconds, but got {value}")
 
 
 def check_instance(name: str, value: object, kind: type, *, cure: str = "") -> None:

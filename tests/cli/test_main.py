@@ -70,9 +70,7 @@ def test_wrong_arguments_are_a_usage_error_that_names_them(arguments, words):
     assert "Traceback" not in result.output
 
 
-_NOT_SUPPORTED = {
-    "worker_max_concurrent_snapshots",
-}
+_NOT_SUPPORTED: set[str] = set()
 
 
 @pytest.mark.parametrize(

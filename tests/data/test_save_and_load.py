@@ -25,6 +25,7 @@ from headrace.data.saving import save_dataset
 from headrace.errors import (
     AbortedError,
     AlreadyExistsError,
+    DeadlineExceededError,
     FailedPreconditionError,
     InvalidElementError,
     NotFoundError,
@@ -233,7 +234,7 @@ def test_reader_func_gets_a_dataset_for_each_stream(tmp_path: Path) -> None:
     saved(tmp_path, [np.int64(n) for n in range(4)], [], [np.int64(n) for n in range(10, 13)])
 
     def in_turn(streams: Any) -> Any:
-        assert len(streams) == 3
+        assert len(streams) == 2  # one wrote nothing
         return streams.interleave(lambda stream: stream, cycle_length=3)
 
     loaded = Dataset.load(tmp_path, reader_func=in_turn)
@@ -484,6 +485,32 @@ def test_a_long_wait_says_for_what(
         f"waiting for more of the saved dataset '{tmp_path}', which is not finished (1 chunk files"
         " so far): nothing has come for"
     )
+
+
+def test_a_wait_in_vain_ends_and_says_so(tmp_path: Path) -> None:
+    with pytest.raises(DeadlineExceededError, match="in vain for a dataset to be saved in"):
+        Dataset.load(tmp_path / "nothing", wait=True, wait_timeout=0.05)
+    directory = begun(tmp_path, np.int64(0))
+    publish(directory, write_stream(directory, 0, [np.int64(0)]))
+    whole = Dataset.load(tmp_path, wait=True, wait_timeout=0.1)
+    streams = Dataset.load(
+        tmp_path, wait=True, wait_timeout=0.1, reader_func=lambda s: s.flat_map(lambda x: x)
+    )
+    for loaded in (whole, streams):
+        iterator = iter(loaded)
+        assert next(iterator) == 0
+        for _ in range(1 if loaded is whole else 2):  # the stream, and that there are others
+            with pytest.raises(DeadlineExceededError, match="has whoever saves it died"):
+                next(iterator)
+        assert list(iterator) == []
+
+
+@pytest.mark.parametrize(
+    ("seconds", "kind"), [("1", TypeError), (0, ValueError), (True, TypeError)]
+)
+def test_a_wait_is_a_number_of_seconds(tmp_path: Path, seconds: Any, kind: type[Exception]) -> None:
+    with pytest.raises(kind, match="`wait_timeout` must be"):
+        Dataset.load(tmp_path, wait=True, wait_timeout=seconds)
 
 
 def test_what_becomes_of_the_save_reaches_whoever_waits(tmp_path: Path) -> None:

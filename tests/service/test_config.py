@@ -165,6 +165,7 @@ def test_good_values_are_kept(tmp_path: Path) -> None:
             "`worker_timeout_ms` must be an integer, but got 0.5",
         ),
         ({"client_timeout_ms": -1}, ValueError, "`client_timeout_ms` must be at least 0"),
+        ({"deployment_mode": "HYBRID"}, ValueError, "must be None or one of COLOCATED, REMOTE"),
         ({"worker_max_concurrent_snapshots": -1}, ValueError, "snapshots` must be at least 0"),
         (
             {"gc_dynamic_sharding_jobs": None},
@@ -224,7 +225,6 @@ def test_a_workers_bad_values_are_named(
 @pytest.mark.parametrize(
     ("kind", "fields"),
     [
-        (DispatcherConfig, {"worker_max_concurrent_snapshots": 2}),
         (WorkerConfig, {"dispatcher_address": "a:1", "data_transfer_protocol": "tcp"}),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from headrace.errors import (
     HeadraceError,
     InvalidArgumentError,
     NotFoundError,
+    UnavailableError,
 )
 from headrace.service import (
     SHARD_HINT,
@@ -24,6 +26,7 @@ from headrace.service import (
     WorkerConfig,
     WorkerServer,
 )
+from headrace.transport import inprocess
 
 FILE, DATA = ShardingPolicy.FILE, ShardingPolicy.DATA
 EITHER, HINT = ShardingPolicy.FILE_OR_DATA, ShardingPolicy.HINT
@@ -31,12 +34,14 @@ Dataset = hr.Dataset
 
 
 @contextmanager
-def service(workers: int = 5, addresses: list[str] | None = None) -> Iterator[DispatchServer]:
+def service(
+    workers: int = 5, addresses: list[str] | None = None, **config: Any
+) -> Iterator[DispatchServer]:
     """Run a dispatcher with a list of workers, and that many of them in this process."""
     listed = ["localhost"] * workers if addresses is None else addresses
     with ExitStack() as stack:
-        config = DispatcherConfig(worker_addresses=listed, worker_timeout_ms=1000)
-        dispatcher = stack.enter_context(DispatchServer(config))
+        settings = DispatcherConfig(worker_addresses=listed, worker_timeout_ms=1000, **config)
+        dispatcher = stack.enter_context(DispatchServer(settings))
         for _ in range(workers):
             stack.enter_context(worker_of(dispatcher))
         yield dispatcher
@@ -180,3 +185,123 @@ def test_a_shard_that_is_read_again_is_said(caplog: pytest.LogCaptureFixture) ->
             seen = {int(value) for value in reader}
     assert seen | {0, 1} == set(range(1 << 20))
     assert "share 1 of the dataset was lost, for the 1. time" in caplog.text
+
+
+# --- workers of this process, and others --------------------------------------------------------
+
+
+@contextmanager
+def mixed(**config: Any) -> Iterator[DispatchServer]:
+    """Run a dispatcher with five slots; slot 1 is that of a worker in this process."""
+    with ExitStack() as stack:
+        listed = DispatcherConfig(worker_addresses=["localhost"] * 5, **config)
+        dispatcher = stack.enter_context(DispatchServer(listed))
+        address = dispatcher.target.removeprefix("tcp://")
+        for place in range(5):
+            if place == 1:
+                stack.enter_context(worker_of(dispatcher))
+            else:
+                stack.enter_context(elsewhere(address))
+        yield dispatcher
+
+
+@contextmanager
+def elsewhere(address: str) -> Iterator[None]:
+    """Run a worker that is not known as one of this process."""
+    worker = WorkerServer(WorkerConfig(address))
+    known = inprocess._servers.pop(worker.address)
+    try:
+        yield
+    finally:
+        inprocess._servers[worker.address] = known
+        worker.stop()
+
+
+def test_auto_reads_the_worker_of_the_own_process_if_there_is_one() -> None:
+    for mode in (None, "COLOCATED"):
+        with mixed(deployment_mode=mode) as dispatcher:
+            found = [int(x) for x in read(Dataset.range(20), DATA, dispatcher)]
+            assert found == [1, 6, 11, 16]
+            whole = read(Dataset.range(20), EITHER, dispatcher, target_workers="ANY")
+            assert sorted(int(x) for x in whole) == list(range(20))
+
+
+def test_auto_reads_all_workers_of_a_remote_deployment() -> None:
+    with mixed(deployment_mode="REMOTE") as dispatcher:
+        found = sorted(int(x) for x in read(Dataset.range(20), DATA, dispatcher))
+        assert found == list(range(20))
+        local = read(Dataset.range(20), DATA, dispatcher, target_workers="LOCAL")
+        assert [int(x) for x in local] == [1, 6, 11, 16]
+
+
+def test_without_a_local_worker_a_colocated_deployment_is_an_error() -> None:
+    with (
+        service(workers=0, addresses=["localhost"], deployment_mode="COLOCATED") as dispatcher,
+        elsewhere(dispatcher.target.removeprefix("tcp://")),
+    ):
+        text = "Static sharding policy <FILE_OR_DATA> requires local workers"
+        with pytest.raises(InvalidArgumentError, match=text):
+            every(read(Dataset.range(20), EITHER, dispatcher))
+        # Policies without fixed shares are not concerned.
+        assert every(read(Dataset.range(3), ShardingPolicy.OFF, dispatcher)) == [0, 1, 2]
+
+
+def test_a_local_worker_that_stops_midway_is_waited_for() -> None:
+    settings = DispatcherConfig(worker_addresses=["localhost"] * 2)
+    with DispatchServer(settings) as dispatcher, ExitStack() as stack:
+        leaving = stack.enter_context(worker_of(dispatcher))
+        stack.enter_context(elsewhere(dispatcher.target.removeprefix("tcp://")))
+        data = read(Dataset.range(1 << 20).map(int), DATA, dispatcher, max_outstanding_requests=1)
+        with iter(data) as reader:
+            assert int(next(reader)) == 0
+            leaving.stop()
+            starting = threading.Timer(1.0, lambda: stack.enter_context(worker_of(dispatcher)))
+            starting.start()
+            seen = {int(x) for x in reader}
+            starting.join()
+    assert seen | {0} == set(range(0, 1 << 20, 2))
+
+
+def test_a_local_worker_that_stops_for_good_ends_the_reading_with_an_error() -> None:
+    settings = DispatcherConfig(worker_addresses=["localhost"] * 2)
+    with DispatchServer(settings) as dispatcher, ExitStack() as stack:
+        leaving = stack.enter_context(worker_of(dispatcher))
+        stack.enter_context(elsewhere(dispatcher.target.removeprefix("tcp://")))
+        data = read(
+            Dataset.range(1 << 20).map(int),
+            DATA,
+            dispatcher,
+            max_outstanding_requests=1,
+            wait_timeout=1.0,
+        )
+        with iter(data) as reader:
+            assert int(next(reader)) == 0
+            leaving.stop()
+            with pytest.raises(UnavailableError, match="nobody is there to send one"):
+                for _ in reader:
+                    pass
+
+
+def test_a_local_copy_ends_with_its_worker_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    with DispatchServer() as dispatcher, ExitStack() as stack:
+        leaving = stack.enter_context(worker_of(dispatcher))
+        stack.enter_context(elsewhere(dispatcher.target.removeprefix("tcp://")))
+        data = read(
+            Dataset.range(1 << 40),
+            ShardingPolicy.OFF,
+            dispatcher,
+            target_workers="LOCAL",
+            max_outstanding_requests=1,
+        )
+        with iter(data) as reader:
+            next(reader)
+            leaving.stop()
+            for _ in reader:
+                pass
+    assert "the rest of its copy is missing" in caplog.text
+
+
+def test_a_local_cluster_has_slots() -> None:
+    with hr.service.LocalCluster(3, processes=False, worker_addresses=["localhost"] * 3) as cluster:
+        data = Dataset.range(9).apply(hr.service.distribute(DATA, cluster.target))
+        assert sorted(int(x) for x in data) == list(range(9))

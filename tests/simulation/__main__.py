@@ -7,9 +7,13 @@ import logging
 import sys
 import time
 import traceback
+from typing import Any
 
-from tests.simulation.run import run
-from tests.simulation.scenario import scenario_of
+from tests.simulation import run as running
+from tests.simulation import scenario, static
+
+_USUAL: Any = (scenario.scenario_of, running.run)
+_STATIC: Any = (static.static_scenario_of, static.run_static)
 
 
 def main() -> int:
@@ -20,30 +24,32 @@ def main() -> int:
     parser.add_argument("--last", type=int, default=40, help="events to tell of a failure")
     parser.add_argument("--kind", help="only seeds of this kind")
     parser.add_argument("--slow", type=float, default=5.0, help="name seeds that take longer")
+    parser.add_argument("--static", action="store_true", help="with fixed shares")
     args = parser.parse_args()
+    scenario_of, run = _STATIC if args.static else _USUAL
     logging.disable(logging.CRITICAL)
     seeds = args.seeds
     if args.count:
         seeds = range(seeds[0], seeds[0] + args.count)
     began, failed, done, events = time.perf_counter(), [], 0, 0
     for seed in seeds:
-        scenario = scenario_of(seed)
-        if args.kind and scenario.kind != args.kind:
+        found = scenario_of(seed)
+        if args.kind and found.kind != args.kind:
             continue
         done += 1
         since = time.perf_counter()
         try:
-            cast = run(scenario, last=args.last)
+            cast = run(found, last=args.last)
             events += cast.world.happened
         except Exception as error:
             failed.append(seed)
             if len(seeds) == 1:
                 traceback.print_exc()
             else:
-                print(f"{seed} {scenario.kind}: {type(error).__name__} {str(error)[:250]}")
+                print(f"{seed} {found.kind}: {type(error).__name__} {str(error)[:250]}")
         took = time.perf_counter() - since
         if took > args.slow:
-            print(f"{seed} {scenario.kind}: took {took:.1f} s")
+            print(f"{seed} {found.kind}: took {took:.1f} s")
     seconds = time.perf_counter() - began
     print(f"{done} seeds, {len(failed)} failed, {events} events, {seconds:.1f} s; {failed}")
     return bool(failed)

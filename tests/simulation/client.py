@@ -15,6 +15,7 @@ from headrace.errors import (
     UnavailableError,
 )
 from headrace.service.client.session import Delivery, Session
+from headrace.service.config import STATIC_POLICIES
 from headrace.service.messages import (
     ClientUpdate,
     CloseIteration,
@@ -219,6 +220,7 @@ class ClientProcess(Peer):
             self.world.now,
             trainer_id=self.trainer_id,
             counts_elements=self.counts_elements,
+            has_shares=self._opening.processing_mode in STATIC_POLICIES,
         )
         self._owed = {}
 

@@ -80,6 +80,8 @@ class DispatcherProcess(Peer):
         super().__init__(network, "dispatcher")
         self.address, self.limits, self.is_durable = address, limits, is_durable
         self.disk = Disk()
+        #: The slots of workers.
+        self.worker_addresses: tuple[str, ...] = ()
         self._in_hand: list[Request] = []
         #: Since when it knows each worker.
         self.registered_at: dict[str, float] = {}
@@ -106,6 +108,7 @@ class DispatcherProcess(Peer):
         self._core = _Core(
             self.disk,
             self.limits,
+            worker_addresses=self.worker_addresses,
             clock=lambda: self.world.now,
             token=lambda size: self.life.to_bytes(size),
         )

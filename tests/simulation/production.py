@@ -129,12 +129,14 @@ class _Stream:
     NOTHING: Atom = (-1, -1)
     """In place of an atom: look for units to open once more."""
 
-    def __init__(self, plan: Plan, chance: random.Random, *, is_dealt: bool) -> None:
+    def __init__(
+        self, plan: Plan, chance: random.Random, *, is_dealt: bool, shard: int, of: int
+    ) -> None:
         self.plan, self._chance, self.is_dealt = plan, chance, is_dealt
         self.order = DealtOrder()
         self._granted: deque[tuple[int, Ranges]] = deque()
         if not is_dealt:
-            self._granted.extend((unit, EVERYTHING) for unit in range(plan.size))
+            self._granted.extend((unit, EVERYTHING) for unit in range(shard, plan.size, of))
         self._ended = not is_dealt
         #: (place in dealt order, unit, its elements that are to come)
         self._open: list[tuple[int, int, deque[Atom]]] = []
@@ -234,13 +236,18 @@ def produce(
     is_dealt: bool,
     origins: bool = False,
     portion_bytes: int | None = None,
+    shard: int = 0,
+    of: int = 1,
 ) -> Production:
-    """Produce a task's portions, as `service/worker/producer.py` does."""
+    """Produce a task's portions, as `service/worker/producer.py` does.
+
+    Where nothing is dealt, shard `shard` of `of` is each `of`-th unit.
+    """
     most_bytes = min(_PORTION_BYTES, portion_bytes or _PORTION_BYTES)
     if plan.broken:
         yield Portion(first=0, error=UserFunctionError("the plan cannot be opened"))
         return "its plan cannot be opened"
-    stream = _Stream(plan, chance, is_dealt=is_dealt)
+    stream = _Stream(plan, chance, is_dealt=is_dealt, shard=shard, of=of)
     account = _Account(stream, origins)
     limit = 1
     while True:

@@ -42,7 +42,16 @@ from tests.simulation.production import Atom
 from tests.simulation.worker import WorkerProcess
 from tests.simulation.world import BrokenPromiseError, Process
 
-__all__ = ["check_at_end", "check_now", "check_retention"]
+__all__ = [
+    "atoms_of",
+    "check_at_end",
+    "check_now",
+    "check_order",
+    "check_outcome",
+    "check_retention",
+    "is_there",
+    "said_to_be_cut_off",
+]
 
 _MOST_DEATHS = 8
 """By one unit in a pass: twice while it is one of many, then in groups down to it alone, thrice
@@ -133,8 +142,8 @@ def check_at_end(cast: Cast) -> None:
     readings = [reading for client in cast.clients for reading in client.readings]
     for client in cast.clients:
         for reading in client.readings:
-            _check_outcome(cast, client, reading)
-            _check_order(client, reading)
+            check_outcome(cast, client, reading)
+            check_order(client, reading)
     deaths = sum(worker.killed_by_units for worker in cast.workers)
     if cast.scenario.mode == ShardingPolicy.DYNAMIC and promises.is_durable:
         _require(
@@ -146,7 +155,7 @@ def check_at_end(cast: Cast) -> None:
         declared = [
             fact
             for fact in cast.dispatcher.disk.history
-            if isinstance(fact, updates.WorkerLost) and _is_there(cast, fact.worker_id)
+            if isinstance(fact, updates.WorkerLost) and is_there(cast, fact.worker_id)
         ]
         _require(not declared, "nobody is declared lost who is only paused", *declared)
     if not promises.is_durable:
@@ -169,7 +178,7 @@ def check_at_end(cast: Cast) -> None:
             _check_copies(cast, iteration_id, shared)
 
 
-def _is_there(cast: Cast, worker_id: str) -> bool:
+def is_there(cast: Cast, worker_id: str) -> bool:
     """Whether a worker goes by this name still, and has not left."""
     name, _, number = worker_id.rpartition("-")
     return any(
@@ -178,7 +187,8 @@ def _is_there(cast: Cast, worker_id: str) -> bool:
     )
 
 
-def _check_outcome(cast: Cast, client: ClientProcess, reading: Reading) -> None:
+def check_outcome(cast: Cast, client: ClientProcess, reading: Reading) -> None:
+    """Check that a reading ended, for a reason that the scenario gives."""
     promises = cast.scenario.promises
     _require(
         reading.outcome is not None,
@@ -217,7 +227,8 @@ def _client_timeout(cast: Cast) -> float:
     return cast.scenario.limits.client_timeout
 
 
-def _check_order(client: ClientProcess, reading: Reading) -> None:
+def check_order(client: ClientProcess, reading: Reading) -> None:
+    """Check that the answers of each task were taken in order."""
     last: dict[int, int] = {}
     for portion in reading.yielded:
         task_id = portion.task.task_id
@@ -405,7 +416,7 @@ def _check_copies(cast: Cast, iteration_id: int, shared: list[Reading]) -> None:
         return
     everything = plan.everything()
     _check_attempts(cast, iteration_id, shared)
-    said = _said_to_be_cut_off(shared)
+    said = said_to_be_cut_off(shared)
     for task_id in _whole_copies(cast, iteration_id):
         missing = sorted(everything - got[task_id].keys())
         _require(
@@ -415,7 +426,7 @@ def _check_copies(cast: Cast, iteration_id: int, shared: list[Reading]) -> None:
         )
 
 
-def _said_to_be_cut_off(shared: list[Reading]) -> set[int]:
+def said_to_be_cut_off(shared: list[Reading]) -> set[int]:
     """Return finished tasks whose last answers, a client said, were lost with their workers."""
     return {
         int(found[1])

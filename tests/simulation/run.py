@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from tests.simulation.cast import Cast
 from tests.simulation.promises import check_at_end, check_now, check_retention
@@ -17,26 +18,34 @@ _THOROUGH = 0.02
 """The chance that a look compares the journal with the state."""
 
 
-def run(scenario: Scenario, *, last: int = 40) -> Cast:
+def run(
+    scenario: Scenario,
+    *,
+    cast: Cast | None = None,
+    check: Callable[[Cast], None] = check_at_end,
+    last: int = 40,
+) -> Cast:
     """Run a scenario; check every promise.
 
     Args:
         scenario: What to run.
+        cast: Who is in it; None: whoever is usually.
+        check: Checks what must hold in the end.
         last: How many events are told where one is broken.
 
     Raises:
         AssertionError: One is broken; its notes tell the seed, the scenario and the story.
     """
-    cast = Cast(scenario)
+    cast = cast or Cast(scenario)
     try:
-        _run(cast)
+        _run(cast, check)
     except Exception as error:
         tell(cast, error, last=last)
         raise
     return cast
 
 
-def _run(cast: Cast) -> None:
+def _run(cast: Cast, check: Callable[[Cast], None]) -> None:
     world, scenario = cast.world, cast.scenario
     cast.begin()
     storm = Storm(cast)
@@ -62,7 +71,7 @@ def _run(cast: Cast) -> None:
             heard = cast.dispatcher.dispatcher.presence.clients.values()
             due = max([due, *(each + patience for each in heard)])
         check_retention(cast)
-    check_at_end(cast)
+    check(cast)
 
 
 def _longest(scenario: Scenario) -> float:

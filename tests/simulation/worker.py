@@ -10,12 +10,14 @@ from headrace.errors import UnavailableError
 from headrace.service.messages import DispatcherRequest, GetElements
 from headrace.service.worker import answering
 from headrace.service.worker.actions import Actions, Grant, Start
+from headrace.service.worker.first_come import FirstCome
 from headrace.service.worker.hand_out import Bounds
 from headrace.service.worker.portion import Portion
 from headrace.service.worker.session import Session
 from tests.simulation import production
+from tests.simulation.files import FileSteps
 from tests.simulation.network import Link, Network, Peer, Request
-from tests.simulation.production import Need, Plan, produce
+from tests.simulation.production import Need, Plan, Production, produce
 
 __all__ = ["WorkerProcess"]
 
@@ -29,6 +31,7 @@ class WorkerProcess(Peer):
         dispatcher: The dispatcher's address.
         plan_of: Returns what a pickled plan stands for.
         bounds: How much of a task may be kept.
+        address: Where it listens; None: on a host of its own.
     """
 
     def __init__(
@@ -38,9 +41,10 @@ class WorkerProcess(Peer):
         dispatcher: str,
         plan_of: Callable[[bytes], Plan],
         bounds: Bounds | None = None,
+        address: str | None = None,
     ) -> None:
         super().__init__(network, name)
-        self.address = f"{name}:1"
+        self.address = address or f"{name}:1"
         self.plan_of = plan_of
         self.is_leaving = self.has_left = self.was_killed_by_a_unit = False
         self.has_ever_left = False
@@ -96,6 +100,7 @@ class WorkerProcess(Peer):
                 sum(portion.size for portion in task._hand_out._delivery.portions()),
             )
             for task in tasks
+            if isinstance(task._hand_out, FirstCome)
         ]
 
     # --- the wires ----------------------------------------------------------------------------
@@ -150,6 +155,7 @@ class WorkerProcess(Peer):
         steps += [(start.producer, _Producer.advance) for start in actions.starts]
         steps += [(each, _Producer.resume) for each in actions.resumes]
         steps += [(each.producer, partial(_Producer.take, grant=each)) for each in actions.grants]
+        steps += [(each, _Producer.let_wait) for each in actions.waits]
         steps += [(each, _Producer.cut) for each in actions.cuts]
         for number, step in steps:
             if self.is_up and number in self._producers:
@@ -176,13 +182,18 @@ class _Producer:
         self.worker, self.number = worker, start.producer
         self.is_over = False
         plan = worker.plan_of(start.plan)
-        self._steps = produce(
+        task = start.definition
+        self._steps: Production | FileSteps = produce(
             plan,
             worker.world.chance,
-            is_dealt=start.definition.deals,
+            is_dealt=task.deals,
             portion_bytes=start.portion_bytes,
-            origins=start.definition.origins,
+            origins=task.origins,
+            shard=task.shard or 0,
+            of=task.of or 1,
         )
+        if task.save is not None:
+            self._steps = FileSteps(self._steps, worker.world.chance)
         self._has_room, self._is_cut = True, False
         self._needs: Need | None = None
 
@@ -190,6 +201,12 @@ class _Producer:
         self._has_room = True
         if self._needs is Need.ROOM:
             self.advance()
+
+    def let_wait(self) -> None:
+        files = self._steps.let_wait() if isinstance(self._steps, FileSteps) else None
+        if files is not None and self._needs is Need.UNITS:
+            self._has_room = False
+            self.worker.session.produced(self.number, files, self.worker.world.now)
 
     def cut(self) -> None:
         self._is_cut = True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from headrace.service import DispatcherConfig, DispatchServer, WorkerConfig, Wor
 from headrace.service.config import default_cache_bytes
 from headrace.service.dispatcher.journal import FORMAT
 from headrace.service.local_worker import WORKER_ENVIRONMENT
+from headrace.service.worker.preloading import preload
 from headrace.service.worker.server import DRAIN_SECONDS
 from headrace.transport.security import Security
 
@@ -47,6 +47,8 @@ OPTIONS = {
     "job_gc_check_interval_ms": "--job-gc-check-interval",
     "gc_dynamic_sharding_jobs": "--gc-dynamic-sharding-jobs",
     "max_plan_bytes": "--max-plan-bytes",
+    "deployment_mode": "--deployment-mode",
+    "worker_max_concurrent_snapshots": "--worker-max-concurrent-snapshots",
     "dispatcher_address": "--dispatcher",
     "worker_address": "--worker-address",
     "heartbeat_interval_ms": "--heartbeat-interval",
@@ -137,6 +139,19 @@ def run_dispatcher(
             '"HOST:%port%", any port of that host.',
         ),
     ] = None,
+    deployment_mode: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODE",
+            help="Which workers programs read with fixed shares that do not say so: COLOCATED, "
+            "those in their own process alone; REMOTE, all; by default those in their own process "
+            "if there are any, else all.",
+        ),
+    ] = None,
+    worker_max_concurrent_snapshots: Annotated[
+        int,
+        typer.Option(help="For how many saves one worker writes at a time; 0 stands for 3."),
+    ] = 0,
     keys: Keys = None,
     metrics_port: MetricsPort = None,
 ) -> None:
@@ -166,6 +181,8 @@ def run_dispatcher(
             client_timeout_ms=client_timeout,
             gc_dynamic_sharding_jobs=gc_dynamic_sharding_jobs,
             max_plan_bytes=max_plan_bytes,
+            deployment_mode=deployment_mode,
+            worker_max_concurrent_snapshots=worker_max_concurrent_snapshots,
             security=None if keys is None else Security.load(keys, "server"),
         )
     kept = _what_is_kept(work_dir) if work_dir is not None and fault_tolerant else None
@@ -224,8 +241,13 @@ def run_worker(
             "quarter of the machine's memory).",
         ),
     ] = None,
-    preload: Annotated[
-        list[str] | None, typer.Option(metavar="MODULE", help="Import it first; once for each.")
+    preload_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--preload",
+            metavar="MODULE",
+            help="Import it first, by its name or as a file FOLDER/NAME.py; once for each.",
+        ),
     ] = None,
     drain_timeout: Annotated[
         float,
@@ -265,7 +287,7 @@ def run_worker(
                 if cross_trainer_cache_bytes is None
                 else cross_trainer_cache_bytes
             ),
-            preload=tuple(preload or ()),
+            preload=tuple(preload_ or ()),
             security=None if keys is None else Security.load(keys, "server"),
         )
     if processes == 1:
@@ -339,7 +361,7 @@ def _check_ports(option: str, first: int | None, processes: int = 1) -> None:
 
 def _import(module: str) -> None:
     try:
-        importlib.import_module(module)
+        preload(module)
     except ImportError as error:
         raise typer.BadParameter(
             f"--preload {module}: {error}; is its folder in PYTHONPATH?"

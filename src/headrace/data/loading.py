@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace import saved
-from headrace.data.unfinished import Patience, UnfinishedSource, Watch, failed
+from headrace.data.unfinished import WAIT_SECONDS, Patience, UnfinishedSource, Watch, failed
 from headrace.element.chunk import Chunk
 from headrace.element.spec import Spec, described_spec
-from headrace.errors import FailedPreconditionError, NotFoundError
+from headrace.errors import FailedPreconditionError, HeadraceError, NotFoundError
 from headrace.plan.elements import FromSource
 from headrace.plan.source import (
     IndexedSource,
@@ -35,31 +35,33 @@ MakeDataset = Callable[[FromSource], Any]
 """Makes a dataset of a plan: what stands above this file."""
 
 
-def load_source(path: FileName, wait: bool) -> Source:
+def load_source(path: FileName, wait: bool, wait_timeout: float = WAIT_SECONDS) -> Source:
     """Return the source of a saved dataset.
 
     Args:
         path: The directory, by path or URL.
         wait: Whether to read what is there already, and wait for the rest.
+        wait_timeout: Seconds without anything new after which it is waited for no more.
 
     Raises:
+        DeadlineExceededError: Nobody began to save it for so long.
         NotFoundError: Nothing was saved there; with `wait`, it is waited for.
         FailedPreconditionError: It is not finished, and `wait` is False; or the save failed.
     """
     directory = _directory(path)
     if wait:
-        begun = _wait_for(directory)
-        return UnfinishedSource(directory.url, begun.save, None, _spec(begun))
+        begun = _wait_for(directory, wait_timeout)
+        return UnfinishedSource(directory.url, begun.save, None, _spec(begun), wait_timeout)
     begun, chunks = _finished(directory)
     return saved_source(directory.url, begun.save, None, chunks, _spec(begun))
 
 
-def load_streams(path: FileName, wait: bool, make: MakeDataset) -> Source:
+def load_streams(path: FileName, wait: bool, wait_timeout: float, make: MakeDataset) -> Source:
     """Return a source whose elements are datasets: one for each stream."""
     directory = _directory(path)
     if wait:
-        begun = _wait_for(directory)
-        return UnfinishedStreams(directory.url, begun.save, _spec(begun), make)
+        begun = _wait_for(directory, wait_timeout)
+        return UnfinishedStreams(directory.url, begun.save, _spec(begun), make, wait_timeout)
     begun, chunks = _finished(directory)
     return FinishedStreams(directory.url, begun.save, chunks, _spec(begun), make)
 
@@ -87,9 +89,9 @@ def _finished(directory: SavedDirectory) -> tuple[Begun, tuple[ChunkRecord, ...]
     return standing.begun, standing.chunks
 
 
-def _wait_for(directory: SavedDirectory) -> Begun:
+def _wait_for(directory: SavedDirectory, timeout: float) -> Begun:
     """Wait until a save was begun."""
-    patience = Patience(directory, threading.Event())
+    patience = Patience(directory, threading.Event(), timeout)
     while True:
         standing: Standing = directory.look()
         if standing.begun is not None:
@@ -106,9 +108,17 @@ def _spec(begun: Begun) -> Spec | None:
 # --- datasets of streams --------------------------------------------------------------------------
 
 
+def _streams(chunks: Sequence[ChunkRecord]) -> list[int]:
+    """Return the numbers of the streams that have files, in the order of their first ones.
+
+    That order does not change while others appear; their numbers say nothing.
+    """
+    return list(dict.fromkeys(chunk.stream for chunk in chunks))
+
+
 @dataclass(frozen=True, eq=False)
 class FinishedStreams(IndexedSource):
-    """Datasets, one for each stream of a finished directory.
+    """Datasets, one for each stream of a finished directory, in the order of their first files.
 
     Args:
         path: The directory.
@@ -128,14 +138,14 @@ class FinishedStreams(IndexedSource):
 
     @property
     def size(self) -> int:
-        """Number of streams."""
-        return max((chunk.stream + 1 for chunk in self.chunks), default=0)
+        """Number of streams that hold something."""
+        return len(_streams(self.chunks))
 
     def gather(self, indices: NDArray[np.int64]) -> Any:
         """Return an object array of datasets with the shape of `indices`."""
-        made = np.empty(np.shape(indices), object)
+        made, streams = np.empty(np.shape(indices), object), _streams(self.chunks)
         for place in np.ndindex(made.shape):
-            made[place] = self._stream(int(indices[place]))
+            made[place] = self._stream(streams[int(indices[place])])
         return made
 
     def _stream(self, stream: int) -> Any:
@@ -153,14 +163,16 @@ class UnfinishedStreams(Source):
         save: Id of the save.
         spec: Spec of the elements of the datasets.
         make: Makes a dataset of a plan.
+        wait_timeout: Seconds without anything new after which it is waited for no more.
     """
 
-    speed_only: ClassVar[tuple[str, ...]] = ("path", "spec", "make")
+    speed_only: ClassVar[tuple[str, ...]] = ("path", "spec", "make", "wait_timeout")
 
     path: str
     save: str
     spec: Spec | None
     make: MakeDataset
+    wait_timeout: float = WAIT_SECONDS
 
     @property
     def size(self) -> int:
@@ -181,11 +193,11 @@ class UnfinishedStreams(Source):
 
 
 class _StreamsReader:
-    """Gives the dataset of each stream; its position is the number of the next one."""
+    """Gives the dataset of each stream; its position is how many it gave."""
 
     def __init__(self, source: UnfinishedStreams, indices: int, position: Position) -> None:
         if type(position) is not int or position < 0:
-            raise ValueError(f"position must be the number of a stream, got {position!r}")
+            raise ValueError(f"position must be a number of streams, got {position!r}")
         self._source = source
         self._next = position
         self._is_at_end = not indices
@@ -194,18 +206,25 @@ class _StreamsReader:
 
     def read(self, limit: int) -> Chunk | None:
         check_limit(limit)
-        patience = Patience(self._watch.directory, self._closing)
+        patience = Patience(self._watch.directory, self._closing, self._source.wait_timeout)
         while not self._is_at_end:
             source = self._source
-            known = max((chunk.stream + 1 for chunk in self._watch.chunks()), default=0)
-            if self._next < known:
-                stream = UnfinishedSource(source.path, source.save, self._next, source.spec)
+            known = _streams(self._watch.chunks())
+            if self._next < len(known):
+                number = known[self._next]
+                stream = UnfinishedSource(
+                    source.path, source.save, number, source.spec, source.wait_timeout
+                )
                 self._next += 1
                 return Chunk.of_rows([source.make(FromSource(source=stream))])
             if self._watch.is_finished:
                 break
-            patience.wait(f"another stream of the saved dataset {source.path!r}")
-            self._watch.look()
+            try:
+                patience.wait(f"another stream of the saved dataset {source.path!r}")
+                self._watch.look()
+            except HeadraceError:
+                self._is_at_end = True
+                raise
         return None
 
     def get_position(self) -> Position:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from headrace.arguments import check_callable, check_flag, check_int
+from headrace.arguments import check_callable, check_flag, check_int, check_seconds
 from headrace.data.absent import AbsentNames, no_slices
 from headrace.data.loading import load_source, load_streams
 from headrace.data.pipelines import from_pipeline, from_random_access
@@ -169,26 +169,33 @@ class Sources(metaclass=AbsentNames):
         path: FileName,
         wait: bool = False,
         reader_func: Callable[[Self], Self] | None = None,
+        *,
+        wait_timeout: float = 3600.0,
     ) -> Self:
-        """Return a dataset that was saved with `save`.
+        """Return a dataset that was saved with `save`, or by the workers of a service.
 
         Args:
             path: Its directory, by path or fsspec URL.
             wait: Whether to read it while it is being saved: what is there at once, the rest as it
                 appears.
-            reader_func: Called with a dataset of datasets, one for each process that saved; returns
+            reader_func: Called with a dataset of datasets, one for each that wrote files; returns
                 the dataset to read, as in `lambda streams: streams.interleave(lambda s: s)`. None:
                 all elements in the order of the directory.
+            wait_timeout: With `wait`, how many seconds without anything new are waited: whoever
+                saves may have died.
 
         Raises:
+            DeadlineExceededError: Nothing new came for `wait_timeout` seconds (also while it is
+                read).
             NotFoundError: Nothing was saved there; with `wait`, it is waited for.
             FailedPreconditionError: It is not finished, and `wait` is False; or the save failed.
         """
         check_flag("wait", wait)
+        check_seconds("wait_timeout", wait_timeout)
         if reader_func is None:
-            return cls.from_source(load_source(path, wait))
+            return cls.from_source(load_source(path, wait, wait_timeout))
         check_callable("reader_func", reader_func)
-        made = reader_func(cls.from_source(load_streams(path, wait, cls)))
+        made = reader_func(cls.from_source(load_streams(path, wait, wait_timeout, cls)))
         if not isinstance(made, cls):
             raise TypeError(f"`reader_func` must return a Dataset, but returned {made!r:.80}")
         return made

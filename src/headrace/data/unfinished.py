@@ -8,7 +8,9 @@ Rule 2. It is a source of its own kind, also of a directory that is finished by 
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -20,6 +22,7 @@ from headrace.errors import (
     AbortedError,
     CancelledError,
     DataLossError,
+    DeadlineExceededError,
     FailedPreconditionError,
     NotFoundError,
 )
@@ -28,7 +31,10 @@ from headrace.plan.source import Position, Reader, Source, check_limit, check_ra
 from headrace.saved.directory import SavedDirectory, Standing
 from headrace.saved.format import ChunkRecord
 
-__all__ = ["Patience", "UnfinishedSource", "Watch", "failed"]
+__all__ = ["WAIT_SECONDS", "Patience", "UnfinishedSource", "Watch", "failed"]
+
+WAIT_SECONDS = 3600.0
+"""How long something new is waited for."""
 
 _FIRST_LOOK = 0.02
 _LONGEST = {True: 0.5, False: 5.0}
@@ -44,14 +50,16 @@ class UnfinishedSource(Source):
         save: Id of the save.
         stream: The only stream whose elements these are; None: those of all.
         spec: Spec of the elements; None where it is not known.
+        wait_timeout: Seconds without anything new after which it is waited for no more.
     """
 
-    speed_only: ClassVar[tuple[str, ...]] = ("path", "spec")
+    speed_only: ClassVar[tuple[str, ...]] = ("path", "spec", "wait_timeout")
 
     path: str
     save: str
     stream: int | None
     spec: Spec | None
+    wait_timeout: float = WAIT_SECONDS
 
     @property
     def size(self) -> int:
@@ -104,7 +112,7 @@ class _UnfinishedReader:
             except DataLossError:
                 self._pass_file()
                 raise
-            except (AbortedError, FailedPreconditionError, NotFoundError):
+            except (AbortedError, FailedPreconditionError, NotFoundError, DeadlineExceededError):
                 self._is_at_end = True
                 raise
             if chunk is None:
@@ -119,7 +127,7 @@ class _UnfinishedReader:
     def _next_file(self) -> saved.chunk_file.ChunkFile | None:
         """Wait for the file that comes next and open it; None: there are no more."""
         watch = self._watch
-        patience = Patience(watch.directory, self._closing)
+        patience = Patience(watch.directory, self._closing, self._source.wait_timeout)
         while self._number >= len(watch.chunks()):
             if watch.is_finished:
                 return None
@@ -200,9 +208,12 @@ class Patience:
     Args:
         directory: The directory.
         closing: Ends the wait when it is set.
+        timeout: Seconds without anything new after which it ends.
     """
 
-    def __init__(self, directory: SavedDirectory, closing: threading.Event) -> None:
+    def __init__(self, directory: SavedDirectory, closing: threading.Event, timeout: float) -> None:
+        self._timeout = timeout
+        self._until = math.inf
         self._longest = _LONGEST[directory.folder.is_local]
         self._closing = closing
         self._delay = _FIRST_LOOK
@@ -214,10 +225,18 @@ class Patience:
 
         Raises:
             CancelledError: It was closed meanwhile.
+            DeadlineExceededError: Nothing new has come for too long.
         """
+        now = time.monotonic()
         if self._wait is None or awaited != self._awaited:
             self._wait, self._awaited, self._delay = LongWait(awaited), awaited, _FIRST_LOOK
-        if self._closing.wait(self._delay):
+            self._until = now + self._timeout
+        if now >= self._until:
+            raise DeadlineExceededError(
+                f"waited {self._timeout:g} s in vain for {awaited}: has whoever saves it died? "
+                "Save it again, or load it with a longer `wait_timeout`"
+            )
+        if self._closing.wait(min(self._delay, self._until - now)):
             raise CancelledError(f"closed while waiting for {awaited}")
         self._wait.look()
         self._delay = min(self._delay * 1.5, self._longest)

@@ -167,6 +167,13 @@ class SavedDirectory:
         self._check_own(save)
         self.folder.write(DONE, encode_done(save, chunks))
 
+    def sweep(self, save: str) -> None:
+        """Remove files of a save that were never published, once it is finished."""
+        kept = {chunk.name(save) for chunk in self.look().chunks or ()}
+        for name in self.folder.leftovers():
+            if save_of(name) == save and name not in kept:
+                self.folder.remove(name)
+
     def fail(self, save: str, error: str) -> None:
         """Say that the save failed, and why, and remove what it wrote."""
         self._check_own(save)

@@ -5,7 +5,9 @@
     dispatcher/    knows datasets, workers, jobs and tasks; never sees an element
     worker/        runs tasks, hands out their elements
     client/        reads tasks; a Source again
+    by_value       modules that travel with a dataset
     dataset        `distribute`, `register_dataset`, `from_dataset_id`
+    saving         `distributed_save`: workers write a dataset into a directory
     local_cluster  all of it on this machine
     local_worker   one worker of that, in a process of its own or in this one
 
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     )
     from headrace.service.dispatcher.server import DispatchServer
     from headrace.service.local_cluster import LocalCluster
+    from headrace.service.saving import DistributedSave, distributed_save
     from headrace.service.worker.server import WorkerServer
     from headrace.transport.security import Security
 else:
@@ -42,6 +45,7 @@ else:
             "CrossTrainerCache": "headrace.service.config",
             "DispatchServer": "headrace.service.dispatcher.server",
             "DispatcherConfig": "headrace.service.config",
+            "DistributedSave": "headrace.service.saving",
             "LocalCluster": "headrace.service.local_cluster",
             "Security": "headrace.transport.security",
             "ShardingPolicy": "headrace.service.config",
@@ -49,6 +53,7 @@ else:
             "WorkerServer": "headrace.service.worker.server",
             "delivery_report": "headrace.service.dataset",
             "distribute": "headrace.service.dataset",
+            "distributed_save": "headrace.service.saving",
             "from_dataset_id": "headrace.service.dataset",
             "register_dataset": "headrace.service.dataset",
         },
@@ -60,6 +65,7 @@ __all__ = [
     "CrossTrainerCache",
     "DispatchServer",
     "DispatcherConfig",
+    "DistributedSave",
     "LocalCluster",
     "Security",
     "ShardingPolicy",
@@ -67,6 +73,7 @@ __all__ = [
     "WorkerServer",
     "delivery_report",
     "distribute",
+    "distributed_save",
     "from_dataset_id",
     "register_dataset",
 ]

@@ -42,6 +42,10 @@ TRANSFER_PROTOCOLS = ("shm", "tcp", "local")
 """What may carry elements from workers to clients."""
 
 
+DEPLOYMENT_MODES = (None, "COLOCATED", "REMOTE")
+"""Where the workers are that clients read, as far as the dispatcher is told."""
+
+
 class ShardingPolicy(enum.IntEnum):
     """How the workers share a dataset among them."""
 
@@ -207,8 +211,8 @@ class DispatcherConfig:
         job_gc_timeout_ms: How long an iteration without a client is kept; None: 5 minutes; -1: for
             ever.
         worker_timeout_ms: Silence after which a worker counts as lost; None: 10 s.
-        worker_max_concurrent_snapshots: Snapshots that one worker writes at a time; not supported
-            by this version.
+        worker_max_concurrent_snapshots: For how many `distributed_save`s one worker writes at a
+            time; 0: 3.
         security: Keys of this server and of who may enter; None: open, on loopback.
         client_timeout_ms: Silence after which a client counts as gone; None: 5 minutes.
         gc_dynamic_sharding_jobs: Whether `job_gc_timeout_ms` holds for named DYNAMIC jobs as well;
@@ -216,6 +220,9 @@ class DispatcherConfig:
         max_plan_bytes: What the plans of all datasets may take together, with the arrays in them;
             None: 4 GiB. Where another would be too much, those that nobody has used for longest
             are forgotten; if all are in use, it is refused.
+        deployment_mode: Where the workers of the static policies are that a client with
+            `target_workers="AUTO"` reads. None: those in its own process if there are any, else
+            all; "COLOCATED": those in its own process, of which there must be one; "REMOTE": all.
     """
 
     port: int = 0
@@ -232,6 +239,7 @@ class DispatcherConfig:
     client_timeout_ms: int | None = None
     gc_dynamic_sharding_jobs: bool = False
     max_plan_bytes: int | None = None
+    deployment_mode: str | None = None
 
     def __post_init__(self) -> None:
         _check_place(self.port, self.host)
@@ -260,9 +268,11 @@ class DispatcherConfig:
         check_int(
             "worker_max_concurrent_snapshots", self.worker_max_concurrent_snapshots, minimum=0
         )
-        if self.worker_max_concurrent_snapshots:
-            snapshots = self.worker_max_concurrent_snapshots
-            _refuse("worker_max_concurrent_snapshots", snapshots, "0")
+        if self.deployment_mode not in DEPLOYMENT_MODES:
+            raise ValueError(
+                f"deployment_mode={self.deployment_mode!r} must be None or one of "
+                f"{', '.join(mode for mode in DEPLOYMENT_MODES if mode)}"
+            )
         _check_security(self.security)
 
 
@@ -285,7 +295,7 @@ class WorkerConfig:
         cross_trainer_cache_size_bytes: Memory for elements of each job that trainers share
             (`CrossTrainerCache`); None: 10 GiB, or a quarter of the machine's memory where that is
             less, which the workers of one command or LocalCluster divide.
-        preload: Names of modules that are imported at the start.
+        preload: Modules that are imported at the start: names, or paths of Python files.
         security: Keys of this server and of who may enter; None: open, on loopback.
     """
 

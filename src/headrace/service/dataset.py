@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any, TypeVar
 
 from headrace.data.dataset import Dataset
@@ -23,6 +24,7 @@ from headrace.plan.serialize import dump_plan
 from headrace.plan.source import INFINITE, UNKNOWN
 from headrace.rewrites.normal import normalize
 from headrace.rewrites.positions import deal_of
+from headrace.service.by_value import by_value, checked_modules
 from headrace.service.client.options import ReadingOptions, reading_options
 from headrace.service.client.source import RemoteSource
 from headrace.service.client.visits import check_origins, has_origins, with_visitation
@@ -38,7 +40,14 @@ from headrace.serving.call import Question
 from headrace.transport.retry import RetryPolicy, retry
 from headrace.transport.security import Security
 
-__all__ = ["delivery_report", "distribute", "from_dataset_id", "register_dataset"]
+__all__ = [
+    "ask",
+    "delivery_report",
+    "distribute",
+    "from_dataset_id",
+    "register_dataset",
+    "registered",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -64,6 +73,7 @@ def distribute(
     target_workers: str = "AUTO",
     visitation: str | None = None,
     *,
+    modules: Sequence[ModuleType | str] = (),
     wait_timeout: float = 3600.0,
     security: Security | None = None,
 ) -> Callable[[Any], Dataset]:
@@ -100,6 +110,8 @@ def distribute(
             stream, as `filter(...).take(n)` does). Exactly once needs functions that give as many
             elements again for the same input. Fixed shares offer "at_least_once" alone, and OFF
             nothing: a lost copy ends where it is.
+        modules: Modules, or their names, that travel with the dataset: workers need not have them.
+            A package stands for all that is in it. Modules that are not named travel by name.
         wait_timeout: Seconds without anybody alive who could deliver, or with a dispatcher that is
             away when a pass begins, after which reading raises UnavailableError. A worker that is
             alive is waited for without end; a wait of ten seconds is logged, with what is missing.
@@ -125,13 +137,16 @@ def distribute(
         security=security,
     )
     _check_compression(compression)
+    travelling = checked_modules(modules)
 
     def apply(pipeline: Any) -> Dataset:
         dataset = Dataset.from_pipeline(pipeline)
         _check_endless(options, traverse.cardinality(dataset.plan))
         if visitation == "exactly_once":
             check_origins(dataset.plan)
-        dataset_id = _registered(service, dataset, compression, None, security, anonymous=True)
+        dataset_id = registered(
+            service, dataset, compression, None, security, modules=travelling, anonymous=True
+        )
         plan = dataset.plan
         spec, size = traverse.element_spec(plan), traverse.cardinality(plan)
         visits = with_visitation(options, origins=has_origins(plan))
@@ -146,6 +161,7 @@ def register_dataset(
     compression: str | None = "AUTO",
     dataset_id: str | None = None,
     *,
+    modules: Sequence[ModuleType | str] = (),
     security: Security | None = None,
 ) -> str:
     """Make a dataset known to a service; return its id, for `from_dataset_id`.
@@ -155,6 +171,7 @@ def register_dataset(
         dataset: What to register. Its functions travel with it, by value.
         compression: As in `distribute`, for all who read it.
         dataset_id: The id to give it; None or "": the dispatcher chooses one.
+        modules: As in `distribute`.
         security: Keys of this client, for a service that asks for them.
 
     Raises:
@@ -163,18 +180,33 @@ def register_dataset(
         FailedPreconditionError: Something in the dataset cannot be pickled.
         UnavailableError: The dispatcher did not answer for a minute.
     """
-    return _registered(service, dataset, compression, dataset_id, security, anonymous=False)
+    travelling = checked_modules(modules)
+    return registered(
+        service, dataset, compression, dataset_id, security, modules=travelling, anonymous=False
+    )
 
 
-def _registered(
+def registered(
     service: str | tuple[str, str],
     dataset: Dataset,
     compression: str | None,
     dataset_id: str | None,
     security: Security | None,
     *,
+    modules: Sequence[ModuleType] = (),
     anonymous: bool,
 ) -> str:
+    """Register a dataset; return its id. Arguments as in `register_dataset`.
+
+    Args:
+        service: The dispatcher.
+        dataset: What to register.
+        compression: "AUTO" or None.
+        dataset_id: The id to give it, or None.
+        security: Keys of this client.
+        modules: Those that travel with it.
+        anonymous: Nobody is given the id to keep.
+    """
     address = parse_service(service)
     if not isinstance(dataset, Dataset):
         raise TypeError(f"`dataset` must be a Dataset, but got {dataset!r}")
@@ -183,7 +215,8 @@ def _registered(
         raise TypeError(f"`dataset_id` must be a string, but got {dataset_id!r}")
     plan = dataset.plan
     spec = traverse.element_spec(plan)
-    data = dump_plan(plan)
+    with by_value(modules):
+        data = dump_plan(plan)
     if len(data) > _LARGE_PLAN_BYTES:
         _log.warning(
             "this dataset is %d MB to send to workers, because it holds its data: read files on "
@@ -212,7 +245,7 @@ def _register(
 ) -> str:
     """Register, after putting the plan if the dispatcher does not have it; return the id."""
     for _ in range(_MOST_TIMES_WANTED):
-        registered = _ask(address, security, message)
+        registered = ask(address, security, message)
         if not registered.wanted:
             return registered.dataset_id
         _put_plan(address, security, message.digest, data)
@@ -227,7 +260,7 @@ def _put_plan(address: str, security: Security | None, digest: bytes, data: byte
     while offset < len(data):
         part = data[offset : offset + PLAN_PART_BYTES]
         put = PutPlan(digest=digest, offset=offset, total=len(data), part=part)
-        offset = _ask(address, security, put).received
+        offset = ask(address, security, put).received
 
 
 def from_dataset_id(
@@ -244,6 +277,7 @@ def from_dataset_id(
     target_workers: str = "AUTO",
     visitation: str | None = None,
     *,
+    modules: Sequence[ModuleType | str] = (),
     wait_timeout: float = 3600.0,
     security: Security | None = None,
 ) -> Dataset:
@@ -262,6 +296,8 @@ def from_dataset_id(
         cross_trainer_cache: As in `distribute`.
         target_workers: As in `distribute`.
         visitation: As in `distribute`.
+        modules: Of functions that are given here; those of the dataset travel with it when it is
+            registered.
         wait_timeout: As in `distribute`.
         security: Keys of this client, for a service that asks for them.
 
@@ -270,6 +306,7 @@ def from_dataset_id(
         NotFoundError: No dataset was registered under this id.
         UnavailableError: The dispatcher did not answer for a minute.
     """
+    checked_modules(modules)
     options = reading_options(
         processing_mode=processing_mode,
         service=service,
@@ -286,7 +323,7 @@ def from_dataset_id(
     )
     name = _dataset_name(dataset_id)
     try:
-        known = _ask(parse_service(service), security, GetDataset(dataset_id=name))
+        known = ask(parse_service(service), security, GetDataset(dataset_id=name))
     except NotFoundError as error:
         raise NotFoundError(
             f"Dataset id {name} not found. It must be registered with `register_dataset` before "
@@ -374,7 +411,8 @@ def _dataset_name(dataset_id: object) -> str:
     return str(dataset_id)
 
 
-def _ask(address: str, security: Security | None, question: Question[A]) -> A:
+def ask(address: str, security: Security | None, question: Question[A]) -> A:
+    """Ask the dispatcher, which is waited for; return the answer."""
     with DispatcherStub(address, security=security) as stub:
         return retry(
             lambda timeout: stub.call(question, timeout=timeout),

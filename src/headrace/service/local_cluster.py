@@ -64,7 +64,10 @@ class LocalCluster:
         work_dir: Where the dispatcher keeps its journal; with it, it survives restarts.
         worker_timeout_ms: Silence after which a worker counts as lost; None: the default.
         heartbeat_interval_ms: Milliseconds between the workers' heartbeats; None: the default.
-        preload: Modules that each worker process imports at its start.
+        preload: Modules that each worker process imports at its start: names, or paths of Python
+            files.
+        worker_addresses: The slots of the static sharding policies, in shard order, as in
+            `DispatcherConfig`: `["localhost"] * 3` for any three workers of this cluster.
         restart: Whether a worker process that dies by itself is replaced, after a delay that grows
             while they go on dying. One that `kill_worker` killed is not.
         environment: Variables for worker processes, which else get those of this process, except
@@ -83,6 +86,7 @@ class LocalCluster:
         worker_timeout_ms: int | None = None,
         heartbeat_interval_ms: int | None = None,
         preload: tuple[str, ...] = (),
+        worker_addresses: Sequence[str] | None = None,
         restart: bool = True,
         environment: Mapping[str, str] | None = None,
     ) -> None:
@@ -98,6 +102,7 @@ class LocalCluster:
             work_dir=work_dir,
             fault_tolerant_mode=work_dir is not None,
             worker_timeout_ms=worker_timeout_ms,
+            worker_addresses=worker_addresses,
         )
         self._closing = threading.Event()
         self._workers: list[LocalWorker] = []

@@ -12,6 +12,7 @@ from headrace.service.dispatcher.apply import apply
 from headrace.service.dispatcher.dispatcher import Dispatcher
 from headrace.service.dispatcher.invariants import validate
 from headrace.service.dispatcher.limits import Limits
+from headrace.service.dispatcher.saves import LookAtSaves, SaveWork
 from headrace.service.dispatcher.state import DispatcherState
 from headrace.service.dispatcher.updates import DispatcherStarted, Update
 
@@ -224,3 +225,22 @@ def opening(client_id: str, dataset_id: str = "1000", **fields: Any) -> messages
             **fields,
         }
     )
+
+
+def saving(save: str = "0" * 16, **fields: Any) -> messages.BeginSave:
+    return messages.BeginSave(
+        **{
+            "save": save,
+            "dataset_id": "1000",
+            "path": "/saved",
+            "plan": "digest",
+            "spec": b"",
+            "seed": 7,
+            **fields,
+        }
+    )
+
+
+def look_at(scene: Scenario) -> tuple[SaveWork, ...]:
+    """Return what is to be done with the directories of saves."""
+    return tuple(scene.ask(LookAtSaves(known={})).saves)  # type: ignore[arg-type]

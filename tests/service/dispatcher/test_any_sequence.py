@@ -16,12 +16,15 @@ from headrace.service import messages
 from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.ranges import Ranges, common, count, located, subtracted, united
 from headrace.service.dispatcher.rows import END
+from headrace.service.dispatcher.saves import NoteSave
 from tests.service.dispatcher.scenario import (
     DYNAMIC,
     OFF,
     Scenario,
+    look_at,
     opening,
     registration,
+    saving,
 )
 
 WORKERS = st.sampled_from(["u", "v", "w"])
@@ -29,6 +32,7 @@ ADDRESSES = st.sampled_from(["host:1", "host:2", "host:3"])
 CLIENTS = st.sampled_from(["a", "b", "c"])
 DATASETS = st.sampled_from(["1000", "1001", "mine"])
 TASKS = st.integers(4000, 4030)
+SAVES = st.sampled_from(["0" * 16, "1" * 16])
 UNITS = st.lists(
     st.tuples(st.integers(0, 6), st.integers(1, 4)).map(lambda each: (each[0], sum(each))),
     max_size=3,
@@ -48,7 +52,7 @@ class AnySequence(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.scene = Scenario(gc_timeout=20.0, client_timeout=30.0)
+        self.scene = Scenario(gc_timeout=20.0, client_timeout=30.0, keeps_journal=True)
         self.scene.register(positions=12, fingerprint="0", origins=True)
 
     def ask(self, request: messages.DispatcherRequest) -> None:
@@ -236,6 +240,44 @@ class AnySequence(RuleBasedStateMachine):
         more = fields.get(kind, {})  # type: ignore[call-overload]
         self.ask(kind(worker_id=worker_id, **self.scene.shown(task_id), **more))
 
+    @rule(save=SAVES, dataset_id=DATASETS, path=st.sampled_from(["/p", "/q"]))
+    def begin_save(self, save: str, dataset_id: str, path: str) -> None:
+        self.ask(saving(save, dataset_id=dataset_id, path=path))
+
+    @rule(save=SAVES)
+    def look_at_save(self, save: str) -> None:
+        self.ask(messages.GetSave(save=save))
+
+    @rule(save=SAVES, fails=st.booleans())
+    def look_after_directory(self, save: str, fails: bool) -> None:
+        """Let the shell look after a directory as it does, or fail to."""
+        (found,) = [each for each in look_at(self.scene) if each.save == save] or [None]
+        if found is None:
+            return
+        error = "no such disk" if fails and not found.error else ""
+        what = "failed" if error else "opened" if not found.is_open else "closed"
+        if what != "closed" or found.is_over:
+            self.ask(NoteSave(save=save, what=what, error=error))  # type: ignore[arg-type]
+
+    @rule(data=st.data())
+    def write(self, data: st.DataObject) -> None:
+        """Let the worker of a save say that files are whole."""
+        tasks = self.scene.state.tasks
+        if not tasks:
+            return
+        task = tasks[data.draw(st.sampled_from(sorted(tasks)))]
+        files = data.draw(st.integers(0, 2))
+        message = messages.SaveFiles(
+            worker_id=task.worker_id,
+            number=max(0, task.commits - data.draw(st.integers(0, 1))),
+            files=tuple(
+                messages.SavedFile(task.stored + place, 1, 10, "{}") for place in range(files)
+            ),
+            done=data.draw(st.integers(0, task.dealt)),
+            **self.scene.shown(task.task_id),
+        )
+        self.ask(message)
+
     @rule(worker_id=WORKERS, task_id=TASKS)
     def look_up(self, worker_id: str, task_id: int) -> None:
         self.ask(messages.GetTask(worker_id=worker_id, task_id=task_id))
@@ -341,6 +383,9 @@ _VALUES: dict[Any, st.SearchStrategy[Any]] = {
     str: _STRINGS,
     bytes: st.binary(max_size=40),
     bool: st.booleans(),
+    tuple[messages.SavedFile, ...]: st.lists(
+        st.builds(messages.SavedFile, _INTEGERS, _INTEGERS, _INTEGERS, _STRINGS), max_size=2
+    ).map(tuple),
     int | None: st.one_of(st.none(), _INTEGERS),
     str | None: st.one_of(st.none(), _STRINGS),
     tuple[int, ...]: st.lists(_INTEGERS, max_size=4).map(tuple),

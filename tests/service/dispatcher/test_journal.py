@@ -23,7 +23,15 @@ from headrace.service.dispatcher.decision import PlanPart, PlanPlace
 from headrace.service.dispatcher.invariants import validate
 from headrace.service.dispatcher.journal import FORMAT, open_journal
 from headrace.service.dispatcher.state import DispatcherState, Readers, TaskPhase
-from headrace.service.dispatcher.updates import SlotsConfigured, Update
+from headrace.service.dispatcher.updates import (
+    FilesSaved,
+    SaveBegun,
+    SaveClosed,
+    SaveFailed,
+    SaveOpened,
+    SlotsConfigured,
+    Update,
+)
 from headrace.serving.journal import Journal, MemoryJournal
 from headrace.serving.sqlite_journal import SqliteJournal
 from tests.service.dispatcher.scenario import DYNAMIC, Scenario
@@ -105,7 +113,7 @@ def test_facts_that_were_ever_written_still_mean_the_same() -> None:
     for fact in facts:
         apply(state, fact)
     validate(state)
-    added_later = {SlotsConfigured}
+    added_later = {SlotsConfigured, SaveBegun, SaveOpened, FilesSaved, SaveFailed, SaveClosed}
     assert {type(fact) for fact in facts} == set(get_args(Update)) - added_later
     iteration, left, failed = state.iterations[2000], state.tasks[4000], state.tasks[4001]
     assert (iteration.pass_number, iteration.seed, iteration.finished) == ((0, 3), -5, True)

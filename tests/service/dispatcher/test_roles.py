@@ -48,6 +48,8 @@ CLIENTS = {
     "CloseIteration",
     "ReportUnreachable",
     "GetStatus",
+    "BeginSave",
+    "GetSave",
 }
 
 

@@ -362,7 +362,7 @@ def test_a_module_that_is_missing_on_a_worker_is_named_with_the_worker_and_a_cur
         read(channel, 1)
     assert f"the worker at {worker.address} cannot load the dataset" in str(caught.value)
     assert "No module named 'lonely_module'" in str(caught.value)
-    assert "register_pickle_by_value(lonely_module)" in str(caught.value)
+    assert 'modules=["lonely_module"]' in str(caught.value)
 
 
 def test_a_task_that_is_deleted_closes_its_iterator_and_answers_who_waits() -> None:

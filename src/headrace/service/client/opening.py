@@ -35,6 +35,7 @@ def open_iteration(
 
     Raises:
         FailedPreconditionError: Only workers of this process are to be read, and there are none.
+        InvalidArgumentError: The dispatcher says that there is one, and there is none.
         UnavailableError: The dispatcher did not answer for so long.
     """
     with dial() as stub:

@@ -61,9 +61,10 @@ class ReadingOptions:
     """Keys of this client, for a service that asks for them."""
 
     @property
-    def prefers_local(self) -> bool:
-        """Whether workers of this process are read alone, if there are any."""
-        return self.target_workers == "AUTO" and self.processing_mode in STATIC_POLICIES
+    def static_policy(self) -> str:
+        """The name of a static policy whose workers are read as the dispatcher says; or empty."""
+        is_static = self.target_workers == "AUTO" and self.processing_mode in STATIC_POLICIES
+        return self.processing_mode.name if is_static else ""
 
 
 def reading_options(

@@ -26,6 +26,7 @@ from headrace.service.client.opening import open_iteration
 from headrace.service.client.session import Session
 from headrace.service.client.shell import Shell
 from headrace.service.client.targets import Target
+from headrace.service.config import STATIC_POLICIES
 from headrace.service.dispatcher.stub import DispatcherStub
 from headrace.service.messages import LostUnits, OpenIteration
 from headrace.transport import address as addresses
@@ -89,6 +90,7 @@ class RemoteReader:
             trainer_id=trainer_id,
             codec=codec,
             is_far=lambda address: not addresses.is_this_machine(addresses.split(address)[0]),
+            has_shares=opening.processing_mode in STATIC_POLICIES,
         )
         self._shell = Shell(
             session,

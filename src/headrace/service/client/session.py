@@ -73,6 +73,7 @@ class Session:
         trainer_id: For whom it reads, where trainers share what workers make.
         codec: What answers may be packed with where the wire is slow; empty: they are not.
         is_far: Whether a worker's address is that of another machine.
+        has_shares: Whether each worker has a share that no other reads meanwhile.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Session:
         counts_elements: bool = False,
         codec: str = "",
         is_far: Callable[[str], bool] = lambda address: True,
+        has_shares: bool = False,
     ) -> None:
         self.client_id = client_id
         self.pace = PackingPace(codec, now)
@@ -103,12 +105,15 @@ class Session:
         self._tasks: dict[int, Task] = {}
         #: Every task that was ever read, so that none is begun twice, with what arrived of it.
         self._arrived: dict[int, Receipt] = {}
+        #: Those whose end did not come.
+        self._unended: dict[int, TaskAddress] = {}
         #: What the dispatcher said last.
         self._known = -1
         self._listed: set[int] = set()
         self._kept: set[int] = set()
         #: The last attempt at each shard; None: at whole copies.
         self._attempts: dict[int | None, int] = {}
+        self._has_shares = has_shares
         self._finished = False
         self._silent: tuple[str, ...] = ()
         self.lost: tuple[LostUnits, ...] = ()
@@ -210,6 +215,7 @@ class Session:
                 # In this order: an interruption may repeat it, and not leave out a part.
                 self._turns.add(address.task_id)
                 self._tasks[address.task_id] = task
+                self._unended[address.task_id] = address
                 self._arrived[address.task_id] = task.arrived
             if address.attempt > self._attempts.get(address.shard, 0):
                 self._attempts[address.shard] = address.attempt
@@ -297,6 +303,8 @@ class Session:
                 deliveries.append(delivery)
         if deliveries and self._waiting.is_going_on:
             self._waiting.begin(now)
+        if task.ending:
+            self._ended(task.address)
         if task.ending and not task.window.unanswered:
             self._over(task_id)
             self._contact.hurry()
@@ -340,6 +348,13 @@ class Session:
     def skipped(self) -> int:
         """Elements that were gone when this client came for them: its trainer fell behind."""
         return self._behind.total
+
+    @property
+    def unended(self) -> tuple[list[TaskAddress], list[TaskAddress]]:
+        """Tasks whose end did not come: those that are read, and those that were given up."""
+        reading = [each for task_id, each in self._unended.items() if task_id in self._tasks]
+        gone = [each for task_id, each in self._unended.items() if task_id not in self._tasks]
+        return reading, gone
 
     @property
     def is_over(self) -> bool:
@@ -467,10 +482,22 @@ class Session:
     def _what_is_missing(self, now: float) -> str:
         silence = self._contact.silence(now)
         return describe_missing(
-            self._dispatcher, silence, self._tasks.values(), self._silent, now, self.passed_over
+            self._dispatcher,
+            silence,
+            self._tasks.values(),
+            self._silent,
+            now,
+            self.passed_over,
+            has_shares=self._has_shares,
         )
 
     # --- tasks --------------------------------------------------------------------------------
+
+    def _ended(self, task: TaskAddress) -> None:
+        """Take note that a task came to its end, and with it whoever read its shard before."""
+        for task_id, other in list(self._unended.items()):
+            if task_id == task.task_id or (task.shard is not None and other.shard == task.shard):
+                del self._unended[task_id]
 
     def _give_back(self, task: Task, number: int) -> None:
         task.use_up(number)

@@ -19,7 +19,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
@@ -351,9 +351,40 @@ class Shell:
         if isinstance(answer, UnavailableError):
             _log.debug("the dispatcher at %s: %s; reading on", self._dispatcher, answer)
         if isinstance(answer, ClientUpdate):
-            answer = self._target.of(answer)
+            heard, answer = answer, self._target.of(answer)
             self._session.passed_over = self._target.passed_over
+            if self._target.is_local:
+                answer = self._local_part(heard, answer)
         self._session.heard(event.asked, answer, now)
+
+    def _local_part(self, update: ClientUpdate, local: ClientUpdate) -> ClientUpdate:
+        """Leave out the tasks of other processes, which end as soon as those of this one do.
+
+        What a worker of this process left unfinished is waited for: another one here may take its
+        place. A copy of the dataset ends with its worker.
+        """
+        if update.same:
+            return update
+        reading, gone = self._session.unended
+        shards = [each for each in gone if each.shard is not None]
+        if update.finished:
+            if shards:
+                self._session.fail(UnavailableError(f"{_stopped(shards)}: iterate again"))
+        elif local.finished and (reading or (gone and not self._target.is_copy)):
+            # To be looked at again, though the dispatcher has nothing new to say of it.
+            return msgspec.structs.replace(local, finished=False, version=-1)
+        elif local.finished and gone:
+            _log.warning("%s: the rest of its copy is missing", _stopped(gone))
+        return local
+
+
+def _stopped(tasks: Sequence[TaskAddress]) -> str:
+    where = " and ".join(sorted({task.worker_address for task in tasks}))
+    return (
+        f"the worker at {where} in this process stopped before it had given all that it was to "
+        'give, and only workers of this process are read (target_workers="LOCAL", or "AUTO" with '
+        "a static policy)"
+    )
 
 
 def _error_of(answer: Elements | Exception) -> Exception | None:

@@ -17,6 +17,7 @@ from headrace.service.client.keeping import Keeper
 from headrace.service.client.options import ReadingOptions
 from headrace.service.client.reader import RemoteReader
 from headrace.service.client.targets import Target
+from headrace.service.config import ShardingPolicy
 from headrace.service.dispatcher.stub import DispatcherStub
 from headrace.service.messages import DispatcherReply, LostUnits, OpenIteration, WorkerReply
 from headrace.transport import address as addresses
@@ -144,8 +145,9 @@ class RemoteSource(Source):
             connect=self._connect,
             target=Target(
                 self.options.target_workers,
-                prefers_local=self.options.prefers_local,
+                static_policy=self.options.static_policy,
                 heeds_tags=self.options.num_consumers is None,
+                is_copy=self.options.processing_mode == ShardingPolicy.OFF,
             ),
             max_outstanding_requests=self.options.max_outstanding_requests,
             wait_timeout=self.options.wait_timeout,

@@ -3,8 +3,9 @@
     ANY     all
     LOCAL   those of workers in this process; without any it is an error
     AUTO    all but those of other processes' workers that are tagged COLOCATED: each of these is
-            for the process that it stands beside. Where shares are fixed, those in this process
-            alone, if there are any.
+            for the process that it stands beside. Where shares are fixed, what the dispatcher's
+            `deployment_mode` says: those in this process alone (COLOCATED: there must be some;
+            not said: if there are any), or all (REMOTE).
 
 Rule. Where a client passes tasks over, an iteration may go on for others: it is over for this
       client when the tasks that it read are.
@@ -17,7 +18,7 @@ from typing import TypeVar
 
 import msgspec
 
-from headrace.errors import FailedPreconditionError
+from headrace.errors import FailedPreconditionError, InvalidArgumentError
 from headrace.service.messages import ClientUpdate, IterationOpened, TaskAddress
 from headrace.transport import inprocess
 
@@ -35,15 +36,24 @@ class Target:
 
     Args:
         name: "AUTO", "ANY" or "LOCAL".
-        prefers_local: Whether AUTO reads the workers of this process alone, if there are any.
+        static_policy: Not empty: the name of the policy that shares the dataset in fixed parts,
+            where the client does not say which workers to read (`IterationOpened.deployment`).
         heeds_tags: Whether AUTO heeds tags: not where all clients read the same rounds.
+        is_copy: Whether the rest of what a worker reads is for nobody else when it is lost.
     """
 
     def __init__(
-        self, name: str = "ANY", *, prefers_local: bool = False, heeds_tags: bool = True
+        self,
+        name: str = "ANY",
+        *,
+        static_policy: str = "",
+        heeds_tags: bool = True,
+        is_copy: bool = True,
     ) -> None:
-        self._is_local = name == "LOCAL"
-        self._prefers_local = prefers_local
+        self.is_local = name == "LOCAL"
+        """Whether the workers of this process are read alone."""
+        self.is_copy = is_copy
+        self._static_policy = static_policy
         self._heeds_tags = name == "AUTO" and heeds_tags
         #: Some task was for this client.
         self._has_read = False
@@ -56,11 +66,20 @@ class Target:
         Raises:
             FailedPreconditionError: Only workers of this process are to be read, and there are
                 none.
+            InvalidArgumentError: The dispatcher says that there is one, and there is none.
         """
         local = [each for each in heard.tasks if _is_local(each)]
-        if self._prefers_local and local:
-            self._is_local = True
-        if self._is_local and not heard.finished and not local:
+        policy, deployment = self._static_policy, heard.deployment
+        if policy and deployment == COLOCATED and not heard.finished and not local:
+            raise InvalidArgumentError(
+                f"Static sharding policy <{policy}> requires local workers, but no local "
+                "worker is found. You need to run a local `WorkerServer` in each process that "
+                'reads, as the dispatcher has deployment_mode="COLOCATED". Static sharding also '
+                "requires a fixed list of workers (`worker_addresses` of the DispatcherConfig)"
+            )
+        if policy and (deployment == COLOCATED or (deployment != "REMOTE" and local)):
+            self.is_local = True
+        if self.is_local and not heard.finished and not local:
             raise FailedPreconditionError(
                 "Local reads require local workers, but no local worker is found. Run a "
                 '`WorkerServer` in this process, or use target_workers="AUTO"'
@@ -71,7 +90,7 @@ class Target:
         """Return what there is to read, of what the dispatcher said."""
         if isinstance(heard, ClientUpdate) and heard.same:
             return heard
-        if self._is_local:
+        if self.is_local:
             tasks = _chosen(heard, _is_local)
             return msgspec.structs.replace(heard, tasks=tasks, finished=heard.finished or not tasks)
         if not self._heeds_tags:

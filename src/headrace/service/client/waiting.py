@@ -101,6 +101,8 @@ def describe_missing(
     others: Sequence[str],
     now: float,
     passed_over: Sequence[str] = (),
+    *,
+    has_shares: bool = False,
 ) -> str:
     """Return what stands between the consumer and the next element.
 
@@ -111,6 +113,7 @@ def describe_missing(
         others: Clients of the same job that are not heard, where only that keeps it from its end.
         now: The time.
         passed_over: Addresses of workers that it is not to read.
+        has_shares: Whether each worker has a share that no other reads meanwhile.
     """
     parts = []
     if silence > HEARTBEAT_SECONDS + 2 * CALL_SECONDS:
@@ -143,6 +146,11 @@ def describe_missing(
             f"the only workers ({', '.join(passed_over[:_MOST_NAMED])}) are in other processes and "
             'tagged COLOCATED, so that target_workers="AUTO" leaves them to those; use "ANY" to '
             "read them, or start a worker without that tag"
+        )
+    elif not tasks and silence <= _ALIVE_SECONDS and has_shares:
+        parts.append(
+            "the shares of all workers that are there were read, and another one has no worker: "
+            f"start one for the empty place in `worker_addresses` of the dispatcher at {dispatcher}"
         )
     elif not tasks and silence <= _ALIVE_SECONDS:
         parts.append(

@@ -7,6 +7,7 @@ What it remembers, as facts that add up to a state:
     ranges         sets of units, and the order in which they were dealt
     apply          the only code that changes a state
     apply_units    its part about units: dealt, returned, settled, missing
+    apply_saves    its part about saves: begun, files that count, the end
     contradiction  a fact that does not fit, with the story of what it names
     invariants     checks a state, for tests
 
@@ -21,6 +22,7 @@ How workers share an iteration:
     dealing        DYNAMIC: the units of one stream go to whoever asks
     shared         the same where trainers share what workers make
     shares         which units a task is dealt next
+    saving         as dealing, and what is made of the units goes to files
 
 What one run of the process knows beside that:
 
@@ -42,6 +44,7 @@ Who decides; each reads, and never writes:
     liveness       who is alive, who leaves, who is gone
     retention      what is forgotten, so that it stays small
     status         who is there, and what is going on
+    saves          saves begin, their files count, their directories are looked after
     losses         what an iteration has lost in the end
     notices        what the log says of a loss
 
@@ -51,6 +54,7 @@ What runs it:
     journal        what `serving.journal` keeps for it
     core           what `serving.core` runs
     roles          who may ask what
+    publisher      brings the directories of saves to what the facts say
     server         the shell: port and threads
     stub           typed calls to that server
 """

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.service.dispatcher import apply_units, updates
+from headrace.service.dispatcher import apply_saves, apply_units, updates
 from headrace.service.dispatcher.apply_units import forget_done, give_up, running_task, touch_first
 from headrace.service.dispatcher.contradiction import IllegalFactError, illegal, require
 from headrace.service.dispatcher.modes import policy_for, policy_of
@@ -163,6 +163,7 @@ def _job_created(state: DispatcherState, fact: updates.JobCreated) -> None:
         visitation=fact.visitation,
         ordered=fact.ordered,
         remainder=fact.remainder,
+        save=fact.save,
     )
     if fact.name is not None:
         state.names[fact.name] = fact.job_id
@@ -348,4 +349,9 @@ _APPLY: dict[type, Callable[[DispatcherState, Any], None]] = {
     updates.UnitsDealt: apply_units.units_dealt,
     updates.UnitsReturned: apply_units.units_returned,
     updates.UnitsGivenUp: apply_units.units_given_up,
+    updates.SaveBegun: apply_saves.save_begun,
+    updates.SaveOpened: apply_saves.save_opened,
+    updates.FilesSaved: apply_saves.files_saved,
+    updates.SaveFailed: apply_saves.save_failed,
+    updates.SaveClosed: apply_saves.save_closed,
 }

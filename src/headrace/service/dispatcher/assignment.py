@@ -15,6 +15,7 @@ import msgspec
 
 from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.modes import policy_of
+from headrace.service.dispatcher.saving import unfinished_saves
 from headrace.service.dispatcher.state import DispatcherState
 from headrace.service.dispatcher.updates import Update
 
@@ -64,7 +65,15 @@ def _begun(state: DispatcherState, fact: updates.IterationCreated) -> list[int]:
 
 
 def _of_task(state: DispatcherState, fact: Any) -> list[int]:
-    return [state.tasks[fact.task_id].iteration_id]
+    iteration_id = state.tasks[fact.task_id].iteration_id
+    if not state.jobs[state.iterations[iteration_id].job_id].save:
+        return [iteration_id]
+    # Its worker may have time for another one now.
+    return [iteration_id, *(each for each in unfinished_saves(state) if each != iteration_id)]
+
+
+def _of_save(state: DispatcherState, fact: Any) -> list[int]:
+    return [state.saves[fact.save].iteration_id]
 
 
 def _of_worker(state: DispatcherState, fact: Any) -> list[int]:
@@ -96,4 +105,6 @@ _STRUCK: dict[type, Callable[[DispatcherState, Any], list[int]]] = {
     updates.ClientDropped: _of_task,
     updates.UnitsReturned: _of_task,
     updates.UnitsGivenUp: _of_task,
+    updates.SaveOpened: _of_save,
+    updates.SaveFailed: _of_save,
 }

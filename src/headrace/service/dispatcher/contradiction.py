@@ -44,4 +44,5 @@ _NAMED: dict[str, Callable[[DispatcherState], dict[Any, Any]]] = {
     "task_id": lambda state: state.tasks,
     "worker_id": lambda state: state.workers,
     "client_id": lambda state: state.clients,
+    "save": lambda state: state.saves,
 }

@@ -34,6 +34,7 @@ class DispatcherCore(JournaledCore[Update, DispatcherState, Decision]):
         worker_addresses: The slots of workers (`slots`).
         clock: Tells the time, in seconds that ascend steadily.
         token: Returns so many bytes that nobody can guess.
+        heard: Called with facts when they are kept, while nothing else is decided.
     """
 
     def __init__(
@@ -44,7 +45,12 @@ class DispatcherCore(JournaledCore[Update, DispatcherState, Decision]):
         worker_addresses: Sequence[str] = (),
         clock: Callable[[], float] = time.monotonic,
         token: Callable[[int], bytes] = secrets.token_bytes,
+        heard: Callable[[Sequence[Update]], object] = len,
     ) -> None:
+        def kept(facts: Sequence[Update]) -> None:
+            _count(facts)
+            heard(facts)
+
         def begin(state: DispatcherState, now: float) -> tuple[Dispatcher, Sequence[Update]]:
             facts: list[Update] = []
             if not state.incarnation:
@@ -57,7 +63,7 @@ class DispatcherCore(JournaledCore[Update, DispatcherState, Decision]):
                 apply(state, facts[-1])
             return Dispatcher(state, limits, now), facts
 
-        super().__init__(journal, begin, owner="dispatcher", clock=clock, kept=_count)
+        super().__init__(journal, begin, owner="dispatcher", clock=clock, kept=kept)
 
     def num_workers(self) -> int:
         """Return the number of workers that are registered and not lost."""

@@ -21,6 +21,7 @@ from headrace.service.dispatcher import (
     plans,
     registration,
     retention,
+    saves,
     splits,
     status,
     tasks,
@@ -62,6 +63,11 @@ _DECIDERS: dict[type, Callable[[DispatcherState, Any, Moment], Decision]] = {
     messages.WorkerLeft: liveness.worker_left,
     messages.ReportUnreachable: liveness.report_unreachable,
     messages.GetStatus: status.get_status,
+    messages.BeginSave: saves.begin_save,
+    messages.GetSave: saves.get_save,
+    messages.SaveFiles: saves.save_files,
+    saves.LookAtSaves: saves.look_at_saves,
+    saves.NoteSave: saves.note_save,
 }
 
 #: In this order: each sees what the one before it did.

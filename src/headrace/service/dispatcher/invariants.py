@@ -11,6 +11,7 @@ from headrace.service.dispatcher.ranges import at_least, common, count, located,
 from headrace.service.dispatcher.state import (
     LOSSES_REMEMBERED,
     PASSES_REMEMBERED,
+    SAVES_REMEMBERED,
     DispatcherState,
     Iteration,
     Task,
@@ -44,6 +45,7 @@ def validate(state: DispatcherState) -> None:
         assert state.addresses[worker.address] == worker_id, worker
     assert len(state.addresses) == len(state.workers)
     _check_jobs(state)
+    _check_saves(state)
     readers: dict[str, int] = {}
     for iteration_id, iteration in state.iterations.items():
         _check_iteration(state, iteration_id, iteration)
@@ -97,6 +99,32 @@ def _check_jobs(state: DispatcherState) -> None:
     assert len(state.names) + len(state.owners) == len(state.jobs)
 
 
+def _check_saves(state: DispatcherState) -> None:
+    assert sum(save.is_closed for save in state.saves.values()) <= SAVES_REMEMBERED
+    at_work = {save.job_id for save in state.saves.values() if not save.is_closed}
+    assert at_work == {job.job_id for job in state.jobs.values() if job.save}, state.saves
+    for save_id, save in state.saves.items():
+        assert save.save == save_id, save
+        if save.is_closed:
+            assert not save.stored, save
+            continue
+        assert state.jobs[save.job_id].save == save_id, save
+        assert [*state.jobs[save.job_id].iterations.values()] == [save.iteration_id], save
+        iteration = state.iterations[save.iteration_id]
+        assert not iteration.clients, save
+        assert save.is_open or not iteration.tasks, save
+        assert save.files == len(save.stored), save
+        assert save.elements == sum(file.elements for file in save.stored), save
+        assert save.size == sum(file.bytes for file in save.stored), save
+        for task in state.tasks_of(iteration):
+            mine = [file.number for file in save.stored if file.stream == task.task_id]
+            assert mine == list(range(task.stored)), task
+            assert task.phase is not TaskPhase.FINISHED or not task.held, task
+        if iteration.finished and not iteration.failed:
+            assert iteration.rest == 0, iteration
+            assert not iteration.given_up, iteration
+
+
 def _check_iteration(state: DispatcherState, iteration_id: int, iteration: Iteration) -> None:
     assert iteration.iteration_id == iteration_id < state.next_iteration, iteration
     job = state.jobs[iteration.job_id]
@@ -113,7 +141,7 @@ def _check_iteration(state: DispatcherState, iteration_id: int, iteration: Itera
     assert iteration.held == sum(task.held for task in state.running_tasks(iteration)), iteration
     assert not (iteration.finished and running), iteration
     assert iteration.finished or not iteration.failed, iteration
-    if not iteration.finished:
+    if not iteration.finished and not job.save:
         served = {task.worker_id for task in tasks if task.phase is not TaskPhase.LOST}
         there = set(staying(state))
         if iteration.is_dealt:

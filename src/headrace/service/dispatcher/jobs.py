@@ -56,6 +56,8 @@ def open_iteration(
     dataset = state.dataset(request.dataset_id)
     policy_for(request).check(state, dataset, request)
     job = _find_job(state, request)
+    if job is not None and job.save:
+        raise ValueError(f"client_id={request.client_id!r} is the name of a save, not of a client")
     if job is not None:
         _check_same_job(state, job, dataset, request)
     iteration_id = None if job is None else job.iterations.get(request.pass_number)
@@ -160,6 +162,7 @@ def _opened(state: DispatcherState, client_id: str, moment: Moment) -> messages.
         finished=False,
         job_name=job.name or "",
         lease=moment.limits.client_timeout,
+        deployment=moment.limits.deployment,
     )
 
 

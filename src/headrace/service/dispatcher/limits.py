@@ -38,6 +38,12 @@ class Limits:
     gc_dynamic: bool = False
     plan_bytes: int = 4 << 30
     """What the plans of all datasets may take together."""
+    saves_at_once: int = 3
+    """For how many saves one worker writes at a time."""
+    deployment: str = ""
+    """Where workers of static policies are: "COLOCATED" or "REMOTE"; empty: not told."""
+    keeps_journal: bool = False
+    """Whether what is journaled outlives the process: only then may a dataset be saved."""
 
     @property
     def tick_interval(self) -> float:
@@ -67,6 +73,9 @@ class Limits:
             suspect_timeout=min(worker_timeout, 2 * heartbeat_interval),
             gc_dynamic=config.gc_dynamic_sharding_jobs,
             plan_bytes=config.max_plan_bytes or cls.plan_bytes,
+            saves_at_once=config.worker_max_concurrent_snapshots or cls.saves_at_once,
+            deployment=config.deployment_mode or "",
+            keeps_journal=config.fault_tolerant_mode,
         )
 
 

@@ -42,7 +42,18 @@ def worker_heartbeat(
             ),
             incarnation=state.incarnation,
             departed=departed_from(state, request.worker_id),
+            begin=_to_begin(state, request),
         )
+    )
+
+
+def _to_begin(state: DispatcherState, request: messages.WorkerHeartbeat) -> tuple[int, ...]:
+    """Return the tasks of a worker that it has not begun, and that no client will ask for."""
+    return tuple(
+        task_id
+        for task_id in sorted(state.workers[request.worker_id].tasks)
+        if state.jobs[state.iterations[state.tasks[task_id].iteration_id].job_id].save
+        and task_id not in request.tasks
     )
 
 

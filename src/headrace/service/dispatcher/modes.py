@@ -7,12 +7,13 @@ from headrace.service.config import ShardingPolicy
 from headrace.service.dispatcher.copies import Copies
 from headrace.service.dispatcher.dealing import Dealing, ExactDealing
 from headrace.service.dispatcher.policy import Policy
+from headrace.service.dispatcher.saving import Saving
 from headrace.service.dispatcher.shared import shared_by_trainers
 from headrace.service.dispatcher.state import DispatcherState, Iteration, Job
 from headrace.service.dispatcher.static import Static
 from headrace.service.messages import OpenIteration
 
-__all__ = ["OFFERED", "name_of", "policy_for", "policy_of"]
+__all__ = ["OFFERED", "SAVING", "name_of", "policy_for", "policy_of"]
 
 OFFERED: dict[int, Policy] = {
     ShardingPolicy.OFF: Copies(),
@@ -30,6 +31,9 @@ _SHARED = {mode: shared_by_trainers(policy) for mode, policy in OFFERED.items()}
 
 _NAMES = {int(mode): mode.name for mode in ShardingPolicy}
 
+SAVING = Saving()
+"""How the iterations of saves are shared, whose mode is DYNAMIC."""
+
 
 def policy_for(terms: Job | OpenIteration) -> Policy:
     """Return how the iterations of a job are shared, or of one that a request would open.
@@ -37,6 +41,8 @@ def policy_for(terms: Job | OpenIteration) -> Policy:
     Raises:
         FailedPreconditionError: This dispatcher does not offer that.
     """
+    if isinstance(terms, Job) and terms.save:
+        return SAVING
     policies = _SHARED if terms.cross_trainer_cache else OFFERED
     policy = policies.get(terms.processing_mode)
     if terms.visitation == "exactly_once":

@@ -28,8 +28,10 @@ def _worker_lost(state: DispatcherState, fact: updates.WorkerLost) -> str:
     )
 
 
-def _task_lost(state: DispatcherState, fact: updates.TaskLost) -> str:
+def _task_lost(state: DispatcherState, fact: updates.TaskLost) -> str | None:
     task = state.tasks[fact.task_id]
+    if state.jobs[state.iterations[task.iteration_id].job_id].save:
+        return None  # why the save failed is said, not that its tasks end
     return (
         f"task {fact.task_id} of {_reading(state, task)} on the worker at {task.address} is given "
         f"up: {fact.reason}. Is {task.address} an address that clients can reach?"
@@ -46,6 +48,17 @@ def _client_dropped(state: DispatcherState, fact: updates.ClientDropped) -> str 
     )
 
 
+def _save_failed(state: DispatcherState, fact: updates.SaveFailed) -> str:
+    return f"the save into {state.saves[fact.save].path!r} has failed: {fact.error}"
+
+
+def _iteration_finished(state: DispatcherState, fact: updates.IterationFinished) -> str | None:
+    save = state.jobs[state.iterations[fact.iteration_id].job_id].save
+    if not (save and fact.failed) or state.saves[save].error:
+        return None
+    return f"the save into {state.saves[save].path!r} has failed: {fact.failed}"
+
+
 def _reading(state: DispatcherState, task: Task) -> str:
     iteration = state.iterations[task.iteration_id]
     job = state.jobs[iteration.job_id]
@@ -57,4 +70,6 @@ _SAY: dict[type, Callable[[DispatcherState, Any], str | None]] = {
     updates.WorkerLost: _worker_lost,
     updates.TaskLost: _task_lost,
     updates.ClientDropped: _client_dropped,
+    updates.SaveFailed: _save_failed,
+    updates.IterationFinished: _iteration_finished,
 }

@@ -50,7 +50,8 @@ def collect_idle(state: DispatcherState, moment: Moment) -> list[Update]:
 def _idle(state: DispatcherState, moment: Moment, timeout: float) -> Iterable[Iteration]:
     for iteration_id, since in moment.presence.idle.items():
         iteration = state.iterations[iteration_id]
-        if not iteration.clients and moment.now - since > timeout:
+        is_read = not state.jobs[iteration.job_id].save  # that of a save goes with it
+        if is_read and not iteration.clients and moment.now - since > timeout:
             yield iteration
 
 

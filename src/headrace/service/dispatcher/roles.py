@@ -27,6 +27,7 @@ _WORKERS_ONLY = frozenset(
         messages.FailTask,
         messages.HandBack,
         messages.DropClient,
+        messages.SaveFiles,
     }
 )
 

@@ -9,6 +9,7 @@ from headrace.service.config import DispatcherConfig
 from headrace.service.dispatcher.core import DispatcherCore
 from headrace.service.dispatcher.journal import open_journal
 from headrace.service.dispatcher.limits import Limits
+from headrace.service.dispatcher.publisher import Publisher, ask_core
 from headrace.service.dispatcher.roles import let_in
 from headrace.serving.life_cycle import LifeCycle
 from headrace.transport import zeromq
@@ -63,7 +64,13 @@ class DispatchServer(LifeCycle):
         limits = Limits.of(config)
         journal = open_journal(config)
         self._keep(journal.close)
-        core = DispatcherCore(journal, limits, worker_addresses=config.worker_addresses or ())
+        publisher = Publisher(lambda question: ask_core(core.handle, question))
+        core = DispatcherCore(
+            journal,
+            limits,
+            worker_addresses=config.worker_addresses or (),
+            heard=publisher.heard,
+        )
         maintenance = threading.Thread(
             target=core.maintain,
             args=(limits.tick_interval,),
@@ -78,6 +85,9 @@ class DispatchServer(LifeCycle):
                 maintenance.join()
 
         self._keep(end)
+        if config.fault_tolerant_mode:
+            publisher.start()
+            self._keep(publisher.close)
         server = zeromq.serve(
             lambda requests: core.handle(let_in(requests)),
             request_type=messages.DispatcherRequest,

@@ -6,6 +6,8 @@ stays with it, unless its worker hands it back or is lost.
 
 from __future__ import annotations
 
+import msgspec
+
 from headrace.errors import AbortedError, FailedPreconditionError
 from headrace.service import messages
 from headrace.service.dispatcher import updates
@@ -44,6 +46,9 @@ def get_split(state: DispatcherState, request: messages.GetSplit, moment: Moment
             f"task {request.task_id} reads its dataset whole: only ShardingPolicy.DYNAMIC deals "
             "units"
         )
+    if state.jobs[iteration.job_id].save:
+        # What is done its files say, and they may have been heard of since.
+        request = msgspec.structs.replace(request, done=task.done)
     if request.want < 1:
         raise ValueError(f"want={request.want} must be at least 1")
     if request.number < 0:

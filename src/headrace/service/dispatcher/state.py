@@ -22,7 +22,9 @@ __all__ = [
     "Job",
     "Missing",
     "Readers",
+    "Save",
     "Slot",
+    "Stored",
     "Task",
     "TaskPhase",
     "Worker",
@@ -31,6 +33,7 @@ __all__ = [
 LEFT = "it left"
 """The reason of tasks whose worker left on its own."""
 PASSES_REMEMBERED = 100
+SAVES_REMEMBERED = 100
 LOSSES_REMEMBERED = 200
 
 FIRST_DATASET = 1000
@@ -118,6 +121,8 @@ class Job(msgspec.Struct):
     visitation: str | None = None
     ordered: bool = False
     remainder: str = "drop"
+    #: Not empty: it writes the save of this id, which is not closed, and nobody may join.
+    save: str = ""
 
     def is_over(self, pass_number: tuple[int, ...]) -> bool:
         """Whether a pass was read, and its iteration forgotten."""
@@ -131,6 +136,43 @@ class Job(msgspec.Struct):
         """Number of passes that were begun."""
         before = sum(count(ranges) for ranges in self.over.values())
         return len(self.iterations) + len(self.forgotten) + before
+
+
+class Stored(msgspec.Struct, frozen=True, array_like=True):
+    """A chunk file that counts (`saved.ChunkRecord`); its place in `Save.stored` is its order."""
+
+    stream: int
+    number: int
+    elements: int
+    bytes: int
+    form: str
+
+
+class Save(msgspec.Struct):
+    """A dataset that workers write into a directory; its units are those of an iteration."""
+
+    save: str
+    path: str
+    plan: str
+    spec: bytes
+    chunk_bytes: int | None
+    at_once: int
+    """For how many saves one worker writes at a time."""
+    #: They are there until it is closed; the iteration is the job's only one.
+    job_id: int
+    iteration_id: int
+    #: Whether its directory was begun; before that it has no tasks.
+    is_open: bool = False
+    #: All files that count, in their order, until it is closed; and how many they were.
+    stored: list[Stored] = msgspec.field(default_factory=list)
+    files: int = 0
+    elements: int = 0
+    size: int = 0
+    #: Why it failed, as far as it is not its iteration that did; and the name of the error's class.
+    error: str = ""
+    kind: str = ""
+    #: The directory says how it ended.
+    is_closed: bool = False
 
 
 class Missing(msgspec.Struct):
@@ -279,6 +321,9 @@ class Task(msgspec.Struct):
     departed: dict[str, int] = msgspec.field(default_factory=dict)
     #: The worker is lost or has left, or the task failed: what was not received will not come.
     gone: bool = False
+    #: How often it said that files of a save are whole, and how many these were.
+    commits: int = 0
+    stored: int = 0
 
     @property
     def held(self) -> int:
@@ -324,6 +369,8 @@ class DispatcherState(msgspec.Struct):
     next_iteration: int = FIRST_ITERATION
     next_task: int = FIRST_TASK
     next_job: int = FIRST_JOB
+    #: By id, the oldest first: those that are not closed, and the last ones that are.
+    saves: dict[str, Save] = msgspec.field(default_factory=dict)
 
     def ticket(self, task_id: int) -> str:
         """Return the ticket that a task of this number has."""

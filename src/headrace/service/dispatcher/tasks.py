@@ -9,7 +9,7 @@ from headrace.service import messages
 from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.decision import Decision, Moment
 from headrace.service.dispatcher.modes import policy_for
-from headrace.service.dispatcher.state import DispatcherState, Task, TaskPhase
+from headrace.service.dispatcher.state import DispatcherState, Job, Task, TaskPhase
 
 __all__ = ["fail_task", "finish_task", "get_task", "workers_task"]
 
@@ -22,7 +22,8 @@ def workers_task(
     | messages.FinishTask
     | messages.FailTask
     | messages.HandBack
-    | messages.DropClient,
+    | messages.DropClient
+    | messages.SaveFiles,
 ) -> Task:
     """Return the task that a worker speaks of, if it is that worker's.
 
@@ -89,7 +90,17 @@ def get_task(state: DispatcherState, request: messages.GetTask, moment: Moment) 
             hand_out=policy.hand_out,
             origins=iteration.exactly_once,
             num_consumers=job.num_consumers,
+            save=_order(state, job),
         )
+    )
+
+
+def _order(state: DispatcherState, job: Job) -> messages.SaveOrder | None:
+    if not job.save:
+        return None
+    save = state.saves[job.save]
+    return messages.SaveOrder(
+        save=save.save, path=save.path, spec=save.spec, chunk_bytes=save.chunk_bytes
     )
 
 
@@ -99,6 +110,9 @@ def finish_task(state: DispatcherState, request: messages.FinishTask, moment: Mo
     if task.phase is not TaskPhase.RUNNING:
         return Decision()
     iteration = state.iterations[task.iteration_id]
+    if state.jobs[iteration.job_id].save and task.held:
+        reason = f"it ended with {task.held} units that are in no file"
+        return Decision(updates=(updates.TaskFailed(task_id=task.task_id, reason=reason),))
     cut = request.cut and not iteration.is_dealt
     done = request.done if iteration.exactly_once and request.done <= task.dealt else 0
     finished = updates.TaskFinished(task_id=task.task_id, cut=cut, done=max(task.done, done))

@@ -14,6 +14,7 @@ import msgspec
 
 from headrace.service.dispatcher.ranges import Ranges
 from headrace.service.dispatcher.rows import Parts
+from headrace.service.messages import SavedFile
 
 __all__ = [
     "ClientDropped",
@@ -24,6 +25,7 @@ __all__ = [
     "DatasetKept",
     "DatasetRegistered",
     "DispatcherStarted",
+    "FilesSaved",
     "IterationCollected",
     "IterationCreated",
     "IterationFinished",
@@ -32,6 +34,10 @@ __all__ = [
     "JobForgotten",
     "PlanForgotten",
     "PlanStored",
+    "SaveBegun",
+    "SaveClosed",
+    "SaveFailed",
+    "SaveOpened",
     "SlotsConfigured",
     "TaskCreated",
     "TaskFailed",
@@ -158,6 +164,8 @@ class JobCreated(Fact, frozen=True):
     visitation: str | None = None
     ordered: bool = False
     remainder: str = "drop"
+    save: str = ""
+    """Not empty: it writes the save of this id."""
 
 
 class JobForgotten(Fact, frozen=True):
@@ -328,6 +336,52 @@ class UnitsGivenUp(Fact, frozen=True):
     units: Ranges
 
 
+class SaveBegun(Fact, frozen=True):
+    """Workers are to write a dataset into a directory; the job and the iteration come next."""
+
+    save: str
+    path: str
+    plan: str
+    spec: bytes
+    chunk_bytes: int | None
+    at_once: int
+    """For how many saves one worker writes at a time."""
+    job_id: int
+    iteration_id: int
+
+
+class SaveOpened(Fact, frozen=True):
+    """The directory of a save was begun."""
+
+    save: str
+
+
+class FilesSaved(Fact, frozen=True):
+    """Files of a task count from now on, in this order after all of its save before.
+
+    They hold, with those of the task before them, its units before `done`, in dealt order.
+    """
+
+    task_id: int
+    number: int
+    files: tuple[SavedFile, ...]
+    done: int
+
+
+class SaveFailed(Fact, frozen=True):
+    """A save cannot go on: its directory is lost, or was never free."""
+
+    save: str
+    error: str
+    kind: str = ""
+
+
+class SaveClosed(Fact, frozen=True):
+    """The directory says how a save ended."""
+
+    save: str
+
+
 Update: TypeAlias = (
     DispatcherStarted
     | PlanStored
@@ -359,4 +413,9 @@ Update: TypeAlias = (
     | UnitsDealt
     | UnitsReturned
     | UnitsGivenUp
+    | SaveBegun
+    | SaveOpened
+    | FilesSaved
+    | SaveFailed
+    | SaveClosed
 )

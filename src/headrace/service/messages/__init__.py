@@ -9,6 +9,7 @@ the type of its reply (`serving.call.Question`). Nothing here has behaviour.
     status       clients -> dispatcher
     workers      workers -> dispatcher                 come, be heard, go
     tasks        workers -> dispatcher                 what a task is, its units, its end
+    saves        clients and workers -> dispatcher     datasets that workers write to files
     elements     clients -> workers
 
 *Units* are what a DYNAMIC iteration deals: positions of the plan, numbered from 0 over all passes.
@@ -46,6 +47,14 @@ from headrace.service.messages.iterations import (
     SettleTask,
     TaskAddress,
 )
+from headrace.service.messages.saves import (
+    BeginSave,
+    GetSave,
+    SavedFile,
+    SaveFiles,
+    SaveOrder,
+    SaveUpdate,
+)
 from headrace.service.messages.status import (
     DispatcherStatus,
     GetStatus,
@@ -74,6 +83,7 @@ from headrace.serving.call import Done, Ping
 
 __all__ = [
     "PLAN_PART_BYTES",
+    "BeginSave",
     "ClientHeartbeat",
     "ClientUpdate",
     "CloseIteration",
@@ -90,6 +100,7 @@ __all__ = [
     "GetDataset",
     "GetElements",
     "GetPlan",
+    "GetSave",
     "GetSplit",
     "GetStatus",
     "GetTask",
@@ -105,6 +116,10 @@ __all__ = [
     "RegisterDataset",
     "RegisterWorker",
     "ReportUnreachable",
+    "SaveFiles",
+    "SaveOrder",
+    "SaveUpdate",
+    "SavedFile",
     "SettleTask",
     "SplitGranted",
     "TaskAddress",
@@ -141,6 +156,9 @@ DispatcherRequest: TypeAlias = (
     | FailTask
     | HandBack
     | DropClient
+    | BeginSave
+    | GetSave
+    | SaveFiles
 )
 DispatcherReply: TypeAlias = (
     Done
@@ -155,6 +173,7 @@ DispatcherReply: TypeAlias = (
     | TaskDefinition
     | PlanBytes
     | SplitGranted
+    | SaveUpdate
 )
 WorkerRequest: TypeAlias = Ping | GetElements
 WorkerReply: TypeAlias = Done | Elements

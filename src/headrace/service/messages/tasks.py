@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headrace.service.messages.saves import SaveOrder
 from headrace.serving.call import Done, Message, Question
 
 __all__ = [
@@ -45,6 +46,8 @@ class TaskDefinition(Message, frozen=True):
     """Its portions say of which units their elements are, and which of each."""
     num_consumers: int | None = None
     """For how many consumers a round of its elements is (`iterations.OpenIteration`)."""
+    save: SaveOrder | None = None
+    """Not None: its elements are for no client, and are written to files."""
 
 
 class GetTask(Question[TaskDefinition], frozen=True):

@@ -40,6 +40,8 @@ class WorkerUpdate(Message, frozen=True):
     incarnation: str = ""
     departed: tuple[tuple[int, str], ...] = ()
     """Tasks of the worker with clients that are gone (`DropClient`)."""
+    begin: tuple[int, ...] = ()
+    """Tasks of the worker that no client will ask for, and that it has not begun."""
 
 
 class WorkerHeartbeat(Question[WorkerUpdate], frozen=True):

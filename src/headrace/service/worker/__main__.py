@@ -10,7 +10,6 @@ second one does not.
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import signal
@@ -22,6 +21,7 @@ from typing import Any
 from headrace.forks import in_each_child
 from headrace.process.parent import die_with_parent, say_leaving, say_ready, wait_for_release
 from headrace.service.config import WorkerConfig
+from headrace.service.worker.preloading import preload
 from headrace.service.worker.server import WorkerServer
 
 __all__ = ["main"]
@@ -35,7 +35,7 @@ def main(text: str, log_to: int, lifeline: int) -> None:
     config = WorkerConfig(**json.loads(text))
     for module in config.preload:
         try:
-            importlib.import_module(module)
+            preload(module)
         except ImportError as error:
             # One line, and not the import system's own frames.
             sys.exit(f"preload={module!r}: {error}; is its folder in sys.path, or PYTHONPATH?")

@@ -55,6 +55,8 @@ class Actions(Generic[R]):
     most: dict[int, int] = field(default_factory=dict)
     """Of those, how many elements that may have at most, where that is bounded."""
     grants: list[Grant] = field(default_factory=list)
+    waits: list[int] = field(default_factory=list)
+    """Producers that are to wait for units, which others are to have first."""
     cuts: list[int] = field(default_factory=list)
     """Producers that make no more portions, and end."""
     closes: list[int] = field(default_factory=list)

@@ -58,6 +58,7 @@ class Feed:
         self._is_closed = False
         self._is_alone = False
         self._waits_for_units = False
+        self._is_told_to_wait = False
 
     # --- the owner ------------------------------------------------------------------------------
 
@@ -73,6 +74,12 @@ class Feed:
             self._granted = grant
             if grant.units is not None:
                 self._order.deal(*grant.units, grant.rows)
+            self._changed.notify_all()
+
+    def let_wait(self) -> None:
+        """Let the producer know that it is to wait for units, as others are to have them first."""
+        with self._changed:
+            self._is_told_to_wait = True
             self._changed.notify_all()
 
     def cut(self) -> None:
@@ -106,6 +113,11 @@ class Feed:
         """Whether nothing is to be kept in hand: workers died with it, or units are waited for."""
         return self._is_alone or self._waits_for_units
 
+    @property
+    def is_told_to_wait(self) -> bool:
+        """Whether units are waited for, and others are to have them first."""
+        return self._is_told_to_wait
+
     def next_units(self, hand_over: Callable[[], None]) -> Grant | None:
         """Return the next units, perhaps after a wait; None: no more come.
 
@@ -124,9 +136,18 @@ class Feed:
             self._waits_for_units = True
             try:
                 hand_over()
+                if self._has_to_wait():
+                    hand_over()
                 return self._wait_for_units()
             finally:
-                self._waits_for_units = False
+                self._waits_for_units = self._is_told_to_wait = False
+
+    def _has_to_wait(self) -> bool:
+        """Wait until units are granted, or are not to be for now; return which."""
+        with self._changed:
+            while self._granted is None and not (self._is_closed or self._is_told_to_wait):
+                self._changed.wait()
+            return self._is_told_to_wait
 
     def _wait_for_units(self) -> Grant | None:
         with self._changed:

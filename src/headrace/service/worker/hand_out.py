@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 from headrace.service.dispatcher.ranges import Ranges
 from headrace.service.dispatcher.rows import Parts
-from headrace.service.messages import GetElements
+from headrace.service.messages import GetElements, SavedFile
 from headrace.service.worker.portion import Answer, Portion
 
 __all__ = ["Bounds", "Departure", "HandOut", "Left"]
@@ -99,7 +99,19 @@ class HandOut(ABC, Generic[R]):
         """How many elements the next portion may have; None: as is usual."""
         return None
 
+    @property
+    def unheard(self) -> tuple[int, tuple[SavedFile, ...], int] | None:
+        """Which files the dispatcher is to hear of next: number, files, and units done with them.
+
+        None: of none, as where clients are handed elements.
+        """
+        return None
+
     # --- what happens ---------------------------------------------------------------------------
+
+    def heard(self, number: int) -> None:
+        """Take note that the dispatcher has heard of files."""
+        return None
 
     @abstractmethod
     def ask(self, request: R, message: GetElements, now: float) -> list[tuple[R, Answer]]:

@@ -45,6 +45,12 @@ class Lookups(Generic[R]):
         waiting.append((request, message))
         return len(waiting) == 1
 
+    def add(self, task_id: int) -> bool:
+        """Look a task up that nobody asked for; return whether it is not looked up already."""
+        is_new = task_id not in self._parked
+        self._parked.setdefault(task_id, [])
+        return is_new
+
     def release(self, task_id: int) -> list[tuple[R, GetElements]]:
         """Return the requests that waited for a task."""
         return self._parked.pop(task_id, [])

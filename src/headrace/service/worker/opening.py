@@ -60,7 +60,8 @@ def open_plan(
         raise FailedPreconditionError(
             f"the worker at {worker} cannot load the dataset: {error}. Functions of modules travel "
             "by name: make the module importable for the worker, or let it travel by value with "
-            f"`cloudpickle.register_pickle_by_value({error.name})` where the dataset is made"
+            f'`modules=["{(error.name or "").partition(".")[0]}"]` of `distribute` or '
+            "`register_dataset`"
         ) from error
     if definition.part and definition.of is not None and definition.shard is not None:
         part = found_by_name(_PARTS, definition.part, definition, "part of the plan")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from headrace.service.dispatcher.rows import OriginRun
-from headrace.service.messages import Elements
+from headrace.service.messages import Elements, SavedFile
 from headrace.transport.channel import Buffer
 
 __all__ = ["Answer", "Portion"]
@@ -31,6 +31,8 @@ class Portion:
     origins: tuple[OriginRun, ...] = ()
     """Whence its elements are, in dealt order, where the task's elements have origins; with the
     ordinals after the last of units that ended (`rows`)."""
+    files: tuple[SavedFile, ...] = ()
+    """Not for clients: files that are whole, with all elements since the portion before."""
     begun: int = field(default=0, compare=False)
     """Of units from this one on, in dealt order, nothing was in an earlier portion."""
     index: int = field(default=0, compare=False)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from headrace.service.config import WorkerConfig, default_cache_bytes
 from headrace.service.messages import DispatcherReply, WorkerRequest
 from headrace.service.worker.hand_out import Bounds
+from headrace.service.worker.preloading import preload
 from headrace.service.worker.session import Session
 from headrace.service.worker.shell import Shell
 from headrace.serving.life_cycle import LifeCycle
@@ -42,6 +43,7 @@ class WorkerServer(LifeCycle):
 
     Raises:
         ValueError: `config` names no dispatcher.
+        ImportError: A module of `config.preload` is not there.
         UnavailableError: The dispatcher did not answer in `config.dispatcher_timeout_ms`.
     """
 
@@ -82,6 +84,8 @@ class WorkerServer(LifeCycle):
 
     def _open(self) -> None:
         config, shell = self._config, self._shell
+        for module in config.preload:
+            preload(module)
         server = zeromq.serve(
             shell.handle,
             request_type=WorkerRequest,

@@ -42,6 +42,7 @@ from headrace.service.messages import (
     HandBack,
     PlanBytes,
     RegisterWorker,
+    SaveFiles,
     SplitGranted,
     TaskDefinition,
     WorkerHeartbeat,
@@ -217,6 +218,9 @@ class Session(Generic[R]):
                 self._tasks.departed(task_id, client_id, now)
             for task_id in answer.tasks_to_delete:
                 self._tasks.delete(task_id)
+            if not self._leaving.is_wished:
+                for task_id in answer.begin:
+                    self._tasks.begin(task_id, now)
 
     def _register_again(self, now: float) -> None:
         self._agenda.actions.warnings.append(
@@ -243,7 +247,7 @@ class Session(Generic[R]):
 
     def produced(self, producer: int, portion: Portion, now: float) -> None:
         """Take a portion; the producer makes the next one when it is resumed."""
-        self._tasks.produced(producer, portion)
+        self._tasks.produced(producer, portion, now)
 
     def needs_units(self, producer: int, now: float) -> None:
         """Take note that a producer has used up what it was granted, and waits for a grant."""
@@ -264,6 +268,9 @@ class Session(Generic[R]):
             # Perhaps it is the worker that the dispatcher does not know.
             self._registration.due_at = now
             self._agenda.at(now)
+
+    def _files_heard(self, asked: SaveFiles, answer: Done | Exception, now: float) -> None:
+        self._tasks.files_heard(asked, answer, now)
 
     def _dropped(self, asked: DropClient, answer: Done | Exception, now: float) -> None:
         self._tasks.dropped(asked, answer, now)
@@ -392,6 +399,7 @@ _HEAR: dict[type, Callable[[Session[Any], Any, Any, float], None]] = {
     FinishTask: Session._reported,
     FailTask: Session._reported,
     DropClient: Session._dropped,
+    SaveFiles: Session._files_heard,
     HandBack: _heard,
     WorkerLeaving: _heard,
     WorkerLeft: _heard,

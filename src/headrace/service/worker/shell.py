@@ -28,6 +28,7 @@ from headrace.service.worker.actions import Actions, Start
 from headrace.service.worker.answering import answer
 from headrace.service.worker.failure import describe, for_clients
 from headrace.service.worker.feed import Feed
+from headrace.service.worker.file_producer import FileProducer
 from headrace.service.worker.opening import open_plan
 from headrace.service.worker.packer import Packer
 from headrace.service.worker.portion import Answer, Portion
@@ -62,7 +63,7 @@ class Shell:
         #: Used under `_changed` alone, as all below it.
         self._session: Session[Request] | None = None
         self._feeds: dict[int, Feed] = {}
-        self._producers: dict[int, Producer] = {}
+        self._producers: dict[int, Producer | FileProducer] = {}
         self._outgoing: deque[DispatcherRequest] = deque()
         #: When the I/O thread looks next, whatever happens.
         self._looks_at = 0.0
@@ -196,6 +197,8 @@ class Shell:
             self._feeds[producer].resume(actions.most.get(producer))
         for grant in actions.grants:
             self._feeds[grant.producer].grant(grant)
+        for producer in actions.waits:
+            self._feeds[producer].let_wait()
         for producer in actions.cuts:
             self._feeds[producer].cut()
         for producer in actions.closes:
@@ -219,19 +222,25 @@ class Shell:
         """Start a producer; return its number and the error if that cannot be done."""
         feed = Feed(start.producer, self)
         definition = start.definition
+        name, order = f"task-{definition.task_id}", definition.save
 
         def open_task(hand_over: Callable[[], None]) -> ElementIterator:
             next_units = partial(feed.next_units, hand_over) if definition.deals else None
             return open_plan(start.plan, definition, next_units, worker=self._address)
 
-        producer = Producer(
-            f"task-{definition.task_id}",
-            open_task,
-            feed,
-            counts_units=definition.deals,
-            says_origins=definition.origins,
-            portion_bytes=start.portion_bytes,
-        )
+        producer: Producer | FileProducer
+        if order is None:
+            producer = Producer(
+                name,
+                open_task,
+                feed,
+                counts_units=definition.deals,
+                says_origins=definition.origins,
+                portion_bytes=start.portion_bytes,
+            )
+        else:
+            stream = definition.task_id
+            producer = FileProducer(name, open_task, feed, order=order, stream=stream)
         self._feeds[start.producer], self._producers[start.producer] = feed, producer
         try:
             producer.start()

@@ -23,6 +23,7 @@ from headrace.service.messages import (
     GetElements,
     GetSplit,
     HandBack,
+    SaveFiles,
     SplitGranted,
     TaskDefinition,
 )
@@ -201,7 +202,29 @@ class Task(Generic[R]):
                 )
             )
         else:
+            if granted.wait:
+                actions.waits.append(self.producer)
             self._end_units(actions)
+
+    def files_to_say(self) -> SaveFiles | None:
+        """Return what to say of files that are whole, if anything."""
+        unheard = self._hand_out.unheard
+        if unheard is None or self.left is not None:
+            return None
+        number, files, done = unheard
+        return SaveFiles(
+            worker_id=self._worker_id,
+            task_id=self.task_id,
+            ticket=self.ticket,
+            number=number,
+            files=files,
+            done=done,
+        )
+
+    def files_heard(self, number: int, actions: Actions[R]) -> None:
+        """Take note that the dispatcher has heard of files."""
+        self._hand_out.heard(number)
+        self._answer([], actions)
 
     def _end_units(self, actions: Actions[R]) -> None:
         units = self._units

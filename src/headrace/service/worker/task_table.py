@@ -35,6 +35,7 @@ from headrace.service.messages import (
     GetTask,
     HandBack,
     PlanBytes,
+    SaveFiles,
     SplitGranted,
     TaskDefinition,
 )
@@ -132,6 +133,11 @@ class TaskTable(Generic[R]):
 
     # --- the beginning of tasks -----------------------------------------------------------------
 
+    def begin(self, task_id: int, now: float) -> None:
+        """Begin a task that no client asks for."""
+        if task_id not in self._tasks and task_id not in self._gone and self._lookups.add(task_id):
+            self._agenda.ask(GetTask(worker_id=self._worker_id, task_id=task_id), now)
+
     def defined(self, asked: GetTask, answer: TaskDefinition | Exception, now: float) -> None:
         """Take what the dispatcher says of a task."""
         if isinstance(answer, NotFoundError):
@@ -207,11 +213,12 @@ class TaskTable(Generic[R]):
 
     # --- producers ------------------------------------------------------------------------------
 
-    def produced(self, producer: int, portion: Portion) -> None:
+    def produced(self, producer: int, portion: Portion, now: float) -> None:
         """Take a portion."""
         task = self._producers.get(producer)
         if task is not None:
             task.produced(portion, self._agenda.actions)
+            self._say_files(task, now)
 
     def needs_units(self, producer: int, now: float) -> None:
         """Take note that a producer waits for units."""
@@ -238,6 +245,7 @@ class TaskTable(Generic[R]):
 
     def _look_after(self, task: Task[R], now: float) -> None:
         """Do what is due for a task: ask for units, report its end, forget it."""
+        self._say_files(task, now)
         asked = task.ask_for_units(now)
         if asked is not None:
             self._agenda.ask(asked, now)
@@ -248,6 +256,24 @@ class TaskTable(Generic[R]):
             del self._tasks[task.task_id]
             self._remember(task.task_id, _Gone(task.ticket, is_finished=True))
         self._agenda.at(min(task.ask_at, task.finish_at))
+
+    def _say_files(self, task: Task[R], now: float) -> None:
+        files = task.files_to_say()
+        if files is not None:
+            self._agenda.ask(files, now)
+
+    def files_heard(self, asked: SaveFiles, answer: Done | Exception, now: float) -> None:
+        """Take note that files count, or that the dispatcher does not want them."""
+        task = self._tasks.get(asked.task_id)
+        if task is None:
+            return
+        if not isinstance(answer, Exception):
+            task.files_heard(asked.number, self._agenda.actions)
+            self._look_after(task, now)
+            return
+        self.delete(task.task_id)
+        if not isinstance(answer, NotFoundError | FailedPreconditionError):
+            self._agenda.ask(task.failed(f"its files do not count: {describe(answer)}"), now)
 
     def granted(self, asked: GetSplit, answer: SplitGranted | Exception, now: float) -> bool:
         """Take units; return whether the dispatcher still knows the task, as far as it said."""

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from headrace.errors import FailedPreconditionError
 from headrace.service.messages import TaskDefinition
+from headrace.service.worker.file_account import FileAccount
 from headrace.service.worker.first_come import FirstCome
 from headrace.service.worker.hand_out import Bounds, HandOut
 from headrace.service.worker.shared import Shared
@@ -46,6 +47,10 @@ def found_by_name(table: dict[str, V], name: str, definition: TaskDefinition, wh
     return found
 
 
+def _files(definition: TaskDefinition, bounds: Bounds | None) -> FileAccount[Any]:
+    return FileAccount(bounds)
+
+
 def _first_come(definition: TaskDefinition, bounds: Bounds | None) -> FirstCome[Any]:
     return FirstCome(bounds, origins=definition.origins)
 
@@ -57,4 +62,5 @@ def _shared(definition: TaskDefinition, bounds: Bounds | None) -> Shared[Any]:
 _HAND_OUTS: dict[str, Callable[[TaskDefinition, Bounds | None], HandOut[Any]]] = {
     "first_come": _first_come,
     "shared": _shared,
+    "files": _files,
 }

@@ -1,0 +1,72 @@
+"""Modules that travel with a dataset: their functions and classes are pickled by value.
+
+What a function looks up in a module is looked up on the worker, by the module's name, unless the
+module travels with it. cloudpickle keeps a list of such modules for the whole process; they are on
+it only while one dataset is pickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from types import ModuleType
+
+import cloudpickle
+
+__all__ = ["by_value", "checked_modules"]
+
+_one_at_a_time = threading.RLock()
+
+
+def checked_modules(modules: Sequence[ModuleType | str]) -> tuple[ModuleType, ...]:
+    """Return the modules that are to travel; a package stands for all that is in it.
+
+    Args:
+        modules: Modules, or their names.
+
+    Raises:
+        TypeError: One is neither.
+        ValueError: There is no module of this name, or it is one of Python's own.
+    """
+    if isinstance(modules, str | ModuleType):
+        raise TypeError(f"`modules` must be a list of modules or their names, got {modules!r}")
+    return tuple(_checked(place, each) for place, each in enumerate(modules))
+
+
+def _checked(place: int, module: object) -> ModuleType:
+    if isinstance(module, str):
+        try:
+            module = importlib.import_module(module)
+        except ImportError as error:
+            raise ValueError(f"`modules[{place}]` is {module!r}: {error}") from error
+    if not isinstance(module, ModuleType):
+        raise TypeError(f"`modules[{place}]` must be a module or its name, got {module!r}")
+    name = module.__name__
+    top = name.partition(".")[0]
+    if top in sys.stdlib_module_names or top == "headrace":
+        raise ValueError(f"`modules[{place}]` is {name!r}, which every worker has")
+    if name not in sys.modules:
+        raise ValueError(
+            f"`modules[{place}]` is the module {name!r}, which was not imported by this name"
+        )
+    return module
+
+
+@contextlib.contextmanager
+def by_value(modules: Sequence[ModuleType]) -> Iterator[None]:
+    """Pickle these modules by value until the end."""
+    with _one_at_a_time:
+        known = cloudpickle.list_registry_pickle_by_value()
+        new = [module for module in dict.fromkeys(modules) if module.__name__ not in known]
+        try:
+            for module in new:
+                cloudpickle.register_pickle_by_value(module)
+            yield
+        finally:
+            # One that its user registered stays.
+            for module in new:
+                with contextlib.suppress(ValueError):
+                    cloudpickle.unregister_pickle_by_value(module)

@@ -1,0 +1,228 @@
+"""The producer of a task whose elements go to files: a thread that reads its iterator and writes.
+
+Rule 1. Files are said to be whole (`Portion.files`) only where no unit is in them in part: at the
+        end of a unit before which all others are whole. So what is lost with a worker can be
+        dealt again, and is in the files once. Steps that hold elements of many units (a shuffle of
+        values, a batch after a filter, an interleave) have such an end when they have run out.
+Rule 2. That is done when the files have a good size, and where the dispatcher lets the task wait
+        for units: others may wait for what this one holds.
+Rule 3. Any error ends the task, and with it the save: a dataset is saved whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from headrace import saved
+from headrace.element.chunk import Chunk
+from headrace.element.spec import described_spec
+from headrace.element.wire import frame_bytes
+from headrace.errors import UserFunctionError
+from headrace.execution.begun import begun_units
+from headrace.execution.iterator import ElementIterator
+from headrace.metrics import count_user_function_error
+from headrace.saved.directory import SavedDirectory
+from headrace.service.messages import SavedFile, SaveOrder
+from headrace.service.worker.failure import describe
+from headrace.service.worker.opening import state_after, units_begun, units_whole
+from headrace.service.worker.portion import Portion
+from headrace.service.worker.producer import Outlet
+
+__all__ = ["FileOutlet", "FileProducer"]
+
+_log = logging.getLogger(__name__)
+
+_MOST_ELEMENTS = 1 << 16
+
+
+class FileOutlet(Outlet, Protocol):
+    """Who hears which files are whole."""
+
+    @property
+    def is_told_to_wait(self) -> bool:
+        """Whether units are waited for, and others are to have them first."""
+
+
+class FileProducer:
+    """Writes one task's elements on a thread of its own.
+
+    Args:
+        name: Of the task, for the thread and the log.
+        open_plan: Makes the iterator, given what is to be called before units are waited for.
+        outlet: Who hears which files are whole.
+        order: Where they are written.
+        stream: Number of the stream of files.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        open_plan: Callable[[Callable[[], None]], ElementIterator],
+        outlet: FileOutlet,
+        *,
+        order: SaveOrder,
+        stream: int,
+    ) -> None:
+        self._name = name
+        self._open_plan: Callable[[Callable[[], None]], ElementIterator] | None = open_plan
+        self._outlet = outlet
+        self._order = order
+        self._stream = stream
+        #: Held while anything below is used: a thread of the plan may hand over, too.
+        self._hand = threading.Lock()
+        self._writer: saved.writer.StreamWriter | None = None
+        #: Bytes in no file that was said to be whole.
+        self._bytes = 0
+        #: Units that are whole with what was written, those of which something was, and those that
+        #: are whole with what was said.
+        self._units = self._touched = self._units_said = 0
+        self._elements_said = 0
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=f"headrace-{name}", daemon=True)
+
+    def start(self) -> None:
+        """Begin.
+
+        Raises:
+            RuntimeError: The system has no thread left.
+        """
+        self._thread.start()
+
+    def join(self, timeout: float) -> None:
+        """Wait so many seconds for the thread: a function of the user's cannot be interrupted."""
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join(max(0.0, timeout))
+
+    def hand_over(self) -> None:
+        """Say what is whole, where units are waited for in vain; any thread may call this."""
+        try:
+            with self._hand:
+                self._say_what_is_whole()
+        except Exception as error:
+            # The thread that reads raises it: this one may be the plan's own.
+            self._failure = error
+
+    def _run(self) -> None:
+        failure: str | None = None
+        try:
+            failure = self._write()
+        except BaseException as error:
+            failure = self._give_up(error)
+        finally:
+            try:
+                self._outlet.end(failure)
+            except BaseException:
+                _log.exception("%s cannot be ended", self._name)
+
+    def _give_up(self, error: BaseException) -> str:
+        failure = describe(error)
+        if isinstance(error, UserFunctionError):
+            count_user_function_error()
+        _log.error("%s ends: %s", self._name, failure)
+        return failure
+
+    def _write(self) -> str | None:
+        """Write everything; return why the task failed, if it did."""
+        open_plan, self._open_plan = self._open_plan, None
+        assert open_plan is not None
+        directory, order = SavedDirectory(self._order.path), self._order
+        spec = described_spec(json.loads(order.spec)) if order.spec else None
+        self._chunk_bytes = order.chunk_bytes or saved.writer.CHUNK_BYTES
+        writer = saved.writer.StreamWriter(
+            directory,
+            order.save,
+            self._stream,
+            spec=spec,
+            # Cut at the end of a unit, unless one is very large.
+            chunk_bytes=2 * self._chunk_bytes,
+        )
+        try:
+            iterator = open_plan(self.hand_over)
+        except BaseException as error:
+            return f"its plan cannot be opened: {describe(error)}"
+        del open_plan
+        self._writer = writer
+        try:
+            return self._write_from(iterator, writer)
+        finally:
+            try:
+                iterator.close()
+            finally:
+                with self._hand:
+                    self._writer = None
+                    writer.close()
+
+    def _write_from(
+        self, iterator: ElementIterator, writer: saved.writer.StreamWriter
+    ) -> str | None:
+        limit = 1
+        while self._outlet.wait_for_room():
+            chunk = iterator.next_chunk(limit)
+            if self._failure is not None:
+                raise self._failure
+            if chunk is None:
+                with self._hand:
+                    self._cut(writer)
+                return None
+            size = self._take(iterator, chunk, writer)
+            # As many as make a batch, so that they are written from where they lie.
+            affordable = writer.batch_bytes * chunk.size // (size + 1) + 1
+            limit = min(2 * limit, affordable, _MOST_ELEMENTS)
+        return None
+
+    def _take(
+        self, iterator: ElementIterator, chunk: Chunk, writer: saved.writer.StreamWriter
+    ) -> int:
+        """Write a chunk; return its bytes."""
+        # Asked for without the lock: a state may have to wait for whoever holds another.
+        state, begun_at_most = state_after(chunk), units_begun(iterator)
+        begun = begun_units(state)
+        size = frame_bytes(chunk)
+        with self._hand:
+            writer.append(chunk)
+            self._bytes += size
+            self._units = units_whole(state, self._units)
+            self._touched = max(
+                self._touched, self._units, begun_at_most if begun is None else begun
+            )
+            if self._bytes >= self._chunk_bytes:
+                self._cut_between_units(writer)
+            else:
+                self._say_what_is_whole()
+        return size
+
+    def _say_what_is_whole(self) -> None:
+        if self._writer is not None and self._outlet.is_told_to_wait:
+            self._cut_between_units(self._writer)
+
+    def _cut_between_units(self, writer: saved.writer.StreamWriter) -> None:
+        if self._units >= self._touched and (self._units > self._units_said or self._bytes):
+            self._cut(writer)
+
+    def _cut(self, writer: saved.writer.StreamWriter) -> None:
+        """Say that all that was written is whole."""
+        writer.cut()
+        files = tuple(
+            SavedFile(record.number, record.elements, record.bytes, record.form)
+            for record in writer.take_whole()
+        )
+        self._bytes = 0
+        if not files and self._units == self._units_said:
+            return
+        before, self._units_said = self._units_said, self._units
+        count = sum(file.elements for file in files)
+        first, self._elements_said = self._elements_said, self._elements_said + count
+        self._outlet.put(
+            Portion(
+                first=first,
+                count=count,
+                done_from=before,
+                done_to=self._units,
+                touched=self._units,
+                files=files,
+            )
+        )

@@ -1,0 +1,398 @@
+"""The workers of a service save a dataset together: each element once, whatever happens to them."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import headrace as hr
+from headrace.errors import (
+    AlreadyExistsError,
+    DeadlineExceededError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+)
+from headrace.service import DispatchServer, LocalCluster, ShardingPolicy, distribute
+from headrace.service.saving import distributed_save
+from tests.service.reading import numbers, wait_until
+
+Dataset = hr.Dataset
+SECONDS = 40.0
+
+
+def slow(x: int) -> int:
+    time.sleep(0.002)
+    return x
+
+
+@pytest.fixture
+def own_cluster(tmp_path: Path) -> Iterator[LocalCluster]:
+    """Return a cluster whose dispatcher a test may restart."""
+    with LocalCluster(2, processes=False, work_dir=tmp_path / "journal") as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    folder = tmp_path_factory.mktemp("journal")
+    with LocalCluster(3, processes=False, work_dir=folder) as cluster:
+        yield cluster
+
+
+def saved(dataset: Any, path: Path, cluster: LocalCluster, **options: Any) -> Any:
+    """Save a dataset and wait for it; return what was saved."""
+    distributed_save(dataset, path, cluster.target, **options).wait(SECONDS)
+    return Dataset.load(path)
+
+
+# --- what is saved ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [0, 1, 10, 1000])
+def test_each_element_is_there_once(tmp_path: Path, cluster: LocalCluster, size: int) -> None:
+    found = saved(Dataset.range(size).map(lambda x: x + 1), tmp_path / "d", cluster)
+    assert sorted(numbers(found)) == list(range(1, size + 1))
+    assert found.cardinality() == size
+
+
+def test_every_pass_of_a_repeated_dataset_is_saved(tmp_path: Path, cluster: LocalCluster) -> None:
+    found = saved(Dataset.range(100).repeat(5), tmp_path / "d", cluster)
+    assert sorted(numbers(found)) == sorted([*range(100)] * 5)
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (
+            lambda: (
+                Dataset.zip(Dataset.range(200), Dataset.range(1000)).repeat(3).map(lambda a, b: a)
+            ),
+            600,
+        ),
+        (lambda: Dataset.range(300).shuffle(50).map(lambda x: x).shuffle(20), 300),
+        (lambda: Dataset.range(40).flat_map(lambda x: Dataset.range(x)), 780),
+        (lambda: Dataset.range(40).interleave(lambda x: Dataset.range(x), cycle_length=4), 780),
+        (lambda: Dataset.range(100).filter(lambda x: x % 3 == 0), 34),
+        (lambda: Dataset.from_generator(lambda: iter(range(50))), 50),
+    ],
+    ids=["zip", "shuffle", "flat_map", "interleave", "filter", "generator"],
+)
+def test_any_plan_is_saved_once(
+    tmp_path: Path, cluster: LocalCluster, make: Callable[[], Any], expected: int
+) -> None:
+    dataset = make()
+    found = saved(dataset, tmp_path / "d", cluster, chunk_bytes=200)
+    assert sorted(numbers(found)) == sorted(numbers(dataset))
+    assert len(numbers(found)) == expected
+
+
+def test_batches_are_those_of_one_process(tmp_path: Path, cluster: LocalCluster) -> None:
+    found = saved(Dataset.range(103).batch(10), tmp_path / "d", cluster)
+    rows = sorted((batch.tolist() for batch in found), key=lambda each: each[0])
+    assert rows == [list(range(start, min(start + 10, 103))) for start in range(0, 103, 10)]
+
+
+def test_structures_keep_their_spec(tmp_path: Path, cluster: LocalCluster) -> None:
+    source = {"x": np.arange(20.0).reshape(10, 2), "y": np.array([f"s{n}" for n in range(10)])}
+    dataset = Dataset.from_tensor_slices(source)
+    found = saved(dataset, tmp_path / "d", cluster)
+    assert found.element_spec == dataset.element_spec
+    assert sorted(str(row["y"]) for row in found) == [f"s{n}" for n in range(10)]
+
+
+def test_choices_among_datasets_are_saved(tmp_path: Path, cluster: LocalCluster) -> None:
+    choice = Dataset.range(3).repeat()
+    letters = [Dataset.from_tensors(each).repeat(5) for each in ("a", "b", "c")]
+    chosen = Dataset.choose_from_datasets(letters, choice, stop_on_empty_dataset=False)
+    distributed_save(chosen, tmp_path / "d", cluster.target)
+    found = [str(each) for each in Dataset.load(tmp_path / "d", wait=True)]
+    assert sorted(found) == sorted("abc" * 5)
+
+
+def test_elements_are_numbered_as_in_one_process(tmp_path: Path, cluster: LocalCluster) -> None:
+    letters = Dataset.from_tensor_slices(np.array(["a", "b", "c"])).repeat(3).enumerate()
+    found = saved(letters, tmp_path / "d", cluster)
+    assert sorted((int(n), str(x)) for n, x in found) == [(n, "abc"[n % 3]) for n in range(9)]
+
+
+def test_samples_of_what_was_saved_and_what_was_sampled(
+    tmp_path: Path, cluster: LocalCluster
+) -> None:
+    for number in range(3):
+        distributed_save(Dataset.range(10), tmp_path / str(number), cluster.target)
+    loaded = [Dataset.load(tmp_path / str(number), wait=True) for number in range(3)]
+    mixed = Dataset.sample_from_datasets(loaded, stop_on_empty_dataset=False, seed=3)
+    assert sorted(numbers(mixed)) == sorted([*range(10)] * 3)
+    again = saved(mixed, tmp_path / "d", cluster)
+    assert sorted(numbers(again)) == sorted([*range(10)] * 3)
+
+
+def test_several_saves_go_on_at_a_time(tmp_path: Path, cluster: LocalCluster) -> None:
+    datasets = {n: Dataset.range(n, n + 200) for n in range(0, 5000, 1000)}
+    saves = {
+        n: distributed_save(each, tmp_path / str(n), cluster.target) for n, each in datasets.items()
+    }
+    for n, save in saves.items():
+        save.wait(SECONDS)
+        assert sorted(numbers(Dataset.load(tmp_path / str(n)))) == list(range(n, n + 200))
+
+
+# --- loading ------------------------------------------------------------------------------------
+
+
+def test_it_is_loaded_while_it_is_saved(tmp_path: Path, cluster: LocalCluster) -> None:
+    dataset = Dataset.range(2000).map(slow)
+    save = distributed_save(dataset, tmp_path / "d", cluster.target, chunk_bytes=400)
+    reader = iter(Dataset.load(tmp_path / "d", wait=True))
+    first = int(next(reader))
+    assert not save.progress().is_done
+    assert sorted([first, *numbers(reader)]) == list(range(2000))
+    save.wait(SECONDS)
+    assert numbers(Dataset.load(tmp_path / "d", wait=True)) == numbers(Dataset.load(tmp_path / "d"))
+
+
+def test_whoever_loads_may_begin_first(tmp_path: Path, cluster: LocalCluster) -> None:
+    found: list[int] = []
+    reader = threading.Thread(
+        target=lambda: found.extend(numbers(Dataset.load(tmp_path / "d", wait=True)))
+    )
+    reader.start()
+    distributed_save(Dataset.range(10), tmp_path / "d", cluster.target)
+    reader.join(SECONDS)
+    assert sorted(found) == list(range(10))
+
+
+def test_repetitions_have_one_order(tmp_path: Path, cluster: LocalCluster) -> None:
+    distributed_save(Dataset.range(10).shuffle(10), tmp_path / "d", cluster.target, chunk_bytes=1)
+    found = numbers(Dataset.load(tmp_path / "d", wait=True).repeat(4))
+    passes = [found[start : start + 10] for start in range(0, 40, 10)]
+    assert passes == [passes[0]] * 4
+    assert sorted(passes[0]) == list(range(10))
+
+
+@pytest.mark.parametrize("wait", [False, True])
+@pytest.mark.parametrize(("mode", "copies"), [(ShardingPolicy.OFF, 3), (ShardingPolicy.DYNAMIC, 1)])
+def test_what_was_saved_is_distributed(
+    tmp_path: Path, cluster: LocalCluster, mode: ShardingPolicy, copies: int, wait: bool
+) -> None:
+    save = distributed_save(Dataset.range(10), tmp_path / "d", cluster.target)
+    if not wait:
+        save.wait(SECONDS)
+    found = Dataset.load(tmp_path / "d", wait=wait).repeat(2)
+    assert sorted(numbers(found.apply(distribute(mode, cluster.target)))) == sorted(
+        [*range(10)] * copies * 2
+    )
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_reader_func_gets_the_streams_that_were_written(
+    tmp_path: Path, cluster: LocalCluster, wait: bool
+) -> None:
+    saved(Dataset.range(50).map(slow), tmp_path / "d", cluster, chunk_bytes=1)
+    counted: list[int] = []
+
+    def read(streams: Any) -> Any:
+        each = list(streams)
+        counted.append(len(each))
+        assert all(numbers(stream) for stream in each)
+        return streams.interleave(lambda stream: stream, cycle_length=3)
+
+    found = Dataset.load(tmp_path / "d", wait=wait, reader_func=read)
+    assert sorted(numbers(found)) == list(range(50))
+    assert 1 <= counted[0] <= 3
+
+
+def test_a_position_in_it_is_restored(tmp_path: Path, cluster: LocalCluster) -> None:
+    saved(Dataset.range(30), tmp_path / "d", cluster, chunk_bytes=1)
+    for wait in (False, True):
+        whole = numbers(Dataset.load(tmp_path / "d", wait=wait))
+        for place in range(0, 31, 7):
+            reader = iter(Dataset.load(tmp_path / "d", wait=wait))
+            assert [int(next(reader)) for _ in range(place)] == whole[:place]
+            again = iter(Dataset.load(tmp_path / "d", wait=wait))
+            again.set_state(reader.get_state())
+            assert numbers(again) == whole[place:]
+
+
+# --- what is refused, and what fails ----------------------------------------------------------
+
+
+def test_wrong_arguments_are_refused(tmp_path: Path, cluster: LocalCluster) -> None:
+    for service, text in ((1, "must be a string"), ("", "must not be empty")):
+        with pytest.raises(ValueError, match=text):
+            distributed_save(Dataset.range(3), tmp_path, service)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="must be a Dataset"):
+        distributed_save([1, 2], tmp_path, cluster.target)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="compression"):
+        distributed_save(Dataset.range(3), tmp_path, cluster.target, "LZW")
+    with pytest.raises(InvalidArgumentError, match="Saving an infinite dataset is not allowed"):
+        distributed_save(Dataset.range(3).repeat(), tmp_path, cluster.target)
+
+
+def test_a_dispatcher_without_a_journal_saves_nothing(tmp_path: Path) -> None:
+    with (
+        DispatchServer() as dispatcher,
+        pytest.raises(InvalidArgumentError, match="in the fault tolerant mode"),
+    ):
+        distributed_save(Dataset.range(3), tmp_path, dispatcher.target)
+
+
+def test_a_path_that_is_used_is_refused(tmp_path: Path, own_cluster: LocalCluster) -> None:
+    cluster = own_cluster
+    saved(Dataset.range(3), tmp_path / "d", cluster)
+    with pytest.raises(AlreadyExistsError, match="already started or completed"):
+        distributed_save(Dataset.range(3), tmp_path / "d", cluster.target)
+    cluster.restart_dispatcher()
+    with pytest.raises(AlreadyExistsError, match="already started or completed"):
+        distributed_save(Dataset.range(3), tmp_path / "d", cluster.target)
+    Dataset.range(3).save(tmp_path / "e")
+    with pytest.raises(AlreadyExistsError, match="holds a saved dataset of 3 elements"):
+        distributed_save(Dataset.range(3), tmp_path / "e", cluster.target)
+    assert numbers(Dataset.load(tmp_path / "e")) == [0, 1, 2]
+
+
+def test_a_path_that_cannot_be_written_is_named(tmp_path: Path, cluster: LocalCluster) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(FailedPreconditionError, match="a part of the path is a file"):
+        distributed_save(Dataset.range(3), tmp_path / "file" / "d", cluster.target)
+
+
+def test_a_function_that_raises_fails_the_save_for_all(
+    tmp_path: Path, cluster: LocalCluster
+) -> None:
+    def seven(x: int) -> int:
+        if x == 77:
+            raise ValueError("it is seventy-seven")
+        return x
+
+    save = distributed_save(Dataset.range(100).map(seven), tmp_path / "d", cluster.target)
+    with pytest.raises(FailedPreconditionError, match="it is seventy-seven"):
+        save.wait(SECONDS)
+    for wait in (False, True):
+        with pytest.raises(FailedPreconditionError, match="it is seventy-seven"):
+            numbers(Dataset.load(tmp_path / "d", wait=wait))
+    assert "seventy-seven" in save.progress().error
+    assert {each.name for each in (tmp_path / "d").iterdir()} == {"dataset.json", "ERROR"}
+    assert sorted(numbers(saved(Dataset.range(3), tmp_path / "d", cluster))) == [0, 1, 2]
+
+
+def test_a_wait_has_an_end(tmp_path: Path, cluster: LocalCluster) -> None:
+    save = distributed_save(Dataset.range(5000).map(slow), tmp_path / "d", cluster.target)
+    with pytest.raises(DeadlineExceededError, match="is not finished after"):
+        save.wait(0.05)
+    save.wait(SECONDS)
+
+
+def test_stray_files_do_no_harm(tmp_path: Path, own_cluster: LocalCluster) -> None:
+    cluster = own_cluster
+    (tmp_path / "d").mkdir()
+    for name in ("stream_x", "00000000-00000-000000-ffffffffffffffff.arrow", "ERROR"):
+        (tmp_path / "d" / name).write_bytes(b"" if name != "ERROR" else b"{}")
+    save = distributed_save(Dataset.range(100).map(slow), tmp_path / "d", cluster.target)
+    (tmp_path / "d" / "split_x").mkdir()
+    cluster.restart_dispatcher()
+    save.wait(SECONDS)
+    assert sorted(numbers(Dataset.load(tmp_path / "d"))) == list(range(100))
+
+
+def test_one_that_is_not_known_is_named(tmp_path: Path, cluster: LocalCluster) -> None:
+    save = distributed_save(Dataset.range(3), tmp_path / "d", cluster.target)
+    save.wait(SECONDS)
+    other = type(save)(cluster.target.partition("://")[2], "f" * 16, "nowhere", None)
+    with pytest.raises(NotFoundError, match="is not known here"):
+        other.progress()
+    assert str(tmp_path / "d") in repr(save)
+
+
+# --- faults -------------------------------------------------------------------------------------
+
+
+def test_workers_and_the_dispatcher_are_restarted_midway(tmp_path: Path) -> None:
+    with LocalCluster(2, processes=False, work_dir=tmp_path / "j") as cluster:
+        save = distributed_save(
+            Dataset.range(1000).map(slow), tmp_path / "d", cluster.target, chunk_bytes=300
+        )
+        found: list[int] = []
+        loading = Dataset.load(tmp_path / "d", wait=True)
+        reader = threading.Thread(target=lambda: found.extend(numbers(loading)))
+        reader.start()
+        for index in range(2):
+            wait_until(lambda: save.progress().files > 2 * index)  # noqa: B023
+            cluster.stop_worker(index)
+            cluster.restart_dispatcher()
+            cluster.add_worker()
+        save.wait(SECONDS)
+        reader.join(SECONDS)
+    assert sorted(found) == list(range(1000))
+    assert found == numbers(Dataset.load(tmp_path / "d"))
+    assert not [each for each in (tmp_path / "d").iterdir() if each.name.endswith(".partial")]
+
+
+@pytest.mark.parametrize(("mode", "copies"), [(ShardingPolicy.OFF, 2), (ShardingPolicy.DYNAMIC, 1)])
+def test_what_is_being_saved_is_read_through_a_restart(
+    tmp_path: Path, own_cluster: LocalCluster, mode: ShardingPolicy, copies: int
+) -> None:
+    dataset = Dataset.range(200).repeat(2).map(slow)
+    distributed_save(dataset, tmp_path / "d", own_cluster.target, chunk_bytes=200)
+    loaded = Dataset.load(tmp_path / "d", wait=True).repeat(2)
+    reader = iter(loaded.apply(distribute(mode, own_cluster.target, max_outstanding_requests=1)))
+    first = int(next(reader))
+    own_cluster.restart_dispatcher()
+    assert sorted([first, *numbers(reader)]) == sorted([*range(200)] * 4 * copies)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_workers_are_killed_midway(tmp_path: Path, nested: bool) -> None:
+    seed = random.SystemRandom().randrange(1 << 32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    dataset = Dataset.range(1500).map(slow)
+    if nested:
+        dataset = Dataset.range(50).interleave(
+            lambda x: Dataset.range(30).map(lambda y: slow(x * 30 + y)), cycle_length=3
+        )
+    with LocalCluster(2, work_dir=tmp_path / "j", worker_timeout_ms=1000) as cluster:
+        save = distributed_save(dataset, tmp_path / "d", cluster.target, chunk_bytes=500)
+        for number in range(2):
+            time.sleep(chance.random())
+            cluster.kill_worker(number)
+            if chance.random() < 0.5:
+                cluster.restart_dispatcher()
+            cluster.add_worker()
+        save.wait(SECONDS)
+    assert sorted(numbers(Dataset.load(tmp_path / "d"))) == list(range(1500))
+
+
+def test_an_element_that_kills_its_workers_fails_the_save(tmp_path: Path) -> None:
+    def deadly(x: int) -> int:
+        if x == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return x
+
+    with LocalCluster(2, work_dir=tmp_path / "j", worker_timeout_ms=1000) as cluster:
+        save = distributed_save(Dataset.range(20).map(deadly), tmp_path / "d", cluster.target)
+        with pytest.raises(FailedPreconditionError, match="the worker died each time"):
+            save.wait(2 * SECONDS)
+
+
+def test_the_workers_go_on_when_the_process_that_asked_is_gone(
+    tmp_path: Path, cluster: LocalCluster
+) -> None:
+    program = f"""
+import headrace as hr
+hr.service.distributed_save(hr.Dataset.range(500), {str(tmp_path / "d")!r}, {cluster.target!r})
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=SECONDS)
+    assert sorted(numbers(Dataset.load(tmp_path / "d", wait=True))) == list(range(500))

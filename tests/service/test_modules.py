@@ -1,0 +1,196 @@
+"""Modules travel with a dataset, or are imported by workers at their start."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+
+import headrace as hr
+from headrace.errors import FailedPreconditionError
+from headrace.service import (
+    LocalCluster,
+    WorkerConfig,
+    WorkerServer,
+    distribute,
+    distributed_save,
+    from_dataset_id,
+    register_dataset,
+)
+from headrace.service.by_value import by_value, checked_modules
+from headrace.service.worker.preloading import preload
+from tests.service.reading import numbers
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Return a folder from which this process imports, and no worker does."""
+    before = set(sys.modules)
+    (tmp_path / "travelling").mkdir()
+    write(tmp_path / "travelling" / "__init__.py", "from travelling.deep import more")
+    write(
+        tmp_path / "travelling" / "deep.py",
+        """
+        STEP = 10
+
+        class Adder:
+            def __init__(self, by): self.by = by
+            def __call__(self, x): return x + self.by
+
+        def more(x): return Adder(STEP)(x)
+        """,
+    )
+    write(tmp_path / "alone.py", "from travelling import deep\ndef twice(x): return 2 * x")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if name.partition(".")[0] in ("travelling", "alone", "preloaded"):
+            del sys.modules[name]
+
+
+def write(path: Path, text: str) -> None:
+    path.write_text(textwrap.dedent(text), encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """Return a cluster that was started before there was anything to import."""
+    with LocalCluster(1, work_dir=tmp_path_factory.mktemp("journal")) as cluster:
+        yield cluster
+
+
+@pytest.mark.system
+def test_a_package_travels_with_all_that_is_in_it(folder: Path, cluster: LocalCluster) -> None:
+    import travelling  # type: ignore[import-not-found]  # noqa: PLC0415
+
+    data = hr.Dataset.range(3).map(travelling.more)
+    for named in (travelling, "travelling"):
+        read = data.apply(distribute("distributed_epoch", cluster.target, modules=[named]))
+        assert sorted(numbers(read)) == [10, 11, 12]
+    dataset_id = register_dataset(cluster.target, data, modules=[travelling])
+    registered = from_dataset_id("distributed_epoch", cluster.target, dataset_id)
+    assert sorted(numbers(registered)) == [10, 11, 12]
+    distributed_save(data, folder / "d", cluster.target, modules=[travelling]).wait(40.0)
+    assert sorted(numbers(hr.Dataset.load(folder / "d"))) == [10, 11, 12]
+    assert cloudpickle.list_registry_pickle_by_value() == set()
+
+
+@pytest.mark.system
+def test_a_module_that_does_not_travel_is_an_error_that_says_how_it_would(
+    folder: Path, cluster: LocalCluster
+) -> None:
+    import travelling  # noqa: PLC0415
+
+    data = hr.Dataset.range(3).map(travelling.more)
+    read = data.apply(distribute("distributed_epoch", cluster.target))
+    with (
+        iter(read) as reader,
+        pytest.raises(FailedPreconditionError, match=r'modules=\["travelling"\]'),
+    ):
+        next(reader)
+
+
+@pytest.mark.parametrize(
+    ("modules", "kind", "text"),
+    [
+        ("travelling", TypeError, "must be a list of modules"),
+        (sys, TypeError, "must be a list of modules"),
+        ([3], TypeError, r"`modules\[0\]` must be a module or its name, got 3"),
+        (["json", 3], ValueError, r"`modules\[0\]` is 'json', which every worker has"),
+        ([hr.io], ValueError, "every worker has"),
+        (["no_such_module"], ValueError, "No module named 'no_such_module'"),
+    ],
+)
+def test_what_is_no_module_is_refused(modules: Any, kind: type[Exception], text: str) -> None:
+    with pytest.raises(kind, match=text):
+        distribute("parallel_epochs", "127.0.0.1:1", modules=modules)
+
+
+def test_what_was_registered_before_stays_and_all_else_goes(folder: Path) -> None:
+    import alone  # type: ignore[import-not-found]  # noqa: PLC0415
+
+    travelling = alone.deep
+    cloudpickle.register_pickle_by_value(alone)
+    try:
+        with by_value(checked_modules([alone, travelling, travelling])):
+            assert cloudpickle.list_registry_pickle_by_value() == {"alone", "travelling.deep"}
+        assert cloudpickle.list_registry_pickle_by_value() == {"alone"}
+        with pytest.raises(KeyError), by_value((travelling,)):
+            raise KeyError
+        assert cloudpickle.list_registry_pickle_by_value() == {"alone"}
+    finally:
+        cloudpickle.unregister_pickle_by_value(alone)
+
+
+def test_a_module_that_holds_what_cannot_travel_is_named(
+    folder: Path, cluster: LocalCluster
+) -> None:
+    import alone  # noqa: PLC0415
+
+    alone.lock = threading.Lock()
+    alone.locked = eval("lambda x: lock and x", alone.__dict__)
+    data = hr.Dataset.range(3).map(alone.locked)
+    with pytest.raises(FailedPreconditionError, match="`lock`"):
+        data.apply(distribute("parallel_epochs", cluster.target, modules=[alone]))
+
+
+# --- preload ------------------------------------------------------------------------------------
+
+
+def test_a_file_is_imported_under_its_own_name(folder: Path) -> None:
+    write(folder / "preloaded.py", "VALUE = []\n")
+    path = str(folder / "preloaded.py")
+    preload(path)
+    found = sys.modules["preloaded"]
+    assert found.VALUE == []
+    preload(path)
+    assert sys.modules["preloaded"] is found
+    preload("alone")
+    assert "alone" in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("no_such_module", "No module named"),
+        ("/nowhere/thing.py", "there is no Python file"),
+        ("/nowhere/json.py", "there is another module 'json'"),
+    ],
+)
+def test_what_cannot_be_imported_is_named(name: str, text: str) -> None:
+    with pytest.raises(ImportError, match=text):
+        preload(name)
+    assert "thing" not in sys.modules
+
+
+def test_a_file_that_raises_is_not_left_behind(folder: Path) -> None:
+    write(folder / "preloaded.py", "raise ImportError('not today')")
+    with pytest.raises(ImportError, match="not today"):
+        preload(str(folder / "preloaded.py"))
+    assert "preloaded" not in sys.modules
+
+
+@pytest.mark.system
+def test_workers_import_what_is_to_be_preloaded(folder: Path) -> None:
+    write(folder / "preloaded.py", "def half(x): return x // 2")
+    path = str(folder / "preloaded.py")
+    preload(path)
+    data = hr.Dataset.range(4).map(sys.modules["preloaded"].half)
+    with LocalCluster(1, preload=(path,), environment={"PYTHONSAFEPATH": "1"}) as cluster:
+        read = data.apply(distribute("distributed_epoch", cluster.target))
+        assert sorted(numbers(read)) == [0, 0, 1, 1]
+
+
+def test_a_worker_of_this_process_preloads_too(folder: Path, cluster: LocalCluster) -> None:
+    write(folder / "preloaded.py", "")
+    address = cluster.target.removeprefix("tcp://")
+    with WorkerServer(WorkerConfig(address, preload=[str(folder / "preloaded.py")])):
+        assert "preloaded" in sys.modules
+    with pytest.raises(ImportError, match="no_such_module"):
+        WorkerServer(WorkerConfig(address, preload=["no_such_module"]))

@@ -1,0 +1,201 @@
+"""A producer of files says that they are whole only between units."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import headrace as hr
+from headrace.execution.iterator import ElementIterator
+from headrace.plan.serialize import dump_plan
+from headrace.saved.chunk_file import ChunkFile
+from headrace.saved.directory import SavedDirectory
+from headrace.saved.format import Begun, ChunkRecord
+from headrace.service.messages import SaveOrder, TaskDefinition
+from headrace.service.worker.actions import Grant
+from headrace.service.worker.feed import Feed
+from headrace.service.worker.file_producer import FileProducer
+from headrace.service.worker.opening import open_plan
+from headrace.service.worker.portion import Portion
+from tests.service.reading import wait_until
+from tests.service.worker.listed import SECONDS
+
+SAVE = "0" * 16
+
+
+class Session:
+    """Grants units as a test says, and takes what the producer says."""
+
+    def __init__(self, path: Path, dataset: hr.Dataset, *, chunk_bytes: int | None = None) -> None:
+        self.directory = SavedDirectory(path)
+        self.directory.begin(Begun(SAVE, "digest", None))
+        self.said: list[Portion] = []
+        self.failure: str | None = None
+        self.ended_ = threading.Event()
+        self.needs = threading.Semaphore(0)
+        self.feed = Feed(1, self)
+        plan = dump_plan(dataset.plan)
+        task = TaskDefinition(
+            task_id=1,
+            iteration_id=1,
+            dataset_id="1",
+            digest=b"",
+            pass_number=(0,),
+            seed=7,
+            ticket="",
+            deals=True,
+        )
+
+        def opened(hand_over: Callable[[], None]) -> ElementIterator:
+            return open_plan(plan, task, partial(self.feed.next_units, hand_over), worker="w:1")
+
+        order = SaveOrder(SAVE, str(path), b"", chunk_bytes)
+        self.producer = FileProducer("task-1", opened, self.feed, order=order, stream=4)
+        self.producer.start()
+
+    def produced(self, producer: int, portion: Portion) -> None:
+        self.said.append(portion)
+        self.feed.resume()
+
+    def needs_units(self, producer: int) -> None:
+        self.needs.release()
+
+    def ended(self, producer: int, failure: str | None) -> None:
+        self.failure = failure
+        self.ended_.set()
+
+    def grant(self, *units: tuple[int, int] | None) -> None:
+        for each in units:
+            assert self.needs.acquire(timeout=SECONDS)
+            self.feed.grant(Grant(1, each))
+
+    def let_wait(self) -> None:
+        assert self.needs.acquire(timeout=SECONDS)
+        self.feed.let_wait()
+
+    def end(self) -> None:
+        assert self.ended_.wait(SECONDS)
+        self.producer.join(SECONDS)
+
+    def elements(self, portion: Portion) -> list[Any]:
+        found: list[Any] = []
+        for each in portion.files:
+            record = ChunkRecord(4, each.number, each.elements, each.bytes, each.form, 0)
+            folder = self.directory.folder
+            folder.publish(record.name(SAVE), record.public_name(SAVE))
+            chunk = ChunkFile(folder, record, SAVE).read(0, 1 << 20)
+            found += [] if chunk is None else [int(row) for row in chunk.rows()]
+        return found
+
+    def leftovers(self) -> list[str]:
+        return self.directory.folder.leftovers()
+
+
+def test_all_is_said_at_the_end(tmp_path: Path) -> None:
+    session = Session(tmp_path, hr.Dataset.range(10).map(lambda x: x * 2))
+    session.grant((0, 3), (7, 9), None)
+    session.end()
+    (portion,) = session.said
+    assert (portion.done_from, portion.done_to, portion.count) == (0, 5, 5)
+    assert session.elements(portion) == [0, 2, 4, 14, 16]
+    assert session.leftovers() == []
+
+
+def test_files_of_a_good_size_are_said(tmp_path: Path) -> None:
+    session = Session(tmp_path, hr.Dataset.range(1000), chunk_bytes=1000)
+    session.grant((0, 1000), None)
+    session.end()
+    assert len(session.said) > 3
+    assert [each.done_from for each in session.said[1:]] == [e.done_to for e in session.said[:-1]]
+    assert [x for each in session.said for x in session.elements(each)] == [*range(1000)]
+
+
+def test_what_is_whole_is_said_when_units_are_waited_for_in_vain(tmp_path: Path) -> None:
+    session = Session(tmp_path, hr.Dataset.range(10))
+    session.grant((0, 3))
+    session.let_wait()
+    wait_until(lambda: bool(session.said))
+    assert session.said[0].done_to == 3
+    session.feed.grant((3, 5), False)
+    session.grant(None)
+    session.end()
+    assert session.elements(session.said[1]) == [3, 4]
+
+
+def test_what_a_step_holds_is_said_when_it_has_run_out(tmp_path: Path) -> None:
+    session = Session(tmp_path, hr.Dataset.range(10).filter(lambda x: x % 2 == 0).batch(2))
+    session.grant((0, 3))
+    session.let_wait()
+    session.feed.grant((3, 5), False)
+    session.grant(None)
+    session.end()
+    assert [each.done_to for each in session.said] in ([5], [3, 5])
+    assert sum(each.count for each in session.said) == 2
+
+
+def test_units_without_elements_are_said_too(tmp_path: Path) -> None:
+    session = Session(tmp_path, hr.Dataset.range(10).filter(lambda x: x < 2))
+    session.grant((0, 8))
+    session.let_wait()
+    wait_until(lambda: bool(session.said))
+    assert sum(each.count for each in session.said) == 2
+    session.feed.grant(None, False)
+    session.end()
+    assert session.failure is None
+
+
+def test_a_function_that_raises_ends_it(tmp_path: Path) -> None:
+    def seven(x: int) -> int:
+        if x == 7:
+            raise ValueError("seven")
+        return x
+
+    session = Session(tmp_path, hr.Dataset.range(10).map(seven))
+    session.grant((0, 10))
+    session.end()
+    assert session.failure is not None
+    assert "seven" in session.failure
+    assert session.said == []
+    assert session.leftovers() == []
+
+
+def test_a_full_disk_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: object, name: str) -> Any:
+        return open("/dev/full", "wb", buffering=0)
+
+    with monkeypatch.context() as patched:
+        session = Session(tmp_path, hr.Dataset.range(10))
+        patched.setattr("headrace.storage.folder.LocalFolder.create", full)
+        session.grant((0, 10), None)
+        session.end()
+    assert session.failure is not None
+    assert "No space left" in session.failure
+
+
+def test_a_plan_that_cannot_be_opened_says_so(tmp_path: Path) -> None:
+    session = Session(tmp_path, hr.Dataset.range(3))
+    session.grant((0, 3), None)
+    session.end()
+
+    def refuse(hand_over: Callable[[], None]) -> ElementIterator:
+        raise ValueError("no such thing")
+
+    order = SaveOrder(SAVE, str(tmp_path), b"")
+    session.ended_.clear()
+    FileProducer("task-2", refuse, Feed(2, session), order=order, stream=5).start()
+    session.end()
+    assert session.failure == "its plan cannot be opened: ValueError: no such thing"
+
+
+def test_one_that_is_closed_leaves_nothing_half_written(tmp_path: Path) -> None:
+    session = Session(tmp_path, hr.Dataset.range(1 << 20))
+    session.grant((0, 1 << 18))
+    assert session.needs.acquire(timeout=SECONDS)
+    session.feed.close()
+    session.end()
+    assert session.leftovers() == []

@@ -1,0 +1,28 @@
+"""Saves in virtual time: hundreds of runs, each from a seed (`saving`)."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+
+from tests.simulation.saving import run_save, save_scenario_of
+from tests.simulation.test_simulation import _silence
+
+__all__ = ["_silence"]
+
+_SEEDS_EACH = 50
+_FIXED = 6
+_RANDOM = 2 * int(os.environ.get("SIMULATION_ROUNDS", "0"))
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("block", range(_FIXED + _RANDOM))
+def test_each_element_is_saved_once(block: int) -> None:
+    """The seeds of a soak are not known beforehand; whichever breaks is named in the failure."""
+    first = block * _SEEDS_EACH
+    if block >= _FIXED:
+        first = random.SystemRandom().randrange(1_000_000, 2**40)
+    for seed in range(first, first + _SEEDS_EACH):
+        run_save(save_scenario_of(seed))
