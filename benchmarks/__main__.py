@@ -22,6 +22,7 @@ QUESTIONS = (
     "jpeg",
     "service_scalars",
     "service_batches",
+    "coordinated_reads",
 )
 
 

@@ -18,6 +18,7 @@ from headrace.service import (
 from headrace.service.client.options import reading_options
 
 NOWHERE = "127.0.0.1:1"
+CONSUMER = {"consumer_index": 0, "num_consumers": 2, "job_name": "j"}
 
 
 @pytest.mark.parametrize(
@@ -36,10 +37,14 @@ NOWHERE = "127.0.0.1:1"
         ({"consumer_index": 0}, "must be set together"),
         ({"num_consumers": 2}, "must be set together"),
         ({"consumer_index": 0, "num_consumers": 2}, "`job_name` must be set"),
-        (
-            {"consumer_index": 0, "num_consumers": 2, "job_name": "j"},
-            "coordinated reads .* not supported by this version",
-        ),
+        ({**CONSUMER, "consumer_index": 2}, "less than `num_consumers`.*consumer_index=2"),
+        ({**CONSUMER, "consumer_index": -3}, "less than `num_consumers`.*consumer_index=-3"),
+        ({**CONSUMER, "num_consumers": 0}, "num_consumers=0"),
+        ({**CONSUMER, "target_workers": "local"}, "require non-local workers"),
+        ({**CONSUMER, "processing_mode": ShardingPolicy.DATA}, "need .*OFF or DYNAMIC.*DATA"),
+        ({**CONSUMER, "remainder": "keep"}, "one of .*'end_together'.*'keep'"),
+        ({"remainder": "pad"}, "remainder='pad' without `num_consumers`"),
+        ({"cost_fn": len}, "cost_fn=.* without `num_consumers`"),
         ({"max_outstanding_requests": 0}, "must be at least 1"),
         ({"max_outstanding_requests": -5}, "must be at least 1"),
         ({"data_transfer_protocol": "grpc"}, "`data_transfer_protocol` must be None or one of"),

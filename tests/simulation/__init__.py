@@ -9,6 +9,7 @@
     scenario.py     what a seed stands for: who is there, what is read, what goes wrong
     storm.py        what goes wrong
     promises.py     what must hold all the same
+    round_promises.py  what must hold of rounds
     run.py          one seed, from the first event to the last check
 
 A role is a `Process` that connects to others and answers requests; to add one, add a file.

@@ -13,6 +13,7 @@ from tests.simulation import run as running
 from tests.simulation import scenario, static
 
 _USUAL: Any = (scenario.scenario_of, running.run)
+_ROUNDS: Any = (scenario.rounds_of, running.run)
 _STATIC: Any = (static.static_scenario_of, static.run_static)
 
 
@@ -23,10 +24,11 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=0, help="so many seeds from the first on")
     parser.add_argument("--last", type=int, default=40, help="events to tell of a failure")
     parser.add_argument("--kind", help="only seeds of this kind")
+    parser.add_argument("--rounds", action="store_true", help="all clients read in rounds")
     parser.add_argument("--slow", type=float, default=5.0, help="name seeds that take longer")
     parser.add_argument("--static", action="store_true", help="with fixed shares")
     args = parser.parse_args()
-    scenario_of, run = _STATIC if args.static else _USUAL
+    scenario_of, run = _STATIC if args.static else _ROUNDS if args.rounds else _USUAL
     logging.disable(logging.CRITICAL)
     seeds = args.seeds
     if args.count:

@@ -91,6 +91,8 @@ class Cast:
                 job_name="job" if scenario.is_named else None,
                 pass_number=(),
                 seed=7,
+                num_consumers=scenario.clients if scenario.in_rounds else None,
+                consumer_index=number - 1 if scenario.in_rounds else None,
             ),
             passes=scenario.passes,
             max_outstanding=scenario.max_outstanding,

@@ -14,9 +14,11 @@ from headrace.errors import (
     HeadraceError,
     UnavailableError,
 )
+from headrace.service.client.round_session import RoundSession
 from headrace.service.client.session import Delivery, Session
 from headrace.service.config import STATIC_POLICIES
 from headrace.service.messages import (
+    WORD,
     ClientUpdate,
     CloseIteration,
     DatasetRegistered,
@@ -33,8 +35,10 @@ from headrace.transport.envelope import decode_error
 from tests.simulation.network import Link, Network, Peer
 from tests.simulation.production import Element
 
-__all__ = ["ClientProcess", "Outcome", "Portion", "Reading"]
+__all__ = ["GROUP_SECONDS", "ClientProcess", "Outcome", "Portion", "Reading"]
 
+GROUP_SECONDS = 150.0
+"""How long consumers wait for each other."""
 _OPEN_SECONDS = 60.0
 _CALL_SECONDS = 2.0
 _ASK_AGAIN = 0.2
@@ -73,6 +77,8 @@ class Reading:
     raised: list[tuple[int, int]] = field(default_factory=list)
     errors: list[Exception] = field(default_factory=list)
     lost: tuple[LostUnits, ...] = ()
+    #: (task, number) of all answers that the consumer got something of.
+    rounds: list[tuple[int, int]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     #: Since when the consumer waits without having heard why; pauses of the client do not count.
     waiting_since: float | None = None
@@ -213,15 +219,7 @@ class ClientProcess(Peer):
             dataset_id=self._dataset_id,
             pass_number=reading.pass_number,
         )
-        self.session = Session(
-            reading.client_id,
-            self._dispatcher_address,
-            self._max_outstanding,
-            self.world.now,
-            trainer_id=self.trainer_id,
-            counts_elements=self.counts_elements,
-            has_shares=self._opening.processing_mode in STATIC_POLICIES,
-        )
+        self.session = self._session(reading.client_id)
         self._owed = {}
 
         def opened(answer: Any) -> None:
@@ -240,6 +238,29 @@ class ClientProcess(Peer):
 
         self._ask(opening, opened, self.world.now)
 
+    def _session(self, client_id: str) -> Session | RoundSession:
+        address, now = self._dispatcher_address, self.world.now
+        opening = self._opening
+        if opening.num_consumers is None or opening.consumer_index is None:
+            return Session(
+                client_id,
+                address,
+                self._max_outstanding,
+                now,
+                trainer_id=self.trainer_id,
+                counts_elements=self.counts_elements,
+                has_shares=opening.processing_mode in STATIC_POLICIES,
+            )
+        return RoundSession(
+            client_id,
+            address,
+            self._max_outstanding,
+            now,
+            consumer=opening.consumer_index,
+            consumers=opening.num_consumers,
+            wait_timeout=GROUP_SECONDS,
+        )
+
     # --- the wires ----------------------------------------------------------------------------
 
     def woken(self) -> None:
@@ -249,6 +270,7 @@ class ClientProcess(Peer):
         if self.is_done or not self._is_open or self.reading.outcome is not None:
             return
         now, session = self.world.now, self.session
+        self._results += session.due(now)
         actions = session.act(now)
         for warning in actions.warnings:
             self.note("warns", warning)
@@ -382,6 +404,7 @@ class ClientProcess(Peer):
         return True
 
     def _begin_to_use(self, delivery: Delivery) -> None:
+        self.reading.rounds.append((delivery.task.task_id, delivery.number))
         if isinstance(delivery.payload, Exception):
             error = str(delivery.payload)
             if error.startswith("unit "):
@@ -423,7 +446,9 @@ class ClientProcess(Peer):
     def _measure(self) -> None:
         """Take note of how much is outstanding, of tasks that are not over."""
         unused = [*self._results, *([self._in_use] if self._in_use else [])]
-        outstanding = sum(map(len, self._numbers.values()))
+        outstanding = sum(
+            number != WORD for sent in self._numbers.values() for number in sent.values()
+        )
         outstanding += sum(each.task.task_id in self._numbers for each in unused)
         self.most_outstanding = max(self.most_outstanding, outstanding)
         owed = sum(most for (task, _), most in self._owed.items() if task in self._numbers)

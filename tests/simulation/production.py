@@ -21,7 +21,7 @@ from headrace.service.dispatcher.rows import END, EVERYTHING, OriginRun
 from headrace.service.worker.dealt_order import DealtOrder
 from headrace.service.worker.opening import units_whole
 from headrace.service.worker.portion import Portion
-from headrace.service.worker.producer import next_limit
+from headrace.service.worker.producer import MOST_ELEMENTS, next_limit
 
 __all__ = ["Atom", "Element", "Grant", "Need", "Plan", "Production", "frame_of", "produce"]
 
@@ -235,6 +235,7 @@ def produce(
     *,
     is_dealt: bool,
     origins: bool = False,
+    most: int = MOST_ELEMENTS,
     portion_bytes: int | None = None,
     shard: int = 0,
     of: int = 1,
@@ -308,7 +309,8 @@ def produce(
         if error is not None:
             yield account.error(error)
         elif not was_parted:
-            limit = next_limit(limit, count, count * plan.bytes, seconds, most_bytes)
+            wanted = next_limit(limit, count, count * plan.bytes, seconds, most_bytes)
+            limit = min(most, wanted)
 
 
 class _Account:

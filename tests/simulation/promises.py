@@ -39,6 +39,7 @@ from headrace.service.messages import LostUnits
 from tests.simulation.cast import BOUNDS, Cast
 from tests.simulation.client import ClientProcess, Outcome, Portion, Reading
 from tests.simulation.production import Atom
+from tests.simulation.round_promises import may_leave_others_behind
 from tests.simulation.worker import WorkerProcess
 from tests.simulation.world import BrokenPromiseError, Process
 
@@ -164,6 +165,8 @@ def check_at_end(cast: Cast) -> None:
         for reading in readings:
             _check_alone(cast, reading)
         return
+    if cast.scenario.in_rounds:
+        return
     by_iteration: dict[int, list[Reading]] = defaultdict(list)
     for reading in readings:
         by_iteration[reading.iteration_id].append(reading)
@@ -214,6 +217,7 @@ def check_outcome(cast: Cast, client: ClientProcess, reading: Reading) -> None:
             and "every worker that had a copy" in str(failure)
             and any(isinstance(each, _GONE) for each in cast.dispatcher.disk.history)
         )
+        or (cast.scenario.in_rounds and may_leave_others_behind(cast, client, failure))
     )
     _require(
         allowed,

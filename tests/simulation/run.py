@@ -6,7 +6,9 @@ import math
 from collections.abc import Callable
 
 from tests.simulation.cast import Cast
+from tests.simulation.client import GROUP_SECONDS
 from tests.simulation.promises import check_at_end, check_now, check_retention
+from tests.simulation.round_promises import check_rounds
 from tests.simulation.scenario import Scenario
 from tests.simulation.storm import Storm
 from tests.simulation.world import BrokenPromiseError
@@ -58,6 +60,9 @@ def _run(cast: Cast, check: Callable[[Cast], None]) -> None:
     look()
     world.run(_longest(scenario), stop=lambda: cast.is_over)
     check_now(cast, thoroughly=True)
+    late = [each.name for each in cast.clients if not each.is_done]
+    if late:
+        raise BrokenPromiseError(f"all readings end: {', '.join(late)} read on at {world.now:.0f}")
     if scenario.promises.is_durable:
         # A client that died, or whose last word was lost, counts as there until its timeout; all
         # begins again where the dispatcher itself was away.
@@ -72,6 +77,8 @@ def _run(cast: Cast, check: Callable[[Cast], None]) -> None:
             due = max([due, *(each + patience for each in heard)])
         check_retention(cast)
     check(cast)
+    if scenario.in_rounds:
+        check_rounds(cast)
 
 
 def _longest(scenario: Scenario) -> float:
@@ -81,7 +88,8 @@ def _longest(scenario: Scenario) -> float:
     work = elements * plan.cost * (scenario.workers + 3) + 10 * len(plan.slow) * plan.slowness
     reading = elements * scenario.think * 3
     waits = 3 * limits.worker_timeout + 2 * limits.client_timeout + 2 * limits.settle_patience
-    return scenario.storm_seconds + 200.0 + scenario.passes * (work + reading + waits)
+    group = scenario.passes * 2 * GROUP_SECONDS if scenario.in_rounds else 0.0
+    return scenario.storm_seconds + 200.0 + group + scenario.passes * (work + reading + waits)
 
 
 def tell(cast: Cast, error: Exception, *, last: int) -> None:
@@ -91,6 +99,7 @@ def tell(cast: Cast, error: Exception, *, last: int) -> None:
     error.add_note(
         f"seed {scenario.seed} at {cast.world.now:.3f} s; again, with the whole story: "
         f"python -m tests.simulation {scenario.seed} --last 100000"
+        f"{' --rounds' * scenario.in_rounds}"
     )
     error.add_note(str(scenario))
     known = {each.name for each in [cast.dispatcher, *cast.workers, *cast.clients]}

@@ -10,7 +10,7 @@ from headrace.service.config import ShardingPolicy
 from headrace.service.dispatcher.limits import Limits
 from tests.simulation.production import Plan
 
-__all__ = ["KINDS", "Kind", "Scenario", "crowd_of", "scenario_of"]
+__all__ = ["KINDS", "Kind", "Scenario", "crowd_of", "rounds_of", "scenario_of"]
 
 OFF, DYNAMIC = ShardingPolicy.OFF, ShardingPolicy.DYNAMIC
 
@@ -111,6 +111,8 @@ class Scenario:
     """How long things go wrong."""
     calm_seconds: float
     """Between two troubles, on average."""
+    in_rounds: bool = False
+    """All clients read together, as consumers."""
 
     @property
     def promises(self) -> Kind:
@@ -180,6 +182,23 @@ def crowd_of(seed: int, *, workers: int, clients: int) -> Scenario:
         think=0.001,
         storm_seconds=5.0,
         calm_seconds=0.05,
+    )
+
+
+def rounds_of(seed: int) -> Scenario:
+    """Return a scenario in which all clients read in rounds."""
+    chance = random.Random(f"rounds {seed}")
+    scenario = scenario_of(seed)
+    plan = dataclasses.replace(scenario.plan, size=chance.choice((0, 3, 20, 60, 150)))
+    return dataclasses.replace(
+        scenario,
+        plan=plan,
+        mode=chance.choice((OFF, DYNAMIC)),
+        clients=chance.choice((1, 2, 2, 3, 5)),
+        limits=dataclasses.replace(scenario.limits, copy_lasts=1e9),
+        is_named=True,
+        visitation=None,
+        in_rounds=True,
     )
 
 

@@ -15,10 +15,11 @@ from collections.abc import Iterator
 import pytest
 
 from tests.simulation.run import run
-from tests.simulation.scenario import KINDS, crowd_of, scenario_of
+from tests.simulation.scenario import KINDS, crowd_of, rounds_of, scenario_of
 
 _SEEDS_EACH = 50
 _FIXED = 30
+_FIXED_ROUNDS = 6
 _RANDOM = 10 * int(os.environ.get("SIMULATION_ROUNDS", "0"))
 _CROWDS = int(os.environ.get("SIMULATION_CROWDS", "0"))
 _CROWDS_OF = ((1000, 20), (20, 1000), (140, 140))
@@ -42,6 +43,16 @@ def test_every_promise_holds(block: int) -> None:
         first = random.SystemRandom().randrange(1_000_000, 2**40)
     for seed in range(first, first + _SEEDS_EACH):
         run(scenario_of(seed))
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("block", range(_FIXED_ROUNDS + _RANDOM // 2))
+def test_every_promise_holds_for_consumers_who_read_in_rounds(block: int) -> None:
+    first = block * _SEEDS_EACH
+    if block >= _FIXED_ROUNDS:
+        first = random.SystemRandom().randrange(1_000_000, 2**40)
+    for seed in range(first, first + _SEEDS_EACH):
+        run(rounds_of(seed))
 
 
 @pytest.mark.timeout(3600)

@@ -13,6 +13,8 @@ from headrace.service.worker.actions import Actions, Grant, Start
 from headrace.service.worker.first_come import FirstCome
 from headrace.service.worker.hand_out import Bounds
 from headrace.service.worker.portion import Portion
+from headrace.service.worker.producer import MOST_ELEMENTS
+from headrace.service.worker.rounds import Rounds
 from headrace.service.worker.session import Session
 from tests.simulation import production
 from tests.simulation.files import FileSteps
@@ -94,14 +96,8 @@ class WorkerProcess(Peer):
     def kept(self) -> list[tuple[int, int]]:
         """Return of each task the portions that nobody asked for, and the bytes that are out."""
         tasks = self.session._tasks._tasks.values()
-        return [
-            (
-                len(task._hand_out._ready),
-                sum(portion.size for portion in task._hand_out._delivery.portions()),
-            )
-            for task in tasks
-            if isinstance(task._hand_out, FirstCome)
-        ]
+        kept = [_kept(task._hand_out) for task in tasks]
+        return [each for each in kept if each is not None]
 
     # --- the wires ----------------------------------------------------------------------------
 
@@ -175,6 +171,15 @@ class WorkerProcess(Peer):
             known.is_over = True
 
 
+def _kept(hand_out: Any) -> tuple[int, int] | None:
+    if isinstance(hand_out, Rounds):
+        return hand_out._made - hand_out._whole, 0
+    if isinstance(hand_out, FirstCome):
+        out = sum(portion.size for portion in hand_out._delivery.portions())
+        return len(hand_out._ready), out
+    return None
+
+
 class _Producer:
     """Stands for the thread that reads a task's plan."""
 
@@ -189,6 +194,7 @@ class _Producer:
             is_dealt=task.deals,
             portion_bytes=start.portion_bytes,
             origins=task.origins,
+            most=MOST_ELEMENTS if task.num_consumers is None else 1,
             shard=task.shard or 0,
             of=task.of or 1,
         )

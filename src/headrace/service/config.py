@@ -39,6 +39,7 @@ PROTOCOL = "tcp"
 """What carries calls to the dispatcher; written before "://" in a service string."""
 _CACHE_BYTES = 10 << 30
 TRANSFER_PROTOCOLS = ("shm", "tcp", "local")
+REMAINDERS = ("drop", "pad", "end_together")
 """What may carry elements from workers to clients."""
 
 

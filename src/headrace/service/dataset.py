@@ -25,6 +25,7 @@ from headrace.plan.source import INFINITE, UNKNOWN
 from headrace.rewrites.normal import normalize
 from headrace.rewrites.positions import deal_of
 from headrace.service.by_value import by_value, checked_modules
+from headrace.service.client.consumers import spec_of_parts
 from headrace.service.client.options import ReadingOptions, reading_options
 from headrace.service.client.source import RemoteSource
 from headrace.service.client.visits import check_origins, has_origins, with_visitation
@@ -73,6 +74,8 @@ def distribute(
     target_workers: str = "AUTO",
     visitation: str | None = None,
     *,
+    remainder: str = "drop",
+    cost_fn: Callable[..., object] | None = None,
     modules: Sequence[ModuleType | str] = (),
     wait_timeout: float = 3600.0,
     security: Security | None = None,
@@ -91,8 +94,9 @@ def distribute(
             are lost). The names "parallel_epochs" and "distributed_epoch" mean OFF and DYNAMIC.
         service: The dispatcher: "tcp://host:port", "host:port" or ("tcp", "host:port").
         job_name: Readers with the same name share one job: each element goes to one of them.
-        consumer_index: Coordinated reads; not supported by this version.
-        num_consumers: Coordinated reads; not supported by this version.
+        consumer_index: Which of the consumers this is, from 0. All consumers of a job read in
+            rounds: in each, every one of them gets one element of the same worker.
+        num_consumers: How many consumers the job has. They need a `job_name`.
         max_outstanding_requests: At most so many elements, over all workers, are asked for, made,
             under way or not used yet; None: what lies ready is bounded in bytes.
         data_transfer_protocol: "local" (workers in this process), "shm" (on this host), "tcp", or
@@ -110,11 +114,18 @@ def distribute(
             stream, as `filter(...).take(n)` does). Exactly once needs functions that give as many
             elements again for the same input. Fixed shares offer "at_least_once" alone, and OFF
             nothing: a lost copy ends where it is.
+        remainder: What becomes of elements at the end that are too few for a round of all
+            consumers: "drop" (they go to nobody), "pad" (the others get batches of no rows) or
+            "end_together" (their rows are shared evenly).
+        cost_fn: Returns what a row costs, as its length. Rows of a round's batches are then shared
+            so that each consumer has as many, and none is much dearer. It runs on workers.
         modules: Modules, or their names, that travel with the dataset: workers need not have them.
             A package stands for all that is in it. Modules that are not named travel by name.
         wait_timeout: Seconds without anybody alive who could deliver, or with a dispatcher that is
-            away when a pass begins, after which reading raises UnavailableError. A worker that is
-            alive is waited for without end; a wait of ten seconds is logged, with what is missing.
+            away when a pass begins, after which reading raises UnavailableError; of several
+            consumers, seconds after which a wait for one of them raises DeadlineExceededError. A
+            worker that is alive is waited for without end; a wait of ten seconds is logged, with
+            what is missing.
         security: Keys of this client, for a service that asks for them.
 
     Raises:
@@ -133,6 +144,8 @@ def distribute(
         cross_trainer_cache=cross_trainer_cache,
         target_workers=target_workers,
         visitation=visitation,
+        remainder=remainder,
+        cost_fn=cost_fn,
         wait_timeout=wait_timeout,
         security=security,
     )
@@ -277,6 +290,8 @@ def from_dataset_id(
     target_workers: str = "AUTO",
     visitation: str | None = None,
     *,
+    remainder: str = "drop",
+    cost_fn: Callable[..., object] | None = None,
     modules: Sequence[ModuleType | str] = (),
     wait_timeout: float = 3600.0,
     security: Security | None = None,
@@ -289,12 +304,14 @@ def from_dataset_id(
         dataset_id: What `register_dataset` returned.
         element_spec: Spec of its elements; None: the dispatcher knows.
         job_name: Readers of the same id with the same name share one job.
-        consumer_index: Not supported by this version.
-        num_consumers: Not supported by this version.
+        consumer_index: As in `distribute`.
+        num_consumers: As in `distribute`.
         max_outstanding_requests: As in `distribute`.
         data_transfer_protocol: As in `distribute`.
         cross_trainer_cache: As in `distribute`.
         target_workers: As in `distribute`.
+        remainder: As in `distribute`.
+        cost_fn: As in `distribute`.
         visitation: As in `distribute`.
         modules: Of functions that are given here; those of the dataset travel with it when it is
             registered.
@@ -317,6 +334,8 @@ def from_dataset_id(
         data_transfer_protocol=data_transfer_protocol,
         cross_trainer_cache=cross_trainer_cache,
         target_workers=target_workers,
+        remainder=remainder,
+        cost_fn=cost_fn,
         visitation=visitation,
         wait_timeout=wait_timeout,
         security=security,
@@ -380,7 +399,7 @@ def _reading(
         # How many workers there will be, and how many copies they make, nobody knows.
         cardinality=cardinality if cardinality in (0, INFINITE) else UNKNOWN,
         job_name=job_name,
-        spec=element_spec,
+        spec=spec_of_parts(element_spec, options.remainder),
         compression=compression,
     )
     return Dataset.from_source(source)

@@ -38,6 +38,7 @@ UNITS = st.lists(
     max_size=3,
 ).map(tuple)
 
+ROUNDS = st.sampled_from([None, None, 0, 4])
 ROWS = st.sampled_from([((0, 2),), ((1, 3), (5, END)), ((4, END),), ((0, END),), ((2, 9),)])
 PARTS = st.dictionaries(st.integers(0, 11), ROWS, max_size=3).map(
     lambda parts: tuple(sorted(parts.items()))
@@ -97,6 +98,7 @@ class AnySequence(RuleBasedStateMachine):
         job_name=st.sampled_from([None, "j", "k"]),
         pass_number=st.sampled_from([(), (0,), (1,), (0, 1)]),
         trainer_id=st.sampled_from(["", "", "t", "u"]),
+        consumer=st.sampled_from([(None, None), (None, None), (2, 0), (2, 1), (1, 0)]),
         visitation=st.sampled_from([None, "exactly_once", "exactly_once"]),
     )
     def open(
@@ -107,6 +109,7 @@ class AnySequence(RuleBasedStateMachine):
         job_name: str | None,
         pass_number: tuple[int, ...],
         trainer_id: str,
+        consumer: tuple[int | None, int | None],
         visitation: str | None,
     ) -> None:
         self.ask(
@@ -118,19 +121,32 @@ class AnySequence(RuleBasedStateMachine):
                 pass_number=pass_number,
                 cross_trainer_cache=bool(trainer_id),
                 trainer_id=trainer_id,
+                num_consumers=consumer[0],
+                consumer_index=consumer[1],
                 visitation=visitation if mode == DYNAMIC else None,
             )
         )
 
-    @rule(client_id=CLIENTS)
-    def heartbeat(self, client_id: str) -> None:
-        self.ask(messages.ClientHeartbeat(client_id=client_id))
+    @rule(client_id=CLIENTS, horizon=st.sampled_from([0, 0, 3, 10]))
+    def heartbeat(self, client_id: str, horizon: int) -> None:
+        self.ask(messages.ClientHeartbeat(client_id=client_id, horizon=horizon))
 
-    @rule(client_id=CLIENTS, task_id=TASKS, received=UNITS, touched=UNITS)
-    def settle(self, client_id: str, task_id: int, received: Ranges, touched: Ranges) -> None:
+    @rule(client_id=CLIENTS, task_id=TASKS, received=UNITS, touched=UNITS, rounds=ROUNDS)
+    def settle(
+        self,
+        client_id: str,
+        task_id: int,
+        received: Ranges,
+        touched: Ranges,
+        rounds: int | None,
+    ) -> None:
         self.ask(
             messages.SettleTask(
-                client_id=client_id, task_id=task_id, received=received, touched=touched
+                client_id=client_id,
+                task_id=task_id,
+                received=received,
+                touched=touched,
+                rounds=rounds,
             )
         )
 
@@ -150,12 +166,15 @@ class AnySequence(RuleBasedStateMachine):
             received, touched = (
                 tuple(each for each in [(start, end)] if start < end) for end in (middle, stop)
             )
+            iteration = self.scene.state.iterations[task.iteration_id]
+            in_rounds = iteration.num_consumers is not None
             self.ask(
                 messages.SettleTask(
                     client_id=client_id,
                     task_id=task.task_id,
                     received=received,
                     touched=touched,
+                    rounds=data.draw(st.integers(0, 9)) if in_rounds else None,
                     parts=tuple(each for each in data.draw(PARTS) if each[0] < task.dealt),
                 )
             )
@@ -339,7 +358,7 @@ class AnySequence(RuleBasedStateMachine):
                 gone.update(task for task, each in worker_of.items() if each == fact.worker_id)
             elif isinstance(fact, updates.TaskFailed):
                 gone.add(fact.task_id)
-            elif isinstance(fact, updates.TaskSettled):
+            elif isinstance(fact, updates.TaskSettled) and fact.rounds is None:
                 said = (*fact.received, *fact.touched)
                 touched[fact.task_id] = united((*touched.get(fact.task_id, ()), *said))
             elif isinstance(fact, updates.UnitsReturned) and fact.task_id in gone:

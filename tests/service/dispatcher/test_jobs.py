@@ -129,6 +129,8 @@ def test_whoever_joins_a_job_must_ask_for_the_same(
     asked = {term: value, **({"consumer_index": 0} if term == "num_consumers" else {})}
     scene.open("a", job_name="job", **asked)
     scene.restart()
+    if term == "num_consumers":
+        asked["consumer_index"] = 1
     scene.open("b", job_name="job", **asked)
     scene.check()
     with pytest.raises(AlreadyExistsError, match="existing job") as caught:

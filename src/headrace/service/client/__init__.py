@@ -4,6 +4,9 @@ What is decided, on plain values, without thread, socket or clock:
 
     session    one iteration, read from all of its tasks
     task       one task: what was asked, what arrived, whether its worker answers
+    round_session  the same for one of several consumers, who read in rounds
+    round_task     one task whose elements come in rounds
+    rounds         whose turn each round is
     receipt    which units of a task came whole, and of which anything came
     turns      which tasks are to be looked at, and what each asks
     schedule   how many requests may be under way, and who is first in line
@@ -18,6 +21,7 @@ What is decided, on plain values, without thread, socket or clock:
 What does it:
 
     options    how a service is read, checked once
+    consumers  which consumer reads, of how many: arguments, checked once
     source     the Source that a plan holds
     reader     what the consumer takes from an iteration, in pieces of the size that is asked for
     keeping    what was given, until it cannot be asked for again

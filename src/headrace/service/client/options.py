@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headrace.errors import InvalidArgumentError
+from headrace.service.client.consumers import consumer_of
 from headrace.service.config import (
     STATIC_POLICIES,
     TRANSFER_PROTOCOLS,
@@ -55,6 +56,9 @@ class ReadingOptions:
     """Elements come as one process would yield them."""
     remainder: str = "drop"
     """What becomes of elements at the end that do not fill a round."""
+    cost: str = ""
+    cost_fn: bytes = b""
+    """What a row costs, and what tells that from other functions; empty: rows stay as they are."""
     wait_timeout: float
     """Seconds without anybody who could deliver, after which reading fails."""
     security: Security | None
@@ -79,6 +83,8 @@ def reading_options(
     cross_trainer_cache: object = None,
     target_workers: object = "AUTO",
     visitation: str | None = None,
+    remainder: object = "drop",
+    cost_fn: object = None,
     wait_timeout: object = 3600.0,
     security: Security | None = None,
 ) -> ReadingOptions:
@@ -96,7 +102,16 @@ def reading_options(
             "Cross-trainer caching visits elements at most once for each trainer: visitation="
             '"exactly_once" cannot be had with it; leave it out'
         )
-    _check_unsupported(consumer_index, num_consumers, job_name)
+    target = _checked_target(target_workers)
+    consumer = consumer_of(
+        mode=mode,
+        job_name=job_name,
+        consumer_index=consumer_index,
+        num_consumers=num_consumers,
+        remainder=remainder,
+        cost_fn=cost_fn,
+        target_workers=target,
+    )
     _check_visitation(mode, visitation)
     return ReadingOptions(
         processing_mode=mode,
@@ -104,8 +119,13 @@ def reading_options(
         job_name=job_name,
         max_outstanding_requests=_checked_credit(max_outstanding_requests),
         data_transfer_protocol=_checked_protocol(data_transfer_protocol),
-        target_workers=_checked_target(target_workers),
+        target_workers=target,
         visitation=visitation,
+        num_consumers=consumer.num_consumers,
+        consumer_index=consumer.consumer_index,
+        remainder=consumer.remainder,
+        cost=consumer.cost,
+        cost_fn=consumer.cost_fn,
         wait_timeout=_checked_timeout(wait_timeout),
         security=security,
         trainer_id=trainer_id,
@@ -141,25 +161,6 @@ def _checked_trainer(cache: object, job_name: object, num_consumers: object) -> 
             f"consumers: {num_consumers!r}"
         )
     return cache.trainer_id
-
-
-def _check_unsupported(consumer_index: object, num_consumers: object, job_name: object) -> None:
-    if (consumer_index is None) != (num_consumers is None):
-        raise ValueError(
-            "`consumer_index` and `num_consumers` must be set together, but got "
-            f"consumer_index={consumer_index!r} and num_consumers={num_consumers!r}"
-        )
-    if num_consumers is not None:
-        if job_name is None:
-            raise ValueError(
-                "`job_name` must be set when setting `num_consumers`. num_consumers was set to "
-                f"{num_consumers!r}."
-            )
-        raise ValueError(
-            f"coordinated reads (consumer_index={consumer_index!r}, num_consumers="
-            f"{num_consumers!r}) are not supported by this version; without them, readers that "
-            "share a `job_name` get their elements first come, first served"
-        )
 
 
 def _check_visitation(mode: ShardingPolicy, visitation: object) -> None:

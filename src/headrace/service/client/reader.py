@@ -23,6 +23,7 @@ from headrace.service.client.failure import came_from
 from headrace.service.client.keeping import Given, Keeper, Kept
 from headrace.service.client.losses import describe_loss
 from headrace.service.client.opening import open_iteration
+from headrace.service.client.round_session import RoundSession
 from headrace.service.client.session import Session
 from headrace.service.client.shell import Shell
 from headrace.service.client.targets import Target
@@ -80,17 +81,8 @@ class RemoteReader:
         self._wait_timeout = wait_timeout
         self._target = target or Target()
         self._pid = os.getpid()
-        session = Session(
-            opening.client_id,
-            dispatcher,
-            max_outstanding_requests or _MOST_REQUESTS,
-            time.monotonic(),
-            counts_elements=max_outstanding_requests is not None,
-            wait_timeout=wait_timeout,
-            trainer_id=trainer_id,
-            codec=codec,
-            is_far=lambda address: not addresses.is_this_machine(addresses.split(address)[0]),
-            has_shares=opening.processing_mode in STATIC_POLICIES,
+        session = _session(
+            opening, dispatcher, max_outstanding_requests, wait_timeout, trainer_id, codec
         )
         self._shell = Shell(
             session,
@@ -300,6 +292,41 @@ class RemoteReader:
         self._shell.close(self._in_hand, is_known=self._is_joining)
         self._current = None
         self._again = []
+
+
+def _session(
+    opening: OpenIteration,
+    dispatcher: str,
+    most: int | None,
+    wait_timeout: float,
+    trainer_id: str,
+    codec: str,
+) -> Session | RoundSession:
+    """Return the session of somebody who reads alone, or as one of several consumers."""
+    client_id, now = opening.client_id, time.monotonic()
+    max_outstanding = most or _MOST_REQUESTS
+    if opening.num_consumers is None or opening.consumer_index is None:
+        return Session(
+            client_id,
+            dispatcher,
+            max_outstanding,
+            now,
+            counts_elements=most is not None,
+            wait_timeout=wait_timeout,
+            trainer_id=trainer_id,
+            codec=codec,
+            is_far=lambda address: not addresses.is_this_machine(addresses.split(address)[0]),
+            has_shares=opening.processing_mode in STATIC_POLICIES,
+        )
+    return RoundSession(
+        client_id,
+        dispatcher,
+        max_outstanding,
+        now,
+        consumer=opening.consumer_index,
+        consumers=opening.num_consumers,
+        wait_timeout=wait_timeout,
+    )
 
 
 def _content(delivery: Delivery) -> Chunk | Exception:

@@ -310,6 +310,10 @@ class Session:
             self._contact.hurry()
         return deliveries
 
+    def due(self, now: float) -> list[Delivery]:
+        """Return deliveries whose turn has come without an answer: none."""
+        return []
+
     def _due(
         self, task: Task, number: int, elements: Elements | None, value: Any
     ) -> Delivery | None:

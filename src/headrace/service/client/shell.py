@@ -33,6 +33,7 @@ from headrace.errors import (
 )
 from headrace.metrics import count_skipped
 from headrace.service.client.actions import Actions, Delivery
+from headrace.service.client.round_session import RoundSession
 from headrace.service.client.session import Session
 from headrace.service.client.targets import Target
 from headrace.service.client.wires import TaskEvent, Verdict, Wires
@@ -73,7 +74,7 @@ class Shell:
 
     def __init__(
         self,
-        session: Session,
+        session: Session | RoundSession,
         *,
         dispatcher: str,
         connect_dispatcher: Callable[[], Channel],
@@ -325,6 +326,7 @@ class Shell:
                     self._take_verdict(event, now)
                 else:
                     self._take_answer(event, now)
+            self._deliveries += self._session.due(now)
         # Also where nothing came: who waits to be known again must hear that it is.
         if len(self._deliveries) > before or self._session.is_over or had_verdict:
             self._ring()

@@ -138,6 +138,8 @@ class RemoteSource(Source):
                 visitation=self.options.visitation,
                 ordered=self.options.ordered,
                 remainder=self.options.remainder,
+                cost=self.options.cost,
+                cost_fn=self.options.cost_fn,
             ),
             dispatcher=self.options.service,
             dial=self._dial,

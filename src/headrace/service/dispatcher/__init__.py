@@ -18,6 +18,7 @@ How workers share an iteration:
     policy         what there is to say of a mode
     copies         OFF: each worker reads the whole dataset
     static         FILE, DATA, HINT: each slot of a fixed list of workers has a share of its own
+    rounds         consumers read together: which tasks there are in a round, who is who
     slots          which slot a worker takes
     dealing        DYNAMIC: the units of one stream go to whoever asks
     shared         the same where trainers share what workers make

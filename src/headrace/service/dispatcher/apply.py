@@ -164,6 +164,8 @@ def _job_created(state: DispatcherState, fact: updates.JobCreated) -> None:
         ordered=fact.ordered,
         remainder=fact.remainder,
         save=fact.save,
+        cost=fact.cost,
+        cost_fn=fact.cost_fn,
     )
     if fact.name is not None:
         state.names[fact.name] = fact.job_id
@@ -243,6 +245,8 @@ def _task_created(state: DispatcherState, fact: updates.TaskCreated) -> None:
     iteration = state.iterations[fact.iteration_id]
     require(not iteration.finished, "the iteration is finished")
     require(not worker.leaving, "the worker is leaving")
+    joins = iteration.horizon if fact.starting_round is None else fact.starting_round
+    require(joins >= iteration.horizon, "consumers may be beyond that round")
     state.tasks[fact.task_id] = Task(
         task_id=fact.task_id,
         iteration_id=fact.iteration_id,
@@ -288,12 +292,21 @@ def _copy_lasted(state: DispatcherState, fact: updates.CopyLasted) -> None:
     running_task(state, fact.task_id).lasted = True
 
 
+def _rounds_opened(state: DispatcherState, fact: updates.RoundsOpened) -> None:
+    iteration = state.iterations[fact.iteration_id]
+    require(not iteration.finished, "the iteration is finished")
+    require(fact.until > iteration.horizon, "consumers may go there already")
+    iteration.horizon = fact.until
+
+
 def _client_joined(state: DispatcherState, fact: updates.ClientJoined) -> None:
     require(fact.client_id not in state.clients, "the client reads an iteration already")
     iteration = state.iterations[fact.iteration_id]
     state.clients[fact.client_id] = fact.iteration_id
     iteration.clients.add(fact.client_id)
     if fact.consumer_index is not None:
+        taken = {*iteration.consumers.values(), *iteration.departed}
+        require(iteration.finished or fact.consumer_index not in taken, "another is that consumer")
         iteration.consumers[fact.client_id] = fact.consumer_index
     if fact.trainer_id:
         iteration.trainers[fact.client_id] = fact.trainer_id
@@ -306,7 +319,9 @@ def _client_joined(state: DispatcherState, fact: updates.ClientJoined) -> None:
 def _client_left(state: DispatcherState, fact: updates.ClientLeft) -> None:
     iteration = state.iterations[state.clients.pop(fact.client_id)]
     iteration.clients.discard(fact.client_id)
-    iteration.consumers.pop(fact.client_id, None)
+    index = iteration.consumers.pop(fact.client_id, None)
+    if index is not None and not iteration.finished:
+        iteration.departed[index] = fact.client_id
     iteration.trainers.pop(fact.client_id, None)
     iteration.version += 1
     for task in state.tasks_of(iteration):
@@ -314,6 +329,7 @@ def _client_left(state: DispatcherState, fact: updates.ClientLeft) -> None:
             # What it received of this, nobody will know.
             task.unsettled.discard(fact.client_id)
             touch_first(iteration, task, task.dealt)
+            task.torn = True
         elif not task.gone and iteration.is_dealt:
             task.departed[fact.client_id] = task.dealt
 
@@ -343,6 +359,7 @@ _APPLY: dict[type, Callable[[DispatcherState, Any], None]] = {
     updates.TaskSettled: apply_units.task_settled,
     updates.CopyLasted: _copy_lasted,
     updates.TasksForgotten: apply_units.tasks_forgotten,
+    updates.RoundsOpened: _rounds_opened,
     updates.ClientJoined: _client_joined,
     updates.ClientLeft: _client_left,
     updates.ClientDropped: apply_units.client_dropped,

@@ -213,8 +213,13 @@ def give_up(state: DispatcherState, task: Task) -> None:
     iteration = state.iterations[task.iteration_id]
     iteration.version += 1
     task.gone = True
-    if task.held:
+    consumers = iteration.num_consumers
+    if task.held or consumers is not None:
         task.unsettled = set(iteration.clients)
+    if consumers is not None:
+        task.torn = bool(iteration.departed)
+        # Before all have joined, no round arrived everywhere.
+        task.rounds = 0 if len(iteration.consumers) < consumers else None
     if task.departed:
         # What they received of this, nobody will know.
         touch_first(iteration, task, max(task.departed.values()))
@@ -226,6 +231,13 @@ def task_settled(state: DispatcherState, fact: updates.TaskSettled) -> None:
     task = state.tasks[fact.task_id]
     task.unsettled.discard(fact.client_id)
     state.iterations[task.iteration_id].version += 1
+    if fact.rounds is not None:
+        if task.rounds is None or fact.rounds < task.rounds:
+            task.rounds = fact.rounds
+            task.received = united(at_least(fact.received, task.done))
+            task.touched = ()
+            _touch(task, (*fact.received, *fact.touched))
+        return
     _receive(task, fact.received)
     _touch(task, (*fact.received, *fact.touched))
     for unit, rows in fact.parts:

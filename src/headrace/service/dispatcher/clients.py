@@ -17,6 +17,7 @@ from headrace.service.dispatcher.decision import Decision, Moment
 from headrace.service.dispatcher.departures import finished_now
 from headrace.service.dispatcher.modes import policy_of
 from headrace.service.dispatcher.ranges import at_least, common, subtracted, united
+from headrace.service.dispatcher.rounds import leaver, lengths, opened
 from headrace.service.dispatcher.rows import EVERYTHING, outside
 from headrace.service.dispatcher.splits import checked_parts, checked_units
 from headrace.service.dispatcher.state import DispatcherState, Task, TaskPhase, Worker
@@ -47,6 +48,7 @@ def addresses(
             attempt=task.attempt,
             shard=task.shard,
             tags=workers[task.worker_id].tags,
+            starting_round=task.starting_round,
         )
         for task in tasks
         if task.phase is running
@@ -68,11 +70,18 @@ def client_heartbeat(
         silent = sorted({*silent, *owing} - {client_id})
     patience = moment.limits.reach_timeout
     given_up = moment.presence.unreachable.is_agreed_of(client_id, patience, moment.now)
+    rounds = opened(iteration, request.horizon)
     if request.known == iteration.version and not (ending or silent or given_up):
-        reply = messages.ClientUpdate(tasks=(), finished=False, version=request.known, same=True)
-        return Decision(reply=reply)
+        reply = messages.ClientUpdate(
+            tasks=(),
+            finished=False,
+            version=request.known,
+            same=True,
+            horizon=rounds[0].until if rounds else iteration.horizon,
+        )
+        return Decision(updates=rounds, reply=reply)
     return Decision(
-        updates=() if ending is None else (ending,),
+        updates=rounds if ending is None else (*rounds, ending),
         compose=lambda after: _update(after, client_id, silent, given_up),
     )
 
@@ -108,6 +117,9 @@ def _update(
         version=iteration.version,
         failed=iteration.failed if finished else "",
         silent=tuple(silent),
+        horizon=iteration.horizon,
+        rounds=lengths(iteration, tasks),
+        left=leaver(iteration),
     )
 
 
@@ -125,33 +137,41 @@ def settle_task(state: DispatcherState, request: messages.SettleTask, moment: Mo
             f"client {request.client_id} reads iteration {iteration.iteration_id}; task "
             f"{request.task_id} is of iteration {task.iteration_id}"
         )
+    if (request.rounds is None) != (iteration.num_consumers is None):
+        raise ValueError(
+            f"rounds={request.rounds} does not go with num_consumers={iteration.num_consumers}"
+        )
     received = at_least(checked_units(task, request.received), task.done)
     touched = at_least(checked_units(task, request.touched), task.done)
     if iteration.exactly_once:
         touched = ()  # what came, `parts` says
     parts = checked_parts(task, request.parts) if iteration.exactly_once else ()
-    if (
-        request.client_id not in task.unsettled
-        and not subtracted(received, task.received)
+    is_known = (
+        not subtracted(received, task.received)
         and not subtracted(touched, task.touched)
         and not any(
             common(rows, task.rows.get(unit, EVERYTHING))
             for unit, rows in outside(parts, united((*task.received, *task.returned)))
         )
-    ):
+    )
+    if request.client_id not in task.unsettled and (is_known or request.rounds is not None):
         return Decision()
     settled = updates.TaskSettled(
         task_id=task.task_id,
         client_id=request.client_id,
         received=received,
         touched=touched,
+        rounds=request.rounds,
         parts=parts,
     )
     return Decision(updates=(settled,))
 
 
 def settle_for_silent(state: DispatcherState, moment: Moment) -> list[Update]:
-    """Wait no longer for clients that do not settle."""
+    """Wait no longer for clients that do not settle.
+
+    Consumers that read in rounds wait for each other in any case.
+    """
     patience = moment.limits.settle_patience
     return [
         updates.TaskSettled(
@@ -163,6 +183,7 @@ def settle_for_silent(state: DispatcherState, moment: Moment) -> list[Update]:
         for iteration_id, since in moment.presence.lost.items()
         if moment.now - since > patience
         and len(state.iterations[iteration_id].clients) > 1
+        and state.iterations[iteration_id].num_consumers is None
         and not state.iterations[iteration_id].exactly_once
         for task in state.tasks_of(state.iterations[iteration_id])
         for client_id in sorted(task.unsettled)

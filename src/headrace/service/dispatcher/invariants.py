@@ -133,6 +133,7 @@ def _check_iteration(state: DispatcherState, iteration_id: int, iteration: Itera
     tasks = state.tasks_of(iteration)
     assert len(set(iteration.tasks)) == len(tasks), iteration
     assert iteration.consumers.keys() <= iteration.clients, iteration
+    _check_rounds(iteration, tasks)
     assert iteration.trainers.keys() <= iteration.clients, iteration
     running = [task.worker_id for task in tasks if task.phase is TaskPhase.RUNNING]
     assert len(set(running)) == len(running), iteration
@@ -150,6 +151,17 @@ def _check_iteration(state: DispatcherState, iteration_id: int, iteration: Itera
         else:
             assert served or not there, (iteration, state.workers)
     _check_units(iteration, tasks)
+
+
+def _check_rounds(iteration: Iteration, tasks: list[Task]) -> None:
+    indices = [*iteration.consumers.values()]
+    if not iteration.finished:
+        assert len({*indices, *iteration.departed}) == len(indices) + len(iteration.departed)
+    assert iteration.num_consumers is not None or not iteration.horizon, iteration
+    for task in tasks:
+        assert (task.starting_round is None) == (iteration.num_consumers is None), task
+        assert (task.starting_round or 0) <= iteration.horizon, task
+        assert task.gone or (task.rounds is None and not task.torn), task
 
 
 def _check_units(iteration: Iteration, tasks: list[Task]) -> None:

@@ -31,6 +31,7 @@ _TERMS: dict[str, tuple[str, Callable[[Any], object]]] = {
     "visitation": ("visitation", str),
     "ordered": ("ordered", str),
     "remainder": ("remainder", str),
+    "cost": ("cost_fn", lambda cost: cost or "None"),
 }
 """What all who join a job must ask for alike: fields of `Job` and `OpenIteration`, how each is
 called in an error, and how its values are shown."""
@@ -61,6 +62,8 @@ def open_iteration(
     if job is not None:
         _check_same_job(state, job, dataset, request)
     iteration_id = None if job is None else job.iterations.get(request.pass_number)
+    if iteration_id is not None and not state.iterations[iteration_id].finished:
+        policy_for(request).admit(state.iterations[iteration_id], request)
     current = state.clients.get(request.client_id)
     facts: list[Update] = []
     if current is not None and current != iteration_id:
@@ -146,6 +149,8 @@ def _job_created(job_id: int, request: messages.OpenIteration) -> updates.JobCre
         visitation=request.visitation,
         ordered=request.ordered,
         remainder=request.remainder,
+        cost=request.cost,
+        cost_fn=request.cost_fn,
     )
 
 
@@ -163,6 +168,7 @@ def _opened(state: DispatcherState, client_id: str, moment: Moment) -> messages.
         job_name=job.name or "",
         lease=moment.limits.client_timeout,
         deployment=moment.limits.deployment,
+        horizon=iteration.horizon,
     )
 
 

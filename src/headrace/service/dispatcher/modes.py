@@ -7,6 +7,7 @@ from headrace.service.config import ShardingPolicy
 from headrace.service.dispatcher.copies import Copies
 from headrace.service.dispatcher.dealing import Dealing, ExactDealing
 from headrace.service.dispatcher.policy import Policy
+from headrace.service.dispatcher.rounds import RoundCopies, RoundDealing
 from headrace.service.dispatcher.saving import Saving
 from headrace.service.dispatcher.shared import shared_by_trainers
 from headrace.service.dispatcher.state import DispatcherState, Iteration, Job
@@ -24,6 +25,11 @@ OFFERED: dict[int, Policy] = {
     ShardingPolicy.HINT: Static("hints"),
 }
 """The policy of each processing mode, where nothing else is asked for."""
+_IN_ROUNDS: dict[int, Policy] = {
+    ShardingPolicy.OFF: RoundCopies(),
+    ShardingPolicy.DYNAMIC: RoundDealing(),
+}
+"""The policy of each mode whose elements several consumers may read together."""
 
 _EXACT = ExactDealing()
 _SHARED = {mode: shared_by_trainers(policy) for mode, policy in OFFERED.items()}
@@ -43,7 +49,8 @@ def policy_for(terms: Job | OpenIteration) -> Policy:
     """
     if isinstance(terms, Job) and terms.save:
         return SAVING
-    policies = _SHARED if terms.cross_trainer_cache else OFFERED
+    offered = OFFERED if terms.num_consumers is None else _IN_ROUNDS
+    policies = _SHARED if terms.cross_trainer_cache else offered
     policy = policies.get(terms.processing_mode)
     if terms.visitation == "exactly_once":
         if terms.processing_mode != ShardingPolicy.DYNAMIC or terms.cross_trainer_cache:
@@ -52,12 +59,19 @@ def policy_for(terms: Job | OpenIteration) -> Policy:
                 'visitation="exactly_once" goes with ShardingPolicy.DYNAMIC alone; got '
                 f"{name_of(terms.processing_mode)}{cache}"
             )
+        if terms.num_consumers is not None:
+            raise FailedPreconditionError(
+                f'visitation="exactly_once" does not go with num_consumers={terms.num_consumers}: '
+                "what only some consumers received of a round is used by none, and the batches of "
+                "rounds are composed otherwise when it is computed again"
+            )
         policy = _EXACT
     if policy is None:
-        *names, last = map(name_of, OFFERED)
+        *names, last = map(name_of, offered)
+        together = "" if offered is OFFERED else f" for num_consumers={terms.num_consumers}"
         raise FailedPreconditionError(
-            f"this dispatcher offers the processing modes {', '.join(names)} and {last}; got "
-            f"{name_of(terms.processing_mode)}"
+            f"this dispatcher offers the processing modes {', '.join(names)} and {last}{together}; "
+            f"got {name_of(terms.processing_mode)}"
         )
     return policy
 

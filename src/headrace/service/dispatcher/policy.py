@@ -61,6 +61,14 @@ class Policy(ABC):
         """
         return iteration.seed
 
+    def admit(self, iteration: Iteration, opening: OpenIteration) -> None:
+        """Refuse a client that cannot join an iteration which has begun.
+
+        Raises:
+            HeadraceError: It says why.
+        """
+        return None
+
     @abstractmethod
     def vacant(self, state: DispatcherState, iteration: Iteration) -> list[Post]:
         """Return the tasks that workers should have of an unfinished iteration and have not."""

@@ -123,6 +123,9 @@ class Job(msgspec.Struct):
     remainder: str = "drop"
     #: Not empty: it writes the save of this id, which is not closed, and nobody may join.
     save: str = ""
+    #: What tells its cost function from others, and that function; empty: it has none.
+    cost: str = ""
+    cost_fn: bytes = b""
 
     def is_over(self, pass_number: tuple[int, ...]) -> bool:
         """Whether a pass was read, and its iteration forgotten."""
@@ -244,6 +247,11 @@ class Iteration(msgspec.Struct):
     parts: dict[int, Ranges] = msgspec.field(default_factory=dict)
     #: Of its clients that said so: which consumer each is, and of which trainer.
     consumers: dict[str, int] = msgspec.field(default_factory=dict)
+    #: Consumers that left before the end, with the client that each was; none of them is in
+    #: `consumers`, where no two are the same.
+    departed: dict[int, str] = msgspec.field(default_factory=dict)
+    #: Where it is read in rounds: tasks that are to come join not before this one.
+    horizon: int = 0
     trainers: dict[str, str] = msgspec.field(default_factory=dict)
 
     @property
@@ -324,6 +332,10 @@ class Task(msgspec.Struct):
     #: How often it said that files of a save are whole, and how many these were.
     commits: int = 0
     stored: int = 0
+    #: Where it is read in rounds: how many of its own arrived at all consumers that said so; only
+    #: if it is gone. A consumer may be gone, too, so that this will not be known.
+    rounds: int | None = None
+    torn: bool = False
 
     @property
     def held(self) -> int:

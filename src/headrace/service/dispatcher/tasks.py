@@ -91,6 +91,8 @@ def get_task(state: DispatcherState, request: messages.GetTask, moment: Moment) 
             origins=iteration.exactly_once,
             num_consumers=job.num_consumers,
             save=_order(state, job),
+            remainder=job.remainder,
+            cost_fn=job.cost_fn,
         )
     )
 

@@ -34,6 +34,7 @@ __all__ = [
     "JobForgotten",
     "PlanForgotten",
     "PlanStored",
+    "RoundsOpened",
     "SaveBegun",
     "SaveClosed",
     "SaveFailed",
@@ -166,6 +167,8 @@ class JobCreated(Fact, frozen=True):
     remainder: str = "drop"
     save: str = ""
     """Not empty: it writes the save of this id."""
+    cost: str = ""
+    cost_fn: bytes = b""
 
 
 class JobForgotten(Fact, frozen=True):
@@ -202,6 +205,13 @@ class IterationForgotten(Fact, frozen=True):
     """A finished iteration left memory; its job remembers that it finished, and by whom."""
 
     iteration_id: int
+
+
+class RoundsOpened(Fact, frozen=True):
+    """Consumers may go on up to a round: a task that is created later joins with it, or later."""
+
+    iteration_id: int
+    until: int
 
 
 class TaskCreated(Fact, frozen=True):
@@ -259,6 +269,9 @@ class TaskSettled(Fact, frozen=True):
     """Units that came whole."""
     touched: Ranges = ()
     """Units of which something may have come."""
+    rounds: int | None = None
+    """Where it is read in rounds: how many came; `received` and `touched` are of those. Of what
+    several clients say, the fewest rounds count."""
     parts: Parts = ()
     """Units of which these elements came."""
 
@@ -400,6 +413,7 @@ Update: TypeAlias = (
     | IterationFinished
     | IterationCollected
     | IterationForgotten
+    | RoundsOpened
     | TaskCreated
     | TaskFinished
     | TaskFailed

@@ -33,6 +33,7 @@ from headrace.service.messages.datasets import (
     RegisterDataset,
 )
 from headrace.service.messages.elements import (
+    WORD,
     Elements,
     GetElements,
 )
@@ -83,6 +84,7 @@ from headrace.serving.call import Done, Ping
 
 __all__ = [
     "PLAN_PART_BYTES",
+    "WORD",
     "BeginSave",
     "ClientHeartbeat",
     "ClientUpdate",

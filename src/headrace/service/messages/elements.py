@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from headrace.serving.call import Message, Question
 
-__all__ = ["Elements", "GetElements"]
+__all__ = ["WORD", "Elements", "GetElements"]
+
+WORD = -1
+"""The number of a request for no element: where tasks are read in rounds, its answer says how many
+of them are whole."""
 
 
 class Elements(Message, frozen=True):
@@ -29,6 +33,11 @@ class Elements(Message, frozen=True):
     error: bytes | None = None
     """What stands in an element's place, with `count` 0 (`transport.envelope.encode_error`). It is
     data, whatever its class: an error as the answer itself is about the request alone."""
+    whole: int = 0
+    """Where the task is read in rounds: so many of them, from the first on, arrived at every
+    consumer. `first` is the number of the round."""
+    behind: tuple[int, ...] = ()
+    """In the answer to a word: consumers that have not received the next round, which is made."""
     origins: tuple[tuple[int, int, int, int], ...] = ()
     """Where the task's definition says so: whence the elements are (`dispatcher.rows.OriginRun`),
     in their order; then, of units that ended, the ordinals after the last."""
@@ -41,7 +50,8 @@ class Elements(Message, frozen=True):
 
 
 class GetElements(Question[Elements], frozen=True):
-    """Ask for the next elements of a task, first come, first served."""
+    """Ask for the next elements of a task: first come, first served, or this consumer's of a round,
+    whose number is that of the request."""
 
     task_id: int
     ticket: str
@@ -56,3 +66,7 @@ class GetElements(Question[Elements], frozen=True):
     """For whom the client reads, where trainers share what workers make."""
     codec: str = ""
     """The answer may be packed with it (`element.packing`); empty: it is not."""
+    consumer: int = -1
+    """Which consumer asks, where the task is read in rounds."""
+    known: int = -1
+    """Of a word: it waits until more rounds than these are whole; negative: it does not wait."""

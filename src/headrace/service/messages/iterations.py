@@ -34,6 +34,8 @@ class TaskAddress(Message, frozen=True):
     """Which share of the dataset it is, where those are fixed."""
     tags: tuple[str, ...] = ()
     """Of the worker."""
+    starting_round: int | None = None
+    """With which round of the iteration it joins, where it is read in rounds."""
 
 
 class IterationOpened(Message, frozen=True):
@@ -54,6 +56,8 @@ class IterationOpened(Message, frozen=True):
     deployment: str = ""
     """Where the workers are that share datasets in fixed parts, for clients that are not told:
     "COLOCATED" in their processes, "REMOTE" elsewhere; empty: wherever they find some."""
+    horizon: int = 0
+    """`ClientUpdate.horizon`."""
 
 
 class OpenIteration(Question[IterationOpened], frozen=True):
@@ -85,6 +89,11 @@ class OpenIteration(Question[IterationOpened], frozen=True):
     """Elements come in the order in which one process would yield them."""
     remainder: str = "drop"
     """What becomes of elements at the end that do not fill a round."""
+    cost: str = ""
+    """Tells one cost function from others; empty: there is none."""
+    cost_fn: bytes = b""
+    """What a row costs, for balanced rounds: a pickled plan of one `map`, which only workers open.
+    """
 
 
 class LostUnits(Message, frozen=True):
@@ -133,6 +142,14 @@ class ClientUpdate(Message, frozen=True):
     silent: tuple[str, ...] = ()
     """Other clients of which nothing was heard for a moment, where nothing but that keeps the
     iteration from its end: what they did not use is dealt again, if they are gone."""
+    horizon: int = 0
+    """Where it is read in rounds: tasks that join before this round are all known; others join
+    later. It is said also where nothing else changed."""
+    rounds: tuple[tuple[int, int], ...] = ()
+    """Tasks that are gone, each with the number of its rounds that arrived at every consumer."""
+    left: str = ""
+    """Not empty where a consumer has left before the end, without which no round is whole: which
+    one, in words that can stand after a colon."""
 
 
 class ClientHeartbeat(Question[ClientUpdate], frozen=True):
@@ -142,6 +159,9 @@ class ClientHeartbeat(Question[ClientUpdate], frozen=True):
     client_id: str
     known: int = -1
     """The `version` of the last update; -1: none yet."""
+    horizon: int = 0
+    """Where it is read in rounds: up to which round this consumer would like to go; 0: what it
+    knows suffices."""
 
 
 class SettleTask(Question[Done], frozen=True):
@@ -156,6 +176,9 @@ class SettleTask(Question[Done], frozen=True):
     """Ranges of units in dealt order that arrived whole (`Elements.done_from`)."""
     touched: tuple[tuple[int, int], ...] = ()
     """Ranges of units in dealt order of which something may have arrived (`Elements.touched`)."""
+    rounds: int | None = None
+    """Where it is read in rounds: how many of the task's arrived, from the first on; `received` and
+    `touched` are the units of those."""
     parts: tuple[tuple[int, tuple[tuple[int, int], ...]], ...] = ()
     """Where elements have origins: units in dealt order of which some elements arrived, each with
     ranges of their ordinals. The others are dealt again."""

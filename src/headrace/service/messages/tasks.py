@@ -48,6 +48,8 @@ class TaskDefinition(Message, frozen=True):
     """For how many consumers a round of its elements is (`iterations.OpenIteration`)."""
     save: SaveOrder | None = None
     """Not None: its elements are for no client, and are written to files."""
+    remainder: str = "drop"
+    cost_fn: bytes = b""
 
 
 class GetTask(Question[TaskDefinition], frozen=True):

@@ -14,6 +14,8 @@ What is decided, on plain values, without thread, socket or clock:
     first_come    the next portion to who has waited longest
     shared        every portion to every trainer
     shared_window the newest portions, and where trainers stand among them
+    rounds        an element to each consumer of every round, or to none
+    balance       rows shared so that each consumer has as many, and none is much dearer
     unit_asking   how many units are asked for, and when
     agenda        what is to be done now, and when to look again
     calls         calls that are not answered, and when they are made again
@@ -27,6 +29,7 @@ What does it:
     producer      a thread that cuts an iterator's elements into portions
     feed          where a producer waits for room and for units
     opening       the one place where the engine is called
+    round_shape   the rows of a round's batches, shared among consumers
     portion       what answers one request
     answering     how that is put into the answer
     sending       what of a portion is sent

@@ -41,6 +41,7 @@ def answer(
             done_to=content.done_to,
             touched=content.touched,
             begun=content.begun,
+            whole=content.whole,
             error=None if content.error is None else encode_error(content.error),
             origins=content.origins,
             done=content.done,

@@ -107,6 +107,11 @@ class HandOut(ABC, Generic[R]):
         """
         return None
 
+    @property
+    def dropped(self) -> int:
+        """Elements that were left over at the end, and go to nobody."""
+        return 0
+
     # --- what happens ---------------------------------------------------------------------------
 
     def heard(self, number: int) -> None:

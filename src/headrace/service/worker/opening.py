@@ -13,13 +13,16 @@ from headrace.execution.dealer import UnitPart
 from headrace.execution.dealt import DealtPlan, units_done
 from headrace.execution.iterator import ElementIterator, State
 from headrace.execution.opens_files import opens_files
+from headrace.plan.elementwise import Map
 from headrace.plan.node import Node
 from headrace.plan.serialize import load_plan
 from headrace.plan.traverse import merged_options
+from headrace.plan.user_function import UserFunction
 from headrace.rewrites.shard import shard_elements, shard_files, shard_hints
 from headrace.service.dispatcher.rows import END, OriginRun
 from headrace.service.messages import TaskDefinition
 from headrace.service.worker.actions import Grant
+from headrace.service.worker.round_shape import ShapedRounds
 from headrace.service.worker.ways import found_by_name
 
 __all__ = [
@@ -67,7 +70,7 @@ def open_plan(
         part = found_by_name(_PARTS, definition.part, definition, "part of the plan")
         node = part(node, definition.of, definition.shard)
     own = merged_options(node).seed
-    return start(
+    iterator = start(
         node,
         seed=definition.seed if own is None else own,
         pass_number=definition.pass_number,
@@ -75,6 +78,26 @@ def open_plan(
         origins=definition.origins,
         contain_exits=True,
         only_reads=True,  # they are sent
+    )
+    return _in_rounds(iterator, definition)
+
+
+def _in_rounds(iterator: ElementIterator, definition: TaskDefinition) -> ElementIterator:
+    """Return an iterator over the same elements, or over rounds whose rows are shared anew."""
+    consumers, remainder = definition.num_consumers, definition.remainder
+    if consumers is None or (remainder == "drop" and not definition.cost_fn):
+        return iterator
+    cost_fn = None
+    if definition.cost_fn:
+        step = load_plan(definition.cost_fn)
+        assert isinstance(step, Map), step
+        cost_fn = UserFunction(step.fn, "cost_fn", contain_exits=True)
+    return ShapedRounds(
+        iterator,
+        consumers,
+        remainder=remainder,
+        cost_fn=cost_fn,
+        begun=lambda: units_begun(iterator),
     )
 
 
@@ -115,7 +138,7 @@ def state_after(chunk: Chunk) -> State:
 
 def units_begun(iterator: ElementIterator) -> int:
     """Return a number of units, in dealt order, from which on nothing was yielded so far."""
-    return iterator.begun if isinstance(iterator, DealtPlan) else 0
+    return iterator.begun if isinstance(iterator, DealtPlan | ShapedRounds) else 0
 
 
 def origins_of(chunk: Chunk) -> tuple[OriginRun, ...]:

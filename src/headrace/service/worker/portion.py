@@ -37,6 +37,8 @@ class Portion:
     """Of units from this one on, in dealt order, nothing was in an earlier portion."""
     index: int = field(default=0, compare=False)
     """Its place among the task's portions."""
+    whole: int = 0
+    """Rounds that arrived at every consumer, where the task is read in rounds."""
     done: int = field(default=0, compare=False)
     """Of units before this one the dispatcher knew that they are done, when it was given."""
     rows: tuple[int, int] | None = None

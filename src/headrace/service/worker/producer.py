@@ -41,11 +41,11 @@ from headrace.service.worker.opening import (
 from headrace.service.worker.portion import Portion
 from headrace.transport.channel import Buffer
 
-__all__ = ["Outlet", "Producer", "next_limit"]
+__all__ = ["MOST_ELEMENTS", "Outlet", "Producer", "next_limit"]
 
 _log = logging.getLogger(__name__)
 
-_PORTION_ELEMENTS = 1 << 16
+MOST_ELEMENTS = 1 << 16
 _PORTION_BYTES = 1 << 20
 _PORTION_SECONDS = 0.005
 _MOST_FAILURES = 100
@@ -93,7 +93,7 @@ def next_limit(
         return max(1, limit // 2)
     if count == limit and seconds < _PORTION_SECONDS / 2:
         affordable = max(1, portion_bytes * count // max(size, 1))
-        return max(1, min(limit * 2, _PORTION_ELEMENTS, affordable))
+        return max(1, min(limit * 2, MOST_ELEMENTS, affordable))
     return limit
 
 
@@ -105,6 +105,7 @@ class Producer:
         open_plan: Makes the iterator, given what puts what is in hand (`hand_over`).
         outlet: Who takes the portions.
         counts_units: Whether the iterator's states are to be asked for units.
+        most_elements: How many a portion may hold.
         says_origins: Whether portions are to say whence their elements are.
         portion_bytes: How large portions of several elements may be; None: a megabyte.
     """
@@ -116,6 +117,7 @@ class Producer:
         outlet: Outlet,
         *,
         counts_units: bool = False,
+        most_elements: int = MOST_ELEMENTS,
         says_origins: bool = False,
         portion_bytes: int | None = None,
     ) -> None:
@@ -127,6 +129,7 @@ class Producer:
         self._open_plan: Callable[[Callable[[], None]], ElementIterator] | None = open_plan
         self._outlet = outlet
         self._counts_units = counts_units
+        self._most_elements = most_elements
         self._says_origins = says_origins
         #: What is read, while it is.
         self._iterator: ElementIterator | None = None
@@ -236,7 +239,8 @@ class Producer:
                 return None
             if error is None:
                 if not self._was_parted:
-                    limit = next_limit(limit, count, size, seconds, self._portion_bytes)
+                    wanted = next_limit(limit, count, size, seconds, self._portion_bytes)
+                    limit = min(self._most_elements, wanted)
                 continue
             said = for_clients(error)
             # Where the iterator stands after what is no `Exception` is not known. And as in

@@ -32,7 +32,7 @@ from headrace.service.worker.file_producer import FileProducer
 from headrace.service.worker.opening import open_plan
 from headrace.service.worker.packer import Packer
 from headrace.service.worker.portion import Answer, Portion
-from headrace.service.worker.producer import Producer
+from headrace.service.worker.producer import MOST_ELEMENTS, Producer
 from headrace.service.worker.session import Session
 from headrace.service.worker.wire import Wire
 from headrace.transport.channel import Buffer, Channel, Request
@@ -235,6 +235,8 @@ class Shell:
                 open_task,
                 feed,
                 counts_units=definition.deals,
+                # A part of a round is an answer of its own.
+                most_elements=MOST_ELEMENTS if definition.num_consumers is None else 1,
                 says_origins=definition.origins,
                 portion_bytes=start.portion_bytes,
             )

@@ -151,6 +151,11 @@ class Task(Generic[R]):
             self._units.is_over, self._units.ask_at = True, math.inf
         self._hand_out.conclude(failed=failure is not None, cut=self._is_cut)
         self._answer(self._hand_out.exhaust(dealt), actions)
+        if self._hand_out.dropped:
+            actions.warnings.append(
+                f"task {self.task_id}: the last {self._hand_out.dropped} elements are too few for "
+                "a round of all consumers, and go to nobody (remainder='drop')"
+            )
 
     def needs_units(self, now: float, actions: Actions[R]) -> None:
         """Take note that the producer waits for units."""

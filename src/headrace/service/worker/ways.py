@@ -14,6 +14,7 @@ from headrace.service.messages import TaskDefinition
 from headrace.service.worker.file_account import FileAccount
 from headrace.service.worker.first_come import FirstCome
 from headrace.service.worker.hand_out import Bounds, HandOut
+from headrace.service.worker.rounds import Rounds
 from headrace.service.worker.shared import Shared
 
 __all__ = ["found_by_name", "hand_out_of"]
@@ -59,8 +60,13 @@ def _shared(definition: TaskDefinition, bounds: Bounds | None) -> Shared[Any]:
     return Shared(bounds)
 
 
+def _rounds(definition: TaskDefinition, bounds: Bounds | None) -> Rounds[Any]:
+    return Rounds(definition.num_consumers or 1, bounds)
+
+
 _HAND_OUTS: dict[str, Callable[[TaskDefinition, Bounds | None], HandOut[Any]]] = {
     "first_come": _first_come,
     "shared": _shared,
     "files": _files,
+    "rounds": _rounds,
 }

@@ -1,0 +1,110 @@
+"""What one of several consumers asks, delivers and says: events and times in, actions out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headrace.errors import DeadlineExceededError, FailedPreconditionError
+from headrace.service.client.round_session import RoundSession
+from headrace.service.messages import (
+    WORD,
+    ClientHeartbeat,
+    ClientUpdate,
+    Elements,
+    IterationOpened,
+    SettleTask,
+    TaskAddress,
+)
+
+
+def address(task_id: int, starting_round: int = 0) -> TaskAddress:
+    return TaskAddress(task_id, f"w{task_id}", f"w{task_id}:1", "ticket", 0, None, starting_round)
+
+
+def opened(*tasks: TaskAddress, horizon: int = 16, **options: Any) -> RoundSession:
+    session = RoundSession("client", "dispatcher:1", 4, 0.0, consumer=0, consumers=2, **options)
+    session.opened(IterationOpened(2000, tasks, 7, finished=False, horizon=horizon), 0.0)
+    return session
+
+
+def part(number: int, whole: int = 0) -> Elements:
+    return Elements(first=number, count=1, end=False, whole=whole)
+
+
+def asked(session: RoundSession, now: float) -> list[tuple[int, int]]:
+    return [(ask.task.task_id, ask.number) for ask in session.act(now).asks]
+
+
+def test_rounds_are_asked_for_ahead_in_the_order_of_their_turns() -> None:
+    session = opened(address(1), address(2))
+    assert sorted(asked(session, 0.0)) == [(1, 0), (1, 1), (2, 0), (2, 1)]
+
+
+def test_a_round_is_delivered_once_it_is_whole_and_in_its_turn() -> None:
+    session = opened(address(1), address(2))
+    asked(session, 0.0)
+    assert session.answered(2, 0, part(0), "two", 0.1) == []
+    assert session.answered(1, 0, part(0), "one", 0.1) == []
+    assert set(asked(session, 0.1)) == {(1, WORD), (2, WORD)}
+    word = Elements(first=1, count=0, end=False, whole=1)
+    assert session.answered(2, WORD, word, None, 0.2) == []
+    found = session.answered(1, WORD, word, None, 0.2)
+    assert [each.payload for each in found] == ["one", "two"]
+
+
+def test_a_lost_task_is_settled_by_rounds_and_only_those_that_all_have_are_used() -> None:
+    session = opened(address(1), address(2))
+    asked(session, 0.0)
+    for number in (0, 1):
+        assert session.answered(1, number, part(number), f"one {number}", 0.1) == []
+    lost = ClientUpdate((address(2),), finished=False, settle=(1,), version=1, horizon=16)
+    session.heard(ClientHeartbeat("client"), lost, 0.2)
+    (settled,) = [each for each in session.act(0.25).calls if isinstance(each, SettleTask)]
+    assert (settled.task_id, settled.rounds) == (1, 2)
+    known = ClientUpdate((address(2),), False, version=2, horizon=16, rounds=((1, 1),))
+    session.heard(ClientHeartbeat("client"), known, 0.3)
+    assert [each.payload for each in session.due(0.3)] == ["one 0"]
+    session.answered(2, 0, part(0, whole=1), "two 0", 0.4)
+    asked(session, 0.4)
+    word = Elements(first=1, count=0, end=False, whole=1)
+    found = session.answered(2, WORD, word, None, 0.5)
+    assert [each.payload for each in found] in (["two 0"], []), "round 1 of task 1 never was"
+
+
+def test_it_asks_to_go_on_before_it_gets_to_the_horizon() -> None:
+    session = opened(address(1), horizon=0)
+    actions = session.act(0.0)
+    assert actions.asks == []
+    (beat,) = [each for each in actions.calls if isinstance(each, ClientHeartbeat)]
+    assert beat.horizon >= 16
+
+
+def test_a_wait_for_another_consumer_ends_at_the_deadline_and_names_it() -> None:
+    session = opened(address(1), wait_timeout=30.0)
+    asked(session, 0.0)
+    session.answered(1, 0, part(0), "one", 0.1)
+    session.waiting(0.1)
+    word = Elements(first=1, count=0, end=False, whole=0, behind=(1,))
+    warnings = []
+    for second in range(1, 40):
+        actions = session.act(float(second))
+        warnings += actions.warnings
+        for ask in actions.asks:
+            if ask.number == WORD and ask.message.known < 0:
+                session.answered(1, WORD, word, None, float(second))
+    assert isinstance(session.failure, DeadlineExceededError)
+    assert "consumer 1 of 2 did not take part in round 0" in str(session.failure)
+    assert "consumer 1 of 2" in warnings[0]
+
+
+def test_where_another_consumer_has_left_the_reading_ends_with_its_name() -> None:
+    session = opened(address(1))
+    asked(session, 0.0)
+    session.waiting(0.0)
+    update = ClientUpdate((address(1),), False, version=1, horizon=16, left="consumer 1 has left")
+    session.heard(ClientHeartbeat("client"), update, 0.5)
+    session.act(0.5)
+    assert session.failure is None, "what all have may still be on its way"
+    session.act(2.0)
+    assert isinstance(session.failure, FailedPreconditionError)
+    assert "cannot go on with round 0: consumer 1 has left" in str(session.failure)

@@ -1,0 +1,234 @@
+"""What all consumers must know alike is decided by the dispatcher, and kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headrace.errors import FailedPreconditionError
+from headrace.service import messages
+from headrace.service.config import ShardingPolicy
+from headrace.service.dispatcher import updates
+from tests.service.dispatcher.scenario import DYNAMIC, OFF, Scenario
+
+
+@pytest.fixture
+def scene() -> Scenario:
+    scene = Scenario(client_timeout=30.0, gc_timeout=20.0)
+    scene.register(positions=100, cardinality=-1)
+    scene.add_worker("v")
+    return scene
+
+
+def join(scene: Scenario, *names: str, number: int = 2, mode: int = OFF, **terms: Any) -> Any:
+    """Open an iteration as consumers 0, 1, ...; return the last reply."""
+    reply = None
+    for index, name in enumerate(names):
+        reply = scene.open(
+            name,
+            job_name="job",
+            processing_mode=mode,
+            num_consumers=number,
+            consumer_index=index,
+            **terms,
+        )
+    return reply
+
+
+def beat(scene: Scenario, client_id: str, horizon: int = 0) -> Any:
+    return scene.ask(messages.ClientHeartbeat(client_id=client_id, horizon=horizon))
+
+
+def settle(scene: Scenario, client_id: str, task_id: int, rounds: int, units: int = 0) -> None:
+    received = ((0, units),) if units else ()
+    scene.ask(
+        messages.SettleTask(client_id=client_id, task_id=task_id, received=received, rounds=rounds)
+    )
+
+
+def test_a_worker_that_joins_begins_where_no_consumer_may_be_yet(scene: Scenario) -> None:
+    reply = join(scene, "a", "b")
+    assert [(task.task_id, task.starting_round) for task in reply.tasks] == [(4000, 0)]
+    assert beat(scene, "a", horizon=16).horizon == 16
+    scene.add_worker("w")
+    scene.check()
+    scene.restart()
+    for client_id in "ab":
+        update = beat(scene, client_id)
+        assert [(each.task_id, each.starting_round) for each in update.tasks] == [
+            (4000, 0),
+            (4001, 16),
+        ]
+        assert update.horizon == 16
+
+
+def test_the_horizon_never_goes_back_and_is_said_also_where_nothing_else_is_new(
+    scene: Scenario,
+) -> None:
+    join(scene, "a", "b")
+    beat(scene, "a", horizon=20)
+    assert beat(scene, "b", horizon=10).horizon == 20
+    version = beat(scene, "b").version
+    reply = scene.ask(messages.ClientHeartbeat(client_id="b", known=version, horizon=32))
+    assert (reply.same, reply.horizon) == (True, 32)
+    assert [each.until for each in scene.facts if isinstance(each, updates.RoundsOpened)] == [
+        20,
+        32,
+    ]
+    scene.check()
+
+
+def test_of_a_lost_task_the_rounds_that_arrived_everywhere_count(scene: Scenario) -> None:
+    join(scene, "a", "b")
+    scene.ask(messages.WorkerLeft(worker_id="v"))
+    for client_id in "ab":
+        update = beat(scene, client_id)
+        assert update.settle == (4000,)
+        assert update.rounds == (), "it is not known yet"
+    settle(scene, "a", 4000, rounds=7)
+    assert beat(scene, "b").rounds == ()
+    scene.restart()
+    settle(scene, "b", 4000, rounds=5)
+    for client_id in "ab":
+        assert beat(scene, client_id).rounds == ((4000, 5),)
+    scene.check()
+
+
+def test_before_all_have_joined_no_round_of_a_lost_task_arrived_everywhere(scene: Scenario) -> None:
+    join(scene, "a", number=2)
+    scene.ask(messages.WorkerLeft(worker_id="v"))
+    settle(scene, "a", 4000, rounds=3)
+    assert beat(scene, "a").rounds == ((4000, 0),)
+    scene.check()
+
+
+def test_units_of_rounds_that_did_not_arrive_everywhere_are_dealt_again(scene: Scenario) -> None:
+    join(scene, "a", "b", mode=DYNAMIC)
+    scene.split(4000, want=10)
+    scene.ask(messages.WorkerLeft(worker_id="v"))
+    settle(scene, "a", 4000, rounds=4, units=8)
+    settle(scene, "b", 4000, rounds=3, units=6)
+    assert beat(scene, "a").rounds == ((4000, 3),)
+    (iteration,) = scene.state.iterations.values()
+    task = scene.state.tasks[4000]
+    assert task.received == ((0, 6),)
+    assert iteration.returned[0][0] == 6
+    scene.check()
+
+
+def test_nobody_settles_for_a_consumer_that_is_silent(scene: Scenario) -> None:
+    join(scene, "a", "b")
+    scene.ask(messages.WorkerLeft(worker_id="v"))
+    settle(scene, "a", 4000, rounds=7)
+    for _ in range(29):
+        scene.tick(1.0)
+        assert beat(scene, "a").rounds == ()
+    assert beat(scene, "a").silent == ("b",)
+
+
+def test_a_consumer_that_left_is_named_and_no_length_is_said_any_more(scene: Scenario) -> None:
+    join(scene, "a", "b")
+    scene.close("b")
+    assert beat(scene, "a").left == "consumer 1 (client b) has left"
+    scene.ask(messages.WorkerLeft(worker_id="v"))
+    settle(scene, "a", 4000, rounds=7)
+    assert beat(scene, "a").rounds == ()
+    scene.check()
+
+
+def test_an_index_is_read_by_one_client(scene: Scenario) -> None:
+    join(scene, "a", "b")
+    terms = {"job_name": "job", "processing_mode": OFF, "num_consumers": 2}
+    with pytest.raises(FailedPreconditionError, match=r"consumer 1 of 2 .* is client b"):
+        scene.open("c", consumer_index=1, **terms)
+    scene.open("b", consumer_index=1, **terms)
+    scene.close("b")
+    with pytest.raises(FailedPreconditionError, match="was client b, which has left"):
+        scene.open("c", consumer_index=1, **terms)
+    scene.check()
+
+
+def test_when_all_have_left_the_pass_is_given_up_and_begins_again(scene: Scenario) -> None:
+    join(scene, "a", "b")
+    beat(scene, "a", horizon=16)
+    scene.close("a")
+    scene.close("b")
+    assert not scene.state.iterations
+    reply = join(scene, "c", "d")
+    assert [task.starting_round for task in reply.tasks] == [0]
+    scene.check()
+
+
+def test_consumers_that_all_are_silent_for_too_long_give_the_pass_up(scene: Scenario) -> None:
+    join(scene, "a", "b")
+    scene.tick(32.0)
+    assert not scene.state.clients
+    assert not scene.state.iterations
+    scene.check()
+
+
+def test_the_same_index_may_read_a_finished_pass(scene: Scenario) -> None:
+    join(scene, "a", "b")
+    scene.finish("v", 4000)
+    assert scene.open(
+        "c", job_name="job", processing_mode=OFF, num_consumers=2, consumer_index=1
+    ).finished
+    scene.check()
+
+
+@pytest.mark.parametrize("cardinality", [-1, -2])
+def test_of_endless_copies_a_worker_that_comes_again_begins_another_one(cardinality: int) -> None:
+    scene = Scenario()
+    scene.register(positions=None, cardinality=cardinality)
+    scene.add_worker("u")
+    scene.add_worker("v", "v:1")
+    join(scene, "a", "b")
+    beat(scene, "a", horizon=16)
+    scene.ask(messages.WorkerLeft(worker_id="v"))
+    scene.add_worker("v2", "v:1")
+    update = beat(scene, "a")
+    assert [(each.worker_id, each.starting_round) for each in update.tasks] == [
+        ("u", 0),
+        ("v2", 16),
+    ]
+    scene.check()
+
+
+def test_of_copies_that_end_none_is_begun_again() -> None:
+    scene = Scenario()
+    scene.register(positions=None, cardinality=10)
+    scene.add_worker("u")
+    scene.add_worker("v", "v:1")
+    join(scene, "a", "b")
+    scene.ask(messages.WorkerLeft(worker_id="v"))
+    scene.add_worker("v2", "v:1")
+    assert [each.worker_id for each in beat(scene, "a").tasks] == ["u"]
+    scene.check()
+
+
+def test_rounds_are_of_copies_or_of_units_that_are_dealt(scene: Scenario) -> None:
+    with pytest.raises(FailedPreconditionError, match="OFF and DYNAMIC for num_consumers=2"):
+        join(scene, "a", mode=int(ShardingPolicy.DATA))
+    with pytest.raises(FailedPreconditionError, match="`job_name` must be set"):
+        scene.open("a", processing_mode=OFF, num_consumers=2, consumer_index=0)
+
+
+def test_what_a_task_is_read_by_is_in_its_definition(scene: Scenario) -> None:
+    join(scene, "a", "b", remainder="pad", cost="digest", cost_fn=b"pickled")
+    reply = scene.ask(messages.GetTask(worker_id="v", task_id=4000))
+    assert (reply.hand_out, reply.num_consumers) == ("rounds", 2)
+    assert (reply.remainder, reply.cost_fn) == ("pad", b"pickled")
+
+
+def test_a_worker_that_dies_of_its_copy_again_and_again_gets_no_other() -> None:
+    scene = Scenario()
+    scene.register(positions=None, cardinality=-1)
+    scene.add_worker("u")
+    scene.add_worker("v0", "v:1")
+    join(scene, "a", "b")
+    for number in range(1, 6):
+        scene.add_worker(f"v{number}", "v:1")
+    copies = [task.worker_id for task in scene.state.tasks.values() if task.address == "v:1"]
+    assert copies == ["v0", "v1", "v2"]
+    scene.check()
