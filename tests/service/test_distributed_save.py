@@ -139,6 +139,17 @@ def test_samples_of_what_was_saved_and_what_was_sampled(
     assert sorted(numbers(again)) == sorted([*range(10)] * 3)
 
 
+def test_a_dataset_is_saved_by_url(tmp_path: Path, cluster: LocalCluster) -> None:
+    url = f"memory://{tmp_path.name}/d"
+    save = distributed_save(Dataset.range(50).map(slow), url, cluster.target, chunk_bytes=80)
+    assert sorted(numbers(Dataset.load(url, wait=True))) == list(range(50))
+    save.wait(SECONDS)
+    assert save.path == url
+    assert sorted(numbers(Dataset.load(url))) == list(range(50))
+    with pytest.raises(AlreadyExistsError):
+        distributed_save(Dataset.range(3), url, cluster.target)
+
+
 def test_several_saves_go_on_at_a_time(tmp_path: Path, cluster: LocalCluster) -> None:
     datasets = {n: Dataset.range(n, n + 200) for n in range(0, 5000, 1000)}
     saves = {

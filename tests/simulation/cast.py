@@ -97,6 +97,7 @@ class Cast:
             passes=scenario.passes,
             max_outstanding=scenario.max_outstanding,
             think=scenario.think,
+            counts_elements=scenario.counts_elements,
         )
         self.clients.append(client)
         client.begin()

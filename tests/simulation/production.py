@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import random
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -237,6 +237,7 @@ def produce(
     origins: bool = False,
     most: int = MOST_ELEMENTS,
     portion_bytes: int | None = None,
+    most_now: Callable[[], int | None] = lambda: None,
     shard: int = 0,
     of: int = 1,
 ) -> Production:
@@ -253,6 +254,7 @@ def produce(
     limit = 1
     while True:
         yield Need.ROOM
+        limit = min(limit, most_now() or limit)
         elements: list[Element] = []
         count = 0
         was_parted = False

@@ -124,7 +124,15 @@ def _check_kept(cast: Cast, worker: WorkerProcess) -> None:
 
 
 def _check_outstanding(cast: Cast, client: ClientProcess) -> None:
-    limit = max(cast.scenario.max_outstanding, 3 * client.most_tasks)
+    most = cast.scenario.max_outstanding
+    if cast.scenario.counts_elements and client.most_tasks <= most:
+        _require(
+            client.most_elements <= most,
+            "where elements are counted, no more are outstanding than may be",
+            f"{client.name} had {client.most_elements}, not {most}",
+            of=[client],
+        )
+    limit = max(most, 3 * client.most_tasks)
     _require(
         client.most_outstanding <= limit,
         "what is outstanding is bounded",
@@ -317,7 +325,7 @@ def _check_exact(cast: Cast, iteration_id: int, shared: list[Reading]) -> None:
     _require(not strange, "nothing comes that is not there", strange[:5])
     twice = {atom for atom, times in got.items() if times > 1 and not plan.raises(*atom)}
     twice -= _may_come_again(cast, shared)
-    twice -= _went_with_worker_and_client(cast, shared)
+    twice -= _went_with_worker_and_client(cast, shared) | _begun_when_closed(shared)
     _require(not twice, "each element comes once", "twice:", sorted(twice)[:5], names)
     ended = [each for each in shared if each.outcome is Outcome.ENDED]
     if not ended or plan.broken:
@@ -345,6 +353,22 @@ def _check_exact(cast: Cast, iteration_id: int, shared: list[Reading]) -> None:
         f"{len(missing)} are missing: {missing[:5]}",
         names,
     )
+
+
+def _begun_when_closed(shared: list[Reading]) -> set[Atom]:
+    """Return what clients that closed had of the answer that they had begun to use."""
+    found: set[Atom] = set()
+    for reading in shared:
+        if reading.outcome is Outcome.CLOSED and reading.yielded:
+            last = reading.yielded[-1]
+            found.update(
+                atom
+                for portion in reading.yielded
+                if (portion.task.task_id, portion.number) == (last.task.task_id, last.number)
+                for element in portion.elements
+                for atom in element
+            )
+    return found
 
 
 def _deaths(cast: Cast, iteration_id: int, unit: int) -> int:

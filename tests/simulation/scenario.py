@@ -113,6 +113,8 @@ class Scenario:
     """Between two troubles, on average."""
     in_rounds: bool = False
     """All clients read together, as consumers."""
+    counts_elements: bool = False
+    """`max_outstanding` is of elements, and not of requests with whatever they bring."""
 
     @property
     def promises(self) -> Kind:
@@ -159,6 +161,7 @@ def scenario_of(seed: int) -> Scenario:
         think=chance.choice((0.0, 0.001, 0.05, 0.3)),
         storm_seconds=chance.choice((0.0, 3.0, 10.0, 25.0)),
         calm_seconds=chance.choice((0.3, 1.0, 3.0)),
+        counts_elements=random.Random(f"counted {seed}").random() < 0.25,
     )
 
 

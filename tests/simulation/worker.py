@@ -149,7 +149,10 @@ class WorkerProcess(Peer):
             self._producers[start.producer] = _Producer(self, start)
         steps: list[tuple[int, Callable[[_Producer], None]]] = []
         steps += [(start.producer, _Producer.advance) for start in actions.starts]
-        steps += [(each, _Producer.resume) for each in actions.resumes]
+        steps += [
+            (each, partial(_Producer.resume, most=actions.most.get(each)))
+            for each in actions.resumes
+        ]
         steps += [(each.producer, partial(_Producer.take, grant=each)) for each in actions.grants]
         steps += [(each, _Producer.let_wait) for each in actions.waits]
         steps += [(each, _Producer.cut) for each in actions.cuts]
@@ -187,6 +190,7 @@ class _Producer:
         self.worker, self.number = worker, start.producer
         self.is_over = False
         plan = worker.plan_of(start.plan)
+        self.most: int | None = None
         task = start.definition
         self._steps: Production | FileSteps = produce(
             plan,
@@ -195,6 +199,7 @@ class _Producer:
             portion_bytes=start.portion_bytes,
             origins=task.origins,
             most=MOST_ELEMENTS if task.num_consumers is None else 1,
+            most_now=lambda: self.most,
             shard=task.shard or 0,
             of=task.of or 1,
         )
@@ -203,8 +208,8 @@ class _Producer:
         self._has_room, self._is_cut = True, False
         self._needs: Need | None = None
 
-    def resume(self) -> None:
-        self._has_room = True
+    def resume(self, most: int | None) -> None:
+        self._has_room, self.most = True, most
         if self._needs is Need.ROOM:
             self.advance()
 

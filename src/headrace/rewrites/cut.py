@@ -24,7 +24,7 @@ Rule 2. The halves together have the elements of the plan; in order, bit for bit
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, TypeAlias
 
 from headrace.element.spec import ArraySpec, Spec
@@ -139,7 +139,7 @@ def cut(
         return sunk
     fits = held is not None and held <= bound
     chosen = sunk if fits else cut_as(prepared, "in order")
-    return Cut(**{**chosen.__dict__, "held_bytes": held})
+    return replace(chosen, held_bytes=held)
 
 
 def _prepared(plan: Node, fixed: Sequence[int]) -> Normal:

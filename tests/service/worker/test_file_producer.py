@@ -72,7 +72,7 @@ class Session:
     def grant(self, *units: tuple[int, int] | None) -> None:
         for each in units:
             assert self.needs.acquire(timeout=SECONDS)
-            self.feed.grant(Grant(1, each))
+            self.feed.grant(Grant(producer=1, units=each))
 
     def let_wait(self) -> None:
         assert self.needs.acquire(timeout=SECONDS)
@@ -121,7 +121,7 @@ def test_what_is_whole_is_said_when_units_are_waited_for_in_vain(tmp_path: Path)
     session.let_wait()
     wait_until(lambda: bool(session.said))
     assert session.said[0].done_to == 3
-    session.feed.grant((3, 5), False)
+    session.feed.grant(Grant(producer=1, units=(3, 5)))
     session.grant(None)
     session.end()
     assert session.elements(session.said[1]) == [3, 4]
@@ -131,7 +131,7 @@ def test_what_a_step_holds_is_said_when_it_has_run_out(tmp_path: Path) -> None:
     session = Session(tmp_path, hr.Dataset.range(10).filter(lambda x: x % 2 == 0).batch(2))
     session.grant((0, 3))
     session.let_wait()
-    session.feed.grant((3, 5), False)
+    session.feed.grant(Grant(producer=1, units=(3, 5)))
     session.grant(None)
     session.end()
     assert [each.done_to for each in session.said] in ([5], [3, 5])
@@ -144,7 +144,7 @@ def test_units_without_elements_are_said_too(tmp_path: Path) -> None:
     session.let_wait()
     wait_until(lambda: bool(session.said))
     assert sum(each.count for each in session.said) == 2
-    session.feed.grant(None, False)
+    session.feed.grant(Grant(producer=1))
     session.end()
     assert session.failure is None
 

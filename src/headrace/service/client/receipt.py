@@ -7,10 +7,8 @@ of them did.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from headrace.service.dispatcher.ranges import united
-from headrace.service.dispatcher.rows import OriginRun, Parts, Rows, count_rows, first_rows
+from headrace.service.dispatcher.rows import Parts, Rows, count_rows, first_rows
 from headrace.service.messages import Elements
 
 __all__ = ["Receipt"]
@@ -66,15 +64,14 @@ class Receipt:
     def begin(self, answer: Elements, number: int) -> None:
         """Take note that the first `number` elements of an answer were used.
 
-        Of elements that were joined (a batch) nobody knows which origins each has: then all.
+        Where nobody knows which origins those have, the answer counts as not used: it comes to
+        somebody again.
         """
         self.touch(answer)
-        if not answer.origins:
-            return
-        used: Iterable[OriginRun] = answer.origins
-        if count_rows(used) == answer.count and number < answer.count:
-            used = first_rows(used, number)
-        self._rows.add(used)
+        if number >= answer.count:
+            self._rows.add(answer.origins)
+        elif count_rows(answer.origins) == answer.count and not answer.is_mixed:
+            self._rows.add(first_rows(answer.origins, number))
 
     def touch(self, answer: Elements) -> None:
         """Take note that something came of an answer."""

@@ -86,7 +86,7 @@ class RoundSession:
         wait_timeout: float = 3600.0,
     ) -> None:
         self.client_id = client_id
-        #: What only those have who read alone: nothing is skipped, packed or left to other processes.
+        #: For those alone who read alone: here nothing is skipped, packed or left to others.
         self.skipped = 0
         self.passed_over: tuple[str, ...] = ()
         self.pace = PackingPace("", now)

@@ -47,6 +47,8 @@ class Elements(Message, frozen=True):
     skipped: int = 0
     """Elements before the first that the trainer did not get: it fell behind what the worker
     keeps, and they had gone."""
+    is_mixed: bool = False
+    """The origins are in another order than the elements."""
 
 
 class GetElements(Question[Elements], frozen=True):

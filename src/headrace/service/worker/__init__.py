@@ -16,6 +16,7 @@ What is decided, on plain values, without thread, socket or clock:
     shared_window the newest portions, and where trainers stand among them
     rounds        an element to each consumer of every round, or to none
     balance       rows shared so that each consumer has as many, and none is much dearer
+    file_account  no client: files in place of answers, of which the dispatcher hears
     unit_asking   how many units are asked for, and when
     agenda        what is to be done now, and when to look again
     calls         calls that are not answered, and when they are made again
@@ -27,6 +28,8 @@ What does it:
     shell         the session under a lock, the I/O thread, the producers
     wire          the channel to the dispatcher
     producer      a thread that cuts an iterator's elements into portions
+    file_producer one that writes them to files
+    preloading    modules that are imported before the first task
     feed          where a producer waits for room and for units
     opening       the one place where the engine is called
     round_shape   the rows of a round's batches, shared among consumers

@@ -46,5 +46,6 @@ def answer(
             origins=content.origins,
             done=content.done,
             skipped=content.skipped,
+            is_mixed=content.is_mixed,
         )
         request.reply(message, frame_of(content))

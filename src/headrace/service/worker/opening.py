@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import numpy as np
+
 from headrace.element.chunk import Chunk
+from headrace.element.places import rows_of
 from headrace.errors import FailedPreconditionError, NotFoundError
-from headrace.execution import origins
 from headrace.execution.build import start
 from headrace.execution.dealer import UnitPart
 from headrace.execution.dealt import DealtPlan, units_done
 from headrace.execution.iterator import ElementIterator, State
 from headrace.execution.opens_files import opens_files
+from headrace.execution.origins import runs_of
 from headrace.plan.elementwise import Map
 from headrace.plan.node import Node
 from headrace.plan.serialize import load_plan
@@ -141,9 +144,19 @@ def units_begun(iterator: ElementIterator) -> int:
     return iterator.begun if isinstance(iterator, DealtPlan | ShapedRounds) else 0
 
 
-def origins_of(chunk: Chunk) -> tuple[OriginRun, ...]:
-    """Return whence a chunk's elements are, by units of the stream."""
-    return origins.origins_of(chunk)
+def origins_of(chunk: Chunk) -> tuple[tuple[OriginRun, ...], bool]:
+    """Return whence a chunk's elements are, by units of the stream, and whether in another order.
+
+    Where units are mixed, they are told unit by unit: in few runs.
+    """
+    assert chunk.places is not None, "the plan was started without origins"
+    units, ordinals = rows_of(chunk.places)
+    falls = (units[1:] < units[:-1]) | ((units[1:] == units[:-1]) & (ordinals[1:] < ordinals[:-1]))
+    is_mixed = bool(falls.any())
+    if is_mixed:
+        order = np.lexsort((ordinals, units))
+        units, ordinals = units[order], ordinals[order]
+    return runs_of(units, ordinals), is_mixed
 
 
 def units_ended(iterator: ElementIterator) -> tuple[tuple[int, int, int], ...]:

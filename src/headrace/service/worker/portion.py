@@ -33,6 +33,8 @@ class Portion:
     ordinals after the last of units that ended (`rows`)."""
     files: tuple[SavedFile, ...] = ()
     """Not for clients: files that are whole, with all elements since the portion before."""
+    is_mixed: bool = False
+    """The origins are not in the order of the elements."""
     begun: int = field(default=0, compare=False)
     """Of units from this one on, in dealt order, nothing was in an earlier portion."""
     index: int = field(default=0, compare=False)

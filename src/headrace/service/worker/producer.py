@@ -308,8 +308,10 @@ class Producer:
             self._put_chunk(chunk.slice(middle, chunk.size), done_from, done_to, ended)
             return
         runs: tuple[OriginRun, ...] = ()
+        is_mixed = False
         if self._says_origins:
-            runs = self._outlet.origins(origins_of(chunk), ended)
+            runs, is_mixed = origins_of(chunk)
+            runs = self._outlet.origins(runs, ended)
         number, self._produced = self._produced, self._produced + chunk.size
         self._outlet.put(
             Portion(
@@ -322,6 +324,7 @@ class Producer:
                 touched=self._touched,
                 error=error,
                 origins=runs,
+                is_mixed=is_mixed,
             )
         )
 

@@ -1,0 +1,217 @@
+"""Exactly once: of a unit that was lost in part, what nobody has is dealt again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headrace.errors import FailedPreconditionError
+from headrace.service import messages
+from headrace.service.dispatcher import updates
+from headrace.service.dispatcher.rows import END, EVERYTHING
+from tests.service.dispatcher.scenario import DYNAMIC, OFF, Scenario
+
+EXACTLY: dict[str, Any] = {
+    "processing_mode": DYNAMIC,
+    "visitation": "exactly_once",
+    "job_name": "job",
+}
+
+
+@pytest.fixture
+def scene(scene: Scenario) -> Scenario:
+    """Three units, and a worker."""
+    scene.register(3, origins=True)
+    scene.add_worker("v")
+    return scene
+
+
+def settle(scene: Scenario, client_id: str, task_id: int, *received: Any, parts: Any = ()) -> None:
+    scene.ask(
+        messages.SettleTask(
+            client_id=client_id, task_id=task_id, received=received, parts=tuple(parts)
+        )
+    )
+    scene.check()
+
+
+def drop(scene: Scenario, client_id: str, task_id: int, **said: Any) -> None:
+    worker_id = scene.state.tasks[task_id].worker_id
+    scene.ask(
+        messages.DropClient(
+            worker_id=worker_id,
+            client_id=client_id,
+            **{"units": (), "lost": (), **said},
+            **scene.shown(task_id),
+        )
+    )
+    scene.check()
+
+
+def test_what_did_not_come_of_a_unit_is_dealt_again_by_itself(scene: Scenario) -> None:
+    scene.open("c", **EXACTLY)
+    assert scene.split(4000, want=3) == (0, 2)
+    scene.add_worker("w")
+    scene.lose("v")
+    settle(scene, "c", 4000, (1, 2), parts=[(0, ((0, 64), (100, END)))])
+
+    granted = scene.deal(4001)
+
+    assert (granted.start, granted.stop, granted.rows) == (0, 1, ((64, 100),))
+    assert scene.deal(4001, number=0) == granted, "asked again, the same"
+    assert scene.split(4001) == (2, 3)
+    scene.check()
+    scene.restart()
+    assert scene.deal(4001, number=1).rows == ()
+
+
+def test_what_several_clients_have_together_is_whole(scene: Scenario) -> None:
+    for client_id in "ab":
+        scene.open(client_id, **EXACTLY)
+    scene.split(4000)
+    scene.add_worker("w")
+    scene.lose("v")
+    settle(scene, "a", 4000, parts=[(0, ((0, 3), (6, END))), (1, ((0, 2),))])
+    settle(scene, "b", 4000, parts=[(0, ((3, 6),)), (1, ((2, 4),))])
+    granted = scene.deal(4001)
+    assert (granted.start, granted.rows) == (1, ((4, END),))
+    assert scene.split(4001) == (2, 3)
+
+
+def test_a_client_that_is_only_silent_is_waited_for(scene: Scenario) -> None:
+    for client_id in "ab":
+        scene.open(client_id, **EXACTLY)
+    scene.split(4000)
+    scene.add_worker("w")
+    scene.lose("v")
+    settle(scene, "a", 4000, parts=[(0, ((0, 3),))])
+    until = scene.now + 60.0
+    while scene.now < until:
+        scene.tick(1.0)
+        scene.beat("w")
+        scene.heartbeat("a")
+    assert scene.deal(4001).start == 2, "the unit that nobody had"
+    settle(scene, "b", 4000, parts=[(0, ((3, END),))])
+    assert scene.split(4001) == (1, 2)
+
+
+def test_what_a_dead_client_did_not_acknowledge_is_dealt_while_its_task_goes_on(
+    scene: Scenario,
+) -> None:
+    for client_id in "ab":
+        scene.open(client_id, **EXACTLY)
+    scene.split(4000)
+    scene.close("a")
+    drop(scene, "a", 4000, parts=((0, ((4, 8),)),), used=((0, ((0, 4),)),))
+    assert scene.deal(4000, number=1).rows == ((4, 8),)
+
+    scene.add_worker("w")
+    scene.lose("v")
+    settle(scene, "b", 4000, parts=[(0, ((8, 9),))])
+
+    (iteration,) = scene.state.iterations.values()
+    assert iteration.parts == {0: ((4, 8), (9, END))}
+    assert iteration.returned == ((1, 2),)
+
+
+def test_what_a_client_that_leaves_says_it_used_comes_to_nobody(scene: Scenario) -> None:
+    for client_id in "ab":
+        scene.open(client_id, **EXACTLY)
+    scene.split(4000)
+    settle(scene, "a", 4000, parts=[(0, ((0, 5),))])
+    scene.close("a")
+    # The worker knows less: not all acknowledgements came.
+    drop(scene, "a", 4000, parts=((0, ((2, 8),)),), used=((0, ((0, 2),)),))
+    (iteration,) = scene.state.iterations.values()
+    assert iteration.parts == {0: ((5, 8),)}
+
+
+def test_a_unit_that_workers_get_on_with_is_not_suspected(scene: Scenario) -> None:
+    scene.register(1, origins=True)
+    scene.open("c", "1001", **EXACTLY)
+    for death in range(8):
+        name, task_id = "v" if not death else f"w{death}", 4000 + death
+        granted = scene.deal(task_id)
+        assert not granted.alone
+        assert granted.rows == (((death, END),) if death else ())
+        scene.add_worker(f"w{death + 1}")
+        scene.lose(name)
+        settle(scene, "c", task_id, parts=[(0, ((death, death + 1),))])
+    assert not scene.state.iterations[2000].given_up
+
+
+def test_a_unit_that_kills_is_given_up_after_three_deaths_alone(scene: Scenario) -> None:
+    scene.register(1, origins=True)
+    scene.open("c", "1001", **EXACTLY)
+    alone = []
+    while not scene.state.iterations[2000].finished:
+        death = len(alone)
+        alone.append(scene.deal(4000 + death).alone)
+        scene.add_worker(f"w{death + 1}")
+        scene.lose(f"w{death}" if death else "v")
+        # The first death was that of a worker that got on with it.
+        settle(scene, "c", 4000 + death, parts=[] if death else [(0, ((0, 3),))])
+    assert alone == [False, False, True, True, True]
+    (lost,) = scene.heartbeat("c").lost
+    assert (lost.units, lost.given_up) == (((0, 1),), True)
+
+
+def test_a_client_that_has_not_got_its_last_elements_keeps_no_other_and_gets_them(
+    scene: Scenario,
+) -> None:
+    for client_id in "ab":
+        scene.open(client_id, **EXACTLY)
+    while scene.split(4000) != (0, 0):
+        pass
+    scene.finish("v", 4000)
+    for client_id in "ab":
+        scene.heartbeat(client_id)
+    assert scene.heartbeat("a").finished
+    scene.close("a")
+    scene.add_worker("w")
+    drop(scene, "a", 4000, used=((0, EVERYTHING), (1, EVERYTHING)))
+    scene.lose("v")
+    settle(scene, "b", 4000, parts=[(2, ((0, 1),))])
+
+    update = scene.heartbeat("b")
+
+    assert not update.finished
+    (task,) = update.tasks
+    assert scene.deal(task.task_id).rows == ((1, END),)
+
+
+def test_all_is_said_to_be_done_with_the_end_of_a_task(scene: Scenario) -> None:
+    scene.open("c", **EXACTLY)
+    while scene.split(4000) != (0, 0):
+        pass
+    scene.finish("v", 4000, done=3)
+    scene.left("v")
+    scene.check()
+    update = scene.heartbeat("c")
+    assert (update.finished, update.lost, update.settle) == (True, (), ())
+
+
+def test_a_dataset_whose_elements_have_no_origins_is_refused(scene: Scenario) -> None:
+    dataset_id = scene.register(5)
+    with pytest.raises(FailedPreconditionError, match="cannot be visited exactly once"):
+        scene.open("c", dataset_id, **EXACTLY)
+    with pytest.raises(FailedPreconditionError, match=r"with ShardingPolicy\.DYNAMIC; got OFF"):
+        scene.open("c", **{**EXACTLY, "processing_mode": OFF})
+
+
+@pytest.mark.parametrize(
+    "parts", [((7, ((0, 1),)),), ((0, ()),), ((0, ((3, 1),)),), ((0, ((0, 1),)), (0, ((1, 2),)))]
+)
+def test_parts_that_make_no_sense_are_refused(scene: Scenario, parts: Any) -> None:
+    scene.open("c", **EXACTLY)
+    scene.split(4000)
+    with pytest.raises(ValueError, match="task 4000"):
+        settle(scene, "c", 4000, parts=parts)
+
+
+def test_a_worker_hears_that_origins_are_wanted(scene: Scenario) -> None:
+    scene.open("c", **EXACTLY)
+    asked = messages.GetTask(worker_id="v", task_id=4000)
+    assert scene.ask(asked).origins
+    assert not any(isinstance(fact, updates.UnitsDealt) for fact in scene.facts)

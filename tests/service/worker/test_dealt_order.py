@@ -1,0 +1,45 @@
+"""Origins in the order in which units were dealt to a task."""
+
+from __future__ import annotations
+
+from headrace.service.dispatcher.rows import END
+from headrace.service.worker.dealt_order import DealtOrder
+
+
+def test_units_are_numbered_in_the_order_in_which_they_were_dealt() -> None:
+    order = DealtOrder()
+    order.deal(10, 13)
+    order.deal(40, 42)
+    order.deal(2, 3)
+    assert order.origins([(41, 1, 0, 5), (10, 3, 0, 1), (2, 1, 4, 2)], []) == (
+        (4, 1, 0, 5),
+        (0, 3, 0, 1),
+        (5, 1, 4, 2),
+    )
+
+
+def test_a_run_that_was_dealt_in_pieces_is_several() -> None:
+    order = DealtOrder()
+    order.deal(12, 14)
+    order.deal(10, 12)
+    assert order.origins([(10, 4, 0, 1)], []) == ((2, 2, 0, 1), (0, 2, 0, 1))
+
+
+def test_the_end_of_a_unit_is_all_that_comes_after_its_elements() -> None:
+    order = DealtOrder()
+    order.deal(7, 9)
+    assert order.origins([], [(7, 2, 3)]) == ((0, 2, 3, END - 3),)
+
+
+def test_a_unit_that_is_dealt_once_more_in_part_is_another() -> None:
+    order = DealtOrder()
+    order.deal(7, 8)
+    order.deal(7, 8, ((3, 5), (9, END)))
+    found = order.origins([(7, 1, 0, 2), (7, 1, 3, 2), (7, 1, 6, 1)], [(7, 1, 12)])
+    assert found == ((0, 1, 0, 2), (1, 1, 3, 2), (0, 1, 6, 1), (1, 1, 12, END - 12))
+
+
+def test_of_a_unit_that_is_dealt_in_part_alone_an_early_end_is_known() -> None:
+    order = DealtOrder()
+    order.deal(7, 8, ((3, 5),))
+    assert order.origins([(7, 1, 3, 1)], [(7, 1, 5)]) == ((0, 1, 3, 1), (0, 1, 5, END - 5))
