@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from urllib.request import urlopen
-
 import pytest
 
 from headrace import metrics
@@ -33,14 +31,3 @@ def test_a_count_moves_its_own_counter(count, name, labels, amount):
     before = value(name, **labels)
     count()
     assert value(name, **labels) - before == amount
-
-
-def test_the_endpoint_serves_the_counters_while_it_is_open():
-    metrics.count_delivered(1)
-    with metrics.expose(0) as port, urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
-        assert b"headrace_elements_delivered_total" in answer.read()
-
-
-def test_the_endpoint_takes_nothing_that_is_taken():
-    with metrics.expose(0) as port, pytest.raises(OSError, match="in use"), metrics.expose(port):
-        pass

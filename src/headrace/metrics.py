@@ -1,11 +1,10 @@
-"""What Headrace counts, for Prometheus: a registry of its own, and an endpoint only when asked."""
+"""What Headrace counts, for Prometheus: a registry of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Counter, start_http_server
+from prometheus_client import CollectorRegistry, Counter
 
 __all__ = [
     "REGISTRY",
@@ -18,7 +17,6 @@ __all__ = [
     "count_skipped",
     "count_split_granted",
     "count_user_function_error",
-    "expose",
 ]
 
 REGISTRY = CollectorRegistry()
@@ -99,26 +97,3 @@ def count_skipped(elements: int) -> None:
 def count_delivered(elements: int) -> None:
     """Count elements that a client received."""
     _DELIVERED.inc(elements)
-
-
-@contextmanager
-def expose(port: int) -> Iterator[int]:
-    """Serve the counters at http://127.0.0.1:port/metrics; yield the port (0 chooses a free one).
-
-    Raises:
-        OSError: The port is taken.
-    """
-    try:
-        server, thread = start_http_server(port, addr="127.0.0.1", registry=REGISTRY)
-    except OSError as error:
-        raise OSError(
-            error.errno,
-            f"metrics cannot be served at port {port} of 127.0.0.1 ({error.strerror}); choose "
-            "another port, or 0 for one that is free",
-        ) from error
-    try:
-        yield server.server_port
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

@@ -27,7 +27,7 @@ def test_the_version_is_the_package_s():
 def test_help_names_every_command():
     result = invoke("--help")
     assert result.exit_code == 0
-    for command in ("demo", "dispatcher", "doctor", "keys", "status", "worker"):
+    for command in ("demo", "dispatcher", "doctor", "journal", "keys", "status", "top", "worker"):
         assert command in result.stdout
 
 

@@ -19,7 +19,9 @@ def ways(dataset):
 
 @pytest.mark.parametrize("step", ["filter", "take_while"])
 @pytest.mark.parametrize(
-    "verdict", [None, "False", b"", [], (1,), {}, object(), np.str_("x")], ids=repr
+    "verdict",
+    [None, "False", b"", [], (1,), {}, object(), np.str_("x")],
+    ids=lambda value: type(value).__name__,
 )
 def test_a_predicate_that_returns_nothing_true_or_false_is_an_error_that_names_it(step, verdict):
     for dataset in ways(hr.Dataset.range(5)):

@@ -389,7 +389,10 @@ def _deaths(cast: Cast, iteration_id: int, unit: int) -> int:
 
 
 def _went_with_worker_and_client(cast: Cast, shared: list[Reading]) -> set[Atom]:
-    """Return what a client used of a task of which neither it nor the worker could speak again."""
+    """Return what a client used of a task of which neither it nor the worker could speak again.
+
+    The last words of one that closed may be lost.
+    """
     history = cast.dispatcher.disk.history
     worker_of = {
         each.task_id: each.worker_id for each in history if isinstance(each, updates.TaskCreated)
@@ -399,7 +402,7 @@ def _went_with_worker_and_client(cast: Cast, shared: list[Reading]) -> set[Atom]
     return {
         atom
         for reading in shared
-        if reading.outcome in (Outcome.DIED, Outcome.FAILED)
+        if reading.outcome in (Outcome.DIED, Outcome.FAILED, Outcome.CLOSED)
         for task_id, atom in atoms_of(reading)
         if task_id in lost or worker_of[task_id] in gone
     }

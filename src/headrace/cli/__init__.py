@@ -6,6 +6,11 @@ running            one server, from its start to the last word
 supervise          several worker processes of one command
 signals            waiting for Ctrl-C, SIGTERM and children
 inspect            `headrace status`
+top                `headrace top`: a live view, of the frames that `frame` draws
+frame              one frame of it, as text
+advice             what bounds a pass, and what would help
+quantities         numbers, bytes and times as people read them
+journal            `headrace journal`: what became of a task or a job
 keys               `headrace keys`
 doctor             `headrace doctor`: what of this machine would hurt
 demo               `headrace demo`, with digits_data and digits_classifier

@@ -2,36 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from headrace.cli.failures import wrong_arguments
+from headrace.cli.quantities import plural, printable
 from headrace.service.config import ShardingPolicy, parse_service
 from headrace.service.dispatcher.stub import DispatcherStub
 from headrace.service.messages import DispatcherStatus, GetStatus
 from headrace.transport.security import Security
 
-__all__ = ["show_status"]
+__all__ = ["Address", "Keys", "Timeout", "as_json", "connected", "show_status"]
 
 
-def show_status(
-    address: Annotated[
-        str,
-        typer.Argument(
-            envvar="HEADRACE_DISPATCHER", metavar="HOST:PORT", help="The dispatcher to ask."
-        ),
-    ],
-    keys: Annotated[
-        Path | None,
-        typer.Option(envvar="HEADRACE_KEYS", help="Directory made by `headrace keys new`."),
-    ] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait for an answer.")] = 5.0,
-) -> None:
-    """Show the workers and jobs of a dispatcher."""
+Address = Annotated[
+    str,
+    typer.Argument(
+        envvar="HEADRACE_DISPATCHER", metavar="HOST:PORT", help="The dispatcher to ask."
+    ),
+]
+Keys = Annotated[
+    Path | None,
+    typer.Option(envvar="HEADRACE_KEYS", help="Directory made by `headrace keys new`."),
+]
+Timeout = Annotated[float, typer.Option(help="Seconds to wait for an answer.")]
+
+
+@contextlib.contextmanager
+def connected(
+    address: str, keys: Path | None, timeout: float
+) -> Iterator[tuple[str, DispatcherStub]]:
+    """Check what a user wrote; give the dispatcher's address, and a connection to it."""
     with wrong_arguments({"service": "HOST:PORT", "address": "HOST:PORT"}):
         if not timeout > 0:
             raise ValueError(f"--timeout {timeout:g} must be above 0")
@@ -39,17 +47,54 @@ def show_status(
         security = None if keys is None else Security.load(keys, "client")
     stub = DispatcherStub(address, security=security)
     try:
-        status = stub.call(GetStatus(), timeout=timeout)
+        yield address, stub
     finally:
         stub.close()
-    _print(address, status)
+
+
+def show_status(
+    address: Address,
+    keys: Keys = None,
+    timeout: Timeout = 5.0,
+    json: Annotated[
+        bool,
+        typer.Option("--json", help="Print everything that is known, as one JSON object."),
+    ] = False,
+) -> None:
+    """Show the workers and jobs of a dispatcher."""
+    with connected(address, keys, timeout) as (checked, stub):
+        status = stub.call(GetStatus(), timeout=timeout)
+    if json:
+        print(as_json(status))
+    else:
+        _print(checked, status)
+
+
+def as_json(status: DispatcherStatus) -> str:
+    """Write a status as JSON: the fields of the records, and modes by name."""
+    plain = msgspec.to_builtins(status)
+    for job in plain["jobs"]:
+        job["processing_mode"] = ShardingPolicy(job["processing_mode"]).name
+    _drop_types(plain)
+    return msgspec.json.format(msgspec.json.encode(plain), indent=2).decode()
+
+
+def _drop_types(value: Any) -> None:
+    """Leave out which record it was: what it is, its place says."""
+    if isinstance(value, dict):
+        value.pop("type", None)
+        for each in value.values():
+            _drop_types(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            _drop_types(each)
 
 
 def _print(address: str, status: DispatcherStatus) -> None:
     console = Console()
     console.print(
-        f"dispatcher at {address}: {_count(len(status.workers), 'worker')}, "
-        f"{_count(status.datasets, 'dataset')}, {_count(len(status.jobs), 'job')}",
+        f"dispatcher at {address}: {plural(len(status.workers), 'worker')}, "
+        f"{plural(status.datasets, 'dataset')}, {plural(len(status.jobs), 'job')}",
         highlight=False,
     )
     if status.workers:
@@ -68,7 +113,7 @@ def _print(address: str, status: DispatcherStatus) -> None:
         for job in status.jobs:
             table.add_row(
                 str(job.job_id),
-                job.name or "-",
+                printable(job.name) or "-",
                 job.dataset_id,
                 ShardingPolicy(job.processing_mode).name,
                 str(job.iterations),
@@ -76,7 +121,3 @@ def _print(address: str, status: DispatcherStatus) -> None:
                 str(job.clients),
             )
         console.print(table)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

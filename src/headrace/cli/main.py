@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli import doctor, inspect, keys, serve
+from headrace.cli import doctor, inspect, journal, keys, serve, top
 from headrace.cli.failures import CommandGroup
 from headrace.cli.help import GroupWithHelp
 
@@ -25,6 +25,8 @@ app = typer.Typer(
 app.command("dispatcher")(serve.run_dispatcher)
 app.command("worker")(serve.run_worker)
 app.command("status")(inspect.show_status)
+app.command("top")(top.show_top)
+app.command("journal")(journal.tell_journal)
 app.command("doctor")(doctor.examine)
 app.add_typer(keys.app, name="keys", cls=GroupWithHelp)
 

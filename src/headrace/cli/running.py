@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Protocol
 
-from headrace import metrics
 from headrace.cli.failures import wrong_arguments
 from headrace.cli.signals import STOP_SIGNALS, Signals
 from headrace.errors import CancelledError
@@ -19,6 +18,10 @@ __all__ = ["RunningServer", "run_server", "say"]
 
 class RunningServer(Protocol):
     """What both servers can do."""
+
+    @property
+    def metrics_address(self) -> str:
+        """Where its metrics are served; empty: nowhere."""
 
     def start(self) -> None:
         """Listen, and return when the server can be used."""
@@ -31,7 +34,6 @@ def run_server(
     role: str,
     server: RunningServer,
     address: Callable[[], str],
-    metrics_port: int | None,
     *,
     options: Mapping[str, str] | None = None,
     notice: str | None = None,
@@ -60,9 +62,8 @@ def run_server(
                 reported = True
                 if notice is not None:
                     say(notice)
-                if metrics_port is not None:
-                    metrics_at = stack.enter_context(metrics.expose(metrics_port))
-                    say(f"metrics at http://127.0.0.1:{metrics_at}/metrics")
+                if server.metrics_address:
+                    say(f"metrics at http://{server.metrics_address}/metrics")
                 say(f"{role} ready at {address()}")
                 if with_parent:
                     say_ready(address())

@@ -31,7 +31,10 @@ Keys = Annotated[
 ]
 MetricsPort = Annotated[
     int | None,
-    typer.Option(help="Serve Prometheus metrics there, for this machine alone."),
+    typer.Option(help="Serve /metrics, /healthz and /readyz there, over HTTP; 0 takes a free one."),
+]
+MetricsHost = Annotated[
+    str, typer.Option(help="Whom these are for; the default is this machine alone.")
 ]
 
 
@@ -58,6 +61,8 @@ OPTIONS = {
     "cross_trainer_cache_size_bytes": "--cross-trainer-cache-bytes",
     "preload": "--preload",
     "security": "--keys",
+    "metrics_port": "--metrics-port",
+    "metrics_host": "--metrics-host",
 }
 """The option for each field of the servers' configurations."""
 
@@ -154,6 +159,7 @@ def run_dispatcher(
     ] = 0,
     keys: Keys = None,
     metrics_port: MetricsPort = None,
+    metrics_host: MetricsHost = "127.0.0.1",
 ) -> None:
     """Run a dispatcher until Ctrl-C or SIGTERM."""
     with wrong_arguments(OPTIONS):
@@ -184,12 +190,12 @@ def run_dispatcher(
             deployment_mode=deployment_mode,
             worker_max_concurrent_snapshots=worker_max_concurrent_snapshots,
             security=None if keys is None else Security.load(keys, "server"),
+            metrics_port=metrics_port,
+            metrics_host=metrics_host,
         )
     kept = _what_is_kept(work_dir) if work_dir is not None and fault_tolerant else None
     server = DispatchServer(config, start=False)
-    run_server(
-        "dispatcher", server, lambda: server.target, metrics_port, options=OPTIONS, notice=kept
-    )
+    run_server("dispatcher", server, lambda: server.target, options=OPTIONS, notice=kept)
 
 
 def run_worker(
@@ -259,6 +265,7 @@ def run_worker(
     ] = DRAIN_SECONDS,
     keys: Keys = None,
     metrics_port: MetricsPort = None,
+    metrics_host: MetricsHost = "127.0.0.1",
     with_parent: Annotated[bool, typer.Option("--with-parent", hidden=True)] = False,
 ) -> None:
     """Run one worker, or several in processes of their own, until Ctrl-C or SIGTERM.
@@ -289,6 +296,8 @@ def run_worker(
             ),
             preload=tuple(preload_ or ()),
             security=None if keys is None else Security.load(keys, "server"),
+            metrics_port=metrics_port,
+            metrics_host=metrics_host,
         )
     if processes == 1:
         for module in config.preload:
@@ -298,7 +307,6 @@ def run_worker(
             "worker",
             server,
             lambda: server.address,
-            metrics_port,
             options=OPTIONS,
             with_parent=with_parent,
             drain=lambda: server.drain(drain_timeout),
@@ -310,6 +318,7 @@ def run_worker(
         ports = ["--port", str(port and port + number)]
         if metrics_port is not None:
             ports += ["--metrics-port", str(metrics_port and metrics_port + number)]
+            ports += ["--metrics-host", metrics_host]
         commands.append([*arguments, *ports])
     environment = {**WORKER_ENVIRONMENT, **os.environ}
     failed = run_children(commands, environment=environment, patience=drain_timeout)

@@ -7,7 +7,6 @@ and not by a server that starts later.
 from __future__ import annotations
 
 import enum
-import ipaddress
 import os
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -153,20 +152,13 @@ def check_reachable(address: str) -> None:
     host, _ = addresses.split(address)
     if not host.isprintable() or any(letter.isspace() for letter in host):
         raise ValueError(f"address={address!r}: {host!r} is not the name of a host")
-    if _is_wildcard(host):
+    if addresses.is_wildcard(host):
         raise ValueError(
             f"address={address!r}: {host} stands for every address of its machine, and each client "
             "would look for the worker on its own. Set `worker_address` (--worker-address) to the "
             "name by which clients reach the worker, as in "
             '"myhost:%port%", where "%port%" stands for its port'
         )
-
-
-def _is_wildcard(host: str) -> bool:
-    try:
-        return host == "*" or ipaddress.ip_address(host).is_unspecified
-    except ValueError:
-        return False
 
 
 @dataclass(frozen=True)
@@ -224,6 +216,10 @@ class DispatcherConfig:
         deployment_mode: Where the workers of the static policies are that a client with
             `target_workers="AUTO"` reads. None: those in its own process if there are any, else
             all; "COLOCATED": those in its own process, of which there must be one; "REMOTE": all.
+        metrics_port: Where /metrics, /healthz and /readyz are served over HTTP; 0 takes any free
+            port; None: nowhere.
+        metrics_host: Whom these are served for; the default is this machine alone. They need no
+            keys, name jobs and steps of datasets, and change nothing.
     """
 
     port: int = 0
@@ -241,11 +237,14 @@ class DispatcherConfig:
     gc_dynamic_sharding_jobs: bool = False
     max_plan_bytes: int | None = None
     deployment_mode: str | None = None
+    metrics_port: int | None = None
+    metrics_host: str = "127.0.0.1"
 
     def __post_init__(self) -> None:
         _check_place(self.port, self.host)
         if self.work_dir is not None:
             check_path("work_dir", self.work_dir)
+        _check_metrics(self.metrics_port, self.metrics_host)
         check_flag("fault_tolerant_mode", self.fault_tolerant_mode, or_none=False)
         check_flag("gc_dynamic_sharding_jobs", self.gc_dynamic_sharding_jobs, or_none=False)
         if self.work_dir is not None and "://" in os.fspath(self.work_dir):
@@ -283,8 +282,9 @@ class WorkerConfig:
 
     Attributes:
         dispatcher_address: "host:port" of the dispatcher.
-        worker_address: Where clients find this worker; None: `host` and the port it got; "%port%"
-            in it stands for that port.
+        worker_address: Where clients find this worker; "%port%" in it stands for the port it got.
+            None: `host` and that port; where `host` is 0.0.0.0 or ::, the address of this machine
+            by which the dispatcher is reached, which is said in the log.
         port: Where it listens; 0 takes any free port.
         host: Whom it listens for; the default lets only this machine in.
         heartbeat_interval_ms: Milliseconds between heartbeats; None: as the dispatcher asks (500,
@@ -298,6 +298,10 @@ class WorkerConfig:
             less, which the workers of one command or LocalCluster divide.
         preload: Modules that are imported at the start: names, or paths of Python files.
         security: Keys of this server and of who may enter; None: open, on loopback.
+        metrics_port: Where /metrics, /healthz and /readyz are served over HTTP; 0 takes any free
+            port; None: nowhere.
+        metrics_host: Whom these are served for; the default is this machine alone. They need no
+            keys, name steps of datasets, and change nothing.
     """
 
     dispatcher_address: str
@@ -311,6 +315,9 @@ class WorkerConfig:
     cross_trainer_cache_size_bytes: int | None = None
     preload: Sequence[str] = ()
     security: Security | None = None
+    _: KW_ONLY
+    metrics_port: int | None = None
+    metrics_host: str = "127.0.0.1"
 
     def __post_init__(self) -> None:
         if self.dispatcher_address is None or self.dispatcher_address == "":
@@ -328,6 +335,7 @@ class WorkerConfig:
             ) from None
         object.__setattr__(self, "dispatcher_address", address)
         _check_place(self.port, self.host)
+        _check_metrics(self.metrics_port, self.metrics_host)
         if self.worker_address is not None:
             check_string("worker_address", self.worker_address, empty=False)
             try:
@@ -378,6 +386,12 @@ def _refuse(name: str, value: object, instead: str) -> None:
 def _check_place(port: object, host: object) -> None:
     check_int("port", port, minimum=0, maximum=65535)
     check_string("host", host, empty=False)
+
+
+def _check_metrics(port: object, host: object) -> None:
+    if port is not None:
+        check_int("metrics_port", port, minimum=0, maximum=65535)
+    check_string("metrics_host", host, empty=False)
 
 
 def _check_number(name: str, value: object, *, least: int) -> None:

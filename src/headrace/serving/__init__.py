@@ -6,11 +6,13 @@
 `journal`         keeps facts and blobs, in order; a `Format` says what they are
 `sqlite_journal`  the one that survives a crash: one file, one owner
 `blobs`           bytes too large for a fact (pure)
+`journal_copy`    reads a journal that somebody else may be writing
 `high_water`      whether records are missing at a journal's end
 `presence`        who was heard from when, and which silence counts (pure)
 `call`            a request names the type of its reply; one `call` for all of them (pure)
 `asked`           what was asked on a channel, and is not answered (pure)
 `reminder`        when a wait is worth a word (pure)
+`endpoint`        /metrics, /healthz and /readyz, on a thread of its own
 `conversation`    numbered requests and what answers them, whatever the connection does (pure)
 ================  ==============================================================================
 """

@@ -7,7 +7,15 @@ import socket
 
 from headrace.errors import UnavailableError
 
-__all__ = ["is_loopback", "is_this_machine", "join", "resolve", "split"]
+__all__ = [
+    "is_loopback",
+    "is_this_machine",
+    "is_wildcard",
+    "join",
+    "resolve",
+    "split",
+    "towards",
+]
 
 
 def split(address: str) -> tuple[str, int]:
@@ -31,6 +39,32 @@ def split(address: str) -> tuple[str, int]:
 def join(host: str, port: int) -> str:
     """Write an address; the opposite of `split`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_wildcard(host: str) -> bool:
+    """Whether `host` stands for every address of its machine: one may listen there, not call it."""
+    try:
+        return host == "*" or ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
+
+def towards(address: str) -> str:
+    """Return the number of this machine by which the host of "host:port" is reached.
+
+    Nothing is sent: the system's routes are asked.
+
+    Raises:
+        UnavailableError: The host's name is not known now, or no way leads there.
+    """
+    host, port = split(resolve(*split(address)))
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as asked:
+            asked.connect((host, port))
+            return str(asked.getsockname()[0])
+    except OSError as error:
+        raise UnavailableError(f"no way leads to {address}: {error}") from error
 
 
 def is_loopback(host: str) -> bool:

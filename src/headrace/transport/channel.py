@@ -133,6 +133,11 @@ class Server(ABC):
     def address(self) -> str:
         """Where it listens, as "host:port"."""
 
+    @property
+    def refused(self) -> int:
+        """How many connections ended before they began: wrong keys, or no words of ours."""
+        return 0
+
     @abstractmethod
     def close(self) -> None:
         """Stop listening and join the thread. May be called twice."""

@@ -117,6 +117,8 @@ class Peers:
         self._open: dict[int, tuple[Descriptor, str]] = {}
         self._listening: list[Descriptor] = []
         self._refusal = ""
+        self.refused = 0
+        """How many connections ended before they began."""
         self._complained: set[str] = set()
         endpoint = f"inproc://headrace-server-{os.getpid()}-{id(self)}"
         router.monitor(endpoint, _EVENTS)
@@ -194,6 +196,7 @@ class Peers:
             self._drop(route)
         if self._refusal:
             reason, self._refusal = self._refusal, ""
+            self.refused += 1
             count_handshake_refused(reason)
             # Wrong keys were reported by who decided. Whoever only looks whether the port is open
             # ends so, too; that is no reason to warn.

@@ -155,6 +155,10 @@ class ZeroMQServer(Server):
         return self._address
 
     @property
+    def refused(self) -> int:
+        return 0 if self._peers is None else self._peers.refused
+
+    @property
     def arenas(self) -> list[Arena]:
         """The memory of the channels that have some now."""
         assert self._peers is not None

@@ -24,6 +24,7 @@ from headrace.service.client.session import Session
 from headrace.service.messages import (
     ClientHeartbeat,
     ClientUpdate,
+    Done,
     Elements,
     IterationOpened,
     LostUnits,
@@ -324,6 +325,25 @@ def test_a_task_that_was_never_heard_of_is_settled_with_nothing() -> None:
     assert (settled.received, settled.touched) == ((), ())
 
 
+def test_what_came_of_a_lost_task_is_said_to_be_used_when_it_is() -> None:
+    session = opened(1)
+    session.act(0.0)
+    session.answered(1, 0, elements(0, 3, done=(0, 3)), "a", 0.1)
+    session.updated(update(settle=(1,)), 0.2)
+    (word,) = calls(session.act(0.3), SettleTask)
+    assert (word.received, word.used) == (((0, 3),), False)
+    session.heard(word, Done(), 0.4)
+    session.updated(update(), 0.5)
+    assert not calls(session.act(3.0), SettleTask)
+    session.used_up(1, 0)
+    session.updated(update(), 3.1)
+    (word,) = calls(session.act(6.0), SettleTask)
+    assert (word.received, word.used) == (((0, 3),), True)
+    session.heard(word, Done(), 6.1)
+    session.updated(update(), 6.2)
+    assert not calls(session.act(9.0), SettleTask)
+
+
 def test_settling_is_repeated_until_it_was_heard() -> None:
     session = opened(1)
     session.updated(update(settle=(1,)), 0.2)
@@ -525,7 +545,9 @@ def test_a_client_that_leaves_early_says_what_it_used_and_not_what_arrived() -> 
     session.answered(2, 0, elements(0, 1, done=(0, 1)), "d", 0.1)
     session.used_up(1, 0)
     (word,) = session.leave(begun=(1, 1, 1))
-    assert word == SettleTask(client_id="me", task_id=1, received=((0, 3),), touched=((0, 6),))
+    assert word == SettleTask(
+        client_id="me", task_id=1, received=((0, 3),), touched=((0, 6),), used=True
+    )
 
 
 def test_after_a_pause_in_which_it_may_have_been_given_up_a_client_asks_before_it_goes_on() -> None:

@@ -85,6 +85,12 @@ class Scenario:
         assert presence.lost.keys() <= self.state.iterations.keys()
         assert presence.suspects <= presence.workers.keys()
         assert not presence.uploads.keys() & self.state.plans.keys()
+        activity = presence.activity
+        assert activity.iterations.keys() == self.state.iterations.keys()
+        assert activity.tasks.keys() <= self.state.tasks.keys()
+        assert activity.workers.keys() <= self.state.workers.keys()
+        assert activity.clients.keys() <= self.state.clients.keys()
+        assert activity.jobs.keys() <= self.state.jobs.keys()
 
     # --- requests, with what most scenarios do not care about filled in -------------------------
 

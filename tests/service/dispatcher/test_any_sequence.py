@@ -176,6 +176,7 @@ class AnySequence(RuleBasedStateMachine):
                     touched=touched,
                     rounds=data.draw(st.integers(0, 9)) if in_rounds else None,
                     parts=tuple(each for each in data.draw(PARTS) if each[0] < task.dealt),
+                    used=data.draw(st.booleans()),
                 )
             )
 
@@ -413,6 +414,28 @@ _VALUES: dict[Any, st.SearchStrategy[Any]] = {
         _INTEGERS, st.lists(st.tuples(_INTEGERS, _INTEGERS), max_size=3).map(tuple), max_size=3
     ).map(lambda parts: tuple(parts.items())),
     tuple[tuple[int, int], ...]: st.lists(st.tuples(_INTEGERS, _INTEGERS), max_size=4).map(tuple),
+    float: st.floats(),
+    tuple[messages.TaskActivity, ...]: st.lists(
+        st.builds(
+            messages.TaskActivity,
+            task_id=_INTEGERS,
+            elements=_INTEGERS,
+            bytes=_INTEGERS,
+            buffers=_INTEGERS,
+            buffer_bytes=_INTEGERS,
+            waits_for=_STRINGS,
+            waited_for_clients=st.floats(),
+            waited_for_units=st.floats(),
+            stages=st.lists(
+                st.builds(messages.StageSeconds, stage=_STRINGS, seconds=st.floats()), max_size=3
+            ).map(tuple),
+            trainers=st.lists(
+                st.builds(messages.TrainerActivity, trainer_id=_STRINGS, given=_INTEGERS),
+                max_size=2,
+            ).map(tuple),
+        ),
+        max_size=3,
+    ).map(tuple),
 }
 _KINDS = sorted(messages.DispatcherRequest.__args__, key=lambda kind: kind.__name__)  # type: ignore[attr-defined]
 
@@ -445,3 +468,4 @@ def test_requests_of_any_content_do_no_damage(requests: list[Any], proper: bool)
     assert msgspec.msgpack.decode(encoded, type=list[updates.Update]) == scene.facts
     scene.tick(12.0)
     scene.check()
+    scene.ask(messages.GetStatus())

@@ -181,6 +181,32 @@ def test_a_client_that_has_not_got_its_last_elements_keeps_no_other_and_gets_the
     assert scene.deal(task.task_id).rows == ((1, END),)
 
 
+def test_what_a_client_had_of_a_lost_task_and_did_not_use_is_dealt_again_when_it_goes(
+    scene: Scenario,
+) -> None:
+    for client_id in "ab":
+        scene.open(client_id, **EXACTLY)
+    while scene.split(4000) != (0, 0):
+        pass
+    scene.add_worker("w")
+    scene.lose("v")
+    settle(scene, "a", 4000, (1, 3), parts=[(0, ((0, 4),))])
+    settle(scene, "b", 4000, parts=[(0, ((4, END),))])
+    assert scene.deal(4001) == messages.SplitGranted(start=0, stop=0)
+
+    used: dict[str, Any] = {"received": ((1, 2),), "parts": ((0, ((0, 3),)), (2, ((0, 1),)))}
+    scene.ask(messages.SettleTask(client_id="a", task_id=4000, used=True, **used))
+    scene.close("a")
+    scene.check()
+
+    (iteration,) = scene.state.iterations.values()
+    assert iteration.parts == {0: ((3, 4),), 2: ((1, END),)}
+    assert iteration.returned == ()
+    scene.ask(messages.SettleTask(client_id="b", task_id=4000, received=((0, 3),), used=True))
+    assert not scene.state.tasks[4000].kept_by
+    scene.check()
+
+
 def test_all_is_said_to_be_done_with_the_end_of_a_task(scene: Scenario) -> None:
     scene.open("c", **EXACTLY)
     while scene.split(4000) != (0, 0):

@@ -21,6 +21,7 @@ What is decided, on plain values, without thread, socket or clock:
 What does it:
 
     options    how a service is read, checked once
+    visits     how often elements are visited: what a plan can do, and its default
     consumers  which consumer reads, of how many: arguments, checked once
     source     the Source that a plan holds
     reader     what the consumer takes from an iteration, in pieces of the size that is asked for

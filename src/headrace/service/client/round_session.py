@@ -90,6 +90,8 @@ class RoundSession:
         self.skipped = 0
         self.passed_over: tuple[str, ...] = ()
         self.pace = PackingPace("", now)
+        #: Seconds for which the consumer waited for elements, less the wait that goes on.
+        self._waited = 0.0
         self._dispatcher = dispatcher
         self._max_outstanding = max_outstanding
         self._consumer, self._consumers = consumer, consumers
@@ -297,6 +299,10 @@ class RoundSession:
         """Take note that nothing of a delivery is left. May be said twice."""
         self._in_use.discard((task_id, number))
 
+    def waited(self, seconds: float) -> None:
+        """Take note that the consumer has waited for so long, and does no more."""
+        self._waited += seconds
+
     def waiting(self, now: float | None) -> None:
         """Take note that the consumer waits for an element since `now`; None: it does not."""
         if now is None:
@@ -382,7 +388,14 @@ class RoundSession:
                     ReportUnreachable(client_id=client_id, task_id=task_id, refused=refused)
                 )
             actions.calls.append(
-                ClientHeartbeat(client_id=client_id, known=self._known, horizon=wanted)
+                ClientHeartbeat(
+                    client_id=client_id,
+                    known=self._known,
+                    horizon=wanted,
+                    elements=self._rounds.number,
+                    waited=self._waited + self._waiting.seconds(now),
+                    buffers=len(self._in_use),
+                )
             )
             self._asked_until = max(self._asked_until, wanted)
             self._contact.asked(now)

@@ -101,6 +101,10 @@ class Session:
         self._turns = Turns(Budget(max_outstanding, counts_elements=counts_elements))
         self._contact = Contact(now)
         self._waiting = Waiting(wait_timeout)
+        #: Elements that were received, and seconds for which the consumer waited for them, less the
+        #: wait that goes on.
+        self._elements = 0
+        self._waited = 0.0
         #: Tasks that are being read.
         self._tasks: dict[int, Task] = {}
         #: Every task that was ever read, so that none is begun twice, with what arrived of it.
@@ -122,6 +126,9 @@ class Session:
         #: What it must hear: lost tasks to settle, and tasks whose worker cannot be reached, with
         #: whether that refuses connections.
         self._to_settle: set[int] = set()
+        #: Lost tasks of which not all that came is used, and those of which it is.
+        self._unused: dict[int, Task] = {}
+        self._to_say_used: set[int] = set()
         self._to_report: dict[int, bool] = {}
         #: Tasks that are over, whose connections are still open.
         self._drops: list[int] = []
@@ -152,7 +159,10 @@ class Session:
         elif isinstance(answer, UnavailableError):
             self.unheard(now)
         elif isinstance(asked, SettleTask):
-            self.settled(asked.task_id)
+            if asked.used:
+                self._to_say_used.discard(asked.task_id)
+            else:
+                self.settled(asked.task_id)
         elif isinstance(asked, ReportUnreachable):
             self.reported(asked.task_id)
         elif isinstance(answer, NotFoundError):
@@ -177,6 +187,9 @@ class Session:
             was_kept, self._kept = self._kept, set(update.kept)
             for task_id in update.settle:
                 self._to_settle.add(task_id)
+                task = self._tasks.get(task_id)
+                if task is not None and task.arrived:
+                    self._unused[task_id] = task
                 self._over(task_id)
             self._finished, self.lost = update.finished, update.lost
             self._silent = update.silent
@@ -321,6 +334,7 @@ class Session:
             self._give_back(task, number)
             return None
         count = 0 if elements is None else elements.count
+        self._elements += count
         return Delivery(task.address, number, count, value)
 
     def disconnected(self, task_id: int, error: UnavailableError, now: float) -> None:
@@ -340,6 +354,10 @@ class Session:
         task = self._tasks.get(task_id)
         if task is not None:
             self._give_back(task, number)
+            return
+        lost = self._unused.get(task_id)
+        if lost is not None:
+            lost.use_up(number)
 
     def waiting(self, now: float | None) -> None:
         """Take note that the consumer waits for an element since `now`; None: it does not."""
@@ -347,6 +365,11 @@ class Session:
             self._waiting.end()
         elif not self._waiting.is_going_on:
             self._waiting.begin(now)
+
+    def waited(self, seconds: float) -> None:
+        """Take note that the consumer has waited for so long, and does no more."""
+        self._waited += seconds
+        self.waiting(None)
 
     @property
     def skipped(self) -> int:
@@ -420,6 +443,12 @@ class Session:
         """Call the dispatcher, with everything that it should know, in its rhythm."""
         if self._contact.may_ask(now):
             client_id = self.client_id
+            for task_id in [each for each, task in self._unused.items() if not task.in_use]:
+                if task_id not in self._to_settle:
+                    self._to_say_used.add(task_id)
+                    del self._unused[task_id]
+            for task_id in sorted(self._to_say_used):
+                actions.calls.append(self._settlement(task_id, self._arrived[task_id], used=True))
             for task_id in sorted(self._to_settle):
                 arrived = self._arrived.get(task_id, Receipt())
                 actions.calls.append(self._settlement(task_id, arrived))
@@ -427,17 +456,26 @@ class Session:
                 actions.calls.append(
                     ReportUnreachable(client_id=client_id, task_id=task_id, refused=refused)
                 )
-            actions.calls.append(ClientHeartbeat(client_id=client_id, known=self._known))
+            actions.calls.append(
+                ClientHeartbeat(
+                    client_id=client_id,
+                    known=self._known,
+                    elements=self._elements,
+                    waited=self._waited + self._waiting.seconds(now),
+                    buffers=sum(len(task.in_use) for task in self._tasks.values()),
+                )
+            )
             self._contact.asked(now)
         actions.wake_within(self._contact.next_in(now))
 
-    def _settlement(self, task_id: int, receipt: Receipt) -> SettleTask:
+    def _settlement(self, task_id: int, receipt: Receipt, *, used: bool = False) -> SettleTask:
         return SettleTask(
             client_id=self.client_id,
             task_id=task_id,
             received=receipt.whole,
             touched=receipt.touched,
             parts=receipt.parts,
+            used=used,
         )
 
     def leave(self, begun: tuple[int, int, int] | None) -> list[SettleTask]:
@@ -450,15 +488,15 @@ class Session:
                 how many of its elements it has used.
         """
         words = [
-            self._settlement(task_id, receipt)
+            self._settlement(task_id, receipt, used=True)
             for task_id, receipt in self._arrived.items()
-            if task_id not in self._tasks and receipt
+            if task_id not in self._tasks and task_id not in self._unused and receipt
         ]
-        for task_id, task in self._tasks.items():
+        for task_id, task in (*self._tasks.items(), *self._unused.items()):
             if begun is not None and begun[0] == task_id and begun[1] in task.in_use:
                 task.used.begin(task.in_use[begun[1]], begun[2])
             if task.used:
-                words.append(self._settlement(task_id, task.used))
+                words.append(self._settlement(task_id, task.used, used=True))
         return words
 
     def _look_after_waiting(self, now: float, actions: Actions) -> None:

@@ -209,10 +209,11 @@ class Shell:
             CancelledError: Whoever waits was sent away.
         """
         turn = self._turns
+        since = time.monotonic()
         with self._lock:
             if is_over():
                 return
-            self._session.waiting(time.monotonic())
+            self._session.waiting(since)
         self._wake()
         while not self._closing and self._turns == turn:
             with self._lock:
@@ -224,7 +225,7 @@ class Shell:
             if not self._over.locked():
                 break
         with self._lock:
-            self._session.waiting(None)
+            self._session.waited(time.monotonic() - since)
         if self._turns != turn:
             raise CancelledError("the iterator was interrupted")
 

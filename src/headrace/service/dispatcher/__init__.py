@@ -5,6 +5,7 @@ What it remembers, as facts that add up to a state:
     updates        facts, in the past tense
     state          what they add up to, with its invariants
     ranges         sets of units, and the order in which they were dealt
+    rows           sets of elements of units, by their ordinals
     apply          the only code that changes a state
     apply_units    its part about units: dealt, returned, settled, missing
     apply_saves    its part about saves: begun, files that count, the end
@@ -28,6 +29,8 @@ How workers share an iteration:
 What one run of the process knows beside that:
 
     limits         how long what is waited for
+    activity       what is done for tasks, as heartbeats say
+    rates          how much of something there was per second
     presence       who was heard from when, and what else is not journaled
     unreachable    which clients cannot reach which tasks, and since when
     last_use       when what is idle was last used
@@ -52,10 +55,12 @@ Who decides; each reads, and never writes:
 What runs it:
 
     dispatcher     request -> decider, as a table, round one state
+    story          what became of a task or a job, in plain sentences
     journal        what `serving.journal` keeps for it
     core           what `serving.core` runs
     roles          who may ask what
     publisher      brings the directories of saves to what the facts say
+    gauges         what Prometheus is told
     server         the shell: port and threads
     stub           typed calls to that server
 """

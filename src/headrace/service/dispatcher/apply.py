@@ -13,7 +13,13 @@ from typing import Any
 import msgspec
 
 from headrace.service.dispatcher import apply_saves, apply_units, updates
-from headrace.service.dispatcher.apply_units import forget_done, give_up, running_task, touch_first
+from headrace.service.dispatcher.apply_units import (
+    forget_done,
+    give_back_kept,
+    give_up,
+    running_task,
+    touch_first,
+)
 from headrace.service.dispatcher.contradiction import IllegalFactError, illegal, require
 from headrace.service.dispatcher.modes import policy_for, policy_of
 from headrace.service.dispatcher.ranges import united
@@ -325,6 +331,8 @@ def _client_left(state: DispatcherState, fact: updates.ClientLeft) -> None:
     iteration.trainers.pop(fact.client_id, None)
     iteration.version += 1
     for task in state.tasks_of(iteration):
+        if task.kept_by:
+            give_back_kept(iteration, task, fact.client_id)
         if fact.client_id in task.unsettled:
             # What it received of this, nobody will know.
             task.unsettled.discard(fact.client_id)

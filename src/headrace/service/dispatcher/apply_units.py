@@ -19,7 +19,7 @@ from headrace.service.dispatcher.ranges import (
     subtracted,
     united,
 )
-from headrace.service.dispatcher.rows import EVERYTHING
+from headrace.service.dispatcher.rows import EVERYTHING, outside
 from headrace.service.dispatcher.state import (
     LEFT,
     LOSSES_REMEMBERED,
@@ -33,6 +33,7 @@ from headrace.service.dispatcher.state import (
 __all__ = [
     "client_dropped",
     "forget_done",
+    "give_back_kept",
     "give_up",
     "running_task",
     "task_settled",
@@ -238,12 +239,55 @@ def task_settled(state: DispatcherState, fact: updates.TaskSettled) -> None:
             task.touched = ()
             _touch(task, (*fact.received, *fact.touched))
         return
+    iteration = state.iterations[task.iteration_id]
+    if iteration.exactly_once and task.gone:
+        _keep(task, fact)
     _receive(task, fact.received)
     _touch(task, (*fact.received, *fact.touched))
     for unit, rows in fact.parts:
         if _is_held(task, unit):
             _touch(task, ((unit, unit + 1),))
             _give(task, unit, rows)
+
+
+def _keep(task: Task, fact: updates.TaskSettled) -> None:
+    """Remember what a client has and has not used, for the case that it goes."""
+    units, parts = task.kept_by.pop(fact.client_id, ((), ()))
+    if fact.used:
+        said = dict(fact.parts)
+        begun = tuple((unit, unit + 1) for unit in said)
+        parts += tuple((unit, EVERYTHING) for unit in said if _is_among(unit, units))
+        units = subtracted(subtracted(units, fact.received), begun)
+        left = (
+            (unit, subtracted(rows, said.get(unit, ())))
+            for unit, rows in outside(parts, fact.received)
+        )
+        parts = tuple((unit, rows) for unit, rows in left if rows)
+    else:
+        units, parts = at_least(fact.received, task.done), fact.parts
+    if units or parts:
+        task.kept_by[fact.client_id] = units, parts
+
+
+def give_back_kept(iteration: Iteration, task: Task, client_id: str) -> None:
+    """Deal again what a client that is gone had of a task that is gone, and did not use."""
+    units, parts = task.kept_by.pop(client_id, ((), ()))
+    if iteration.finished and not iteration.clients:
+        return
+    found = [
+        (place, EVERYTHING)
+        for start, stop in located(task.runs, task.done, units)
+        for place in range(start, stop)
+    ]
+    found += [(_place(task, unit), rows) for unit, rows in parts]
+    for place, rows in found:
+        if _is_among(place, iteration.given_up):
+            continue
+        iteration.finished, iteration.failed = False, ""
+        if rows == EVERYTHING:
+            iteration.returned = united((*iteration.returned, (place, place + 1)))
+        else:
+            _want(iteration, place, rows)
 
 
 def _receive(task: Task, units: Ranges) -> None:

@@ -147,7 +147,8 @@ def settle_task(state: DispatcherState, request: messages.SettleTask, moment: Mo
         touched = ()  # what came, `parts` says
     parts = checked_parts(task, request.parts) if iteration.exactly_once else ()
     is_known = (
-        not subtracted(received, task.received)
+        not (request.used and request.client_id in task.kept_by)
+        and not subtracted(received, task.received)
         and not subtracted(touched, task.touched)
         and not any(
             common(rows, task.rows.get(unit, EVERYTHING))
@@ -163,6 +164,7 @@ def settle_task(state: DispatcherState, request: messages.SettleTask, moment: Mo
         touched=touched,
         rounds=request.rounds,
         parts=parts,
+        used=request.used and iteration.exactly_once,
     )
     return Decision(updates=(settled,))
 

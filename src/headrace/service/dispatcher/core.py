@@ -19,6 +19,7 @@ from headrace.service.dispatcher.updates import (
     UnitsDealt,
     Update,
 )
+from headrace.service.messages import DispatcherStatus
 from headrace.serving.core import JournaledCore
 from headrace.serving.journal import Journal
 
@@ -35,6 +36,7 @@ class DispatcherCore(JournaledCore[Update, DispatcherState, Decision]):
         clock: Tells the time, in seconds that ascend steadily.
         token: Returns so many bytes that nobody can guess.
         heard: Called with facts when they are kept, while nothing else is decided.
+        peers_refused: Says how many connections ended before they began.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class DispatcherCore(JournaledCore[Update, DispatcherState, Decision]):
         clock: Callable[[], float] = time.monotonic,
         token: Callable[[int], bytes] = secrets.token_bytes,
         heard: Callable[[Sequence[Update]], object] = len,
+        peers_refused: Callable[[], int] = int,
     ) -> None:
         def kept(facts: Sequence[Update]) -> None:
             _count(facts)
@@ -61,7 +64,9 @@ class DispatcherCore(JournaledCore[Update, DispatcherState, Decision]):
                 check_slots_may_change(state, worker_addresses)
                 facts.append(SlotsConfigured(patterns=tuple(worker_addresses)))
                 apply(state, facts[-1])
-            return Dispatcher(state, limits, now), facts
+            dispatcher = Dispatcher(state, limits, now)
+            dispatcher.presence.activity.peers_refused = peers_refused
+            return dispatcher, facts
 
         super().__init__(journal, begin, owner="dispatcher", clock=clock, kept=kept)
 
@@ -69,6 +74,17 @@ class DispatcherCore(JournaledCore[Update, DispatcherState, Decision]):
         """Return the number of workers that are registered and not lost."""
         dispatcher = self.decider
         return 0 if dispatcher is None else len(dispatcher.state.workers)
+
+    def describe(self) -> DispatcherStatus:
+        """Return who is there, and what is going on.
+
+        Raises:
+            UnavailableError: The journal cannot be used.
+        """
+        with self._lock:
+            decider = self._open()
+            assert isinstance(decider, Dispatcher)
+            return decider.describe(self._clock())
 
 
 def _count(facts: Sequence[Update]) -> None:

@@ -115,6 +115,7 @@ class Dispatcher:
             HeadraceError: The request is refused.
         """
         self.presence.hear(request, now)
+        self.presence.activity.hear(self.state, request, now)
         moment = self._moment(now)
         return _DECIDERS[type(request)](self.state, request, moment)
 
@@ -152,6 +153,10 @@ class Dispatcher:
         for chore in _CHORES:
             facts += self._apply(chore(self.state, moment), now)
         return facts
+
+    def describe(self, now: float) -> messages.DispatcherStatus:
+        """Return who is there, and what is going on."""
+        return status.describe(self.state, self._moment(now))
 
     def _moment(self, now: float) -> Moment:
         return Moment(now, self.presence, self.limits)

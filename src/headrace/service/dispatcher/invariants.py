@@ -76,6 +76,8 @@ def _check_task(state: DispatcherState, task: Task) -> None:
     assert task.unsettled <= state.iterations[task.iteration_id].clients, task
     assert task.gone or not task.unsettled, task
     assert not (task.gone and task.departed), task
+    assert task.gone or not task.kept_by, task
+    assert task.kept_by.keys() <= state.iterations[task.iteration_id].clients, task
     for unit, rows in task.rows.items():
         assert task.done <= unit < task.dealt, task
         assert rows, task

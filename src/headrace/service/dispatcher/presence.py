@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from headrace.service import messages
 from headrace.service.dispatcher import updates
+from headrace.service.dispatcher.activity import Activity
 from headrace.service.dispatcher.last_use import LastUse
 from headrace.service.dispatcher.state import DispatcherState
 from headrace.service.dispatcher.unreachable import Unreachable
@@ -91,6 +92,7 @@ class Presence:
     """Since when copies run."""
     wanting: Stamps[str] = field(default_factory=Stamps)
     """Address of a worker that waits for a slot -> since when."""
+    activity: Activity = field(default_factory=Activity)
 
     @classmethod
     def of(cls, state: DispatcherState, now: float) -> Presence:
@@ -102,6 +104,7 @@ class Presence:
             dealt=Stamps.of(state.iterations, now),
             ended=Stamps.of(state.iterations, now),
             lost=Stamps.of((task.iteration_id for task in state.tasks.values() if task.gone), now),
+            activity=Activity.of(state, now),
         )
 
     def hear(self, request: messages.DispatcherRequest, now: float) -> None:
@@ -154,6 +157,7 @@ class Presence:
 
     def observe(self, update: Update, state: DispatcherState, now: float) -> None:
         """Follow a fact that is about to be applied to `state`."""
+        self.activity.observe(update, state, now)
         follow = _FOLLOW.get(type(update))
         if follow is not None:
             follow(self, update, state, now)

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator, Sequence
+
+from prometheus_client.metrics_core import Metric
 
 from headrace.service import messages
 from headrace.service.config import DispatcherConfig
 from headrace.service.dispatcher.core import DispatcherCore
+from headrace.service.dispatcher.gauges import metrics_of
 from headrace.service.dispatcher.journal import open_journal
 from headrace.service.dispatcher.limits import Limits
 from headrace.service.dispatcher.publisher import Publisher, ask_core
 from headrace.service.dispatcher.roles import let_in
+from headrace.serving.endpoint import Endpoint
 from headrace.serving.life_cycle import LifeCycle
 from headrace.transport import zeromq
+from headrace.transport.channel import Server
 
 __all__ = ["DispatchServer"]
 
@@ -30,6 +36,7 @@ class DispatchServer(LifeCycle):
         self._config = config or DispatcherConfig()
         self._core: DispatcherCore | None = None
         self._address: str | None = None
+        self._metrics_address = ""
         if start:
             self.start()
 
@@ -44,9 +51,27 @@ class DispatchServer(LifeCycle):
             raise RuntimeError("the server has no target before it is started")
         return f"tcp://{self._address}"
 
+    @property
+    def metrics_address(self) -> str:
+        """Where `/metrics` is, as "host:port"; empty where `metrics_port` is None."""
+        return self._metrics_address
+
     def num_workers(self) -> int:
         """Return the number of workers that are registered and not lost."""
         return 0 if self._core is None else self._core.num_workers()
+
+    def stats(self) -> messages.DispatcherStatus:
+        """Return who is there, what is going on, and how fast: plain records, for people and JSON.
+
+        `headrace status --json` prints the same, and `headrace top` shows it.
+
+        Raises:
+            RuntimeError: The server was not started.
+            UnavailableError: The journal cannot be used.
+        """
+        if self._core is None:
+            raise RuntimeError("the server has no stats before it is started")
+        return self._core.describe()
 
     def start(self) -> None:
         """Read the journal and listen. Does nothing when it was started before.
@@ -62,14 +87,27 @@ class DispatchServer(LifeCycle):
     def _open(self) -> None:
         config = self._config
         limits = Limits.of(config)
+        #: The core, once it has read its journal and listens.
+        open_: list[DispatcherCore] = []
+        if config.metrics_port is not None:
+            endpoint = Endpoint(
+                config.metrics_host,
+                config.metrics_port,
+                metrics=lambda: _metrics(open_),
+                why_not_ready=lambda: "" if open_ else "the journal is being read",
+            )
+            self._keep(endpoint.close)
+            self._metrics_address = endpoint.address
         journal = open_journal(config)
         self._keep(journal.close)
         publisher = Publisher(lambda question: ask_core(core.handle, question))
+        doors: list[Server] = []
         core = DispatcherCore(
             journal,
             limits,
             worker_addresses=config.worker_addresses or (),
             heard=publisher.heard,
+            peers_refused=lambda: sum(door.refused for door in doors),
         )
         maintenance = threading.Thread(
             target=core.maintain,
@@ -96,4 +134,11 @@ class DispatchServer(LifeCycle):
             security=config.security,
         )
         self._keep(server.close)
+        doors.append(server)
+        open_.append(core)
         self._core, self._address = core, server.address
+
+
+def _metrics(core: Sequence[DispatcherCore]) -> Iterator[Metric]:
+    for each in core:
+        yield from metrics_of(each.describe())

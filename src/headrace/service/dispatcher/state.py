@@ -14,6 +14,7 @@ import msgspec
 
 from headrace.errors import NotFoundError
 from headrace.service.dispatcher.ranges import Ranges, count, numbered, subtracted, united
+from headrace.service.dispatcher.rows import Parts
 
 __all__ = [
     "Dataset",
@@ -322,6 +323,9 @@ class Task(msgspec.Struct):
     rows: dict[int, Ranges] = msgspec.field(default_factory=dict)
     #: Those of the last grant; empty: all.
     last_rows: Ranges = ()
+    #: What clients have of it and did not say that they used: units and parts. Only where elements
+    #: have origins, and only if it is gone.
+    kept_by: dict[str, tuple[Ranges, Parts]] = msgspec.field(default_factory=dict)
     #: Clients of its iteration that must still say what they received.
     unsettled: set[str] = msgspec.field(default_factory=set)
     #: Clients that are gone, of which the worker has not yet said what they had not acknowledged,

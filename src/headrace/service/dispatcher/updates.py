@@ -274,6 +274,8 @@ class TaskSettled(Fact, frozen=True):
     several clients say, the fewest rounds count."""
     parts: Parts = ()
     """Units of which these elements came."""
+    used: bool = False
+    """It used them, and does not only have them."""
 
 
 class TasksForgotten(Fact, frozen=True):

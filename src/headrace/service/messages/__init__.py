@@ -11,6 +11,7 @@ the type of its reply (`serving.call.Question`). Nothing here has behaviour.
     tasks        workers -> dispatcher                 what a task is, its units, its end
     saves        clients and workers -> dispatcher     datasets that workers write to files
     elements     clients -> workers
+    activity     what heartbeats say of the work
 
 *Units* are what a DYNAMIC iteration deals: positions of the plan, numbered from 0 over all passes.
 A range of units is (start, stop). Units "in dealt order" are numbered from 0 in the order in which
@@ -21,6 +22,13 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
+from headrace.service.messages.activity import (
+    FOR_CLIENTS,
+    FOR_UNITS,
+    StageSeconds,
+    TaskActivity,
+    TrainerActivity,
+)
 from headrace.service.messages.datasets import (
     PLAN_PART_BYTES,
     DatasetDescription,
@@ -57,9 +65,14 @@ from headrace.service.messages.saves import (
     SaveUpdate,
 )
 from headrace.service.messages.status import (
+    ClientStatus,
     DispatcherStatus,
     GetStatus,
+    IterationStatus,
     JobStatus,
+    LostWorker,
+    StageStatus,
+    TaskStatus,
     WorkerStatus,
 )
 from headrace.service.messages.tasks import (
@@ -83,10 +96,13 @@ from headrace.service.messages.workers import (
 from headrace.serving.call import Done, Ping
 
 __all__ = [
+    "FOR_CLIENTS",
+    "FOR_UNITS",
     "PLAN_PART_BYTES",
     "WORD",
     "BeginSave",
     "ClientHeartbeat",
+    "ClientStatus",
     "ClientUpdate",
     "CloseIteration",
     "DatasetDescription",
@@ -108,8 +124,10 @@ __all__ = [
     "GetTask",
     "HandBack",
     "IterationOpened",
+    "IterationStatus",
     "JobStatus",
     "LostUnits",
+    "LostWorker",
     "OpenIteration",
     "Ping",
     "PlanBytes",
@@ -124,8 +142,13 @@ __all__ = [
     "SavedFile",
     "SettleTask",
     "SplitGranted",
+    "StageSeconds",
+    "StageStatus",
+    "TaskActivity",
     "TaskAddress",
     "TaskDefinition",
+    "TaskStatus",
+    "TrainerActivity",
     "WorkerHeartbeat",
     "WorkerLeaving",
     "WorkerLeft",

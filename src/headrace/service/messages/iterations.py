@@ -162,6 +162,12 @@ class ClientHeartbeat(Question[ClientUpdate], frozen=True):
     horizon: int = 0
     """Where it is read in rounds: up to which round this consumer would like to go; 0: what it
     knows suffices."""
+    elements: int = 0
+    """How many it has received so far."""
+    waited: float = 0.0
+    """Seconds for which its consumer has waited for elements so far."""
+    buffers: int = 0
+    """Answers of workers that are here and not used up."""
 
 
 class SettleTask(Question[Done], frozen=True):
@@ -182,6 +188,9 @@ class SettleTask(Question[Done], frozen=True):
     parts: tuple[tuple[int, tuple[tuple[int, int], ...]], ...] = ()
     """Where elements have origins: units in dealt order of which some elements arrived, each with
     ranges of their ordinals. The others are dealt again."""
+    used: bool = False
+    """All that was used: if the client goes, nobody needs it. Of what it settled before and did not
+    use, others do."""
 
 
 class CloseIteration(Question[Done], frozen=True):

@@ -1,10 +1,25 @@
-"""Status: who is there, and what is going on."""
+"""Status: who is there, and what is going on.
+
+What was counted (elements, bytes, waits) comes with heartbeats, so it is up to a second old, and
+begins with this run of the dispatcher's process. Rates are per second, over the last ten or so.
+"""
 
 from __future__ import annotations
 
+from headrace.service.messages.activity import TrainerActivity
 from headrace.serving.call import Message, Question
 
-__all__ = ["DispatcherStatus", "GetStatus", "JobStatus", "WorkerStatus"]
+__all__ = [
+    "ClientStatus",
+    "DispatcherStatus",
+    "GetStatus",
+    "IterationStatus",
+    "JobStatus",
+    "LostWorker",
+    "StageStatus",
+    "TaskStatus",
+    "WorkerStatus",
+]
 
 
 class WorkerStatus(Message, frozen=True):
@@ -15,6 +30,106 @@ class WorkerStatus(Message, frozen=True):
     seconds_since_heartbeat: float
     tasks: int
     leaving: bool = False
+    tags: tuple[str, ...] = ()
+    elements: int = 0
+    """Made by the worker."""
+    bytes: int = 0
+    elements_per_second: float = 0.0
+    bytes_per_second: float = 0.0
+    buffers: int = 0
+    """Portions that it has made, and that no client has asked for."""
+    buffer_bytes: int = 0
+
+
+class LostWorker(Message, frozen=True):
+    """A worker that counts as lost."""
+
+    address: str
+    reason: str
+    seconds_ago: float
+
+
+class ClientStatus(Message, frozen=True):
+    """One client of an iteration."""
+
+    client_id: str
+    seconds_since_heartbeat: float
+    elements: int = 0
+    """Received by the client."""
+    elements_per_second: float = 0.0
+    waited: float = 0.0
+    """Seconds for which its consumer has waited for elements."""
+    waiting: float = 0.0
+    """The part of the last seconds in which it waited: 0.0 never, 1.0 all the time."""
+    buffers: int = 0
+    """Answers of workers that are there and not used up."""
+
+
+class TaskStatus(Message, frozen=True):
+    """A task that runs."""
+
+    task_id: int
+    worker_address: str
+    units_held: int = 0
+    """Dealt to it, and not known to be done."""
+    elements: int = 0
+    elements_per_second: float = 0.0
+    buffers: int = 0
+    buffer_bytes: int = 0
+    waits_for: str = ""
+    """What it stands still for now: "clients", "units", or nothing."""
+    waiting_for_clients: float = 0.0
+    waiting_for_units: float = 0.0
+    """The part of the last seconds in which it waited so."""
+    shard: int | None = None
+    trainers: tuple[TrainerActivity, ...] = ()
+    """Where each of several trainers reads all of its elements."""
+
+
+class StageStatus(Message, frozen=True):
+    """One step of a dataset, on all workers."""
+
+    stage: str
+    seconds: float
+    """For which threads of workers were at it."""
+    busy: float = 0.0
+    """How many threads were at it, in the mean of the last seconds."""
+
+
+class IterationStatus(Message, frozen=True):
+    """One pass of a job that is remembered."""
+
+    iteration_id: int
+    pass_number: tuple[int, ...]
+    finished: bool
+    seconds: float
+    """Since it began, or since the dispatcher was started again."""
+    units: int | None = None
+    """All that are dealt in it; -1: without end; None: nothing is dealt."""
+    units_dealt: int = 0
+    """At least once."""
+    units_in_hand: int = 0
+    """With workers or on the way to clients."""
+    units_left: int | None = None
+    """That wait to be dealt; None: without end."""
+    units_given_up: int = 0
+    progress: float | None = None
+    """The part that is done, from 0.0 to 1.0; None: not known."""
+    seconds_left: float | None = None
+    """If it goes on as it did so far; None: not known."""
+    elements: int = 0
+    """Made by workers."""
+    bytes: int = 0
+    elements_per_second: float = 0.0
+    bytes_per_second: float = 0.0
+    waited: float = 0.0
+    """Seconds that its clients waited, all together."""
+    clients: tuple[ClientStatus, ...] = ()
+    tasks: tuple[TaskStatus, ...] = ()
+    """Those that run."""
+    stages: tuple[StageStatus, ...] = ()
+    """The longest first."""
+    failed: str = ""
 
 
 class JobStatus(Message, frozen=True):
@@ -22,11 +137,18 @@ class JobStatus(Message, frozen=True):
 
     job_id: int
     name: str
+    """Empty: it is a client's own."""
     dataset_id: str
     processing_mode: int
     iterations: int
     running_tasks: int
     clients: int
+    passes: tuple[IterationStatus, ...] = ()
+    """Those that are remembered in full, the oldest first."""
+    elements: int = 0
+    """Of all its passes, those that are forgotten too."""
+    bytes: int = 0
+    waited: float = 0.0
 
 
 class DispatcherStatus(Message, frozen=True):
@@ -36,6 +158,24 @@ class DispatcherStatus(Message, frozen=True):
     jobs: tuple[JobStatus, ...]
     datasets: int
     incarnation: str = ""
+    clients: int = 0
+    plan_bytes: int = 0
+    """What is kept of datasets."""
+    seconds_up: float = 0.0
+    """Since the dispatcher was started."""
+    elements: int = 0
+    """Made by all workers, also for jobs that are forgotten."""
+    bytes: int = 0
+    waited: float = 0.0
+    """Seconds that clients waited, all together."""
+    workers_lost: int = 0
+    last_lost: tuple[LostWorker, ...] = ()
+    """The last of them, the newest first."""
+    peers_refused: int = 0
+    """Connections that ended before they began, for wrong keys or no words of ours."""
+    slots: int = 0
+    slots_held: int = 0
+    """Of the fixed list of workers, if there is one."""
 
 
 class GetStatus(Question[DispatcherStatus], frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headrace.service.messages.activity import TaskActivity
 from headrace.serving.call import Done, Message, Question
 
 __all__ = [
@@ -50,6 +51,8 @@ class WorkerHeartbeat(Question[WorkerUpdate], frozen=True):
 
     worker_id: str
     tasks: tuple[int, ...]
+    activity: tuple[TaskActivity, ...] = ()
+    """Of tasks whose numbers changed since the last heartbeat."""
 
 
 class WorkerLeaving(Question[Done], frozen=True):

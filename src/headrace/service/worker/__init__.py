@@ -18,6 +18,7 @@ What is decided, on plain values, without thread, socket or clock:
     balance       rows shared so that each consumer has as many, and none is much dearer
     file_account  no client: files in place of answers, of which the dispatcher hears
     unit_asking   how many units are asked for, and when
+    dealt_order   whence elements are, by units in dealt order
     agenda        what is to be done now, and when to look again
     calls         calls that are not answered, and when they are made again
     actions       what the shell is to do
@@ -31,6 +32,9 @@ What does it:
     file_producer one that writes them to files
     preloading    modules that are imported before the first task
     feed          where a producer waits for room and for units
+    meters        what is done for each task, for heartbeats and metrics
+    gauges        what Prometheus is told
+    sampler       at which steps of datasets the time goes
     opening       the one place where the engine is called
     round_shape   the rows of a round's batches, shared among consumers
     portion       what answers one request

@@ -14,8 +14,10 @@ from typing import Protocol
 
 from headrace.errors import CancelledError
 from headrace.service.dispatcher.rows import OriginRun
+from headrace.service.messages import FOR_CLIENTS, FOR_UNITS
 from headrace.service.worker.actions import Grant
 from headrace.service.worker.dealt_order import DealtOrder
+from headrace.service.worker.meters import Meter
 from headrace.service.worker.portion import Portion
 
 __all__ = ["Feed", "Owner"]
@@ -40,11 +42,13 @@ class Feed:
     Args:
         producer: Its number.
         owner: Who hears of what it does.
+        meter: Counts what it does.
     """
 
-    def __init__(self, producer: int, owner: Owner) -> None:
+    def __init__(self, producer: int, owner: Owner, meter: Meter | None = None) -> None:
         self._producer = producer
         self._owner = owner
+        self._meter = meter or Meter(0)
         self._changed = threading.Condition()
         #: Units are asked for by one thread at a time; a plan may read ahead on threads.
         self._asking = threading.Lock()
@@ -99,8 +103,10 @@ class Feed:
     def wait_for_room(self) -> bool:
         """Wait until another portion may be made; False: nothing more is wanted."""
         with self._changed:
-            while not (self._has_room or self._is_cut or self._is_closed):
-                self._changed.wait()
+            if not (self._has_room or self._is_cut or self._is_closed):
+                with self._meter.waits_for(FOR_CLIENTS):
+                    while not (self._has_room or self._is_cut or self._is_closed):
+                        self._changed.wait()
             return not (self._is_cut or self._is_closed)
 
     @property
@@ -151,8 +157,10 @@ class Feed:
 
     def _wait_for_units(self) -> Grant | None:
         with self._changed:
-            while self._granted is None and not self._is_closed:
-                self._changed.wait()
+            if self._granted is None and not self._is_closed:
+                with self._meter.waits_for(FOR_UNITS):
+                    while self._granted is None and not self._is_closed:
+                        self._changed.wait()
             if self._granted is None:
                 raise CancelledError("the task was called off")
             grant, self._granted = self._granted, None
@@ -170,6 +178,7 @@ class Feed:
         """Hand over a portion."""
         with self._changed:
             self._has_room = False
+        self._meter.made(portion.count, portion.size)
         self._owner.produced(self._producer, portion)
 
     def end(self, failure: str | None) -> None:

@@ -33,7 +33,7 @@ from headrace.service.dispatcher.ranges import (
 )
 from headrace.service.dispatcher.rows import Rows
 from headrace.service.messages import Elements, GetElements
-from headrace.service.worker.hand_out import Bounds, Departure, HandOut, Left
+from headrace.service.worker.hand_out import Bounds, Departure, HandOut, Left, Ready
 from headrace.service.worker.portion import Answer, Portion
 from headrace.serving.conversation import Delivery
 
@@ -94,6 +94,11 @@ class FirstCome(HandOut[R]):
             len(self._ready) < self._bounds.ready_portions
             and self._ready_bytes < self._bounds.ready_bytes
         )
+
+    @property
+    def ready(self) -> Ready:
+        """Portions that nobody has asked for."""
+        return Ready(len(self._ready), self._ready_bytes)
 
     @property
     def done(self) -> Ranges:

@@ -8,17 +8,31 @@ name (`ways`); a new one changes nothing else.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from headrace.service.dispatcher.ranges import Ranges
 from headrace.service.dispatcher.rows import Parts
-from headrace.service.messages import GetElements, SavedFile
+from headrace.service.messages import GetElements, SavedFile, TrainerActivity
 from headrace.service.worker.portion import Answer, Portion
 
-__all__ = ["Bounds", "Departure", "HandOut", "Left"]
+__all__ = ["Bounds", "Departure", "HandOut", "Left", "Ready", "ReadyByTask"]
 
 R = TypeVar("R")
+
+
+class Ready(NamedTuple):
+    """What of a task is made and waits for clients."""
+
+    portions: int = 0
+    bytes: int = 0
+    trainers: tuple[TrainerActivity, ...] = ()
+    """How far each is, where several read all of it."""
+
+
+ReadyByTask: TypeAlias = Mapping[int, Ready]
+"""Task -> what waits for clients; one of which nothing does may be absent."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +125,11 @@ class HandOut(ABC, Generic[R]):
     def dropped(self) -> int:
         """Elements that were left over at the end, and go to nobody."""
         return 0
+
+    @property
+    def ready(self) -> Ready:
+        """What is made and waits for clients, as far as this way counts it."""
+        return Ready()
 
     # --- what happens ---------------------------------------------------------------------------
 

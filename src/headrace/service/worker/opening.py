@@ -10,7 +10,7 @@ import numpy as np
 from headrace.element.chunk import Chunk
 from headrace.element.places import rows_of
 from headrace.errors import FailedPreconditionError, NotFoundError
-from headrace.execution.build import start
+from headrace.execution.build import Watch, start
 from headrace.execution.dealer import UnitPart
 from headrace.execution.dealt import DealtPlan, units_done
 from headrace.execution.iterator import ElementIterator, State
@@ -44,6 +44,7 @@ def open_plan(
     next_units: Callable[[], Grant | None] | None,
     *,
     worker: str,
+    watch: Watch | None = None,
 ) -> ElementIterator:
     """Return an iterator over a task's elements.
 
@@ -53,6 +54,7 @@ def open_plan(
             seed of their own draw from, unless the plan's options say.
         next_units: Deals the task's units; None: the plan is read whole.
         worker: Where the worker listens, for errors.
+        watch: See `execution.build.start`.
 
     Raises:
         FailedPreconditionError: The plan uses a module that is not here, or the part of it is not
@@ -81,6 +83,7 @@ def open_plan(
         origins=definition.origins,
         contain_exits=True,
         only_reads=True,  # they are sent
+        watch=watch,
     )
     return _in_rounds(iterator, definition)
 

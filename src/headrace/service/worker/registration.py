@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from headrace.service.messages import (
     RegisterWorker,
+    TaskActivity,
     WorkerHeartbeat,
     WorkerRegistered,
     WorkerUpdate,
@@ -70,10 +71,12 @@ class Registration:
         """Take note that the dispatcher has not taken the worker; it may the next time."""
         self.due_at = now + _AGAIN_SECONDS
 
-    def beat(self, running: tuple[int, ...]) -> WorkerHeartbeat:
+    def beat(
+        self, running: tuple[int, ...], activity: tuple[TaskActivity, ...] = ()
+    ) -> WorkerHeartbeat:
         """Return a heartbeat; the next one is due after its answer."""
         self.due_at = math.inf
-        return WorkerHeartbeat(worker_id=self.worker_id, tasks=running)
+        return WorkerHeartbeat(worker_id=self.worker_id, tasks=running, activity=activity)
 
     def beaten(self, now: float) -> None:
         """Take note that a heartbeat was answered."""

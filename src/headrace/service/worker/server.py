@@ -7,17 +7,21 @@ stop        hand back what was not delivered, say that the worker left, close ev
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 import uuid
 from collections.abc import Callable
 
+from headrace.errors import UnavailableError
 from headrace.service.config import WorkerConfig, default_cache_bytes
 from headrace.service.messages import DispatcherReply, WorkerRequest
+from headrace.service.worker.gauges import metrics_of
 from headrace.service.worker.hand_out import Bounds
 from headrace.service.worker.preloading import preload
 from headrace.service.worker.session import Session
 from headrace.service.worker.shell import Shell
+from headrace.serving.endpoint import Endpoint
 from headrace.serving.life_cycle import LifeCycle
 from headrace.transport import address as addresses
 from headrace.transport import inprocess, zeromq
@@ -25,10 +29,13 @@ from headrace.transport.channel import Channel, Request
 
 __all__ = ["DRAIN_SECONDS", "WorkerServer"]
 
+_log = logging.getLogger(__name__)
+
 DRAIN_SECONDS = 25.0
 """How long a worker that leaves delivers what it has, unless it is given another time."""
 
 _DISPATCHER_SECONDS = 3600.0
+_NOT_REGISTERED = "the dispatcher does not know this worker, or not yet"
 
 
 class WorkerServer(LifeCycle):
@@ -55,6 +62,7 @@ class WorkerServer(LifeCycle):
             )
         self._config = config
         self._address = ""
+        self._metrics_address = ""
         self._shell = Shell(_dialler(config))
         if start:
             self.start()
@@ -63,6 +71,11 @@ class WorkerServer(LifeCycle):
     def address(self) -> str:
         """Where clients reach it, as "host:port"; empty before `start`."""
         return self._address
+
+    @property
+    def metrics_address(self) -> str:
+        """Where `/metrics` is, as "host:port"; empty where `metrics_port` is None."""
+        return self._metrics_address
 
     def num_tasks(self) -> int:
         """Return the number of tasks that are not finished."""
@@ -86,6 +99,17 @@ class WorkerServer(LifeCycle):
         config, shell = self._config, self._shell
         for module in config.preload:
             preload(module)
+        if config.metrics_port is not None:
+            endpoint = Endpoint(
+                config.metrics_host,
+                config.metrics_port,
+                metrics=lambda: metrics_of(
+                    shell.totals(), tasks=shell.num_tasks, is_registered=shell.is_registered
+                ),
+                why_not_ready=lambda: "" if shell.is_registered else _NOT_REGISTERED,
+            )
+            self._keep(endpoint.close)
+            self._metrics_address = endpoint.address
         server = zeromq.serve(
             shell.handle,
             request_type=WorkerRequest,
@@ -95,18 +119,55 @@ class WorkerServer(LifeCycle):
         )
         self._keep(server.close)
         _, port = addresses.split(server.address)
-        self._address = (config.worker_address or server.address).replace("%port%", str(port))
+        self._address = _advertised(config, server.address).replace("%port%", str(port))
         # Clients of this process ask for the address that the dispatcher names.
         name, number = addresses.split(self._address)
         local = inprocess.serve(shell.handle, request_type=WorkerRequest, host=name, port=number)
         self._keep(local.close)
         # Closed before the servers are: what is handed out after that does not arrive.
         self._keep(shell.close)
-        shell.open(_session(self._address, config))
+        shell.open(_session(self._address, config, shell))
         shell.register()
 
 
-def _session(address: str, config: WorkerConfig) -> Session[Request]:
+def _advertised(config: WorkerConfig, address: str) -> str:
+    """Return where clients are told to look for the worker.
+
+    Raises:
+        UnavailableError: It listens at every address of this machine, and which of these others
+            reach cannot be found out now.
+    """
+    if config.worker_address is not None or not addresses.is_wildcard(config.host):
+        return config.worker_address or address
+    dispatcher = config.dispatcher_address
+    advice = 'set `worker_address` (--worker-address), as in "myhost:%port%"'
+    try:
+        host = addresses.towards(dispatcher)
+    except UnavailableError as error:
+        raise UnavailableError(
+            f"the worker listens at {config.host}, which is no address that clients could call, "
+            f"and which of this machine's they can is not known: {error}. Try again, or {advice}"
+        ) from error
+    if addresses.is_loopback(host):
+        _log.warning(
+            "clients are told to look for this worker at %s, since its dispatcher at %s is on this "
+            "machine: those on other machines do not find it there; for them, %s",
+            host,
+            dispatcher,
+            advice,
+        )
+    else:
+        _log.warning(
+            "clients are told to look for this worker at %s, the address of this machine by which "
+            "it reaches the dispatcher at %s; if they need another, %s",
+            host,
+            dispatcher,
+            advice,
+        )
+    return addresses.join(host, addresses.split(address)[1])
+
+
+def _session(address: str, config: WorkerConfig, shell: Shell) -> Session[Request]:
     wished, patience = config.heartbeat_interval_ms, config.dispatcher_timeout_ms
     return Session(
         address,
@@ -118,6 +179,7 @@ def _session(address: str, config: WorkerConfig) -> Session[Request]:
         heartbeat_interval=None if wished is None else max(1, wished) / 1000,
         patience=_DISPATCHER_SECONDS if patience is None else max(1, patience) / 1000,
         bounds=Bounds(window_bytes=config.cross_trainer_cache_size_bytes or default_cache_bytes()),
+        activity=shell.changes,
     )
 
 

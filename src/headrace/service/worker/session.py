@@ -44,6 +44,7 @@ from headrace.service.messages import (
     RegisterWorker,
     SaveFiles,
     SplitGranted,
+    TaskActivity,
     TaskDefinition,
     WorkerHeartbeat,
     WorkerLeaving,
@@ -55,7 +56,7 @@ from headrace.service.worker.actions import Actions
 from headrace.service.worker.agenda import Agenda
 from headrace.service.worker.calls import Calls
 from headrace.service.worker.failure import describe
-from headrace.service.worker.hand_out import Bounds
+from headrace.service.worker.hand_out import Bounds, ReadyByTask
 from headrace.service.worker.leaving import Leaving, Phase, Undelivered
 from headrace.service.worker.plans import PlanCache
 from headrace.service.worker.portion import Portion
@@ -87,6 +88,8 @@ class Session(Generic[R]):
         patience: Seconds without an answer of the dispatcher after which what waits for one fails.
         bounds: How much of a task may be kept.
         plans: Where plans are kept.
+        activity: Returns what changed of the work on tasks since it was asked last; it is given
+            what of each waits for clients.
     """
 
     def __init__(
@@ -102,8 +105,10 @@ class Session(Generic[R]):
         patience: float = 3600.0,
         bounds: Bounds | None = None,
         plans: PlanCache | None = None,
+        activity: Callable[[ReadyByTask], tuple[TaskActivity, ...]] | None = None,
     ) -> None:
         self.address = address
+        self._activity = activity
         self._dispatcher = dispatcher
         self._patience = patience
         self._calls = Calls(patience, now, chance)
@@ -131,6 +136,11 @@ class Session(Generic[R]):
     def running(self) -> tuple[int, ...]:
         """Numbers of the tasks that are not finished."""
         return self._tasks.running
+
+    @property
+    def ready(self) -> ReadyByTask:
+        """What of each task is made and waits for clients."""
+        return self._tasks.ready
 
     # --- the dispatcher -------------------------------------------------------------------------
 
@@ -346,7 +356,8 @@ class Session(Generic[R]):
         agenda, registration = self._agenda, self._registration
         if now >= registration.due_at:
             if registration.is_registered:
-                agenda.ask(registration.beat(self.running), now)
+                activity = () if self._activity is None else self._activity(self.ready)
+                agenda.ask(registration.beat(self.running, activity), now)
                 self._tasks.forget_silent(now)
             else:
                 self._register(now)

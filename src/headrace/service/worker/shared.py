@@ -25,31 +25,18 @@ from typing import TypeVar
 
 from headrace.errors import AbortedError, CancelledError, HeadraceError, InvalidArgumentError
 from headrace.service.dispatcher.ranges import Ranges, first
-from headrace.service.messages import Elements, GetElements
-from headrace.service.worker.hand_out import Bounds, Departure, HandOut, Left
+from headrace.service.messages import Elements, GetElements, TrainerActivity
+from headrace.service.worker.hand_out import Bounds, Departure, HandOut, Left, Ready
 from headrace.service.worker.portion import Answer, Portion
 from headrace.service.worker.shared_window import Place, Window
 from headrace.serving.conversation import Delivery
 
-__all__ = ["Shared", "TrainerFigures"]
+__all__ = ["Shared"]
 
 R = TypeVar("R")
 
 _PORTIONS = 8
 """At least so many portions of several elements fit into the window."""
-
-
-@dataclass(frozen=True)
-class TrainerFigures:
-    """How far one trainer is."""
-
-    trainer_id: str
-    given: int
-    """Elements that it was sent."""
-    skipped: int
-    """Elements that had left the window when it came to them."""
-    behind: int
-    """Elements that were made and that it has not been sent yet."""
 
 
 @dataclass
@@ -142,10 +129,15 @@ class Shared(HandOut[R]):
         """Number of elements in the window, and their bytes."""
         return self._window.elements, self._window.bytes
 
-    def figures(self) -> list[TrainerFigures]:
+    @property
+    def ready(self) -> Ready:
+        """What the window keeps, and how far each trainer is."""
+        return Ready(len(self._window), self._window.bytes, tuple(self.figures()))
+
+    def figures(self) -> list[TrainerActivity]:
         """Return how far each trainer is."""
         return [
-            TrainerFigures(
+            TrainerActivity(
                 trainer_id=trainer_id,
                 given=trainer.given,
                 skipped=trainer.skipped,

@@ -23,16 +23,20 @@ from headrace.service.messages import (
     DispatcherRequest,
     Done,
     GetElements,
+    TaskActivity,
 )
 from headrace.service.worker.actions import Actions, Start
 from headrace.service.worker.answering import answer
 from headrace.service.worker.failure import describe, for_clients
 from headrace.service.worker.feed import Feed
 from headrace.service.worker.file_producer import FileProducer
+from headrace.service.worker.hand_out import ReadyByTask
+from headrace.service.worker.meters import Meters, Totals
 from headrace.service.worker.opening import open_plan
 from headrace.service.worker.packer import Packer
 from headrace.service.worker.portion import Answer, Portion
 from headrace.service.worker.producer import MOST_ELEMENTS, Producer
+from headrace.service.worker.sampler import Sampler
 from headrace.service.worker.session import Session
 from headrace.service.worker.wire import Wire
 from headrace.transport.channel import Buffer, Channel, Request
@@ -60,6 +64,8 @@ class Shell:
         self._connect = connect
         self._address = ""
         self._changed = threading.Condition()
+        self._meters = Meters()
+        self._sampler = Sampler(self._meters)
         #: Used under `_changed` alone, as all below it.
         self._session: Session[Request] | None = None
         self._feeds: dict[int, Feed] = {}
@@ -83,6 +89,22 @@ class Shell:
         with self._changed:
             return 0 if self._session is None else len(self._session.running)
 
+    @property
+    def is_registered(self) -> bool:
+        """Whether the dispatcher knows this worker, as far as it said."""
+        with self._changed:
+            return self._session is not None and self._session.is_registered
+
+    def changes(self, ready: ReadyByTask) -> tuple[TaskActivity, ...]:
+        """Return what changed of the work on tasks since this was asked last."""
+        return self._meters.changes(ready)
+
+    def totals(self) -> Totals:
+        """Return what was done for all tasks so far."""
+        with self._changed:
+            ready: ReadyByTask = {} if self._session is None else self._session.ready
+        return self._meters.totals(ready)
+
     # --- life -----------------------------------------------------------------------------------
 
     def open(self, session: Session[Request]) -> None:
@@ -95,6 +117,7 @@ class Shell:
             self._address, self._session = session.address, session
             thread.start()
             self._thread = thread
+        self._sampler.start()
 
     def register(self) -> None:
         """Wait until the worker is registered.
@@ -119,6 +142,7 @@ class Shell:
     def close(self) -> None:
         """Leave, and end all threads, for as long as that may take. May be called twice."""
         until = time.monotonic() + _STOP_SECONDS
+        self._sampler.stop()
         if threading.current_thread() is self._thread:
             # The collector found a server that was dropped: nobody is left to say goodbye.
             self._is_over = True
@@ -140,6 +164,7 @@ class Shell:
             thread.join(max(0.0, until - time.monotonic()))
         elif inbox is not None:
             inbox.close()
+        self._sampler.join(until - time.monotonic())
 
     def _wait(self, condition: Callable[[], bool], seconds: float | None = None) -> None:
         """Wait until something is the case, for at most so many seconds."""
@@ -213,6 +238,7 @@ class Shell:
         more = self._act(session, now)
         for producer, _ in failed:
             del self._feeds[producer], self._producers[producer]
+            self._meters.end(producer)
         more.answers[:0], more.warnings[:0] = actions.answers, actions.warnings
         return more
 
@@ -220,13 +246,16 @@ class Shell:
 
     def _start_producer(self, start: Start) -> tuple[int, BaseException] | None:
         """Start a producer; return its number and the error if that cannot be done."""
-        feed = Feed(start.producer, self)
         definition = start.definition
         name, order = f"task-{definition.task_id}", definition.save
+        meter = self._meters.begin(start.producer, definition.task_id)
+        feed = Feed(start.producer, self, meter)
 
         def open_task(hand_over: Callable[[], None]) -> ElementIterator:
             next_units = partial(feed.next_units, hand_over) if definition.deals else None
-            return open_plan(start.plan, definition, next_units, worker=self._address)
+            return open_plan(
+                start.plan, definition, next_units, worker=self._address, watch=meter.watch
+            )
 
         producer: Producer | FileProducer
         if order is None:
@@ -264,6 +293,7 @@ class Shell:
         def end(session: Session[Request], now: float) -> None:
             session.ended(producer, failure, now)
             self._producers.pop(producer, None)
+            self._meters.end(producer)
             feed = self._feeds.pop(producer, None)
             if feed is not None:
                 # A thread of the plan that read ahead may still wait for units, or ask for them.

@@ -28,7 +28,7 @@ from headrace.service.messages import (
     TaskDefinition,
 )
 from headrace.service.worker.actions import Actions, Grant
-from headrace.service.worker.hand_out import HandOut, Left
+from headrace.service.worker.hand_out import HandOut, Left, Ready
 from headrace.service.worker.portion import Answer, Portion
 from headrace.service.worker.unit_asking import UnitAsking
 
@@ -81,6 +81,11 @@ class Task(Generic[R]):
     def is_over(self) -> bool:
         """Whether it is finished and everything acknowledged."""
         return self.is_finished and self._hand_out.is_settled
+
+    @property
+    def ready(self) -> Ready:
+        """What is made and waits for clients."""
+        return self._hand_out.ready
 
     # --- clients --------------------------------------------------------------------------------
 

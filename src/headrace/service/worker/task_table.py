@@ -42,7 +42,7 @@ from headrace.service.messages import (
 from headrace.service.worker.actions import Start
 from headrace.service.worker.agenda import Agenda
 from headrace.service.worker.failure import describe, for_clients
-from headrace.service.worker.hand_out import Bounds, Left
+from headrace.service.worker.hand_out import Bounds, Left, Ready
 from headrace.service.worker.lookups import Lookups
 from headrace.service.worker.plans import PlanCache
 from headrace.service.worker.portion import Portion
@@ -96,6 +96,11 @@ class TaskTable(Generic[R]):
     def running(self) -> tuple[int, ...]:
         """Numbers of the tasks that are not finished."""
         return tuple(task_id for task_id, task in self._tasks.items() if not task.is_finished)
+
+    @property
+    def ready(self) -> dict[int, Ready]:
+        """What of each task is made and waits for clients."""
+        return {task_id: task.ready for task_id, task in self._tasks.items()}
 
     @property
     def unsettled(self) -> int:

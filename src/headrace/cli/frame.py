@@ -1,0 +1,197 @@
+"""One frame of `headrace top`: a status as text. It knows no terminal, socket or clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from headrace.cli.advice import bound_of
+from headrace.cli.quantities import bytes_of, duration, number, plural, printable, rate
+from headrace.service.config import ShardingPolicy
+from headrace.service.messages import (
+    ClientStatus,
+    DispatcherStatus,
+    IterationStatus,
+    JobStatus,
+    WorkerStatus,
+)
+
+__all__ = ["render"]
+
+_BAR = 24
+_MOST_CLIENTS = 3
+_MOST_STAGES = 3
+_MOST_LOST = 3
+_LOST_SECONDS = 600.0
+"""For how long a lost worker is shown."""
+_CHANGE = 1.1
+"""By how much a rate differs from the one before that is marked as rising or falling."""
+
+
+def render(stats: DispatcherStatus, previous: DispatcherStatus | None, width: int) -> str:
+    """Return a status as lines of at most `width` letters.
+
+    Args:
+        stats: What is shown.
+        previous: The status before it, for what rises and falls; None: there is none.
+        width: Of the terminal.
+    """
+    before = _rates(previous)
+    lines = [*_head(stats)]
+    for job in stats.jobs:
+        lines += ["", *_job(job, before)]
+    if not stats.jobs:
+        lines += ["", "nobody reads: there is no job"]
+    lines += ["", *_workers(stats)]
+    return "\n".join(_fitted(printable(line), width) for line in lines) + "\n"
+
+
+def _head(stats: DispatcherStatus) -> Iterator[str]:
+    parts = [
+        plural(len(stats.workers), "worker"),
+        plural(stats.clients, "client"),
+        plural(len(stats.jobs), "job"),
+        f"{plural(stats.datasets, 'dataset')} ({bytes_of(stats.plan_bytes)})",
+        f"up {duration(stats.seconds_up)}",
+    ]
+    if stats.slots:
+        parts.insert(1, f"{stats.slots_held} of {plural(stats.slots, 'slot')} held")
+    if stats.peers_refused:
+        parts.append(f"{plural(stats.peers_refused, 'peer')} refused")
+    if stats.workers_lost:
+        parts.append(f"{plural(stats.workers_lost, 'worker')} lost")
+    yield "  ".join(parts)
+    recent = [each for each in stats.last_lost if each.seconds_ago < _LOST_SECONDS]
+    for lost in recent[:_MOST_LOST]:
+        yield f"lost {duration(lost.seconds_ago)} ago: {lost.address}: {lost.reason}"
+
+
+def _job(job: JobStatus, before: dict[int, float]) -> Iterator[str]:
+    name = job.name or "of a client's own"
+    mode = ShardingPolicy(job.processing_mode).name
+    passes = plural(job.iterations, "pass", "passes")
+    yield f"job {name}  {mode}  dataset {job.dataset_id}  {passes}"
+    reading = [each for each in job.passes if not each.finished]
+    for each in reading:
+        yield from _pass(each, before.get(each.iteration_id))
+    if not reading:
+        yield "  no pass is being read"
+
+
+def _pass(reading: IterationStatus, before: float | None) -> Iterator[str]:
+    title = f"pass {'.'.join(map(str, reading.pass_number))}" if reading.pass_number else "pass"
+    made = f"{rate(reading.elements_per_second)}{_trend(reading.elements_per_second, before)}"
+    parts = [_bar(reading.progress), made, f"{bytes_of(reading.bytes_per_second)}/s"]
+    if reading.seconds_left is not None:
+        parts.append(f"{duration(reading.seconds_left)} left")
+    yield f"  {title}  {'  '.join(parts)}"
+    if reading.units is not None:
+        total = "without end" if reading.units < 0 else f"of {number(reading.units)}"
+        units = (
+            f"{number(reading.units_dealt)} dealt {total}, {number(reading.units_in_hand)} in hand"
+        )
+        if reading.units_left is not None:
+            units += f", {number(reading.units_left)} left"
+        if reading.units_given_up:
+            units += f", {number(reading.units_given_up)} given up"
+        yield f"    units     {units}"
+    yield f"    clients   {_clients(reading.clients)}"
+    yield f"    tasks     {_tasks(reading)}"
+    yield from _trainers(reading)
+    if reading.stages:
+        steps = [f"{each.stage} {each.busy:.1f}" for each in reading.stages[:_MOST_STAGES]]
+        yield f"    threads   {', '.join(steps)}"
+    bound = bound_of(reading)
+    if bound is not None:
+        yield f"    bound by  {bound.by}{f': {bound.advice}' if bound.advice else ''}"
+
+
+def _bar(progress: float | None) -> str:
+    if progress is None:
+        return f"[{'?' * _BAR}]"
+    full = int(progress * _BAR)
+    return f"[{'#' * full}{'.' * (_BAR - full)}] {progress:4.0%}"
+
+
+def _trend(now: float, before: float | None) -> str:
+    if before is None or now == before:
+        return ""
+    if now > before * _CHANGE:
+        return " rising"
+    return " falling" if now * _CHANGE < before else ""
+
+
+def _clients(clients: Sequence[ClientStatus]) -> str:
+    if not clients:
+        return "none"
+    most = sorted(clients, key=lambda each: -each.waiting)
+    shown = [f"{_short(each.client_id)} {each.waiting:.0%}" for each in most[:_MOST_CLIENTS]]
+    more = f" and {len(most) - _MOST_CLIENTS} more" if len(most) > _MOST_CLIENTS else ""
+    return f"{len(clients)}; time spent waiting for elements: {', '.join(shown)}{more}"
+
+
+def _tasks(reading: IterationStatus) -> str:
+    if not reading.tasks:
+        return "none runs"
+    count = len(reading.tasks)
+    for_clients = sum(each.waiting_for_clients for each in reading.tasks) / count
+    for_units = sum(each.waiting_for_units for each in reading.tasks) / count
+    return f"{count}; time spent waiting for clients {for_clients:.0%}, for units {for_units:.0%}"
+
+
+def _trainers(reading: IterationStatus) -> Iterator[str]:
+    """Say how far each trainer is that shares the pass with others."""
+    behind: dict[str, tuple[int, int]] = {}
+    for task in reading.tasks:
+        for each in task.trainers:
+            far, skipped = behind.get(each.trainer_id, (0, 0))
+            behind[each.trainer_id] = (far + each.behind, skipped + each.skipped)
+    if not behind:
+        return
+    last = sorted(behind.items(), key=lambda item: -item[1][0])
+    parts = [
+        f"{name} {number(far)}" + (f" ({number(skipped)} skipped)" if skipped else "")
+        for name, (far, skipped) in last[:_MOST_CLIENTS]
+    ]
+    more = f" and {len(last) - _MOST_CLIENTS} more" if len(last) > _MOST_CLIENTS else ""
+    yield f"    trainers  {len(last)}; elements behind: {', '.join(parts)}{more}"
+
+
+def _workers(stats: DispatcherStatus) -> Iterator[str]:
+    if not stats.workers:
+        yield "no worker is registered; start one with `headrace worker --dispatcher HOST:PORT`"
+        return
+    head = ("worker", "tasks", "made", "bytes", "ready", "last heard of")
+    rows = [head, *(_worker(each) for each in stats.workers)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        first, *rest = zip(row, widths, strict=True)
+        cells = [first[0].ljust(first[1]), *(cell.rjust(wide) for cell, wide in rest)]
+        yield "  ".join(cells)
+
+
+def _worker(worker: WorkerStatus) -> tuple[str, ...]:
+    return (
+        f"{worker.address} (leaving)" if worker.leaving else worker.address,
+        str(worker.tasks),
+        rate(worker.elements_per_second),
+        f"{bytes_of(worker.bytes_per_second)}/s",
+        f"{worker.buffers} ({bytes_of(worker.buffer_bytes)})",
+        f"{duration(worker.seconds_since_heartbeat)} ago",
+    )
+
+
+def _short(client_id: str) -> str:
+    """Return host and process of a client, without what makes it unique."""
+    return client_id.rpartition("-")[0] or client_id
+
+
+def _rates(status: DispatcherStatus | None) -> dict[int, float]:
+    if status is None:
+        return {}
+    return {
+        each.iteration_id: each.elements_per_second for job in status.jobs for each in job.passes
+    }
+
+
+def _fitted(line: str, width: int) -> str:
+    return line if len(line) <= width else f"{line[: max(0, width - 3)]}..."

@@ -1,0 +1,112 @@
+"""`headrace top`: a live view of a service, until q or Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import signal
+import sys
+import termios
+import time
+import tty
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from headrace.cli.frame import render
+from headrace.cli.inspect import Address, Keys, Timeout, connected
+from headrace.cli.quantities import duration
+from headrace.cli.signals import STOP_SIGNALS, Signals
+from headrace.errors import HeadraceError
+from headrace.service.dispatcher.stub import DispatcherStub
+from headrace.service.messages import DispatcherStatus, GetStatus
+
+__all__ = ["show_top"]
+
+_WIDTH_WITHOUT_TERMINAL = 120
+_ENTER = "\x1b[?1049h\x1b[?25l"
+"""The other screen, so that what was there is there again afterwards; and no cursor."""
+_LEAVE = "\x1b[?25h\x1b[?1049l"
+_LEAVING = b"qQ\x03\x04"
+"""Keys: q, and Ctrl-C and Ctrl-D where the terminal hands them on."""
+_HOME, _REST_OF_LINE, _REST = "\x1b[H", "\x1b[K", "\x1b[J"
+
+
+def show_top(
+    address: Address,
+    keys: Keys = None,
+    timeout: Timeout = 5.0,
+    interval: Annotated[float, typer.Option(help="Seconds between two looks.")] = 1.0,
+) -> None:
+    """Watch a service: jobs, workers, rates, who waits for whom; q leaves.
+
+    Without a terminal it prints one frame and ends.
+    """
+    if not interval > 0:
+        raise typer.BadParameter(f"--interval {interval:g} must be above 0")
+    with connected(address, keys, timeout) as (_, stub):
+        status = stub.call(GetStatus(), timeout=timeout)
+        if not (sys.stdout.isatty() and sys.stdin.isatty()):
+            sys.stdout.write(render(status, None, _WIDTH_WITHOUT_TERMINAL))
+            return
+        with _screen(), Signals() as signals:
+            _watch(stub, status, signals, timeout, interval)
+
+
+def _watch(
+    stub: DispatcherStub,
+    status: DispatcherStatus,
+    signals: Signals,
+    timeout: float,
+    interval: float,
+) -> None:
+    previous, answered, problem = None, time.monotonic(), ""
+    while True:
+        size = shutil.get_terminal_size()
+        lines = render(status, previous, size.columns).splitlines()
+        if problem:
+            silence = duration(time.monotonic() - answered)
+            lines.insert(0, f"no answer for {silence}: {problem}"[: size.columns])
+        shown = f"{_REST_OF_LINE}\n".join(lines[: size.lines - 1])
+        sys.stdout.write(f"{_HOME}{shown}{_REST_OF_LINE}{_REST}")
+        sys.stdout.flush()
+        if _is_over(signals, interval):
+            return
+        try:
+            previous, status = status, stub.call(GetStatus(), timeout=min(timeout, 2.0))
+            answered, problem = time.monotonic(), ""
+        except HeadraceError as error:
+            problem = str(error)
+
+
+def _is_over(signals: Signals, seconds: float) -> bool:
+    """Wait so long; return whether somebody wants to leave."""
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        came = signals.wait(left, closing=[sys.stdin])
+        if not came & STOP_SIGNALS:
+            continue
+        if signal.SIGINT in came or not select.select([sys.stdin], [], [], 0)[0]:
+            return True
+        # A key, or the end of the terminal.
+        keys = os.read(sys.stdin.fileno(), 64)
+        if not keys or any(key in _LEAVING for key in keys):
+            return True
+    return False
+
+
+@contextlib.contextmanager
+def _screen() -> Iterator[None]:
+    """Take the terminal over, and give it back as it was."""
+    before = termios.tcgetattr(sys.stdin)
+    try:
+        tty.setcbreak(sys.stdin)
+        sys.stdout.write(_ENTER)
+        yield
+    finally:
+        sys.stdout.write(_LEAVE)
+        sys.stdout.flush()
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)

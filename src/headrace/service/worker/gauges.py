@@ -1,0 +1,61 @@
+"""What a worker says of itself to Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from headrace.service.messages import FOR_CLIENTS, FOR_UNITS
+from headrace.service.worker.meters import Totals
+
+__all__ = ["metrics_of"]
+
+
+def metrics_of(totals: Totals, *, tasks: int, is_registered: bool) -> Iterator[Metric]:
+    """Return the metrics of a worker.
+
+    Args:
+        totals: What it has done so far.
+        tasks: How many tasks run.
+        is_registered: Whether the dispatcher knows it.
+    """
+    gauges = {
+        "headrace_worker_registered": (
+            "Whether the dispatcher knows this worker: 1, or 0.",
+            int(is_registered),
+        ),
+        "headrace_worker_tasks_running": ("Tasks that run on this worker.", tasks),
+        "headrace_worker_buffers": (
+            "Portions that this worker has made, and that no client has asked for.",
+            totals.buffers,
+        ),
+        "headrace_worker_buffer_bytes": (
+            "Bytes of the portions that no client has asked for.",
+            totals.buffer_bytes,
+        ),
+    }
+    for name, (words, value) in gauges.items():
+        yield GaugeMetricFamily(name, words, value=value)
+    yield CounterMetricFamily(
+        "headrace_worker_elements", "Elements that this worker made.", value=totals.elements
+    )
+    yield CounterMetricFamily(
+        "headrace_worker_bytes", "Bytes of the elements that this worker made.", value=totals.bytes
+    )
+    waited = CounterMetricFamily(
+        "headrace_worker_wait_seconds",
+        "Seconds for which tasks of this worker stood still, for clients or for units to read.",
+        labels=["reason"],
+    )
+    waited.add_metric([FOR_CLIENTS], totals.waited_for_clients)
+    waited.add_metric([FOR_UNITS], totals.waited_for_units)
+    yield waited
+    stages = CounterMetricFamily(
+        "headrace_worker_stage_seconds",
+        "Seconds for which threads of this worker were at a step of a dataset.",
+        labels=["stage"],
+    )
+    for stage, seconds in totals.stages.items():
+        stages.add_metric([stage], seconds)
+    yield stages

@@ -1,0 +1,219 @@
+"""Meters: what a worker has done for its tasks, for its heartbeats and its metrics.
+
+Rule 1. Nothing is done for an element: a portion is counted when it is made, a wait when it begins
+        and ends, and at which steps threads are is looked at now and then (`sampler`).
+Rule 2. A heartbeat says what changed since the last one. A wait that goes on is no change: when it
+        began was said.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from headrace.execution.iterator import ElementIterator
+from headrace.plan.node import Node
+from headrace.service.messages import FOR_CLIENTS, FOR_UNITS, StageSeconds, TaskActivity
+from headrace.service.worker.hand_out import Ready, ReadyByTask
+
+__all__ = ["Meter", "Meters", "Totals"]
+
+_MOST_STAGES = 64
+_OTHER_STAGES = "other steps"
+_NOTHING = Ready()
+
+
+class Meter:
+    """What is done for one task.
+
+    Args:
+        task_id: Its number.
+        clock: Tells the time, in seconds of a steady clock.
+    """
+
+    def __init__(self, task_id: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.task_id = task_id
+        self._clock = clock
+        #: Held for a moment, by whoever counts or reads.
+        self._lock = threading.Lock()
+        self._elements = self._bytes = 0
+        self._waited = {FOR_CLIENTS: 0.0, FOR_UNITS: 0.0}
+        #: Waits that go on, and since when: a plan that reads ahead may wait for units meanwhile.
+        self._waits: dict[str, float] = {}
+        self._stages: dict[str, float] = {}
+        self._names: WeakKeyDictionary[ElementIterator, str] = WeakKeyDictionary()
+
+    # --- what happens ---------------------------------------------------------------------------
+
+    def made(self, elements: int, size: int) -> None:
+        """Count a portion of so many elements and bytes."""
+        with self._lock:
+            self._elements += elements
+            self._bytes += size
+
+    @contextlib.contextmanager
+    def waits_for(self, what: str) -> Iterator[None]:
+        """Count the time that the block takes as a wait."""
+        with self._lock:
+            self._waits[what] = self._clock()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._waited[what] += self._clock() - self._waits.pop(what)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether nothing is made for now."""
+        return bool(self._waits)
+
+    # --- steps ----------------------------------------------------------------------------------
+
+    def watch(self, node: Node, iterator: ElementIterator) -> ElementIterator:
+        """Learn the name of a step (`execution.watch_point`); nothing stands in its place."""
+        kind = node.kind or type(node).__name__
+        place = f" at {node.location}" if node.location else ""
+        # One that cannot be referred to weakly goes without a name.
+        with self._lock, contextlib.suppress(TypeError):
+            self._names[iterator] = f"{kind}{place}"
+        return iterator
+
+    def stage_of(self, iterator: object) -> str | None:
+        """Return the name of a step of this task."""
+        try:
+            with self._lock:
+                return self._names.get(iterator)  # type: ignore[call-overload,no-any-return]
+        except TypeError:  # what is no iterator of ours may have no hash
+            return None
+
+    def spent(self, stage: str, seconds: float) -> None:
+        """Count seconds for which a thread was at a step."""
+        with self._lock:
+            if stage not in self._stages and len(self._stages) >= _MOST_STAGES:
+                stage = _OTHER_STAGES
+            self._stages[stage] = self._stages.get(stage, 0.0) + seconds
+
+    # --- what is the case -----------------------------------------------------------------------
+
+    def read(self, ready: Ready = _NOTHING) -> TaskActivity:
+        """Return what was counted so far.
+
+        Args:
+            ready: What is made and waits for clients.
+        """
+        with self._lock:
+            waited = dict(self._waited)
+            for what, since in self._waits.items():
+                waited[what] += self._clock() - since
+            return TaskActivity(
+                task_id=self.task_id,
+                elements=self._elements,
+                bytes=self._bytes,
+                buffers=ready.portions,
+                buffer_bytes=ready.bytes,
+                waits_for=next(iter(self._waits), ""),
+                waited_for_clients=waited[FOR_CLIENTS],
+                waited_for_units=waited[FOR_UNITS],
+                stages=tuple(
+                    StageSeconds(stage=stage, seconds=seconds)
+                    for stage, seconds in self._stages.items()
+                ),
+                trainers=ready.trainers,
+            )
+
+
+class Totals(msgspec.Struct):
+    """What a worker has done since it started, for all tasks."""
+
+    elements: int = 0
+    bytes: int = 0
+    buffers: int = 0
+    buffer_bytes: int = 0
+    waited_for_clients: float = 0.0
+    waited_for_units: float = 0.0
+    stages: dict[str, float] = msgspec.field(default_factory=dict)
+
+    def add(self, task: TaskActivity) -> None:
+        """Add what was done for a task."""
+        self.elements += task.elements
+        self.bytes += task.bytes
+        self.waited_for_clients += task.waited_for_clients
+        self.waited_for_units += task.waited_for_units
+        self.buffers += task.buffers
+        self.buffer_bytes += task.buffer_bytes
+        for each in task.stages:
+            stage = each.stage if each.stage in self.stages else _OTHER_STAGES
+            if len(self.stages) < _MOST_STAGES:
+                stage = each.stage
+            self.stages[stage] = self.stages.get(stage, 0.0) + each.seconds
+
+
+class Meters:
+    """The meters of a worker's tasks, by the number of the producer."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: dict[int, Meter] = {}
+        #: Those whose producers ended, until that was said, and clients have taken what they made.
+        self._ended: list[Meter] = []
+        #: What was reported last.
+        self._said: dict[int, TaskActivity] = {}
+        #: Of tasks that are over.
+        self._before = Totals()
+
+    def begin(self, producer: int, task_id: int) -> Meter:
+        """Return the meter of a new producer."""
+        meter = Meter(task_id)
+        with self._lock:
+            self._running[producer] = meter
+        return meter
+
+    def end(self, producer: int) -> None:
+        """Take note that a producer has ended; what it made may still wait for clients."""
+        with self._lock:
+            meter = self._running.pop(producer, None)
+            if meter is not None:
+                self._ended.append(meter)
+                self._before.add(meter.read())
+
+    @property
+    def running(self) -> list[Meter]:
+        """Those whose producers have not ended."""
+        with self._lock:
+            return list(self._running.values())
+
+    def changes(self, ready: ReadyByTask) -> tuple[TaskActivity, ...]:
+        """Return what was done for tasks of which anything changed since this was asked last."""
+        with self._lock:
+            found = []
+            for meter in (*self._running.values(), *self._ended):
+                now = meter.read(ready.get(meter.task_id, _NOTHING))
+                if _what_counts(now) != _what_counts(self._said.get(meter.task_id)):
+                    self._said[meter.task_id] = now
+                    found.append(now)
+            over = [each for each in self._ended if not self._said[each.task_id].buffers]
+            for meter in over:
+                self._ended.remove(meter)
+                del self._said[meter.task_id]
+            return tuple(found)
+
+    def totals(self, ready: ReadyByTask) -> Totals:
+        """Return what was done for all tasks, those that are over too."""
+        with self._lock:
+            totals = msgspec.structs.replace(self._before, stages=dict(self._before.stages))
+            for meter in self._running.values():
+                totals.add(meter.read(ready.get(meter.task_id, _NOTHING)))
+            return totals
+
+
+def _what_counts(activity: TaskActivity | None) -> object:
+    if activity is None:
+        return None
+    if not activity.waits_for:
+        return activity
+    return msgspec.structs.replace(activity, waited_for_clients=0.0, waited_for_units=0.0)

@@ -1,0 +1,178 @@
+"""The endpoint: what a server says of itself over HTTP, to whoever watches it.
+
+    /metrics    for Prometheus
+    /healthz    200 while the server's process can answer at all
+    /readyz     200 once it does its work; 503 with the reason before
+
+It has a thread of its own, and never waits for the work that it speaks of. Nothing can be changed
+through it, and nothing of users' data can be read.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import socketserver
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler
+from typing import Any
+
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
+
+from headrace.forks import stays_with_parent
+from headrace.metrics import REGISTRY
+from headrace.transport import address as addresses
+
+__all__ = ["Endpoint"]
+
+_log = logging.getLogger(__name__)
+
+_PATIENCE = 5.0
+"""Seconds for which a connection may say nothing."""
+_POLL = 0.1
+_CREATED = "_created"
+_TEXT = "text/plain; charset=utf-8"
+
+
+class Endpoint:
+    """Serves the three pages until it is closed.
+
+    Args:
+        host: Whom to listen for.
+        port: Where; 0 takes one that is free.
+        metrics: Returns the server's own metrics; those of the process come with them.
+        why_not_ready: Says why the server does not do its work yet; empty: it does.
+
+    Raises:
+        OSError: The port is taken, or the host is not one of this machine.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        metrics: Callable[[], Iterable[Metric]],
+        why_not_ready: Callable[[], str],
+    ) -> None:
+        self._pages: dict[str, Callable[[str], tuple[HTTPStatus, str, bytes]]] = {
+            "/metrics": lambda accept: _metrics(_Both(metrics), accept),
+            "/healthz": lambda accept: (HTTPStatus.OK, _TEXT, b"ok\n"),
+            "/readyz": lambda accept: _readiness(why_not_ready()),
+        }
+        try:
+            self._server = _Server(host, port, self._pages)
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"metrics cannot be served at port {port} of {host} ({error.strerror}); choose "
+                "another port, or 0 for one that is free",
+            ) from error
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(_POLL,), name="headrace-metrics", daemon=True
+        )
+        stays_with_parent(self)
+        self._forked = False
+        self._thread.start()
+
+    @property
+    def address(self) -> str:
+        """Where it listens, as "host:port"."""
+        host, port = self._server.socket.getsockname()[:2]
+        return addresses.join(host, port)
+
+    def close(self) -> None:
+        """Stop listening. May be called twice."""
+        if self._forked:
+            return
+        self._server.shutdown()
+        self._server.server_close()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def leave_to_parent(self) -> None:
+        """Close the child's copy of the port; there is no thread here."""
+        self._forked = True
+        self._server.socket.close()
+
+
+class _Server(socketserver.ThreadingTCPServer):
+    """A connection that says nothing keeps no other one waiting, and no process from its end."""
+
+    allow_reuse_address = True
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        pages: dict[str, Callable[[str], tuple[HTTPStatus, str, bytes]]],
+    ) -> None:
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self.pages = pages
+        super().__init__((host, port), _Handler)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        _log.debug("an answer to %s was not sent", client_address, exc_info=True)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    timeout = _PATIENCE
+    server: _Server
+
+    def do_GET(self) -> None:
+        self._answer(with_body=True)
+
+    def do_HEAD(self) -> None:
+        self._answer(with_body=False)
+
+    def _answer(self, *, with_body: bool) -> None:
+        page = self.server.pages.get(self.path.partition("?")[0])
+        if page is None:
+            found = "there are " + ", ".join(self.server.pages) + "\n"
+            status, kind, body = HTTPStatus.NOT_FOUND, _TEXT, found.encode()
+        else:
+            try:
+                status, kind, body = page(self.headers.get("Accept") or "")
+            except Exception as error:
+                _log.debug("no answer to %s", self.path, exc_info=True)
+                words = f"{type(error).__name__}: {error}\n"
+                status, kind, body = HTTPStatus.SERVICE_UNAVAILABLE, _TEXT, words.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if with_body:
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        _log.debug(format, *args)
+
+
+class _Both:
+    """The metrics of the process and of one server in it."""
+
+    def __init__(self, own: Callable[[], Iterable[Metric]]) -> None:
+        self._own = own
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in REGISTRY.collect():
+            # When a counter was made says nothing that the process's age does not.
+            metric.samples = [each for each in metric.samples if not each.name.endswith(_CREATED)]
+            yield metric
+        yield from self._own()
+
+
+def _metrics(metrics: Any, accept: str) -> tuple[HTTPStatus, str, bytes]:
+    encode, kind = choose_encoder(accept)
+    return HTTPStatus.OK, kind, encode(metrics)
+
+
+def _readiness(reason: str) -> tuple[HTTPStatus, str, bytes]:
+    if reason:
+        return HTTPStatus.SERVICE_UNAVAILABLE, _TEXT, f"not ready: {reason}\n".encode()
+    return HTTPStatus.OK, _TEXT, b"ready\n"

@@ -1,0 +1,144 @@
+"""Reads a journal that somebody else may be writing: a copy of its files is opened, never they.
+
+The owner keeps the file locked and appends to SQLite's log; now and then it moves the log into the
+file and begins the log again. A copy of both is of one moment if neither the file nor the log's
+header changed meanwhile; a last record that is half there, SQLite leaves out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sqlite3
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from headrace.errors import (
+    DataLossError,
+    FailedPreconditionError,
+    NotFoundError,
+    UnavailableError,
+)
+from headrace.serving.journal import Format
+
+__all__ = ["JournalCopy"]
+
+F = TypeVar("F")
+S = TypeVar("S")
+T = TypeVar("T")
+
+_TRIES = 20
+_LOG_HEADER = 32
+
+
+class JournalCopy(Generic[F, S]):
+    """What a journal held a moment ago. A context manager.
+
+    Args:
+        directory: Of the journal.
+        format: What it holds.
+
+    Raises:
+        NotFoundError: There is no journal.
+        FailedPreconditionError: Another version of Headrace wrote it.
+        UnavailableError: It changes too fast to be copied.
+        DataLossError: It is damaged.
+    """
+
+    def __init__(self, directory: Path, format: Format[F, S]) -> None:
+        self._format = format
+        self.path = directory / format.file_name
+        if not self.path.is_file():
+            raise NotFoundError(
+                f"there is no journal in {directory}: it would be the file {format.file_name}"
+            )
+        self._resources = contextlib.ExitStack()
+        try:
+            folder = self._resources.enter_context(tempfile.TemporaryDirectory(prefix="headrace-"))
+            copied = Path(folder) / format.file_name
+            _copy(self.path, copied)
+            self._database = sqlite3.connect(copied, isolation_level=None)
+            self._resources.callback(self._database.close)
+            with self._damage_reported():
+                (version,) = self._database.execute("PRAGMA user_version").fetchone()
+            if version != format.number:
+                raise FailedPreconditionError(
+                    f"the journal {self.path} has format {version}, this version of Headrace reads "
+                    f"format {format.number}: use the version that wrote it"
+                )
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> JournalCopy[F, S]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def first(self) -> tuple[int, S]:
+        """Return the state before the facts that are still there, and the record it is of."""
+        with self._damage_reported():
+            row = self._database.execute("SELECT number, body, checksum FROM snapshot").fetchone()
+        if row is None:
+            return 0, self._format.first_state()
+        return row[0], self._read(self._format.decode_state, *row)
+
+    def records(self) -> Iterator[tuple[int, list[F]]]:
+        """Yield the facts after that, with the number of the record that each was kept in."""
+        cursor = self._database.cursor()
+        with self._damage_reported():
+            cursor.execute("SELECT number, body, checksum FROM facts ORDER BY number")
+        while True:
+            with self._damage_reported():
+                row = cursor.fetchone()
+            if row is None:
+                return
+            yield row[0], self._read(self._format.decode_facts, *row)
+
+    def close(self) -> None:
+        """Delete the copy. May be called twice."""
+        self._resources.close()
+
+    def _read(self, decode: Callable[[bytes], T], number: int, body: Any, checksum: int) -> T:
+        if isinstance(body, bytes) and zlib.crc32(body) == checksum:
+            with contextlib.suppress(msgspec.DecodeError):
+                return decode(body)
+        raise DataLossError(f"the journal {self.path} is damaged: record {number}")
+
+    @contextlib.contextmanager
+    def _damage_reported(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+            raise DataLossError(f"the journal {self.path} is damaged: {error}") from error
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a database and its log, both of one moment."""
+    log, copied_log = (path.with_name(f"{path.name}-wal") for path in (source, target))
+    for _ in range(_TRIES):
+        before = _moment(source, log)
+        copied_log.unlink(missing_ok=True)
+        # The log first: what is moved into the file after that is in both.
+        with contextlib.suppress(FileNotFoundError):
+            shutil.copyfile(log, copied_log)
+        shutil.copyfile(source, target)
+        if _moment(source, log) == before:
+            return
+    raise UnavailableError(
+        f"the journal {source} is written to so fast that no copy is of one moment; try again"
+    )
+
+
+def _moment(source: Path, log: Path) -> object:
+    status = source.stat()
+    header = b""
+    with contextlib.suppress(FileNotFoundError), log.open("rb") as file:
+        header = file.read(_LOG_HEADER)
+    return status.st_mtime_ns, status.st_size, header

@@ -1,0 +1,62 @@
+"""What bounds a pass follows from who waits for whom."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.cli.advice import bound_of
+from headrace.service.messages import ClientStatus, IterationStatus, StageStatus, TaskStatus
+
+
+def reading(clients=(0.0,), tasks=(0.0,), units=(), **fields):
+    units = units or (0.0,) * len(tasks)
+    return IterationStatus(
+        **{
+            "iteration_id": 2000,
+            "pass_number": (0,),
+            "finished": False,
+            "seconds": 60.0,
+            "clients": tuple(
+                ClientStatus(client_id=f"c{n}", seconds_since_heartbeat=0.1, waiting=waiting)
+                for n, waiting in enumerate(clients)
+            ),
+            "tasks": tuple(
+                TaskStatus(
+                    task_id=n,
+                    worker_address=f"w{n}:1",
+                    waiting_for_clients=waiting,
+                    waiting_for_units=units[n],
+                )
+                for n, waiting in enumerate(tasks)
+            ),
+            "stages": (StageStatus(stage="map at train.py:12", seconds=30.0),),
+            **fields,
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "by", "advice"),
+    [
+        (reading(clients=(0.9, 0.8)), "map at train.py:12, on the workers", "add workers"),
+        (reading(clients=(0.9,), stages=()), "the workers", "add workers"),
+        (reading(tasks=(0.9, 0.7)), "the clients", "training takes the time"),
+        (reading(clients=(0.5,), tasks=(0.6,)), "the way between", "network"),
+        (reading(clients=(0.3,), tasks=(1.0,)), "the clients", "fewer workers"),
+        (reading(clients=(1.0,), tasks=(0.3,)), "map at train.py:12", "faster"),
+        (reading(), "nothing", ""),
+        (reading(clients=(0.9,), units=(0.8,), units_left=0), "the last units", "ends"),
+        (reading(clients=(0.9,), units=(0.8,), units_left=9), "dealing of units", "larger"),
+        (reading(tasks=()), "nobody who works", "start one"),
+        (reading(clients=()), "nobody who reads", "come back"),
+    ],
+)
+def test_the_bound_and_what_would_help(given, by, advice):
+    found = bound_of(given)
+    assert by in found.by
+    assert advice in found.advice
+
+
+def test_of_a_pass_that_is_over_or_has_just_begun_nothing_is_said():
+    assert bound_of(reading(finished=True)) is None
+    assert bound_of(reading(clients=(1.0,), seconds=1.0)) is None

@@ -1,0 +1,180 @@
+"""Frames of `headrace top`, compared letter by letter with those in `frames/`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from headrace.cli.frame import render
+from headrace.service.messages import (
+    ClientStatus,
+    DispatcherStatus,
+    IterationStatus,
+    JobStatus,
+    LostWorker,
+    StageStatus,
+    TaskStatus,
+    TrainerActivity,
+    WorkerStatus,
+)
+
+FRAMES = Path(__file__).parent / "frames"
+
+NOTHING = DispatcherStatus(workers=(), jobs=(), datasets=0, seconds_up=5.0)
+
+READING = IterationStatus(
+    iteration_id=2000,
+    pass_number=(0, 3),
+    finished=False,
+    seconds=95.0,
+    units=1000,
+    units_dealt=614,
+    units_in_hand=24,
+    units_left=386,
+    units_given_up=1,
+    progress=0.59,
+    seconds_left=135.0,
+    elements=590,
+    bytes=22_000_000,
+    elements_per_second=1234.0,
+    bytes_per_second=45_600_000.0,
+    waited=60.0,
+    clients=tuple(
+        ClientStatus(
+            client_id=f"trainer{n}-17-abcdef", seconds_since_heartbeat=0.2, waiting=waiting
+        )
+        for n, waiting in enumerate((0.62, 0.6, 0.1, 0.05))
+    ),
+    tasks=tuple(
+        TaskStatus(task_id=4000 + n, worker_address=f"10.0.0.{n}:4001", waiting_for_units=0.04)
+        for n in range(2)
+    ),
+    stages=(
+        StageStatus(stage="map at train.py:12", seconds=80.0, busy=1.8),
+        StageStatus(stage="gather at train.py:10", seconds=9.0, busy=0.1),
+    ),
+)
+
+BUSY = DispatcherStatus(
+    workers=(
+        WorkerStatus(
+            worker_id="a",
+            address="10.0.0.0:4001",
+            seconds_since_heartbeat=0.3,
+            tasks=1,
+            elements_per_second=620.0,
+            bytes_per_second=22_000_000.0,
+            buffers=2,
+            buffer_bytes=1_500_000,
+        ),
+        WorkerStatus(
+            worker_id="b",
+            address="10.0.0.1:4001",
+            seconds_since_heartbeat=12.0,
+            tasks=1,
+            leaving=True,
+            elements_per_second=614.0,
+            bytes_per_second=23_600_000.0,
+        ),
+    ),
+    jobs=(
+        JobStatus(
+            job_id=5000,
+            name="training",
+            dataset_id="1000",
+            processing_mode=1,
+            iterations=4,
+            running_tasks=2,
+            clients=4,
+            passes=(READING,),
+        ),
+        JobStatus(
+            job_id=5001,
+            name="",
+            dataset_id="1001",
+            processing_mode=0,
+            iterations=1,
+            running_tasks=0,
+            clients=0,
+        ),
+    ),
+    datasets=2,
+    clients=4,
+    plan_bytes=1_200_000_000,
+    seconds_up=8000.0,
+    workers_lost=1,
+    last_lost=(
+        LostWorker(
+            address="10.0.0.7:4001", reason="it was not heard of for 12 s", seconds_ago=35.0
+        ),
+    ),
+    peers_refused=3,
+    slots=3,
+    slots_held=2,
+)
+
+
+def slower(status):
+    (first, *rest) = status.jobs
+    before = msgspec.structs.replace(first.passes[0], elements_per_second=900.0)
+    first = msgspec.structs.replace(first, passes=(before,))
+    return msgspec.structs.replace(status, jobs=(first, *rest))
+
+
+ENDLESS = msgspec.structs.replace(
+    BUSY,
+    jobs=(
+        msgspec.structs.replace(
+            BUSY.jobs[0],
+            name="evil\x1b[2Jname",
+            passes=(
+                msgspec.structs.replace(
+                    READING, units=-1, units_left=None, progress=None, seconds_left=None
+                ),
+            ),
+        ),
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "previous", "width"),
+    [
+        ("nothing", NOTHING, None, 100),
+        ("busy", BUSY, None, 120),
+        ("rising", BUSY, slower(BUSY), 120),
+        ("narrow", BUSY, BUSY, 50),
+        ("endless", ENDLESS, None, 120),
+    ],
+)
+def test_a_status_looks_as_it_did(name, status, previous, width):
+    path = FRAMES / f"{name}.txt"
+    frame = render(status, previous, width)
+    if os.environ.get("UPDATE_FRAMES"):
+        path.write_text(frame)
+    assert frame == path.read_text()
+
+
+def test_trainers_that_share_a_pass_show_how_far_they_are():
+    trainers = (
+        TrainerActivity(trainer_id="a", given=90, behind=10),
+        TrainerActivity(trainer_id="b", given=20, behind=75, skipped=5),
+    )
+    tasks = tuple(msgspec.structs.replace(task, trainers=trainers) for task in READING.tasks)
+    reading = msgspec.structs.replace(READING, tasks=tasks)
+    job = msgspec.structs.replace(BUSY.jobs[0], passes=(reading,))
+    frame = render(msgspec.structs.replace(BUSY, jobs=(job,)), None, 120)
+    assert "    trainers  2; elements behind: b 150 (10 skipped), a 20\n" in frame
+
+
+@pytest.mark.parametrize("width", [1, 2, 20, 79, 200])
+def test_no_line_is_wider_than_the_terminal(width):
+    assert all(len(line) <= max(3, width) for line in render(BUSY, None, width).splitlines())
+
+
+def test_a_rate_that_falls_is_marked():
+    assert " falling" in render(slower(BUSY), BUSY, 200)
+    assert " rising" not in render(BUSY, BUSY, 200)

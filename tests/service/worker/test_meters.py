@@ -1,0 +1,99 @@
+"""What a worker has done for its tasks: counted by portions, said when it changed."""
+
+from __future__ import annotations
+
+import headrace as hr
+from headrace.execution.build import start
+from headrace.service.messages import FOR_CLIENTS, FOR_UNITS
+from headrace.service.worker.hand_out import Ready
+from headrace.service.worker.meters import Meter, Meters
+from headrace.testing import ManualClock
+
+
+def test_portions_add_up_and_are_said_once():
+    meters = Meters()
+    meter = meters.begin(1, 4000)
+    meter.made(10, 80)
+    meter.made(5, 40)
+    (said,) = meters.changes({4000: Ready(2, 120)})
+    assert (said.task_id, said.elements, said.bytes) == (4000, 15, 120)
+    assert (said.buffers, said.buffer_bytes) == (2, 120)
+    assert meters.changes({4000: Ready(2, 120)}) == ()
+
+
+def test_buffers_that_clients_emptied_are_a_change():
+    meters = Meters()
+    meters.begin(1, 4000).made(10, 80)
+    meters.changes({4000: Ready(1, 80)})
+    (said,) = meters.changes({})
+    assert said.buffers == 0
+
+
+def test_a_wait_is_said_when_it_begins_and_when_it_ends_and_not_between():
+    clock, meters = ManualClock(0.0), Meters()
+    meter = Meter(4000, clock)
+    meters._running[1] = meter
+    meters.changes({})
+    with meter.waits_for(FOR_CLIENTS):
+        clock.advance(1.0)
+        (said,) = meters.changes({})
+        assert (said.waits_for, said.waited_for_clients) == (FOR_CLIENTS, 1.0)
+        clock.advance(100.0)
+        assert meters.changes({}) == ()
+    (said,) = meters.changes({})
+    assert (said.waits_for, said.waited_for_clients) == ("", 101.0)
+
+
+def test_a_plan_that_reads_ahead_may_wait_for_both():
+    clock = ManualClock(0.0)
+    meter = Meter(4000, clock)
+    with meter.waits_for(FOR_CLIENTS):
+        clock.advance(1.0)
+        with meter.waits_for(FOR_UNITS):
+            clock.advance(1.0)
+        assert meter.is_waiting
+    said = meter.read()
+    assert (said.waited_for_clients, said.waited_for_units) == (2.0, 1.0)
+
+
+def test_a_task_that_ended_is_said_once_more_and_stays_in_the_totals():
+    meters = Meters()
+    meters.begin(1, 4000).made(10, 80)
+    meters.end(1)
+    assert [each.elements for each in meters.changes({})] == [10]
+    assert meters.changes({}) == ()
+    meters.begin(2, 4001).made(5, 40)
+    totals = meters.totals({4001: Ready(1, 40)})
+    assert (totals.elements, totals.bytes, totals.buffers) == (15, 120, 1)
+
+
+def test_what_an_ended_task_has_ready_is_said_until_clients_have_taken_it():
+    meters = Meters()
+    meters.begin(1, 4000).made(10, 80)
+    meters.end(1)
+    assert [each.buffers for each in meters.changes({4000: Ready(2, 80)})] == [2]
+    assert meters.changes({4000: Ready(2, 80)}) == ()
+    assert [each.buffers for each in meters.changes({})] == [0]
+    assert meters.changes({}) == ()
+
+
+def test_steps_are_named_by_kind_and_place_and_nothing_stands_in_their_place():
+    meter = Meter(4000)
+    plan = hr.Dataset.range(4).map(lambda x: x + 1).plan
+    iterator = start(plan, watch=meter.watch)
+    try:
+        assert meter.stage_of(iterator).startswith("map at test_meters.py:")
+        assert meter.stage_of(meter) is None
+        assert meter.stage_of([]) is None
+        assert iterator.next_chunk(4).size
+    finally:
+        iterator.close()
+
+
+def test_very_many_steps_become_one():
+    meter = Meter(4000)
+    for number in range(1000):
+        meter.spent(f"map at file.py:{number}", 1.0)
+    stages = meter.read().stages
+    assert len(stages) <= 65
+    assert sum(each.seconds for each in stages) == 1000.0

@@ -1,0 +1,112 @@
+"""The endpoint says over HTTP what a server says of itself, and waits for nobody."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import socket
+
+import pytest
+from prometheus_client.metrics_core import GaugeMetricFamily
+
+from headrace.serving.endpoint import Endpoint
+
+
+def no_metrics():
+    return []
+
+
+@contextlib.contextmanager
+def serving(metrics=no_metrics, why_not_ready=str, host="127.0.0.1", port=0):
+    endpoint = Endpoint(host, port, metrics=metrics, why_not_ready=why_not_ready)
+    try:
+        yield endpoint
+    finally:
+        endpoint.close()
+
+
+def ask(endpoint, path, method="GET"):
+    connection = http.client.HTTPConnection(endpoint.address, timeout=20)
+    try:
+        connection.request(method, path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+def test_it_serves_the_metrics_of_the_process_and_of_the_server():
+    with serving(lambda: [GaugeMetricFamily("headrace_here", "Something.", value=7)]) as endpoint:
+        status, text = ask(endpoint, "/metrics")
+    assert status == 200
+    assert "# HELP headrace_here Something.\n" in text
+    assert "headrace_here 7.0\n" in text
+    assert "headrace_splits_granted_total" in text
+
+
+def test_it_is_healthy_before_it_is_ready_and_says_what_it_waits_for():
+    reasons = ["the journal is being read", ""]
+    with serving(why_not_ready=lambda: reasons.pop(0)) as endpoint:
+        assert ask(endpoint, "/healthz") == (200, "ok\n")
+        assert ask(endpoint, "/readyz") == (503, "not ready: the journal is being read\n")
+        assert ask(endpoint, "/readyz") == (200, "ready\n")
+
+
+def test_an_unknown_page_is_told_which_there_are():
+    with serving() as endpoint:
+        status, text = ask(endpoint, "/")
+    assert status == 404
+    assert "/metrics, /healthz, /readyz" in text
+
+
+def test_it_can_only_be_read():
+    with serving() as endpoint:
+        assert ask(endpoint, "/metrics", "POST")[0] == 501
+        assert ask(endpoint, "/metrics", "HEAD") == (200, "")
+
+
+def test_metrics_that_cannot_be_had_now_are_an_error_that_says_why():
+    def fail():
+        raise OSError("the journal cannot be used")
+
+    with serving(fail) as endpoint:
+        assert ask(endpoint, "/metrics") == (503, "OSError: the journal cannot be used\n")
+        assert ask(endpoint, "/healthz")[0] == 200
+
+
+def test_a_port_that_is_taken_is_refused_with_what_would_do():
+    with serving() as first:
+        port = int(first.address.rpartition(":")[2])
+        with (
+            pytest.raises(OSError, match=f"metrics cannot be served at port {port} .*another port"),
+            serving(port=port),
+        ):
+            pass
+
+
+def test_a_host_of_another_machine_is_refused():
+    with pytest.raises(OSError, match=r"192\.0\.2\.1"), serving(host="192.0.2.1"):
+        pass
+
+
+def test_a_connection_that_says_nothing_keeps_no_other_waiting(monkeypatch):
+    monkeypatch.setattr("headrace.serving.endpoint._Handler.timeout", 0.5)
+    with serving() as endpoint:
+        host, _, port = endpoint.address.rpartition(":")
+        with socket.create_connection((host, int(port))):
+            assert ask(endpoint, "/healthz")[0] == 200
+
+
+def test_a_forked_child_does_not_keep_the_port():
+    with serving() as endpoint:
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if endpoint._server.socket.fileno() == -1 else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert ask(endpoint, "/healthz")[0] == 200
+
+
+def test_it_can_be_closed_twice():
+    with serving() as endpoint:
+        endpoint.close()
