@@ -295,9 +295,10 @@ class RoundSession:
 
     # --- the consumer -------------------------------------------------------------------------
 
-    def used_up(self, task_id: int, number: int) -> None:
-        """Take note that nothing of a delivery is left. May be said twice."""
+    def used_up(self, task_id: int, number: int) -> bool:
+        """Take note that nothing of a delivery is left; act on it at once. May be said twice."""
         self._in_use.discard((task_id, number))
+        return True
 
     def waited(self, seconds: float) -> None:
         """Take note that the consumer has waited for so long, and does no more."""

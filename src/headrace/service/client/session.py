@@ -56,6 +56,8 @@ from headrace.service.messages import (
 
 __all__ = ["Session"]
 
+_ENOUGH_ON_THE_WAY = 2
+"""Answers of a task under way with which there is no haste to ask for another one."""
 _OWN_LATENESS = 2.0
 """Seconds after the time that it named at which the session notices that it is called late."""
 
@@ -349,15 +351,19 @@ class Session:
 
     # --- the consumer -------------------------------------------------------------------------
 
-    def used_up(self, task_id: int, number: int) -> None:
-        """Take note that nothing of a delivery is left."""
+    def used_up(self, task_id: int, number: int) -> bool:
+        """Take note that nothing of a delivery is left; return whether to act on it at once.
+
+        Where several answers are on the way, that has time until the next of them has come.
+        """
         task = self._tasks.get(task_id)
         if task is not None:
             self._give_back(task, number)
-            return
+            return task.window.unanswered < _ENOUGH_ON_THE_WAY
         lost = self._unused.get(task_id)
         if lost is not None:
             lost.use_up(number)
+        return True
 
     def waiting(self, now: float | None) -> None:
         """Take note that the consumer waits for an element since `now`; None: it does not."""

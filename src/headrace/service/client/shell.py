@@ -13,7 +13,6 @@ Rule 3. An interruption may come at any instant of the consumer's. The lock is o
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import queue
 import threading
@@ -57,6 +56,8 @@ InHand: TypeAlias = Callable[[], tuple[Delivery, int] | None]
 
 _log = logging.getLogger(__name__)
 
+_SHORT_WAIT = 0.05
+"""Seconds of a consumer's wait after which the I/O thread is to look at it."""
 _LONGEST_WAIT = 5.0
 
 
@@ -182,8 +183,9 @@ class Shell:
     def use_up(self, delivery: Delivery) -> None:
         """Take note that nothing of a delivery is left. May be said twice."""
         with self._lock:
-            self._session.used_up(delivery.task.task_id, delivery.number)
-        self._wake()
+            is_urgent = self._session.used_up(delivery.task.task_id, delivery.number)
+        if is_urgent:
+            self._wake()
 
     def renew_lease(self) -> bool:
         """Wait, after a long pause of this process, until the dispatcher knows this client again.
@@ -214,14 +216,18 @@ class Shell:
             if is_over():
                 return
             self._session.waiting(since)
-        self._wake()
+        # What is asked for comes soon, as a rule: the I/O thread need not look twice for it.
+        slice_ = _SHORT_WAIT
         while not self._closing and self._turns == turn:
             with self._lock:
                 if is_over():
                     break
             # In slices, so that a thread that died is noticed.
-            with contextlib.suppress(queue.Empty):
-                self._bell.get(timeout=_LONGEST_WAIT)
+            try:
+                self._bell.get(timeout=slice_)
+            except queue.Empty:
+                slice_ = _LONGEST_WAIT
+                self._wake()
             if not self._over.locked():
                 break
         with self._lock:

@@ -60,21 +60,21 @@ class Rows:
 
     def add(self, origins: Iterable[OriginRun]) -> None:
         """Add elements."""
+        came: dict[int, list[tuple[int, int]]] = {}
         for unit, units, first, number in _joined(origins):
             stop = first + number
             if first == 0 and stop >= END:
                 self.add_whole(unit, unit + units)
                 continue
             for each in range(unit, unit + units):
-                known = self._parts.get(each, ())
-                if known and known[-1][1] == first:
-                    rows: Ranges = (*known[:-1], (known[-1][0], stop))
-                else:
-                    rows = united((*known, (first, stop)))
-                if rows == EVERYTHING:
-                    self.add_whole(each, each + 1)
-                else:
-                    self._parts[each] = rows
+                came.setdefault(each, []).append((first, stop))
+        for each, more in came.items():
+            # Once for each unit: where units are mixed, one may have many ranges.
+            rows = united((*self._parts.get(each, ()), *more))
+            if rows == EVERYTHING:
+                self.add_whole(each, each + 1)
+            else:
+                self._parts[each] = rows
 
     def add_whole(self, start: int, stop: int) -> None:
         """Add all elements of units `start` to `stop` - 1."""
