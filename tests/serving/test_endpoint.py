@@ -10,6 +10,7 @@ import socket
 import pytest
 from prometheus_client.metrics_core import GaugeMetricFamily
 
+from headrace.serving import endpoint as endpoints
 from headrace.serving.endpoint import Endpoint
 
 
@@ -110,3 +111,20 @@ def test_a_forked_child_does_not_keep_the_port():
 def test_it_can_be_closed_twice():
     with serving() as endpoint:
         endpoint.close()
+
+
+def test_connections_beyond_a_bound_are_closed_at_once_and_slow_ones_soon(monkeypatch):
+    monkeypatch.setattr(endpoints, "_PATIENCE", 0.3)
+    with serving() as endpoint, contextlib.ExitStack() as stack:
+        host, _, port = endpoint.address.rpartition(":")
+        slow = [
+            stack.enter_context(socket.create_connection((host, int(port)), timeout=20))
+            for _ in range(endpoints._MOST_CONNECTIONS + 8)
+        ]
+        for each in slow:
+            with contextlib.suppress(OSError):
+                each.sendall(b"G")
+        for each in slow:
+            with contextlib.suppress(OSError):  # reset, for what was sent was not read
+                assert each.recv(1) == b"", "it was ended without an answer"
+        assert ask(endpoint, "/healthz") == (200, "ok\n")

@@ -328,7 +328,7 @@ class ClientProcess(Peer):
             self.note(f"is refused by {task_id}", number, repr(answer))
         due = self.session.answered(task_id, number, answer, payload, self.world.now)
         for each in due:
-            self._owed[task_id, each.number] = max(1, each.count)
+            self._owed[each.task.task_id, each.number] = max(1, each.count)
         if isinstance(answer, Elements) and not (answer.count or answer.error):
             self._owed.pop((task_id, number), None)
         self._results += due

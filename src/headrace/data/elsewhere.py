@@ -149,9 +149,7 @@ OF_MODULES: dict[str, dict[str, str]] = {
         "write_graph": _GONE,
     },
     "headrace.service": {
-        "CrossTrainerCache": "job_name: readers of one job share its elements",
         "DistributeOptions": _GONE,
-        "distributed_save": "Dataset.save(path), in one process",
     },
 }
 

@@ -133,24 +133,25 @@ def distribute(
         FailedPreconditionError: (when applied) Something in the dataset cannot be pickled.
         UnavailableError: (when applied) The dispatcher did not answer for a minute.
     """
-    options = reading_options(
-        processing_mode=processing_mode,
-        service=service,
-        job_name=job_name,
-        consumer_index=consumer_index,
-        num_consumers=num_consumers,
-        max_outstanding_requests=max_outstanding_requests,
-        data_transfer_protocol=data_transfer_protocol,
-        cross_trainer_cache=cross_trainer_cache,
-        target_workers=target_workers,
-        visitation=visitation,
-        remainder=remainder,
-        cost_fn=cost_fn,
-        wait_timeout=wait_timeout,
-        security=security,
-    )
-    _check_compression(compression)
     travelling = checked_modules(modules)
+    with by_value(travelling):  # the cost function travels, too
+        options = reading_options(
+            processing_mode=processing_mode,
+            service=service,
+            job_name=job_name,
+            consumer_index=consumer_index,
+            num_consumers=num_consumers,
+            max_outstanding_requests=max_outstanding_requests,
+            data_transfer_protocol=data_transfer_protocol,
+            cross_trainer_cache=cross_trainer_cache,
+            target_workers=target_workers,
+            visitation=visitation,
+            remainder=remainder,
+            cost_fn=cost_fn,
+            wait_timeout=wait_timeout,
+            security=security,
+        )
+    _check_compression(compression)
 
     def apply(pipeline: Any) -> Dataset:
         dataset = Dataset.from_pipeline(pipeline)
@@ -323,23 +324,23 @@ def from_dataset_id(
         NotFoundError: No dataset was registered under this id.
         UnavailableError: The dispatcher did not answer for a minute.
     """
-    checked_modules(modules)
-    options = reading_options(
-        processing_mode=processing_mode,
-        service=service,
-        job_name=job_name,
-        consumer_index=consumer_index,
-        num_consumers=num_consumers,
-        max_outstanding_requests=max_outstanding_requests,
-        data_transfer_protocol=data_transfer_protocol,
-        cross_trainer_cache=cross_trainer_cache,
-        target_workers=target_workers,
-        remainder=remainder,
-        cost_fn=cost_fn,
-        visitation=visitation,
-        wait_timeout=wait_timeout,
-        security=security,
-    )
+    with by_value(checked_modules(modules)):
+        options = reading_options(
+            processing_mode=processing_mode,
+            service=service,
+            job_name=job_name,
+            consumer_index=consumer_index,
+            num_consumers=num_consumers,
+            max_outstanding_requests=max_outstanding_requests,
+            data_transfer_protocol=data_transfer_protocol,
+            cross_trainer_cache=cross_trainer_cache,
+            target_workers=target_workers,
+            remainder=remainder,
+            cost_fn=cost_fn,
+            visitation=visitation,
+            wait_timeout=wait_timeout,
+            security=security,
+        )
     name = _dataset_name(dataset_id)
     try:
         known = ask(parse_service(service), security, GetDataset(dataset_id=name))

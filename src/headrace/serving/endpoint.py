@@ -10,10 +10,12 @@ through it, and nothing of users' data can be read.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import socketserver
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
@@ -31,7 +33,9 @@ __all__ = ["Endpoint"]
 _log = logging.getLogger(__name__)
 
 _PATIENCE = 5.0
-"""Seconds for which a connection may say nothing."""
+"""Seconds in which a request must have come and its answer gone."""
+_MOST_CONNECTIONS = 32
+"""At a time; each has a thread and a descriptor, and nobody is asked for a key."""
 _POLL = 0.1
 _CREATED = "_created"
 _TEXT = "text/plain; charset=utf-8"
@@ -100,9 +104,14 @@ class Endpoint:
 
 
 class _Server(socketserver.ThreadingTCPServer):
-    """A connection that says nothing keeps no other one waiting, and no process from its end."""
+    """A slow connection keeps no other one waiting, and no process from its end.
+
+    Those that are too slow are ended by the thread that accepts, and those that are too many are
+    closed by it at once.
+    """
 
     allow_reuse_address = True
+    request_queue_size = 128
     daemon_threads = True
     block_on_close = False
 
@@ -114,7 +123,27 @@ class _Server(socketserver.ThreadingTCPServer):
     ) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.pages = pages
+        #: Connections, and since when they are.
+        self._since: dict[Any, float] = {}
         super().__init__((host, port), _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if len(self._since) >= _MOST_CONNECTIONS:
+            super().shutdown_request(request)
+            return
+        self._since[request] = time.monotonic()
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self._since.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """End connections that are too slow; called every tenth of a second."""
+        for request, since in list(self._since.items()):
+            if time.monotonic() - since > _PATIENCE:
+                with contextlib.suppress(OSError):
+                    request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         _log.debug("an answer to %s was not sent", client_address, exc_info=True)

@@ -550,6 +550,19 @@ def test_a_client_that_leaves_early_says_what_it_used_and_not_what_arrived() -> 
     )
 
 
+def test_what_was_not_used_of_a_task_that_was_called_off_is_not_said_to_be_used() -> None:
+    session = opened(1, 2)
+    session.act(0.0)
+    session.answered(1, 0, elements(0, 3, done=(0, 3)), "a", 0.1)
+    session.answered(1, 1, elements(3, 3, done=(3, 6)), "b", 0.1)
+    session.used_up(1, 0)
+    session.answered(1, 2, CancelledError("off"), None, 0.1)
+    (word,) = session.leave(begun=None)
+    assert word == SettleTask(
+        client_id="me", task_id=1, received=((0, 3),), touched=((0, 3),), used=True
+    )
+
+
 def test_after_a_pause_in_which_it_may_have_been_given_up_a_client_asks_before_it_goes_on() -> None:
     session = Session("me", "d:1", 16, 0.0)
     session.opened(

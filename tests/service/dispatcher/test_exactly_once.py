@@ -222,7 +222,9 @@ def test_a_dataset_whose_elements_have_no_origins_is_refused(scene: Scenario) ->
     dataset_id = scene.register(5)
     with pytest.raises(FailedPreconditionError, match="cannot be visited exactly once"):
         scene.open("c", dataset_id, **EXACTLY)
-    with pytest.raises(FailedPreconditionError, match=r"with ShardingPolicy\.DYNAMIC; got OFF"):
+    with pytest.raises(
+        FailedPreconditionError, match=r"with ShardingPolicy\.DYNAMIC alone; got OFF"
+    ):
         scene.open("c", **{**EXACTLY, "processing_mode": OFF})
 
 

@@ -71,3 +71,10 @@ def test_tasks_of_a_new_iteration_follow_from_it(scene: Scenario) -> None:
         "TaskCreated",
         "ClientJoined",
     ]
+
+
+def test_consumers_of_rounds_and_trainers_that_share_are_not_both(scene: Scenario) -> None:
+    dataset_id = scene.register(5)
+    terms = {"job_name": "j", "num_consumers": 2, "consumer_index": 0, "trainer_id": "t"}
+    with pytest.raises(FailedPreconditionError, match="does not go with coordinated reads"):
+        scene.open("c", dataset_id, cross_trainer_cache=True, **terms)

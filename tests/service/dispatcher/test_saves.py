@@ -228,7 +228,7 @@ def test_units_that_kill_their_workers_fail_the_save(scene: Scenario) -> None:
             scene.tick(3.0)
             scene.beat(name)
             scene.deal(task_id)
-    assert "were given up, because the worker died" in work(scene).error
+    assert "position 25 of the dataset was given up, because the worker died" in work(scene).error
 
 
 def test_a_directory_that_cannot_be_begun_is_an_error_and_no_task_is_made(scene: Scenario) -> None:

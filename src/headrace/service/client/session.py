@@ -552,7 +552,10 @@ class Session:
         self._turns.used_up(task.address.task_id, number)
 
     def _over(self, task_id: int) -> None:
-        if self._tasks.pop(task_id, None) is not None:
+        task = self._tasks.pop(task_id, None)
+        if task is not None:
+            if task.in_use:
+                self._unused[task_id] = task
             self._turns.remove(task_id)
             self._to_report.pop(task_id, None)
             self._drops.append(task_id)

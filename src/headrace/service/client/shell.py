@@ -270,7 +270,8 @@ class Shell:
             while not self._closing:
                 with self._lock:
                     actions = self._session.act(time.monotonic())
-                if self._session.is_over:
+                    is_over = self._session.is_over
+                if is_over:
                     self._ring()
                 self._do(actions, wires)
                 self._take(wires.wait(min(actions.wake_in, _LONGEST_WAIT)))
@@ -334,8 +335,9 @@ class Shell:
                 else:
                     self._take_answer(event, now)
             self._deliveries += self._session.due(now)
+            is_over = self._session.is_over
         # Also where nothing came: who waits to be known again must hear that it is.
-        if len(self._deliveries) > before or self._session.is_over or had_verdict:
+        if len(self._deliveries) > before or is_over or had_verdict:
             self._ring()
 
     def _take_answer(self, event: TaskEvent, now: float) -> None:

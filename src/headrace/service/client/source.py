@@ -11,7 +11,7 @@ from typing import cast
 
 from headrace.element.packing import codecs
 from headrace.element.spec import Spec
-from headrace.errors import FailedPreconditionError, InvalidArgumentError
+from headrace.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
 from headrace.plan.source import INFINITE, Position, Reader, Source
 from headrace.service.client.keeping import Keeper
 from headrace.service.client.options import ReadingOptions
@@ -191,6 +191,8 @@ class RemoteSource(Source):
         if protocol in (None, "local"):
             if inprocess.is_local(address):
                 return inprocess.connect(address)
+            if protocol == "local" and inprocess.was_local(address):
+                raise UnavailableError(f"the worker at {address}, of this process, has stopped")
             if protocol == "local":
                 raise FailedPreconditionError(
                     'data_transfer_protocol="local" reads workers of this process alone, but the '

@@ -75,11 +75,11 @@ class Stage:
 class IterationWork(Produced):
     """What was done for one iteration."""
 
-    def __init__(self, iteration: Iteration | None, now: float) -> None:
+    def __init__(self, now: float, done_before: int = 0) -> None:
         super().__init__(now)
         self.began = now
         #: Units that were done before.
-        self.done_before = 0 if iteration is None else done_of(iteration)
+        self.done_before = done_before
         self.waited = 0.0
         self.stages: dict[str, Stage] = {}
 
@@ -138,7 +138,8 @@ class Activity:
     def of(cls, state: DispatcherState, now: float) -> Activity:
         """Begin with what there is."""
         iterations = {
-            number: IterationWork(iteration, now) for number, iteration in state.iterations.items()
+            number: IterationWork(now, done_of(state, iteration))
+            for number, iteration in state.iterations.items()
         }
         return cls(began=now, iterations=iterations)
 
@@ -246,15 +247,16 @@ def grown(after: N, before: N) -> N:
     return growth if 0 < growth < _MOST else type(after)()
 
 
-def done_of(iteration: Iteration) -> int:
+def done_of(state: DispatcherState, iteration: Iteration) -> int:
     """Return how many units of an iteration are done, as far as is known."""
-    return iteration.next - iteration.held - count(iteration.returned)
+    gone = sum(count(iteration.left_of(task)) for task in state.tasks_of(iteration) if task.gone)
+    return max(0, iteration.units_dealt - iteration.held - gone)
 
 
 def _iteration_created(
     activity: Activity, fact: updates.IterationCreated, state: DispatcherState, now: float
 ) -> None:
-    activity.iterations[fact.iteration_id] = IterationWork(None, now)
+    activity.iterations[fact.iteration_id] = IterationWork(now)
 
 
 def _iteration_gone(

@@ -49,6 +49,11 @@ def policy_for(terms: Job | OpenIteration) -> Policy:
     """
     if isinstance(terms, Job) and terms.save:
         return SAVING
+    if terms.cross_trainer_cache and terms.num_consumers is not None:
+        raise FailedPreconditionError(
+            "a cross-trainer cache does not go with coordinated reads; got num_consumers="
+            f"{terms.num_consumers}: consumers use a round together, trainers each read everything"
+        )
     offered = OFFERED if terms.num_consumers is None else _IN_ROUNDS
     policies = _SHARED if terms.cross_trainer_cache else offered
     policy = policies.get(terms.processing_mode)

@@ -15,7 +15,7 @@ from headrace.errors import FailedPreconditionError
 from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.dealing import Dealing
 from headrace.service.dispatcher.policy import Post
-from headrace.service.dispatcher.ranges import count
+from headrace.service.dispatcher.ranges import Ranges, count
 from headrace.service.dispatcher.state import (
     Dataset,
     DispatcherState,
@@ -28,6 +28,9 @@ from headrace.service.dispatcher.updates import Update
 from headrace.service.messages import OpenIteration
 
 __all__ = ["Saving", "save_of", "unfinished_saves"]
+
+
+_MOST_SHOWN = 20
 
 
 class Saving(Dealing):
@@ -84,10 +87,12 @@ class Saving(Dealing):
             if task.phase is TaskPhase.FAILED:
                 return f"the worker at {task.address}: {task.reason}"
         if iteration.given_up:
+            several = "s" * (count(iteration.given_up) > 1)
             return (
-                f"{count(iteration.given_up)} positions of the dataset were given up, because the "
-                "worker died each time that one read them (the dispatcher's log names the "
-                "workers): a function of the dataset may kill its process"
+                f"position{several} {_in_words(iteration.given_up)} of the dataset "
+                f"{'were' if several else 'was'} given up, because the worker died each time that "
+                "one read it (the dispatcher's log names the workers): a function of the dataset "
+                "may kill its process"
             )
         return ""
 
@@ -116,3 +121,9 @@ def _writes(state: DispatcherState, worker_id: str) -> int:
         bool(state.jobs[state.iterations[state.tasks[task_id].iteration_id].job_id].save)
         for task_id in state.workers[worker_id].tasks
     )
+
+
+def _in_words(units: Ranges) -> str:
+    shown = [str(start) if stop == start + 1 else f"{start} to {stop - 1}" for start, stop in units]
+    more = f" and {len(shown) - _MOST_SHOWN} more ranges" * (len(shown) > _MOST_SHOWN)
+    return ", ".join(shown[:_MOST_SHOWN]) + more

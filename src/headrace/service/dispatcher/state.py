@@ -269,6 +269,11 @@ class Iteration(msgspec.Struct):
             return None
         return self.positions - self.next + count(self.returned) + len(self.parts)
 
+    @property
+    def units_dealt(self) -> int:
+        """Units that were dealt and did not come back."""
+        return self.next - count(self.returned) - len(self.parts)
+
     def left_of(self, task: Task) -> Ranges:
         """Return units of a task that is gone which are to be dealt again, in dealt order."""
         if not self.exactly_once:

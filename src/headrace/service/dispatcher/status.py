@@ -103,7 +103,7 @@ def _iteration(
         finished=iteration.finished,
         seconds=now - work.began,
         units=iteration.positions,
-        units_dealt=iteration.next - count(iteration.returned),
+        units_dealt=iteration.units_dealt,
         units_in_hand=iteration.held,
         units_left=iteration.rest,
         units_given_up=count(iteration.given_up),
@@ -136,7 +136,7 @@ def _progress(
     if iteration.finished:
         return 1.0, 0.0
     if iteration.positions is not None:
-        total, done, before = iteration.positions, done_of(iteration), work.done_before
+        total, done, before = iteration.positions, done_of(state, iteration), work.done_before
     else:
         # Each task reads all of the dataset, or its share of it.
         shares = {task.of or 1 for task in running}

@@ -220,6 +220,7 @@ class FileProducer:
             Portion(
                 first=first,
                 count=count,
+                size=sum(file.bytes for file in files),
                 done_from=before,
                 done_to=self._units,
                 touched=self._units,

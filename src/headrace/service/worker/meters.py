@@ -11,8 +11,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
-from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -46,7 +46,10 @@ class Meter:
         #: Waits that go on, and since when: a plan that reads ahead may wait for units meanwhile.
         self._waits: dict[str, float] = {}
         self._stages: dict[str, float] = {}
-        self._names: WeakKeyDictionary[ElementIterator, str] = WeakKeyDictionary()
+        #: The classes of steps, with those that they are derived from, by name.
+        self.kinds: set[str] = set()
+        #: Of steps, by `id`.
+        self._names: dict[int, tuple[weakref.ref[ElementIterator], str]] = {}
 
     # --- what happens ---------------------------------------------------------------------------
 
@@ -78,18 +81,21 @@ class Meter:
         """Learn the name of a step (`execution.watch_point`); nothing stands in its place."""
         kind = node.kind or type(node).__name__
         place = f" at {node.location}" if node.location else ""
+        self.kinds.update(kind.__qualname__ for kind in type(iterator).__mro__)
+        number, names = id(iterator), self._names
         # One that cannot be referred to weakly goes without a name.
-        with self._lock, contextlib.suppress(TypeError):
-            self._names[iterator] = f"{kind}{place}"
+        with contextlib.suppress(TypeError):
+            reference = weakref.ref(iterator, lambda _: names.pop(number, None))
+            names[number] = reference, f"{kind}{place}"
         return iterator
 
     def stage_of(self, iterator: object) -> str | None:
-        """Return the name of a step of this task."""
-        try:
-            with self._lock:
-                return self._names.get(iterator)  # type: ignore[call-overload,no-any-return]
-        except TypeError:  # what is no iterator of ours may have no hash
-            return None
+        """Return the name of a step of this task.
+
+        It is known by its identity alone: what is asked for may be half made, by another thread.
+        """
+        found = self._names.get(id(iterator))
+        return found[1] if found is not None and found[0]() is iterator else None
 
     def spent(self, stage: str, seconds: float) -> None:
         """Count seconds for which a thread was at a step."""

@@ -28,7 +28,7 @@ from typing import TypeVar
 from headrace.errors import AbortedError, FailedPreconditionError
 from headrace.service.dispatcher.ranges import Ranges, first, united
 from headrace.service.messages import WORD, Elements, GetElements
-from headrace.service.worker.hand_out import Bounds, Departure, HandOut, Left
+from headrace.service.worker.hand_out import Bounds, Departure, HandOut, Left, Ready
 from headrace.service.worker.portion import Answer, Portion
 
 __all__ = ["Rounds"]
@@ -99,6 +99,11 @@ class Rounds(HandOut[R]):
             or not rounds
             or (rounds < self._bounds.ready_portions and self._size < self._bounds.ready_bytes)
         )
+
+    @property
+    def ready(self) -> Ready:
+        """Rounds that are made and did not arrive everywhere."""
+        return Ready(self._made - self._whole, self._size)
 
     @property
     def done(self) -> Ranges:

@@ -4,7 +4,8 @@ Rule 1. It costs the data path nothing: no step is wrapped, no element counted. 
         of the process twenty times a second, while a task makes something.
 Rule 2. A thread is at the innermost step on its stack: in the step's own code, or in a function of
         the user's that it calls. Seconds are added up over threads.
-Rule 3. Nothing that a frame holds is kept alive by looking at it.
+Rule 3. It writes to no frame, and reads only those of steps, which last for a chunk: what they hold
+        is kept until they return, where Python gives a snapshot of a frame (before 3.13).
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ _INTERVAL = 0.05
 _IDLE_INTERVAL = 0.5
 _LONGEST = 1.0
 """Seconds that one look may stand for: after a pause of the process nobody was anywhere."""
-_SNAPSHOTS = sys.version_info < (3, 13)
-_WAITING: frozenset[CodeType] = frozenset({Feed._wait_for_units.__code__})
+_WAITING: frozenset[CodeType] = frozenset(
+    {Feed._wait_for_units.__code__, Feed._has_to_wait.__code__}
+)
 """Whoever stands in these is at no step."""
 
 
@@ -84,25 +86,11 @@ def find_stage(frame: FrameType | None, meters: Sequence[Meter]) -> tuple[Meter,
         code = frame.f_code
         if code in _WAITING:
             return None
-        if code.co_argcount and code.co_varnames[0] == "self" and _is_ours(frame):
-            owner = _self_of(frame)
-            for meter in meters:
-                stage = meter.stage_of(owner)
+        kind = code.co_qualname.rpartition(".")[0]
+        for meter in meters:
+            if kind in meter.kinds:
+                stage = meter.stage_of(frame.f_locals.get("self"))
                 if stage is not None:
                     return meter, stage
         frame = frame.f_back
     return None
-
-
-def _is_ours(frame: FrameType) -> bool:
-    name = frame.f_globals.get("__name__", "")
-    return isinstance(name, str) and name.startswith("headrace.")
-
-
-def _self_of(frame: FrameType) -> object:
-    variables = frame.f_locals
-    owner = variables.get("self")
-    if _SNAPSHOTS:
-        # Before Python 3.13 it is a copy that the frame would keep, with all that it refers to.
-        variables.clear()
-    return owner
