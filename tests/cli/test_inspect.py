@@ -117,7 +117,7 @@ class Terminal:
         self.ours, theirs = pty.openpty()
         self.seen = b""
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "headrace.cli.main", *arguments],
+            [sys.executable, "-m", "headrace", *arguments],
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,

@@ -32,6 +32,6 @@ class SignalThatCameAtOnce(running.Signals):
 def test_a_signal_that_comes_before_the_server_starts_is_no_failure(monkeypatch, capsys):
     monkeypatch.setattr(running, "Signals", SignalThatCameAtOnce)
     server = Late()
-    running.run_server("worker", server, lambda: server.address, None)
+    running.run_server("worker", server, lambda: server.address)
     assert capsys.readouterr().out == "worker stopped\n"
     assert server.is_stopped

@@ -376,7 +376,6 @@ with LocalCluster(num_workers=2) as cluster:
 def test_a_client_that_is_interrupted_or_killed_leaves_no_process(
     sent: signal.Signals, work: str
 ) -> None:
-    before = set(os.listdir("/dev/shm"))
     client = subprocess.Popen(
         [sys.executable, "-c", SCRIPT.format(work=work)],
         stdout=subprocess.PIPE,
@@ -397,8 +396,8 @@ def test_a_client_that_is_interrupted_or_killed_leaves_no_process(
         assert "KeyboardInterrupt" in err
     assert client.returncode == -sent
     wait_until(lambda: not any(is_alive(pid) for pid in pids))
-    left = {name for name in set(os.listdir("/dev/shm")) - before if name.startswith("headrace")}
-    assert not left
+    owners = tuple(f"headrace-{pid}-" for pid in (client.pid, *pids))
+    assert not [name for name in os.listdir("/dev/shm") if name.startswith(owners)]
 
 
 def exhaust(reader: Iterator[Any]) -> None:

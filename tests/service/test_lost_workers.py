@@ -136,4 +136,5 @@ def test_an_element_that_kills_its_workers_is_given_up_and_nothing_else_is_lost(
     assert sorted(got) == [value for value in range(300) if value != 77]
     assert "1 given up: every worker that read them died" in caplog.text
     assert "(positions 77)" in caplog.text
-    assert deaths <= 4
+    # Twice while it is one of many, then in halves down to it alone, and thrice there.
+    assert deaths <= 6

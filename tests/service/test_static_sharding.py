@@ -251,7 +251,7 @@ def test_a_local_worker_that_stops_midway_is_waited_for() -> None:
     with DispatchServer(settings) as dispatcher, ExitStack() as stack:
         leaving = stack.enter_context(worker_of(dispatcher))
         stack.enter_context(elsewhere(dispatcher.target.removeprefix("tcp://")))
-        data = read(Dataset.range(1 << 20).map(int), DATA, dispatcher, max_outstanding_requests=1)
+        data = read(Dataset.range(1 << 12).map(int), DATA, dispatcher, max_outstanding_requests=1)
         with iter(data) as reader:
             assert int(next(reader)) == 0
             leaving.stop()
@@ -259,7 +259,7 @@ def test_a_local_worker_that_stops_midway_is_waited_for() -> None:
             starting.start()
             seen = {int(x) for x in reader}
             starting.join()
-    assert seen | {0} == set(range(0, 1 << 20, 2))
+    assert seen | {0} == set(range(0, 1 << 12, 2))
 
 
 def test_a_local_worker_that_stops_for_good_ends_the_reading_with_an_error() -> None:

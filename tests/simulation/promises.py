@@ -142,6 +142,11 @@ def _check_outstanding(cast: Cast, client: ClientProcess) -> None:
     )
 
 
+def _was_cut_off(cast: Cast, fact: updates.WorkerLost) -> bool:
+    """Whether a client's connection was reset, in the very second whose answers were lost."""
+    return "reset" in cast.scenario.promises.troubles and "refuses" in fact.reason
+
+
 # --- at the end -------------------------------------------------------------------------------
 
 
@@ -165,7 +170,9 @@ def check_at_end(cast: Cast) -> None:
         declared = [
             fact
             for fact in cast.dispatcher.disk.history
-            if isinstance(fact, updates.WorkerLost) and is_there(cast, fact.worker_id)
+            if isinstance(fact, updates.WorkerLost)
+            and is_there(cast, fact.worker_id)
+            and not _was_cut_off(cast, fact)
         ]
         _require(not declared, "nobody is declared lost who is only paused", *declared)
     if not promises.is_durable:
@@ -322,8 +329,9 @@ def _check_exact(cast: Cast, iteration_id: int, shared: list[Reading]) -> None:
     plan = cast.scenario.plan
     names = [each.client_id for each in shared]
     got = Counter(atom for reading in shared for _, atom in atoms_of(reading))
-    strange = [atom for atom in got if atom not in plan.everything()]
-    _require(not strange, "nothing comes that is not there", strange[:5])
+    everything = plan.everything()
+    strange = got.keys() - everything
+    _require(not strange, "nothing comes that is not there", sorted(strange)[:5])
     twice = {atom for atom, times in got.items() if times > 1 and not plan.raises(*atom)}
     twice -= _may_come_again(cast, shared)
     twice -= _went_with_worker_and_client(cast, shared) | _begun_when_closed(shared)
@@ -349,7 +357,7 @@ def _check_exact(cast: Cast, iteration_id: int, shared: list[Reading]) -> None:
     _require(said <= given_up, "nothing else is said to be lost", sorted(said - given_up)[:5])
     if _left_when_it_was_over(cast, iteration_id, shared):
         return
-    missing = sorted(atom for atom in plan.everything() - got.keys() if atom[0] not in given_up)
+    missing = sorted(atom for atom in everything - got.keys() if atom[0] not in given_up)
     _require(
         not missing,
         "each element comes once",

@@ -132,7 +132,7 @@ def _check_at_end(cast: Cast) -> None:
         allowed = (
             plan.broken
             or ("raises" in save.error and bool(plan.failing))
-            or ("were given up" in save.error and deaths >= _MOST_DEATHS)
+            or ("given up, because" in save.error and deaths >= _MOST_DEATHS)
         )
         _require(allowed, "a save fails for a reason that the scenario gives", save.error)
         return

@@ -63,7 +63,10 @@ class Signals:
             self._sender.send(b"\0")
 
     def wait(
-        self, timeout: float | None = None, closing: Sequence[TextIO] = ()
+        self,
+        timeout: float | None = None,
+        closing: Sequence[TextIO] = (),
+        readable: Sequence[TextIO] = (),
     ) -> frozenset[signal.Signals]:
         """Wait for signals, or a call of `wake`; return the signals that came.
 
@@ -71,8 +74,9 @@ class Signals:
             timeout: Seconds to wait, or None for as long as it takes.
             closing: Streams that tell by closing that whoever started us is gone, which counts as
                 SIGTERM.
+            readable: Streams that end the wait, too, when something can be read from them.
         """
-        watched: list[socket.socket | TextIO] = [self._receiver, *closing]
+        watched: list[socket.socket | TextIO] = [self._receiver, *closing, *readable]
         ready, _, _ = select.select(watched, [], [], timeout)
         numbers = set(self._receiver.recv(4096)) if self._receiver in ready else set()
         if any(stream in ready for stream in closing):

@@ -6,7 +6,6 @@ import contextlib
 import os
 import select
 import shutil
-import signal
 import sys
 import termios
 import time
@@ -86,11 +85,10 @@ def _is_over(signals: Signals, seconds: float) -> bool:
     """Wait so long; return whether somebody wants to leave."""
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
-        came = signals.wait(left, closing=[sys.stdin])
-        if not came & STOP_SIGNALS:
-            continue
-        if signal.SIGINT in came or not select.select([sys.stdin], [], [], 0)[0]:
+        if signals.wait(left, readable=[sys.stdin]) & STOP_SIGNALS:
             return True
+        if not select.select([sys.stdin], [], [], 0)[0]:
+            continue
         # A key, or the end of the terminal.
         keys = os.read(sys.stdin.fileno(), 64)
         if not keys or any(key in _LEAVING for key in keys):

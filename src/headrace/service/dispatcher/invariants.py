@@ -146,12 +146,11 @@ def _check_iteration(state: DispatcherState, iteration_id: int, iteration: Itera
     assert iteration.finished or not iteration.failed, iteration
     if not iteration.finished and not job.save:
         served = {task.worker_id for task in tasks if task.phase is not TaskPhase.LOST}
-        there = set(staying(state))
         if iteration.is_dealt:
             waits = not running and not (iteration.returned or iteration.parts)
-            assert served >= there or waits, (iteration, state.workers)
-        else:
-            assert served or not there, (iteration, state.workers)
+            assert served >= set(staying(state)) or waits, (iteration, state.workers)
+        elif not served:
+            assert not policy_for(job).vacant(state, iteration), (iteration, state.workers)
     _check_units(iteration, tasks)
 
 
