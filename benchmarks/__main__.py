@@ -23,6 +23,7 @@ QUESTIONS = (
     "service_scalars",
     "service_batches",
     "coordinated_reads",
+    "exactly_once",
 )
 
 

@@ -10,12 +10,14 @@ from typing import Any
 
 import msgspec
 
+from headrace.element.chunk import Chunk
 from headrace.errors import (
     HeadraceError,
     UnavailableError,
 )
 from headrace.service.client.round_session import RoundSession
 from headrace.service.client.session import Delivery, Session
+from headrace.service.client.units import Found, Units
 from headrace.service.config import STATIC_POLICIES
 from headrace.service.messages import (
     WORD,
@@ -33,7 +35,7 @@ from headrace.service.messages import (
 )
 from headrace.transport.envelope import decode_error
 from tests.simulation.network import Link, Network, Peer
-from tests.simulation.production import Element
+from tests.simulation.production import Atom, Element
 
 __all__ = ["GROUP_SECONDS", "ClientProcess", "Outcome", "Portion", "Reading"]
 
@@ -42,6 +44,8 @@ GROUP_SECONDS = 150.0
 _OPEN_SECONDS = 60.0
 _CALL_SECONDS = 2.0
 _ASK_AGAIN = 0.2
+_BOUND = 2000
+"""Bytes that are held before their turn: of 20 elements, so that it is often reached."""
 
 
 class Outcome(enum.Enum):
@@ -79,6 +83,8 @@ class Reading:
     lost: tuple[LostUnits, ...] = ()
     #: (task, number) of all answers that the consumer got something of.
     rounds: list[tuple[int, int]] = field(default_factory=list)
+    #: In order: all that came, an element that raised by what it would have been.
+    sequence: list[Atom] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     #: Since when the consumer waits without having heard why; pauses of the client do not count.
     waiting_since: float | None = None
@@ -221,6 +227,7 @@ class ClientProcess(Peer):
         )
         self.session = self._session(reading.client_id)
         self._owed = {}
+        self._units, self._unit, self._ordinal = Units(_BOUND), 0, 0
 
         def opened(answer: Any) -> None:
             if not isinstance(answer, IterationOpened):
@@ -250,6 +257,7 @@ class ClientProcess(Peer):
                 trainer_id=self.trainer_id,
                 counts_elements=self.counts_elements,
                 has_shares=opening.processing_mode in STATIC_POLICIES,
+                wants_all=opening.ordered,
             )
         return RoundSession(
             client_id,
@@ -370,6 +378,9 @@ class ClientProcess(Peer):
     def _next(self) -> None:
         """Go on reading, as `RemoteReader.read` does."""
         session, now = self.session, self.world.now
+        if self._opening.ordered:
+            self._next_in_order(now)
+            return
         while True:
             if self._close_after is not None and self._taken >= self._close_after:
                 self._end(Outcome.CLOSED)
@@ -391,6 +402,68 @@ class ClientProcess(Peer):
             else:
                 self._wait(now)
                 return
+
+    def _next_in_order(self, now: float) -> None:
+        """Go on reading, as `ArrivingUnits.found` does."""
+        session, units, size = self.session, self._units, self._opening.units or 0
+        while True:
+            if self._close_after is not None and self._taken >= self._close_after:
+                self._end(Outcome.CLOSED)
+                return
+            while self._results:
+                self._take_in(self._results.popleft())
+            units.forget(units.tasks - session.reading)
+            units.give_up(session.given_up)
+            limit = self.world.chance.choice((1, 64))
+            found = None if self._unit >= size else units.found(self._unit, self._ordinal, limit)
+            wanted = self._unit if found is None and self._unit < size else None
+            session.allow(units.askable(wanted, session.reading))
+            if found is not None:
+                self._wait_no_more()
+                if self._got(found):
+                    return
+            elif not session.is_over:
+                self._wait(now)
+                return
+            elif session.failure is not None or self._unit >= size:
+                failed = session.failure is not None
+                self._end(Outcome.FAILED if failed else Outcome.ENDED, session.failure)
+                return
+            else:
+                units.give_up([(self._unit, self._unit + 1)])
+
+    def _take_in(self, delivery: Delivery) -> None:
+        self.session.used_up(delivery.task.task_id, delivery.number)
+        payload, answer = delivery.payload, delivery.answer
+        if isinstance(payload, Exception) and (answer is None or answer.failed < 0):
+            self.reading.errors.append(payload)
+        content = None
+        if isinstance(payload, Exception):
+            content = payload
+        elif delivery.count:
+            content = Chunk.of_rows(list(payload))
+        if answer is not None:
+            self._units.take(delivery.task.task_id, answer, content, 100 * delivery.count)
+
+    def _got(self, found: Found) -> bool:
+        """Take what came next; return whether the consumer is busy with it."""
+        if found.error is not None:
+            self.note("raises", found.error)
+            self.reading.sequence.append((int(str(found.error).split()[1]), 0))
+            self.reading.raised.append((0, int(str(found.error).split()[1])))
+            return False
+        if found.chunk is None:
+            self._unit, self._ordinal = self._unit + 1, 0
+            return False
+        self._ordinal = found.ordinal + found.chunk.size
+        self._taken += 1
+        rows = found.chunk.rows()
+        self.note("yields", rows)
+        self.reading.sequence += [atom for element in rows for atom in element]
+        task = TaskAddress(task_id=0, worker_id="", worker_address="", ticket="")
+        self.reading.yielded.append(Portion(task, self._taken, rows))
+        self.later(self._think * self.world.chance.random(), self._go_on_reading)
+        return True
 
     def _has_lease(self, now: float) -> bool:
         """Whether what is here may be yielded; else wait until the dispatcher has said so."""

@@ -240,6 +240,7 @@ def produce(
     most_now: Callable[[], int | None] = lambda: None,
     shard: int = 0,
     of: int = 1,
+    in_order: bool = False,
 ) -> Production:
     """Produce a task's portions, as `service/worker/producer.py` does.
 
@@ -307,9 +308,11 @@ def produce(
         if elements:
             yield account.portion(elements, None if error is None else state)
         if at_end:
+            if in_order and stream.ends:
+                yield account.ends()
             return None
         if error is not None:
-            yield account.error(error)
+            yield account.error(error, atom)
         elif not was_parted:
             wanted = next_limit(limit, count, count * plan.bytes, seconds, most_bytes)
             limit = min(most, wanted)
@@ -337,12 +340,27 @@ class _Account:
             origins=self._origins(elements, says_ends=state is None),
         )
 
-    def error(self, error: UserFunctionError) -> Portion:
+    def ends(self) -> Portion:
+        """Return what says of the last units that they ended."""
+        return Portion(
+            first=self._first,
+            done_from=self._units,
+            done_to=self._units,
+            touched=self._touched,
+            origins=self._origins([]),
+        )
+
+    def error(self, error: UserFunctionError, atom: Atom) -> Portion:
         before = self._units
+        failed = -1
+        if self._says_origins:
+            place = (atom[0], 1, self._stream.plan.ordinal(atom), 1)
+            failed = self._stream.order.origins([place], [])[0][0]
         self._count_units()
         return Portion(
             first=self._first,
             error=error,
+            failed=failed,
             done_from=before,
             done_to=self._units,
             touched=self._touched,

@@ -328,13 +328,17 @@ def _check_exact(cast: Cast, iteration_id: int, shared: list[Reading]) -> None:
     """Check an iteration of which each element comes once."""
     plan = cast.scenario.plan
     names = [each.client_id for each in shared]
+    if cast.scenario.in_order:
+        for reading in shared:
+            _check_sequence(cast, reading)
     got = Counter(atom for reading in shared for _, atom in atoms_of(reading))
     everything = plan.everything()
     strange = got.keys() - everything
     _require(not strange, "nothing comes that is not there", sorted(strange)[:5])
     twice = {atom for atom, times in got.items() if times > 1 and not plan.raises(*atom)}
     twice -= _may_come_again(cast, shared)
-    twice -= _went_with_worker_and_client(cast, shared) | _begun_when_closed(shared)
+    if not cast.scenario.in_order:
+        twice -= _went_with_worker_and_client(cast, shared) | _begun_when_closed(shared)
     _require(not twice, "each element comes once", "twice:", sorted(twice)[:5], names)
     ended = [each for each in shared if each.outcome is Outcome.ENDED]
     if not ended or plan.broken:
@@ -429,6 +433,21 @@ def _went_with_worker_and_client(cast: Cast, shared: list[Reading]) -> set[Atom]
         for task_id, atom in atoms_of(reading)
         if task_id in lost or worker_of[task_id] in gone
     }
+
+
+def _check_sequence(cast: Cast, reading: Reading) -> None:
+    """Check that a reading in order got what one process yields, as far as it came."""
+    plan = cast.scenario.plan
+    got = [atom for atom in reading.sequence if atom[0] not in plan.deadly]
+    everything = sorted(atom for atom in plan.everything() if atom[0] not in plan.deadly)
+    expected = everything[: len(got)]
+    wrong = next((pair for pair in zip(got, expected, strict=False) if pair[0] != pair[1]), None)
+    _require(
+        got == expected,
+        "what is read in order comes as in one process",
+        reading.client_id,
+        f"got {wrong[0]} in place of {wrong[1]}" if wrong else f"got {len(got)} elements",
+    )
 
 
 def _units(lost: Iterable[LostUnits]) -> set[int]:

@@ -36,6 +36,7 @@ def save_scenario_of(seed: int) -> Scenario:
     scenario = scenario_of(seed)
     return dataclasses.replace(
         scenario,
+        in_order=False,
         kind="everything" if scenario.kind == "forgetful" else scenario.kind,
         mode=DYNAMIC,
         visitation=None,

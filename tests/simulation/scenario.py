@@ -115,6 +115,8 @@ class Scenario:
     """All clients read together, as consumers."""
     counts_elements: bool = False
     """`max_outstanding` is of elements, and not of requests with whatever they bring."""
+    in_order: bool = False
+    """Whether elements come in order."""
 
     @property
     def promises(self) -> Kind:
@@ -144,7 +146,7 @@ def scenario_of(seed: int) -> Scenario:
     if plan.deadly and mode == OFF:
         # Copies that last for long before they die begin again without end.
         limits = dataclasses.replace(limits, copy_lasts=1e9)
-    return Scenario(
+    scenario = Scenario(
         seed=seed,
         kind=kind,
         plan=plan,
@@ -163,6 +165,17 @@ def scenario_of(seed: int) -> Scenario:
         calm_seconds=chance.choice((0.3, 1.0, 3.0)),
         counts_elements=random.Random(f"counted {seed}").random() < 0.25,
     )
+    return dataclasses.replace(scenario, in_order=_may_be_in_order(scenario))
+
+
+def _may_be_in_order(scenario: Scenario) -> bool:
+    """Whether it is one of the scenarios that are read in order, where that can be."""
+    plan = scenario.plan
+    one_after_the_other = plan.window == plan.mixed == plan.joined == 1
+    alone = scenario.clients == 1 and scenario.visitation == "exactly_once"
+    # In order, what came before its turn is bounded in bytes and not counted.
+    alone = alone and not scenario.counts_elements
+    return alone and one_after_the_other and random.Random(f"order {scenario.seed}").random() < 0.6
 
 
 def crowd_of(seed: int, *, workers: int, clients: int) -> Scenario:
@@ -202,6 +215,7 @@ def rounds_of(seed: int) -> Scenario:
         is_named=True,
         visitation=None,
         in_rounds=True,
+        in_order=False,
     )
 
 

@@ -124,6 +124,7 @@ def shared_scenario_of(seed: int) -> Scenario:
     chance = random.Random(f"shared scenario {seed}")
     return dataclasses.replace(
         scenario,
+        in_order=False,
         plan=Plan(size=_UNITS, cost=chance.choice((0.0, 0.001, 0.02)), bytes=_ELEMENT),
         is_named=True,
         clients=chance.choice((1, 2, 3, 4)),

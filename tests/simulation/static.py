@@ -40,6 +40,7 @@ def static_scenario_of(seed: int) -> Scenario:
     policies = (ShardingPolicy.FILE, ShardingPolicy.DATA, ShardingPolicy.HINT)
     return dataclasses.replace(
         scenario,
+        in_order=False,
         mode=chance.choice(policies),
         visitation=None,
         # What kills a worker late in its share is not given up, and the share begins again.

@@ -16,6 +16,7 @@ from headrace.service.worker.portion import Portion
 from headrace.service.worker.producer import MOST_ELEMENTS
 from headrace.service.worker.rounds import Rounds
 from headrace.service.worker.session import Session
+from headrace.service.worker.ways import is_in_order
 from tests.simulation import production
 from tests.simulation.files import FileSteps
 from tests.simulation.network import Link, Network, Peer, Request
@@ -202,6 +203,7 @@ class _Producer:
             most_now=lambda: self.most,
             shard=task.shard or 0,
             of=task.of or 1,
+            in_order=is_in_order(task),
         )
         if task.save is not None:
             self._steps = FileSteps(self._steps, worker.world.chance)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import enum
 import importlib.metadata
 import sys
 from typing import Annotated
 
 import typer
 
-from headrace.cli import doctor, inspect, journal, keys, serve, top
+from headrace.cli import chaos, doctor, inspect, journal, keys, serve, top
 from headrace.cli.failures import CommandGroup
 from headrace.cli.help import GroupWithHelp
 
@@ -31,9 +32,27 @@ app.command("doctor")(doctor.examine)
 app.add_typer(keys.app, name="keys", cls=GroupWithHelp)
 
 
+class Job(enum.StrEnum):
+    """What the demo shows."""
+
+    DIGITS = "digits"
+    CHAOS = "chaos"
+
+
 @app.command("demo")
-def _run_demo() -> None:
-    """Train a classifier on real digits through a dispatcher and two workers; kill one."""
+def _run_demo(
+    job: Annotated[
+        Job,
+        typer.Option(
+            help="digits: train a classifier on real digits through a dispatcher and two workers, "
+            "and kill one. chaos: kill a process every second, and compare what arrives with what "
+            "one process reads."
+        ),
+    ] = Job.DIGITS,
+) -> None:
+    """Show the data service at work, with processes that are killed."""
+    if job is Job.CHAOS:
+        raise typer.Exit(chaos.run_chaos())
     try:
         from headrace.cli.demo import run_demo  # noqa: PLC0415 - optional: jax, scikit-learn
     except ModuleNotFoundError as error:

@@ -37,6 +37,7 @@ MetricsHost = Annotated[
     str, typer.Option(help="Whom these are for; the default is this machine alone.")
 ]
 
+WithParent = Annotated[bool, typer.Option("--with-parent", hidden=True)]
 
 OPTIONS = {
     "port": "--port",
@@ -160,6 +161,7 @@ def run_dispatcher(
     keys: Keys = None,
     metrics_port: MetricsPort = None,
     metrics_host: MetricsHost = "127.0.0.1",
+    with_parent: WithParent = False,
 ) -> None:
     """Run a dispatcher until Ctrl-C or SIGTERM."""
     with wrong_arguments(OPTIONS):
@@ -195,7 +197,14 @@ def run_dispatcher(
         )
     kept = _what_is_kept(work_dir) if work_dir is not None and fault_tolerant else None
     server = DispatchServer(config, start=False)
-    run_server("dispatcher", server, lambda: server.target, options=OPTIONS, notice=kept)
+    run_server(
+        "dispatcher",
+        server,
+        lambda: server.target,
+        options=OPTIONS,
+        notice=kept,
+        with_parent=with_parent,
+    )
 
 
 def run_worker(
@@ -266,7 +275,7 @@ def run_worker(
     keys: Keys = None,
     metrics_port: MetricsPort = None,
     metrics_host: MetricsHost = "127.0.0.1",
-    with_parent: Annotated[bool, typer.Option("--with-parent", hidden=True)] = False,
+    with_parent: WithParent = False,
 ) -> None:
     """Run one worker, or several in processes of their own, until Ctrl-C or SIGTERM.
 

@@ -11,20 +11,22 @@ import contextlib
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from headrace.data.forked import leave_in_children
 from headrace.element.chunk import States
 from headrace.element.spec import Spec
 from headrace.errors import FailedPreconditionError, OutOfRangeError
-from headrace.execution.build import draw_seed, start
+from headrace.execution.build import draw_seed, start, start_halves
 from headrace.execution.iterator import ElementIterator, Singles, State
 from headrace.execution.pace import Pace
 from headrace.plan.elements import FromSource, Read
 from headrace.plan.fixed_order import fixed_seeds
 from headrace.plan.identity import Entry, changed_functions, first_difference, identity
 from headrace.plan.node import Node
+from headrace.plan.source import Source
 from headrace.plan.traverse import merged_options, walk
+from headrace.rewrites.cut import Half
 
 __all__ = ["DatasetIterator"]
 
@@ -58,6 +60,10 @@ class DatasetIterator:
         self._keepers = tuple(source.keeper for source in sources if source.keeper is not None)
         #: Why there are no states; "": there are.
         self._cannot_restore = next((why for s in sources if (why := s.cannot_restore)), "")
+        #: How the plan is cut in two where it goes on from a place over units; None: it is not.
+        self._half: Half | None = None
+        #: The source that runs the plan elsewhere, if that is all there is.
+        self._source = _runs_elsewhere(plan)
         self._finalizer = weakref.finalize(self, _close_quietly, self._running)
         self._go_to(None)
         leave_in_children(self, DatasetIterator._leave_to_parent)
@@ -160,11 +166,19 @@ class DatasetIterator:
             for keeper in self._keepers:
                 keeper.hold(self)
         _close_quietly(self._running)  # it may be anywhere
-        iterator = start(self._plan, seed=self._seed, fixed=self._fixed, pass_number=(self._pass,))
+        iterator = self._start()
         self._running.append(iterator)
         if state is not None:
             iterator.set_state(state)
         self._states, self._offset = lambda index: state, 0
+
+    def _start(self) -> ElementIterator:
+        passes = (self._pass,)
+        if self._half:
+            return start_halves(
+                self._plan, self._half, seed=self._seed, fixed=self._fixed, pass_number=passes
+            )
+        return start(self._plan, seed=self._seed, fixed=self._fixed, pass_number=passes)
 
     def _say_where(self) -> None:
         """Let go of what was kept to come back to this place, or to one before."""
@@ -212,16 +226,30 @@ class DatasetIterator:
             self._resume()
             stream = self._running[-1].get_state()
             self._states, self._rows = lambda index: stream, iter(())
+        seed, at = self._place(stream)
         state = {
             "version": _VERSION,
             "plan": self._identity,
-            "seed": self._seed,
+            "seed": seed,
             "pass": self._pass,
-            "at": {"stream": stream},
+            "at": at,
         }
         if self._fixed:
             state["fixed"] = list(self._fixed)
         return state
+
+    def _place(self, stream: State) -> tuple[int, dict[str, Any]]:
+        """Return the seed and where it stands, for anybody who reads this dataset."""
+        if self._half:
+            return self._seed, {"units": stream, "half": self._half}
+        if self._source is None:
+            return self._seed, {"stream": stream}
+        # Where nothing was read yet, it stands at the beginning, wherever that is read.
+        position, _ = stream.get("hint", (None, 0))
+        if position is None:
+            return self._seed, {"stream": None}
+        at = dict(position)
+        return at.pop("seed"), at
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Go to where `state` was taken.
@@ -239,7 +267,25 @@ class DatasetIterator:
         self._seed, self._pass = state["seed"], state["pass"]
         if len(state.get("fixed", ())) == len(self._fixed):
             self._fixed = list(state.get("fixed", ()))
-        self._go_to(state["at"]["stream"])
+        at = state["at"]
+        if self._source is not None:
+            self._go_to(self._over_units(at))
+            return
+        self._half = cast(Half, at["half"]) if "units" in at else None
+        self._go_to(at["units"] if "units" in at else at["stream"])
+
+    def _over_units(self, at: dict[str, Any]) -> State:
+        """Return the state of the source that runs the plan elsewhere, for a place of anybody's."""
+        assert self._source is not None
+        place = at["units"] if "units" in at else at["stream"]
+        if place is None:
+            return None
+        half = at.get("half", self._source.half_in_order)
+        position = {"units": place, "half": half, "seed": self._seed}
+        fresh = start(self._plan, seed=self._seed)
+        at_start: dict[str, Any] = fresh.get_state()
+        fresh.close()
+        return {**at_start, "ordinal": 1, "hint": [position, 0]}
 
     def _check_it_has_states(self) -> None:
         # Said before a trainer keeps a state, not when it is needed.
@@ -267,6 +313,13 @@ class DatasetIterator:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _runs_elsewhere(plan: Node) -> Source | None:
+    """Return the source that runs a plan elsewhere, in order, if there is nothing else to it."""
+    while plan.is_transparent and len(plan.inputs) == 1:
+        (plan,) = plan.inputs
+    return plan.source if isinstance(plan, FromSource) and plan.source.half_in_order else None
 
 
 def _close_quietly(running: list[ElementIterator]) -> None:
@@ -309,7 +362,8 @@ def _check(state: Any, plan: Node) -> None:
             f"the state was taken from a dataset with other steps: {difference}; restore it into "
             "the dataset that it was taken from"
         )
-    if "stream" not in state["at"]:
+    at = state["at"]
+    if "stream" not in at and not ("units" in at and "half" in at):
         raise FailedPreconditionError(
             f"the state says where a reading stood in terms of {', '.join(state['at'])}, which an "
             "iterator in one process does not know"

@@ -91,6 +91,11 @@ class Chunk:
         return self._states(index)
 
     @property
+    def has_states(self) -> bool:
+        """Whether it says where the stream stands before each element."""
+        return self._states is not None
+
+    @property
     def states(self) -> States:
         """What `state_at` calls, to be kept without the elements."""
         return self.state_at if self._states is None else self._states

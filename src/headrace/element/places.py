@@ -77,6 +77,8 @@ def rows_of(column: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]
 
 def joined(columns: Sequence[NDArray[Any]]) -> NDArray[Any]:
     """Return columns one after the other. Where some have origins of several, all have."""
+    if len(columns) == 1:
+        return columns[0]
     if any(column.dtype != columns[0].dtype for column in columns):
         columns = [grouped(column, 1) for column in columns]
     return np.concatenate(columns)

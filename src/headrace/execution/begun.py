@@ -9,9 +9,12 @@ A step that goes through its input in order, and saves its place in it, is enter
 
 from __future__ import annotations
 
+from typing import Any
+
+from headrace.execution.dealt import units_done
 from headrace.execution.iterator import State
 
-__all__ = ["begun_units"]
+__all__ = ["begun_units", "failed_unit"]
 
 _DEALT = "dealt"
 
@@ -44,3 +47,25 @@ _IN_ORDER: dict[frozenset[str], str] = {
     frozenset({"count", "input"}): "input",
 }
 """What the states of such steps consist of, and where that of the input is."""
+
+
+def failed_unit(state: State) -> int:
+    """Return the unit, in dealt order, of the element that failed just before `state`.
+
+    -1: the state does not say. Units are read one after the other.
+    """
+    done = units_done(state)
+    if done is None:
+        return -1
+    return done if _is_within_unit(state) else done - 1
+
+
+def _is_within_unit(state: Any) -> bool:
+    if isinstance(state, list):
+        return any(_is_within_unit(each) for each in state)
+    if not isinstance(state, dict):
+        return False
+    is_within = any(state.get(name) for name in ("ordinal", "offset", "failed", "begun"))
+    if is_within or any(slot is not None for slot in state.get("slots", ())):
+        return True
+    return any(_is_within_unit(part) for name, part in state.items() if name != "hint")

@@ -21,7 +21,7 @@ from headrace.execution.feeder import PATIENCE, Item, close_quietly
 from headrace.execution.iterator import ElementIterator, State
 from headrace.execution.mixing import Held
 from headrace.execution.pace import Pace
-from headrace.execution.places import Places, of_unit, within
+from headrace.execution.places import Places, within
 from headrace.execution.waiting import LongWait
 
 __all__ = ["ClosedError", "Inner", "Opened", "Readers"]
@@ -57,6 +57,7 @@ class Inner:
         "result",
         "rows",
         "states",
+        "unit",
     )
 
     def __init__(
@@ -70,6 +71,8 @@ class Inner:
         self.origin = origin
         self.number = number
         self.place = place
+        #: Of all its elements, where they are to be named.
+        self.unit: int | None = None if place.dtype.names is None else int(place["unit"][0])
         self.iterator = iterator
         self.pace = pace
         #: In hand from `index` on.
@@ -153,9 +156,10 @@ class Inner:
     def _hold(self, chunk: Chunk) -> None:
         if chunk.places is not None:
             chunk = chunk.with_places(within(self.place, chunk.places))
-        elif self.place.dtype.names is not None:
-            chunk = chunk.with_places(of_unit(self.place, chunk.size))
-        self.held, self.states, self.index = Held(chunk), chunk.states, 0
+            unit = None
+        else:
+            unit = self.unit  # one number, until it is known what these are mixed with
+        self.held, self.states, self.index = Held(chunk, unit), chunk.states, 0
 
     def pass_over_error(self) -> None:
         """Go to the place after an error that is being raised."""

@@ -34,6 +34,7 @@ from headrace.execution.iterator import (
 from headrace.execution.mixing import Held, Strand, mixed
 from headrace.execution.open_datasets import OpenDatasets
 from headrace.execution.outer import OpensNext
+from headrace.execution.places import in_turns
 from headrace.plan.combining import Interleave
 from headrace.plan.units import Units
 from headrace.plan.user_function import step_name
@@ -60,7 +61,8 @@ class InterleaveIterator(ElementIterator):
         self._open = OpenDatasets(node, context, step_name(node, kind), outer)
         self._threads = self._open.threads
         self._is_free = id(node) in context.free
-        self._wants_places = context.wants_places or context.names_units
+        self._wants_places = context.wants_places
+        self._names_units = context.names_units
         self._cycle = node.cycle_length
         # In a cycle of one all turns are alike.
         self._block = node.block_length if self._cycle > 1 else 1
@@ -89,7 +91,7 @@ class InterleaveIterator(ElementIterator):
         return chunk
 
     def singles(self) -> Singles | None:
-        strip = self._strip_of_rows(_NO_END)
+        strip = None if self._names_units else self._strip_of_rows(_NO_END)
         if strip is None:
             return super().singles()
         states = self._states_of(strip)
@@ -99,10 +101,17 @@ class InterleaveIterator(ElementIterator):
         """Return elements of datasets that give them one by one; None: they must be read."""
         while (strip := self._strip_of_rows(limit)) is not None:
             states = self._states_of(strip)
+            units = self._units_of(strip) if self._names_units else None
             rows = list(self._in_turns(strip, keeps_error=True))
             if rows:
-                return Chunk.of_rows(rows, states)
+                places = None if units is None else in_turns(units, strip.each, len(rows))
+                return Chunk.of_rows(rows, states, places)
         return None
+
+    def _units_of(self, strip: Strip) -> list[int]:
+        """Return the unit that each slot of a strip is of."""
+        inners = [self._open.slots[slot] for slot in strip.slots]
+        return [inner.unit for inner in inners if inner is not None and inner.unit is not None]
 
     def _states_of(self, strip: Strip) -> States:
         log = Log(self._open.standing(), self._turn, self._block)
@@ -253,7 +262,10 @@ class InterleaveIterator(ElementIterator):
         def states_at(index: int) -> State:
             return state_of(([(open_one, states, start + index)], outer), turn)
 
-        return held.chunk.slice(start, start + count).with_states(states_at)
+        chunk = held.chunk.slice(start, start + count)
+        if held.unit is not None:
+            chunk = chunk.with_places(in_turns([held.unit], 1, count))
+        return chunk.with_states(states_at)
 
     def _have_in_hand(self, slot: int, size: int, limit: int, log: Log) -> bool:
         """Open or read what the slot needs whose turn it is, or give the turn to another.

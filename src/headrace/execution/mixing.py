@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.element.chunk import Chunk
+from headrace.element.places import of_units
 from headrace.element.structure import Structure, flatten, unflatten
-from headrace.execution.places import Places
+from headrace.execution.places import Places, in_turns
 
 __all__ = ["Held", "Strand", "mixed"]
 
@@ -19,12 +20,18 @@ _FEWEST_A_PART = 4
 
 
 class Held:
-    """A chunk, and what its columns are like."""
+    """A chunk, and what its columns are like.
 
-    __slots__ = ("_kind", "chunk", "leaves", "structure")
+    Args:
+        chunk: The elements.
+        unit: That they are all of, where they are to be named and have no places of their own.
+    """
 
-    def __init__(self, chunk: Chunk) -> None:
+    __slots__ = ("_kind", "chunk", "leaves", "structure", "unit")
+
+    def __init__(self, chunk: Chunk, unit: int | None = None) -> None:
         self.chunk = chunk
+        self.unit = unit
         self.leaves: list[NDArray[Any]] = []  # once its kind was asked for
         self.structure: Structure | None = None
         self._kind: tuple[Any, ...] | None = None
@@ -59,8 +66,11 @@ def mixed(strands: Sequence[Strand]) -> Chunk:
     parts = sum([len(strand.parts) for strand in strands])
     first, start = strands[0].parts[0]
     if parts == 1:
-        return first.chunk.slice(start, start + size)
+        made = first.chunk.slice(start, start + size)
+        return made if first.unit is None else made.with_places(in_turns([first.unit], 1, size))
     made = _mixed_elements(strands, size, parts)
+    if first.unit is not None:
+        return made.with_places(_units_of(strands, size))
     if first.chunk.places is None:
         return made
     return made.with_places(_woven(strands, size, first.chunk.places, _places_of))
@@ -121,6 +131,18 @@ def _woven(
         np.concatenate(blocks, 1, out[at:stop].reshape(rounds, each * len(parts), *rest))
         at = stop
     return out
+
+
+def _units_of(strands: Sequence[Strand], size: int) -> Places:
+    """Return the column of units of the mixed chunk: each part is of one."""
+    units = np.empty(size, np.int64)
+    at = 0
+    for each, rounds, parts in strands:
+        stop = at + each * rounds * len(parts)
+        shaped = units[at:stop].reshape(rounds, len(parts), each)
+        shaped[:] = np.array([held.unit for held, _ in parts], np.int64)[:, np.newaxis]
+        at = stop
+    return of_units(units, None)
 
 
 def _places_of(held: Held) -> Places:

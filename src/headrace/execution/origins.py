@@ -19,7 +19,17 @@ from numpy.typing import NDArray
 from headrace.element.chunk import Chunk
 from headrace.element.places import has_origins, rows_of
 
-__all__ = ["Ended", "Ledger", "Ranges", "Run", "by_unit", "is_within", "origins_of", "runs_of"]
+__all__ = [
+    "Ended",
+    "Ledger",
+    "Ranges",
+    "Run",
+    "by_unit",
+    "in_order",
+    "is_within",
+    "origins_of",
+    "runs_of",
+]
 
 Ranges: TypeAlias = tuple[tuple[int, int | None], ...]
 """Ordinals: (first, one after the last) each, in order; the last may be without end (None)."""
@@ -60,9 +70,25 @@ def origins_of(chunk: Chunk, *, is_sorted: bool = False) -> tuple[Run, ...]:
         raise ValueError(_NO_ORIGINS)
     units, ordinals = rows_of(places)
     if is_sorted:
-        order = np.lexsort((ordinals, units))
-        units, ordinals = units[order], ordinals[order]
+        units, ordinals = in_order(units, ordinals)
     return runs_of(units, ordinals)
+
+
+def in_order(
+    units: NDArray[np.int64], ordinals: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return units and ordinals sorted."""
+    if not len(units):
+        return units, ordinals
+    unit, ordinal = int(units.min()), int(ordinals.min())
+    each = int(ordinals.max()) - ordinal + 1
+    if (int(units.max()) - unit + 1) * each >= 1 << 62:
+        order = np.lexsort((ordinals, units))
+        return units[order], ordinals[order]
+    both = (units - unit) * each + (ordinals - ordinal)  # one number sorts faster than two
+    both.sort()
+    units = both // each
+    return units + unit, both - units * each + ordinal
 
 
 def by_unit(chunk: Chunk) -> Chunk:
@@ -79,7 +105,7 @@ def by_unit(chunk: Chunk) -> Chunk:
     units = places["unit"]
     if (units[1:] >= units[:-1]).all():
         return chunk
-    return chunk.take(np.argsort(units, kind="stable"))
+    return chunk.take(_by_number(units))
 
 
 def runs_of(units: NDArray[np.int64], ordinals: NDArray[np.int64]) -> tuple[Run, ...]:
@@ -141,6 +167,9 @@ class Ledger:
         #: Elements of units so far; of those after the last one, none.
         self._counts = np.zeros(_FEWEST, np.int64)
         self._ended: list[Ended] = []
+        #: Of leaves: the unit before which all of theirs have ended. Worked out when it matters.
+        self._due: dict[frozenset[int], int] = {}
+        self._looked_at = 0  # the last of those when that was done
 
     def deal(self, leaf: int, dealt: int, count: int, unit: int) -> None:
         """Take note that units were dealt: `unit` and following, the first as number `dealt`."""
@@ -150,15 +179,32 @@ class Ledger:
 
     def count(self, dealt: NDArray[np.int64]) -> tuple[NDArray[np.int64] | int, NDArray[np.int64]]:
         """Count elements of units, in order; return their units in the stream and ordinals."""
+        size = len(dealt)
         with self._lock:
-            self._have_counts(int(dealt.max()) + 1)
-            steps = dealt[1:] - dealt[:-1]
+            steps, lowest, highest = dealt[1:] - dealt[:-1], int(dealt[0]), int(dealt[-1])
+            if highest - lowest == size - 1 and (steps == 1).all():  # one of each
+                return self._one_of_each(lowest, highest + 1, dealt)
+            highest = int(dealt.max())
+            self._have_counts(highest + 1)
             if not steps.any():  # of one unit
-                unit, size = int(dealt[0]), len(dealt)
+                unit = highest
                 start = int(self._counts[unit - self._first])
                 self._counts[unit - self._first] += size
                 return self._unit_of(unit), np.arange(start, start + size)
             return self._units_of(dealt), self._ordinals_of(dealt - self._first, steps)
+
+    def _one_of_each(
+        self, start: int, stop: int, dealt: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64] | int, NDArray[np.int64]]:
+        """Count one element of each of these units."""
+        self._have_counts(stop)
+        counts = self._counts[start - self._first : stop - self._first]
+        ordinals = counts.copy()
+        counts += 1
+        for span in self._spans:
+            if span.dealt <= start and stop <= span.stop:
+                return dealt + np.int64(span.unit - span.dealt), ordinals
+        return self._units_of(dealt), ordinals
 
     def _have_counts(self, stop: int) -> None:
         """Have room for the counts of units before this one."""
@@ -199,13 +245,8 @@ class Ledger:
     def _ordinals_of(self, units: NDArray[np.int64], steps: NDArray[np.int64]) -> NDArray[np.int64]:
         order, size = None, len(units)
         least = int(steps.min())
-        if least == 1 and int(units[-1] - units[0]) == size - 1:  # one of each
-            counts = self._counts[int(units[0]) : int(units[-1]) + 1]
-            ordinals = counts.copy()
-            counts += 1
-            return ordinals
         if least < 0:
-            order = np.argsort(units, kind="stable")
+            order = _by_number(units)
             units = units[order]
             steps = units[1:] - units[:-1]
         starts = _starts(steps != 0)
@@ -222,12 +263,21 @@ class Ledger:
     def end(self, leaves: frozenset[int], dealt: int) -> None:
         """Take note that of these leaves' units all before number `dealt` have ended."""
         with self._lock:
+            self._due[leaves] = max(dealt, self._due.get(leaves, 0))
+            if dealt - self._looked_at >= _MOST_DUE:
+                self._looked_at = dealt
+                self._work_out()
+
+    def _work_out(self) -> None:
+        """Work out what the units had that have ended."""
+        due, self._due = self._due, {}
+        for leaves, dealt in due.items():
             for span in self._spans:
                 if span.dealt >= dealt:
                     break
                 if span.leaf in leaves:
                     self._end_of(span, min(dealt, span.stop))
-            self._drop_ended()
+        self._drop_ended()
 
     def leave(self, dealt: int) -> None:
         """Take note that no more of a unit is read, though it may have more."""
@@ -260,6 +310,8 @@ class Ledger:
     def take_ended(self) -> tuple[Ended, ...]:
         """Return the units that have ended since this was called last; units in a row together."""
         with self._lock:
+            if self._due:
+                self._work_out()
             ended, self._ended = self._ended, []
         return tuple(_in_a_row(ended))
 
@@ -286,6 +338,7 @@ def _in_a_row(ended: Iterable[Ended]) -> Sequence[Ended]:
 
 
 _FEWEST = 64
+_MOST_DUE = 256
 _NO_ORIGINS = "these elements have no origins: start the plan with `origins=True`"
 
 
@@ -295,3 +348,11 @@ def _starts(is_new: NDArray[np.bool_]) -> NDArray[np.int64]:
     starts = np.zeros(len(later) + 1, np.int64)
     np.add(later, 1, out=starts[1:])
     return starts
+
+
+def _by_number(units: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the order that sorts units; those of one stay in theirs."""
+    least, greatest = int(units.min()), int(units.max())
+    if greatest - least < 1 << 16:  # two bytes are sorted in one go over them
+        return (units - least).astype(np.uint16).argsort(kind="stable")
+    return units.argsort(kind="stable")

@@ -16,6 +16,7 @@ Rule 3. Where origins travel too, a column has records (`element.places`). What 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 from headrace.element.places import has_origins, numbers_in, of_units
 from headrace.plan.random_words import mixed
 
-__all__ = ["Places", "of_positions", "of_unit", "within"]
+__all__ = ["Places", "in_turns", "of_positions", "within"]
 
 Places: TypeAlias = NDArray[Any]
 """A column of places: one number an element, or a record of it and an origin."""
@@ -57,6 +58,7 @@ def within(outer: Places, inner: Places | int) -> Places:
     return of_units(units, mixed(mixed(numbers) + inner_numbers))
 
 
-def of_unit(outer: Places, count: int) -> Places:
-    """Return the column of `count` elements within one whose unit is known: without places."""
-    return of_units(np.broadcast_to(outer["unit"], (count,)), None)
+def in_turns(units: Sequence[int], each: int, count: int) -> Places:
+    """Return the column of `count` elements, `each` of every unit in turn: without places."""
+    once = np.repeat(np.array(units, np.int64), each)
+    return of_units(once[:count] if count <= len(once) else np.resize(once, count), None)

@@ -72,7 +72,11 @@ class ReadIterator(ElementIterator):
                 if self._index_place is not None:
                     ordinals = np.arange(ordinal, self._ordinal, dtype=np.uint64)
                     chunk = chunk.with_places(within(self._index_place, ordinals))
-                return chunk.with_states(self._states(reader, position, ordinal, chunk.size))
+                states = self._states(reader, position, ordinal, chunk.size)
+                if chunk.has_states:  # the reader knows where it stands within the chunk
+                    at, failed = self._index_state, self._failed
+                    states = _located(at, ordinal, failed, chunk.states)
+                return chunk.with_states(states)
             self._close_reader()
 
     def singles(self) -> Singles | None:
@@ -238,7 +242,7 @@ def _make_read(node: Read, context: Context) -> ElementIterator:
 @make_iterator.register(FromSource)
 def _make_source(node: FromSource, context: Context) -> ElementIterator:
     """Read a source that cannot be read in parts: as if it had one index."""
-    source, passes = node.source, context.passes
+    source, passes = node.source.seeded(context.seed), context.passes
 
     def open_(index: int, position: Position) -> Reader:
         return source.open(0, source.size, position, pass_number=passes)
@@ -259,6 +263,15 @@ def _hinted(
         state = _state(at, ordinal + index, failed)
         state["hint"] = [after, 0] if index == size else [before, index]
         return state
+
+    return states
+
+
+def _located(at: State, ordinal: int, failed: int, positions: States) -> States:
+    """Return the states before elements of which a reader told the positions."""
+
+    def states(index: int) -> State:
+        return {**_state(at, ordinal + index, failed), "hint": [positions(index), 0]}
 
     return states
 

@@ -102,7 +102,7 @@ class RootIterator(Dealt):
             if part.is_over(self._part_count()):
                 self._leave_part()
             return part.wanted_of(chunk)
-        newest = int(dealt.max())
+        newest = int(dealt[0] if chunk.size == 1 else dealt.max())
         if newest > self._newest:
             self._newest = newest
             # Later units show that earlier ones have ended.

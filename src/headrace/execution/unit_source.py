@@ -9,11 +9,11 @@ Rule 3. Units are opened in any order, several at once, and perhaps the same one
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from headrace.element.chunk import Chunk
 
-__all__ = ["UnitReader", "UnitSource"]
+__all__ = ["GivesWholeUnits", "UnitReader", "UnitSource"]
 
 
 class UnitReader(Protocol):
@@ -42,4 +42,21 @@ class UnitSource(Protocol):
         Args:
             unit: Its number in the stream of the plan.
             first: Nothing before this ordinal has failed, and all of it was read.
+        """
+
+
+@runtime_checkable
+class GivesWholeUnits(Protocol):
+    """A source of units that may have many small ones at hand."""
+
+    def whole(self, unit: int, most: int, limit: int) -> tuple[Chunk, int] | None:
+        """Return units in a row, each whole and with as many elements, which are read with that.
+
+        Args:
+            unit: The first.
+            most: The most units.
+            limit: The most elements.
+
+        Returns:
+            The elements, at least one of each, and how many units they are of; None: open the unit.
         """

@@ -20,7 +20,7 @@ from headrace.execution.iterator import MOST_FAILURES, ElementIterator, State, m
 from headrace.execution.pace import Pace
 from headrace.execution.places import Places
 from headrace.execution.stage import chosen_states
-from headrace.execution.unit_source import UnitReader, UnitSource
+from headrace.execution.unit_source import GivesWholeUnits, UnitReader, UnitSource
 from headrace.plan.source import INFINITE
 from headrace.plan.units import Units
 
@@ -232,6 +232,9 @@ class UnitsIterator(ElementIterator):
     def next_chunk(self, limit: int) -> Chunk | None:
         while self._range.has(self._index):
             if self._input is None:
+                many = self._whole_units(limit)
+                if many is not None:
+                    return many
                 self._input = self._open()
             chunk = self._input.next_chunk(limit)
             if chunk is not None:
@@ -242,6 +245,22 @@ class UnitsIterator(ElementIterator):
             self._input = None
             self._index += 1
         return None
+
+    def _whole_units(self, limit: int) -> Chunk | None:
+        """Return the elements of many units, where they are at hand."""
+        if not isinstance(self._source, GivesWholeUnits) or self._wants_places:
+            return None
+        first = self._index
+        most = limit if self._range.size == INFINITE else min(limit, self._range.size - first)
+        given = self._source.whole(self._range.unit(first), most, limit)
+        if given is None:
+            return None
+        chunk, units = given
+        self._index += units
+        each = chunk.size // units
+        return chunk.with_states(
+            lambda index: {"unit": first + index // each, "ordinal": index % each}
+        )
 
     def _open(self) -> _OneUnit:
         return _OneUnit(self._source, self._range.unit(self._index))

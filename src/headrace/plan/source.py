@@ -194,6 +194,23 @@ class Source(ABC):
         """Why reading cannot begin in the middle of the source, and what would do; "": it can."""
         return ""
 
+    def seeded(self, seed: int) -> Source:
+        """Return the source for an iterator whose random steps draw from `seed`.
+
+        Only a source that runs a plan elsewhere (`written`) heeds it.
+        """
+        return self
+
+    @property
+    def account(self) -> str:
+        """What `explain()` says of it: how a plan is run elsewhere; "": nothing."""
+        return ""
+
+    @property
+    def half_in_order(self) -> str:
+        """How `written` is cut in two (`rewrites.cut`), where positions are places in its half."""
+        return ""
+
     @property
     def keeper(self) -> Keeper | None:
         """Keeps what its readers gave, so that an interrupted iterator goes on; None: no need."""

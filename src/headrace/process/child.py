@@ -56,11 +56,14 @@ class Command:
             kept, for a message about why it is not, and it dies when the parent does. Its last two
             arguments are numbers of descriptors: the one that takes over from standard output and
             error when it is ready, and its lifeline (`process/parent.py`).
+        output: Descriptor of what takes its standard output and error, where they are not kept;
+            None: those of this process.
     """
 
     arguments: tuple[str, ...]
     environment: Mapping[str, str] = field(repr=False)
     is_bound: bool = False
+    output: int | None = None
 
 
 class Child:
@@ -98,8 +101,8 @@ class Child:
             self._process = subprocess.Popen(
                 [sys.executable, *command.arguments, *map(str, passed)],
                 stdin=theirs.fileno(),
-                stdout=self._words,
-                stderr=self._words,
+                stdout=self._words or command.output,
+                stderr=self._words or command.output,
                 pass_fds=passed,
                 env=dict(command.environment),
                 process_group=0,

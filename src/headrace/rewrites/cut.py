@@ -248,7 +248,11 @@ class _Cutter:
         if self._in_order:
             if isinstance(node, Interleave) and parts[0].rows == 1:
                 self._place(node, "both", "opened by workers, taken in turn by the client")
-                rooted = Root(input=node.over([parts[0].plan]), location=node.location)
+                # Turns are taken by the client: a worker reads what it opens one after the other.
+                flat = node.with_parameters(
+                    cycle_length=1, block_length=1, num_parallel_calls=None, deterministic=None
+                )
+                rooted = Root(input=flat.over([parts[0].plan]), location=node.location)
                 stream = _Stream(rooted, node.cycle_length, node.block_length)
                 piece = self._opened(stream)
                 piece.is_direct = True

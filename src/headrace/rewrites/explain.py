@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from headrace.plan.elements import FromSource
 from headrace.plan.free_order import free_steps, kept_steps
 from headrace.plan.index_part import leaves
 from headrace.plan.node import Node
 from headrace.plan.source import INFINITE
-from headrace.plan.traverse import outline
+from headrace.plan.traverse import outline, walk
 from headrace.rewrites.cut import Cut
 from headrace.rewrites.optimize import prepare
 from headrace.rewrites.positions import deal_of
@@ -26,7 +27,14 @@ def explain(plan: Node) -> str:
         f"as written\n{outline(plan, 1)}\n"
         f"as run\n{outline(run, 1, notes)}\n"
         f"units that a service would deal out: {_units(run)}"
+        f"{_elsewhere(plan)}"
     )
+
+
+def _elsewhere(plan: Node) -> str:
+    """Return what sources say of plans that they run elsewhere."""
+    sources = [node.source for node in walk(plan) if isinstance(node, FromSource)]
+    return "".join(f"\nover the service\n{each.account}" for each in sources if each.account)
 
 
 def explain_cut(made: Cut) -> str:

@@ -20,20 +20,30 @@ from headrace.errors import (
 from headrace.plan import traverse
 from headrace.plan.elements import FromSource
 from headrace.plan.fingerprint import fingerprint
-from headrace.plan.serialize import dump_plan
+from headrace.plan.node import Node
+from headrace.plan.serialize import dump_plan, load_plan
 from headrace.plan.source import INFINITE, UNKNOWN
+from headrace.rewrites.cut import Cut
 from headrace.rewrites.normal import normalize
 from headrace.rewrites.positions import deal_of
 from headrace.service.by_value import by_value, checked_modules
 from headrace.service.client.consumers import spec_of_parts
 from headrace.service.client.options import ReadingOptions, reading_options
 from headrace.service.client.source import RemoteSource
-from headrace.service.client.visits import check_origins, has_origins, with_visitation
+from headrace.service.client.visits import (
+    account_of,
+    cut_for,
+    has_origins,
+    is_cut,
+    whole_stream_step,
+    with_visitation,
+)
 from headrace.service.config import CrossTrainerCache, ShardingPolicy, parse_service
 from headrace.service.dispatcher.stub import DispatcherStub
 from headrace.service.messages import (
     PLAN_PART_BYTES,
     GetDataset,
+    GetPlan,
     PutPlan,
     RegisterDataset,
 )
@@ -74,6 +84,7 @@ def distribute(
     target_workers: str = "AUTO",
     visitation: str | None = None,
     *,
+    ordered: bool = False,
     remainder: str = "drop",
     cost_fn: Callable[..., object] | None = None,
     modules: Sequence[ModuleType | str] = (),
@@ -110,10 +121,13 @@ def distribute(
         visitation: How often elements come where workers or clients are lost; None: the default of
             the mode. DYNAMIC offers "exactly_once" (the default: what nobody has is computed again,
             and each element is delivered once to clients that live) and "at_most_once" (what came
-            in part is lost and named; the default where a step of the dataset works on the whole
-            stream, as `filter(...).take(n)` does). Exactly once needs functions that give as many
-            elements again for the same input. Fixed shares offer "at_least_once" alone, and OFF
+            in part is lost and named). Exactly once needs functions that give as many elements
+            again for the same input. Fixed shares offer "at_least_once" alone, and OFF
             nothing: a lost copy ends where it is.
+        ordered: Whether elements come in the order in which one process yields them, whichever
+            workers come, go and die. With DYNAMIC and exactly once alone, and for one client of a
+            job. Workers run what they can unit by unit, and this process runs the rest; it holds
+            what comes before its turn.
         remainder: What becomes of elements at the end that are too few for a round of all
             consumers: "drop" (they go to nobody), "pad" (the others get batches of no rows) or
             "end_together" (their rows are shared evenly).
@@ -146,6 +160,7 @@ def distribute(
             cross_trainer_cache=cross_trainer_cache,
             target_workers=target_workers,
             visitation=visitation,
+            ordered=ordered,
             remainder=remainder,
             cost_fn=cost_fn,
             wait_timeout=wait_timeout,
@@ -156,15 +171,14 @@ def distribute(
     def apply(pipeline: Any) -> Dataset:
         dataset = Dataset.from_pipeline(pipeline)
         _check_endless(options, traverse.cardinality(dataset.plan))
-        if visitation == "exactly_once":
-            check_origins(dataset.plan)
+        made = cut_for(dataset.plan, options)
         dataset_id = registered(
             service, dataset, compression, None, security, modules=travelling, anonymous=True
         )
         plan = dataset.plan
         spec, size = traverse.element_spec(plan), traverse.cardinality(plan)
-        visits = with_visitation(options, origins=has_origins(plan))
-        return _reading(visits, dataset_id, spec, size, job_name, compression)
+        account = account_of(plan, options)
+        return _reading(options, dataset_id, spec, size, job_name, compression, plan, made, account)
 
     return apply
 
@@ -277,6 +291,15 @@ def _put_plan(address: str, security: Security | None, digest: bytes, data: byte
         offset = ask(address, security, put).received
 
 
+def _get_plan(address: str, security: Security | None, digest: bytes) -> bytes:
+    data = bytearray()
+    while True:
+        got = ask(address, security, GetPlan(digest=digest, offset=len(data)))
+        data += got.part
+        if len(data) >= got.total:
+            return bytes(data)
+
+
 def from_dataset_id(
     processing_mode: ShardingPolicy | str,
     service: str | tuple[str, str],
@@ -291,6 +314,7 @@ def from_dataset_id(
     target_workers: str = "AUTO",
     visitation: str | None = None,
     *,
+    ordered: bool = False,
     remainder: str = "drop",
     cost_fn: Callable[..., object] | None = None,
     modules: Sequence[ModuleType | str] = (),
@@ -314,6 +338,7 @@ def from_dataset_id(
         remainder: As in `distribute`.
         cost_fn: As in `distribute`.
         visitation: As in `distribute`.
+        ordered: As in `distribute`.
         modules: Of functions that are given here; those of the dataset travel with it when it is
             registered.
         wait_timeout: As in `distribute`.
@@ -338,6 +363,7 @@ def from_dataset_id(
             remainder=remainder,
             cost_fn=cost_fn,
             visitation=visitation,
+            ordered=ordered,
             wait_timeout=wait_timeout,
             security=security,
         )
@@ -359,8 +385,13 @@ def from_dataset_id(
         element_spec = element_spec or registered
     _check_endless(options, known.cardinality)
     scoped = None if job_name is None else f"dataset_id={name}/{job_name}"
-    visits = with_visitation(options, origins=known.origins)
-    return _reading(visits, name, element_spec, known.cardinality, scoped, known.compression)
+    plan, made = None, None
+    if is_cut(options) and known.positions is not None and (options.ordered or not known.origins):
+        plan = load_plan(_get_plan(parse_service(service), security, known.digest))
+        made = cut_for(plan, options)
+    return _reading(
+        options, name, element_spec, known.cardinality, scoped, known.compression, plan, made
+    )
 
 
 def delivery_report(dataset: Dataset) -> dict[str, int]:
@@ -393,15 +424,38 @@ def _reading(
     cardinality: int,
     job_name: str | None,
     compression: str | None,
+    plan: Node | None,
+    made: Cut | None,
+    account: str = "",
 ) -> Dataset:
+    """Return a dataset that reads what is registered.
+
+    Args:
+        options: How.
+        dataset_id: What.
+        element_spec: Spec of its elements, if it is known.
+        cardinality: How many there are.
+        job_name: Whose iterations to share.
+        compression: "AUTO", or None.
+        plan: What is registered, where a part of it is run here.
+        made: How it is cut then; None: workers run all of it.
+        account: What `explain()` says of it.
+    """
+    is_ordered = made is not None and made.is_ordered
+    # How many workers there will be, and how many copies they make, nobody knows.
+    is_known = is_ordered or cardinality in (0, INFINITE)
     source = RemoteSource(
-        options=options,
+        options=with_visitation(options),
         dataset_id=dataset_id,
-        # How many workers there will be, and how many copies they make, nobody knows.
-        cardinality=cardinality if cardinality in (0, INFINITE) else UNKNOWN,
+        cardinality=cardinality if is_known else UNKNOWN,
         job_name=job_name,
         spec=spec_of_parts(element_spec, options.remainder),
         compression=compression,
+        half="" if made is None else made.half,
+        units=None if made is None else made.units,
+        whole_stream="" if made is None else whole_stream_step(made),
+        written=None if made is None else plan,
+        _account=account,
     )
     return Dataset.from_source(source)
 

@@ -35,7 +35,7 @@ from headrace.service.local_worker import (
 )
 from headrace.service.worker.server import WorkerServer
 
-__all__ = ["LocalCluster", "LocalWorker"]
+__all__ = ["LocalCluster", "LocalWorker", "lasting_port"]
 
 _log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class LocalCluster:
         self._environment = dict(environment or {})
         self._cache_bytes = default_cache_bytes(num_workers)
         self._config = DispatcherConfig(
-            port=0 if work_dir is None else _lasting_port(),
+            port=0 if work_dir is None else lasting_port(),
             work_dir=work_dir,
             fault_tolerant_mode=work_dir is not None,
             worker_timeout_ms=worker_timeout_ms,
@@ -300,7 +300,7 @@ def _start_failure(child: Child, what: str) -> UnavailableError:
     )
 
 
-def _lasting_port() -> int:
+def lasting_port() -> int:
     """Return a free port that will be free again after the dispatcher was stopped.
 
     Not one of those that the system gives to whoever connects: a client that tries to reach the

@@ -42,6 +42,7 @@ CLIENTS = {
     "RegisterDataset",
     "PutPlan",
     "GetDataset",
+    "GetPlan",
     "OpenIteration",
     "ClientHeartbeat",
     "SettleTask",

@@ -72,3 +72,37 @@ def test_elements_may_come_in_any_order() -> None:
             known = dict(rows.parts).get(unit, ())
             found = {k for start, stop in known for k in range(start, min(stop, size + 1))}
             assert is_whole or found == mine
+
+
+def test_many_ranges_of_a_unit_are_the_same_set_as_when_they_come_one_by_one() -> None:
+    seed = random.randrange(1 << 32)
+    print("seed", seed)
+    chance = random.Random(seed)
+    for _ in range(50):
+        runs = [
+            (chance.randrange(3), 1, chance.randrange(6, 200), chance.randrange(1, 4))
+            for _ in range(chance.randrange(1, 200))
+        ]
+        runs += [(unit, 1, 190, END - 190) for unit in range(3)]
+        runs += [
+            (unit, 1, first, 1) for unit in (0, 4) for first in range(6, chance.randrange(7, 200))
+        ]
+        chance.shuffle(runs)
+        at_once, one_by_one = rows_of(*runs), Rows()
+        for run in runs:
+            one_by_one.add([run])
+        assert (at_once.whole, at_once.parts) == (one_by_one.whole, one_by_one.parts)
+        # Each element once, whichever way it came.
+        for unit, ranges in at_once.parts:
+            mine = [run for run in runs if run[0] == unit]
+            held = {k for start, stop in ranges for k in range(start, min(stop, 250))}
+            assert held == {k for _, _, a, n in mine for k in range(a, min(a + n, 250))}
+            assert all(type(bound) is int for pair in ranges for bound in pair)
+
+
+def test_many_units_are_whole_at_once() -> None:
+    elements = [(unit, 1, 0, 1) for unit in range(0, 100, 2)]
+    rows = rows_of((0, 100, 1, END - 1))
+    rows.add(elements)
+    assert rows.whole == tuple((unit, unit + 1) for unit in range(0, 100, 2))
+    assert rows.parts == tuple((unit, ((1, END),)) for unit in range(1, 100, 2))

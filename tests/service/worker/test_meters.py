@@ -7,6 +7,7 @@ from headrace.execution.build import start
 from headrace.service.messages import FOR_CLIENTS, FOR_UNITS
 from headrace.service.worker.hand_out import Ready
 from headrace.service.worker.meters import Meter, Meters
+from headrace.service.worker.portion import Portion
 from headrace.testing import ManualClock
 
 
@@ -97,3 +98,8 @@ def test_very_many_steps_become_one():
     stages = meter.read().stages
     assert len(stages) <= 65
     assert sum(each.seconds for each in stages) == 1000.0
+
+
+def test_what_is_being_made_is_no_step_though_its_hash_fails():
+    portion = object.__new__(Portion)  # as a sampler finds it within its own constructor
+    assert Meter(4000, ManualClock(0.0)).stage_of(portion) is None

@@ -15,6 +15,8 @@ What is decided, on plain values, without thread, socket or clock:
     falling_behind  what was gone when a trainer came for it, that shares with others
     packing_pace    whether answers are to be packed, found out by trying
     actions    what the shell is to do
+    units      what arrives in any order, sorted by unit and ordinal
+    places     from which unit on a saved place is read
     losses     what is said at the end of a pass that lost something
     failure    an element's error, with the worker that it came from
 
@@ -25,6 +27,7 @@ What does it:
     consumers  which consumer reads, of how many: arguments, checked once
     source     the Source that a plan holds
     reader     what the consumer takes from an iteration, in pieces of the size that is asked for
+    upper      what the consumer takes from the client's half of a plan
     keeping    what was given, until it cannot be asked for again
     targets    which tasks are for this client, by where their workers are, and by tags
     opening    the first call to the dispatcher

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from headrace.service.messages import DispatcherRequest, GetElements, TaskAddress
+from headrace.service.messages import DispatcherRequest, Elements, GetElements, TaskAddress
 
 __all__ = ["Actions", "Ask", "Delivery"]
 
@@ -28,6 +28,8 @@ class Delivery:
     count: int
     payload: Any
     """What the shell gave with the answer, or an error to raise."""
+    answer: Elements | None = None
+    """What the worker said; None: an error about the request."""
 
 
 @dataclass

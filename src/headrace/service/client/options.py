@@ -83,6 +83,7 @@ def reading_options(
     cross_trainer_cache: object = None,
     target_workers: object = "AUTO",
     visitation: str | None = None,
+    ordered: object = False,
     remainder: object = "drop",
     cost_fn: object = None,
     wait_timeout: object = 3600.0,
@@ -113,6 +114,7 @@ def reading_options(
         target_workers=target,
     )
     _check_visitation(mode, visitation)
+    _check_ordered(mode, visitation, ordered)
     return ReadingOptions(
         processing_mode=mode,
         service=address,
@@ -120,7 +122,8 @@ def reading_options(
         max_outstanding_requests=_checked_credit(max_outstanding_requests),
         data_transfer_protocol=_checked_protocol(data_transfer_protocol),
         target_workers=target,
-        visitation=visitation,
+        visitation="exactly_once" if ordered else visitation,
+        ordered=bool(ordered),
         num_consumers=consumer.num_consumers,
         consumer_index=consumer.consumer_index,
         remainder=consumer.remainder,
@@ -169,6 +172,21 @@ def _check_visitation(mode: ShardingPolicy, visitation: object) -> None:
         raise ValueError(
             f"visitation={visitation!r} is not supported with {mode.name} by this version; use "
             f"None{''.join(f' or {name!r}' for name in own)}"
+        )
+
+
+def _check_ordered(mode: ShardingPolicy, visitation: object, ordered: object) -> None:
+    if not isinstance(ordered, bool):
+        raise TypeError(f"`ordered` must be True or False, but got {ordered!r}")
+    if ordered and mode is not ShardingPolicy.DYNAMIC:
+        raise ValueError(
+            f"ordered=True goes with ShardingPolicy.DYNAMIC, but got {mode.name}: there every "
+            "worker reads by itself, and what they read has no order. Use DYNAMIC"
+        )
+    if ordered and visitation not in (None, "exactly_once"):
+        raise ValueError(
+            f"ordered=True visits each element exactly once, but got visitation={visitation!r}; "
+            "leave it out"
         )
 
 

@@ -24,6 +24,7 @@ from headrace.service.client.keeping import Given, Keeper, Kept
 from headrace.service.client.losses import describe_loss
 from headrace.service.client.opening import open_iteration
 from headrace.service.client.round_session import RoundSession
+from headrace.service.client.schedule import MOST_REQUESTS
 from headrace.service.client.session import Session
 from headrace.service.client.shell import Shell
 from headrace.service.client.targets import Target
@@ -36,10 +37,6 @@ from headrace.transport.channel import Channel
 __all__ = ["RemoteReader"]
 
 _log = logging.getLogger(__name__)
-
-
-_MOST_REQUESTS = 16
-"""Over all workers, where elements are not counted."""
 
 
 class RemoteReader:
@@ -304,7 +301,7 @@ def _session(
 ) -> Session | RoundSession:
     """Return the session of somebody who reads alone, or as one of several consumers."""
     client_id, now = opening.client_id, time.monotonic()
-    max_outstanding = most or _MOST_REQUESTS
+    max_outstanding = most or MOST_REQUESTS
     if opening.num_consumers is None or opening.consumer_index is None:
         return Session(
             client_id,

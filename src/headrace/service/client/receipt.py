@@ -22,6 +22,7 @@ class Receipt:
         self._touched: list[list[int]] = []
         #: Elements by their origins; only where a task's elements have some.
         self._rows = Rows()
+        self._has_origins = False
         #: The task's number of the first element after the last answer.
         self._next = 0
         #: Of units from this one on, nothing came to anybody else since the task began.
@@ -31,7 +32,8 @@ class Receipt:
     def whole(self) -> tuple[tuple[int, int], ...]:
         """Ranges of units of which all elements came."""
         whole = tuple((start, stop) for start, stop in self._whole)
-        return united((*whole, *self._rows.whole)) if self._rows.whole else whole
+        rows = self._rows.whole
+        return united((*whole, *rows)) if rows else whole
 
     @property
     def touched(self) -> tuple[tuple[int, int], ...]:
@@ -55,8 +57,9 @@ class Receipt:
         start = max(answer.done_from, self._since)
         _add_run(self._whole, start, answer.done_to)
         if answer.origins:
+            self._has_origins = True
             self._rows.add(answer.origins)
-        if self._rows:
+        if self._has_origins:
             self._rows.add_whole(start, answer.done_to)
             self._rows.forget(answer.done)
         self.touch(answer)

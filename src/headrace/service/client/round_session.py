@@ -89,6 +89,7 @@ class RoundSession:
         #: For those alone who read alone: here nothing is skipped, packed or left to others.
         self.skipped = 0
         self.passed_over: tuple[str, ...] = ()
+        self.given_up: tuple[tuple[int, int], ...] = ()
         self.pace = PackingPace("", now)
         #: Seconds for which the consumer waited for elements, less the wait that goes on.
         self._waited = 0.0
@@ -287,6 +288,15 @@ class RoundSession:
         task.disconnected(error, now)
         self._to_report[task_id] = task.refused
         self._contact.hurry()
+
+    @property
+    def reading(self) -> set[int]:
+        """Tasks that are being read."""
+        return set(self._open)
+
+    def allow(self, task_ids: set[int] | None) -> bool:
+        """Each task is asked when its turn comes, whatever is said here."""
+        return False
 
     @property
     def unended(self) -> tuple[list[TaskAddress], list[TaskAddress]]:

@@ -15,7 +15,10 @@ from collections.abc import Hashable
 from itertools import islice
 from typing import Any
 
-__all__ = ["Budget"]
+__all__ = ["MOST_REQUESTS", "Budget"]
+
+MOST_REQUESTS = 16
+"""Over all workers, where elements are not counted."""
 
 
 class Budget:

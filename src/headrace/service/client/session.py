@@ -76,6 +76,7 @@ class Session:
         codec: What answers may be packed with where the wire is slow; empty: they are not.
         is_far: Whether a worker's address is that of another machine.
         has_shares: Whether each worker has a share that no other reads meanwhile.
+        wants_all: Whether answers without elements are delivered, too: they say of units.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class Session:
         codec: str = "",
         is_far: Callable[[str], bool] = lambda address: True,
         has_shares: bool = False,
+        wants_all: bool = False,
     ) -> None:
         self.client_id = client_id
         self.pace = PackingPace(codec, now)
@@ -100,6 +102,7 @@ class Session:
         self._trainer_id = trainer_id
         self._behind = FallingBehind(trainer_id)
         self._dispatcher = dispatcher
+        self._wants_all = wants_all
         self._turns = Turns(Budget(max_outstanding, counts_elements=counts_elements))
         self._contact = Contact(now)
         self._waiting = Waiting(wait_timeout)
@@ -125,6 +128,8 @@ class Session:
         self.lost: tuple[LostUnits, ...] = ()
         self.passed_over: tuple[str, ...] = ()
         """Addresses of workers that it is not to read."""
+        #: Units of the stream that are dealt no more, where they come in order.
+        self.given_up: tuple[tuple[int, int], ...] = ()
         #: What it must hear: lost tasks to settle, and tasks whose worker cannot be reached, with
         #: whether that refuses connections.
         self._to_settle: set[int] = set()
@@ -194,7 +199,7 @@ class Session:
                     self._unused[task_id] = task
                 self._over(task_id)
             self._finished, self.lost = update.finished, update.lost
-            self._silent = update.silent
+            self._silent, self.given_up = update.silent, update.given_up
             if update.failed:
                 self.fail(FailedPreconditionError(update.failed))
         unsettled = bool(self._to_report or self._to_settle) or any(
@@ -316,7 +321,8 @@ class Session:
             delivery = self._due(task, due, elements, value)
             if delivery is not None:
                 deliveries.append(delivery)
-        if deliveries and self._waiting.is_going_on:
+        # In order, what came may not be what is waited for.
+        if deliveries and self._waiting.is_going_on and not self._wants_all:
             self._waiting.begin(now)
         if task.ending:
             self._ended(task.address)
@@ -334,10 +340,12 @@ class Session:
     ) -> Delivery | None:
         if elements is not None and not task.receive(number, elements):
             self._give_back(task, number)
-            return None
+            if not self._wants_all or elements.count or elements.error:
+                return None
+            value = None
         count = 0 if elements is None else elements.count
         self._elements += count
-        return Delivery(task.address, number, count, value)
+        return Delivery(task.address, number, count, value, elements)
 
     def disconnected(self, task_id: int, error: UnavailableError, now: float) -> None:
         """Take note that the connection to a task's worker was lost, or could not be made."""
@@ -348,6 +356,15 @@ class Session:
         self._turns.touch(task_id)
         self._to_report[task_id] = task.refused
         self._contact.hurry()
+
+    @property
+    def reading(self) -> set[int]:
+        """Tasks that are being read."""
+        return set(self._tasks)
+
+    def allow(self, task_ids: set[int] | None) -> bool:
+        """Ask none but these tasks from now on, or None: any; return whether that changes."""
+        return self._turns.allow(task_ids)
 
     # --- the consumer -------------------------------------------------------------------------
 

@@ -187,6 +187,43 @@ class Shell:
         if is_urgent:
             self._wake()
 
+    def delivered(self) -> list[Delivery]:
+        """Return all that was delivered so far, without waiting, as used up."""
+        found = []
+        with self._lock:
+            while self._deliveries:
+                delivery = self._deliveries.popleft()
+                self._session.used_up(delivery.task.task_id, delivery.number)
+                found.append(delivery)
+        if found:
+            self._wake()
+        return found
+
+    def await_delivery(self) -> bool:
+        """Wait until something is delivered, or given up; False: no more comes."""
+        known = self._session.given_up
+        self._wait(
+            lambda: (
+                bool(self._deliveries)
+                or self._session.is_over
+                or self._session.given_up is not known
+            ),
+            goes_on=True,
+        )
+        return not self._closing and not (self._session.is_over and not self._deliveries)
+
+    def survey(self) -> tuple[set[int], tuple[tuple[int, int], ...]]:
+        """Return the tasks that are being read, and the units that are dealt no more."""
+        with self._lock:
+            return self._session.reading, self._session.given_up
+
+    def allow(self, task_ids: set[int] | None) -> None:
+        """Ask none but these tasks for more from now on; None: any."""
+        with self._lock:
+            changed = self._session.allow(task_ids)
+        if changed:
+            self._wake()
+
     def renew_lease(self) -> bool:
         """Wait, after a long pause of this process, until the dispatcher knows this client again.
 
@@ -204,8 +241,17 @@ class Shell:
         self._turns += 1
         self._ring()
 
-    def _wait(self, is_over: Callable[[], bool]) -> None:
+    def wait_no_more(self) -> None:
+        """Take note that what `await_delivery` was for is here."""
+        with self._lock:
+            self._session.waiting(None)
+
+    def _wait(self, is_over: Callable[[], bool], *, goes_on: bool = False) -> None:
         """Wait for the I/O thread, until something is the case, the thread ends, or `close`.
+
+        Args:
+            is_over: Says whether it is.
+            goes_on: Whether the consumer may have to wait for more after that.
 
         Raises:
             CancelledError: Whoever waits was sent away.
@@ -232,6 +278,8 @@ class Shell:
                 break
         with self._lock:
             self._session.waited(time.monotonic() - since)
+        if not goes_on:
+            self.wait_no_more()
         if self._turns != turn:
             raise CancelledError("the iterator was interrupted")
 

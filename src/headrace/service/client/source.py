@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import secrets
 import socket
@@ -9,17 +10,39 @@ import uuid
 from dataclasses import dataclass, field
 from typing import cast
 
+import msgspec
+
 from headrace.element.packing import codecs
 from headrace.element.spec import Spec
 from headrace.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
-from headrace.plan.source import INFINITE, Position, Reader, Source
+from headrace.execution.build import start_above
+from headrace.execution.iterator import ElementIterator
+from headrace.plan.elements import FromSource
+from headrace.plan.fixed_order import fixed_seeds, with_fixed_seeds
+from headrace.plan.node import Node
+from headrace.plan.source import INFINITE, UNKNOWN, Position, Reader, Source
+from headrace.plan.traverse import transform
+from headrace.plan.units import Units
+from headrace.rewrites.cut import Half, cut_as
+from headrace.rewrites.optimize import prepare
 from headrace.service.client.keeping import Keeper
+from headrace.service.client.opening import open_iteration
 from headrace.service.client.options import ReadingOptions
+from headrace.service.client.places import first_unit
 from headrace.service.client.reader import RemoteReader
+from headrace.service.client.session import Session
+from headrace.service.client.shell import Shell
 from headrace.service.client.targets import Target
+from headrace.service.client.upper import NO_UNITS, ArrivingUnits, UpperReader, new_session
 from headrace.service.config import ShardingPolicy
 from headrace.service.dispatcher.stub import DispatcherStub
-from headrace.service.messages import DispatcherReply, LostUnits, OpenIteration, WorkerReply
+from headrace.service.messages import (
+    DispatcherReply,
+    IterationOpened,
+    LostUnits,
+    OpenIteration,
+    WorkerReply,
+)
 from headrace.transport import address as addresses
 from headrace.transport import inprocess, zeromq
 from headrace.transport.channel import Channel
@@ -42,7 +65,7 @@ class _Latest:
     """The latest reader of a source in this process, for reports."""
 
     def __init__(self) -> None:
-        self.reader: RemoteReader | None = None
+        self.reader: RemoteReader | ArrivingUnits | None = None
 
     def __reduce__(self) -> tuple[type[_Latest], tuple[()]]:
         # Another process reads on its own account.
@@ -62,6 +85,11 @@ class RemoteSource(Source):
         job_name: Whose iterations to share, as the dispatcher knows it; None: nobody's.
         spec: Spec of one element, or None.
         compression: "AUTO": what comes through a slow wire may be packed; None: it is not.
+        half: How the plan is cut in two, where workers run the lower half alone (`rewrites.cut`).
+        units: Units that the lower half is dealt in.
+        whole_stream: What in the upper half is about the whole stream, so that no other client may
+            read the same; "": nothing.
+        written: The plan, where its upper half is run here; None: what comes is what there is.
     """
 
     options: ReadingOptions
@@ -70,6 +98,12 @@ class RemoteSource(Source):
     job_name: str | None = None
     spec: Spec | None = None
     compression: str | None = None
+    half: str = ""
+    units: int | None = None
+    whole_stream: str = ""
+    written: Node | None = None
+    _account: str = field(default="", repr=False)
+    _seed: int | None = field(default=None, repr=False)
     _keeper: Keeper = field(default_factory=Keeper, repr=False)
     _latest: _Latest = field(default_factory=_Latest, repr=False)
 
@@ -88,6 +122,22 @@ class RemoteSource(Source):
         return 1 if self.cardinality == INFINITE else None
 
     @property
+    def half_in_order(self) -> str:
+        return self.half if self.half.startswith("in order") else ""
+
+    @property
+    def account(self) -> str:
+        return self._account
+
+    def seeded(self, seed: int) -> Source:
+        return dataclasses.replace(self, _seed=seed) if self.written is not None else self
+
+    @property
+    def element_count(self) -> int | None:
+        known = self.options.ordered and self.cardinality not in (INFINITE, UNKNOWN)
+        return self.cardinality if known else None
+
+    @property
     def splittable(self) -> bool:
         return False
 
@@ -98,6 +148,8 @@ class RemoteSource(Source):
 
     @property
     def cannot_restore(self) -> str:
+        if self.half.startswith("in order"):
+            return ""
         # After an interruption a reader that is still open goes back.
         return "" if self.keeper.is_holding else _CANNOT_RESTORE
 
@@ -110,6 +162,8 @@ class RemoteSource(Source):
         pass_number: tuple[int, ...] = (),
     ) -> Reader:
         number = tuple(pass_number) or (0,)
+        if self.written is not None:
+            return self._upper(self.written, position, number)
         if self.keeper.is_holding:
             kept = self.keeper.take(position, number)
             if kept is not None:
@@ -123,34 +177,12 @@ class RemoteSource(Source):
                 "iterator, or apply `distribute` again"
             )
         reader = RemoteReader(
-            OpenIteration(
-                client_id=f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex}",
-                dataset_id=self.dataset_id,
-                processing_mode=int(self.options.processing_mode),
-                job_name=self.job_name,
-                pass_number=number,
-                seed=secrets.randbits(52),
-                target_workers=self.options.target_workers,
-                num_consumers=self.options.num_consumers,
-                consumer_index=self.options.consumer_index,
-                cross_trainer_cache=bool(self.options.trainer_id),
-                trainer_id=self.options.trainer_id,
-                visitation=self.options.visitation,
-                ordered=self.options.ordered,
-                remainder=self.options.remainder,
-                cost=self.options.cost,
-                cost_fn=self.options.cost_fn,
-            ),
+            self._opening(number),
             dispatcher=self.options.service,
             dial=self._dial,
             connect_dispatcher=self._connect_dispatcher,
             connect=self._connect,
-            target=Target(
-                self.options.target_workers,
-                static_policy=self.options.static_policy,
-                heeds_tags=self.options.num_consumers is None,
-                is_copy=self.options.processing_mode == ShardingPolicy.OFF,
-            ),
+            target=self._target(),
             max_outstanding_requests=self.options.max_outstanding_requests,
             wait_timeout=self.options.wait_timeout,
             keeper=self.keeper,
@@ -159,6 +191,126 @@ class RemoteSource(Source):
         )
         self._latest.reader = reader
         return reader
+
+    def _target(self) -> Target:
+        return Target(
+            self.options.target_workers,
+            static_policy=self.options.static_policy,
+            heeds_tags=self.options.num_consumers is None,
+            is_copy=self.options.processing_mode == ShardingPolicy.OFF,
+        )
+
+    def _opening(self, pass_number: tuple[int, ...]) -> OpenIteration:
+        return OpenIteration(
+            client_id=f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex}",
+            dataset_id=self.dataset_id,
+            processing_mode=int(self.options.processing_mode),
+            job_name=self.job_name,
+            pass_number=pass_number,
+            seed=secrets.randbits(52),
+            target_workers=self.options.target_workers,
+            num_consumers=self.options.num_consumers,
+            consumer_index=self.options.consumer_index,
+            cross_trainer_cache=bool(self.options.trainer_id),
+            trainer_id=self.options.trainer_id,
+            visitation=self.options.visitation,
+            ordered=self.half.startswith("in order"),
+            remainder=self.options.remainder,
+            cost=self.options.cost,
+            cost_fn=self.options.cost_fn,
+            half=self.half,
+            units=self.units,
+            whole_stream=self.whole_stream,
+        )
+
+    # --- the upper half -------------------------------------------------------------------------
+
+    def _upper(
+        self, written: Node, position: Position, pass_number: tuple[int, ...]
+    ) -> UpperReader:
+        """Return a reader of the upper half.
+
+        Args:
+            written: The plan.
+            position: Where to begin: a place in a half, which may be another one.
+            pass_number: The pass.
+        """
+        place = {"half": self.half, "seed": self._seed, **(position or {})}
+        made = cut_as(
+            prepare(with_fixed_seeds(written, fixed_seeds(written))), cast(Half, place["half"])
+        )
+        at, own = place.get("units"), made.options.seed
+        opening = self._opening(pass_number)
+        if not made.is_ordered:
+            arriving = FromSource(source=dataclasses.replace(self, written=None, spec=None))
+            above = transform(
+                made.above, lambda node: arriving if isinstance(node, Units) else node
+            )
+            seed = opening.seed if own is None else own
+            over = dataclasses.replace(made, above=above)
+            return UpperReader(
+                lambda: start_above(over, NO_UNITS, seed=seed, pass_number=pass_number),
+                position,
+            )
+        first = first_unit(made, at)
+        opening = msgspec.structs.replace(
+            opening,
+            half=made.half,
+            units=made.units,
+            first_unit=first,
+            seed=opening.seed if place["seed"] is None else place["seed"],
+        )
+        session = new_session(
+            opening.client_id,
+            self.options.service,
+            self.options.max_outstanding_requests,
+            self.options.wait_timeout,
+            codec=codecs()[0] if self.compression == "AUTO" else "",
+        )
+        target = self._target()
+        units = ArrivingUnits(
+            session,
+            lambda session: self._shell(session, target),
+            lambda shell: self._join(opening, shell, target),
+            made.units - first,
+        )
+        self._latest.reader = units
+
+        def begin() -> ElementIterator:
+            opened = units.join()
+            if at is not None and opened.seed != opening.seed:
+                raise FailedPreconditionError(
+                    f"job {opened.job_name!r} reads this pass already, from another seed than that "
+                    "of the state; choose another job_name"
+                )
+            seed = opened.seed if own is None else own
+            return start_above(made, units, seed=seed, pass_number=pass_number)
+
+        named = {"half": made.half, "seed": opening.seed}
+        return UpperReader(begin, at, units.close, named)
+
+    def _shell(self, session: Session, target: Target) -> Shell:
+        return Shell(
+            session,
+            dispatcher=self.options.service,
+            connect_dispatcher=self._connect_dispatcher,
+            connect=self._connect,
+            target=target,
+            settles=False,
+        )
+
+    def _join(self, opening: OpenIteration, shell: Shell, target: Target) -> IterationOpened:
+        opened = open_iteration(
+            opening,
+            self._dial,
+            dispatcher=self.options.service,
+            wait_timeout=self.options.wait_timeout,
+            target=target,
+        )
+        shell.opened(opened)
+        return opened
+
+    # --- reports --------------------------------------------------------------------------------
 
     def elements_by_worker(self) -> dict[str, int]:
         """Return how many elements each worker, by address, delivered in the latest iteration."""

@@ -48,6 +48,8 @@ class Turns:
         self._budget = budget
         #: Something happened to these, in this order.
         self._touched: dict[int, None] = {}
+        #: Those that may be asked; None: all.
+        self._allowed: set[int] | None = None
         #: These wait for some time.
         self._put_off: set[int] = set()
 
@@ -83,6 +85,14 @@ class Turns:
         if self._budget.share > share:
             self._touched.update(dict.fromkeys(self._budget.tasks))
 
+    def allow(self, task_ids: set[int] | None) -> bool:
+        """Ask none but these tasks from now on, or None: any; return whether that changes."""
+        if task_ids == self._allowed:
+            return False
+        self._allowed = task_ids
+        self._touched.update(dict.fromkeys(self._budget.tasks))
+        return True
+
     # --- what follows ---------------------------------------------------------------------------
 
     def take(self, tasks: Mapping[int, Task], now: float) -> Turn:
@@ -115,6 +125,9 @@ class Turns:
             if task.problem and task.to_send:
                 self._budget.withdraw(task_id)
                 break  # one sign of life first
+            if self._allowed is not None and task_id not in self._allowed:
+                self._budget.withdraw(task_id)
+                break
             if not self._budget.may_ask(task_id, now):
                 if not task.owes_word:
                     break

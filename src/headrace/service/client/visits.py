@@ -1,8 +1,8 @@
-"""How often elements are visited where something is lost: what a plan can do, and its default.
+"""How often elements are visited where something is lost, and what runs where: what a plan can do.
 
-With DYNAMIC, each element comes exactly once where each is of one unit, or made of elements of
-units (`rewrites.roots`); else at most once. Static shares are read again, at least once. A lost
-copy ends where it is.
+With DYNAMIC, each element comes exactly once. Workers run as much of the plan as can be named by
+units and ordinals (`rewrites.cut`), and the client runs the rest. Static shares are read again, at
+least once. A lost copy ends where it is.
 """
 
 from __future__ import annotations
@@ -10,46 +10,81 @@ from __future__ import annotations
 import dataclasses
 
 from headrace.errors import FailedPreconditionError
-from headrace.plan.free_order import free_steps
+from headrace.plan.batching import Batch, Unbatch
+from headrace.plan.combining import Interleave
+from headrace.plan.elementwise import Filter, Map
 from headrace.plan.node import Node
-from headrace.rewrites.optimize import prepare
+from headrace.plan.traverse import walk
+from headrace.plan.units import Units
+from headrace.plan.user_function import step_name
+from headrace.plan.windows import GroupByWindow
+from headrace.rewrites.cut import Cut, cut
+from headrace.rewrites.explain import explain_cut
+from headrace.rewrites.normal import normalize
 from headrace.rewrites.positions import deal_of
-from headrace.rewrites.roots import with_roots
 from headrace.service.client.options import ReadingOptions
 from headrace.service.config import ShardingPolicy
 
-__all__ = ["check_origins", "has_origins", "with_visitation"]
+__all__ = ["account_of", "cut_for", "has_origins", "is_cut", "whole_stream_step", "with_visitation"]
 
 
-def check_origins(plan: Node) -> None:
-    """Refuse a plan whose elements cannot be named by units and ordinals.
+def cut_for(plan: Node, options: ReadingOptions) -> Cut | None:
+    """Return how a plan is cut for reading; None: workers run all of it.
 
     Raises:
-        FailedPreconditionError: It says which step works on the whole stream.
+        FailedPreconditionError: It is to be read in order, and cannot be read in parts; or a step
+            that opens datasets would run here over what comes in order.
     """
-    prepared = prepare(plan)
-    deal = deal_of(prepared.plan)
-    if deal is not None and not deal.whole:
-        with_roots(prepared.plan, free_steps(prepared.plan, prepared.options.deterministic))
+    if not is_cut(options):
+        return None
+    if not options.ordered and deal_of(normalize(plan).plan) is None:
+        return None  # the dispatcher says why not
+    made = cut(plan, ordered=options.ordered)
+    if made.is_ordered and made.wants_places:
+        (step, *_) = [node for node in walk(made.above) if isinstance(node, _OPENS_DATASETS)]
+        raise FailedPreconditionError(
+            f"{step_name(step)} would open datasets in this process, over elements that workers "
+            "send in order, which is not supported: put that step after `distribute`"
+        )
+    is_whole = isinstance(made.above, Units) and not made.is_ordered
+    return None if is_whole else made
+
+
+def account_of(plan: Node, options: ReadingOptions) -> str:
+    """Return what is to be said of how a plan is run; "": nothing."""
+    if not is_cut(options) or deal_of(normalize(plan).plan) is None:
+        return ""
+    return explain_cut(cut(plan, ordered=options.ordered))
+
+
+def is_cut(options: ReadingOptions) -> bool:
+    """Whether plans are cut in two, where that is needed."""
+    is_dealt = options.processing_mode is ShardingPolicy.DYNAMIC
+    return is_dealt and options.num_consumers is None and not options.trainer_id
 
 
 def has_origins(plan: Node) -> bool:
-    """Whether the elements of a plan can be named by units and ordinals."""
-    try:
-        check_origins(plan)
-    except FailedPreconditionError:
-        return False
-    return True
+    """Whether workers can run all of a plan, and its elements be named by units and ordinals."""
+    if deal_of(normalize(plan).plan) is None:
+        return True
+    return isinstance(cut(plan, ordered=False).above, Units)
 
 
-def with_visitation(options: ReadingOptions, *, origins: bool) -> ReadingOptions:
-    """Return options that say how often elements are visited.
+def whole_stream_step(made: Cut) -> str:
+    """Return what in the upper half of a plan is about the whole stream; "": nothing."""
+    if made.is_ordered:
+        return "reading in order"
+    steps = [node for node in walk(made.above) if not isinstance(node, _OF_ANY_PART)]
+    return step_name(steps[0]) if steps else ""
 
-    Args:
-        options: As given.
-        origins: Whether the dataset's elements can be named.
-    """
-    is_open = options.visitation is None and options.processing_mode is ShardingPolicy.DYNAMIC
-    if not is_open or options.num_consumers is not None or options.trainer_id:
+
+_OPENS_DATASETS = (Interleave, GroupByWindow)
+_OF_ANY_PART = (Units, Batch, Unbatch, Map, Filter)
+"""Steps that mean the same over any part of a stream; of a batch each client may drop one."""
+
+
+def with_visitation(options: ReadingOptions) -> ReadingOptions:
+    """Return options that say how often elements are visited."""
+    if options.visitation is not None or not is_cut(options):
         return options
-    return dataclasses.replace(options, visitation="exactly_once" if origins else "at_most_once")
+    return dataclasses.replace(options, visitation="exactly_once")

@@ -172,6 +172,8 @@ def _job_created(state: DispatcherState, fact: updates.JobCreated) -> None:
         save=fact.save,
         cost=fact.cost,
         cost_fn=fact.cost_fn,
+        half=fact.half,
+        units=fact.units,
     )
     if fact.name is not None:
         state.names[fact.name] = fact.job_id
@@ -194,13 +196,15 @@ def _iteration_created(state: DispatcherState, fact: updates.IterationCreated) -
     require(fact.pass_number not in job.iterations, "the job has one of this pass")
     require(not job.is_over(fact.pass_number), "the job's pass is over")
     policy = policy_for(job)
+    units = state.datasets[job.dataset_id].positions if job.units is None else job.units
     state.iterations[fact.iteration_id] = Iteration(
         iteration_id=fact.iteration_id,
         job_id=fact.job_id,
         pass_number=fact.pass_number,
         seed=fact.seed,
-        positions=state.datasets[job.dataset_id].positions if policy.deals else None,
+        positions=units if policy.deals else None,
         num_consumers=fact.num_consumers,
+        next=fact.first_unit,
         exactly_once=policy.exactly_once,
     )
     job.iterations[fact.pass_number] = fact.iteration_id

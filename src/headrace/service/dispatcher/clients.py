@@ -120,6 +120,7 @@ def _update(
         horizon=iteration.horizon,
         rounds=lengths(iteration, tasks),
         left=leaver(iteration),
+        given_up=iteration.given_up if state.jobs[iteration.job_id].ordered else (),
     )
 
 

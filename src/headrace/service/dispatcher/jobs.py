@@ -7,13 +7,19 @@ from typing import Any
 
 import msgspec
 
-from headrace.errors import AlreadyExistsError
+from headrace.errors import AlreadyExistsError, FailedPreconditionError
 from headrace.service import messages
 from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.clients import addresses, leave
 from headrace.service.dispatcher.decision import Decision, Moment
 from headrace.service.dispatcher.modes import name_of, policy_for
-from headrace.service.dispatcher.state import Dataset, DispatcherState, Job, Readers
+from headrace.service.dispatcher.state import (
+    Dataset,
+    DispatcherState,
+    Iteration,
+    Job,
+    Readers,
+)
 from headrace.service.dispatcher.updates import Update
 
 __all__ = ["open_iteration"]
@@ -32,11 +38,14 @@ _TERMS: dict[str, tuple[str, Callable[[Any], object]]] = {
     "ordered": ("ordered", str),
     "remainder": ("remainder", str),
     "cost": ("cost_fn", lambda cost: cost or "None"),
+    "half": ("half of the plan on workers", repr),
+    "units": ("number of units", str),
 }
 """What all who join a job must ask for alike: fields of `Job` and `OpenIteration`, how each is
 called in an error, and how its values are shown."""
 _DEEPEST_PASS = 32
 _MOST_CONSUMERS = 1 << 20
+_MOST_UNITS = 1 << 60
 _NUMBERS = range(-(1 << 63), 1 << 63)
 
 
@@ -65,6 +74,8 @@ def open_iteration(
     if iteration_id is not None and not state.iterations[iteration_id].finished:
         policy_for(request).admit(state.iterations[iteration_id], request)
     current = state.clients.get(request.client_id)
+    if iteration_id is not None and current != iteration_id:
+        _check_alone(state.iterations[iteration_id], request)
     facts: list[Update] = []
     if current is not None and current != iteration_id:
         facts += leave(state, request.client_id)
@@ -85,6 +96,7 @@ def open_iteration(
                 pass_number=request.pass_number,
                 seed=request.seed,
                 num_consumers=request.num_consumers,
+                first_unit=request.first_unit,
             )
         )
     if current != iteration_id:
@@ -136,6 +148,24 @@ def _check_same_job(
         )
 
 
+def _check_alone(iteration: Iteration, request: messages.OpenIteration) -> None:
+    """Refuse a client where another one reads what is about the whole stream."""
+    if not request.whole_stream or iteration.finished:
+        return
+    if iteration.clients:
+        raise FailedPreconditionError(
+            f"job {request.job_name!r} is read by client {min(iteration.clients)}, and "
+            f"{request.whole_stream} needs the whole stream, which several clients would share. "
+            "Put that step after `distribute`, or give each client a job_name of its own"
+        )
+    if request.ordered and iteration.readers is not None:
+        raise FailedPreconditionError(
+            f"pass {request.pass_number} of job {request.job_name!r} was begun in order by client "
+            f"{iteration.readers.first}, which is gone, and another one would get the rest alone. "
+            "Choose another job_name"
+        )
+
+
 def _job_created(job_id: int, request: messages.OpenIteration) -> updates.JobCreated:
     return updates.JobCreated(
         job_id=job_id,
@@ -151,6 +181,8 @@ def _job_created(job_id: int, request: messages.OpenIteration) -> updates.JobCre
         remainder=request.remainder,
         cost=request.cost,
         cost_fn=request.cost_fn,
+        half=request.half,
+        units=request.units,
     )
 
 
@@ -201,6 +233,11 @@ def _check_sense(request: messages.OpenIteration) -> None:
             f"consumer_index={request.consumer_index} must be one of the num_consumers="
             f"{request.num_consumers}"
         )
+    if request.units is not None and not -1 <= request.units <= _MOST_UNITS:
+        raise ValueError(f"units={request.units} must be None, -1 (without end) or a number")
+    most = _MOST_UNITS if request.units in (None, -1) else request.units
+    if not 0 <= request.first_unit <= (most or 0):
+        raise ValueError(f"first_unit={request.first_unit} must be a number up to units={most}")
     if not request.client_id:
         raise ValueError("a client needs an id; got client_id=''")
     if request.cross_trainer_cache and request.job_name is None:

@@ -21,7 +21,6 @@ _WORKERS_ONLY = frozenset(
         messages.WorkerLeaving,
         messages.WorkerLeft,
         messages.GetTask,
-        messages.GetPlan,
         messages.GetSplit,
         messages.FinishTask,
         messages.FailTask,

@@ -11,15 +11,22 @@ Rule. How many elements a unit has, nobody needs to know beforehand: what it giv
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from headrace.service.dispatcher.ranges import Ranges, at_least, subtracted, united
 
 __all__ = ["END", "EVERYTHING", "OriginRun", "Parts", "Rows", "count_rows", "first_rows", "outside"]
 
 END = 1 << 62
+_FEW = 16
+"""Ranges up to which Python is faster than NumPy."""
+_MANY = 1024
+"""Runs that are added before they are made up: about 100 bytes each."""
 EVERYTHING: Ranges = ((0, END),)
 """All ordinals of a unit."""
 
@@ -34,17 +41,23 @@ class Rows:
 
     def __init__(self) -> None:
         self._whole: list[tuple[int, int]] = []
-        self._parts: dict[int, Ranges] = {}
+        #: Of other units: their ranges, as an array (n, 2) where there are many.
+        self._parts: dict[int, Ranges | NDArray[np.int64]] = {}
+        #: What was added since the others were made up: often nobody ever asks.
+        self._added: list[OriginRun] = []
+        self._forgotten = 0
 
     @property
     def whole(self) -> Ranges:
         """Units of which all elements are in the set."""
+        self._make_up()
         return tuple(self._whole)
 
     @property
     def parts(self) -> Parts:
         """The other units of which some are."""
-        return tuple(sorted(self._parts.items()))
+        self._make_up()
+        return tuple((unit, _as_ranges(self._parts[unit])) for unit in sorted(self._parts))
 
     def but(self, units: Ranges) -> Parts:
         """Return all units of which some are, unit by unit, except for `units`."""
@@ -56,47 +69,76 @@ class Rows:
         return tuple(sorted((*outside(self.parts, units), *whole)))
 
     def __bool__(self) -> bool:
+        self._make_up()
         return bool(self._whole or self._parts)
 
     def add(self, origins: Iterable[OriginRun]) -> None:
         """Add elements."""
+        self._added += origins
+        if len(self._added) >= _MANY:
+            self._make_up()
+
+    def _make_up(self) -> None:
+        """Have what was added among the others, and nothing that was forgotten."""
+        added, self._added = self._added, []
         came: dict[int, list[tuple[int, int]]] = {}
-        for unit, units, first, number in _joined(origins):
+        whole: list[tuple[int, int]] = []
+        for unit, units, first, number in _joined(added):
             stop = first + number
             if first == 0 and stop >= END:
-                self.add_whole(unit, unit + units)
-                continue
-            for each in range(unit, unit + units):
-                came.setdefault(each, []).append((first, stop))
+                whole.append((unit, unit + units))
+            elif units == 1:
+                came.setdefault(unit, []).append((first, stop))
+            else:
+                for each in range(unit, unit + units):
+                    came.setdefault(each, []).append((first, stop))
         for each, more in came.items():
             # Once for each unit: where units are mixed, one may have many ranges.
-            rows = united((*self._parts.get(each, ()), *more))
-            if rows == EVERYTHING:
-                self.add_whole(each, each + 1)
+            rows = _with(self._parts.get(each, ()), more)
+            if isinstance(rows, tuple) and rows == EVERYTHING:
+                whole.append((each, each + 1))
             else:
                 self._parts[each] = rows
+        if whole:
+            self._whole = list(united((*self._whole, *whole)))
+        if self._whole and self._whole[0][0] < self._forgotten:
+            self._whole = list(at_least(tuple(self._whole), self._forgotten))
+        self._parts = {
+            each: self._parts[each]
+            for each in _outside(self._parts, self._whole)
+            if each >= self._forgotten
+        }
 
     def add_whole(self, start: int, stop: int) -> None:
         """Add all elements of units `start` to `stop` - 1."""
-        if start >= stop:
-            return
-        if self._parts:
-            for each in [each for each in self._parts if start <= each < stop]:
-                del self._parts[each]
-        whole = self._whole
-        if whole and whole[-1][0] <= start <= whole[-1][1]:
-            whole[-1] = (whole[-1][0], max(whole[-1][1], stop))
-            return
-        place = bisect_left(whole, (start, stop))
-        near = whole[max(0, place - 1) :]
-        del whole[max(0, place - 1) :]
-        whole.extend(united((*near, (start, stop))))
+        if start < stop:
+            self.add([(start, stop - start, 0, END)])
 
     def forget(self, before: int) -> None:
-        """Forget units before this one."""
-        self._whole = list(at_least(self.whole, before))
-        for each in [each for each in self._parts if each < before]:
-            del self._parts[each]
+        """Forget units before this one, for good."""
+        self._forgotten = max(self._forgotten, before)
+
+
+def _as_ranges(rows: Ranges | NDArray[np.int64]) -> Ranges:
+    return rows if isinstance(rows, tuple) else tuple((a, b) for a, b in rows.tolist())
+
+
+def _with(
+    rows: Ranges | NDArray[np.int64], more: list[tuple[int, int]]
+) -> Ranges | NDArray[np.int64]:
+    """Return the set of what is in `rows` or in one of the other ranges."""
+    if len(rows) + len(more) <= _FEW:
+        return united((*_as_ranges(rows), *more))
+    ranges = np.array(more, np.int64)
+    if len(rows):
+        ranges = np.concatenate([np.asarray(rows, np.int64), ranges])
+    ranges = ranges[ranges[:, 0].argsort(kind="stable")]
+    stops = np.maximum.accumulate(ranges[:, 1])
+    is_last = np.ones(len(ranges), np.bool_)
+    np.greater(ranges[1:, 0], stops[:-1], out=is_last[:-1])
+    is_first = np.roll(is_last, 1)  # whatever follows a last one; the very last is followed by none
+    found = np.stack([ranges[is_first, 0], stops[is_last]], axis=1)
+    return _as_ranges(found) if len(found) <= _FEW else found
 
 
 def _joined(origins: Iterable[OriginRun]) -> list[OriginRun]:
@@ -135,10 +177,16 @@ def count_rows(runs: Iterable[OriginRun]) -> int:
 
 def outside(parts: Parts, units: Ranges) -> Parts:
     """Return the parts of units that are not among `units`."""
-    starts = [start for start, _ in units]
+    left = set(_outside([each for each, _ in parts], units))
+    return tuple(each for each in parts if each[0] in left)
 
-    def is_among(unit: int) -> bool:
-        place = bisect_right(starts, unit) - 1
-        return place >= 0 and unit < units[place][1]
 
-    return tuple(each for each in parts if not is_among(each[0]))
+def _outside(numbers: Iterable[int], ranges: Sequence[tuple[int, int]]) -> list[int]:
+    """Return the numbers that are in none of the ranges."""
+    starts = [start for start, _ in ranges]
+
+    def is_among(number: int) -> bool:
+        place = bisect_right(starts, number) - 1
+        return place >= 0 and number < ranges[place][1]
+
+    return [number for number in numbers if not is_among(number)]

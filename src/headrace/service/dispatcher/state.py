@@ -127,6 +127,8 @@ class Job(msgspec.Struct):
     #: What tells its cost function from others, and that function; empty: it has none.
     cost: str = ""
     cost_fn: bytes = b""
+    half: str = ""
+    units: int | None = None
 
     def is_over(self, pass_number: tuple[int, ...]) -> bool:
         """Whether a pass was read, and its iteration forgotten."""

@@ -93,6 +93,7 @@ def get_task(state: DispatcherState, request: messages.GetTask, moment: Moment) 
             save=_order(state, job),
             remainder=job.remainder,
             cost_fn=job.cost_fn,
+            half=job.half,
         )
     )
 

@@ -169,6 +169,8 @@ class JobCreated(Fact, frozen=True):
     """Not empty: it writes the save of this id."""
     cost: str = ""
     cost_fn: bytes = b""
+    half: str = ""
+    units: int | None = None
 
 
 class JobForgotten(Fact, frozen=True):
@@ -185,6 +187,7 @@ class IterationCreated(Fact, frozen=True):
     pass_number: tuple[int, ...]
     seed: int
     num_consumers: int | None = None
+    first_unit: int = 0
 
 
 class IterationFinished(Fact, frozen=True):

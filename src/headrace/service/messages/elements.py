@@ -47,6 +47,12 @@ class Elements(Message, frozen=True):
     skipped: int = 0
     """Elements before the first that the trainer did not get: it fell behind what the worker
     keeps, and they had gone."""
+    dealt: tuple[tuple[int, int, int, int], ...] = ()
+    """Where elements are wanted in order: (number, units, unit, first) for what was dealt to the
+    task and is not done: `units` units of the stream from `unit` on, the first of which has this
+    number in dealt order, and of each the ordinals from `first` on."""
+    failed: int = -1
+    """With `error`, where elements are wanted in order: the unit, in dealt order, that it is of."""
     is_mixed: bool = False
     """The origins are in another order than the elements."""
 

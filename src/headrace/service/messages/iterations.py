@@ -94,6 +94,16 @@ class OpenIteration(Question[IterationOpened], frozen=True):
     cost_fn: bytes = b""
     """What a row costs, for balanced rounds: a pickled plan of one `map`, which only workers open.
     """
+    half: str = ""
+    """How the plan is cut in two (`rewrites.cut`): workers run the lower half, and the client the
+    upper one. Empty: workers run all of it."""
+    units: int | None = None
+    """Units that the lower half is dealt in, or INFINITE (-1); None: as the dataset says."""
+    first_unit: int = 0
+    """Of an iteration that this client is the first to open: nothing before this unit is read."""
+    whole_stream: str = ""
+    """Not empty: no other client may read this iteration, for what stands here, in the client's
+    half, is about the whole stream."""
 
 
 class LostUnits(Message, frozen=True):
@@ -150,6 +160,9 @@ class ClientUpdate(Message, frozen=True):
     left: str = ""
     """Not empty where a consumer has left before the end, without which no round is whole: which
     one, in words that can stand after a colon."""
+    given_up: tuple[tuple[int, int], ...] = ()
+    """Where elements come in order: ranges of units of the stream that are dealt no more, since
+    every worker that read them died."""
 
 
 class ClientHeartbeat(Question[ClientUpdate], frozen=True):

@@ -50,6 +50,8 @@ class TaskDefinition(Message, frozen=True):
     """Not None: its elements are for no client, and are written to files."""
     remainder: str = "drop"
     cost_fn: bytes = b""
+    half: str = ""
+    """Which half of the plan it runs (`iterations.OpenIteration.half`)."""
 
 
 class GetTask(Question[TaskDefinition], frozen=True):

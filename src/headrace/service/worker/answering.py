@@ -46,6 +46,8 @@ def answer(
             origins=content.origins,
             done=content.done,
             skipped=content.skipped,
+            dealt=content.dealt,
+            failed=content.failed,
             is_mixed=content.is_mixed,
         )
         request.reply(message, frame_of(content))

@@ -54,7 +54,15 @@ class DealtOrder:
         """
         found: list[OriginRun] = []
         after = ((unit, units, elements, END - elements) for unit, units, elements in ended)
+        known: dict[int, int] = {}  # where units are mixed, they come again and again
         for unit, units, first, number in (*runs, *after):
+            if units == 1 and (place := known.get(unit)) is not None:
+                found.append((place, 1, first, number))
+                continue
+            if units == 1 and unit not in self._again:
+                known[unit] = self._locate(unit, 1, first)[0]
+                found.append((known[unit], 1, first, number))
+                continue
             while units:
                 dealt, few = self._locate(unit, units, first)
                 found.append((dealt, few, first, number))

@@ -48,9 +48,15 @@ class FirstCome(HandOut[R]):
     Args:
         bounds: How much may be kept.
         origins: Whether portions say whence their elements are.
+        says_dealt: Whether they say what the task was dealt.
     """
 
-    def __init__(self, bounds: Bounds | None = None, *, origins: bool = False) -> None:
+    def __init__(
+        self, bounds: Bounds | None = None, *, origins: bool = False, says_dealt: bool = False
+    ) -> None:
+        #: What was dealt and is not done, as `messages.Elements.dealt`; None: nobody asks.
+        self._dealt: list[tuple[int, int, int, int]] | None = [] if says_dealt else None
+        self._units_dealt = 0
         #: What each client has acknowledged, of units that were not done; None: nobody asks.
         self._used: dict[str, Rows] | None = {} if origins else None
         self._done = 0
@@ -176,6 +182,21 @@ class FirstCome(HandOut[R]):
         self._ready_bytes += portion.size
         return self._due()
 
+    def deal(self, start: int, stop: int, rows: Ranges) -> None:
+        """Take note that the task is dealt units `start` to `stop` - 1 of the stream next."""
+        if self._dealt is not None:
+            first = rows[0][0] if rows else 0
+            self._dealt.append((self._units_dealt, stop - start, start, first))
+            self._units_dealt += stop - start
+
+    def _not_done(self) -> tuple[tuple[int, int, int, int], ...]:
+        if self._dealt is None:
+            return ()
+        # Of those that are whole with the end, clients have not heard before.
+        told = min(self._done, self._units)
+        self._dealt = [each for each in self._dealt if each[0] + each[1] > told]
+        return tuple(self._dealt)
+
     def exhaust(self, units: int = 0) -> list[tuple[R, Answer]]:
         """Take note that no portion will follow; with the end, `units` units are whole."""
         self._exhausted = True
@@ -261,7 +282,7 @@ class FirstCome(HandOut[R]):
             portion = self._ready.popleft()
             self._ready_bytes -= portion.size
             if self._used is not None:
-                portion = replace(portion, done=self._done)
+                portion = replace(portion, done=self._done, dealt=self._not_done())
             self._delivery.give(*who, portion, portion.size)
             self._last_given = portion
             self._wanted.pop(who, None)
@@ -295,6 +316,7 @@ class FirstCome(HandOut[R]):
             done_to=self._units_at_end,
             touched=max(self._touched, self._units_at_end),
             begun=self._touched,
+            dealt=self._not_done(),
         )
 
     def _left(self) -> Left:

@@ -154,6 +154,16 @@ class HandOut(ABC, Generic[R]):
         """
         return None
 
+    def deal(self, start: int, stop: int, rows: Ranges) -> None:
+        """Take note that the task is dealt units `start` to `stop` - 1 of the stream next.
+
+        Args:
+            start: The first.
+            stop: The one after the last.
+            rows: Not empty: it is one unit, and only these ordinals of it.
+        """
+        return None
+
     @abstractmethod
     def exhaust(self, units: int = 0) -> list[tuple[R, Answer]]:
         """Take note that no portion will follow; with the end, `units` units are whole."""

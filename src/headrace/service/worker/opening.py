@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-
-import numpy as np
+from typing import cast
 
 from headrace.element.chunk import Chunk
 from headrace.element.places import rows_of
@@ -15,12 +14,13 @@ from headrace.execution.dealer import UnitPart
 from headrace.execution.dealt import DealtPlan, units_done
 from headrace.execution.iterator import ElementIterator, State
 from headrace.execution.opens_files import opens_files
-from headrace.execution.origins import runs_of
+from headrace.execution.origins import in_order, runs_of
 from headrace.plan.elementwise import Map
 from headrace.plan.node import Node
 from headrace.plan.serialize import load_plan
 from headrace.plan.traverse import merged_options
 from headrace.plan.user_function import UserFunction
+from headrace.rewrites.cut import Half
 from headrace.rewrites.shard import shard_elements, shard_files, shard_hints
 from headrace.service.dispatcher.rows import END, OriginRun
 from headrace.service.messages import TaskDefinition
@@ -81,6 +81,7 @@ def open_plan(
         pass_number=definition.pass_number,
         units=None if next_units is None else partial(_granted, next_units),
         origins=definition.origins,
+        half=cast(Half, definition.half) if definition.half else None,
         contain_exits=True,
         only_reads=True,  # they are sent
         watch=watch,
@@ -154,11 +155,10 @@ def origins_of(chunk: Chunk) -> tuple[tuple[OriginRun, ...], bool]:
     """
     assert chunk.places is not None, "the plan was started without origins"
     units, ordinals = rows_of(chunk.places)
-    falls = (units[1:] < units[:-1]) | ((units[1:] == units[:-1]) & (ordinals[1:] < ordinals[:-1]))
-    is_mixed = bool(falls.any())
+    steps = units[1:] - units[:-1]
+    is_mixed = bool((steps < 0).any() or ((steps == 0) & (ordinals[1:] < ordinals[:-1])).any())
     if is_mixed:
-        order = np.lexsort((ordinals, units))
-        units, ordinals = units[order], ordinals[order]
+        units, ordinals = in_order(units, ordinals)
     return runs_of(units, ordinals), is_mixed
 
 

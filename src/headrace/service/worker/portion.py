@@ -28,6 +28,8 @@ class Portion:
     touched: int = 0
     """Of units from this one on, in dealt order, nothing is in this portion or an earlier one."""
     error: Exception | None = None
+    failed: int = -1
+    """The unit, in dealt order, whose element failed, where units come one after the other."""
     origins: tuple[OriginRun, ...] = ()
     """Whence its elements are, in dealt order, where the task's elements have origins; with the
     ordinals after the last of units that ended (`rows`)."""
@@ -49,6 +51,8 @@ class Portion:
     """Others get the same memory: nobody may write into it."""
     skipped: int = 0
     """Elements before the first that whoever gets it did not get, because they had gone."""
+    dealt: tuple[tuple[int, int, int, int], ...] = field(default=(), compare=False)
+    """What the task was dealt until then (`messages.Elements.dealt`), where that is said."""
 
     @property
     def units(self) -> int:

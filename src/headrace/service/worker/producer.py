@@ -26,8 +26,9 @@ from headrace.element import wire
 from headrace.element.chunk import Chunk, concatenate
 from headrace.element.places import joined
 from headrace.errors import HeadraceError, UserFunctionError
-from headrace.execution.begun import begun_units
+from headrace.execution.begun import begun_units, failed_unit
 from headrace.execution.iterator import ElementIterator, State
+from headrace.execution.origins import by_unit
 from headrace.metrics import count_user_function_error
 from headrace.service.dispatcher.rows import OriginRun
 from headrace.service.worker.failure import describe, for_clients
@@ -108,6 +109,7 @@ class Producer:
         most_elements: How many a portion may hold.
         says_origins: Whether portions are to say whence their elements are.
         portion_bytes: How large portions of several elements may be; None: a megabyte.
+        in_order: Whether they are wanted in order: unit by unit, with each end.
     """
 
     def __init__(
@@ -120,6 +122,7 @@ class Producer:
         most_elements: int = MOST_ELEMENTS,
         says_origins: bool = False,
         portion_bytes: int | None = None,
+        in_order: bool = False,
     ) -> None:
         self._name = name
         self._portion_bytes = min(_PORTION_BYTES, portion_bytes or _PORTION_BYTES)
@@ -131,6 +134,7 @@ class Producer:
         self._counts_units = counts_units
         self._most_elements = most_elements
         self._says_origins = says_origins
+        self._in_order = in_order
         #: What is read, while it is.
         self._iterator: ElementIterator | None = None
         #: Held while something is put and counted: a thread of the plan may hand over, too.
@@ -236,6 +240,7 @@ class Producer:
             if count:
                 failures = 0
             if at_end:
+                self._put_ends()
                 return None
             if error is None:
                 if not self._was_parted:
@@ -276,6 +281,21 @@ class Producer:
             ended = self._ended() if says_ends else ()
             self._put_chunk(_joined(chunks), before, self._units, ended)
 
+    def _put_ends(self) -> None:
+        """Say which units ended that no portion was put after, where they are wanted in order."""
+        with self._hand:
+            ended = self._ended() if self._in_order else ()
+            if ended:
+                self._outlet.put(
+                    Portion(
+                        first=self._produced,
+                        done_from=self._units_put,
+                        done_to=self._units_put,
+                        touched=self._touched,
+                        origins=self._outlet.origins((), ended),
+                    )
+                )
+
     def _ended(self) -> tuple[tuple[int, int, int], ...]:
         """Return the units that ended since the last time, with the number of their elements."""
         iterator = self._iterator if self._says_origins else None
@@ -296,6 +316,8 @@ class Producer:
     ) -> None:
         buffers: list[Buffer] = []
         error: HeadraceError | None = None
+        if self._in_order:
+            chunk = by_unit(chunk)
         try:
             buffers = wire.encode(chunk)
         except HeadraceError as raised:
@@ -325,6 +347,7 @@ class Producer:
                 error=error,
                 origins=runs,
                 is_mixed=is_mixed,
+                failed=runs[0][0] if error is not None and runs else -1,
             )
         )
 
@@ -355,6 +378,7 @@ class Producer:
                     done_to=self._units,
                     touched=self._touched,
                     origins=self._outlet.origins((), ended) if ended else (),
+                    failed=-1 if state is None else failed_unit(state),
                 )
             )
 

@@ -38,6 +38,7 @@ from headrace.service.worker.portion import Answer, Portion
 from headrace.service.worker.producer import MOST_ELEMENTS, Producer
 from headrace.service.worker.sampler import Sampler
 from headrace.service.worker.session import Session
+from headrace.service.worker.ways import is_in_order
 from headrace.service.worker.wire import Wire
 from headrace.transport.channel import Buffer, Channel, Request
 from headrace.transport.inbox import Inbox
@@ -267,6 +268,7 @@ class Shell:
                 # A part of a round is an answer of its own.
                 most_elements=MOST_ELEMENTS if definition.num_consumers is None else 1,
                 says_origins=definition.origins,
+                in_order=is_in_order(definition),
                 portion_bytes=start.portion_bytes,
             )
         else:

@@ -197,6 +197,8 @@ class Task(Generic[R]):
         assert self._units is not None
         units = self._units.take(granted, now)
         if units is not None:
+            self._hand_out.deal(*units, granted.rows)
+        if units is not None:
             # With what it deals, the dispatcher keeps what is done.
             self._hand_out.forget_done(asked.done)
         if self.left is not None or self._has_ended:

@@ -17,7 +17,7 @@ from headrace.service.worker.hand_out import Bounds, HandOut
 from headrace.service.worker.rounds import Rounds
 from headrace.service.worker.shared import Shared
 
-__all__ = ["found_by_name", "hand_out_of"]
+__all__ = ["found_by_name", "hand_out_of", "is_in_order"]
 
 V = TypeVar("V")
 
@@ -30,6 +30,11 @@ def hand_out_of(definition: TaskDefinition, bounds: Bounds | None) -> HandOut[An
     """
     what = "way to hand out elements"
     return found_by_name(_HAND_OUTS, definition.hand_out, definition, what)(definition, bounds)
+
+
+def is_in_order(definition: TaskDefinition) -> bool:
+    """Whether a task's elements are wanted in order, unit by unit."""
+    return definition.half.startswith("in order")
 
 
 def found_by_name(table: dict[str, V], name: str, definition: TaskDefinition, what: str) -> V:
@@ -53,7 +58,8 @@ def _files(definition: TaskDefinition, bounds: Bounds | None) -> FileAccount[Any
 
 
 def _first_come(definition: TaskDefinition, bounds: Bounds | None) -> FirstCome[Any]:
-    return FirstCome(bounds, origins=definition.origins)
+    says_dealt = is_in_order(definition)
+    return FirstCome(bounds, origins=definition.origins, says_dealt=says_dealt)
 
 
 def _shared(definition: TaskDefinition, bounds: Bounds | None) -> Shared[Any]:

@@ -1,0 +1,48 @@
+"""Places in the client's half of a plan: from which unit on it has to be read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headrace.plan.traverse import walk
+from headrace.plan.units import Units
+from headrace.rewrites.cut import Cut
+
+__all__ = ["first_unit"]
+
+
+def first_unit(made: Cut, state: Any) -> int:
+    """Return a unit before which nothing is read where the upper half stands at `state`.
+
+    Where several streams of units are read, 0: what was read of each is looked at again.
+    """
+    streams = [node for node in walk(made.above) if isinstance(node, Units)]
+    if len(streams) != 1 or state is None:
+        return 0
+    (stream,) = streams
+    passes: list[int] = []
+    while True:
+        found = _index(stream, state)
+        if found is not None:
+            break
+        if not isinstance(state, dict) or "input" not in state:
+            return 0
+        if "pass" in state:
+            passes.append(int(state["pass"]))
+        state = state["input"]
+    if len(passes) != len(stream.strides):
+        return 0
+    return stream.unit_at(tuple(passes), found)
+
+
+def _index(stream: Units, state: Any) -> int | None:
+    """Return the first unit of a stream that stands at a state; None: this is no state of one."""
+    if not isinstance(state, dict):
+        return None
+    if "unit" in state:
+        return int(state["unit"])
+    if "slots" in state and isinstance(state["input"], int):
+        origins = [slot["origin"] for slot in state["slots"] if slot is not None]
+        return int(min([state["input"], *origins]))
+    taken = stream.taken_over(state)
+    return None if taken is None else int(taken["unit"])

@@ -1,0 +1,169 @@
+"""The demonstration of exactly once, as a newcomer runs it, and what it counts with."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace.cli import chaos
+from headrace.cli.chaos_data import ElementsHash, SequenceHash, batches, images, write_files
+from headrace.cli.chaos_servers import Kill, Killer
+
+COMMAND = [sys.executable, "-m", "headrace", "demo", "--job", "chaos"]
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(300)
+def test_what_is_read_while_processes_are_killed_is_what_one_process_reads(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    seed = random.randrange(10_000)
+    code = chaos.run_chaos(seed, files=30, rows=20)
+    written = capsys.readouterr().out
+    assert code == 0, written
+    lines = written.splitlines()
+    for what in ("every batch, in order", "every image, in any order"):
+        here, there = (line.split()[-1] for line in lines if line.startswith(f"  {what}"))
+        assert here == there
+    assert lines[-1].startswith("chaos: ok")
+    assert any("  killed " in line for line in lines)
+    assert os.listdir(tmp_path) == []
+    address = next(line.split()[2] for line in lines if line.startswith("dispatcher at "))
+    assert running(address, str(tmp_path)) == []
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stopped_in_the_middle_it_says_so_and_leaves_nothing(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    with subprocess.Popen(
+        COMMAND,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "  killed " in line:
+                process.send_signal(number)
+                break
+        rest = process.stdout.read()
+        assert process.wait(60) == 130
+    assert rest.splitlines()[-1] == "chaos: stopped before the end"
+    assert "Traceback" not in rest
+    assert os.listdir(tmp_path) == []
+    assert running(str(tmp_path)) == []
+
+
+def running(*words: str) -> list[str]:
+    """Return the commands of processes that name one of the words."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            command = entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if any(word in command for word in words):
+            found.append(command)
+    return found
+
+
+def test_it_needs_neither_jax_nor_scikit_learn() -> None:
+    code = (
+        "import sys, headrace.cli.main; sys.exit(any(m in sys.modules for m in ('jax', 'sklearn')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def batch(*numbers: int) -> dict[str, Any]:
+    return {"number": np.array(numbers)}
+
+
+def test_the_hash_of_a_sequence_tells_order_batches_shape_and_dtype() -> None:
+    def hash_of(*batches: dict[str, Any]) -> str:
+        sequence = SequenceHash()
+        for each in batches:
+            sequence.take(each)
+        return sequence.text
+
+    first = hash_of(batch(1, 2), batch(3))
+    assert hash_of(batch(1, 2), batch(3)) == first
+    others = [
+        hash_of(batch(3), batch(1, 2)),
+        hash_of(batch(1), batch(2, 3)),
+        hash_of({"number": np.array([[1], [2]])}, batch(3)),
+        hash_of({"number": np.array([1, 2], np.uint64)}, batch(3)),
+        hash_of(batch(1, 2)),
+    ]
+    assert len({first, *others}) == 6
+
+
+def test_the_hash_of_elements_tells_what_came_how_often_and_nothing_else() -> None:
+    def hash_of(*batches: dict[str, Any]) -> str:
+        elements = ElementsHash()
+        for each in batches:
+            elements.take(each)
+        return elements.text
+
+    first = hash_of(batch(1, 2), batch(3))
+    assert hash_of(batch(3, 1), batch(2)) == first
+    assert (
+        len({first, hash_of(batch(1, 2)), hash_of(batch(1, 2, 3, 3, 3)), hash_of(batch(1, 2, 4))})
+        == 4
+    )
+
+
+def test_the_files_hold_each_number_once(tmp_path: Path) -> None:
+    total = write_files(tmp_path, files=5, rows=8, seed=3)
+    numbers = [int(n) for each in batches(images(tmp_path, 0.0)) for n in each["number"]]
+    assert sorted(numbers) == list(range(total))
+
+
+class Doomed:
+    """Servers of which `victims` may be killed at any time."""
+
+    def __init__(self, victims: list[str]) -> None:
+        self.victims = victims
+        self.killed: list[str] = []
+
+    def look(self) -> list[str]:
+        return self.victims
+
+    def kill(self, who: str) -> Kill:
+        self.killed.append(who)
+        return Kill(who, 1)
+
+
+def killed_with(seed: int) -> list[str]:
+    servers = Doomed(["dispatcher", "worker 1", "worker 2"])
+    deadline = time.monotonic() + 20
+    with Killer(servers, random.Random(seed), lambda kill: None, seconds=0.01):
+        while len(servers.killed) < 6 and time.monotonic() < deadline:
+            time.sleep(0.01)
+    return servers.killed[:6]
+
+
+def test_a_seed_says_who_is_killed() -> None:
+    assert len(killed_with(1)) == 6
+    assert killed_with(1) == killed_with(1) != killed_with(2)
+
+
+def test_nobody_is_killed_who_is_not_ready_for_it() -> None:
+    servers = Doomed([])
+    with Killer(servers, random.Random(1), lambda kill: None, seconds=0.0) as killer:
+        time.sleep(0.2)
+    assert killer.kills == []

@@ -1,0 +1,322 @@
+"""In order, with real processes: whoever is killed, the sequence is that of one process."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import headrace as hr
+from headrace.errors import FailedPreconditionError, UserFunctionError
+from headrace.service import (
+    DispatcherConfig,
+    DispatchServer,
+    LocalCluster,
+    ShardingPolicy,
+    WorkerConfig,
+    WorkerServer,
+    distribute,
+    from_dataset_id,
+    register_dataset,
+)
+
+pytestmark = pytest.mark.system
+
+FILES, LINES = 30, 80
+DYNAMIC = ShardingPolicy.DYNAMIC
+
+
+def decode(line: bytes) -> np.ndarray:
+    time.sleep(0.0004)
+    return np.full(8, int(line))
+
+
+def doubled(number: int) -> int:
+    time.sleep(0.001)
+    return number * 2
+
+
+def is_kept(value: np.ndarray) -> bool:
+    return bool(value[0] % 3)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("lines")
+    for number in range(FILES):
+        lines = "\n".join(str(number * LINES + line) for line in range(LINES - number % 7))
+        (path / f"{number:03}.txt").write_text(lines + "\n")
+    return str(path)
+
+
+def lines_in(folder: str, cycle: int = 3) -> hr.Dataset:
+    names = hr.Dataset.list_files(f"{folder}/*.txt", shuffle=False)
+    return names.interleave(hr.TextLineDataset, cycle_length=cycle, block_length=2)
+
+
+PLANS: dict[str, Any] = {
+    "files": lambda folder: lines_in(folder).map(decode).batch(7),
+    "filtered": lambda folder: lines_in(folder).map(decode).filter(is_kept).batch(7),
+    "shuffled": lambda folder: lines_in(folder).shuffle(10_000, seed=5).map(decode).batch(7),
+    "shuffled a little": lambda folder: lines_in(folder, 5).shuffle(50, seed=5).map(decode),
+    "rows": lambda _: hr.Dataset.range(1200).shuffle(100, seed=3).map(doubled),
+    "batches": lambda _: hr.Dataset.range(2400).shuffle(100, seed=3).map(doubled).batch(16),
+    "repeated": lambda _: hr.Dataset.range(400).filter(lambda x: x % 3 > 0).batch(3).repeat(3),
+}
+
+
+def text_of(elements: Any) -> list[str]:
+    return [repr(np.asarray(element).tolist()) for element in elements]
+
+
+def numbers_in(texts: list[str]) -> list[str]:
+    return re.findall(r"\d+", " ".join(texts))
+
+
+def digest_of(elements: list[str]) -> str:
+    return hashlib.sha256("\n".join(elements).encode()).hexdigest()
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_the_sequence_is_that_of_one_process_though_workers_are_killed(
+    plan: str, folder: str
+) -> None:
+    seed = random.randrange(1 << 32)
+    print("seed", seed)
+    chance = random.Random(seed)
+    dataset = PLANS[plan](folder)
+    expected = text_of(dataset)
+    kills = sorted(chance.sample(range(1, len(expected) * 3 // 4), 2))
+    got: list[str] = []
+    with LocalCluster(num_workers=2) as cluster:
+        killed = 0
+        for element in dataset.apply(distribute(DYNAMIC, cluster.target, ordered=True)):
+            got += text_of([element])
+            if killed < len(kills) and len(got) >= kills[killed]:
+                cluster.add_worker()
+                cluster.kill_worker(killed)
+                killed += 1
+    assert killed == 2
+    assert got[:5] == expected[:5]
+    assert digest_of(got) == digest_of(expected)
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[str]:
+    with DispatchServer(DispatcherConfig(client_timeout_ms=3000)) as dispatcher:
+        address = dispatcher.target.removeprefix("tcp://")
+        with WorkerServer(WorkerConfig(address)), WorkerServer(WorkerConfig(address)):
+            yield address
+
+
+def test_both_halves_draw_from_one_seed_and_each_pass_has_its_order(service: str) -> None:
+    """Unseeded: a shuffle in the index part, on workers, and one of values, at the client."""
+    for make in (
+        lambda: hr.Dataset.range(300).shuffle(40).batch(4),
+        lambda: hr.Dataset.range(20).interleave(hr.Dataset.range).shuffle(30),
+    ):
+        dataset = make().apply(distribute(DYNAMIC, service, ordered=True))
+        once, again = text_of(dataset), text_of(dataset)
+        assert Counter(numbers_in(once)) == Counter(numbers_in(again))
+        assert once != again, "another order in each iteration"
+        seeded = make().with_options(hr.Options(seed=7))
+        ordered = seeded.apply(distribute(DYNAMIC, service, ordered=True))
+        assert text_of(ordered) == text_of(seeded)
+
+
+def failing(number: int) -> int:
+    if number % 10 == 3:
+        raise ValueError(f"no {number}")
+    return number
+
+
+def outcomes_of(dataset: hr.Dataset) -> list[str]:
+    """Return the elements, and the errors in their places."""
+    iterator, found = iter(dataset), []
+    while True:
+        try:
+            found.append(str(int(next(iterator))))
+        except StopIteration:
+            return found
+        except UserFunctionError as error:
+            said = re.search(r"no \d+", str(error))
+            found.append(said[0] if said else str(error))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: hr.Dataset.range(60).map(failing),
+        lambda: hr.Dataset.range(60).map(failing, num_parallel_calls=3),
+        lambda: hr.Dataset.range(12).interleave(
+            lambda x: hr.Dataset.range(x * 5, x * 5 + 5).map(failing), cycle_length=3
+        ),
+        lambda: (
+            hr.Dataset.range(12)
+            .interleave(lambda x: hr.Dataset.range(x * 5, x * 5 + 5), cycle_length=3)
+            .map(failing)
+        ),
+    ],
+    ids=["map", "parallel map", "in files", "over files"],
+)
+def test_errors_come_in_the_places_of_their_elements(make: Any, service: str) -> None:
+    ordered = make().apply(distribute(DYNAMIC, service, ordered=True))
+    assert outcomes_of(ordered) == outcomes_of(make())
+
+
+def test_the_order_stays_though_the_dispatcher_starts_again(tmp_path: Path) -> None:
+    config = DispatcherConfig(work_dir=str(tmp_path), fault_tolerant_mode=True)
+    dispatcher = DispatchServer(config)
+    address = dispatcher.target.removeprefix("tcp://")
+    port = int(address.rsplit(":", 1)[1])
+    dataset = hr.Dataset.range(1500).map(doubled)
+    with WorkerServer(WorkerConfig(address)) as first, WorkerServer(WorkerConfig(address)):
+        iterator = iter(dataset.apply(distribute(DYNAMIC, address, ordered=True)))
+        got = [int(next(iterator)) for _ in range(200)]
+        dispatcher.stop()
+        again = DispatcherConfig(work_dir=str(tmp_path), fault_tolerant_mode=True, port=port)
+        with DispatchServer(again):
+            got += [int(next(iterator)) for _ in range(200)]
+            first.stop()
+            got += [int(each) for each in iterator]
+    assert got == [2 * number for number in range(1500)]
+
+
+def test_what_was_registered_is_read_in_order_by_its_id(service: str, folder: str) -> None:
+    dataset = lines_in(folder).map(decode).batch(5)
+    name = register_dataset(service, dataset)
+    assert text_of(from_dataset_id(DYNAMIC, service, name, ordered=True)) == text_of(dataset)
+    few = hr.Dataset.range(100).filter(lambda x: x % 2 > 0).take(7)
+    name = register_dataset(service, few)
+    assert len(list(from_dataset_id(DYNAMIC, service, name))) == 7
+
+
+STEPS_OF_THE_WHOLE_STREAM: dict[str, Any] = {
+    "take": (lambda ds: ds.take(10), 10),
+    "skip": (lambda ds: ds.skip(10), 90),
+    "enumerate": (lambda ds: ds.enumerate().map(lambda number, _: number), 100),
+    "scan": (lambda ds: ds.scan(np.int64(0), lambda state, x: (state + 1, state)), 100),
+    "batch": (lambda ds: ds.batch(7, drop_remainder=True), 14),
+}
+
+
+@pytest.mark.parametrize("step", STEPS_OF_THE_WHOLE_STREAM)
+def test_in_any_order_steps_of_the_whole_stream_mean_what_they_mean_in_one_process(
+    step: str, service: str
+) -> None:
+    add, count = STEPS_OF_THE_WHOLE_STREAM[step]
+    dataset = add(hr.Dataset.range(200).filter(lambda x: x % 2 > 0))
+    got = list(dataset.apply(distribute(DYNAMIC, service)))
+    assert len(got) == count == len(list(dataset))
+    if step in ("enumerate", "scan"):
+        assert sorted(map(int, got)) == list(range(count))
+
+
+@pytest.mark.parametrize(("what", "terms"), [("take", {}), ("reading in order", {"ordered": True})])
+def test_several_clients_are_refused_what_is_about_the_whole_stream(
+    what: str, terms: dict[str, Any]
+) -> None:
+    dataset = hr.Dataset.range(10_000).filter(lambda x: x % 2 > 0).take(4000)
+    with LocalCluster(num_workers=1, processes=False) as cluster:
+        shared = distribute(DYNAMIC, cluster.target, "job", **terms)
+        first, second = iter(dataset.apply(shared)), iter(dataset.apply(shared))
+        next(first)
+        with pytest.raises(FailedPreconditionError, match=rf"{what}.* needs the whole stream"):
+            next(second)
+        first.close()
+        second.close()
+
+
+@pytest.mark.parametrize(
+    ("mode", "visitation"),
+    [(ShardingPolicy.OFF, None), (ShardingPolicy.DATA, None), (DYNAMIC, "at_most_once")],
+)
+def test_only_exactly_once_has_an_order(mode: ShardingPolicy, visitation: str | None) -> None:
+    with pytest.raises(ValueError, match="ordered=True"):
+        distribute(mode, "localhost:1", ordered=True, visitation=visitation)
+
+
+def opened(number: int) -> hr.Dataset:
+    return hr.Dataset.range(number % 7 + 2).map(lambda each: each + 100 * number)
+
+
+RESUMED: dict[str, Any] = {
+    "batches": lambda: hr.Dataset.range(300).shuffle(30).map(lambda x: x + 1).batch(7),
+    "rows": lambda: hr.Dataset.range(60).map(lambda x: x + 1),
+    "files": lambda: (
+        hr.Dataset.range(30)
+        .interleave(opened, cycle_length=3, block_length=2)
+        .filter(lambda x: x % 2 == 0)
+        .batch(5)
+    ),
+    "shuffled": lambda: hr.Dataset.range(30).interleave(opened, cycle_length=4).shuffle(30),
+    "repeated": lambda: hr.Dataset.range(20).filter(lambda x: x % 3 == 0).batch(2).repeat(3),
+}
+
+
+@pytest.mark.parametrize("plan", RESUMED)
+def test_a_position_is_gone_on_from_by_other_workers_and_in_process(
+    plan: str, service: str
+) -> None:
+    seed = random.randrange(1 << 32)
+    print("seed", seed)
+    chance = random.Random(seed)
+    make = RESUMED[plan]
+    iterator = iter(make().apply(distribute(DYNAMIC, service, ordered=True)))
+    states, elements = [json.dumps(iterator.get_state())], []
+    for element in iterator:
+        elements += text_of([element])
+        states.append(json.dumps(iterator.get_state()))
+    with LocalCluster(num_workers=1, processes=False) as other:
+        elsewhere = make().apply(distribute(DYNAMIC, other.target, ordered=True))
+        for number in [0, *chance.sample(range(len(states)), 3)]:
+            state = json.loads(states[number])
+            assert len(states[number]) < 4096
+            there = iter(elsewhere)
+            there.set_state(state)
+            middle = []
+            for _ in range(min(3, len(elements) - number)):
+                middle += text_of([next(there)])
+            after = there.get_state()
+            there.close()
+            here = iter(make())
+            here.set_state(after)
+            assert middle + text_of(here) == elements[number:]
+            here.set_state(state)
+            assert text_of(here) == elements[number:]
+
+
+def test_a_position_of_one_process_is_gone_on_from_over_the_service(service: str) -> None:
+    make = RESUMED["batches"]
+    iterator = iter(make())
+    first = [next(iterator) for _ in range(11)]
+    state = iterator.get_state()
+    there = iter(make().apply(distribute(DYNAMIC, service, ordered=True)))
+    there.set_state(state)
+    assert text_of(there) == text_of(iterator)
+    assert len(first) == 11
+
+
+def test_what_runs_where_is_explained(service: str) -> None:
+    dataset = hr.Dataset.range(30).interleave(opened, cycle_length=4).shuffle(30).batch(2)
+    text = dataset.apply(distribute(DYNAMIC, service, ordered=True)).explain()
+    assert "order: that of one process" in text
+    assert re.search(r"both +interleave .*taken in turn by the client", text)
+    assert re.search(r"client +shuffle", text)
+    assert "in which workers finish" in dataset.apply(distribute(DYNAMIC, service)).explain()
+
+
+def test_what_would_open_datasets_at_the_client_in_order_is_refused_by_name(service: str) -> None:
+    dataset = hr.Dataset.range(9).filter(lambda x: x > 2).interleave(opened, cycle_length=2)
+    with pytest.raises(FailedPreconditionError, match=r"interleave .*put that step after"):
+        dataset.apply(distribute(DYNAMIC, service, ordered=True))
+    assert len(list(dataset.apply(distribute(DYNAMIC, service)))) == len(list(dataset))
