@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.cli.advice import bound_of
+from headrace.cli.advice import bound_of, bound_of_save
 from headrace.service.messages import ClientStatus, IterationStatus, StageStatus, TaskStatus
 
 
@@ -57,6 +57,22 @@ def test_the_bound_and_what_would_help(given, by, advice):
     assert advice in found.advice
 
 
+@pytest.mark.parametrize(
+    ("given", "by"),
+    [
+        (reading(clients=()), "map at train.py:12, on the workers"),
+        (reading(clients=(), stages=()), "the workers"),
+        (reading(clients=(), tasks=(0.6, 0.4)), "the dispatcher"),
+        (reading(clients=(), tasks=()), "nobody who works"),
+        (reading(clients=(), units=(0.9,), units_left=0), "the last units"),
+    ],
+)
+def test_a_save_is_not_bound_by_nobody_who_reads(given, by):
+    assert by in bound_of_save(given).by
+
+
 def test_of_a_pass_that_is_over_or_has_just_begun_nothing_is_said():
     assert bound_of(reading(finished=True)) is None
     assert bound_of(reading(clients=(1.0,), seconds=1.0)) is None
+    assert bound_of_save(reading(clients=(), finished=True)) is None
+    assert bound_of_save(reading(clients=(), seconds=1.0)) is None

@@ -170,6 +170,19 @@ def test_trainers_that_share_a_pass_show_how_far_they_are():
     assert "    trainers  2; elements behind: b 150 (10 skipped), a 20\n" in frame
 
 
+def test_a_save_is_shown_with_its_path_and_without_clients():
+    saving = msgspec.structs.replace(READING, clients=())
+    job = msgspec.structs.replace(
+        BUSY.jobs[0], name="", path="/data/out", passes=(saving,), elements=590, bytes=22_000_000
+    )
+    frame = render(msgspec.structs.replace(BUSY, jobs=(job,)), None, 120)
+    assert "save into /data/out  dataset" in frame
+    assert "590 elements, 22.0 MB in files" in frame
+    assert "waiting for the dispatcher 0%" in frame
+    assert "clients " not in frame.split("save into")[1]
+    assert "nobody who reads" not in frame
+
+
 @pytest.mark.parametrize("width", [1, 2, 20, 79, 200])
 def test_no_line_is_wider_than_the_terminal(width):
     assert all(len(line) <= max(3, width) for line in render(BUSY, None, width).splitlines())

@@ -327,12 +327,24 @@ def test_a_save_that_failed_says_so_and_may_be_repeated(tmp_path: Path, first: i
     with pytest.raises(UserFunctionError):
         Dataset.range(first, 8).map(failing).save(tmp_path)
     for wait in (False, True):
-        with pytest.raises(FailedPreconditionError, match=r"(?s)failed with .*KeyError: 5.*again"):
+        with pytest.raises(
+            FailedPreconditionError, match=r"(?s)again. It failed with .*"
+        ) as caught:
             list(Dataset.load(tmp_path, wait=wait))
+        assert "KeyError: 5" in str(caught.value).splitlines()[-1], (
+            "what went wrong is what one reads last"
+        )
     assert sorted(os.listdir(tmp_path)) == ["ERROR", "dataset.json"]
 
     Dataset.range(8).save(tmp_path)
     assert numbers_of(Dataset.load(tmp_path)) == list(range(8))
+
+
+def test_other_files_in_the_directory_stay_and_mean_nothing(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    Dataset.range(8).save(tmp_path)
+    assert numbers_of(Dataset.load(tmp_path)) == list(range(8))
+    assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
 def test_a_save_that_was_interrupted_may_be_repeated(tmp_path: Path) -> None:
@@ -346,7 +358,9 @@ def test_a_save_that_was_interrupted_may_be_repeated(tmp_path: Path) -> None:
     dataset = Dataset.range(9).map(interrupted)
     with pytest.raises(KeyboardInterrupt):
         dataset.save(tmp_path)
-    with pytest.raises(FailedPreconditionError, match="failed with KeyboardInterrupt; save it"):
+    with pytest.raises(
+        FailedPreconditionError, match=r"and save it again\. It failed with KeyboardInterrupt$"
+    ):
         Dataset.load(tmp_path)
     at[0] = -1
     dataset.save(tmp_path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import pickle
+import sys
 import threading
 import warnings
 
@@ -143,6 +144,19 @@ def test_what_cannot_be_pickled_is_named(name):
     fn, words = REFUSED[name]
     with pytest.raises(FailedPreconditionError, match=f"(?s)cannot be sent.*{words}"):
         dump_plan(Dataset.range(3).map(abs).map(fn).batch(2).plan)
+
+
+def test_an_open_file_is_named_in_place_of_being_copied():
+    with open(__file__, encoding="utf-8") as text:
+        plan = Dataset.range(3).map(lambda x: text.readline()).plan
+        with pytest.raises(FailedPreconditionError, match=r"`text`.*the open file '.*\.py'"):
+            dump_plan(plan)
+
+
+def test_a_function_that_prints_travels(monkeypatch):
+    out = sys.__stdout__
+    monkeypatch.setattr(sys, "stdout", out)
+    assert load_plan(dump_plan(Dataset.range(3).map(lambda x: print(x, file=out)).plan))
 
 
 def test_a_source_that_cannot_be_pickled_is_named():

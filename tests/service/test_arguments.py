@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from headrace.service import (
     WorkerConfig,
     WorkerServer,
     distribute,
+    distributed_save,
     from_dataset_id,
     register_dataset,
 )
@@ -98,6 +100,21 @@ def test_dynamic_accepts_the_name_of_its_own_visitation() -> None:
 def test_a_credit_that_is_no_integer_is_refused(credit: Any) -> None:
     with pytest.raises(TypeError, match="`max_outstanding_requests` must be an integer"):
         distribute(ShardingPolicy.OFF, NOWHERE, max_outstanding_requests=credit)
+
+
+def test_the_name_of_a_directory_is_no_keys(tmp_path: Path) -> None:
+    keys: Any = "keys"
+    data, mode = hr.Dataset.range(1), ShardingPolicy.DYNAMIC
+    for refused in (
+        lambda: distribute(mode, NOWHERE, security=keys),
+        lambda: from_dataset_id(mode, NOWHERE, "1000", security=keys),
+        lambda: register_dataset(NOWHERE, data, security=keys),
+        lambda: distributed_save(data, tmp_path, NOWHERE, security=keys),
+    ):
+        with pytest.raises(
+            TypeError, match=r"`security` must .*'keys'.*Security\.load\(directory, role\)"
+        ):
+            refused()
 
 
 def test_an_id_or_dataset_of_another_type_is_refused() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import textwrap
 import threading
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 
 import headrace as hr
 from headrace.errors import FailedPreconditionError
+from headrace.plan.serialize import dump_plan, load_plan
 from headrace.service import (
     LocalCluster,
     WorkerConfig,
@@ -23,7 +25,7 @@ from headrace.service import (
     from_dataset_id,
     register_dataset,
 )
-from headrace.service.by_value import by_value, checked_modules
+from headrace.service.by_value import by_value, checked_modules, dump_with
 from headrace.service.worker.preloading import preload
 from tests.service.reading import numbers
 
@@ -101,6 +103,7 @@ def test_a_module_that_does_not_travel_is_an_error_that_says_how_it_would(
     [
         ("travelling", TypeError, "must be a list of modules"),
         (sys, TypeError, "must be a list of modules"),
+        (None, TypeError, "must be a list of modules or their names, got None"),
         ([3], TypeError, r"`modules\[0\]` must be a module or its name, got 3"),
         (["json", 3], ValueError, r"`modules\[0\]` is 'json', which every worker has"),
         ([hr.io], ValueError, "every worker has"),
@@ -110,6 +113,24 @@ def test_a_module_that_does_not_travel_is_an_error_that_says_how_it_would(
 def test_what_is_no_module_is_refused(modules: Any, kind: type[Exception], text: str) -> None:
     with pytest.raises(kind, match=text):
         distribute("parallel_epochs", "127.0.0.1:1", modules=modules)
+
+
+def test_a_module_that_cannot_be_pickled_is_named_and_not_the_dataset() -> None:
+    holder = types.ModuleType("holder")
+    holder.lock = threading.Lock()  # type: ignore[attr-defined]
+    exec("def add(x):\n  with lock:\n    return x + 1", holder.__dict__)
+    sys.modules["holder"] = holder
+    try:
+        plan = hr.Dataset.range(3).map(holder.add).plan
+        assert load_plan(dump_plan(plan))
+        with pytest.raises(FailedPreconditionError, match=r"`modules`: holder\).*lock") as caught:
+            dump_with(checked_modules(["holder"]), plan)
+        assert "RangeSource" not in str(caught.value)
+        own = threading.Lock()
+        with pytest.raises(FailedPreconditionError, match="holds `own`, a lock"):
+            dump_with(checked_modules(["holder"]), hr.Dataset.range(3).map(lambda x: own).plan)
+    finally:
+        del sys.modules["holder"]
 
 
 def test_what_was_registered_before_stays_and_all_else_goes(folder: Path) -> None:

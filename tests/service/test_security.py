@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import headrace as hr
-from headrace.errors import UnauthenticatedError, UnavailableError
+from headrace.errors import NotFoundError, UnauthenticatedError, UnavailableError
 from headrace.service import (
     DispatcherConfig,
     DispatchServer,
@@ -17,7 +17,9 @@ from headrace.service import (
     WorkerConfig,
     WorkerServer,
     distribute,
+    from_dataset_id,
     messages,
+    register_dataset,
 )
 from headrace.service.dispatcher.stub import DispatcherStub
 from headrace.transport.security import new_keys
@@ -67,10 +69,36 @@ def test_what_is_for_workers_is_refused_to_the_keys_of_a_client(tmp_path: Path) 
             register = messages.RegisterWorker(worker_id="thief", address=worker.address)
             with pytest.raises(UnauthenticatedError, match="RegisterWorker is for workers"):
                 stub.call(register)
+            ask = messages.GetTask(worker_id=known_worker(stub), task_id=4000)
             with pytest.raises(UnauthenticatedError, match="authorized_workers"):
-                stub.call(messages.GetPlan(digest=bytes(32)))
+                stub.call(ask)
             (known,) = stub.call(messages.GetStatus()).workers
             assert known.worker_id != "thief"
+
+
+def known_worker(stub: DispatcherStub) -> str:
+    (known,) = stub.call(messages.GetStatus()).workers
+    return known.worker_id
+
+
+def test_a_client_fetches_the_plan_of_what_it_reads_in_order_by_an_id(tmp_path: Path) -> None:
+    new_keys(tmp_path / "keys")
+    servers = Security.load(tmp_path / "keys", "server")
+    client = Security.load(tmp_path / "keys", "client")
+    data = hr.Dataset.range(20).filter(lambda x: x % 3 != 1).shuffle(5, seed=3).batch(4)
+    with DispatchServer(DispatcherConfig(security=servers)) as dispatcher:
+        address = dispatcher.target.removeprefix("tcp://")
+        with (
+            WorkerServer(WorkerConfig(address, security=servers)),
+            DispatcherStub(address, security=client) as stub,
+        ):
+            with pytest.raises(NotFoundError, match="no plan is stored"):
+                stub.call(messages.GetPlan(digest=bytes(32)))
+            name = register_dataset(address, data, security=client)
+            read = from_dataset_id(
+                ShardingPolicy.DYNAMIC, address, name, ordered=True, security=client
+            )
+            assert [batch.tolist() for batch in read] == [batch.tolist() for batch in data]
 
 
 def test_whoever_is_listed_as_a_worker_may_do_what_workers_do(tmp_path: Path) -> None:

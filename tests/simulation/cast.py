@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from headrace.service.messages import OpenIteration, PutPlan, RegisterDataset
+from headrace.service.messages import OpenIteration, PutPlan, RegisterDataset, Terms
 from headrace.service.worker.hand_out import Bounds
 from tests.simulation.client import ClientProcess
 from tests.simulation.dispatcher import DispatcherProcess
@@ -86,17 +86,19 @@ class Cast:
             opening=OpenIteration(
                 client_id="",
                 dataset_id="",
-                processing_mode=int(scenario.mode),
-                visitation=scenario.visitation,
-                ordered=scenario.in_order,
-                half="in order" if scenario.in_order else "",
-                units=plan.size if scenario.in_order else None,
-                whole_stream="the order" if scenario.in_order else "",
                 job_name="job" if scenario.is_named else None,
                 pass_number=(),
                 seed=7,
-                num_consumers=scenario.clients if scenario.in_rounds else None,
+                terms=Terms(
+                    processing_mode=int(scenario.mode),
+                    num_consumers=scenario.clients if scenario.in_rounds else None,
+                    visitation=scenario.visitation,
+                    ordered=scenario.in_order,
+                    half="in order" if scenario.in_order else "",
+                    units=plan.size if scenario.in_order else None,
+                ),
                 consumer_index=number - 1 if scenario.in_rounds else None,
+                whole_stream="the order" if scenario.in_order else "",
             ),
             passes=scenario.passes,
             max_outstanding=scenario.max_outstanding,

@@ -248,7 +248,7 @@ class ClientProcess(Peer):
     def _session(self, client_id: str) -> Session | RoundSession:
         address, now = self._dispatcher_address, self.world.now
         opening = self._opening
-        if opening.num_consumers is None or opening.consumer_index is None:
+        if opening.terms.num_consumers is None or opening.consumer_index is None:
             return Session(
                 client_id,
                 address,
@@ -256,8 +256,8 @@ class ClientProcess(Peer):
                 now,
                 trainer_id=self.trainer_id,
                 counts_elements=self.counts_elements,
-                has_shares=opening.processing_mode in STATIC_POLICIES,
-                wants_all=opening.ordered,
+                has_shares=opening.terms.processing_mode in STATIC_POLICIES,
+                wants_all=opening.terms.ordered,
             )
         return RoundSession(
             client_id,
@@ -265,7 +265,7 @@ class ClientProcess(Peer):
             self._max_outstanding,
             now,
             consumer=opening.consumer_index,
-            consumers=opening.num_consumers,
+            consumers=opening.terms.num_consumers,
             wait_timeout=GROUP_SECONDS,
         )
 
@@ -378,7 +378,7 @@ class ClientProcess(Peer):
     def _next(self) -> None:
         """Go on reading, as `RemoteReader.read` does."""
         session, now = self.session, self.world.now
-        if self._opening.ordered:
+        if self._opening.terms.ordered:
             self._next_in_order(now)
             return
         while True:
@@ -405,7 +405,7 @@ class ClientProcess(Peer):
 
     def _next_in_order(self, now: float) -> None:
         """Go on reading, as `ArrivingUnits.found` does."""
-        session, units, size = self.session, self._units, self._opening.units or 0
+        session, units, size = self.session, self._units, self._opening.terms.units or 0
         while True:
             if self._close_after is not None and self._taken >= self._close_after:
                 self._end(Outcome.CLOSED)

@@ -34,6 +34,9 @@ _ENDING = (
     updates.ClientDropped,
     updates.ClientLeft,
     updates.TaskSettled,
+    updates.RoundsSettled,
+    updates.ElementsReceived,
+    updates.ElementsUsed,
     updates.WorkerLost,
     updates.WorkerLeft,
 )

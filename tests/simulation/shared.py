@@ -20,7 +20,7 @@ from collections import defaultdict
 
 from headrace.errors import FailedPreconditionError, NotFoundError, UnavailableError
 from headrace.service.config import ShardingPolicy
-from headrace.service.messages import OpenIteration, PutPlan, RegisterDataset
+from headrace.service.messages import OpenIteration, PutPlan, RegisterDataset, Terms
 from headrace.service.worker.hand_out import Bounds
 from headrace.service.worker.shared import Shared
 from tests.simulation.cast import Cast
@@ -100,12 +100,10 @@ class SharedCast(Cast):
             opening=OpenIteration(
                 client_id="",
                 dataset_id="",
-                processing_mode=int(scenario.mode),
                 job_name="job",
                 pass_number=(),
                 seed=7,
-                cross_trainer_cache=True,
-                trainer_id=self.trainers[number],
+                terms=Terms(processing_mode=int(scenario.mode), cross_trainer_cache=True),
             ),
             max_outstanding=scenario.max_outstanding,
             think=scenario.think * (1 + 3 * number * self.fast),

@@ -14,6 +14,7 @@ journal            `headrace journal`: what became of a task or a job
 keys               `headrace keys`
 doctor             `headrace doctor`: what of this machine would hurt
 demo               `headrace demo`, with digits_data and digits_classifier
+chaos              `headrace demo --job chaos`, with chaos_data and chaos_servers
 help               plain text, in which names are whole
 failures           how a failure looks: one line and an exit code
 """

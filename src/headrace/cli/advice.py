@@ -16,7 +16,7 @@ from statistics import fmean
 
 from headrace.service.messages import IterationStatus
 
-__all__ = ["Bound", "bound_of"]
+__all__ = ["Bound", "bound_of", "bound_of_save"]
 
 _WAITS = 0.2
 """Who waits for a part of the time that is less does not wait; nor who waits for half as long as
@@ -61,6 +61,19 @@ def bound_of(reading: IterationStatus) -> Bound | None:
     if clients:
         return _short_of_work(reading)
     return Bound("nothing", "")
+
+
+def bound_of_save(saving: IterationStatus) -> Bound | None:
+    """Return what bounds a save, which nobody reads; None: it is over, or began just now."""
+    if saving.finished:
+        return None
+    if not saving.tasks:
+        return Bound("nobody who works", "no worker writes its files; start one, or wait for it")
+    if saving.seconds < _TOO_SOON:
+        return None
+    if _mean([each.waiting_for_clients for each in saving.tasks]) >= _WAITS:
+        return Bound("the dispatcher", "workers wait until it has heard of their files")
+    return _short_of_work(saving)
 
 
 def _short_of_work(reading: IterationStatus) -> Bound:

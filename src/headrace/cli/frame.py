@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from headrace.cli.advice import bound_of
+from headrace.cli.advice import bound_of, bound_of_save
 from headrace.cli.quantities import bytes_of, duration, number, plural, printable, rate
 from headrace.service.config import ShardingPolicy
 from headrace.service.messages import (
@@ -66,18 +66,22 @@ def _head(stats: DispatcherStatus) -> Iterator[str]:
 
 
 def _job(job: JobStatus, before: dict[int, float]) -> Iterator[str]:
-    name = job.name or "of a client's own"
-    mode = ShardingPolicy(job.processing_mode).name
-    passes = plural(job.iterations, "pass", "passes")
-    yield f"job {name}  {mode}  dataset {job.dataset_id}  {passes}"
+    if job.path:
+        files = f"{number(job.elements)} elements, {bytes_of(job.bytes)} in files"
+        yield f"save into {job.path}  dataset {job.dataset_id}  {files}"
+    else:
+        name = job.name or "of a client's own"
+        mode = ShardingPolicy(job.processing_mode).name
+        passes = plural(job.iterations, "pass", "passes")
+        yield f"job {name}  {mode}  dataset {job.dataset_id}  {passes}"
     reading = [each for each in job.passes if not each.finished]
     for each in reading:
-        yield from _pass(each, before.get(each.iteration_id))
+        yield from _pass(each, before.get(each.iteration_id), is_save=bool(job.path))
     if not reading:
         yield "  no pass is being read"
 
 
-def _pass(reading: IterationStatus, before: float | None) -> Iterator[str]:
+def _pass(reading: IterationStatus, before: float | None, *, is_save: bool) -> Iterator[str]:
     title = f"pass {'.'.join(map(str, reading.pass_number))}" if reading.pass_number else "pass"
     made = f"{rate(reading.elements_per_second)}{_trend(reading.elements_per_second, before)}"
     parts = [_bar(reading.progress), made, f"{bytes_of(reading.bytes_per_second)}/s"]
@@ -94,13 +98,14 @@ def _pass(reading: IterationStatus, before: float | None) -> Iterator[str]:
         if reading.units_given_up:
             units += f", {number(reading.units_given_up)} given up"
         yield f"    units     {units}"
-    yield f"    clients   {_clients(reading.clients)}"
-    yield f"    tasks     {_tasks(reading)}"
+    if not is_save:
+        yield f"    clients   {_clients(reading.clients)}"
+    yield f"    tasks     {_tasks(reading, 'the dispatcher' if is_save else 'clients')}"
     yield from _trainers(reading)
     if reading.stages:
         steps = [f"{each.stage} {each.busy:.1f}" for each in reading.stages[:_MOST_STAGES]]
         yield f"    threads   {', '.join(steps)}"
-    bound = bound_of(reading)
+    bound = bound_of_save(reading) if is_save else bound_of(reading)
     if bound is not None:
         yield f"    bound by  {bound.by}{f': {bound.advice}' if bound.advice else ''}"
 
@@ -129,13 +134,13 @@ def _clients(clients: Sequence[ClientStatus]) -> str:
     return f"{len(clients)}; time spent waiting for elements: {', '.join(shown)}{more}"
 
 
-def _tasks(reading: IterationStatus) -> str:
+def _tasks(reading: IterationStatus, takers: str) -> str:
     if not reading.tasks:
         return "none runs"
     count = len(reading.tasks)
     for_clients = sum(each.waiting_for_clients for each in reading.tasks) / count
     for_units = sum(each.waiting_for_units for each in reading.tasks) / count
-    return f"{count}; time spent waiting for clients {for_clients:.0%}, for units {for_units:.0%}"
+    return f"{count}; time spent waiting for {takers} {for_clients:.0%}, for units {for_units:.0%}"
 
 
 def _trainers(reading: IterationStatus) -> Iterator[str]:

@@ -83,16 +83,21 @@ def _watch(
 
 def _is_over(signals: Signals, seconds: float) -> bool:
     """Wait so long; return whether somebody wants to leave."""
-    until = time.monotonic() + seconds
+    until, had_nothing = time.monotonic() + seconds, False
     while (left := until - time.monotonic()) > 0:
         if signals.wait(left, readable=[sys.stdin]) & STOP_SIGNALS:
             return True
         if not select.select([sys.stdin], [], [], 0)[0]:
             continue
-        # A key, or the end of the terminal.
+        # A key, or the end of the terminal; nothing at all where Ctrl-C or Ctrl-Z has thrown away
+        # a key before it could be read.
         keys = os.read(sys.stdin.fileno(), 64)
-        if not keys or any(key in _LEAVING for key in keys):
+        if any(key in _LEAVING for key in keys):
             return True
+        if not keys:
+            if had_nothing:
+                return True
+            had_nothing = True
     return False
 
 
@@ -102,6 +107,10 @@ def _screen() -> Iterator[None]:
     before = termios.tcgetattr(sys.stdin)
     try:
         tty.setcbreak(sys.stdin)
+        mode = termios.tcgetattr(sys.stdin)
+        # Reading never waits: `select` may have seen a key that is gone by then.
+        mode[6][termios.VMIN] = mode[6][termios.VTIME] = 0
+        termios.tcsetattr(sys.stdin, termios.TCSANOW, mode)
         sys.stdout.write(_ENTER)
         yield
     finally:

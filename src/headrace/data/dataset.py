@@ -241,7 +241,7 @@ class Dataset(Sources, Choosing, Windows):
         """Read one pass and keep its elements in a directory of Arrow files; `load` reads them.
 
         Args:
-            path: A directory that is new or empty, by path or fsspec URL.
+            path: A directory, by path or fsspec URL, that holds no saved dataset.
 
         Raises:
             AlreadyExistsError: It holds a saved dataset, or an unfinished one of another pipeline.

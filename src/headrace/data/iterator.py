@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Self, cast
 
+from headrace.data.at_exit import close_at_exit
 from headrace.data.forked import leave_in_children
 from headrace.element.chunk import States
 from headrace.element.spec import Spec
@@ -65,6 +66,7 @@ class DatasetIterator:
         #: The source that runs the plan elsewhere, if that is all there is.
         self._source = _runs_elsewhere(plan)
         self._finalizer = weakref.finalize(self, _close_quietly, self._running)
+        close_at_exit(self, self._finalizer)
         self._go_to(None)
         leave_in_children(self, DatasetIterator._leave_to_parent)
 

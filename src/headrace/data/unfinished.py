@@ -245,8 +245,8 @@ class Patience:
 def failed(url: str, standing: Standing) -> FailedPreconditionError:
     """Return the error of a save that failed."""
     return FailedPreconditionError(
-        f"the dataset in {url!r} is not whole: the process that saved it failed with "
-        f"{standing.error}; save it again"
+        f"the dataset in {url!r} is not whole: mend what its save failed with, and save it again. "
+        f"It failed with {standing.error}"
     )
 
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import pickle
+import sys
+from collections import ChainMap
+from typing import Any, ClassVar
 
 import cloudpickle
 
@@ -24,7 +28,7 @@ def dump_plan(plan: Node) -> bytes:
             step, the function and what it holds.
     """
     try:
-        return bytes(cloudpickle.dumps(plan, protocol=5))
+        return _dumped(plan)
     except Exception as error:
         raise FailedPreconditionError(
             f"this dataset cannot be sent to another process: {_culprit(plan) or error}. Create "
@@ -73,7 +77,28 @@ def _captured(fn: object) -> str | None:
 
 def _problem(value: object) -> str | None:
     try:
-        cloudpickle.dumps(value, protocol=5)
+        _dumped(value)
     except Exception as error:
         return f"a {type(value).__name__} that cannot be pickled ({error})"
     return None
+
+
+def _refuse_open_file(file: io.TextIOWrapper) -> Any:
+    # cloudpickle sends the text of a file that is read: a copy of what stands in it now, and a file
+    # that was read in part comes whole.
+    if file in (sys.stdout, sys.stderr):
+        return _as_ever[io.TextIOWrapper](file)
+    raise TypeError(f"cannot pickle the open file {file.name!r}")
+
+
+_as_ever: Any = cloudpickle.Pickler.dispatch_table
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    dispatch_table: ClassVar = ChainMap[Any, Any]({io.TextIOWrapper: _refuse_open_file}, _as_ever)
+
+
+def _dumped(value: object) -> bytes:
+    with io.BytesIO() as file:
+        _Pickler(file, protocol=5).dump(value)
+        return file.getvalue()

@@ -15,7 +15,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import google_crc32c
 import numpy as np
@@ -168,6 +168,13 @@ def _dotted(node: Node, prefix: str) -> Iterator[str]:
 # --- writing ----------------------------------------------------------------------------------
 
 
+class Writable(Protocol):
+    """What takes bytes, perhaps fewer than it is given at a time."""
+
+    def write(self, data: Any, /) -> int:
+        """Write some of the bytes; return how many."""
+
+
 class ArrowWriter:
     """Writes batches of elements of one form into a file.
 
@@ -179,7 +186,7 @@ class ArrowWriter:
         bytes: How many bytes were written.
     """
 
-    def __init__(self, file: BinaryIO, form: Form) -> None:
+    def __init__(self, file: Writable, form: Form) -> None:
         self._form = form
         self._schema = arrow_schema(form)
         self._sink = _Sink(file)
@@ -218,7 +225,7 @@ class ArrowWriter:
 class _Sink(io.RawIOBase):
     """Counts what goes into a file, which may take less than it is given at a time."""
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: Writable) -> None:
         self._file = file
         self.bytes = 0
 

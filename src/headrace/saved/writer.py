@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import BinaryIO
 
 from headrace.element.chunk import Chunk, concatenate
 from headrace.element.spec import Spec
@@ -23,6 +22,7 @@ from headrace.saved.arrow import ArrowWriter, LoneSurrogatesError
 from headrace.saved.directory import SavedDirectory
 from headrace.saved.form import Form, Values, measure
 from headrace.saved.format import ChunkRecord
+from headrace.saved.full_disk import IMPATIENT, Patience, PatientFile
 
 __all__ = ["CHUNK_BYTES", "StreamWriter"]
 
@@ -43,6 +43,7 @@ class StreamWriter:
         number: Number of the first chunk file: how many of the stream there are already.
         chunk_bytes: How large chunk files are to be; one element more may make them larger.
         batch_bytes: How large a batch in a file is: what is held in memory, and verified at once.
+        patience: How long to wait for room on a full disk.
 
     Attributes:
         batch_bytes: How large a batch in a file is.
@@ -59,10 +60,12 @@ class StreamWriter:
         number: int = 0,
         chunk_bytes: int = CHUNK_BYTES,
         batch_bytes: int = _BATCH_BYTES,
+        patience: Patience = IMPATIENT,
     ) -> None:
         self._folder = directory.folder
         self._save = save
         self._stream = stream
+        self._patience = patience
         self._spec = spec
         self._number = number
         self._chunk_bytes = chunk_bytes
@@ -144,7 +147,8 @@ class StreamWriter:
         self._form = form
         name = ChunkRecord(self._stream, self._number).name(self._save)
         path = self._folder.path(name)
-        self._file = _OpenFile(self._folder.create(name), name, path, form)
+        file = self._patience.until_there_is_room(lambda: self._folder.create(name), path)
+        self._file = _OpenFile(PatientFile(file, path, self._patience), name, path, form)
 
     def _close_file(self) -> None:
         file, self._file = self._file, None
@@ -165,7 +169,7 @@ class StreamWriter:
 class _OpenFile:
     """A chunk file that is being written."""
 
-    def __init__(self, file: BinaryIO, name: str, path: str, form: Form) -> None:
+    def __init__(self, file: PatientFile, name: str, path: str, form: Form) -> None:
         self.name = name
         self._path = path
         self.form = form
@@ -196,5 +200,7 @@ class _OpenFile:
     def _explained(self) -> Iterator[None]:
         try:
             yield
+        except UnavailableError:
+            raise  # it says so itself
         except OSError as error:
             raise UnavailableError(f"{self._path!r} cannot be written: {error}") from error

@@ -5,6 +5,7 @@
     dispatcher/    knows datasets, workers, jobs and tasks; never sees an element
     worker/        runs tasks, hands out their elements
     client/        reads tasks; a Source again
+    passes         how a pass is called in messages
     by_value       modules that travel with a dataset
     dataset        `distribute`, `register_dataset`, `from_dataset_id`
     saving         `distributed_save`: workers write a dataset into a directory

@@ -11,12 +11,16 @@ import contextlib
 import importlib
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import ModuleType
 
 import cloudpickle
 
-__all__ = ["by_value", "checked_modules"]
+from headrace.errors import FailedPreconditionError
+from headrace.plan.node import Node
+from headrace.plan.serialize import dump_plan
+
+__all__ = ["by_value", "checked_modules", "dump_with"]
 
 _one_at_a_time = threading.RLock()
 
@@ -31,7 +35,7 @@ def checked_modules(modules: Sequence[ModuleType | str]) -> tuple[ModuleType, ..
         TypeError: One is neither.
         ValueError: There is no module of this name, or it is one of Python's own.
     """
-    if isinstance(modules, str | ModuleType):
+    if isinstance(modules, str | ModuleType) or not isinstance(modules, Iterable):
         raise TypeError(f"`modules` must be a list of modules or their names, got {modules!r}")
     return tuple(_checked(place, each) for place, each in enumerate(modules))
 
@@ -70,3 +74,32 @@ def by_value(modules: Sequence[ModuleType]) -> Iterator[None]:
             for module in new:
                 with contextlib.suppress(ValueError):
                     cloudpickle.unregister_pickle_by_value(module)
+
+
+def dump_with(modules: Sequence[ModuleType], plan: Node) -> bytes:
+    """Return the plan as bytes, with these modules in it.
+
+    Raises:
+        FailedPreconditionError: Something cannot be pickled; the message says whether it is the
+            dataset's, or in one of the modules.
+    """
+    try:
+        with by_value(modules):
+            return dump_plan(plan)
+    except FailedPreconditionError as error:
+        if modules and _travels(plan):
+            names = ", ".join(module.__name__ for module in modules)
+            raise FailedPreconditionError(
+                "this dataset cannot be sent with the modules that are to travel with it "
+                f"(`modules`: {names}): {error.__cause__ or error}. Name modules of your own "
+                "alone; what is installed on the workers travels by name"
+            ) from error
+        raise
+
+
+def _travels(plan: Node) -> bool:
+    try:
+        dump_plan(plan)
+    except FailedPreconditionError:
+        return False
+    return True

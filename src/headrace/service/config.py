@@ -13,7 +13,6 @@ from dataclasses import KW_ONLY, dataclass
 
 from headrace.arguments import (
     check_flag,
-    check_instance,
     check_int,
     check_path,
     check_string,
@@ -21,7 +20,7 @@ from headrace.arguments import (
 )
 from headrace.errors import InvalidArgumentError
 from headrace.transport import address as addresses
-from headrace.transport.security import Security
+from headrace.transport.security import Security, check_security
 
 __all__ = [
     "CrossTrainerCache",
@@ -273,7 +272,7 @@ class DispatcherConfig:
                 f"deployment_mode={self.deployment_mode!r} must be None or one of "
                 f"{', '.join(mode for mode in DEPLOYMENT_MODES if mode)}"
             )
-        _check_security(self.security)
+        check_security(self.security)
 
 
 @dataclass(frozen=True)
@@ -366,7 +365,7 @@ class WorkerConfig:
         _check_number(
             "cross_trainer_cache_size_bytes", self.cross_trainer_cache_size_bytes, least=1
         )
-        _check_security(self.security)
+        check_security(self.security)
 
 
 def default_cache_bytes(workers: int = 1) -> int:
@@ -397,8 +396,3 @@ def _check_metrics(port: object, host: object) -> None:
 def _check_number(name: str, value: object, *, least: int) -> None:
     if value is not None:
         check_int(name, value, minimum=least)
-
-
-def _check_security(value: object) -> None:
-    if value is not None:
-        check_instance("security", value, Security, cure="use Security.load(directory, role)")

@@ -21,12 +21,12 @@ from headrace.plan import traverse
 from headrace.plan.elements import FromSource
 from headrace.plan.fingerprint import fingerprint
 from headrace.plan.node import Node
-from headrace.plan.serialize import dump_plan, load_plan
+from headrace.plan.serialize import load_plan
 from headrace.plan.source import INFINITE, UNKNOWN
 from headrace.rewrites.cut import Cut
 from headrace.rewrites.normal import normalize
 from headrace.rewrites.positions import deal_of
-from headrace.service.by_value import by_value, checked_modules
+from headrace.service.by_value import by_value, checked_modules, dump_with
 from headrace.service.client.consumers import spec_of_parts
 from headrace.service.client.options import ReadingOptions, reading_options
 from headrace.service.client.source import RemoteSource
@@ -49,7 +49,7 @@ from headrace.service.messages import (
 )
 from headrace.serving.call import Question
 from headrace.transport.retry import RetryPolicy, retry
-from headrace.transport.security import Security
+from headrace.transport.security import Security, check_security
 
 __all__ = [
     "ask",
@@ -116,8 +116,9 @@ def distribute(
             be faster; None: nothing is.
         cross_trainer_cache: For which trainer this is, where several trainers of one job read all
             its elements, and workers make each once. The dataset has no end.
-        target_workers: "AUTO" or "ANY": all workers; "LOCAL": those in this process. With fixed
-            shares AUTO means those in this process, if there are any.
+        target_workers: "ANY": all workers; "LOCAL": those in this process; "AUTO": all but those
+            of other processes that have the tag "COLOCATED", and with fixed shares those in this
+            process alone, if there are any.
         visitation: How often elements come where workers or clients are lost; None: the default of
             the mode. DYNAMIC offers "exactly_once" (the default: what nobody has is computed again,
             and each element is delivered once to clients that live) and "at_most_once" (what came
@@ -239,12 +240,12 @@ def registered(
     if not isinstance(dataset, Dataset):
         raise TypeError(f"`dataset` must be a Dataset, but got {dataset!r}")
     _check_compression(compression)
+    check_security(security)
     if dataset_id is not None and not isinstance(dataset_id, str):
         raise TypeError(f"`dataset_id` must be a string, but got {dataset_id!r}")
     plan = dataset.plan
     spec = traverse.element_spec(plan)
-    with by_value(modules):
-        data = dump_plan(plan)
+    data = dump_with(modules, plan)
     if len(data) > _LARGE_PLAN_BYTES:
         _log.warning(
             "this dataset is %d MB to send to workers, because it holds its data: read files on "

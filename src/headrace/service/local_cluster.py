@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Self
 
 from headrace.arguments import check_int, check_strings
+from headrace.data.at_exit import close_iterators
 from headrace.errors import CancelledError, FailedPreconditionError, UnavailableError
 from headrace.forks import stays_with_parent
 from headrace.process.child import Child, Command
@@ -50,6 +51,7 @@ _open: weakref.WeakSet[LocalCluster] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
+    close_iterators()
     for cluster in list(_open):
         cluster.close()
 

@@ -150,8 +150,8 @@ def distributed_save(
 
     Args:
         dataset: What to save: one pass over it. Its functions travel with it.
-        path: A directory that is new or empty, by path or fsspec URL, which is the same for the
-            dispatcher and all workers.
+        path: A directory, by path or fsspec URL, that holds no saved dataset. It is the same for
+            the dispatcher and all workers.
         service: The dispatcher: "tcp://host:port", "host:port" or ("tcp", "host:port"). It must run
             in the fault tolerant mode.
         compression: "AUTO" or None: files are not compressed, so that they can be mapped.

@@ -49,6 +49,10 @@ class Window(Generic[A]):
         #: Runs of elements that were seen, in order; the gaps are others', or are yet to come.
         self._seen: list[tuple[int, int]] = []
 
+    def awaits(self, number: int) -> bool:
+        """Whether an answer to this request would be the first."""
+        return number in self._unanswered
+
     @property
     def unanswered(self) -> int:
         """Requests without an answer."""

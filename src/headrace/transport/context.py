@@ -6,6 +6,7 @@ import os
 import threading
 
 import zmq
+import zmq.utils.garbage  # Now: what it does at exit comes after what is registered later.
 
 from headrace.open_files import check_room
 

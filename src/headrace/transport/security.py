@@ -11,7 +11,9 @@ from typing import Literal
 
 import zmq
 
-__all__ = ["Security", "new_keys"]
+from headrace.arguments import check_instance
+
+__all__ = ["Security", "check_security", "new_keys"]
 
 _SERVER_PUBLIC = "server.key"
 _SERVER_SECRET = "server.key_secret"
@@ -129,6 +131,16 @@ class Security:
                 f"security= holds the keys of a {self.role}; this end is a {role}: "
                 f'use Security.load(directory, "{role}")'
             )
+
+
+def check_security(value: object) -> None:
+    """Check an argument that is None or the keys of somebody.
+
+    Raises:
+        TypeError: It is something else: the name of a directory, say.
+    """
+    if value is not None:
+        check_instance("security", value, Security, cure="use Security.load(directory, role)")
 
 
 class AllowList:

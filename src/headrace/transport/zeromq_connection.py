@@ -48,6 +48,8 @@ _EVENTS = (
     | zmq.Event.HANDSHAKE_SUCCEEDED
 )
 
+_NO_KEYS = "If it has no keys at all, leave yours out (`security=`, on the command line --keys)"
+
 
 class Connection:
     """A DEALER and its monitor, from the attempt to connect to the loss.
@@ -165,7 +167,7 @@ class Connection:
             return UnauthenticatedError(
                 f"the server at {at} does not let this client in: "
                 + (
-                    "the server's key is another one, or it does not know the client's"
+                    f"the server's key is another one, or it does not know the client's. {_NO_KEYS}"
                     if self._secure
                     else "it wants keys; pass security=Security.load(directory, 'client')"
                 )
@@ -190,7 +192,7 @@ class Connection:
             f"the server at {at} ended the connection before it began; "
             + (
                 "is server.key here the key of that server, and is client.key here in its "
-                "authorized_clients?"
+                f"authorized_clients? {_NO_KEYS}"
                 if self._secure
                 else "does it want keys (`security=`, on the command line --keys)?"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from headrace.service.client.receipt import Receipt
@@ -55,3 +56,24 @@ def test_a_unit_whose_parts_all_came_here_came_whole() -> None:
     receipt.add(answer(8, 2, (2, 3), 4, begun=3))
     assert receipt.whole == ((2, 3),)
     assert receipt.touched == ((2, 4),)
+
+
+@pytest.mark.parametrize(
+    ("origins", "is_mixed", "used", "parts"),
+    [
+        (((0, 1, 0, 4),), False, 3, ((0, ((0, 3),)),)),
+        # Nobody knows which of them were used: they count as not used, and come to somebody again.
+        (((0, 1, 0, 4),), True, 3, ()),
+        (((0, 1, 0, 6),), False, 3, ()),
+        # All of them were.
+        (((0, 1, 0, 4),), True, 4, ((0, ((0, 4),)),)),
+    ],
+)
+def test_of_an_answer_that_was_begun_those_count_whose_origins_are_known(
+    origins: tuple[tuple[int, int, int, int], ...], is_mixed: bool, used: int, parts: object
+) -> None:
+    receipt = Receipt()
+    begun = msgspec.structs.replace(answer(0, 4, (0, 0), 1), origins=origins, is_mixed=is_mixed)
+    receipt.begin(begun, used)
+    assert receipt.parts == parts
+    assert receipt.touched == ((0, 1),)

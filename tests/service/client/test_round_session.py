@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from headrace.errors import DeadlineExceededError, FailedPreconditionError
+from headrace.errors import (
+    AbortedError,
+    DeadlineExceededError,
+    FailedPreconditionError,
+    UnavailableError,
+)
+from headrace.service.client.actions import Delivery
 from headrace.service.client.round_session import RoundSession
+from headrace.service.client.round_task import RoundTask
 from headrace.service.messages import (
     WORD,
     ClientHeartbeat,
@@ -108,3 +115,101 @@ def test_where_another_consumer_has_left_the_reading_ends_with_its_name() -> Non
     session.act(2.0)
     assert isinstance(session.failure, FailedPreconditionError)
     assert "cannot go on with round 0: consumer 1 has left" in str(session.failure)
+
+
+def test_a_request_whose_place_another_one_took_is_neither_an_error_nor_asked_again() -> None:
+    session = opened(address(1))
+    assert asked(session, 0.0) == [(1, 0), (1, 1), (1, 2), (1, 3)]
+    assert session.answered(1, 0, AbortedError("another request took its place"), None, 0.1) == []
+    assert session.failure is None
+    for now in (0.1, 0.5, 3.0):
+        assert (1, 0) not in asked(session, now)
+
+
+def test_a_worker_that_cannot_answer_now_is_asked_again_in_a_moment() -> None:
+    session = opened(address(1))
+    asked(session, 0.0)
+    session.answered(1, 0, UnavailableError("not now"), None, 0.1)
+    assert asked(session, 0.15) == []
+    assert asked(session, 0.25) == [(1, 0)]
+
+
+def left_by_another(session: RoundSession, now: float) -> None:
+    update = ClientUpdate((address(1),), False, version=1, horizon=16, left="consumer 1 has left")
+    session.heard(ClientHeartbeat("client"), update, now)
+    session.act(now)
+
+
+def test_what_all_have_is_waited_for_after_a_consumer_left_however_long_the_wait_was() -> None:
+    session = opened(address(1))
+    session.waiting(0.0)
+    for second in range(10):
+        session.act(float(second))
+    left_by_another(session, 9.5)
+    session.act(10.4)
+    assert session.failure is None, "0.9 s after it became known"
+    session.act(10.6)
+    assert "cannot go on with round 0" in str(session.failure)
+
+
+def test_a_wait_that_begins_long_after_a_consumer_left_lasts_a_second_as_well() -> None:
+    session = opened(address(1))
+    left_by_another(session, 0.5)
+    for second in range(1, 11):
+        session.act(float(second))
+    session.waiting(10.0)
+    session.act(10.9)
+    assert session.failure is None
+    session.act(11.1)
+    assert "cannot go on with round 0" in str(session.failure)
+
+
+def test_time_in_which_this_process_stood_still_is_no_wait_for_others() -> None:
+    session = opened(address(1), wait_timeout=30.0)
+    asked(session, 0.0)
+    session.answered(1, 0, part(0), "one", 0.1)
+    session.waiting(0.1)
+    session.act(0.1)
+    word = Elements(first=1, count=0, end=False, whole=0, behind=(1,))
+    session.answered(1, WORD, word, None, 0.2)
+    session.act(1.0)
+    session.act(101.0)  # a hundred seconds without a look
+    assert session.failure is None
+    now = 101.0
+    while session.failure is None and now < 200.0:
+        now += 1.0
+        session.act(now)
+    assert isinstance(session.failure, DeadlineExceededError)
+    assert 120.0 < now < 135.0, "the thirty seconds are those in which it looked"
+
+
+def test_it_asks_to_go_on_for_as_many_rounds_as_it_uses_in_four_seconds() -> None:
+    session = opened(address(1), horizon=300)
+    for number in range(200):
+        now = number / 100  # a hundred rounds a second
+        session.act(now)
+        for each in session.answered(1, number, part(number, whole=number + 1), "one", now):
+            session.used_up(each.task.task_id, each.number)
+    wanted = []
+    for now in (2.0, 2.1, 3.1):
+        calls = session.act(now).calls
+        beats = [each for each in calls if isinstance(each, ClientHeartbeat)]
+        wanted += [each.horizon for each in beats if each.horizon]
+    assert wanted
+    assert 550 <= wanted[0] <= 650, "the 200 of now, and four seconds of a hundred each"
+
+
+def test_rounds_that_arrive_while_a_word_is_under_way_are_said_together_in_a_moment() -> None:
+    task = RoundTask(address(1), 0)
+    delivery = Delivery(address(1), 0, 1, "one")
+    task.asked |= {0, 1, 2}
+    task.arrive(0, part(0), delivery)
+    ((number, question),) = task.questions("client", 0.0, urgent=False)
+    assert (number, question.acknowledged) == (WORD, 1)
+    task.arrive(1, part(1), delivery)
+    assert task.questions("client", 0.1, urgent=False) == []
+    task.arrive(2, part(2), delivery)
+    assert task.questions("client", 0.101, urgent=False) == []
+    ((number, question),) = task.questions("client", 0.103, urgent=False)
+    assert (number, question.acknowledged) == (WORD, 3)
+    assert task.questions("client", 9.0, urgent=False) == []

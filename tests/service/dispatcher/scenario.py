@@ -220,14 +220,16 @@ def registration(positions: int | None = 100, **fields: Any) -> messages.Registe
 
 
 def opening(client_id: str, dataset_id: str = "1000", **fields: Any) -> messages.OpenIteration:
+    """Return a request; fields of its terms may stand among the others."""
+    terms = {name: fields.pop(name) for name in messages.Terms.__struct_fields__ if name in fields}
     return messages.OpenIteration(
         **{
             "client_id": client_id,
             "dataset_id": dataset_id,
-            "processing_mode": OFF,
             "job_name": None,
             "pass_number": (0,),
             "seed": 7,
+            "terms": messages.Terms(**{"processing_mode": OFF, **terms}),
             **fields,
         }
     )

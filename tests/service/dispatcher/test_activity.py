@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from headrace.service import messages
+from headrace.service.dispatcher.activity import grown
 from headrace.service.messages import (
     ClientHeartbeat,
     GetStatus,
@@ -43,6 +44,23 @@ def passed(scene):
     (job,) = status(scene).jobs
     (found,) = job.passes
     return found
+
+
+@pytest.mark.parametrize(
+    ("after", "before", "growth"),
+    [
+        (5, 3, 2),
+        (3, 5, 0),
+        (1.5, 1.0, 0.5),
+        (1.0, 1.5, 0.0),
+        (1 << 63, 0, 0),
+        (float("nan"), 0.0, 0.0),
+        (float("inf"), 0.0, 0.0),
+    ],
+)
+def test_a_sum_grows_by_what_can_be_and_by_nothing_else(after, before, growth):
+    found = grown(after, before)
+    assert (found, type(found)) == (growth, type(growth))
 
 
 def test_what_a_worker_made_shows_at_its_task_worker_pass_and_job(reading):

@@ -97,7 +97,7 @@ class AnySequence(RuleBasedStateMachine):
         mode=st.sampled_from([OFF, DYNAMIC]),
         job_name=st.sampled_from([None, "j", "k"]),
         pass_number=st.sampled_from([(), (0,), (1,), (0, 1)]),
-        trainer_id=st.sampled_from(["", "", "t", "u"]),
+        is_shared=st.sampled_from([False, False, True]),
         consumer=st.sampled_from([(None, None), (None, None), (2, 0), (2, 1), (1, 0)]),
         visitation=st.sampled_from([None, "exactly_once", "exactly_once"]),
     )
@@ -108,7 +108,7 @@ class AnySequence(RuleBasedStateMachine):
         mode: int,
         job_name: str | None,
         pass_number: tuple[int, ...],
-        trainer_id: str,
+        is_shared: bool,
         consumer: tuple[int | None, int | None],
         visitation: str | None,
     ) -> None:
@@ -119,8 +119,7 @@ class AnySequence(RuleBasedStateMachine):
                 processing_mode=mode,
                 job_name=job_name,
                 pass_number=pass_number,
-                cross_trainer_cache=bool(trainer_id),
-                trainer_id=trainer_id,
+                cross_trainer_cache=is_shared,
                 num_consumers=consumer[0],
                 consumer_index=consumer[1],
                 visitation=visitation if mode == DYNAMIC else None,
@@ -333,7 +332,7 @@ class AnySequence(RuleBasedStateMachine):
         exact = {
             fact.job_id
             for fact in self.scene.facts
-            if isinstance(fact, updates.JobCreated) and fact.visitation == "exactly_once"
+            if isinstance(fact, updates.JobCreated) and fact.terms.visitation == "exactly_once"
         }
         # Of these, units come back in part: what holds for them, each step checks.
         exact = {
@@ -359,7 +358,7 @@ class AnySequence(RuleBasedStateMachine):
                 gone.update(task for task, each in worker_of.items() if each == fact.worker_id)
             elif isinstance(fact, updates.TaskFailed):
                 gone.add(fact.task_id)
-            elif isinstance(fact, updates.TaskSettled) and fact.rounds is None:
+            elif isinstance(fact, updates.TaskSettled):
                 said = (*fact.received, *fact.touched)
                 touched[fact.task_id] = united((*touched.get(fact.task_id, ()), *said))
             elif isinstance(fact, updates.UnitsReturned) and fact.task_id in gone:
@@ -398,7 +397,22 @@ TestAnySequence.settings = settings(max_examples=60, stateful_step_count=40, dea
 
 _INTEGERS = st.one_of(st.integers(-2, 3), st.integers(3990, 4010), st.integers(-(1 << 63), 1 << 63))
 _STRINGS = st.one_of(st.sampled_from(["", "u", "v", "c", "1000", "host:1", "run-"]), st.text())
+_TERMS = st.builds(
+    messages.Terms,
+    processing_mode=_INTEGERS,
+    target_workers=_STRINGS,
+    num_consumers=st.one_of(st.none(), _INTEGERS),
+    cross_trainer_cache=st.booleans(),
+    visitation=st.one_of(st.none(), _STRINGS),
+    ordered=st.booleans(),
+    remainder=_STRINGS,
+    cost=_STRINGS,
+    cost_plan=st.binary(max_size=40),
+    half=_STRINGS,
+    units=st.one_of(st.none(), _INTEGERS),
+)
 _VALUES: dict[Any, st.SearchStrategy[Any]] = {
+    messages.Terms: _TERMS,
     int: _INTEGERS,
     str: _STRINGS,
     bytes: st.binary(max_size=40),

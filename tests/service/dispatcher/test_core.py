@@ -227,7 +227,10 @@ def test_a_plan_that_stops_arriving_is_forgotten(journal: AnyJournal, clock: Man
         (updates.IterationCollected(2000), "clients read it"),
         (updates.ClientJoined("c", 2000), "reads an iteration already"),
         (updates.DispatcherStarted("again", b""), "only once"),
-        (updates.JobCreated(5007, "j", None, "1000", 0, "AUTO"), "not the next one"),
+        (
+            updates.JobCreated(5007, "j", None, "1000", messages.Terms(processing_mode=0)),
+            "not the next one",
+        ),
     ],
 )
 def test_a_fact_that_contradicts_the_state_is_refused_with_its_story(

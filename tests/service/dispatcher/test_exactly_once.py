@@ -243,3 +243,56 @@ def test_a_worker_hears_that_origins_are_wanted(scene: Scenario) -> None:
     asked = messages.GetTask(worker_id="v", task_id=4000)
     assert scene.ask(asked).origins
     assert not any(isinstance(fact, updates.UnitsDealt) for fact in scene.facts)
+
+
+def test_a_worker_cannot_hand_back_what_a_client_has(scene: Scenario) -> None:
+    for client_id in "ab":
+        scene.open(client_id, **EXACTLY)
+    scene.split(4000, want=2)
+    used = messages.SettleTask(client_id="b", task_id=4000, received=((0, 1),), used=True)
+    scene.ask(used)
+    scene.leaving("v")
+
+    scene.hand_back("v", 4000, (0, 2))
+
+    (iteration,) = scene.state.iterations.values()
+    assert iteration.returned == ((1, 2),)
+    scene.check()
+
+
+def test_of_a_unit_that_was_dealt_in_part_a_client_that_goes_leaves_that_part(
+    scene: Scenario,
+) -> None:
+    """The rest of it another client has."""
+    for client_id in "ab":
+        scene.open(client_id, **EXACTLY)
+    scene.split(4000)
+    scene.add_worker("w")
+    scene.lose("v")
+    settle(scene, "a", 4000, parts=[(0, ((0, 3),))])
+    settle(scene, "b", 4000)
+    assert scene.deal(4001, want=1).rows == ((3, END),)
+    scene.add_worker("x")
+    scene.lose("w")
+    settle(scene, "a", 4001)
+    settle(scene, "b", 4001, (0, 1))
+
+    scene.close("b")
+
+    (iteration,) = scene.state.iterations.values()
+    assert (iteration.parts, iteration.returned) == ({0: ((3, END),)}, ((1, 2),))
+    scene.check()
+
+
+def test_two_clients_cannot_both_have_an_element(scene: Scenario) -> None:
+    for client_id in "abc":
+        scene.open(client_id, **EXACTLY)
+    scene.split(4000)
+    scene.add_worker("w")
+    scene.lose("v")
+    settle(scene, "a", 4000, parts=[(0, ((0, 3),))])
+    settle(scene, "b", 4000, parts=[(0, ((2, END),))])
+    settle(scene, "c", 4000, (0, 1))
+    for client_id in "bca":
+        scene.close(client_id)
+        scene.check()

@@ -142,17 +142,16 @@ def test_whoever_joins_a_job_must_ask_for_the_same(
     assert f"Existing {said}; got <" in str(caught.value)
 
 
-def test_consumers_and_trainers_are_known_while_they_read(scene: Scenario) -> None:
+def test_consumers_are_known_while_they_read(scene: Scenario) -> None:
     terms: dict[str, Any] = {"job_name": "job", "num_consumers": 2}
     for index, client_id in enumerate("ab"):
-        scene.open(client_id, consumer_index=index, trainer_id=client_id.upper(), **terms)
+        scene.open(client_id, consumer_index=index, **terms)
     scene.restart()
     (iteration,) = scene.state.iterations.values()
     assert iteration.consumers == {"a": 0, "b": 1}
-    assert iteration.trainers == {"a": "A", "b": "B"}
     scene.close("a")
     scene.check()
-    assert (iteration.consumers, iteration.trainers) == ({"b": 1}, {"b": "B"})
+    assert iteration.consumers == {"b": 1}
     for index in (None, 2, -1):
         with pytest.raises(ValueError, match="must be one of the num_consumers=2"):
             scene.open("c", consumer_index=index, **terms)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import json
 import random
 import signal
 import sqlite3
 import subprocess
 import sys
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -23,46 +21,17 @@ from headrace.service.dispatcher.decision import PlanPart, PlanPlace
 from headrace.service.dispatcher.invariants import validate
 from headrace.service.dispatcher.journal import FORMAT, open_journal
 from headrace.service.dispatcher.state import DispatcherState, Readers, TaskPhase
-from headrace.service.dispatcher.updates import (
-    FilesSaved,
-    RoundsOpened,
-    SaveBegun,
-    SaveClosed,
-    SaveFailed,
-    SaveOpened,
-    SlotsConfigured,
-    Update,
-)
+from headrace.service.dispatcher.updates import Update
 from headrace.serving.journal import Journal, MemoryJournal
 from headrace.serving.sqlite_journal import SqliteJournal
-from tests.service.dispatcher.scenario import DYNAMIC, Scenario
-
-
-def a_day(scene: Scenario) -> None:
-    scene.register(positions=1000)
-    for worker_id in ("v", "w", "x"):
-        scene.add_worker(worker_id, tags=("COLOCATED",) if worker_id == "w" else ())
-    scene.open("c", processing_mode=DYNAMIC, job_name="job", pass_number=(0, 3), seed=-5)
-    for number in range(5):
-        scene.split(4000, want=20, done=number)
-        scene.split(4001, want=2)
-    scene.leaving("v")
-    scene.hand_back("v", 4000, (10, 12), (50, 70))
-    scene.finish("v", 4000)
-    scene.left("v")
-    scene.settle("c", 4000, (5, 40), touched=((5, 45),))
-    scene.fail("w", 4001, "no memory")
-    scene.lose("x")
-    scene.open("d")
-    scene.finish("w", 4003)
-    scene.close("d")
+from tests.service.dispatcher.golden_journal import STORIES, a_day, saved
+from tests.service.dispatcher.scenario import Scenario
 
 
 @pytest.fixture
-def scene(scene: Scenario) -> Scenario:
-    """Facts of every kind that a day brings."""
-    a_day(scene)
-    return scene
+def scene() -> Scenario:
+    """Facts of many kinds that a day brings."""
+    return a_day()
 
 
 def reopened(work_dir: Path) -> DispatcherState:
@@ -106,17 +75,64 @@ def test_plans_of_a_dispatcher_are_kept_beside_its_facts(tmp_path: Path) -> None
 # --- facts are for ever ----------------------------------------------------------------------
 
 
-def test_facts_that_were_ever_written_still_mean_the_same() -> None:
-    """The file was written when format 2 began, by the scenario above; it must never change."""
-    golden = json.loads((Path(__file__).parent / "journal_format_2.json").read_text())
-    facts = msgspec.msgpack.decode(base64.b64decode(golden["facts"]), type=list[Update])
+GOLDEN = saved()
+
+
+def replayed(facts: list[Update]) -> DispatcherState:
     state = DispatcherState()
     for fact in facts:
         apply(state, fact)
     validate(state)
-    saves = {SaveBegun, SaveOpened, FilesSaved, SaveFailed, SaveClosed}
-    added_later = {SlotsConfigured, RoundsOpened} | saves
-    assert {type(fact) for fact in facts} == set(get_args(Update)) - added_later
+    return state
+
+
+@pytest.mark.parametrize("story", GOLDEN)
+def test_facts_that_were_ever_written_still_mean_the_same(story: str) -> None:
+    """The file was written when format 2 began; a story in it must never change."""
+    facts, snapshot = GOLDEN[story]
+    state = replayed(FORMAT.decode_facts(facts))
+    assert state == FORMAT.decode_state(snapshot)
+
+
+@pytest.mark.parametrize("story", GOLDEN)
+def test_fields_that_were_ever_written_are_still_read(story: str) -> None:
+    facts, snapshot = GOLDEN[story]
+    written = msgspec.msgpack.decode(facts)
+    known = msgspec.msgpack.decode(msgspec.msgpack.encode(FORMAT.decode_facts(facts)))
+    for old, new in zip(written, known, strict=True):
+        assert within(old, new), f"{old} is read as {new}"
+    state = msgspec.msgpack.decode(snapshot, strict=False)
+    now = msgspec.msgpack.decode(msgspec.msgpack.encode(FORMAT.decode_state(snapshot)))
+    assert within(state, now)
+
+
+def within(old: Any, new: Any) -> bool:
+    """Whether all that was said is still said, apart from what was added since."""
+    if isinstance(old, dict):
+        return old.keys() <= new.keys() and all(within(old[key], new[key]) for key in old)
+    if isinstance(old, list):
+        if not any(isinstance(each, dict | list) for each in old):
+            return sorted(old, key=str) == sorted(new, key=str)  # it may have been a set
+        return len(old) == len(new) and all(map(within, old, new))
+    return bool(old == new)
+
+
+def test_every_kind_of_fact_is_kept_in_a_story() -> None:
+    """Who adds a kind adds a story (`golden_journal`), so that it stays what it is."""
+    kinds = {type(fact) for facts, _ in GOLDEN.values() for fact in FORMAT.decode_facts(facts)}
+    assert kinds == set(get_args(Update))
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_every_story_is_kept(story: str) -> None:
+    facts = STORIES[story]().facts
+    assert {type(fact) for fact in facts} == {
+        type(fact) for fact in FORMAT.decode_facts(GOLDEN[story][0])
+    }
+
+
+def test_facts_of_a_day_mean_what_they_say() -> None:
+    state = replayed(FORMAT.decode_facts(GOLDEN["a day"][0]))
     iteration, left, failed = state.iterations[2000], state.tasks[4000], state.tasks[4001]
     assert (iteration.pass_number, iteration.seed, iteration.finished) == ((0, 3), -5, True)
     assert iteration.next == 110
@@ -129,20 +145,29 @@ def test_facts_that_were_ever_written_still_mean_the_same() -> None:
     assert (left.received, left.touched) == (((5, 40),), ((5, 45),))
     assert (failed.phase, failed.reason) == (TaskPhase.FAILED, "no memory")
     assert (failed.touched, failed.worker_id) == (((0, 10),), "w")
-    deadly = state.iterations[2004]
-    assert (deadly.next, deadly.given_up, deadly.returned) == (1, ((0, 1),), ())
     assert state.workers["w"].tags == ("COLOCATED",)
-    assert state.jobs[5002].forgotten == {(0,): Readers("e", 1)}
-    assert 4011 not in state.tasks
-    (missing,) = state.iterations[2005].missing
-    assert (missing.client_id, missing.units) == ("h", ((2, 3), (6, 7)))
-    assert state.iterations[2005].returned == ((3, 5), (7, 10))
-    assert state.datasets.keys() == {"1000", "1001", "1002", "1004"}
-    assert not state.datasets["1004"].anonymous
-    assert state.tasks[4013].lasted
-    assert (state.incarnation, state.next_task, state.next_job) == ("run", 4014, 5007)
-    snapshot = msgspec.msgpack.decode(base64.b64decode(golden["snapshot"]), type=DispatcherState)
-    assert snapshot == state
+
+
+def test_facts_of_other_stories_mean_what_they_say() -> None:
+    states = {name: replayed(FORMAT.decode_facts(facts)) for name, (facts, _) in GOLDEN.items()}
+    (deadly,) = states["each once"].iterations.values()
+    assert (deadly.exactly_once, deadly.given_up) == (True, ((1, 2),))
+    (job,) = states["in rounds"].jobs.values()
+    assert (job.name, job.terms.num_consumers, job.terms.remainder) == ("rounds", 2, "pad")
+    assert job.terms.cost_plan in states["in rounds"].plans
+    rounds = states["in rounds"].tasks[4000]
+    assert (rounds.rounds, rounds.received, rounds.touched) == (3, ((0, 3),), ((0, 4),))
+    one, two = states["saves"].saves.values()
+    assert (one.is_closed, one.files, one.error) == (True, 4, "")
+    assert (two.is_closed, two.files, two.error, two.kind) == (True, 0, "no space left", "OSError")
+    assert [slot.pattern for slot in states["shares"].slots] == ["v:1", "w:1"]
+    old = states["forgotten"]
+    assert old.jobs[old.names["kept"]].forgotten == {(0,): Readers("c", 1)}
+    (missing,) = old.iterations[2002].missing
+    assert (missing.client_id, missing.units) == ("f", ((1, 2),))
+    assert 4002 not in old.tasks
+    assert old.datasets.keys() == {"1001"}
+    assert not old.datasets["1001"].anonymous
 
 
 def test_a_work_dir_has_one_dispatcher(tmp_path: Path) -> None:

@@ -11,7 +11,9 @@ from headrace.service.dispatcher.copies import Copies
 from headrace.service.dispatcher.modes import OFFERED
 from headrace.service.dispatcher.policy import Post
 from headrace.service.dispatcher.state import DispatcherState, Iteration
-from tests.service.dispatcher.scenario import Scenario
+from headrace.service.dispatcher.static import check_slots_may_change
+from headrace.service.dispatcher.updates import SlotsConfigured
+from tests.service.dispatcher.scenario import DYNAMIC, STARTED, Scenario, saving
 
 
 class Halves(Copies):
@@ -75,6 +77,57 @@ def test_tasks_of_a_new_iteration_follow_from_it(scene: Scenario) -> None:
 
 def test_consumers_of_rounds_and_trainers_that_share_are_not_both(scene: Scenario) -> None:
     dataset_id = scene.register(5)
-    terms = {"job_name": "j", "num_consumers": 2, "consumer_index": 0, "trainer_id": "t"}
+    terms = {"job_name": "j", "num_consumers": 2, "consumer_index": 0}
     with pytest.raises(FailedPreconditionError, match="does not go with coordinated reads"):
         scene.open("c", dataset_id, cross_trainer_cache=True, **terms)
+
+
+def test_a_journal_of_what_is_offered_no_more_is_read_and_its_iteration_given_up(
+    monkeypatch: pytest.MonkeyPatch, scene: Scenario
+) -> None:
+    """Facts mean what they meant: whatever a later version offers, it goes on with the others."""
+    scene.register()
+    scene.add_worker("w")
+    scene.open("c", job_name="old", processing_mode=DYNAMIC)
+    scene.open("d", job_name="other")
+    scene.split(4000, want=3)
+    before = scene.replay()
+    monkeypatch.delitem(OFFERED, ShardingPolicy.DYNAMIC)
+
+    assert scene.replay() == before
+    scene.restart()
+    scene.facts += scene.dispatcher.end_unoffered(scene.now)
+
+    old, other = scene.state.iterations.values()
+    assert old.finished
+    assert old.failed.endswith("and HINT; got DYNAMIC")
+    assert not other.finished
+    scene.settle("c", 4000, touched=((0, 3),))
+    assert scene.heartbeat("c").failed == old.failed
+    assert scene.dispatcher.end_unoffered(scene.now) == []
+    assert scene.replay() == scene.state
+    with pytest.raises(FailedPreconditionError, match="got DYNAMIC"):
+        scene.open("e", job_name="new", processing_mode=DYNAMIC)
+
+
+def test_a_journal_with_a_save_is_read_whatever_is_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scenario(keeps_journal=True)
+    scene.register()
+    scene.add_worker("w")
+    scene.ask(saving())
+    monkeypatch.delitem(OFFERED, ShardingPolicy.DYNAMIC)
+    scene.restart()
+    assert scene.dispatcher.end_unoffered(scene.now) == []
+    scene.check()
+
+
+def test_a_list_of_workers_may_change_before_anybody_has_a_share_of_it(scene: Scenario) -> None:
+    scene.facts = [STARTED, SlotsConfigured(patterns=("v:1",))]
+    scene.restart()
+    scene.register()
+    scene.open("c", job_name="shares", processing_mode=ShardingPolicy.DATA)
+    check_slots_may_change(scene.state, ["w:1"])
+    scene.facts.append(SlotsConfigured(patterns=("w:1",)))
+    scene.restart()
+    scene.add_worker("w")
+    assert [task.worker_id for task in scene.heartbeat("c").tasks] == ["w"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from headrace.errors import FailedPreconditionError
 from headrace.service import messages
 from headrace.service.config import ShardingPolicy
 from headrace.service.dispatcher import updates
+from headrace.service.dispatcher.apply import IllegalFactError, apply
 from tests.service.dispatcher.scenario import DYNAMIC, OFF, Scenario
 
 
@@ -140,7 +142,9 @@ def test_a_consumer_that_left_is_named_and_no_length_is_said_any_more(scene: Sce
 def test_an_index_is_read_by_one_client(scene: Scenario) -> None:
     join(scene, "a", "b")
     terms = {"job_name": "job", "processing_mode": OFF, "num_consumers": 2}
-    with pytest.raises(FailedPreconditionError, match=r"consumer 1 of 2 .* is client b"):
+    with pytest.raises(
+        FailedPreconditionError, match=r"consumer 1 of 2 of job \w+, pass 0, is client b"
+    ):
         scene.open("c", consumer_index=1, **terms)
     scene.open("b", consumer_index=1, **terms)
     scene.close("b")
@@ -215,10 +219,48 @@ def test_rounds_are_of_copies_or_of_units_that_are_dealt(scene: Scenario) -> Non
 
 
 def test_what_a_task_is_read_by_is_in_its_definition(scene: Scenario) -> None:
-    join(scene, "a", "b", remainder="pad", cost="digest", cost_fn=b"pickled")
+    scene.put_plan(b"pickled")
+    digest = hashlib.sha256(b"pickled").digest()
+    join(scene, "a", "b", remainder="pad", cost="digest", cost_plan=digest)
     reply = scene.ask(messages.GetTask(worker_id="v", task_id=4000))
     assert (reply.hand_out, reply.num_consumers) == ("rounds", 2)
-    assert (reply.remainder, reply.cost_fn) == ("pad", b"pickled")
+    assert (reply.remainder, reply.cost_plan) == ("pad", digest)
+
+
+def test_a_cost_function_is_wanted_before_a_job_begins(scene: Scenario) -> None:
+    digest = hashlib.sha256(b"pickled").digest()
+    kept = len(scene.facts)
+    assert join(scene, "a", cost="digest", cost_plan=digest).wanted
+    assert len(scene.facts) == kept
+    scene.put_plan(b"pickled")
+    assert not join(scene, "a", cost="digest", cost_plan=digest).wanted
+    # One that says the same and is other bytes is not sent at all.
+    other = scene.open(
+        "b",
+        job_name="job",
+        processing_mode=OFF,
+        num_consumers=2,
+        consumer_index=1,
+        cost="digest",
+        cost_plan=bytes(32),
+    )
+    assert not other.wanted
+    assert scene.state.clients.keys() == {"a", "b"}
+
+
+def test_a_cost_function_is_kept_as_long_as_its_job(scene: Scenario) -> None:
+    digest = hashlib.sha256(b"pickled").digest()
+    scene.put_plan(b"pickled")
+    join(scene, "a", cost="digest", cost_plan=digest)
+    for _ in range(10):
+        scene.beat("v")
+        scene.heartbeat("a")
+        scene.tick(5.0)
+    assert digest in scene.state.plans
+    (job,) = scene.state.jobs.values()
+    assert job.terms.cost_plan == digest
+    with pytest.raises(IllegalFactError, match="a dataset or a job has it"):
+        apply(scene.replay(), updates.PlanForgotten(digest=digest))
 
 
 def test_a_worker_that_dies_of_its_copy_again_and_again_gets_no_other() -> None:

@@ -317,5 +317,35 @@ def test_only_the_last_saves_that_are_over_are_remembered(scene: Scenario) -> No
 
 def test_no_client_joins_a_save(scene: Scenario) -> None:
     written(scene)
-    with pytest.raises(ValueError, match="name of a save"):
-        scene.ask(opening(f"save {SAVE}", processing_mode=1))
+    for client_id in (SAVE, f"save {SAVE}"):
+        scene.ask(opening(client_id, processing_mode=1))
+    (save,) = [job for job in scene.state.jobs.values() if job.save]
+    assert (save.name, save.owner, save.save) == (None, None, SAVE)
+    assert not any(scene.state.iterations[each].clients for each in save.iterations.values())
+    assert scene.state.owners.keys() == {SAVE, f"save {SAVE}"}
+    scene.check()
+
+
+def test_a_save_is_seen_with_its_path_and_with_what_counts(scene: Scenario) -> None:
+    task_id, *_ = written(scene)
+    said = messages.TaskActivity(task_id=task_id, elements=3, bytes=60)
+    worker = scene.state.tasks[task_id].worker_id
+    scene.ask(messages.WorkerHeartbeat(worker_id=worker, tasks=(task_id,), activity=(said,)))
+    scene.split(task_id, want=10)
+    write(scene, task_id, done=2, files=2)
+    (job,) = scene.ask(messages.GetStatus()).jobs
+    (save,) = scene.state.saves.values()
+    assert (job.path, job.elements, job.bytes) == (save.path, 10, 200)
+
+
+def test_what_a_save_wrote_is_in_the_totals_when_it_is_over(scene: Scenario) -> None:
+    one, two = written(scene)
+    while (found := scene.deal(one)).start < found.stop:
+        write(scene, one, done=scene.state.tasks[one].dealt)
+    scene.finish("u", one)
+    scene.finish("v", two)
+    (save,) = scene.state.saves.values()
+    note(scene, "closed")
+    stats = scene.ask(messages.GetStatus())
+    assert save.elements > 0
+    assert (stats.jobs, stats.elements, stats.bytes) == ((), save.elements, save.size)

@@ -23,7 +23,6 @@ def join(scene: Scenario, client_id: str, mode: int = OFF, **fields: object) -> 
             "processing_mode": mode,
             "job_name": "job",
             "cross_trainer_cache": True,
-            "trainer_id": client_id,
             **fields,
         },
     )
@@ -77,6 +76,15 @@ def test_where_all_copies_are_lost_the_next_is_another_attempt(scene: Scenario) 
     assert (task.worker_id, task.attempt) == ("w", 1)
 
 
+def test_a_worker_that_comes_later_joins_the_attempt_that_is_under_way(scene: Scenario) -> None:
+    begun(scene, "v")
+    scene.lose("v")
+    scene.add_worker("w")
+    scene.add_worker("x")
+    found = [(task.worker_id, task.attempt) for task in scene.heartbeat("c").tasks]
+    assert found == [("w", 1), ("x", 1)]
+
+
 def test_a_copy_that_ended_by_itself_ends_the_iteration(scene: Scenario) -> None:
     begun(scene, "v")
     scene.finish("v", 4000)
@@ -88,7 +96,7 @@ def test_a_job_is_read_with_a_cache_by_all_or_by_none(scene: Scenario) -> None:
     with pytest.raises(
         AlreadyExistsError, match="Existing cross-trainer cache: <enabled>; got <disabled>"
     ):
-        join(scene, "d", cross_trainer_cache=False, trainer_id="")
+        join(scene, "d", cross_trainer_cache=False)
     with pytest.raises(ValueError, match="Got empty `job_name`"):
         join(scene, "d", job_name=None)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import re
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -22,6 +24,7 @@ from headrace.service.worker.feed import Feed
 from headrace.service.worker.file_producer import FileProducer
 from headrace.service.worker.opening import open_plan
 from headrace.service.worker.portion import Portion
+from headrace.storage.folder import LocalFolder
 from tests.service.reading import wait_until
 from tests.service.worker.listed import SECONDS
 
@@ -31,7 +34,14 @@ SAVE = "0" * 16
 class Session:
     """Grants units as a test says, and takes what the producer says."""
 
-    def __init__(self, path: Path, dataset: hr.Dataset, *, chunk_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        dataset: hr.Dataset,
+        *,
+        chunk_bytes: int | None = None,
+        patience: float = 0.3,
+    ) -> None:
         self.directory = SavedDirectory(path)
         self.directory.begin(Begun(SAVE, "digest", None))
         self.said: list[Portion] = []
@@ -55,7 +65,9 @@ class Session:
             return open_plan(plan, task, partial(self.feed.next_units, hand_over), worker="w:1")
 
         order = SaveOrder(SAVE, str(path), b"", chunk_bytes)
-        self.producer = FileProducer("task-1", opened, self.feed, order=order, stream=4)
+        self.producer = FileProducer(
+            "task-1", opened, self.feed, order=order, stream=4, patience=patience
+        )
         self.producer.start()
 
     def produced(self, producer: int, portion: Portion) -> None:
@@ -164,7 +176,64 @@ def test_a_function_that_raises_ends_it(tmp_path: Path) -> None:
     assert session.leftovers() == []
 
 
-def test_a_full_disk_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+class FullDisk:
+    """A file on a disk that has room for some bytes, and for more when `room` is raised."""
+
+    def __init__(self, file: Any, room: int) -> None:
+        self._file = file
+        self.room = room
+        self.refused = threading.Event()
+
+    def write(self, data: Any) -> int:
+        taken = min(self.room, len(data))
+        if not taken:
+            self.refused.set()
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.room -= taken
+        return int(self._file.write(data[:taken]))
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def test_a_disk_that_is_full_for_a_while_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disks: list[FullDisk] = []
+    create = LocalFolder.create
+
+    def full(self: LocalFolder, name: str) -> Any:
+        disks.append(FullDisk(create(self, name), room=100))
+        return disks[-1]
+
+    with monkeypatch.context() as patched:
+        session = Session(tmp_path, hr.Dataset.range(1000), patience=60.0)
+        patched.setattr(LocalFolder, "create", full)
+        session.grant((0, 1000), None)
+        wait_until(lambda: bool(disks))
+        assert disks[0].refused.wait(SECONDS)
+        assert session.said == []
+        disks[0].room = 1 << 30
+        session.end()
+    assert session.failure is None
+    assert [x for each in session.said for x in session.elements(each)] == [*range(1000)]
+
+
+def test_a_save_that_is_called_off_waits_for_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = FullDisk(open("/dev/null", "wb"), room=0)  # noqa: SIM115 - closed by its user
+    with monkeypatch.context() as patched:
+        session = Session(tmp_path, hr.Dataset.range(10), patience=600.0)
+        patched.setattr(LocalFolder, "create", lambda self, name: disk)
+        session.grant((0, 10), None)
+        assert disk.refused.wait(SECONDS)
+        session.feed.close()
+        session.end()
+    assert session.failure is not None
+
+
+def test_a_disk_that_stays_full_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(self: object, name: str) -> Any:
         return open("/dev/full", "wb", buffering=0)
 
@@ -174,7 +243,11 @@ def test_a_full_disk_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         session.grant((0, 10), None)
         session.end()
     assert session.failure is not None
-    assert "No space left" in session.failure
+    assert re.search(
+        rf"'{tmp_path}/.*\.arrow' cannot be written: No space left .* \([\d,]+ of [\d,]+ bytes are",
+        session.failure,
+    )
+    assert session.failure.count("cannot be written") == 1
 
 
 def test_a_plan_that_cannot_be_opened_says_so(tmp_path: Path) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
 
 import headrace as hr
+from headrace.errors import CancelledError
 from headrace.execution.build import start
+from headrace.service.worker.feed import Feed
 from headrace.service.worker.meters import Meter, Meters
 from headrace.service.worker.portion import Portion
 from headrace.service.worker.sampler import Sampler, find_stage
+from tests.service.reading import wait_until
 
 
 def slowly(x):
@@ -74,6 +78,42 @@ def test_a_look_at_a_step_that_is_traced_leaves_its_values_alone():
     assert total == 4
     assert found[0] is not None
     assert found[0][0] is meter
+
+
+class Asking:
+    """Stands for a step that waits for units."""
+
+    def work(self, feed):
+        with contextlib.suppress(CancelledError):
+            feed.next_units(lambda: None)
+
+
+class Nobody:
+    def needs_units(self, producer):
+        pass
+
+
+def stands_in(thread, code):
+    frame = sys._current_frames()[thread.ident]
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return frame is not None
+
+
+def test_a_thread_that_waits_for_units_is_at_no_step():
+    meter, step, feed = Meter(1), Asking(), Feed(1, Nobody())
+    meter.watch(hr.Dataset.range(1).plan, step)
+    thread = threading.Thread(target=step.work, args=(feed,))
+    thread.start()
+    try:
+        wait_until(lambda: stands_in(thread, Feed._has_to_wait.__code__))
+        assert find_stage(sys._current_frames()[thread.ident], [meter]) is None
+        feed.let_wait()
+        wait_until(lambda: stands_in(thread, Feed._wait_for_units.__code__))
+        assert find_stage(sys._current_frames()[thread.ident], [meter]) is None
+    finally:
+        feed.close()
+        thread.join()
 
 
 def test_a_record_that_is_half_made_is_no_step():

@@ -5,10 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from headrace.errors import UnavailableError
 from headrace.service.client.contact import CALL_SECONDS
 from headrace.service.client.targets import Target
 from headrace.service.dispatcher.stub import DispatcherStub
-from headrace.service.messages import IterationOpened, OpenIteration
+from headrace.service.messages import (
+    PLAN_PART_BYTES,
+    IterationOpened,
+    OpenIteration,
+    PutPlan,
+)
+from headrace.service.passes import pass_in_words
 from headrace.transport.retry import RetryPolicy, retry
 
 __all__ = ["open_iteration"]
@@ -23,6 +30,7 @@ def open_iteration(
     dispatcher: str,
     wait_timeout: float,
     target: Target,
+    cost_fn: bytes = b"",
 ) -> IterationOpened:
     """Join an iteration; return what there is to read.
 
@@ -32,6 +40,8 @@ def open_iteration(
         dispatcher: Its address, for messages.
         wait_timeout: Seconds for which it is asked, as for everything that reading waits for.
         target: Chooses what to read.
+        cost_fn: The plan of the job's cost function, which is put where the dispatcher wants it;
+            empty: there is none.
 
     Raises:
         FailedPreconditionError: Only workers of this process are to be read, and there are none.
@@ -40,7 +50,7 @@ def open_iteration(
     """
     with dial() as stub:
         opened = retry(
-            lambda timeout: stub.call(opening, timeout=timeout),
+            lambda timeout: _ask(stub, opening, cost_fn, timeout),
             RetryPolicy(deadline=wait_timeout),
             whom=f"the dispatcher at {dispatcher}",
             attempt_timeout=CALL_SECONDS,
@@ -49,10 +59,29 @@ def open_iteration(
     chosen = target.opened(opened)
     if opened.finished and opened.finished_by:
         _log.warning(
-            "job %r has no elements left in pass %s: %s. A job's pass is read once; choose "
-            "another job_name to read it again",
+            "job %r has no elements left for %s: it was read by %s. A job's pass is read once; "
+            "choose another job_name to read it again",
             opened.job_name,
-            opening.pass_number,
+            pass_in_words(opening.pass_number),
             opened.finished_by,
         )
     return chosen
+
+
+def _ask(
+    stub: DispatcherStub, opening: OpenIteration, cost_fn: bytes, timeout: float
+) -> IterationOpened:
+    opened = stub.call(opening, timeout=timeout)
+    if not opened.wanted:
+        return opened
+    received = 0
+    while received < len(cost_fn):
+        part = cost_fn[received : received + PLAN_PART_BYTES]
+        put = PutPlan(
+            digest=opening.terms.cost_plan, offset=received, total=len(cost_fn), part=part
+        )
+        received = stub.call(put, timeout=timeout).received
+    opened = stub.call(opening, timeout=timeout)
+    if opened.wanted:  # it was restarted in between: the next try finds it as it is then
+        raise UnavailableError("the dispatcher forgot the cost function that it was just sent")
+    return opened

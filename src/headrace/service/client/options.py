@@ -14,7 +14,7 @@ from headrace.service.config import (
     parse_processing_mode,
     parse_service,
 )
-from headrace.transport.security import Security
+from headrace.transport.security import Security, check_security
 
 __all__ = ["ReadingOptions", "reading_options"]
 
@@ -113,6 +113,7 @@ def reading_options(
         cost_fn=cost_fn,
         target_workers=target,
     )
+    check_security(security)
     _check_visitation(mode, visitation)
     _check_ordered(mode, visitation, ordered)
     return ReadingOptions(

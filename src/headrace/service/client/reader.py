@@ -54,6 +54,7 @@ class RemoteReader:
         target: Chooses what to read; None: everything.
         keeper: Knows the readers that may be opened again after an interruption.
         trainer_id: For whom to read, where trainers share what workers make.
+        cost_fn: The plan of the job's cost function; empty: it has none.
         codec: What answers may be packed with where the wire is slow; empty: they are not.
     """
 
@@ -70,9 +71,11 @@ class RemoteReader:
         target: Target | None = None,
         keeper: Keeper | None = None,
         trainer_id: str = "",
+        cost_fn: bytes = b"",
         codec: str = "",
     ) -> None:
         self._opening = opening
+        self._cost_fn = cost_fn
         self._dispatcher = dispatcher
         self._dial = dial
         self._wait_timeout = wait_timeout
@@ -149,6 +152,7 @@ class RemoteReader:
             dispatcher=self._dispatcher,
             wait_timeout=self._wait_timeout,
             target=self._target,
+            cost_fn=self._cost_fn,
         )
         self._shell.opened(opened)
         self._is_open = True
@@ -302,7 +306,7 @@ def _session(
     """Return the session of somebody who reads alone, or as one of several consumers."""
     client_id, now = opening.client_id, time.monotonic()
     max_outstanding = most or MOST_REQUESTS
-    if opening.num_consumers is None or opening.consumer_index is None:
+    if opening.terms.num_consumers is None or opening.consumer_index is None:
         return Session(
             client_id,
             dispatcher,
@@ -313,7 +317,7 @@ def _session(
             trainer_id=trainer_id,
             codec=codec,
             is_far=lambda address: not addresses.is_this_machine(addresses.split(address)[0]),
-            has_shares=opening.processing_mode in STATIC_POLICIES,
+            has_shares=opening.terms.processing_mode in STATIC_POLICIES,
         )
     return RoundSession(
         client_id,
@@ -321,7 +325,7 @@ def _session(
         max_outstanding,
         now,
         consumer=opening.consumer_index,
-        consumers=opening.num_consumers,
+        consumers=opening.terms.num_consumers,
         wait_timeout=wait_timeout,
     )
 

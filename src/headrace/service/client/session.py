@@ -310,7 +310,8 @@ class Session:
         else:
             entry = (answer, payload)
             task.ending = task.ending or answer.end
-            self._behind.skipped(answer.skipped, task.address.worker_address)
+            if task.window.awaits(number):
+                self._behind.skipped(answer.skipped, task.address.worker_address)
             if not (answer.count or answer.error):
                 # The end is near: it waits until the dispatcher has heard of each client.
                 task.draining = True

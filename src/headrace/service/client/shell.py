@@ -201,7 +201,8 @@ class Shell:
 
     def await_delivery(self) -> bool:
         """Wait until something is delivered, or given up; False: no more comes."""
-        known = self._session.given_up
+        with self._lock:
+            known = self._session.given_up
         self._wait(
             lambda: (
                 bool(self._deliveries)
@@ -210,7 +211,8 @@ class Shell:
             ),
             goes_on=True,
         )
-        return not self._closing and not (self._session.is_over and not self._deliveries)
+        with self._lock:
+            return not self._closing and (bool(self._deliveries) or not self._session.is_over)
 
     def survey(self) -> tuple[set[int], tuple[tuple[int, int], ...]]:
         """Return the tasks that are being read, and the units that are dealt no more."""
@@ -396,12 +398,13 @@ class Shell:
             answer = what.message
             if not isinstance(answer, Elements | Exception):
                 answer = HeadraceError(f"the worker answered with {type(answer).__name__}")
-            if isinstance(answer, Elements) and answer.skipped:
-                count_skipped(answer.skipped)
             payload = _error_of(answer) or what.buffers
             if self._session.pace.is_open and what.buffers:
                 self._session.measured(task_id, raw_size(what.buffers), now)
+            skipped = self._session.skipped
             self._deliveries += self._session.answered(task_id, number, answer, payload, now)
+            if self._session.skipped > skipped:
+                count_skipped(self._session.skipped - skipped)
         else:
             self._session.fail(what)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
 import secrets
 import socket
@@ -12,6 +13,7 @@ from typing import cast
 
 import msgspec
 
+from headrace.data.at_exit import close_iterators_first
 from headrace.element.packing import codecs
 from headrace.element.spec import Spec
 from headrace.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
@@ -41,6 +43,7 @@ from headrace.service.messages import (
     IterationOpened,
     LostUnits,
     OpenIteration,
+    Terms,
     WorkerReply,
 )
 from headrace.transport import address as addresses
@@ -48,6 +51,9 @@ from headrace.transport import inprocess, zeromq
 from headrace.transport.channel import Channel
 
 __all__ = ["RemoteSource"]
+
+#: The goodbye goes over the network, which is here by now.
+close_iterators_first()
 
 
 _CANNOT_RESTORE = (
@@ -187,6 +193,7 @@ class RemoteSource(Source):
             wait_timeout=self.options.wait_timeout,
             keeper=self.keeper,
             trainer_id=self.options.trainer_id,
+            cost_fn=self.options.cost_fn,
             codec=codecs()[0] if self.compression == "AUTO" else "",
         )
         self._latest.reader = reader
@@ -204,23 +211,28 @@ class RemoteSource(Source):
         return OpenIteration(
             client_id=f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex}",
             dataset_id=self.dataset_id,
-            processing_mode=int(self.options.processing_mode),
             job_name=self.job_name,
             pass_number=pass_number,
             seed=secrets.randbits(52),
-            target_workers=self.options.target_workers,
-            num_consumers=self.options.num_consumers,
+            terms=self._terms(),
             consumer_index=self.options.consumer_index,
-            cross_trainer_cache=bool(self.options.trainer_id),
-            trainer_id=self.options.trainer_id,
-            visitation=self.options.visitation,
+            whole_stream=self.whole_stream,
+        )
+
+    def _terms(self) -> Terms:
+        options = self.options
+        return Terms(
+            processing_mode=int(options.processing_mode),
+            target_workers=options.target_workers,
+            num_consumers=options.num_consumers,
+            cross_trainer_cache=bool(options.trainer_id),
+            visitation=options.visitation,
             ordered=self.half.startswith("in order"),
-            remainder=self.options.remainder,
-            cost=self.options.cost,
-            cost_fn=self.options.cost_fn,
+            remainder=options.remainder,
+            cost=options.cost,
+            cost_plan=hashlib.sha256(options.cost_fn).digest() if options.cost_fn else b"",
             half=self.half,
             units=self.units,
-            whole_stream=self.whole_stream,
         )
 
     # --- the upper half -------------------------------------------------------------------------
@@ -255,8 +267,7 @@ class RemoteSource(Source):
         first = first_unit(made, at)
         opening = msgspec.structs.replace(
             opening,
-            half=made.half,
-            units=made.units,
+            terms=msgspec.structs.replace(opening.terms, half=made.half, units=made.units),
             first_unit=first,
             seed=opening.seed if place["seed"] is None else place["seed"],
         )
@@ -306,6 +317,7 @@ class RemoteSource(Source):
             dispatcher=self.options.service,
             wait_timeout=self.options.wait_timeout,
             target=target,
+            cost_fn=self.options.cost_fn,
         )
         shell.opened(opened)
         return opened

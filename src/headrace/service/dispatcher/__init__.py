@@ -7,7 +7,8 @@ What it remembers, as facts that add up to a state:
     ranges         sets of units, and the order in which they were dealt
     rows           sets of elements of units, by their ordinals
     apply          the only code that changes a state
-    apply_units    its part about units: dealt, returned, settled, missing
+    apply_units    its part about units: dealt, returned, missing
+    apply_settled  its part about what clients have of a task
     apply_saves    its part about saves: begun, files that count, the end
     contradiction  a fact that does not fit, with the story of what it names
     invariants     checks a state, for tests
@@ -16,6 +17,7 @@ How workers share an iteration:
 
     assignment     who gets which task, and what follows from facts, whatever the mode
     modes          which policy a processing mode has
+    unoffered      what another version began, and this one does not offer
     policy         what there is to say of a mode
     copies         OFF: each worker reads the whole dataset
     static         FILE, DATA, HINT: each slot of a fixed list of workers has a share of its own
@@ -56,6 +58,7 @@ What runs it:
 
     dispatcher     request -> decider, as a table, round one state
     story          what became of a task or a job, in plain sentences
+    sentences      what each kind of fact means, for the story
     journal        what `serving.journal` keeps for it
     core           what `serving.core` runs
     roles          who may ask what

@@ -259,6 +259,16 @@ def _iteration_created(
     activity.iterations[fact.iteration_id] = IterationWork(now)
 
 
+def _save_closed(
+    activity: Activity, fact: updates.SaveClosed, state: DispatcherState, now: float
+) -> None:
+    # Its tasks are forgotten next, before heartbeats have said all that they wrote.
+    save = state.saves[fact.save]
+    work = activity.jobs.get(save.job_id) or JobWork()
+    activity.total.elements += max(0, save.elements - work.elements)
+    activity.total.bytes += max(0, save.size - work.bytes)
+
+
 def _iteration_gone(
     activity: Activity,
     fact: updates.IterationCollected | updates.IterationForgotten,
@@ -311,4 +321,5 @@ _FOLLOW: dict[type, Callable[[Activity, Any, DispatcherState, float], None]] = {
     updates.WorkerLost: _worker_lost,
     updates.WorkerLeft: _worker_left,
     updates.JobForgotten: _job_forgotten,
+    updates.SaveClosed: _save_closed,
 }

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.service.dispatcher import apply_saves, apply_units, updates
+from headrace.service.dispatcher import apply_saves, apply_settled, apply_units, updates
 from headrace.service.dispatcher.apply_units import (
     forget_done,
     give_back_kept,
@@ -21,7 +21,6 @@ from headrace.service.dispatcher.apply_units import (
     touch_first,
 )
 from headrace.service.dispatcher.contradiction import IllegalFactError, illegal, require
-from headrace.service.dispatcher.modes import policy_for, policy_of
 from headrace.service.dispatcher.ranges import united
 from headrace.service.dispatcher.slots import configured
 from headrace.service.dispatcher.state import (
@@ -84,20 +83,21 @@ def _dataset_forgotten(state: DispatcherState, fact: updates.DatasetForgotten) -
     used = any(job.dataset_id == fact.dataset_id for job in state.jobs.values())
     require(not used, "a job reads it")
     del state.tokens[dataset.token]
-    if all(other.digest != dataset.digest for other in state.datasets.values()):
+    if dataset.digest not in state.plans_in_use:
         del state.plans[dataset.digest]
 
 
 def _plan_forgotten(state: DispatcherState, fact: updates.PlanForgotten) -> None:
-    used = any(dataset.digest == fact.digest for dataset in state.datasets.values())
-    require(not used, "a dataset has it")
+    require(fact.digest not in state.plans_in_use, "a dataset or a job has it")
     del state.plans[fact.digest]
 
 
 def _slots_configured(state: DispatcherState, fact: updates.SlotsConfigured) -> None:
-    reading = [each for each in state.iterations.values() if not each.finished]
-    shared = [each for each in reading if policy_of(state, each).needs_slots]
-    require(not shared, "a static policy has shards of the list before")
+    shards = any(
+        task.of is not None and not state.iterations[task.iteration_id].finished
+        for task in state.tasks.values()
+    )
+    require(not shards, "shards of the list before are read")
     state.slots = configured(fact.patterns, state.workers.values())
 
 
@@ -157,23 +157,15 @@ def _end(state: DispatcherState, task_id: int, phase: TaskPhase) -> Task:
 def _job_created(state: DispatcherState, fact: updates.JobCreated) -> None:
     require(fact.job_id == state.next_job, "its number is not the next one")
     require(fact.dataset_id in state.datasets, "its dataset is not known")
+    cost_plan = fact.terms.cost_plan
+    require(not cost_plan or cost_plan in state.plans, "its cost function was never stored")
     state.jobs[fact.job_id] = Job(
         job_id=fact.job_id,
         name=fact.name,
         owner=fact.owner,
         dataset_id=fact.dataset_id,
-        processing_mode=fact.processing_mode,
-        target_workers=fact.target_workers,
-        num_consumers=fact.num_consumers,
-        cross_trainer_cache=fact.cross_trainer_cache,
-        visitation=fact.visitation,
-        ordered=fact.ordered,
-        remainder=fact.remainder,
+        terms=fact.terms,
         save=fact.save,
-        cost=fact.cost,
-        cost_fn=fact.cost_fn,
-        half=fact.half,
-        units=fact.units,
     )
     if fact.name is not None:
         state.names[fact.name] = fact.job_id
@@ -195,17 +187,15 @@ def _iteration_created(state: DispatcherState, fact: updates.IterationCreated) -
     job = state.jobs[fact.job_id]
     require(fact.pass_number not in job.iterations, "the job has one of this pass")
     require(not job.is_over(fact.pass_number), "the job's pass is over")
-    policy = policy_for(job)
-    units = state.datasets[job.dataset_id].positions if job.units is None else job.units
     state.iterations[fact.iteration_id] = Iteration(
         iteration_id=fact.iteration_id,
         job_id=fact.job_id,
         pass_number=fact.pass_number,
         seed=fact.seed,
-        positions=units if policy.deals else None,
-        num_consumers=fact.num_consumers,
+        positions=fact.positions,
+        num_consumers=job.terms.num_consumers,
         next=fact.first_unit,
-        exactly_once=policy.exactly_once,
+        exactly_once=fact.exactly_once,
     )
     job.iterations[fact.pass_number] = fact.iteration_id
     state.next_iteration = fact.iteration_id + 1
@@ -318,8 +308,6 @@ def _client_joined(state: DispatcherState, fact: updates.ClientJoined) -> None:
         taken = {*iteration.consumers.values(), *iteration.departed}
         require(iteration.finished or fact.consumer_index not in taken, "another is that consumer")
         iteration.consumers[fact.client_id] = fact.consumer_index
-    if fact.trainer_id:
-        iteration.trainers[fact.client_id] = fact.trainer_id
     if iteration.readers is None:
         iteration.readers = Readers(first=fact.client_id)
     elif not iteration.finished:
@@ -332,7 +320,6 @@ def _client_left(state: DispatcherState, fact: updates.ClientLeft) -> None:
     index = iteration.consumers.pop(fact.client_id, None)
     if index is not None and not iteration.finished:
         iteration.departed[index] = fact.client_id
-    iteration.trainers.pop(fact.client_id, None)
     iteration.version += 1
     for task in state.tasks_of(iteration):
         if task.kept_by:
@@ -368,7 +355,10 @@ _APPLY: dict[type, Callable[[DispatcherState, Any], None]] = {
     updates.TaskFinished: _task_finished,
     updates.TaskFailed: _task_failed,
     updates.TaskLost: _task_lost,
-    updates.TaskSettled: apply_units.task_settled,
+    updates.TaskSettled: apply_settled.task_settled,
+    updates.RoundsSettled: apply_settled.rounds_settled,
+    updates.ElementsReceived: apply_settled.elements_received,
+    updates.ElementsUsed: apply_settled.elements_used,
     updates.CopyLasted: _copy_lasted,
     updates.TasksForgotten: apply_units.tasks_forgotten,
     updates.RoundsOpened: _rounds_opened,

@@ -19,7 +19,7 @@ from headrace.service.dispatcher.ranges import (
     subtracted,
     united,
 )
-from headrace.service.dispatcher.rows import EVERYTHING, outside
+from headrace.service.dispatcher.rows import EVERYTHING
 from headrace.service.dispatcher.state import (
     LEFT,
     LOSSES_REMEMBERED,
@@ -33,11 +33,15 @@ from headrace.service.dispatcher.state import (
 __all__ = [
     "client_dropped",
     "forget_done",
+    "give",
     "give_back_kept",
     "give_up",
+    "is_among",
+    "is_held",
+    "receive",
     "running_task",
-    "task_settled",
     "tasks_forgotten",
+    "touch",
     "touch_first",
     "units_dealt",
     "units_given_up",
@@ -121,12 +125,12 @@ def units_returned(state: DispatcherState, fact: updates.UnitsReturned) -> None:
 def _put_back(iteration: Iteration, task: Task, units: Ranges) -> None:
     """Take units from a task: what it was still to give of them is dealt again."""
     whole = units
-    for unit in [unit for unit in task.rows if _is_among(unit, units)]:
+    for unit in [unit for unit in task.rows if is_among(unit, units)]:
         _want(iteration, _place(task, unit), task.rows.pop(unit))
         whole = subtracted(whole, ((unit, unit + 1),))
     task.returned = united((*task.returned, *units))
     back = located(task.runs, task.done, whole)
-    for place in [place for place in iteration.parts if _is_among(place, back)]:
+    for place in [place for place in iteration.parts if is_among(place, back)]:
         _want(iteration, place, EVERYTHING)
         back = subtracted(back, ((place, place + 1),))
     iteration.returned = united((*iteration.returned, *back))
@@ -142,11 +146,12 @@ def _want(iteration: Iteration, place: int, rows: Ranges) -> None:
     """Deal ordinals of a unit of the stream again."""
     known = iteration.parts.get(place, ())
     require(not common(known, rows), "ordinals come back that are to be dealt already")
-    require(not _is_among(place, iteration.returned), "the whole unit is to be dealt already")
+    require(not is_among(place, iteration.returned), "the whole unit is to be dealt already")
     iteration.parts[place] = united((*known, *rows))
 
 
-def _is_among(unit: int, units: Ranges) -> bool:
+def is_among(unit: int, units: Ranges) -> bool:
+    """Whether a unit is in one of the ranges."""
     return any(start <= unit < stop for start, stop in units)
 
 
@@ -160,7 +165,7 @@ def _clear_of_suspicion(iteration: Iteration, task: Task, units: Ranges) -> None
 
 
 def _forget_deaths(iteration: Iteration, places: Ranges) -> None:
-    for place in [place for place in iteration.deaths if _is_among(place, places)]:
+    for place in [place for place in iteration.deaths if is_among(place, places)]:
         del iteration.deaths[place]
 
 
@@ -197,10 +202,10 @@ def units_given_up(state: DispatcherState, fact: updates.UnitsGivenUp) -> None:
     iteration = state.iterations[task.iteration_id]
     require(not subtracted(fact.units, iteration.left_of(task)), "somebody has them")
     units = located(task.runs, task.done, fact.units)
-    _touch(task, fact.units)
+    touch(task, fact.units)
     iteration.given_up = united((*iteration.given_up, *units))
     _forget_deaths(iteration, units)
-    for place in [place for place in iteration.parts if _is_among(place, units)]:
+    for place in [place for place in iteration.parts if is_among(place, units)]:
         del iteration.parts[place]
     iteration.recovered = subtracted(iteration.recovered, units)
     iteration.suspects = subtracted(iteration.suspects, units)
@@ -227,48 +232,6 @@ def give_up(state: DispatcherState, task: Task) -> None:
         task.departed = {}
 
 
-def task_settled(state: DispatcherState, fact: updates.TaskSettled) -> None:
-    """Note what a client received of a task that is gone."""
-    task = state.tasks[fact.task_id]
-    task.unsettled.discard(fact.client_id)
-    state.iterations[task.iteration_id].version += 1
-    if fact.rounds is not None:
-        if task.rounds is None or fact.rounds < task.rounds:
-            task.rounds = fact.rounds
-            task.received = united(at_least(fact.received, task.done))
-            task.touched = ()
-            _touch(task, (*fact.received, *fact.touched))
-        return
-    iteration = state.iterations[task.iteration_id]
-    if iteration.exactly_once and task.gone:
-        _keep(task, fact)
-    _receive(task, fact.received)
-    _touch(task, (*fact.received, *fact.touched))
-    for unit, rows in fact.parts:
-        if _is_held(task, unit):
-            _touch(task, ((unit, unit + 1),))
-            _give(task, unit, rows)
-
-
-def _keep(task: Task, fact: updates.TaskSettled) -> None:
-    """Remember what a client has and has not used, for the case that it goes."""
-    units, parts = task.kept_by.pop(fact.client_id, ((), ()))
-    if fact.used:
-        said = dict(fact.parts)
-        begun = tuple((unit, unit + 1) for unit in said)
-        parts += tuple((unit, EVERYTHING) for unit in said if _is_among(unit, units))
-        units = subtracted(subtracted(units, fact.received), begun)
-        left = (
-            (unit, subtracted(rows, said.get(unit, ())))
-            for unit, rows in outside(parts, fact.received)
-        )
-        parts = tuple((unit, rows) for unit, rows in left if rows)
-    else:
-        units, parts = at_least(fact.received, task.done), fact.parts
-    if units or parts:
-        task.kept_by[fact.client_id] = units, parts
-
-
 def give_back_kept(iteration: Iteration, task: Task, client_id: str) -> None:
     """Deal again what a client that is gone had of a task that is gone, and did not use."""
     units, parts = task.kept_by.pop(client_id, ((), ()))
@@ -281,7 +244,7 @@ def give_back_kept(iteration: Iteration, task: Task, client_id: str) -> None:
     ]
     found += [(_place(task, unit), rows) for unit, rows in parts]
     for place, rows in found:
-        if _is_among(place, iteration.given_up):
+        if is_among(place, iteration.given_up):
             continue
         iteration.finished, iteration.failed = False, ""
         if rows == EVERYTHING:
@@ -290,35 +253,37 @@ def give_back_kept(iteration: Iteration, task: Task, client_id: str) -> None:
             _want(iteration, place, rows)
 
 
-def _receive(task: Task, units: Ranges) -> None:
+def receive(task: Task, units: Ranges) -> None:
+    """Take note that units came whole to somebody."""
     task.received = united((*task.received, *at_least(units, task.done)))
-    for unit in [unit for unit in task.rows if _is_among(unit, units)]:
+    for unit in [unit for unit in task.rows if is_among(unit, units)]:
         del task.rows[unit]
 
 
-def _is_held(task: Task, unit: int) -> bool:
+def is_held(task: Task, unit: int) -> bool:
     """Whether a task is still to give something of a unit."""
     is_there = task.done <= unit < task.dealt
-    return is_there and not _is_among(unit, (*task.returned, *task.received))
+    return is_there and not is_among(unit, (*task.returned, *task.received))
 
 
-def _give(task: Task, unit: int, rows: Ranges) -> None:
+def give(task: Task, unit: int, rows: Ranges) -> None:
     """Take note that some elements of a unit are no longer the task's to give."""
     left = subtracted(task.rows.get(unit, EVERYTHING), rows)
     if left:
         task.rows[unit] = left
     else:
-        _receive(task, ((unit, unit + 1),))
-        _touch(task, ((unit, unit + 1),))
+        receive(task, ((unit, unit + 1),))
+        touch(task, ((unit, unit + 1),))
 
 
 def touch_first(iteration: Iteration, task: Task, units: int) -> None:
     """Take the first units of a task, up to a number, for touched: who may have them is gone."""
     if task.held and task.done < units and not iteration.exactly_once:
-        _touch(task, ((task.done, units),))
+        touch(task, ((task.done, units),))
 
 
-def _touch(task: Task, units: Ranges) -> None:
+def touch(task: Task, units: Ranges) -> None:
+    """Take note that somebody may have something of units."""
     task.touched = united((*task.touched, *at_least(units, task.done)))
 
 
@@ -336,13 +301,13 @@ def client_dropped(state: DispatcherState, fact: updates.ClientDropped) -> None:
     task.returned = united((*task.returned, *fact.lost))
     _put_back(iteration, task, fact.returned)
     for unit, rows in fact.used:
-        if _is_held(task, unit):
-            _give(task, unit, rows)
+        if is_held(task, unit):
+            give(task, unit, rows)
     for unit, rows in fact.parts:
-        require(_is_held(task, unit), "the task does not hold the unit")
+        require(is_held(task, unit), "the task does not hold the unit")
         left = task.rows.get(unit, EVERYTHING)
         require(not subtracted(rows, left), "the ordinals are not the task's to give")
-        _give(task, unit, rows)
+        give(task, unit, rows)
         if not iteration.finished:
             _want(iteration, _place(task, unit), rows)
     if fact.lost:

@@ -16,9 +16,9 @@ from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.decision import Decision, Moment
 from headrace.service.dispatcher.departures import finished_now
 from headrace.service.dispatcher.modes import policy_of
-from headrace.service.dispatcher.ranges import at_least, common, subtracted, united
+from headrace.service.dispatcher.ranges import Ranges, at_least, common, subtracted, united
 from headrace.service.dispatcher.rounds import leaver, lengths, opened
-from headrace.service.dispatcher.rows import EVERYTHING, outside
+from headrace.service.dispatcher.rows import EVERYTHING, Parts, outside
 from headrace.service.dispatcher.splits import checked_parts, checked_units
 from headrace.service.dispatcher.state import DispatcherState, Task, TaskPhase, Worker
 from headrace.service.dispatcher.updates import Update
@@ -120,7 +120,7 @@ def _update(
         horizon=iteration.horizon,
         rounds=lengths(iteration, tasks),
         left=leaver(iteration),
-        given_up=iteration.given_up if state.jobs[iteration.job_id].ordered else (),
+        given_up=iteration.given_up if state.jobs[iteration.job_id].terms.ordered else (),
     )
 
 
@@ -158,16 +158,32 @@ def settle_task(state: DispatcherState, request: messages.SettleTask, moment: Mo
     )
     if request.client_id not in task.unsettled and (is_known or request.rounds is not None):
         return Decision()
-    settled = updates.TaskSettled(
-        task_id=task.task_id,
-        client_id=request.client_id,
-        received=received,
-        touched=touched,
-        rounds=request.rounds,
-        parts=parts,
-        used=request.used and iteration.exactly_once,
-    )
+    whose = task.task_id, request.client_id
+    settled: Update
+    if request.rounds is not None:
+        settled = updates.RoundsSettled(*whose, request.rounds, received, touched)
+    elif request.used and iteration.exactly_once:
+        settled = updates.ElementsUsed(*whose, received, parts)
+    elif iteration.exactly_once:
+        settled = updates.ElementsReceived(*whose, *_given_by(task, received, parts))
+    else:
+        settled = updates.TaskSettled(*whose, received, touched)
     return Decision(updates=(settled,))
+
+
+def _given_by(task: Task, units: Ranges, parts: Parts) -> tuple[Ranges, Parts]:
+    """Return what a task had still to give of what a client says that it received of it.
+
+    Of a unit that the task was dealt in part, this is the part: others have the rest.
+    """
+    units = subtracted(units, united((*task.received, *task.returned)))
+    in_part = common(units, united((unit, unit + 1) for unit in task.rows))
+    came = {unit: EVERYTHING for start, stop in in_part for unit in range(start, stop)}
+    came.update(outside(parts, united((*task.received, *task.returned, *units))))
+    given = (
+        (unit, common(rows, task.rows.get(unit, EVERYTHING))) for unit, rows in sorted(came.items())
+    )
+    return subtracted(units, in_part), tuple((unit, rows) for unit, rows in given if rows)
 
 
 def settle_for_silent(state: DispatcherState, moment: Moment) -> list[Update]:

@@ -66,7 +66,7 @@ class DispatcherCore(JournaledCore[Update, DispatcherState, Decision]):
                 apply(state, facts[-1])
             dispatcher = Dispatcher(state, limits, now)
             dispatcher.presence.activity.peers_refused = peers_refused
-            return dispatcher, facts
+            return dispatcher, [*facts, *dispatcher.end_unoffered(now)]
 
         super().__init__(journal, begin, owner="dispatcher", clock=clock, kept=kept)
 

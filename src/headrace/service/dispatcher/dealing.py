@@ -150,7 +150,7 @@ class ExactDealing(Dealing):
             FailedPreconditionError: It says why.
         """
         super().check(state, dataset, opening)
-        if not (dataset.origins or opening.half):
+        if not (dataset.origins or opening.terms.half):
             raise FailedPreconditionError(
                 f"dataset {dataset.dataset_id} cannot be visited exactly once: a step works on the "
                 "whole stream, so that its elements are of no one unit. Put that step after "

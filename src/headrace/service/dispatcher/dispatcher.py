@@ -31,9 +31,11 @@ from headrace.service.dispatcher.assignment import consequences, struck_by
 from headrace.service.dispatcher.contradiction import illegal
 from headrace.service.dispatcher.decision import Decision, Moment
 from headrace.service.dispatcher.limits import Limits
+from headrace.service.dispatcher.modes import policy_of
 from headrace.service.dispatcher.notices import notice
 from headrace.service.dispatcher.presence import Presence
 from headrace.service.dispatcher.state import DispatcherState
+from headrace.service.dispatcher.unoffered import Unoffered
 from headrace.service.dispatcher.updates import Update
 from headrace.serving.presence import Pulse
 
@@ -152,6 +154,18 @@ class Dispatcher:
         facts: list[Update] = []
         for chore in _CHORES:
             facts += self._apply(chore(self.state, moment), now)
+        return facts
+
+    def end_unoffered(self, now: float) -> list[Update]:
+        """Give up iterations that another version began and this one does not offer.
+
+        Returns the facts, which are applied already.
+        """
+        facts: list[Update] = []
+        for iteration_id, iteration in [*self.state.iterations.items()]:
+            if isinstance(policy_of(self.state, iteration), Unoffered):
+                silent = self._moment(now).is_silent
+                facts += self._apply(consequences(self.state, iteration_id, silent), now)
         return facts
 
     def describe(self, now: float) -> messages.DispatcherStatus:

@@ -5,7 +5,6 @@ A new invariant is a `#:` comment beside its field in `state.py`, and a line her
 
 from __future__ import annotations
 
-from headrace.service.dispatcher.modes import policy_for
 from headrace.service.dispatcher.policy import staying
 from headrace.service.dispatcher.ranges import at_least, common, count, located, subtracted, united
 from headrace.service.dispatcher.state import (
@@ -89,16 +88,15 @@ def _check_jobs(state: DispatcherState) -> None:
     for job_id, job in state.jobs.items():
         assert job.job_id == job_id < state.next_job, job
         assert job.dataset_id in state.datasets, job
-        if job.name is not None:
-            assert job.owner is None, job
-            assert state.names[job.name] == job_id, job
-        else:
-            assert job.owner is not None, job
-            assert state.owners[job.owner] == job_id, job
+        assert (job.name is not None) + (job.owner is not None) + bool(job.save) == 1, job
+        assert job.name is None or state.names[job.name] == job_id, job
+        assert job.owner is None or state.owners[job.owner] == job_id, job
+        assert not job.terms.cost_plan or job.terms.cost_plan in state.plans, job
         assert state.iterations.keys() >= set(job.iterations.values()), job
         assert not any(job.is_over(each) for each in job.iterations), job
         assert len(job.forgotten) <= PASSES_REMEMBERED, job
-    assert len(state.names) + len(state.owners) == len(state.jobs)
+    saving = sum(bool(job.save) for job in state.jobs.values())
+    assert len(state.names) + len(state.owners) + saving == len(state.jobs)
 
 
 def _check_saves(state: DispatcherState) -> None:
@@ -131,12 +129,11 @@ def _check_iteration(state: DispatcherState, iteration_id: int, iteration: Itera
     assert iteration.iteration_id == iteration_id < state.next_iteration, iteration
     job = state.jobs[iteration.job_id]
     assert job.iterations[iteration.pass_number] == iteration_id
-    assert iteration.is_dealt == policy_for(job).deals, iteration
+    assert iteration.num_consumers == job.terms.num_consumers, iteration
     tasks = state.tasks_of(iteration)
     assert len(set(iteration.tasks)) == len(tasks), iteration
     assert iteration.consumers.keys() <= iteration.clients, iteration
     _check_rounds(iteration, tasks)
-    assert iteration.trainers.keys() <= iteration.clients, iteration
     running = [task.worker_id for task in tasks if task.phase is TaskPhase.RUNNING]
     assert len(set(running)) == len(running), iteration
     assert iteration.leavers == sum(state.workers[each].leaving for each in running), iteration
@@ -149,8 +146,8 @@ def _check_iteration(state: DispatcherState, iteration_id: int, iteration: Itera
         if iteration.is_dealt:
             waits = not running and not (iteration.returned or iteration.parts)
             assert served >= set(staying(state)) or waits, (iteration, state.workers)
-        elif not served:
-            assert not policy_for(job).vacant(state, iteration), (iteration, state.workers)
+        elif not served and not any(task.of for task in tasks):
+            assert not staying(state), (iteration, state.workers)
     _check_units(iteration, tasks)
 
 

@@ -21,6 +21,7 @@ from headrace.service.dispatcher.state import (
     Readers,
 )
 from headrace.service.dispatcher.updates import Update
+from headrace.service.passes import pass_in_words
 
 __all__ = ["open_iteration"]
 
@@ -41,8 +42,9 @@ _TERMS: dict[str, tuple[str, Callable[[Any], object]]] = {
     "half": ("half of the plan on workers", repr),
     "units": ("number of units", str),
 }
-"""What all who join a job must ask for alike: fields of `Job` and `OpenIteration`, how each is
-called in an error, and how its values are shown."""
+"""What all who join a job must ask for alike: fields of `Terms`, how each is called in an error,
+and how its values are shown. All but `cost_plan`: of functions that say the same, one is taken."""
+_WANTED = messages.IterationOpened(iteration_id=0, tasks=(), seed=0, finished=False, wanted=True)
 _DEEPEST_PASS = 32
 _MOST_CONSUMERS = 1 << 20
 _MOST_UNITS = 1 << 60
@@ -64,15 +66,14 @@ def open_iteration(
     """
     _check_sense(request)
     dataset = state.dataset(request.dataset_id)
-    policy_for(request).check(state, dataset, request)
+    policy = policy_for(request.terms)
+    policy.check(state, dataset, request)
     job = _find_job(state, request)
-    if job is not None and job.save:
-        raise ValueError(f"client_id={request.client_id!r} is the name of a save, not of a client")
     if job is not None:
         _check_same_job(state, job, dataset, request)
     iteration_id = None if job is None else job.iterations.get(request.pass_number)
     if iteration_id is not None and not state.iterations[iteration_id].finished:
-        policy_for(request).admit(state.iterations[iteration_id], request)
+        policy.admit(state.iterations[iteration_id], request)
     current = state.clients.get(request.client_id)
     if iteration_id is not None and current != iteration_id:
         _check_alone(state.iterations[iteration_id], request)
@@ -80,7 +81,18 @@ def open_iteration(
     if current is not None and current != iteration_id:
         facts += leave(state, request.client_id)
     if job is None:
-        facts.append(_job_created(state.next_job, request))
+        cost_plan = request.terms.cost_plan
+        if cost_plan and cost_plan not in state.plans:
+            return Decision(reply=_WANTED)
+        facts.append(
+            updates.JobCreated(
+                job_id=state.next_job,
+                name=request.job_name,
+                owner=request.client_id if request.job_name is None else None,
+                dataset_id=request.dataset_id,
+                terms=request.terms,
+            )
+        )
     else:
         # The client's own job lives on when the client goes to another pass of it.
         facts = [fact for fact in facts if fact != updates.JobForgotten(job_id=job.job_id)]
@@ -89,13 +101,15 @@ def open_iteration(
             return Decision(updates=tuple(facts), reply=over)
     if iteration_id is None:
         iteration_id = state.next_iteration
+        known = dataset if job is None else state.datasets[job.dataset_id]
         facts.append(
             updates.IterationCreated(
                 iteration_id=iteration_id,
                 job_id=state.next_job if job is None else job.job_id,
                 pass_number=request.pass_number,
                 seed=request.seed,
-                num_consumers=request.num_consumers,
+                positions=policy.positions(known, request.terms.units),
+                exactly_once=policy.exactly_once,
                 first_unit=request.first_unit,
             )
         )
@@ -105,7 +119,6 @@ def open_iteration(
                 client_id=request.client_id,
                 iteration_id=iteration_id,
                 consumer_index=request.consumer_index,
-                trainer_id=request.trainer_id,
             )
         )
     return Decision(
@@ -125,11 +138,11 @@ def _find_job(state: DispatcherState, request: messages.OpenIteration) -> Job | 
 def _check_same_job(
     state: DispatcherState, job: Job, dataset: Dataset, request: messages.OpenIteration
 ) -> None:
-    known = state.datasets[job.dataset_id]
+    known, had, wanted = state.datasets[job.dataset_id], job.terms, request.terms
     differences = [
-        f"Existing {said}: <{show(getattr(job, term))}>; got <{show(getattr(request, term))}>"
+        f"Existing {said}: <{show(getattr(had, term))}>; got <{show(getattr(wanted, term))}>"
         for term, (said, show) in _TERMS.items()
-        if getattr(job, term) != getattr(request, term)
+        if getattr(had, term) != getattr(wanted, term)
     ]
     if known.compression != dataset.compression:
         differences.append(
@@ -158,32 +171,12 @@ def _check_alone(iteration: Iteration, request: messages.OpenIteration) -> None:
             f"{request.whole_stream} needs the whole stream, which several clients would share. "
             "Put that step after `distribute`, or give each client a job_name of its own"
         )
-    if request.ordered and iteration.readers is not None:
+    if request.terms.ordered and iteration.readers is not None:
         raise FailedPreconditionError(
-            f"pass {request.pass_number} of job {request.job_name!r} was begun in order by client "
-            f"{iteration.readers.first}, which is gone, and another one would get the rest alone. "
-            "Choose another job_name"
+            f"{pass_in_words(request.pass_number)} of job {request.job_name!r} was begun in order "
+            f"by client {iteration.readers.first}, which is gone, and another one would get the "
+            "rest alone. Choose another job_name"
         )
-
-
-def _job_created(job_id: int, request: messages.OpenIteration) -> updates.JobCreated:
-    return updates.JobCreated(
-        job_id=job_id,
-        name=request.job_name,
-        owner=request.client_id if request.job_name is None else None,
-        dataset_id=request.dataset_id,
-        processing_mode=request.processing_mode,
-        target_workers=request.target_workers,
-        num_consumers=request.num_consumers,
-        cross_trainer_cache=request.cross_trainer_cache,
-        visitation=request.visitation,
-        ordered=request.ordered,
-        remainder=request.remainder,
-        cost=request.cost,
-        cost_fn=request.cost_fn,
-        half=request.half,
-        units=request.units,
-    )
 
 
 def _opened(state: DispatcherState, client_id: str, moment: Moment) -> messages.IterationOpened:
@@ -223,24 +216,25 @@ def _over(job: Job, iteration_id: int, readers: Readers | None) -> messages.Iter
 
 
 def _check_sense(request: messages.OpenIteration) -> None:
-    if request.num_consumers is None:
+    terms = request.terms
+    if terms.num_consumers is None:
         makes_sense = request.consumer_index is None
     else:
         index = -1 if request.consumer_index is None else request.consumer_index
-        makes_sense = 0 <= index < request.num_consumers <= _MOST_CONSUMERS
+        makes_sense = 0 <= index < terms.num_consumers <= _MOST_CONSUMERS
     if not makes_sense:
         raise ValueError(
             f"consumer_index={request.consumer_index} must be one of the num_consumers="
-            f"{request.num_consumers}"
+            f"{terms.num_consumers}"
         )
-    if request.units is not None and not -1 <= request.units <= _MOST_UNITS:
-        raise ValueError(f"units={request.units} must be None, -1 (without end) or a number")
-    most = _MOST_UNITS if request.units in (None, -1) else request.units
+    if terms.units is not None and not -1 <= terms.units <= _MOST_UNITS:
+        raise ValueError(f"units={terms.units} must be None, -1 (without end) or a number")
+    most = _MOST_UNITS if terms.units in (None, -1) else terms.units
     if not 0 <= request.first_unit <= (most or 0):
         raise ValueError(f"first_unit={request.first_unit} must be a number up to units={most}")
     if not request.client_id:
         raise ValueError("a client needs an id; got client_id=''")
-    if request.cross_trainer_cache and request.job_name is None:
+    if terms.cross_trainer_cache and request.job_name is None:
         raise ValueError("Cross-trainer caching requires named jobs. Got empty `job_name`.")
     if request.job_name == "":
         raise ValueError("job_name='' must be None or a name")

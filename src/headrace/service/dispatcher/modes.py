@@ -10,9 +10,10 @@ from headrace.service.dispatcher.policy import Policy
 from headrace.service.dispatcher.rounds import RoundCopies, RoundDealing
 from headrace.service.dispatcher.saving import Saving
 from headrace.service.dispatcher.shared import shared_by_trainers
-from headrace.service.dispatcher.state import DispatcherState, Iteration, Job
+from headrace.service.dispatcher.state import DispatcherState, Iteration
 from headrace.service.dispatcher.static import Static
-from headrace.service.messages import OpenIteration
+from headrace.service.dispatcher.unoffered import Unoffered
+from headrace.service.messages import Terms
 
 __all__ = ["OFFERED", "SAVING", "name_of", "policy_for", "policy_of"]
 
@@ -41,14 +42,12 @@ SAVING = Saving()
 """How the iterations of saves are shared, whose mode is DYNAMIC."""
 
 
-def policy_for(terms: Job | OpenIteration) -> Policy:
-    """Return how the iterations of a job are shared, or of one that a request would open.
+def policy_for(terms: Terms) -> Policy:
+    """Return how the iterations of a job with these terms are shared.
 
     Raises:
         FailedPreconditionError: This dispatcher does not offer that.
     """
-    if isinstance(terms, Job) and terms.save:
-        return SAVING
     if terms.cross_trainer_cache and terms.num_consumers is not None:
         raise FailedPreconditionError(
             "a cross-trainer cache does not go with coordinated reads; got num_consumers="
@@ -82,8 +81,17 @@ def policy_for(terms: Job | OpenIteration) -> Policy:
 
 
 def policy_of(state: DispatcherState, iteration: Iteration) -> Policy:
-    """Return how an iteration is shared."""
-    return policy_for(state.jobs[iteration.job_id])
+    """Return how an iteration is shared.
+
+    What this dispatcher does not offer, one of another version began (`Unoffered`).
+    """
+    job = state.jobs[iteration.job_id]
+    if job.save:
+        return SAVING
+    try:
+        return policy_for(job.terms)
+    except FailedPreconditionError as error:
+        return Unoffered(str(error))
 
 
 def name_of(mode: int) -> str:

@@ -7,8 +7,10 @@ from typing import Any
 
 from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.ranges import count
+from headrace.service.dispatcher.sentences import whose
 from headrace.service.dispatcher.state import DispatcherState, Task
 from headrace.service.dispatcher.updates import Update
+from headrace.service.passes import pass_in_words
 
 __all__ = ["notice"]
 
@@ -62,8 +64,9 @@ def _iteration_finished(state: DispatcherState, fact: updates.IterationFinished)
 def _reading(state: DispatcherState, task: Task) -> str:
     iteration = state.iterations[task.iteration_id]
     job = state.jobs[iteration.job_id]
-    name = f"job {job.name!r}" if job.name else f"the job of client {job.owner}"
-    return f"{name}, pass {iteration.pass_number}"
+    if job.save:
+        return whose(state, job)
+    return f"{whose(state, job)}, {pass_in_words(iteration.pass_number)}"
 
 
 _SAY: dict[type, Callable[[DispatcherState, Any], str | None]] = {

@@ -34,17 +34,21 @@ class Policy(ABC):
     """How workers share an iteration."""
 
     deals: ClassVar[bool]
-    """Whether units of one stream are dealt to its tasks; else each task reads by itself. It is
-    asked when an iteration begins, and is then in its state (`Iteration.is_dealt`)."""
+    """Whether units of one stream are dealt to its tasks; else each task reads by itself. This and
+    `exactly_once` are asked when an iteration begins, and are then facts about it."""
     exactly_once: ClassVar[bool] = False
     """Whether elements have origins, so that each comes once (`rows`)."""
     hand_out: ClassVar[str] = "first_come"
     """How a worker hands out a task's elements (`messages.TaskDefinition.hand_out`)."""
 
-    needs_slots: ClassVar[bool] = False
-    """Whether it shares datasets among the dispatcher's fixed list of workers (`slots`)."""
     part: str = ""
     """Which part of the plan a task with a shard reads (`messages.TaskDefinition.part`)."""
+
+    def positions(self, dataset: Dataset, units: int | None) -> int | None:
+        """Return how many units are dealt of a dataset, or of `units`; None: nothing is dealt."""
+        if not self.deals:
+            return None
+        return dataset.positions if units is None else units
 
     def check(self, state: DispatcherState, dataset: Dataset, opening: OpenIteration) -> None:
         """Refuse a dataset that cannot be processed so, or not here.

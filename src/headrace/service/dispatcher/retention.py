@@ -4,9 +4,10 @@ Iterations go when they had no client for `Limits.gc_timeout`.
 
 Anonymous datasets, which `distribute` registers, are forgotten when nobody has used them for
 `Limits.dataset_timeout`; those that somebody was given the id of (`register_dataset`) never are. A
-plan goes with its last dataset, and one that never got a dataset after `Limits.client_timeout`. All
-plans together have `Limits.plan_bytes`: for another one, anonymous datasets that nobody has used
-for `Limits.client_timeout` are forgotten early, the longest unused first.
+plan goes with its last dataset; one that no dataset has, and no job for its cost function, goes
+after `Limits.client_timeout`. All plans together have `Limits.plan_bytes`: for another one,
+anonymous datasets that nobody has used for `Limits.client_timeout` are forgotten early, the longest
+unused first.
 
 Of the tasks that were lost, an iteration keeps the last ones; what was lost with the others is
 remembered without them.
@@ -59,8 +60,8 @@ def forget_unused(state: DispatcherState, moment: Moment) -> list[Update]:
     """Forget datasets and plans that nobody has used for long."""
     timeout, last_use = moment.limits.dataset_timeout, moment.presence.last_use
     idle = _idle_datasets(state)
-    planned = {dataset.digest for dataset in state.datasets.values()}
-    loose = [digest for digest in state.plans if digest not in planned]
+    in_use = state.plans_in_use
+    loose = [digest for digest in state.plans if digest not in in_use]
     last_use.watch([*idle, *loose], moment.now)
     facts: list[Update] = []
     if timeout is not None:
@@ -100,15 +101,16 @@ def room_for_plan(
     )
     excess = sum(state.plans.values()) + arriving + size - limits.plan_bytes
     unused = {each: last_use.since(each, moment.now) for each in _idle_datasets(state)}
-    datasets = Counter(dataset.digest for dataset in state.datasets.values())
+    users = Counter(dataset.digest for dataset in state.datasets.values())
+    users.update(job.terms.cost_plan for job in state.jobs.values())
     facts = []
     for dataset_id in sorted(unused, key=unused.__getitem__, reverse=True):
         if excess <= 0 or unused[dataset_id] <= limits.client_timeout:
             break
         facts.append(updates.DatasetForgotten(dataset_id=dataset_id))
         plan = state.datasets[dataset_id].digest
-        datasets[plan] -= 1
-        if not datasets[plan]:
+        users[plan] -= 1
+        if not users[plan]:
             excess -= state.plans[plan]
     if excess > 0:
         raise FailedPreconditionError(

@@ -7,7 +7,7 @@ Rule 1. *Which tasks there are in a round.* An iteration has a horizon, beyond w
         goes. Consumers say how far they would like to go, and the horizon is put there
         (`RoundsOpened`). A task that comes later joins at the horizon (`Task.starting_round`).
 Rule 2. *How many rounds a task gave that is gone.* Each consumer says how many arrived
-        (`TaskSettled.rounds`); those that arrived everywhere count, the others never were. Where
+        (`RoundsSettled`); those that arrived everywhere count, the others never were. Where
         not all consumers had joined, none did.
 Rule 3. *Who is which consumer.* An index is read by one client. A consumer that left before the end
         is not replaced: nobody knows what it used. When all have left, the iteration is given up,
@@ -38,6 +38,7 @@ from headrace.service.dispatcher.state import (
 )
 from headrace.service.dispatcher.updates import Update
 from headrace.service.messages import OpenIteration
+from headrace.service.passes import pass_in_words
 
 __all__ = ["RoundCopies", "RoundDealing", "leaver", "lengths", "opened"]
 
@@ -137,7 +138,7 @@ def _check_name(opening: OpenIteration) -> None:
     if opening.job_name is None:
         raise FailedPreconditionError(
             "`job_name` must be set when setting `num_consumers`. num_consumers was set to "
-            f"{opening.num_consumers}."
+            f"{opening.terms.num_consumers}."
         )
 
 
@@ -158,10 +159,10 @@ def _check_index(iteration: Iteration, opening: OpenIteration) -> None:
     else:
         return
     raise FailedPreconditionError(
-        f"consumer {index} of {opening.num_consumers} of job {opening.job_name}, pass "
-        f"{opening.pass_number}, {seen}; the current round has already reached up to "
-        f"{iteration.horizon}. This may indicate that the consumer was restarted with the same job "
-        f"name. {cure}, or choose another job_name"
+        f"consumer {index} of {opening.terms.num_consumers} of job {opening.job_name}, "
+        f"{pass_in_words(opening.pass_number)}, {seen}; the current round has already "
+        f"reached up to {iteration.horizon}. This may indicate that the consumer was restarted "
+        f"with the same job name. {cure}, or choose another job_name"
     )
 
 

@@ -39,6 +39,7 @@ __all__ = [
     "save_files",
 ]
 
+_TERMS = messages.Terms(processing_mode=int(ShardingPolicy.DYNAMIC), target_workers="ANY")
 _INFINITE = -1
 _ID = re.compile(r"[0-9a-f]{16}")
 _NUMBERS = range(-(1 << 63), 1 << 63)
@@ -133,10 +134,9 @@ def begin_save(state: DispatcherState, request: messages.BeginSave, moment: Mome
         updates.JobCreated(
             job_id=state.next_job,
             name=None,
-            owner=f"save {request.save}",
+            owner=None,
             dataset_id=request.dataset_id,
-            processing_mode=int(ShardingPolicy.DYNAMIC),
-            target_workers="ANY",
+            terms=_TERMS,
             save=request.save,
         ),
         updates.IterationCreated(
@@ -144,6 +144,7 @@ def begin_save(state: DispatcherState, request: messages.BeginSave, moment: Mome
             job_id=state.next_job,
             pass_number=(0,),
             seed=request.seed,
+            positions=SAVING.positions(dataset, None),
         ),
     )
     return Decision(updates=facts, compose=lambda after: _update(after, after.saves[request.save]))

@@ -15,6 +15,7 @@ import msgspec
 from headrace.errors import NotFoundError
 from headrace.service.dispatcher.ranges import Ranges, count, numbered, subtracted, united
 from headrace.service.dispatcher.rows import Parts
+from headrace.service.messages import Terms
 
 __all__ = [
     "Dataset",
@@ -100,16 +101,16 @@ class Readers(msgspec.Struct):
 
 
 class Job(msgspec.Struct):
-    """A dataset, how it is processed, and who may join: all by `name`, or the `owner` alone."""
+    """A dataset, how it is read, and who may join: all by `name`, the `owner` alone, or nobody."""
 
     job_id: int
-    #: Exactly one of name and owner is set.
+    #: Exactly one of name, owner and save is set.
     name: str | None
     owner: str | None
     dataset_id: str
-    processing_mode: int
-    target_workers: str
-    num_consumers: int | None = None
+    terms: Terms
+    #: It writes the save of this id, which is not closed.
+    save: str = ""
     #: pass number -> iteration id: exactly its iterations in `DispatcherState.iterations`.
     iterations: dict[tuple[int, ...], int] = msgspec.field(default_factory=dict)
     #: Passes whose iteration finished and was forgotten, with who read it: at most
@@ -117,18 +118,6 @@ class Job(msgspec.Struct):
     forgotten: dict[tuple[int, ...], Readers | None] = msgspec.field(default_factory=dict)
     #: Those that were forgotten before: ranges of the last number, by the numbers before it.
     over: dict[tuple[int, ...], Ranges] = msgspec.field(default_factory=dict)
-    #: What else its first opener asked for (`messages.OpenIteration`).
-    cross_trainer_cache: bool = False
-    visitation: str | None = None
-    ordered: bool = False
-    remainder: str = "drop"
-    #: Not empty: it writes the save of this id, which is not closed, and nobody may join.
-    save: str = ""
-    #: What tells its cost function from others, and that function; empty: it has none.
-    cost: str = ""
-    cost_fn: bytes = b""
-    half: str = ""
-    units: int | None = None
 
     def is_over(self, pass_number: tuple[int, ...]) -> bool:
         """Whether a pass was read, and its iteration forgotten."""
@@ -223,7 +212,7 @@ class Iteration(msgspec.Struct):
     #: All tasks that it ever had; at most one RUNNING per worker. While the iteration is unfinished
     #: and deals units, no worker that was never leaving is without one that is not LOST, unless
     #: none is RUNNING: then a client that is silent is waited for, and nothing is there to deal.
-    #: Where it deals none, some task is not LOST, unless there is no such worker.
+    #: Where it has neither units nor shares, some task is not LOST, unless there is no such worker.
     tasks: list[int] = msgspec.field(default_factory=list)
     #: RUNNING tasks on workers that stay, and on workers that are leaving.
     takers: int = 0
@@ -248,14 +237,13 @@ class Iteration(msgspec.Struct):
     #: Units that came back in part: ordinals that are to be dealt again. None is in `returned`, and
     #: no ordinal is with a task. Only where elements have origins.
     parts: dict[int, Ranges] = msgspec.field(default_factory=dict)
-    #: Of its clients that said so: which consumer each is, and of which trainer.
+    #: Of its clients that said so: which consumer each is.
     consumers: dict[str, int] = msgspec.field(default_factory=dict)
     #: Consumers that left before the end, with the client that each was; none of them is in
     #: `consumers`, where no two are the same.
     departed: dict[int, str] = msgspec.field(default_factory=dict)
     #: Where it is read in rounds: tasks that are to come join not before this one.
     horizon: int = 0
-    trainers: dict[str, str] = msgspec.field(default_factory=dict)
 
     @property
     def is_dealt(self) -> bool:
@@ -394,6 +382,12 @@ class DispatcherState(msgspec.Struct):
     next_job: int = FIRST_JOB
     #: By id, the oldest first: those that are not closed, and the last ones that are.
     saves: dict[str, Save] = msgspec.field(default_factory=dict)
+
+    @property
+    def plans_in_use(self) -> set[bytes]:
+        """Digests of the plans that datasets and jobs have."""
+        costs = {job.terms.cost_plan for job in self.jobs.values() if job.terms.cost_plan}
+        return costs.union(dataset.digest for dataset in self.datasets.values())
 
     def ticket(self, task_id: int) -> str:
         """Return the ticket that a task of this number has."""

@@ -38,7 +38,6 @@ class Static(Policy):
     """
 
     deals = False
-    needs_slots = True
 
     def __init__(self, part: str) -> None:
         self.part = part

@@ -75,18 +75,21 @@ def _job(state: DispatcherState, job: Job, moment: Moment) -> messages.JobStatus
     alive = [state.iterations[iteration_id] for iteration_id in job.iterations.values()]
     work = moment.presence.activity.jobs.get(job.job_id) or JobWork()
     passes = tuple(_iteration(state, each, moment) for each in alive)
+    save = state.saves.get(job.save) if job.save else None
     return messages.JobStatus(
         job_id=job.job_id,
         name=job.name or "",
         dataset_id=job.dataset_id,
-        processing_mode=job.processing_mode,
+        processing_mode=job.terms.processing_mode,
         iterations=job.passes,
         running_tasks=sum(len(each.tasks) for each in passes),
         clients=sum(len(each.clients) for each in passes),
         passes=passes,
-        elements=work.elements,
-        bytes=work.bytes,
+        # Of a save those that count, which may be more than heartbeats have said so far.
+        elements=work.elements if save is None else save.elements,
+        bytes=work.bytes if save is None else save.size,
         waited=work.waited,
+        path="" if save is None else save.path,
     )
 
 

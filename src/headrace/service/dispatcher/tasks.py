@@ -8,7 +8,7 @@ from headrace.errors import FailedPreconditionError, NotFoundError, Unauthentica
 from headrace.service import messages
 from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.decision import Decision, Moment
-from headrace.service.dispatcher.modes import policy_for
+from headrace.service.dispatcher.modes import policy_of
 from headrace.service.dispatcher.state import DispatcherState, Job, Task, TaskPhase
 
 __all__ = ["fail_task", "finish_task", "get_task", "workers_task"]
@@ -72,7 +72,7 @@ def get_task(state: DispatcherState, request: messages.GetTask, moment: Moment) 
             f"{task.phase.name.lower()} on worker {task.worker_id}"
         )
     job = state.jobs[iteration.job_id]
-    policy = policy_for(job)
+    policy, terms = policy_of(state, iteration), job.terms
     return Decision(
         reply=messages.TaskDefinition(
             task_id=task.task_id,
@@ -89,11 +89,11 @@ def get_task(state: DispatcherState, request: messages.GetTask, moment: Moment) 
             part=policy.part,
             hand_out=policy.hand_out,
             origins=iteration.exactly_once,
-            num_consumers=job.num_consumers,
+            num_consumers=terms.num_consumers,
             save=_order(state, job),
-            remainder=job.remainder,
-            cost_fn=job.cost_fn,
-            half=job.half,
+            remainder=terms.remainder,
+            cost_plan=terms.cost_plan,
+            half=terms.half,
         )
     )
 

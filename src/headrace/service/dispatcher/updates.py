@@ -14,7 +14,7 @@ import msgspec
 
 from headrace.service.dispatcher.ranges import Ranges
 from headrace.service.dispatcher.rows import Parts
-from headrace.service.messages import SavedFile
+from headrace.service.messages import SavedFile, Terms
 
 __all__ = [
     "ClientDropped",
@@ -25,6 +25,8 @@ __all__ = [
     "DatasetKept",
     "DatasetRegistered",
     "DispatcherStarted",
+    "ElementsReceived",
+    "ElementsUsed",
     "FilesSaved",
     "IterationCollected",
     "IterationCreated",
@@ -35,6 +37,7 @@ __all__ = [
     "PlanForgotten",
     "PlanStored",
     "RoundsOpened",
+    "RoundsSettled",
     "SaveBegun",
     "SaveClosed",
     "SaveFailed",
@@ -152,25 +155,16 @@ class WorkerLost(Fact, frozen=True):
 
 
 class JobCreated(Fact, frozen=True):
-    """A job began: a named one, or a client's own."""
+    """A job began: a named one, a client's own, or a save's."""
 
     job_id: int
     name: str | None
     owner: str | None
+    """The client whose own it is."""
     dataset_id: str
-    processing_mode: int
-    target_workers: str
-    num_consumers: int | None = None
-    cross_trainer_cache: bool = False
-    visitation: str | None = None
-    ordered: bool = False
-    remainder: str = "drop"
+    terms: Terms
     save: str = ""
-    """Not empty: it writes the save of this id."""
-    cost: str = ""
-    cost_fn: bytes = b""
-    half: str = ""
-    units: int | None = None
+    """Not empty: it writes the save of this id, and has neither name nor owner."""
 
 
 class JobForgotten(Fact, frozen=True):
@@ -186,8 +180,12 @@ class IterationCreated(Fact, frozen=True):
     job_id: int
     pass_number: tuple[int, ...]
     seed: int
-    num_consumers: int | None = None
+    positions: int | None
+    """Units that are dealt in it, or INFINITE (-1); None: nothing is dealt."""
+    exactly_once: bool = False
+    """Its elements have origins (`rows`), and each comes once."""
     first_unit: int = 0
+    """Nothing before this unit is dealt."""
 
 
 class IterationFinished(Fact, frozen=True):
@@ -272,13 +270,48 @@ class TaskSettled(Fact, frozen=True):
     """Units that came whole."""
     touched: Ranges = ()
     """Units of which something may have come."""
-    rounds: int | None = None
-    """Where it is read in rounds: how many came; `received` and `touched` are of those. Of what
-    several clients say, the fewest rounds count."""
+
+
+class RoundsSettled(Fact, frozen=True):
+    """It became known how many rounds of a task a consumer had received.
+
+    Of what several consumers say, the fewest rounds count.
+    """
+
+    task_id: int
+    client_id: str
+    rounds: int
+    received: Ranges
+    """Units that came whole with them, in dealt order."""
+    touched: Ranges = ()
+    """Units of which something may have come with them."""
+
+
+class ElementsReceived(Fact, frozen=True):
+    """It became known which elements of a task a client has, where each comes once.
+
+    They are the task's to give, and known to be nobody else's. If the client goes and did not use
+    them, they are dealt again.
+    """
+
+    task_id: int
+    client_id: str
+    units: Ranges
+    """Units that came whole, in dealt order."""
     parts: Parts = ()
     """Units of which these elements came."""
-    used: bool = False
-    """It used them, and does not only have them."""
+
+
+class ElementsUsed(Fact, frozen=True):
+    """It became known which elements of a task a client used, where each comes once.
+
+    If it goes, nobody else needs them; what it has and did not use, others do.
+    """
+
+    task_id: int
+    client_id: str
+    units: Ranges
+    parts: Parts = ()
 
 
 class TasksForgotten(Fact, frozen=True):
@@ -294,7 +327,6 @@ class ClientJoined(Fact, frozen=True):
     client_id: str
     iteration_id: int
     consumer_index: int | None = None
-    trainer_id: str = ""
 
 
 class ClientLeft(Fact, frozen=True):
@@ -425,6 +457,9 @@ Update: TypeAlias = (
     | TaskLost
     | CopyLasted
     | TaskSettled
+    | RoundsSettled
+    | ElementsReceived
+    | ElementsUsed
     | TasksForgotten
     | ClientJoined
     | ClientLeft

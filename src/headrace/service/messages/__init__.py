@@ -6,6 +6,7 @@ the type of its reply (`serving.call.Question`). Nothing here has behaviour.
 
     datasets     clients and workers -> dispatcher     plans, and what is known of datasets
     iterations   clients -> dispatcher                 open, be heard, settle, close
+    terms        how a job is read, as all who join it ask for alike
     status       clients -> dispatcher
     workers      workers -> dispatcher                 come, be heard, go
     tasks        workers -> dispatcher                 what a task is, its units, its end
@@ -85,6 +86,7 @@ from headrace.service.messages.tasks import (
     SplitGranted,
     TaskDefinition,
 )
+from headrace.service.messages.terms import Terms
 from headrace.service.messages.workers import (
     RegisterWorker,
     WorkerHeartbeat,
@@ -148,6 +150,7 @@ __all__ = [
     "TaskAddress",
     "TaskDefinition",
     "TaskStatus",
+    "Terms",
     "TrainerActivity",
     "WorkerHeartbeat",
     "WorkerLeaving",

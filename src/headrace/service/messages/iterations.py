@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from headrace.service.messages.terms import Terms
 from headrace.serving.call import Done, Message, Question
 
 __all__ = [
@@ -58,47 +59,27 @@ class IterationOpened(Message, frozen=True):
     "COLOCATED" in their processes, "REMOTE" elsewhere; empty: wherever they find some."""
     horizon: int = 0
     """`ClientUpdate.horizon`."""
+    wanted: bool = False
+    """Nothing was opened: the plan of the cost function must be put first."""
 
 
 class OpenIteration(Question[IterationOpened], frozen=True):
     """Join the job's iteration for a pass, making job and iteration if need be. An open
-    iteration of this client is closed."""
+    iteration of this client is closed. Where the reply says `wanted`, nothing was made: the
+    dispatcher has no plan with the digest `terms.cost_plan`; put it (`PutPlan`), then repeat this
+    request."""
 
     client_id: str
     dataset_id: str
-    processing_mode: int
     job_name: str | None
     """None: a job of this client's own."""
     pass_number: tuple[int, ...]
     """Which pass over the data, from the user's iteration inwards."""
     seed: int
     """For unseeded randomness, if this client is the first to open the iteration."""
-    target_workers: str = "AUTO"
-    num_consumers: int | None = None
-    """Rounds of so many elements are read together, one by each consumer; None: whoever asks first
-    is served first."""
+    terms: Terms
     consumer_index: int | None = None
-    """Which of the consumers this client is."""
-    cross_trainer_cache: bool = False
-    """Each trainer gets all elements, which are computed once."""
-    trainer_id: str = ""
-    """Which trainer this client is of, where they share a cache."""
-    visitation: str | None = None
-    """How often elements come where something is lost; None: the default of the mode."""
-    ordered: bool = False
-    """Elements come in the order in which one process would yield them."""
-    remainder: str = "drop"
-    """What becomes of elements at the end that do not fill a round."""
-    cost: str = ""
-    """Tells one cost function from others; empty: there is none."""
-    cost_fn: bytes = b""
-    """What a row costs, for balanced rounds: a pickled plan of one `map`, which only workers open.
-    """
-    half: str = ""
-    """How the plan is cut in two (`rewrites.cut`): workers run the lower half, and the client the
-    upper one. Empty: workers run all of it."""
-    units: int | None = None
-    """Units that the lower half is dealt in, or INFINITE (-1); None: as the dataset says."""
+    """Which of the consumers this client is, where rounds are read."""
     first_unit: int = 0
     """Of an iteration that this client is the first to open: nothing before this unit is read."""
     whole_stream: str = ""

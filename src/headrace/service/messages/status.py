@@ -149,6 +149,8 @@ class JobStatus(Message, frozen=True):
     """Of all its passes, those that are forgotten too."""
     bytes: int = 0
     waited: float = 0.0
+    path: str = ""
+    """Of a save: the directory that its workers write. It has no clients."""
 
 
 class DispatcherStatus(Message, frozen=True):

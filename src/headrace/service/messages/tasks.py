@@ -45,13 +45,14 @@ class TaskDefinition(Message, frozen=True):
     origins: bool = False
     """Its portions say of which units their elements are, and which of each."""
     num_consumers: int | None = None
-    """For how many consumers a round of its elements is (`iterations.OpenIteration`)."""
+    """For how many consumers a round of its elements is (`terms.Terms`, as the next ones)."""
     save: SaveOrder | None = None
     """Not None: its elements are for no client, and are written to files."""
     remainder: str = "drop"
-    cost_fn: bytes = b""
+    cost_plan: bytes = b""
+    """Digest of the cost function, for `GetPlan`."""
     half: str = ""
-    """Which half of the plan it runs (`iterations.OpenIteration.half`)."""
+    """Which half of the plan it runs."""
 
 
 class GetTask(Question[TaskDefinition], frozen=True):

@@ -24,6 +24,8 @@ class Start:
     definition: TaskDefinition
     plan: bytes
     """The pickled plan, as written."""
+    cost_plan: bytes = b""
+    """That of the cost function; empty: it has none."""
     portion_bytes: int | None = None
     """How large its portions of several elements may be; None: as is usual."""
 

@@ -109,6 +109,11 @@ class Feed:
                         self._changed.wait()
             return not (self._is_cut or self._is_closed)
 
+    def pause(self, seconds: float) -> bool:
+        """Wait for so long, or until the producer is to end; return whether it is to go on."""
+        with self._changed:
+            return not self._changed.wait_for(lambda: self._is_closed, seconds)
+
     @property
     def most(self) -> int | None:
         """How many elements the next portion may have; None: as is usual."""

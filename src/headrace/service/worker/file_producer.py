@@ -26,6 +26,7 @@ from headrace.execution.begun import begun_units
 from headrace.execution.iterator import ElementIterator
 from headrace.metrics import count_user_function_error
 from headrace.saved.directory import SavedDirectory
+from headrace.saved.full_disk import Patience
 from headrace.service.messages import SavedFile, SaveOrder
 from headrace.service.worker.failure import describe
 from headrace.service.worker.opening import state_after, units_begun, units_whole
@@ -37,6 +38,7 @@ __all__ = ["FileOutlet", "FileProducer"]
 _log = logging.getLogger(__name__)
 
 _MOST_ELEMENTS = 1 << 16
+_PATIENCE_SECONDS = 30.0
 
 
 class FileOutlet(Outlet, Protocol):
@@ -45,6 +47,9 @@ class FileOutlet(Outlet, Protocol):
     @property
     def is_told_to_wait(self) -> bool:
         """Whether units are waited for, and others are to have them first."""
+
+    def pause(self, seconds: float) -> bool:
+        """Wait for so long, or until the producer is to end; return whether it is to go on."""
 
 
 class FileProducer:
@@ -56,6 +61,7 @@ class FileProducer:
         outlet: Who hears which files are whole.
         order: Where they are written.
         stream: Number of the stream of files.
+        patience: Seconds for which a disk may be full.
     """
 
     def __init__(
@@ -66,7 +72,9 @@ class FileProducer:
         *,
         order: SaveOrder,
         stream: int,
+        patience: float = _PATIENCE_SECONDS,
     ) -> None:
+        self._patience = patience
         self._name = name
         self._open_plan: Callable[[Callable[[], None]], ElementIterator] | None = open_plan
         self._outlet = outlet
@@ -139,6 +147,7 @@ class FileProducer:
             spec=spec,
             # Cut at the end of a unit, unless one is very large.
             chunk_bytes=2 * self._chunk_bytes,
+            patience=Patience(self._patience, self._outlet.pause),
         )
         try:
             iterator = open_plan(self.hand_over)

@@ -45,6 +45,7 @@ def open_plan(
     *,
     worker: str,
     watch: Watch | None = None,
+    cost_plan: bytes = b"",
 ) -> ElementIterator:
     """Return an iterator over a task's elements.
 
@@ -55,6 +56,7 @@ def open_plan(
         next_units: Deals the task's units; None: the plan is read whole.
         worker: Where the worker listens, for errors.
         watch: See `execution.build.start`.
+        cost_plan: The pickled plan of the cost function; empty: there is none.
 
     Raises:
         FailedPreconditionError: The plan uses a module that is not here, or the part of it is not
@@ -86,17 +88,19 @@ def open_plan(
         only_reads=True,  # they are sent
         watch=watch,
     )
-    return _in_rounds(iterator, definition)
+    return _in_rounds(iterator, definition, cost_plan)
 
 
-def _in_rounds(iterator: ElementIterator, definition: TaskDefinition) -> ElementIterator:
+def _in_rounds(
+    iterator: ElementIterator, definition: TaskDefinition, cost_plan: bytes
+) -> ElementIterator:
     """Return an iterator over the same elements, or over rounds whose rows are shared anew."""
     consumers, remainder = definition.num_consumers, definition.remainder
-    if consumers is None or (remainder == "drop" and not definition.cost_fn):
+    if consumers is None or (remainder == "drop" and not cost_plan):
         return iterator
     cost_fn = None
-    if definition.cost_fn:
-        step = load_plan(definition.cost_fn)
+    if cost_plan:
+        step = load_plan(cost_plan)
         assert isinstance(step, Map), step
         cost_fn = UserFunction(step.fn, "cost_fn", contain_exits=True)
     return ShapedRounds(

@@ -255,7 +255,12 @@ class Shell:
         def open_task(hand_over: Callable[[], None]) -> ElementIterator:
             next_units = partial(feed.next_units, hand_over) if definition.deals else None
             return open_plan(
-                start.plan, definition, next_units, worker=self._address, watch=meter.watch
+                start.plan,
+                definition,
+                next_units,
+                worker=self._address,
+                watch=meter.watch,
+                cost_plan=start.cost_plan,
             )
 
         producer: Producer | FileProducer

@@ -43,7 +43,7 @@ from headrace.service.worker.actions import Start
 from headrace.service.worker.agenda import Agenda
 from headrace.service.worker.failure import describe, for_clients
 from headrace.service.worker.hand_out import Bounds, Left, Ready
-from headrace.service.worker.lookups import Lookups
+from headrace.service.worker.lookups import Lookups, Plans
 from headrace.service.worker.plans import PlanCache
 from headrace.service.worker.portion import Portion
 from headrace.service.worker.task import Task, is_ticket, was_deleted, wrong_ticket
@@ -150,11 +150,7 @@ class TaskTable(Generic[R]):
         elif isinstance(answer, Exception):
             self._refuse(self._lookups.release(asked.task_id), for_clients(answer))
         elif asked.task_id in self._lookups:
-            found = self._lookups.defined(answer)
-            if isinstance(found, GetPlan):
-                self._agenda.ask(found, now)
-            elif found is not None:
-                self._start(answer, found, now)
+            self._look_up(answer, now)
 
     def fetched(self, asked: GetPlan, answer: PlanBytes | Exception, now: float) -> None:
         """Take a part of a plan."""
@@ -168,9 +164,17 @@ class TaskTable(Generic[R]):
             return
         if isinstance(found, GetPlan):
             self._agenda.ask(found, now)
+        else:
+            for definition in found:
+                self._look_up(definition, now)
+
+    def _look_up(self, definition: TaskDefinition, now: float) -> None:
+        """Start a task once its plans are here."""
+        found = self._lookups.defined(definition)
+        if isinstance(found, GetPlan):
+            self._agenda.ask(found, now)
         elif found is not None:
-            for definition in self._lookups.take_waiting(asked.digest):
-                self._start(definition, found, now)
+            self._start(definition, found, now)
 
     def _cannot_start(self, definition: TaskDefinition, error: Exception, now: float) -> None:
         task_id = definition.task_id
@@ -190,9 +194,7 @@ class TaskTable(Generic[R]):
             )
             self._agenda.ask(failed, now)
 
-    def _start(self, definition: TaskDefinition, plan: bytes, now: float) -> None:
-        if definition.task_id not in self._lookups:
-            return
+    def _start(self, definition: TaskDefinition, plans: Plans, now: float) -> None:
         try:
             hand_out = hand_out_of(definition, self._bounds)
         except FailedPreconditionError as error:
@@ -207,7 +209,8 @@ class TaskTable(Generic[R]):
             Start(
                 producer=task.producer,
                 definition=definition,
-                plan=plan,
+                plan=plans.plan,
+                cost_plan=plans.cost_plan,
                 portion_bytes=hand_out.portion_bytes,
             )
         )

@@ -1,0 +1,69 @@
+"""The shell uses its session under the lock alone, whoever asks it what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headrace.errors import UnavailableError
+from headrace.metrics import REGISTRY
+from headrace.service.client.round_session import RoundSession
+from headrace.service.client.session import Session
+from headrace.service.client.shell import Shell
+from headrace.service.client.targets import Target
+from headrace.service.client.wires import TaskEvent
+from headrace.service.messages import Elements, IterationOpened, TaskAddress
+from headrace.transport.channel import Reply
+
+
+class Watched(RoundSession):
+    """A session that says when it is asked without the lock."""
+
+    shell: Shell
+
+    def __init__(self) -> None:
+        super().__init__("c", "d:1", 4, 0.0, consumer=0, consumers=2)
+        self.looks = 0
+
+    @property
+    def is_over(self) -> bool:
+        assert self.shell._lock._is_owned()  # type: ignore[attr-defined]
+        self.looks += 1
+        return super().is_over
+
+
+def never(*arguments: Any) -> Any:
+    raise AssertionError("nothing is connected")
+
+
+def shell_of(session: Session | RoundSession) -> Shell:
+    return Shell(
+        session,
+        dispatcher="d:1",
+        connect_dispatcher=never,
+        connect=never,
+        settles=False,
+        target=Target(),
+    )
+
+
+def test_whether_it_is_over_is_asked_under_the_lock() -> None:
+    session = Watched()
+    session.shell = shell = shell_of(session)
+    session.fail(UnavailableError("gone"))
+    assert shell.first() is None
+    assert not shell.await_delivery()
+    assert session.looks >= 3
+
+
+def test_elements_that_were_gone_count_once_however_often_the_answer_comes() -> None:
+    session = Session("c", "d:1", 16, 0.0, trainer_id="t")
+    task = TaskAddress(task_id=1, worker_id="w", worker_address="w:1", ticket="t")
+    session.opened(IterationOpened(2000, (task,), 0, finished=False), 0.0)
+    number = session.act(0.0).asks[0].number
+    shell = shell_of(session)
+    before = REGISTRY.get_sample_value("headrace_elements_skipped_total") or 0.0
+    reply = Reply(1, Elements(first=100, count=1, end=False, skipped=100), ())
+    for _ in range(3):
+        shell._take_answer(TaskEvent(1, number, reply), 0.1)
+    assert session.skipped == 100
+    assert (REGISTRY.get_sample_value("headrace_elements_skipped_total") or 0.0) - before == 100

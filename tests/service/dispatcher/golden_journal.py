@@ -1,0 +1,260 @@
+"""Stories whose facts are kept as they were written: all kinds of facts are in them, told for ever.
+
+    python -m tests.service.dispatcher.golden_journal
+
+writes those stories that `journal_format_2.json` has not. What it has stays as it is, as facts in
+journals do: a story that is no more what it was gets another name.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from headrace.service import messages
+from headrace.service.config import ShardingPolicy
+from headrace.service.dispatcher import updates
+from headrace.service.dispatcher.apply import apply
+from headrace.service.dispatcher.saves import NoteSave
+from tests.service.dispatcher.scenario import DYNAMIC, STARTED, Scenario, registration, saving
+
+__all__ = ["GOLDEN", "STORIES", "a_day", "saved"]
+
+GOLDEN = Path(__file__).parent / "journal_format_2.json"
+SAVE, FAILED_SAVE = "0" * 16, "1" * 16
+EXACTLY: dict[str, Any] = {"processing_mode": DYNAMIC, "visitation": "exactly_once"}
+
+
+def a_day() -> Scenario:
+    """Units that are dealt, handed back, received in part, and lost; workers that come and go."""
+    scene = Scenario()
+    scene.register(positions=1000)
+    for worker_id in ("v", "w", "x"):
+        scene.add_worker(worker_id, tags=("COLOCATED",) if worker_id == "w" else ())
+    scene.open("c", processing_mode=DYNAMIC, job_name="job", pass_number=(0, 3), seed=-5)
+    for number in range(5):
+        scene.split(4000, want=20, done=number)
+        scene.split(4001, want=2)
+    scene.leaving("v")
+    scene.hand_back("v", 4000, (10, 12), (50, 70))
+    scene.finish("v", 4000)
+    scene.left("v")
+    scene.settle("c", 4000, (5, 40), touched=((5, 45),))
+    scene.fail("w", 4001, "no memory")
+    scene.settle("c", 4001, touched=((0, 10),))
+    scene.lose("x")
+    scene.open("d")
+    scene.finish("w", 4003)
+    scene.close("d")
+    return scene
+
+
+def each_once() -> Scenario:
+    """Elements that each come once, of two clients of which one goes; a unit that kills workers."""
+    scene = Scenario()
+    scene.register(6, origins=True)
+    scene.add_worker("v")
+    for client_id in "ab":
+        scene.open(client_id, job_name="each once", **EXACTLY)
+    scene.split(4000, want=2)
+    scene.split(4000, want=2)
+    settle(scene, "b", 4000, (0, 1), parts=((1, ((0, 4),)),), used=True)
+    scene.close("b")
+    drop(scene, "b", 4000, parts=((1, ((4, 6),)),), used=((1, ((0, 4),)),))
+    scene.add_worker("w")
+    scene.lose("v")
+    settle(scene, "a", 4000, (2, 3), parts=((1, ((6, 9),)),))
+    settle(scene, "a", 4000, (2, 3), parts=((1, ((6, 8),)),), used=True)
+    worker_id = "w"
+    for number in range(40):
+        (iteration,) = scene.state.iterations.values()
+        if iteration.given_up:
+            break
+        (task,) = scene.state.running_tasks(iteration)
+        scene.deal(task.task_id, want=1, done=0)
+        scene.add_worker(f"u{number}")
+        scene.lose(worker_id)
+        settle(scene, "a", task.task_id)
+        worker_id = f"u{number}"
+    return scene
+
+
+def in_rounds() -> Scenario:
+    """Consumers that read rounds whose rows are dealt by cost, and a worker that is lost."""
+    scene = Scenario()
+    scene.register(positions=100, cardinality=-1)
+    scene.add_worker("v")
+    scene.put_plan(b"what a row costs")
+    for index, client_id in enumerate("ab"):
+        scene.open(
+            client_id,
+            job_name="rounds",
+            processing_mode=DYNAMIC,
+            num_consumers=2,
+            consumer_index=index,
+            remainder="pad",
+            cost="fingerprint",
+            cost_plan=hashlib.sha256(b"what a row costs").digest(),
+        )
+    for horizon in (10, 20):
+        scene.ask(messages.ClientHeartbeat(client_id="a", horizon=horizon))
+    scene.split(4000, want=6)
+    scene.add_worker("w")
+    scene.lose("v")
+    for client_id, rounds in (("a", 5), ("b", 3)):
+        scene.ask(
+            messages.SettleTask(
+                client_id=client_id,
+                task_id=4000,
+                received=((0, rounds),),
+                touched=((rounds, rounds + 1),),
+                rounds=rounds,
+            )
+        )
+    return scene
+
+
+def saves() -> Scenario:
+    """Datasets that workers write into directories: one is finished, one cannot be written."""
+    scene = Scenario(keeps_journal=True, worker_timeout=1e9)
+    scene.register(positions=8)
+    scene.add_worker("v")
+    for save, path in ((SAVE, "/data/one"), (FAILED_SAVE, "/data/two")):
+        scene.ask(saving(save, path=path))
+        note(scene, save, "opened")
+    task = scene.state.tasks[4000]
+    while task.dealt < 8:
+        scene.split(4000, want=8)
+        file = messages.SavedFile(number=task.stored, elements=4, bytes=800, form="{}")
+        said = {"worker_id": "v", "number": task.commits, **scene.shown(4000)}
+        scene.ask(messages.SaveFiles(files=(file,), done=task.dealt, **said))
+    scene.finish("v", 4000)
+    note(scene, SAVE, "closed")
+    note(scene, FAILED_SAVE, "failed", error="no space left", kind="OSError")
+    note(scene, FAILED_SAVE, "closed")
+    return scene
+
+
+def shares() -> Scenario:
+    """A fixed list of workers with a share each; copies that run for long, one that is given up."""
+    scene = Scenario()
+    scene.facts = [STARTED, updates.SlotsConfigured(patterns=("v:1", "w:1"))]
+    scene.restart()
+    scene.register()
+    for worker_id in "vw":
+        scene.add_worker(worker_id)
+    scene.open("a", job_name="shares", processing_mode=ShardingPolicy.DATA)
+    scene.open("b", job_name="copies")
+    for _ in range(70):
+        for worker_id in "vw":
+            scene.beat(worker_id)
+        for client_id in "ab":
+            scene.heartbeat(client_id)
+        scene.ask(messages.ReportUnreachable(client_id="b", task_id=4002, refused=False))
+        scene.tick(1.0)
+    scene.leaving("w")
+    scene.finish("w", 4003, cut=True)
+    return scene
+
+
+def forgotten() -> Scenario:
+    """What nobody uses any more leaves memory; a dataset that somebody has the id of stays."""
+    scene = Scenario(gc_timeout=20.0, dataset_timeout=30.0, client_timeout=40.0)
+    scene.register(positions=None, anonymous=True)
+    scene.register(positions=4, anonymous=True, fingerprint="kept")
+    kept = registration(4, token="mine", fingerprint="kept", dataset_id="1001")
+    scene.ask(kept)
+    scene.put_plan(b"of no dataset")
+    scene.add_worker("v")
+    scene.open("c", "1001", processing_mode=DYNAMIC, job_name="kept")
+    scene.open("d", "1001", job_name="given up")
+    scene.open("e", "1001", processing_mode=DYNAMIC, job_name="missing")
+    scene.open("f", "1001", processing_mode=DYNAMIC, job_name="missing")
+    scene.split(4000), scene.split(4000)
+    scene.finish("v", 4000, done=4)
+    scene.split(4002, want=2)
+    for client_id in "cdf":
+        scene.close(client_id)
+    scene.drop("f", 4002, (0, 1), lost=((1, 2),))
+    for _ in range(60):
+        scene.beat("v")
+        scene.heartbeat("e")
+        scene.tick(1.0)
+    scene.add_worker("w")
+    scene.lose("v")
+    scene.settle("e", 4002)
+    fact = updates.TasksForgotten(iteration_id=2002, task_ids=(4002,))
+    apply(scene.state, fact)
+    scene.facts.append(fact)
+    scene.open("g", "1001")
+    scene.close("g")
+    return scene
+
+
+def settle(
+    scene: Scenario, client_id: str, task_id: int, *units: Any, parts: Any = (), used: bool = False
+) -> None:
+    """Let a client say which elements it has of a task."""
+    scene.ask(
+        messages.SettleTask(
+            client_id=client_id, task_id=task_id, received=units, parts=parts, used=used
+        )
+    )
+
+
+def drop(scene: Scenario, client_id: str, task_id: int, **said: Any) -> None:
+    """Let a task's worker say what a client that is gone was sent."""
+    worker_id = scene.state.tasks[task_id].worker_id
+    whose = {"worker_id": worker_id, "client_id": client_id, **scene.shown(task_id)}
+    scene.ask(messages.DropClient(**{"units": (), "lost": (), **whose, **said}))
+
+
+def note(scene: Scenario, save: str, what: str, **fields: Any) -> None:
+    """Let the shell say what became of a directory."""
+    scene.ask(NoteSave(save=save, what=what, **fields))  # type: ignore[arg-type]
+
+
+STORIES: dict[str, Callable[[], Scenario]] = {
+    "a day": a_day,
+    "each once": each_once,
+    "in rounds": in_rounds,
+    "saves": saves,
+    "shares": shares,
+    "forgotten": forgotten,
+}
+
+
+def saved() -> dict[str, tuple[bytes, bytes]]:
+    """Return the facts of each story that is kept, and the state after them, as they are kept."""
+    kept = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
+    return {
+        name: (base64.b64decode(each["facts"]), base64.b64decode(each["snapshot"]))
+        for name, each in kept.items()
+    }
+
+
+def _write() -> None:
+    kept = saved()
+    for name, tell in STORIES.items():
+        if name not in kept:
+            scene = tell()
+            scene.check()
+            kept[name] = tuple(map(msgspec.msgpack.encode, (scene.facts, scene.state)))
+    text = {
+        name: {
+            "facts": base64.b64encode(facts).decode(),
+            "snapshot": base64.b64encode(state).decode(),
+        }
+        for name, (facts, state) in kept.items()
+    }
+    GOLDEN.write_text(json.dumps(text, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    _write()
