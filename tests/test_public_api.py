@@ -18,7 +18,7 @@ from headrace import storage
 TOP = {
     "AUTOTUNE", "INFINITE_CARDINALITY", "UNKNOWN_CARDINALITY", "ArraySpec", "Chunk", "Dataset",
     "DatasetIterator", "IndexedSource", "Options", "Reader", "Source", "TFRecordDataset",
-    "TextLineDataset", "errors", "io", "service", "testing",
+    "TextLineDataset", "distribute", "errors", "io", "service", "testing",
 }  # fmt: skip
 SERVICE = {
     "CrossTrainerCache",

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from headrace.lazy import lazily
 
 if TYPE_CHECKING:
-    from headrace import errors, io, service, testing
+    from headrace import distribute, errors, io, service, testing
     from headrace.data.dataset import Dataset
     from headrace.data.files import TextLineDataset, TFRecordDataset
     from headrace.data.iterator import DatasetIterator
@@ -33,6 +33,7 @@ else:
             "Source": "headrace.plan.source",
             "TFRecordDataset": "headrace.data.files",
             "TextLineDataset": "headrace.data.files",
+            "distribute": "headrace.distribute:",
             "errors": "headrace.errors:",
             "io": "headrace.io:",
             "service": "headrace.service:",
@@ -55,6 +56,7 @@ __all__ = [
     "Source",
     "TFRecordDataset",
     "TextLineDataset",
+    "distribute",
     "errors",
     "io",
     "service",

@@ -1,0 +1,157 @@
+"""A cluster as `TF_CONFIG` describes it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from headrace.cluster.resolver import ClusterResolver, prefixed
+from headrace.cluster.spec import ClusterSpec
+from headrace.errors import InvalidArgumentError
+
+__all__ = ["TFConfigClusterResolver"]
+
+_VARIABLE = "TF_CONFIG"
+
+
+class TFConfigClusterResolver(ClusterResolver):
+    """Reads the environment variable `TF_CONFIG`, each time that it is asked.
+
+        TF_CONFIG='{"cluster": {"worker": ["host1:2222", "host2:2222"]},
+                    "task": {"type": "worker", "index": 0}}'
+
+    Without the variable the cluster has no tasks. An evaluator needs no entry in `cluster`.
+
+    Args:
+        task_type: In place of the variable's.
+        task_id: In place of the variable's.
+        rpc_layer: In place of the variable's.
+        environment: In place of the variable's.
+    """
+
+    def __init__(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        rpc_layer: str | None = None,
+        environment: str | None = None,
+    ) -> None:
+        super().__init__(task_type, task_id, rpc_layer)
+        self._environment = environment
+
+    def cluster_spec(self) -> ClusterSpec:
+        """Return the tasks that the variable names.
+
+        Raises:
+            InvalidArgumentError: The variable is no such description.
+        """
+        return ClusterSpec(_part(_config(), "cluster"))
+
+    @property
+    def task_type(self) -> str | None:
+        """The type of this process's task, None if nobody says."""
+        if self._task_type is not None:
+            return self._task_type
+        said = _part(_config(), "task").get("type")
+        return None if said is None else str(said)
+
+    @task_type.setter
+    def task_type(self, value: str | None) -> None:
+        self._task_type = None if value is None else str(value)
+
+    @property
+    def task_id(self) -> int | None:
+        """The number of this process's task, None if nobody says."""
+        if self._task_id is not None:
+            return self._task_id
+        said = _part(_config(), "task").get("index")
+        return None if said is None else _number(said)
+
+    @task_id.setter
+    def task_id(self, value: int | None) -> None:
+        self._task_id = None if value is None else _number(value)
+
+    @property
+    def rpc_layer(self) -> str | None:
+        """The prefix of addresses, None if nobody says."""
+        said = _config().get("rpc_layer")
+        return said if self._rpc_layer is None else self._rpc_layer
+
+    @rpc_layer.setter
+    def rpc_layer(self, value: str | None) -> None:
+        self._rpc_layer = value
+
+    @property
+    def environment(self) -> str:
+        """A word for where the cluster runs."""
+        return self._environment or _config().get("environment") or ""
+
+    def master(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        rpc_layer: str | None = None,
+    ) -> str:
+        """Return the address of a task, by default of this process's.
+
+        `session_master` of the variable goes before everything. A cluster of no task, or of one,
+        has no master: "".
+
+        Raises:
+            InvalidArgumentError: The variable is no such description.
+            ValueError: The cluster has no such task.
+        """
+        said = _config().get("session_master")
+        if said is not None:
+            return prefixed(str(said), self.rpc_layer if rpc_layer is None else rpc_layer)
+        spec = self.cluster_spec()
+        if sum(map(spec.num_tasks, spec.jobs)) <= 1:
+            return ""
+        return super().master(task_type, task_id, rpc_layer)
+
+
+def _config() -> dict[str, Any]:
+    """Return what the variable says; {} if it is not there."""
+    text = os.environ.get(_VARIABLE, "")
+    if not text.strip():
+        return {}
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InvalidArgumentError(
+            f"{_VARIABLE} is no JSON: {error}; it should read like "
+            '{"cluster": {"worker": ["host1:2222"]}, "task": {"type": "worker", "index": 0}}, '
+            f"but is {text!r}"
+        ) from None
+    if not isinstance(found, dict):
+        raise InvalidArgumentError(f"{_VARIABLE} must be a JSON object, but is {text!r}")
+    return found
+
+
+def _part(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return an object within the variable; JSON's names of numbers become numbers."""
+    found = config.get(name) or {}
+    if not isinstance(found, dict):
+        raise InvalidArgumentError(
+            f"{name!r} in {_VARIABLE} must be a JSON object, but is {found!r}"
+        )
+    if name != "cluster":
+        return found
+    return {
+        key: _numbered(tasks) if isinstance(tasks, dict) else tasks for key, tasks in found.items()
+    }
+
+
+def _numbered(tasks: Mapping[str, Any]) -> dict[int, Any]:
+    return {_number(index): address for index, address in tasks.items()}
+
+
+def _number(value: object) -> int:
+    try:
+        return int(value)  # type: ignore[call-overload, no-any-return]
+    except (TypeError, ValueError):
+        raise InvalidArgumentError(
+            f"the number of a task must be an integer, but is {value!r}"
+        ) from None

@@ -1,0 +1,260 @@
+"""What every cluster resolver answers, and those that are told what they answer."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+from headrace.arguments import check_instance, check_int, check_string
+from headrace.cluster.spec import ClusterSpec
+
+__all__ = ["ClusterResolver", "SimpleClusterResolver", "UnionResolver"]
+
+
+class ClusterResolver(ABC):
+    """Finds out which tasks a cluster has, and which of them this process is.
+
+    Args:
+        task_type: Of this process, as in "worker"; None: it is none of the cluster's tasks.
+        task_id: Its number among those of its type.
+        rpc_layer: A prefix of addresses, as in "grpc" for "grpc://host:2222"; None: no prefix.
+    """
+
+    def __init__(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        rpc_layer: str | None = None,
+    ) -> None:
+        self.task_type = task_type
+        self.task_id = task_id
+        self.rpc_layer = rpc_layer
+
+    @abstractmethod
+    def cluster_spec(self) -> ClusterSpec:
+        """Return the tasks that the cluster has now."""
+
+    @property
+    def task_type(self) -> str | None:
+        """The type of this process's task; None: it has none. It may be set."""
+        return self._task_type
+
+    @task_type.setter
+    def task_type(self, value: str | None) -> None:
+        if value is not None:
+            check_string("task_type", value)
+        self._task_type = value
+
+    @property
+    def task_id(self) -> int | None:
+        """The number of this process's task among those of its type. It may be set."""
+        return self._task_id
+
+    @task_id.setter
+    def task_id(self, value: int | None) -> None:
+        self._task_id = None if value is None else check_int("task_id", value, minimum=0)
+
+    @property
+    def rpc_layer(self) -> str | None:
+        """The prefix of addresses that `master` returns. It may be set."""
+        return self._rpc_layer
+
+    @rpc_layer.setter
+    def rpc_layer(self, value: str | None) -> None:
+        if value is not None:
+            check_string("rpc_layer", value)
+        self._rpc_layer = value
+
+    @property
+    def environment(self) -> str:
+        """A word for where the cluster runs, "" if nobody said."""
+        return ""
+
+    def master(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        rpc_layer: str | None = None,
+    ) -> str:
+        """Return the address of a task, by default of this process's; "" if that has none.
+
+        Raises:
+            ValueError: The cluster has no such task.
+        """
+        task_type = self.task_type if task_type is None else task_type
+        task_id = self.task_id if task_id is None else task_id
+        if task_type is None or task_id is None:
+            return ""
+        address = self.cluster_spec().task_address(task_type, task_id)
+        return prefixed(address, self.rpc_layer if rpc_layer is None else rpc_layer)
+
+    def num_accelerators(
+        self, task_type: str | None = None, task_id: int | None = None
+    ) -> Mapping[str, int]:
+        """Return how many accelerators of each kind a task has, as far as that is known."""
+        return {}
+
+
+class SimpleClusterResolver(ClusterResolver):
+    """Answers what it is given.
+
+    Args:
+        cluster_spec: The tasks.
+        master: What `master()` returns where no task is named; "" where there is no such address.
+        task_type: Of this process.
+        task_id: Its number among those of its type.
+        environment: A word for where the cluster runs.
+        num_accelerators: Of each task, by kind.
+        rpc_layer: The prefix of addresses.
+
+    Raises:
+        TypeError: `cluster_spec` is no ClusterSpec, or `master` no string.
+    """
+
+    def __init__(
+        self,
+        cluster_spec: ClusterSpec,
+        master: str = "",
+        task_type: str | None = None,
+        task_id: int | None = None,
+        environment: str = "",
+        num_accelerators: Mapping[str, int] | None = None,
+        rpc_layer: str | None = None,
+    ) -> None:
+        super().__init__(task_type, task_id, rpc_layer)
+        check_instance("cluster_spec", cluster_spec, ClusterSpec, cure="ClusterSpec({...})")
+        check_string("master", master)
+        check_string("environment", environment)
+        self._cluster_spec = cluster_spec
+        self._master = master
+        self._environment = environment
+        self._num_accelerators = dict(num_accelerators or {})
+
+    def cluster_spec(self) -> ClusterSpec:
+        """Return the tasks that were given."""
+        return self._cluster_spec
+
+    @property
+    def environment(self) -> str:
+        """The word that was given."""
+        return self._environment
+
+    def master(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        rpc_layer: str | None = None,
+    ) -> str:
+        """Return the address of a task; where none is named, the master that was given.
+
+        Raises:
+            ValueError: The cluster has no such task.
+        """
+        if task_type is not None and task_id is not None:
+            return super().master(task_type, task_id, rpc_layer)
+        return prefixed(self._master, self.rpc_layer if rpc_layer is None else rpc_layer)
+
+    def num_accelerators(
+        self, task_type: str | None = None, task_id: int | None = None
+    ) -> Mapping[str, int]:
+        """Return what was given."""
+        return dict(self._num_accelerators)
+
+
+class UnionResolver(ClusterResolver):
+    """The tasks of several resolvers together.
+
+    Lists of one type are joined in the order of the resolvers. Where one of them has numbers with
+    gaps, all keep their numbers, none of which may occur twice.
+
+    Args:
+        *resolvers: At least one. The first one's task is this process's, and its environment and
+            accelerators are the answers.
+        task_type: In place of the first one's.
+        task_id: In place of the first one's; 0 too.
+        rpc_layer: In place of the first one's.
+
+    Raises:
+        TypeError: One is no resolver.
+        ValueError: There is none.
+    """
+
+    def __init__(
+        self,
+        *resolvers: ClusterResolver,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        rpc_layer: str | None = None,
+    ) -> None:
+        if not resolvers:
+            raise ValueError("a UnionResolver needs at least one cluster resolver, and got none")
+        for position, each in enumerate(resolvers):
+            check_instance(f"resolvers[{position}]", each, ClusterResolver)
+        first = resolvers[0]
+        super().__init__(
+            first.task_type if task_type is None else task_type,
+            first.task_id if task_id is None else task_id,
+            first.rpc_layer if rpc_layer is None else rpc_layer,
+        )
+        self._resolvers = resolvers
+
+    def cluster_spec(self) -> ClusterSpec:
+        """Return the tasks of all.
+
+        Raises:
+            KeyError: Two of them have a task of one type under one number.
+        """
+        clusters = [each.cluster_spec().as_dict() for each in self._resolvers]
+        types = {name for cluster in clusters for name in cluster}
+        return ClusterSpec(
+            {name: _united(name, [c[name] for c in clusters if name in c]) for name in types}
+        )
+
+    @property
+    def environment(self) -> str:
+        """The first resolver's."""
+        return self._resolvers[0].environment
+
+    def master(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        rpc_layer: str | None = None,
+    ) -> str:
+        """Return the address of a task; where none is named, the first resolver's master.
+
+        Raises:
+            ValueError: The cluster has no such task.
+        """
+        if task_type is not None and task_id is not None:
+            return super().master(task_type, task_id, rpc_layer)
+        return self._resolvers[0].master(rpc_layer=rpc_layer)
+
+    def num_accelerators(
+        self, task_type: str | None = None, task_id: int | None = None
+    ) -> Mapping[str, int]:
+        """Return what the first resolver says."""
+        return self._resolvers[0].num_accelerators(task_type, task_id)
+
+
+def prefixed(address: str, rpc_layer: str | None) -> str:
+    """Return an address with its prefix, as in "grpc://host:2222"; "" stays ""."""
+    return f"{rpc_layer}://{address}" if address and rpc_layer else address
+
+
+def _united(name: str, parts: list[list[str] | dict[int, str]]) -> list[str] | dict[int, str]:
+    """Return the tasks of one type of several clusters."""
+    lists = [part for part in parts if isinstance(part, list)]
+    if len(lists) == len(parts):
+        return [address for part in lists for address in part]
+    together: dict[int, str] = {}
+    for part in parts:
+        tasks = dict(enumerate(part)) if isinstance(part, list) else part
+        twice = sorted(tasks.keys() & together.keys())
+        if twice:
+            raise KeyError(
+                f"two of the clusters have a {name!r} task {twice[0]}: {together[twice[0]]} and "
+                f"{tasks[twice[0]]}; give lists, which are joined, or other numbers"
+            )
+        together |= tasks
+    return together

@@ -1,0 +1,215 @@
+"""A cluster of the tasks of one Slurm step."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from headrace.arguments import check_flag, check_int
+from headrace.cluster.resolver import ClusterResolver
+from headrace.cluster.spec import ClusterSpec
+from headrace.errors import FailedPreconditionError, InvalidArgumentError
+
+__all__ = ["SlurmClusterResolver", "hosts_of", "tasks_on_nodes"]
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_REPEATED = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+_BRACKETS = re.compile(r"\[([^\[\]]*)\]")
+
+
+class SlurmClusterResolver(ClusterResolver):
+    """Gives each task of the Slurm step that this process is in a type, a number and a port.
+
+    Tasks are numbered as Slurm does, node after node; types take theirs in alphabetical order. The
+    tasks of a node listen at `port_base`, `port_base + 1` and so on.
+
+    Args:
+        jobs: How many tasks of each type, as in {"ps": 1, "worker": 2}; None: all are workers.
+        port_base: The first port on each node.
+        gpus_per_node: None: as many as Slurm made visible.
+        gpus_per_task: None: the GPUs of a node shared equally by its tasks.
+        tasks_per_node: For all nodes, or for each; None: as Slurm says.
+        auto_set_gpu: Whether `cluster_spec` leaves this task only its own GPUs
+            (CUDA_VISIBLE_DEVICES), when it is first called.
+        rpc_layer: The prefix of addresses.
+
+    Raises:
+        FailedPreconditionError: This is no Slurm step.
+        InvalidArgumentError: More tasks or GPUs are asked for than there are.
+    """
+
+    def __init__(
+        self,
+        jobs: Mapping[str, int] | None = None,
+        port_base: int = 8888,
+        gpus_per_node: int | None = None,
+        gpus_per_task: int | None = None,
+        tasks_per_node: int | Sequence[int] | None = None,
+        auto_set_gpu: bool = True,
+        rpc_layer: str | None = None,
+    ) -> None:
+        super().__init__(rpc_layer=rpc_layer)
+        self._port_base = check_int("port_base", port_base, minimum=1, maximum=65535)
+        check_flag("auto_set_gpu", auto_set_gpu, or_none=False)
+        self._rank = _whole("PROCID")
+        assigned = _whole("STEP_NUM_TASKS", "NTASKS")
+        hosts = hosts_of(_said("STEP_NODELIST", "NODELIST"))
+        self._places = list(_places(hosts, _per_node(tasks_per_node, hosts)))
+        self._jobs = {"worker": assigned} if jobs is None else dict(sorted(jobs.items()))
+        asked = sum(self._jobs.values())
+        if asked > min(assigned, len(self._places)):
+            raise InvalidArgumentError(
+                f"jobs ask for {asked} tasks ({self._jobs}), but the step has "
+                f"{min(assigned, len(self._places))}; start it with --ntasks={asked}"
+            )
+        most = max((number + 1 for _, number in self._places), default=1)
+        on_node = _visible_gpus() if gpus_per_node is None else gpus_per_node
+        self._gpus = on_node // most if gpus_per_task is None else gpus_per_task
+        if self._gpus * most > on_node:
+            raise InvalidArgumentError(
+                f"{most} tasks a node with {self._gpus} GPUs each need {self._gpus * most} GPUs, "
+                f"but a node has {on_node}"
+            )
+        self._auto_set_gpu = auto_set_gpu
+        self.task_type, self.task_id = self._own_task()
+
+    def cluster_spec(self) -> ClusterSpec:
+        """Return the step's tasks; this one then sees its own GPUs alone."""
+        places = iter(self._places)
+        cluster = {
+            name: [f"{host}:{self._port_base + number}" for host, number in _first(places, count)]
+            for name, count in self._jobs.items()
+        }
+        if self._auto_set_gpu and self._gpus and self._rank < len(self._places):
+            self._auto_set_gpu = False
+            first = self._places[self._rank][1] * self._gpus
+            os.environ[_VISIBLE] = ",".join(map(str, range(first, first + self._gpus)))
+        return ClusterSpec(cluster)
+
+    def num_accelerators(
+        self, task_type: str | None = None, task_id: int | None = None
+    ) -> Mapping[str, int]:
+        """Return how many GPUs each task has."""
+        return {"GPU": self._gpus} if self._gpus else {}
+
+    def _own_task(self) -> tuple[str | None, int | None]:
+        before = 0
+        for name, count in self._jobs.items():
+            if self._rank < before + count:
+                return name, self._rank - before
+            before += count
+        return None, None
+
+
+def hosts_of(nodelist: str) -> list[str]:
+    """Return the hosts of a Slurm list, in its order, as in "n[01-02,7],m5".
+
+    Raises:
+        InvalidArgumentError: It is no such list.
+    """
+    if nodelist.count("[") != nodelist.count("]"):
+        raise InvalidArgumentError(f"a list of Slurm nodes has a bracket too many: {nodelist!r}")
+    return [host for part in _parts(nodelist) for host in _expanded(part, nodelist)]
+
+
+def tasks_on_nodes(text: str) -> list[int]:
+    """Return the tasks of each node, as Slurm writes them: "3(x2),1" is [3, 3, 1].
+
+    Raises:
+        InvalidArgumentError: It is no such list.
+    """
+    counts: list[int] = []
+    for part in text.split(","):
+        found = _REPEATED.fullmatch(part.strip())
+        if found is None:
+            raise InvalidArgumentError(f"no count of tasks by node, as in '3(x2),1': {text!r}")
+        counts.extend([int(found[1])] * int(found[2] or 1))
+    return counts
+
+
+def _parts(nodelist: str) -> Iterator[str]:
+    """Yield what stands between the commas outside brackets."""
+    depth, begun = 0, 0
+    for position, sign in enumerate(nodelist):
+        depth += (sign == "[") - (sign == "]")
+        if sign == "," and not depth:
+            yield nodelist[begun:position].strip()
+            begun = position + 1
+    yield nodelist[begun:].strip()
+
+
+def _expanded(part: str, nodelist: str) -> list[str]:
+    """Return the hosts of one part; brackets may stand anywhere in it, more than once."""
+    found = _BRACKETS.search(part)
+    if found is None:
+        if not part or "[" in part or "]" in part:
+            raise InvalidArgumentError(
+                f"no list of Slurm nodes, as in 'n[01-02,7],m5': {nodelist!r}"
+            )
+        return [part]
+    before, after = part[: found.start()], part[found.end() :]
+    return [
+        host
+        for number in _numbers(found[1], nodelist)
+        for host in _expanded(f"{before}{number}{after}", nodelist)
+    ]
+
+
+def _numbers(text: str, nodelist: str) -> Iterator[str]:
+    """Yield the numbers of a bracket; leading zeros stay."""
+    for each in text.split(","):
+        first, dash, last = each.strip().partition("-")
+        if not first.isdigit() or (dash and (not last.isdigit() or int(last) < int(first))):
+            raise InvalidArgumentError(f"no range of Slurm nodes: {each!r} in {nodelist!r}")
+        for number in range(int(first), int(last or first) + 1):
+            yield str(number).zfill(len(first))
+
+
+def _places(hosts: list[str], counts: list[int]) -> Iterator[tuple[str, int]]:
+    """Yield the host of each task, and its number on that."""
+    if len(hosts) != len(counts):
+        raise InvalidArgumentError(
+            f"the step has {len(hosts)} nodes ({', '.join(hosts)}), but tasks are given for "
+            f"{len(counts)}: {counts}"
+        )
+    for host, count in zip(hosts, counts, strict=True):
+        yield from ((host, number) for number in range(count))
+
+
+def _per_node(asked: int | Sequence[int] | None, hosts: list[str]) -> list[int]:
+    if asked is None:
+        return tasks_on_nodes(_said("STEP_TASKS_PER_NODE", "TASKS_PER_NODE"))
+    if isinstance(asked, int):
+        return [check_int("tasks_per_node", asked, minimum=1)] * len(hosts)
+    return [check_int("tasks_per_node", each, minimum=0) for each in asked]
+
+
+def _first(places: Iterator[tuple[str, int]], count: int) -> Iterator[tuple[str, int]]:
+    return (next(places) for _ in range(count))
+
+
+def _visible_gpus() -> int:
+    visible = os.environ.get(_VISIBLE)
+    if visible is not None:
+        return len([each for each in visible.split(",") if each.strip() not in ("", "-1")])
+    on_node = os.environ.get("SLURM_GPUS_ON_NODE", "0")
+    return int(on_node) if on_node.isdigit() else 0
+
+
+def _said(*names: str) -> str:
+    """Return the first of some Slurm variables that is there."""
+    for name in names:
+        if f"SLURM_{name}" in os.environ:
+            return os.environ[f"SLURM_{name}"]
+    raise FailedPreconditionError(
+        f"SLURM_{names[0]} is not in the environment: is this process a task of a Slurm step "
+        "(srun)? Elsewhere use TFConfigClusterResolver or SimpleClusterResolver"
+    )
+
+
+def _whole(*names: str) -> int:
+    text = _said(*names)
+    if not text.isdigit():
+        raise InvalidArgumentError(f"SLURM_{names[0]} must be an integer, but is {text!r}")
+    return int(text)

@@ -1,0 +1,137 @@
+"""The addresses of a cluster's tasks, by type and number."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+__all__ = ["ClusterSpec"]
+
+
+class ClusterSpec:
+    """The tasks of a cluster: for each type ("worker", "ps", ...) their addresses by number.
+
+        ClusterSpec({"worker": ["host1:2222", "host2:2222"], "ps": {3: "host3:2222"}})
+
+    A list numbers its tasks from 0; a dict names the numbers, which may have gaps. A spec without
+    tasks is false.
+
+    Args:
+        cluster: A mapping from task types to addresses, or another ClusterSpec.
+
+    Raises:
+        TypeError: It is none, or an address is no string.
+        ValueError: A number is negative.
+    """
+
+    def __init__(self, cluster: Mapping[str, Any] | ClusterSpec) -> None:
+        if isinstance(cluster, ClusterSpec):
+            cluster = cluster.as_dict()
+        if not isinstance(cluster, Mapping):
+            raise TypeError(
+                "`cluster` must be a dict such as {'worker': ['host1:2222', 'host2:2222']} or a "
+                f"ClusterSpec, but got {cluster!r} of type {type(cluster).__name__}"
+            )
+        self._jobs = {
+            _task_type(name): _addresses(name, tasks) for name, tasks in sorted(cluster.items())
+        }
+
+    def as_dict(self) -> dict[str, list[str] | dict[int, str]]:
+        """Return a dict of lists; of dicts, for types whose numbers have gaps."""
+        return {
+            name: list(tasks.values()) if list(tasks) == list(range(len(tasks))) else dict(tasks)
+            for name, tasks in self._jobs.items()
+        }
+
+    @property
+    def jobs(self) -> list[str]:
+        """The types of tasks, in alphabetical order."""
+        return list(self._jobs)
+
+    def num_tasks(self, job_name: str) -> int:
+        """Return how many tasks of a type there are.
+
+        Raises:
+            ValueError: There is no such type.
+        """
+        return len(self._tasks(job_name))
+
+    def task_indices(self, job_name: str) -> list[int]:
+        """Return the numbers of the tasks of a type, in order.
+
+        Raises:
+            ValueError: There is no such type.
+        """
+        return list(self._tasks(job_name))
+
+    def task_address(self, job_name: str, task_index: int) -> str:
+        """Return where a task listens, as in "host1:2222".
+
+        Raises:
+            ValueError: There is no such task.
+        """
+        tasks = self._tasks(job_name)
+        if task_index not in tasks:
+            there = ", ".join(map(str, tasks))
+            raise ValueError(f"No task with index {task_index} in job {job_name!r}; it has {there}")
+        return tasks[task_index]
+
+    def job_tasks(self, job_name: str) -> list[str | None]:
+        """Return the addresses of a type by number, None where a number is missing.
+
+        Raises:
+            ValueError: There is no such type.
+        """
+        tasks = self._tasks(job_name)
+        return [tasks.get(index) for index in range(max(tasks, default=-1) + 1)]
+
+    def _tasks(self, job_name: str) -> dict[int, str]:
+        if job_name not in self._jobs:
+            there = ", ".join(map(repr, self._jobs)) or "none at all"
+            raise ValueError(f"No such job in cluster: {job_name!r}; it has {there}")
+        return self._jobs[job_name]
+
+    def __bool__(self) -> bool:
+        return any(self._jobs.values())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ClusterSpec) and self._jobs == other._jobs
+
+    def __hash__(self) -> int:
+        return hash(tuple((name, tuple(tasks.items())) for name, tasks in self._jobs.items()))
+
+    def __repr__(self) -> str:
+        return f"ClusterSpec({self.as_dict()})"
+
+
+def _task_type(name: object) -> str:
+    if not isinstance(name, str):
+        raise TypeError(
+            f"a task type must be a string, as in 'worker', but got {name!r} of type "
+            f"{type(name).__name__}"
+        )
+    return name
+
+
+def _addresses(name: str, tasks: object) -> dict[int, str]:
+    """Return the addresses of one type by number, in order."""
+    if isinstance(tasks, Mapping):
+        numbered = dict(tasks)
+    elif isinstance(tasks, Sequence) and not isinstance(tasks, str | bytes):
+        numbered = dict(enumerate(tasks))
+    else:
+        raise TypeError(
+            f"the tasks of {name!r} must be a list of addresses or a dict from numbers to "
+            f"addresses, but got {tasks!r} of type {type(tasks).__name__}"
+        )
+    for index, address in numbered.items():
+        if isinstance(index, bool) or not isinstance(index, int):
+            raise TypeError(f"a number of a {name!r} task must be an integer, but got {index!r}")
+        if index < 0:
+            raise ValueError(f"a number of a {name!r} task must be at least 0, but got {index}")
+        if not isinstance(address, str):
+            raise TypeError(
+                f"the address of {name!r} task {index} must be a string, as in 'host1:2222', but "
+                f"got {address!r} of type {type(address).__name__}"
+            )
+    return dict(sorted(numbered.items()))

@@ -1,0 +1,104 @@
+"""A cluster from `TF_CONFIG`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from headrace.distribute import ClusterSpec, TFConfigClusterResolver
+from headrace.errors import InvalidArgumentError
+
+CLUSTER = {"ps": ["ps0:2222", "ps1:2222"], "worker": ["worker0:2222", "worker1:2222"]}
+
+
+@pytest.fixture
+def config(monkeypatch):
+    def write(**parts):
+        monkeypatch.setenv("TF_CONFIG", json.dumps(parts))
+
+    return write
+
+
+def test_cluster_and_task_are_read(config):
+    config(cluster=CLUSTER, task={"type": "ps", "index": 0})
+    resolver = TFConfigClusterResolver()
+    assert resolver.cluster_spec() == ClusterSpec(CLUSTER)
+    assert (resolver.task_type, resolver.task_id) == ("ps", 0)
+    assert (resolver.rpc_layer, resolver.environment) == (None, "")
+    assert resolver.master() == "ps0:2222"
+    assert resolver.master("worker", 1) == "worker1:2222"
+
+
+def test_the_variable_is_read_each_time(config):
+    config(cluster=CLUSTER, task={"type": "ps", "index": 0})
+    resolver = TFConfigClusterResolver()
+    assert resolver.task_id == 0
+    config(cluster={"worker": ["a:1", "b:1"]}, task={"type": "worker", "index": 1})
+    assert (resolver.task_type, resolver.task_id) == ("worker", 1)
+    assert resolver.master() == "b:1"
+
+
+def test_types_become_strings_and_numbers_integers(config):
+    config(cluster={"123456": ["a:1", "b:1"]}, task={"type": 123456, "index": "1"})
+    resolver = TFConfigClusterResolver()
+    assert (resolver.task_type, resolver.task_id) == ("123456", 1)
+    resolver.task_id = "0"
+    assert resolver.task_id == 0
+
+
+def test_layer_and_session_master_are_heeded(config):
+    config(cluster=CLUSTER, task={"type": "ps", "index": 0}, rpc_layer="grpc")
+    assert TFConfigClusterResolver().master() == "grpc://ps0:2222"
+    assert TFConfigClusterResolver().master("worker", 0, rpc_layer="http") == "http://worker0:2222"
+    config(cluster=CLUSTER, task={"type": "ps", "index": 0}, session_master="sessionmaster:2222")
+    assert TFConfigClusterResolver().master() == "sessionmaster:2222"
+
+
+def test_arguments_go_before_the_variable(config):
+    config(cluster=CLUSTER, task={"type": "ps", "index": 1}, rpc_layer="grpc", environment="cloud")
+    resolver = TFConfigClusterResolver("worker", 0, "http", "here")
+    assert (resolver.task_type, resolver.task_id) == ("worker", 0)
+    assert (resolver.rpc_layer, resolver.environment) == ("http", "here")
+    assert resolver.master() == "http://worker0:2222"
+    assert TFConfigClusterResolver().environment == "cloud"
+
+
+@pytest.mark.parametrize("cluster", [{}, {"worker": ["a:1"]}])
+def test_a_cluster_of_no_task_or_one_has_no_master(config, cluster):
+    config(cluster=cluster, task={"type": "worker", "index": 0})
+    assert TFConfigClusterResolver().master() == ""
+
+
+def test_without_the_variable_there_are_no_tasks(monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    resolver = TFConfigClusterResolver()
+    assert not resolver.cluster_spec()
+    assert (resolver.task_type, resolver.task_id, resolver.master()) == (None, None, "")
+
+
+def test_numbers_with_gaps_are_read(config):
+    config(cluster={"worker": {"0": "a:1", "3": "b:1"}}, task={"type": "worker", "index": 3})
+    assert TFConfigClusterResolver().cluster_spec().task_indices("worker") == [0, 3]
+    assert TFConfigClusterResolver().master() == "b:1"
+
+
+def test_an_evaluator_need_not_stand_in_the_cluster(config):
+    config(task={"type": "evaluator", "index": 0})
+    resolver = TFConfigClusterResolver()
+    assert (resolver.task_type, resolver.task_id, resolver.master()) == ("evaluator", 0, "")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "TF_CONFIG is no JSON"),
+        ("[1]", "TF_CONFIG must be a JSON object"),
+        ('{"cluster": [1]}', "'cluster' in TF_CONFIG must be a JSON object"),
+        ('{"cluster": {"worker": {"x": "a:1"}}}', "must be an integer, but is 'x'"),
+    ],
+)
+def test_what_is_no_description_is_named(monkeypatch, text, words):
+    monkeypatch.setenv("TF_CONFIG", text)
+    with pytest.raises(InvalidArgumentError, match=words):
+        TFConfigClusterResolver().cluster_spec()

@@ -1,0 +1,148 @@
+"""A cluster of the tasks of a Slurm step."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from headrace.cluster.slurm import hosts_of, tasks_on_nodes
+from headrace.distribute import SlurmClusterResolver
+from headrace.errors import FailedPreconditionError, InvalidArgumentError
+
+
+@pytest.fixture
+def step(monkeypatch):
+    for name in [name for name in os.environ if name.startswith(("SLURM_", "CUDA_"))]:
+        monkeypatch.delenv(name)
+
+    def write(*, rank=0, tasks=3, nodes="t02n13,t02n41,t02n43", per_node="1(x3)", gpus=None):
+        monkeypatch.setenv("SLURM_PROCID", str(rank))
+        monkeypatch.setenv("SLURM_STEP_NUM_TASKS", str(tasks))
+        monkeypatch.setenv("SLURM_STEP_NODELIST", nodes)
+        monkeypatch.setenv("SLURM_STEP_TASKS_PER_NODE", per_node)
+        if gpus is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("n1", ["n1"]),
+        ("n[1,3]", ["n1", "n3"]),
+        ("n[1-3]", ["n1", "n2", "n3"]),
+        (
+            "n[1-2],m5,o[3-4,6,7-9]",
+            ["n1", "n2", "m5", "o3", "o4", "o6", "o7", "o8", "o9"],
+        ),
+        (
+            "n[0001-0003],m5,o[009-011]",
+            ["n0001", "n0002", "n0003", "m5", "o009", "o010", "o011"],
+        ),
+        ("r[1-2]n[8-10]-ib", [f"r{r}n{n}-ib" for r in (1, 2) for n in (8, 9, 10)]),
+    ],
+)
+def test_lists_of_nodes(text, hosts):
+    assert hosts_of(text) == hosts
+
+
+@pytest.mark.parametrize("text", ["n[1-", "n[]", "n[3-1]", "n[a]", "", "a,,b", "n]1[", "n[1-2]]"])
+def test_what_is_no_list_of_nodes_is_refused(text):
+    with pytest.raises(InvalidArgumentError, match="Slurm nodes"):
+        hosts_of(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"),
+    [
+        ("2", [2]),
+        ("2,1,3", [2, 1, 3]),
+        ("3(x2),2,1", [3, 3, 2, 1]),
+        ("3(x2),2,11(x4)", [3, 3, 2, 11, 11, 11, 11]),
+        ("13(x10)", [13] * 10),
+    ],
+)
+def test_tasks_of_nodes(text, counts):
+    assert tasks_on_nodes(text) == counts
+
+
+def test_what_is_no_count_of_tasks_is_refused():
+    with pytest.raises(InvalidArgumentError, match=r"as in '3\(x2\),1'"):
+        tasks_on_nodes("3x2")
+
+
+def test_all_tasks_are_workers_unless_types_are_named(step):
+    step(rank=2, tasks=4, nodes="n[1-2]", per_node="2(x2)")
+    resolver = SlurmClusterResolver()
+    assert resolver.cluster_spec().as_dict() == {
+        "worker": ["n1:8888", "n1:8889", "n2:8888", "n2:8889"]
+    }
+    assert (resolver.task_type, resolver.task_id) == ("worker", 2)
+    assert resolver.master() == "n2:8888"
+    assert resolver.master("worker", 1, rpc_layer="grpc") == "grpc://n1:8889"
+
+
+def test_types_take_their_tasks_in_alphabetical_order(step):
+    step(rank=0)
+    resolver = SlurmClusterResolver({"worker": 2, "ps": 1})
+    assert resolver.cluster_spec().as_dict() == {
+        "ps": ["t02n13:8888"],
+        "worker": ["t02n41:8888", "t02n43:8888"],
+    }
+    assert (resolver.task_type, resolver.task_id) == ("ps", 0)
+
+
+def test_tasks_of_one_node_have_ports_in_a_row_and_gpus_of_their_own(step):
+    step(rank=1, tasks=5, per_node="2(x2),1", gpus="0,1")
+    resolver = SlurmClusterResolver({"ps": 1, "worker": 4})
+    assert resolver.cluster_spec().as_dict() == {
+        "ps": ["t02n13:8888"],
+        "worker": ["t02n13:8889", "t02n41:8888", "t02n41:8889", "t02n43:8888"],
+    }
+    assert (resolver.task_type, resolver.task_id) == ("worker", 0)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "1"
+    assert resolver.num_accelerators() == {"GPU": 1}
+    resolver.cluster_spec()
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "1"
+
+
+def test_several_gpus_for_a_task(step):
+    step(rank=1, tasks=5, per_node="2(x2),1", gpus="")
+    SlurmClusterResolver(gpus_per_node=4, gpus_per_task=2).cluster_spec()
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "2,3"
+
+
+def test_gpus_are_left_alone_where_that_is_asked_for(step):
+    step(gpus="0,1,2,3")
+    SlurmClusterResolver(auto_set_gpu=False).cluster_spec()
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
+
+
+def test_tasks_of_nodes_may_be_given(step):
+    step(tasks=6, per_node="1(x3)")
+    expected = ["t02n13:8888", "t02n13:8889", "t02n41:8888", "t02n41:8889"]
+    spec = SlurmClusterResolver(tasks_per_node=2).cluster_spec()
+    assert spec.job_tasks("worker")[:4] == expected
+    with pytest.raises(InvalidArgumentError, match=r"3 nodes .* but tasks are given for 2"):
+        SlurmClusterResolver(tasks_per_node=[2, 1])
+
+
+def test_a_task_beyond_those_that_are_asked_for_has_no_type(step):
+    step(rank=2)
+    resolver = SlurmClusterResolver({"worker": 2})
+    assert (resolver.task_type, resolver.task_id, resolver.master()) == (None, None, "")
+
+
+def test_outside_a_step_it_says_so(step):
+    with pytest.raises(FailedPreconditionError, match="SLURM_PROCID is not in the environment"):
+        SlurmClusterResolver()
+
+
+def test_more_than_there_is_cannot_be_asked_for(step):
+    step(gpus="0")
+    with pytest.raises(InvalidArgumentError, match=r"jobs ask for 4 tasks .* but the step has 3"):
+        SlurmClusterResolver({"worker": 4})
+    with pytest.raises(InvalidArgumentError, match="need 2 GPUs, but a node has 1"):
+        SlurmClusterResolver(gpus_per_task=2)
