@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 
 import numpy as np
 import pytest
@@ -255,19 +256,44 @@ def read_with_errors(iterator, limit):
         states += [chunk.state_at(index + 1) for index in range(chunk.size)]
 
 
+def fails_within(x):
+    return Dataset.range(int(x) % 6).map(fails_at_four).flat_map(nested)
+
+
+def fails_at_the_end(x):
+    return Dataset.range(int(x) % 6).map(lambda y: fails_at_four(y % 5))
+
+
+def opens_or_fails(x):
+    if x % 3 == 2:
+        raise ValueError(int(x))
+    return Dataset.range(int(x) % 4)
+
+
+ERRORS = {
+    "map": lambda ds: ds.map(fails_at_four),
+    "several of a unit": lambda ds: ds.flat_map(lambda x: Dataset.range(9)).map(fails_at_four),
+    "batches": lambda ds: ds.flat_map(lambda x: Dataset.range(9)).map(fails_at_four).batch(2),
+    "failing filter": lambda ds: ds.filter(fails_at_four).flat_map(nested).enumerate(),
+    "interleave": lambda ds: ds.interleave(fails_within, cycle_length=3),
+    "at the ends": lambda ds: ds.interleave(fails_at_the_end, cycle_length=2).map(
+        lambda x: -x, num_parallel_calls=2
+    ),
+    "nothing to open": lambda ds: ds.interleave(opens_or_fails, cycle_length=3),
+    "nothing to open for": lambda ds: ds.map(fails_at_four).interleave(opened, cycle_length=3),
+    "over an interleave": lambda ds: ds.interleave(opened, cycle_length=3).map(fails_at_four),
+    "over what a filter left": lambda ds: (
+        ds.interleave(opened, cycle_length=3, block_length=2)
+        .filter(lambda x: bool(x % 3))
+        .map(fails_at_four)
+    ),
+}
+
+
 @pytest.mark.parametrize("limit", [1, 5])
-@pytest.mark.parametrize(
-    "steps",
-    [
-        lambda ds: ds.map(fails_at_four),
-        lambda ds: ds.flat_map(lambda x: Dataset.range(9)).map(fails_at_four),
-        lambda ds: ds.flat_map(lambda x: Dataset.range(9)).map(fails_at_four).batch(2),
-        lambda ds: ds.filter(fails_at_four).flat_map(nested).enumerate(),
-    ],
-    ids=["map", "several of a unit", "batches", "failing filter"],
-)
-def test_errors_come_in_their_turn_and_once(steps, limit):
-    plan = steps(Dataset.range(12)).plan
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors_come_in_their_turn_and_once(name, limit):
+    plan = ERRORS[name](Dataset.range(12)).plan
     want, _ = read_with_errors(whole(plan), limit)
     got, states = read_with_errors(in_halves(plan), limit)
     assert got == want
@@ -276,6 +302,52 @@ def test_errors_come_in_their_turn_and_once(steps, limit):
         again = in_halves(plan)
         again.set_state(states[index])
         assert read_with_errors(again, limit)[0] == want[index:]
+
+
+def slowly(x):
+    time.sleep(0.002 if x % 3 == 0 else 0)
+    return x + 1
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        lambda ds, **free: ds.flat_map(opened).map(slowly, num_parallel_calls=3, **free),
+        lambda ds, **free: ds.interleave(opened, cycle_length=2).map(
+            slowly, num_parallel_calls=3, **free
+        ),
+        lambda ds, **free: (
+            ds.map(slowly, num_parallel_calls=2, **free)
+            .interleave(opened, cycle_length=2, num_parallel_calls=2, **free)
+            .shuffle(5)
+            .map(slowly, num_parallel_calls=2, **free)
+        ),
+    ],
+    ids=["flat_map", "interleave", "twice"],
+)
+@pytest.mark.parametrize("bound", [0, 1 << 30])
+def test_in_order_no_step_is_free_though_it_says_so_itself(steps, bound):
+    want, _ = read(whole(steps(Dataset.range(9)).plan))
+    assert (
+        read(in_halves(steps(Dataset.range(9), deterministic=False).plan, bound=bound))[0] == want
+    )
+
+
+@pytest.mark.parametrize("limit", [1, 3, 16])
+@pytest.mark.parametrize("drop_remainder", [False, True])
+@pytest.mark.parametrize("half", ["in order", "in any order"])
+def test_a_batch_that_is_a_unit_lacks_what_failed_and_takes_nothing_of_the_next(
+    half, drop_remainder, limit
+):
+    plan = Dataset.range(43).map(fails_at_four).batch(4, drop_remainder=drop_remainder).plan
+    waiting = iter([(0, 3), (3, 8), (8, 11)])
+    iterator = start(plan, seed=7, units=lambda: next(waiting, None), origins=True, half=half)
+    found, _ = read_with_errors(iterator, limit)
+    rows = [[x for x in range(4 * unit, min(4 * unit + 4, 43)) if x % 7 != 4] for unit in range(11)]
+    assert [each for each in found if each != "error"] == [
+        repr(each) for each in rows[: 10 if drop_remainder else 11]
+    ]
+    assert found.count("error") == 6
 
 
 ANY_ORDER = {

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import headrace as hr
-from headrace.plan.fingerprint import fingerprint
+from headrace.plan.fingerprint import fingerprint, fingerprint_with_steps
 from headrace.plan.serialize import dump_plan, load_plan
 from headrace.plan.source import Source
 
@@ -332,3 +332,16 @@ def test_fingerprints_are_equal_in_every_process():
     seen = {run("1"), run("2"), run("77")}
     assert len(seen) == 1
     assert run("1", "+ 1") not in seen
+
+
+def test_the_step_whose_data_differs_has_other_digits_than_before():
+    def steps(data):
+        plan = hr.Dataset.from_tensor_slices(data).map(abs).batch(2).plan
+        whole, found = fingerprint_with_steps(plan)
+        assert whole == fingerprint(plan)
+        return found
+
+    one, same, other = (steps(np.array(data)) for data in ([1, 2], [1, 2], [1, 3]))
+    assert one == same
+    assert [a == b for a, b in zip(one, other, strict=True)] == [False, True, True]
+    assert one[1][0].startswith("map (test_fingerprint.py:")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -176,3 +177,38 @@ def test_a_mixture_is_read_by_one_worker_in_its_order(cluster: LocalCluster) -> 
     cluster.add_worker()
     mixed = hr.Dataset.sample_from_datasets([Range(20), Range(100, 130)], [0.3, 0.7], seed=5)
     assert numbers(dynamic(cluster, mixed)) == numbers(mixed)
+
+
+@pytest.mark.parametrize(
+    ("plan", "count"),
+    [
+        (lambda: hr.Dataset.zip(Range(100), Range(100).filter(lambda x: x % 10 == 0)), 10),
+        (lambda: hr.Dataset.zip(Range(50), Range(10).repeat(10)), 50),
+    ],
+)
+def test_sources_of_different_rates_are_zipped_as_in_one_process(
+    cluster: LocalCluster, plan: Callable[[], hr.Dataset], count: int
+) -> None:
+    cluster.add_worker()
+    cluster.add_worker()
+    expected = sorted((int(a), int(b)) for a, b in plan())
+    assert len(expected) == count
+    assert sorted((int(a), int(b)) for a, b in dynamic(cluster, plan())) == expected
+
+
+def test_numbers_of_enumerate_are_those_of_one_process(cluster: LocalCluster) -> None:
+    cluster.add_worker()
+    plan = hr.Dataset.from_tensor_slices(["a", "b", "c"]).repeat(10).enumerate()
+    found = sorted((int(number), str(letter)) for number, letter in dynamic(cluster, plan))
+    assert found == [(number, "abc"[number % 3]) for number in range(30)]
+
+
+def test_shuffled_files_are_dealt_once(cluster: LocalCluster, tmp_path: Path) -> None:
+    cluster.add_worker()
+    for number in range(5):
+        lines = "".join(f"{number} {record}\n" for record in range(5))
+        (tmp_path / f"{number}.txt").write_text(lines)
+    files = hr.Dataset.list_files(str(tmp_path / "*.txt"), shuffle=True)
+    read = dynamic(cluster, files.flat_map(hr.TextLineDataset))
+    found = sorted(line.decode() for line in read)
+    assert found == sorted(f"{file} {record}" for file in range(5) for record in range(5))

@@ -109,6 +109,8 @@ class Grant:
     alone: bool = False
     rows: Ranges = ()
     """Not empty: one unit, of which only these ordinals are wanted."""
+    is_pause: bool = False
+    """No units now: what is held is to be given."""
 
 
 class Need(enum.Enum):
@@ -138,6 +140,7 @@ class _Stream:
         if not is_dealt:
             self._granted.extend((unit, EVERYTHING) for unit in range(shard, plan.size, of))
         self._ended = not is_dealt
+        self.has_paused = False
         #: (place in dealt order, unit, its elements that are to come)
         self._open: list[tuple[int, int, deque[Atom]]] = []
         #: What the shuffle holds: elements with the places of their units.
@@ -154,6 +157,9 @@ class _Stream:
         if grant is None:
             self._ended = True
             return
+        if grant.is_pause:
+            self.has_paused = True
+            return
         rows = grant.rows or EVERYTHING
         self._granted.extend((unit, rows) for unit in range(grant.start, grant.stop))
         self.order.deal(grant.start, grant.stop, grant.rows)
@@ -164,7 +170,7 @@ class _Stream:
         if len(self._open) >= self.plan.window:
             return None
         if not self._granted:
-            return None if self._ended else Need.UNITS
+            return None if self._ended or self.has_paused else Need.UNITS
         unit, rows = self._granted.popleft()
         # An element that raises goes with the one after it.
         wanted = deque(
@@ -201,7 +207,7 @@ class _Stream:
     @property
     def _may_open(self) -> bool:
         """Whether another unit is to be opened before anything is drawn."""
-        return bool(self._granted) or not self._ended
+        return bool(self._granted) or not (self._ended or self.has_paused)
 
     def _draw(self) -> Atom | None:
         if not self._held:
@@ -299,6 +305,13 @@ def produce(
                 elements.append(tuple(stream.batch))
                 count += 1
                 stream.batch = []
+            if atom is None and stream.has_paused:
+                if elements:
+                    yield account.portion(elements)
+                    elements = []
+                yield account.whole()
+                stream.has_paused, was_parted = False, True
+                continue
             if atom is None:
                 at_end = True
                 break
@@ -350,6 +363,18 @@ class _Account:
             origins=self._origins([]),
         )
 
+    def whole(self) -> Portion:
+        """Return what says that all units so far are whole."""
+        before = self._units
+        self._units = self._touched = self._stream.handed
+        return Portion(
+            first=self._first,
+            done_from=before,
+            done_to=self._units,
+            touched=self._touched,
+            origins=self._origins([]),
+        )
+
     def error(self, error: UserFunctionError, atom: Atom) -> Portion:
         before = self._units
         failed = -1
@@ -361,6 +386,7 @@ class _Account:
             first=self._first,
             error=error,
             failed=failed,
+            failed_at=(0, 1),  # the first of its unit
             done_from=before,
             done_to=self._units,
             touched=self._touched,

@@ -228,7 +228,9 @@ class _Producer:
 
     def take(self, grant: Grant) -> None:
         assert self._needs is Need.UNITS, f"producer {self.number} did not ask for units"
-        if grant.units is None:
+        if grant.is_pause:
+            self.advance(production.Grant(0, 0, is_pause=True))
+        elif grant.units is None:
             self.advance()
         else:
             self.advance(production.Grant(*grant.units, grant.is_alone, grant.rows))

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any, TypeAlias
 
@@ -302,25 +303,17 @@ class _Buffers:
 def _decode(buffers: Sequence[Buffer]) -> Chunk:
     if not len(buffers):
         raise DataLossError("a frame has no header; it was cut short on its way")
-    version, size, form, parts = _decode_header(buffers[0])
-    if version != _VERSION:
-        raise DataLossError(
-            f"a frame has format version {version!r}, and this version of headrace reads "
-            f"{_VERSION}; run the same version on both sides"
-        )
+    header = bytes(buffers[0])
+    parse = _parse_known if len(header) <= _SHORT_HEADER else _parse
+    size, form, parts = parse(header)
     if size != 0:
         # Every element is backed by at least one byte, be it padding.
         _check_length(size, sum([_nbytes(buffer) for buffer in buffers[1:]]))
     source = _Buffers(buffers)
-    if form not in (_COLUMNS, _ROWS) or (form == _COLUMNS and len(parts) != 1):
-        raise ValueError(f"{form!r} is not a form")
     rows: list[Element] = []
     left = size
-    for part_size, described, columns in parts:
+    for part_size, structure, columns in parts:
         left -= _check_length(part_size, left)
-        structure = decode_structure(described)
-        if len(columns) != structure.size:
-            raise ValueError(f"{len(columns)} columns for {structure.size} leaves")
         values = [_decode_column(column, part_size, source) for column in columns]
         if len(parts) == 1 and left == 0 and all(type(v) is np.ndarray for v in values):
             return Chunk.of_columns(unflatten(structure, values), size)
@@ -329,6 +322,30 @@ def _decode(buffers: Sequence[Buffer]) -> Chunk:
     if left or form == _COLUMNS:
         raise ValueError(f"{size - left} of {size} elements are there")
     return Chunk.of_rows(rows)
+
+
+def _parse(header: bytes) -> tuple[Any, Any, list[tuple[Any, Structure, Any]]]:
+    """Return what a header says: the number of elements, their form, and of which parts."""
+    version, size, form, described = _decode_header(header)
+    if version != _VERSION:
+        raise DataLossError(
+            f"a frame has format version {version!r}, and this version of headrace reads "
+            f"{_VERSION}; run the same version on both sides"
+        )
+    if form not in (_COLUMNS, _ROWS) or (form == _COLUMNS and len(described) != 1):
+        raise ValueError(f"{form!r} is not a form")
+    parts = []
+    for part_size, description, columns in described:
+        structure = decode_structure(description)
+        if len(columns) != structure.size:
+            raise ValueError(f"{len(columns)} columns for {structure.size} leaves")
+        parts.append((part_size, structure, columns))
+    return size, form, parts
+
+
+#: Frames of one stream often begin alike. Nobody changes what is returned.
+_parse_known = lru_cache(maxsize=64)(_parse)
+_SHORT_HEADER = 512
 
 
 def _decode_column(column: Any, size: int, source: _Buffers) -> NDArray[Any] | list[Any]:
@@ -386,8 +403,9 @@ def _decode_strings(cls: type, size: int, source: _Buffers) -> NDArray[Any]:
 
 
 def _shape_size(shape: Sequence[Any]) -> int:
-    if any(type(length) is not int or length < 0 for length in shape):
-        raise ValueError(f"{shape!r} is not a shape")
+    for length in shape:
+        if type(length) is not int or length < 0:
+            raise ValueError(f"{shape!r} is not a shape")
     return math.prod(shape)
 
 

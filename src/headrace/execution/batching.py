@@ -13,6 +13,7 @@ from headrace.element.stack import Stacked
 from headrace.element.structure import Element, component, flatten
 from headrace.element.transpose import map_leaves
 from headrace.errors import InvalidElementError
+from headrace.execution.begun import is_within_unit
 from headrace.execution.context import Context
 from headrace.execution.dealt import units_done
 from headrace.execution.intake import Intake
@@ -56,22 +57,24 @@ class BatchIterator(ElementIterator):
     def _begin(self, failed: int) -> None:
         self._parts: list[Chunk] = []  # of a batch that an error interrupted
         self._have = 0  # elements in them
+        self._unit: int | None = None  # that the batch is made of, once an element of it failed
+        self._lacks = 0  # elements of that unit which failed
         self._met = 0  # elements from the place on, with those that failed
         #: Bit i: number i from the place on has failed, and its error was raised.
         self._failed = failed
 
     def next_chunk(self, limit: int) -> Chunk | None:
         size = self._size
-        if limit > 1 and not self._have and not self._failed:
+        if limit > 1 and not self._have and not self._failed and self._unit is None:
             whole = self._several(limit)
             if whole is not None:
                 return whole
         while self._have < size:
-            wanted = size - self._have
-            if self._is_unit and self._have:
-                wanted = self._left_of_unit(wanted)
+            if self._is_unit and self._is_unit_over():
+                break
             try:
-                part = self._intake.take(wanted) if wanted else None
+                # Where a unit lacks some, no elements of the next are taken in their place.
+                part = self._intake.take(max(1, size - self._have - self._lacks))
             except Exception:
                 if self._is_known_failure():
                     continue
@@ -82,8 +85,9 @@ class BatchIterator(ElementIterator):
             self._have += part.size
             self._met += part.size
         parts, have, failed, met = self._parts, self._have, self._failed, self._met
+        is_short = have + self._lacks < size
         self._begin(failed >> met)
-        if not have or (self._node.drop_remainder and have < size):
+        if not have or (self._node.drop_remainder and is_short):
             return None
         try:
             batch = self._joined(parts)
@@ -112,18 +116,35 @@ class BatchIterator(ElementIterator):
     def _is_known_failure(self) -> bool:
         """Count an error of the input; say whether it was raised before the state was saved."""
         is_known = bool(self._failed >> self._met & 1)
+        if self._is_unit:
+            self._lack_one()
         self._failed |= 1 << self._met
         self._met += 1
         if not self._have:  # the place is after it
-            self._begin(self._failed >> self._met)
+            self._failed, self._met = self._failed >> self._met, 0
         return is_known
+
+    def _lack_one(self) -> None:
+        """Take note that an element of the unit failed of which the batch is made."""
+        if not self._have:
+            place = self._intake.get_state()
+            if not is_within_unit(place):  # it was the last, and the batch is made of the next
+                self._unit, self._lacks = None, 0
+                return
+            self._unit = units_done(place)
+        self._lacks += 1
 
     def _several(self, limit: int) -> Chunk | None:
         """Return several whole batches at once, if as many elements come as one block."""
         size = self._size
         if limit * size > _MOST_ELEMENTS:
             limit = max(1, _MOST_ELEMENTS // size)
-        chunk = self._intake.look(limit * size)
+        try:
+            chunk = self._intake.look(limit * size)
+        except Exception:
+            if self._is_unit:
+                self._lack_one()
+            raise
         if chunk is None or not chunk.is_columnar or not self._takes_columns(chunk.columns()):
             return None
         whole = min(self._intake.in_hand // size, limit)
@@ -140,16 +161,13 @@ class BatchIterator(ElementIterator):
             shaped, whole, lambda index: _state(0, states(index * size)), places
         )
 
-    def _left_of_unit(self, wanted: int) -> int:
-        """Return how many of the next elements are of the unit that the batch began with."""
-        chunk = self._intake.look(wanted)
-        if chunk is None:
-            return 0
-        unit, offset = units_done(self._parts[0].state_at(0)), self._intake.offset
-        for index in range(offset, min(offset + wanted, chunk.size)):
-            if units_done(chunk.state_at(index)) != unit:
-                return index - offset
-        return wanted
+    def _is_unit_over(self) -> bool:
+        """Whether nothing is left of the unit that the batch begins with."""
+        if self._unit is None:
+            if not self._have:
+                return False
+            self._unit = units_done(self._parts[0].state_at(0))
+        return units_done(self._intake.get_state()) != self._unit
 
     def get_state(self) -> State:
         place = self._parts[0].state_at(0) if self._parts else self._intake.get_state()

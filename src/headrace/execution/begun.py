@@ -9,12 +9,10 @@ A step that goes through its input in order, and saves its place in it, is enter
 
 from __future__ import annotations
 
-from typing import Any
-
 from headrace.execution.dealt import units_done
 from headrace.execution.iterator import State
 
-__all__ = ["begun_units", "failed_unit"]
+__all__ = ["begun_units", "failed_unit", "is_within_unit"]
 
 _DEALT = "dealt"
 
@@ -57,15 +55,16 @@ def failed_unit(state: State) -> int:
     done = units_done(state)
     if done is None:
         return -1
-    return done if _is_within_unit(state) else done - 1
+    return done if is_within_unit(state) else done - 1
 
 
-def _is_within_unit(state: Any) -> bool:
+def is_within_unit(state: State) -> bool:
+    """Whether a state is in the middle of a unit, where units are read one after the other."""
     if isinstance(state, list):
-        return any(_is_within_unit(each) for each in state)
+        return any(is_within_unit(each) for each in state)
     if not isinstance(state, dict):
         return False
     is_within = any(state.get(name) for name in ("ordinal", "offset", "failed", "begun"))
     if is_within or any(slot is not None for slot in state.get("slots", ())):
         return True
-    return any(_is_within_unit(part) for name, part in state.items() if name != "hint")
+    return any(is_within_unit(part) for name, part in state.items() if name != "hint")

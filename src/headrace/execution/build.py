@@ -32,7 +32,8 @@ from headrace.execution import (  # noqa: F401
 from headrace.execution import units as _units  # noqa: F401
 from headrace.execution.context import Context
 from headrace.execution.dealer import DealtPositions, NextUnits
-from headrace.execution.dealt import DealtPlan, ManyUnits, OneUnit
+from headrace.execution.dealt import DealtPlan, ManyUnits
+from headrace.execution.dealt_whole import OneUnit
 from headrace.execution.iterator import ElementIterator, make_iterator
 from headrace.execution.local_units import LocalUnits
 from headrace.execution.origins import Ledger
@@ -98,10 +99,12 @@ def start(
     wants_places = False
     if half is not None:
         made = cut_as(prepared, half)
-        prepared = Normal(made.below, _as_cut(made.options, half))
+        prepared = Normal(made.below, made.options)
         wants_places = made.wants_places
+    free = _free_in(prepared.plan, prepared.options, half)
     if origins:
-        prepared = _with_origins(prepared)
+        prepared = _with_origins(prepared, free)
+        free = _free_in(prepared.plan, prepared.options, half)
     _allow_for_depth(prepared.plan)
     if seed is None:
         seed = prepared.options.seed
@@ -110,7 +113,7 @@ def start(
         seed=draw_seed() if seed is None else seed,
         passes=pass_number,
         options=prepared.options,
-        free=free_steps(prepared.plan, prepared.options.deterministic),
+        free=free,
         lending=lending_steps(prepared.plan) if only_reads else frozenset(),
         contain_exits=contain_exits,
         wants_places=wants_places,
@@ -141,13 +144,12 @@ def start_above(
         watch: As for `start`.
     """
     _allow_for_depth(made.above)
-    options = _as_cut(made.options, made.half)
     context = Context(
         build=build_nested,
         seed=seed,
         passes=pass_number,
-        options=options,
-        free=free_steps(made.above, options.deterministic),
+        options=made.options,
+        free=_free_in(made.above, made.options, made.half),
         unit_source=source,
         units_have_places=made.wants_places,
         parallelism=_cores(),
@@ -194,21 +196,22 @@ def start_halves(
     return start_above(made, LocalUnits(start_half), seed=seed, pass_number=pass_number)
 
 
-def _as_cut(options: Options, half: Half) -> Options:
-    """Return the options of a half: what is in order has its elements in order."""
-    return options if half == "in any order" else dataclasses.replace(options, deterministic=True)
+def _free_in(plan: Node, options: Options, half: Half | None) -> frozenset[int]:
+    """Return the steps whose order is free (`plan.free_order`): none in a half that is in order."""
+    if half is not None and half != "in any order":
+        return frozenset()
+    return free_steps(plan, options.deterministic)
 
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
 
 
-def _with_origins(prepared: Normal) -> Normal:
+def _with_origins(prepared: Normal, free: frozenset[int]) -> Normal:
     """Return a plan with its roots, if it is dealt in several units."""
     deal = deal_of(prepared.plan)
     if deal is None or deal.whole:
         return prepared
-    free = free_steps(prepared.plan, prepared.options.deterministic)
     return Normal(with_roots(prepared.plan, free), prepared.options)
 
 
@@ -251,7 +254,7 @@ def _start_dealt(plan: Node, context: Context, units: NextUnits, origins: bool) 
     context = dataclasses.replace(context, dealer=dealer, leaves=numbers)
     if origins:
         context = dataclasses.replace(context, names_units=True)
-    return ManyUnits(make_iterator(plan, context), dealer)
+    return ManyUnits(lambda: make_iterator(plan, context), dealer)
 
 
 def build_nested(plan: Node, context: Context) -> ElementIterator:

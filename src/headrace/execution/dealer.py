@@ -8,6 +8,7 @@ It is read alone, by a root (`root`), which is where the elements of a unit are 
 
 from __future__ import annotations
 
+import enum
 from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple, Protocol, TypeAlias
@@ -24,6 +25,7 @@ __all__ = [
     "FirstPass",
     "NextUnits",
     "OnePart",
+    "Pause",
     "Run",
     "UnitPart",
     "WholeUnits",
@@ -41,7 +43,13 @@ class UnitPart(NamedTuple):
     whatever can be passed over without a call is."""
 
 
-NextUnits: TypeAlias = Callable[[], tuple[int, int] | UnitPart | None]
+class Pause(enum.Enum):
+    """In place of units: others come later, and what steps hold is wanted now."""
+
+    PAUSE = "pause"
+
+
+NextUnits: TypeAlias = Callable[[], tuple[int, int] | UnitPart | Pause | None]
 """Returns the next units that are dealt (start, stop), or one in part, perhaps after a wait; None:
 no more come. Parts are for plans that are started with `origins`."""
 
@@ -121,6 +129,8 @@ class DealtPositions:
         self._located = 0  # units, in runs that were taken or not
         self._has_ended = False
         self.ledger = ledger
+        self.has_paused = False
+        """Whether no more units come before `go_on`: until then, they have ended."""
         self.begun = 0
         """Units, in dealt order, that leaves handed out something of."""
 
@@ -138,10 +148,12 @@ class DealtPositions:
 
     def _look(self) -> bool:
         """Have a run; False: no more come."""
-        while not self._runs and not self._has_ended:
+        while not (self._runs or self._has_ended or self.has_paused):
             units = self._next_units()
             if units is None:
                 self._has_ended = True
+            elif units is Pause.PAUSE:
+                self.has_paused = True
             elif isinstance(units, UnitPart):
                 self._locate(units.unit, units.unit + 1, units)
             else:
@@ -165,6 +177,10 @@ class DealtPositions:
         assert part is not None
         self._runs.popleft()
         return part, OnePart(self, leaf, inner, run)
+
+    def go_on(self) -> None:
+        """Deal again after a pause."""
+        self.has_paused = False
 
     def begin(self, units: int) -> None:
         self.begun = max(self.begun, units)

@@ -18,16 +18,13 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from headrace.element.chunk import Chunk, States
-from headrace.element.places import named, numbers_in, of_units
+from headrace.element.places import of_units
 from headrace.errors import FailedPreconditionError
 from headrace.execution.context import Context
-from headrace.execution.dealer import Dealer, DealtPositions, FirstPass, NextUnits, Run, UnitPart
+from headrace.execution.dealer import Dealer, DealtPositions, FirstPass, Run
 from headrace.execution.iterator import ElementIterator, State, make_iterator
 from headrace.execution.origins import Ended
-from headrace.execution.part import Part
 from headrace.execution.places import Places, of_positions
 from headrace.execution.stage import in_part
 from headrace.plan.node import Node, distinct
@@ -40,7 +37,6 @@ __all__ = [
     "DealtPlan",
     "DealtRepeat",
     "ManyUnits",
-    "OneUnit",
     "as_first_pass",
     "leaves_in",
     "units_done",
@@ -236,6 +232,9 @@ class DealtPlan(Dealt):
         Nothing of the others was yielded, nor perhaps of those that a step read ahead or holds.
         """
 
+    given: int = 0
+    """Units, in dealt order, of which everything was yielded when a pause was last over."""
+
     @abstractmethod
     def take_ended(self) -> tuple[Ended, ...]:
         """Return units that have ended since this was called last, and how many elements they had.
@@ -248,13 +247,17 @@ class DealtPlan(Dealt):
 class ManyUnits(DealtPlan):
     """A plan whose leaves are dealt units.
 
+    Before a pause its steps come to their ends, so that none of them holds anything; what is dealt
+    afterwards goes through steps that begin.
+
     Args:
-        steps: The plan's iterator.
+        open_steps: Makes the plan's iterator.
         dealer: Who deals to its leaves.
     """
 
-    def __init__(self, steps: ElementIterator, dealer: DealtPositions) -> None:
-        self._steps = steps
+    def __init__(self, open_steps: Callable[[], ElementIterator], dealer: DealtPositions) -> None:
+        self._open_steps = open_steps
+        self._steps = open_steps()
         self._dealer = dealer
 
     @property
@@ -265,7 +268,14 @@ class ManyUnits(DealtPlan):
         return () if self._dealer.ledger is None else self._dealer.ledger.take_ended()
 
     def next_chunk(self, limit: int) -> Chunk | None:
-        return self._steps.next_chunk(limit)
+        while True:
+            chunk = self._steps.next_chunk(limit)
+            if chunk is not None or not self._dealer.has_paused:
+                return chunk
+            self._steps.close()
+            self.given = self._dealer.dealt
+            self._dealer.go_on()
+            self._steps = self._open_steps()
 
     def get_state(self) -> State:
         return self._steps.get_state()
@@ -274,113 +284,34 @@ class ManyUnits(DealtPlan):
         self._steps.close()
 
 
-class OneUnit(DealtPlan):
-    """A plan that is one unit: whoever is dealt it reads all of it.
-
-    Args:
-        open_plan: Makes the iterator of the plan.
-        next_units: Who deals it out.
-        names_units: Whether elements are to have origins.
-    """
-
-    def __init__(
-        self,
-        open_plan: Callable[[], ElementIterator],
-        next_units: NextUnits,
-        *,
-        names_units: bool = False,
-    ) -> None:
-        self._open_plan = open_plan
-        self._next_units = next_units
-        self._names_units = names_units
-        self._input: ElementIterator | None = None
-        self._part: Part | None = None  # of the unit; None: all of it is wanted
-        self._count = 0  # elements
-        self._has_ended = False
-        self._done = 0
-        self._ended: list[Ended] = []
-
-    @property
-    def begun(self) -> int:
-        return 0 if self._input is None else 1
-
-    def take_ended(self) -> tuple[Ended, ...]:
-        ended, self._ended = self._ended, []
-        return tuple(ended)
-
-    def next_chunk(self, limit: int) -> Chunk | None:
-        while not self._has_ended:
-            if self._input is None and not self._open():
-                break
-            chunk = self._read(limit)
-            if chunk is not None:
-                return chunk.with_states(lambda index: {"dealt": 0, "at": 0, "begun": 1})
-        return None
-
-    def _open(self) -> bool:
-        units = self._next_units()
-        if units is None:
-            self._has_ended = True
-            return False
-        self._input = self._open_plan()
-        if isinstance(units, UnitPart):
-            self._part = Part(units)
-            self._count = self._part.pass_over(self._input)
-        return True
-
-    def _read(self, limit: int) -> Chunk | None:
-        """Return elements; None: none that are wanted, or the end."""
-        assert self._input is not None
-        part = self._part
-        try:
-            chunk = self._input.next_chunk(limit)
-        except Exception:
-            if part is None or not part.is_known_failure(self._count):
-                raise
-            return None
-        if chunk is None:
-            self._done, self._has_ended = 1, True
-            if self._names_units:
-                self._ended.append(Ended(0, 1, self._count))
-            return None
-        if not self._names_units:
-            return chunk
-        ordinals = np.arange(self._count, self._count + chunk.size)
-        self._count += chunk.size
-        places = None if chunk.places is None else numbers_in(chunk.places)
-        chunk = chunk.with_places(named(0, ordinals, places))
-        if part is None:
-            return chunk
-        if part.is_over(self._count):
-            self._done, self._has_ended = 1, True
-        return part.wanted_of(chunk)
-
-    def get_state(self) -> State:
-        return {"dealt": self._done, "at": 0}
-
-    def close(self) -> None:
-        if self._input is not None:
-            self._input.close()
-
-
 def units_done(state: State) -> int | None:
     """Return how many units are whole, in dealt order, where a dealt plan is in this state.
 
     None: the state says nothing of it. Hints are not looked at: a source's position in one may have
     any form.
     """
+    if type(state) is dict and "dealt" in state:
+        done: int = state["dealt"]
+        return done
     found: list[int] = []
     pending: list[Any] = [state]
     while pending:
         value = pending.pop()
         if isinstance(value, list):
-            pending += value
+            pending += [part for part in value if isinstance(part, _NESTED)]
         elif isinstance(value, dict):
             if "dealt" in value:
                 found.append(value["dealt"])
             else:
-                pending += [part for name, part in value.items() if name != "hint"]
+                pending += [
+                    part
+                    for name, part in value.items()
+                    if isinstance(part, _NESTED) and name != "hint"
+                ]
     return min(found, default=None)
+
+
+_NESTED = (dict, list)
 
 
 def _states(run: Run, start: int) -> States:

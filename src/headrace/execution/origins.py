@@ -27,6 +27,7 @@ __all__ = [
     "by_unit",
     "in_order",
     "is_within",
+    "one_run_of",
     "origins_of",
     "runs_of",
 ]
@@ -108,17 +109,33 @@ def by_unit(chunk: Chunk) -> Chunk:
     return chunk.take(_by_number(units))
 
 
+def one_run_of(units: NDArray[np.int64], ordinals: NDArray[np.int64]) -> Run | None:
+    """Return units and ordinals as a run, where they are one."""
+    size = len(units)
+    if not size:
+        return None
+    unit, first = int(units[0]), int(ordinals[0])
+    units_apart, ordinals_apart = int(units[-1]) - unit, int(ordinals[-1]) - first
+    # Both ends say which of the two it can be; most often it is.
+    if units_apart == size - 1 and not ordinals_apart:
+        is_run = (units[1:] - units[:-1] == 1).all() and (ordinals == first).all()
+        return Run(unit, size, first, 1) if is_run else None
+    if not units_apart and ordinals_apart == size - 1:
+        is_run = (units == unit).all() and (ordinals[1:] - ordinals[:-1] == 1).all()
+        return Run(unit, 1, first, size) if is_run else None
+    return None
+
+
 def runs_of(units: NDArray[np.int64], ordinals: NDArray[np.int64]) -> tuple[Run, ...]:
     """Return units and ordinals as runs."""
     size = len(units)
     if not size:
         return ()
+    run = one_run_of(units, ordinals)
+    if run is not None:
+        return (run,)
     steps = units[1:] - units[:-1]
-    if (steps == 1).all() and (ordinals == ordinals[0]).all():
-        return (Run(int(units[0]), size, int(ordinals[0]), 1),)
     follows = (steps == 0) & (ordinals[1:] == ordinals[:-1] + 1)
-    if follows.all():
-        return (Run(int(units[0]), 1, int(ordinals[0]), size),)
     starts = _starts(~follows)
     units, first = units[starts], ordinals[starts]
     sizes = np.diff(starts, append=size)
@@ -181,6 +198,8 @@ class Ledger:
         """Count elements of units, in order; return their units in the stream and ordinals."""
         size = len(dealt)
         with self._lock:
+            if size == 1:  # a batch, mostly
+                return self._one(int(dealt[0]))
             steps, lowest, highest = dealt[1:] - dealt[:-1], int(dealt[0]), int(dealt[-1])
             if highest - lowest == size - 1 and (steps == 1).all():  # one of each
                 return self._one_of_each(lowest, highest + 1, dealt)
@@ -192,6 +211,14 @@ class Ledger:
                 self._counts[unit - self._first] += size
                 return self._unit_of(unit), np.arange(start, start + size)
             return self._units_of(dealt), self._ordinals_of(dealt - self._first, steps)
+
+    def _one(self, unit: int) -> tuple[int, NDArray[np.int64]]:
+        """Count an element of a unit."""
+        self._have_counts(unit + 1)
+        at = unit - self._first
+        ordinals = self._counts[at : at + 1].copy()
+        self._counts[at] += 1
+        return self._unit_of(unit), ordinals
 
     def _one_of_each(
         self, start: int, stop: int, dealt: NDArray[np.int64]
@@ -225,6 +252,18 @@ class Ledger:
         with self._lock:
             self._have_counts(dealt + 1)
             return int(self._counts[dealt - self._first])
+
+    def stands_at(self, dealt: int) -> tuple[int, int] | None:
+        """Return the number of a unit in the stream, and how many elements it had so far.
+
+        None: it has ended.
+        """
+        counted = self.counted(dealt)
+        with self._lock:
+            for span in self._spans:
+                if span.dealt <= dealt < span.stop:
+                    return span.unit + dealt - span.dealt, counted
+        return None
 
     def pass_over(self, dealt: int, count: int) -> None:
         """Count elements of a unit that were passed over."""

@@ -11,6 +11,7 @@ import numpy as np
 from headrace.element.chunk import Chunk, States
 from headrace.element.structure import Element
 from headrace.execution.context import Context
+from headrace.execution.error_origins import blame_element
 from headrace.execution.iterator import ElementIterator, State, make_iterator
 from headrace.execution.places import Places
 from headrace.execution.runs import mask_of, runs_of
@@ -117,6 +118,8 @@ class ParallelMapIterator(ElementIterator):
             )
         results[start:stop] = [TAKEN] * (stop - start)
         batch.taken = stop
+        if type(first) is Failure:
+            blame_element(first.error, batch.places, start)
         self._place = batch.states, stop
         if stop == len(results):
             work.batches.popleft()

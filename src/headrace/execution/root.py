@@ -10,9 +10,11 @@ import dataclasses
 
 from headrace.element.chunk import Chunk
 from headrace.element.places import named, numbers_in
+from headrace.execution.begun import failed_unit, is_within_unit
 from headrace.execution.context import Context
 from headrace.execution.dealer import DealtPositions, OnePart, UnitPart, WholeUnits
 from headrace.execution.dealt import Dealt, leaves_in, units_done
+from headrace.execution.error_origins import ErrorOrigin, give_origin
 from headrace.execution.iterator import ElementIterator, State, make_iterator
 from headrace.execution.origins import Ledger
 from headrace.execution.part import Part
@@ -36,6 +38,7 @@ class RootIterator(Dealt):
         self._leaves = leaves_in(node.input, context)
         self._has_ended = False
         self._newest = -1  # unit, as they were dealt, of which something came
+        self._failed = ErrorOrigin(-1, 0, 0)  # the last error
         self._part: Part | None = None  # that is read
         self._part_dealt = 0  # the number of its unit
         self._input = self._whole()
@@ -56,7 +59,8 @@ class RootIterator(Dealt):
         while not self._has_ended:
             try:
                 chunk = self._input.next_chunk(limit)
-            except Exception:
+            except Exception as error:
+                self._count_error(error)
                 if self._part is None or not self._part.is_known_failure(self._part_count()):
                     raise
                 continue
@@ -67,6 +71,17 @@ class RootIterator(Dealt):
             if made is not None:
                 return made
         return None
+
+    def _count_error(self, error: Exception) -> None:
+        """Let an error carry where it stands. Where several units are open, nobody knows that."""
+        state = self._input.get_state()
+        dealt = failed_unit(state)
+        place = self._ledger.stands_at(dealt) if dealt >= 0 else None
+        if place is not None:
+            number = self._failed.number + 1 if self._failed[:2] == place else 1
+            is_last = not is_within_unit(state)
+            self._failed = ErrorOrigin(*place, number, is_last=is_last)
+            give_origin(error, self._failed)
 
     def _part_count(self) -> int:
         return self._ledger.counted(self._part_dealt)
@@ -90,6 +105,7 @@ class RootIterator(Dealt):
             self._node.input, dataclasses.replace(self._context, dealer=dealer)
         )
         self._part, self._part_dealt = Part(unit), dealer.run.dealt
+        self._failed = ErrorOrigin(-1, 0, 0)  # the unit is read from its start
         self._ledger.pass_over(self._part_dealt, self._part.pass_over(self._input))
 
     def _named(self, chunk: Chunk) -> Chunk | None:

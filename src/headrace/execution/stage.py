@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from headrace.element.chunk import Chunk, States
+from headrace.execution.error_origins import blame_element
 from headrace.execution.intake import Intake, Live
 from headrace.execution.iterator import END, ElementIterator, State, position_of
 from headrace.execution.places import within
@@ -144,6 +145,7 @@ class RowStage(Stage):
         count = self._looked_at + index - self._intake.offset
         number = position_of(chunk.state_at(index), count)
         self._failure = self.call.blame(error, number)
+        blame_element(self._failure, chunk.places, index)
 
     def _blamed(self, error: BaseException, live: Live, count: int) -> Exception:
         """Return what to raise where number `count` of the single elements failed."""

@@ -2,7 +2,8 @@
 
 Rule 1. A reader gives the elements of one unit in order, each with its origin (`chunk.places`, as
         `element.places.named` makes it), and with its place if the half of the plan wants that
-        (`Cut.wants_places`). Ordinals that are missing were left out by filters.
+        (`Cut.wants_places`). Ordinals that are missing were left out by filters, or failed. An
+        error that it raises has its origin (`error_origins`).
 Rule 2. After the end it says how many elements the unit had at the root, those left out too.
 Rule 3. Units are opened in any order, several at once, and perhaps the same one again.
 """

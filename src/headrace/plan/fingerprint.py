@@ -19,13 +19,27 @@ import numpy as np
 from headrace.plan.buffering import CacheKey
 from headrace.plan.node import Node
 from headrace.plan.traverse import fold
+from headrace.plan.user_function import step_name
 
-__all__ = ["fingerprint", "looked_up_names"]
+__all__ = ["fingerprint", "fingerprint_with_steps", "looked_up_names"]
+
+
+_MOST_STEPS = 200
 
 
 def fingerprint(plan: Node) -> str:
     """Return 32 hexadecimal digits that tell this plan from others."""
     return _Fingerprint().of(plan)
+
+
+def fingerprint_with_steps(plan: Node) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """Return the fingerprint, and the name of each step (the first 200) with digits of its own.
+
+    With the digits of two plans it can be said which step differs, where nobody has both plans.
+    """
+    taken = _Fingerprint()
+    whole = taken.of(plan)
+    return whole, tuple((step_name(node), own.hex()[:16]) for node, own in taken.steps)
 
 
 class _Fingerprint:
@@ -37,6 +51,8 @@ class _Fingerprint:
 
     def __init__(self) -> None:
         self._globals: dict[tuple[int, str], dict[str, Any]] = {}
+        #: Steps of the plan itself, each with its digest without those before it.
+        self.steps: list[tuple[Node, bytes]] = []
 
     def of(self, plan: Node) -> str:
         digest = _new()
@@ -64,6 +80,8 @@ class _Fingerprint:
         for name, value in node.parameters().items():
             _label(digest, "parameter", name)
             self._feed(digest, value, open_)
+        if not open_ and len(self.steps) < _MOST_STEPS:
+            self.steps.append((node, digest.copy().digest()))
         for input_ in inputs:
             digest.update(input_)
         return bytes(digest.digest())

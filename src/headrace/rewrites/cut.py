@@ -27,25 +27,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, TypeAlias
 
-from headrace.element.spec import ArraySpec, Spec
-from headrace.element.structure import flatten
 from headrace.errors import FailedPreconditionError
 from headrace.plan.batching import Batch, Unbatch
 from headrace.plan.combining import Concatenate, Interleave
-from headrace.plan.elements import Read
 from headrace.plan.elementwise import Filter, Map
 from headrace.plan.fixed_order import fixed_seeds, with_fixed_seeds
 from headrace.plan.free_order import free_steps
-from headrace.plan.index_part import leaves
 from headrace.plan.node import Node
 from headrace.plan.options import Options
 from headrace.plan.ordering import Repeat, Shuffle
 from headrace.plan.root import Root
-from headrace.plan.source import INFINITE
 from headrace.plan.traverse import cardinality, element_spec, fold, walk
 from headrace.plan.units import Units
 from headrace.plan.user_function import step_name
 from headrace.plan.windows import GroupByWindow
+from headrace.rewrites.held_by_shuffles import bytes_by_spec, held_by
 from headrace.rewrites.normal import Normal
 from headrace.rewrites.optimize import prepare
 from headrace.rewrites.positions import deal_of
@@ -57,6 +53,7 @@ from headrace.rewrites.roots import (
     units_of_leaves,
     within_units,
 )
+from headrace.rewrites.unit_ranges import UnitRange, counts_rows, positions_of, ranges_of, size_of
 
 __all__ = ["DEFAULT_BOUND", "Cut", "Half", "Placed", "cut", "cut_as"]
 
@@ -134,7 +131,7 @@ def cut(
         if not made.is_ordered:
             return made
     sunk = cut_as(prepared, "in order, sunk")
-    held = _held_by(prepared.plan, bytes_of or _bytes_by_spec)
+    held = held_by(prepared.plan, bytes_of or bytes_by_spec)
     if held == 0:
         return sunk
     fits = held is not None and held <= bound
@@ -219,7 +216,7 @@ class _Cutter:
         below = fold(whole.units, self._as_stream)
         deal = deal_of(below)
         assert deal is not None
-        ranges = _ranges(whole.units, [_size_of(stream.plan) for stream in self._streams])
+        ranges = ranges_of(whole.units, [size_of(stream.plan) for stream in self._streams])
         above = fold(whole.above, lambda node, inputs: self._as_units(node, inputs, ranges))
         return Cut(below, above, half, deal.size, self._options, tuple(self._placed))
 
@@ -331,10 +328,10 @@ class _Cutter:
     def _as_stream(self, node: Node, inputs: list[Node]) -> Node:
         return self._streams[node.stream].plan if isinstance(node, Units) else node.over(inputs)
 
-    def _as_units(self, node: Node, inputs: list[Node], ranges: dict[int, _Range]) -> Node:
+    def _as_units(self, node: Node, inputs: list[Node], ranges: dict[int, UnitRange]) -> Node:
         if not isinstance(node, Units):
             return node.over(inputs)
-        unit_positions, positions = _positions_of(self._streams[node.stream].plan)
+        unit_positions, positions = positions_of(self._streams[node.stream].plan)
         stream, (size, offset, strides) = self._streams[node.stream], ranges[node.stream]
         return node.with_parameters(
             size=size,
@@ -344,121 +341,8 @@ class _Cutter:
             block_length=stream.block_length,
             unit_positions=unit_positions,
             positions=positions,
-            counts_rows=_counts_rows(stream.plan),
+            counts_rows=counts_rows(stream.plan),
             element_spec=element_spec(stream.plan),
             count=cardinality(stream.plan),
             location=stream.plan.location,
         )
-
-
-def _positions_of(plan: Node) -> tuple[int, int]:
-    """Return the positions of a unit and of a pass, if there is one leaf; else (0, 0)."""
-    ends = leaves(plan)
-    if len(ends) > 1 or any(isinstance(node, Repeat) for node in _above(plan, ends[0])):
-        return 0, 0
-    return units_of_leaves(plan)[id(ends[0])], cardinality(ends[0])
-
-
-def _above(plan: Node, leaf: Node) -> list[Node]:
-    inside = {id(node) for node in walk(leaf)}
-    return [node for node in walk(plan) if id(node) not in inside]
-
-
-def _counts_rows(plan: Node) -> bool:
-    """Say whether the plan has an element for each that is read, in its place."""
-    while plan.one_to_one:
-        (plan,) = plan.inputs
-    return isinstance(plan, Read)
-
-
-_Range: TypeAlias = tuple[int, int, tuple[int, ...]]
-"""Number of units, those before them in the stream of the plan, and the strides of the passes."""
-
-
-def _size_of(plan: Node) -> int:
-    deal = deal_of(plan)
-    assert deal is not None
-    return deal.size
-
-
-def _ranges(units: Node, sizes: list[int]) -> dict[int, _Range]:
-    """Return which units each stream has.
-
-    Args:
-        units: The `repeat` and `concatenate` steps over streams.
-        sizes: Units of each stream in one pass.
-    """
-    size_of: dict[int, int] = {}
-
-    def measure(node: Node, inputs: list[int]) -> int:
-        if isinstance(node, Units):
-            size = sizes[node.stream]
-        elif isinstance(node, Concatenate):
-            size = INFINITE if INFINITE in inputs else sum(inputs)
-        else:
-            assert isinstance(node, Repeat)
-            size = node.cardinality(inputs[0])
-        size_of[id(node)] = size
-        return size
-
-    fold(units, measure)
-    found: dict[int, _Range] = {}
-    pending: list[tuple[Node, int, tuple[int, ...]]] = [(units, 0, ())]
-    while pending:
-        node, offset, strides = pending.pop()
-        if isinstance(node, Units):
-            found[node.stream] = size_of[id(node)], offset, strides
-        elif isinstance(node, Repeat):
-            pending.append((node.input, offset, (*strides, size_of[id(node.input)])))
-        else:
-            assert isinstance(node, Concatenate)
-            pending.append((node.first, offset, strides))
-            before = size_of[id(node.first)]
-            if before != INFINITE:  # else the second is never read
-                pending.append((node.second, offset + before, strides))
-            else:
-                pending.append((node.second, 0, strides))
-    return found
-
-
-# --- what shuffles hold -------------------------------------------------------------------------
-
-
-def _held_by(plan: Node, bytes_of: Callable[[Node], int | None]) -> int | None:
-    """Return the bytes that shuffles of values hold if one-to-one steps above sink below them.
-
-    0: there are none with such steps above. None: the size of an element is not known.
-    """
-    total = 0
-    index = {id(step) for leaf in leaves(plan) for step in walk(leaf)}
-    tops: dict[int, Node] = {}  # the uppermost one-to-one step over a node, by its `id`
-    for node in reversed(list(walk(plan))):
-        top = tops.pop(id(node), None)
-        if isinstance(node, Shuffle) and top is not None and id(node) not in index:
-            size = bytes_of(top)
-            if size is None:
-                return None
-            total += node.buffer_size * size
-        goes_on = isinstance(node, Map) or node.is_transparent or node.chooses
-        for input_ in node.inputs:
-            carried_on = top or (node if isinstance(node, Map) else None)
-            if goes_on and carried_on is not None:
-                tops[id(input_)] = carried_on
-    return total
-
-
-def _bytes_by_spec(node: Node) -> int | None:
-    spec = element_spec(node)
-    return None if spec is None else _bytes_in(spec)
-
-
-def _bytes_in(spec: Spec) -> int | None:
-    total = 0
-    for leaf in flatten(spec)[0]:
-        if not isinstance(leaf, ArraySpec) or None in leaf.shape or leaf.dtype.hasobject:
-            return None
-        count = 1
-        for length in leaf.shape:
-            count *= length or 0
-        total += count * leaf.dtype.itemsize
-    return total

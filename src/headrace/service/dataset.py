@@ -19,7 +19,7 @@ from headrace.errors import (
 )
 from headrace.plan import traverse
 from headrace.plan.elements import FromSource
-from headrace.plan.fingerprint import fingerprint
+from headrace.plan.fingerprint import fingerprint_with_steps
 from headrace.plan.node import Node
 from headrace.plan.serialize import load_plan
 from headrace.plan.source import INFINITE, UNKNOWN
@@ -253,10 +253,11 @@ def registered(
             len(data) >> 20,
         )
     deal = deal_of(normalize(plan).plan)
+    whole, steps = fingerprint_with_steps(plan)
     message = RegisterDataset(
         token=uuid.uuid4().hex,
         digest=hashlib.sha256(data).digest(),
-        fingerprint=fingerprint(plan),
+        fingerprint=whole,
         # Empty where only running can tell: that is for the workers, not for this process.
         element_spec=b"" if spec is None else encode_spec(spec),
         cardinality=traverse.cardinality(plan),
@@ -265,6 +266,7 @@ def registered(
         dataset_id=dataset_id or None,
         anonymous=anonymous,
         origins=has_origins(plan),
+        steps=steps,
     )
     return _register(address, security, message, data)
 

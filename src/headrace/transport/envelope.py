@@ -203,7 +203,7 @@ def cut(views: list[memoryview]) -> tuple[list[memoryview], tuple[int, ...]]:
     A peer shows that it is alive by whole frames alone, so a frame must not take longer on a slow
     network than the peer's patience. Most buffers stay whole.
     """
-    if all(view.nbytes <= LARGEST_FRAME for view in views):
+    if max([view.nbytes for view in views], default=0) <= LARGEST_FRAME:
         return views, (1,) * len(views)
     frames: list[memoryview] = []
     counts: list[int] = []
@@ -220,7 +220,7 @@ def join(frames: list[memoryview], pieces: tuple[int, ...]) -> list[memoryview]:
     Raises:
         ValueError: The frames are not as many as `pieces` tells.
     """
-    if len(pieces) == len(frames) and all(count == 1 for count in pieces):
+    if len(pieces) == len(frames) and pieces.count(1) == len(frames):
         return frames
     if min(pieces, default=0) < 1 or sum(pieces) != len(frames):
         raise ValueError(f"{len(frames)} frames came where {pieces} were announced")

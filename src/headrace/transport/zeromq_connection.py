@@ -122,8 +122,10 @@ class Connection:
     def wait(self, seconds: float) -> tuple[bool, bool]:
         """Wait until something arrives; tell whether messages did, and whether news did."""
         if seconds <= 0:
-            # A fifth of what a poll costs, and asked after each answer.
-            return _is_readable(self.dealer), _is_readable(self._monitor)
+            # A fifth of what a poll costs, and asked after each answer. Once the connection stands,
+            # its news can wait until there is no answer.
+            answered = _is_readable(self.dealer)
+            return answered, not (answered and self._handshaken) and _is_readable(self._monitor)
         # Rounded up: a wait of less than a millisecond must not become a busy loop.
         ready = self._poller.poll(math.ceil(seconds * 1000))
         answered = news = False

@@ -70,7 +70,7 @@ class Outbox:
         peer, ticket, header, buffers = answer
         if peer.gone:
             return
-        size = len(header) + sum(view.nbytes for view in buffers)
+        size = len(header) + sum([view.nbytes for view in buffers])
         if size >= _MARK_BYTES and self._is_full(peer, size):
             count_answer_withheld()
             header, buffers = self._refusal(peer, ticket, size), ()
@@ -81,7 +81,8 @@ class Outbox:
             return
         self._settle()
         frames = [memoryview(header), *buffers]
-        largest = max(range(len(frames)), key=lambda index: frames[index].nbytes)
+        sizes = [frame.nbytes for frame in frames]
+        largest = sizes.index(max(sizes))
         marked = np.frombuffer(frames[largest], np.uint8)
         amount, peer.unmarked = peer.unmarked, 0
         if not peer.unread:

@@ -145,8 +145,8 @@ def test_a_loss_is_reported_at_once_and_until_the_dispatcher_has_heard_it() -> N
     ]
     assert len(calls(actions, ClientHeartbeat)) == 1
     session.unheard(0.3)  # nobody answered: said again
-    assert calls(session.act(1.5), ReportUnreachable)
-    session.reported(1)
+    (said,) = calls(session.act(1.5), ReportUnreachable)
+    session.heard(said, Done(), 1.5)
     session.updated(update(1), 1.6)
     assert not calls(session.act(1.7), ReportUnreachable)
 
@@ -286,7 +286,7 @@ def test_a_lost_task_is_settled_with_what_arrived_and_fenced() -> None:
     assert session.answered(1, 2, elements(6, 3, done=(5, 9)), "c", 0.3) == []
     (settled,) = calls(session.act(0.3), SettleTask)
     assert settled == SettleTask(client_id="me", task_id=1, received=((0, 5),), touched=((0, 5),))
-    session.settled(1)
+    session.heard(settled, Done(), 0.4)
     session.updated(
         update(
             finished=True, lost=(LostUnits(worker_address="h:1", task_id=1, units=(), count=4),)
@@ -349,8 +349,8 @@ def test_settling_is_repeated_until_it_was_heard() -> None:
     session.updated(update(settle=(1,)), 0.2)
     assert calls(session.act(0.3), SettleTask)
     session.unheard(0.4)
-    assert calls(session.act(2.0), SettleTask)
-    session.settled(1)
+    (settle,) = calls(session.act(2.0), SettleTask)
+    session.heard(settle, Done(), 2.1)
     session.updated(update(), 2.1)
     assert not calls(session.act(5.0), SettleTask)
 

@@ -39,20 +39,27 @@ class Model:
         fails = chance.random() < 0.3
         everything = [(u, n) for u in range(self.size) for n in range(self.counts[u])]
         self.left_out = {each for each in everything if filters and chance.random() < 0.3}
-        #: In front of these ordinals an element fails.
-        self.failing = {each for each in everything if fails and chance.random() < 0.2}
 
-    def steps(self, unit: int) -> Iterator[int | None]:
-        """Yield the ordinals of a unit, and None for an error."""
-        for ordinal in range(self.counts[unit]):
+        #: How many errors stand before these, at the root, and which fail themselves, above it.
+        self.before = {each: chance.choice([0, 0, 0, 1, 2]) if fails else 0 for each in everything}
+        self.failing = {each for each in everything if fails and chance.random() < 0.2}
+        #: How many stand at the end.
+        self.last = [chance.choice([0, 0, 1]) if fails else 0 for _ in range(self.size)]
+
+    def steps(self, unit: int, first: int = 0) -> Iterator[int | tuple[int, int]]:
+        """Yield the ordinals of a unit from one on, and where its errors stand."""
+        for ordinal in range(first, self.counts[unit]):
+            yield from ((ordinal, number + 1) for number in range(self.before[unit, ordinal]))
             if (unit, ordinal) in self.left_out:
                 continue
-            if (unit, ordinal) in self.failing:
-                yield None
-            yield ordinal
+            yield (ordinal + 1, 0) if (unit, ordinal) in self.failing else ordinal
+        yield from ((self.counts[unit], number + 1) for number in range(self.last[unit]))
 
     def outcomes(self, unit: int) -> list[str]:
-        found = ["error" if each is None else str(unit * 100 + each) for each in self.steps(unit)]
+        found = [
+            f"error at {each}" if isinstance(each, tuple) else str(unit * 100 + each)
+            for each in self.steps(unit)
+        ]
         return [*found, f"end {self.counts[unit]}"]
 
 
@@ -63,7 +70,8 @@ class Task:
         self.number, self._model, self._chance = number, model, chance
         self.dealt: list[tuple[int, int, int, int]] = []
         self._units = 0
-        self._queue: list[tuple[int, int, int | str | None]] = []
+        #: What it is to send: (number, unit, an ordinal, where an error stands, or the end).
+        self._queue: list[tuple[int, int, int | str | tuple[int, int]]] = []
         self._done = 0
         #: (unit, first ordinal that is wanted) of what it holds.
         self.holds: dict[int, int] = {}
@@ -71,17 +79,7 @@ class Task:
     def deal(self, units: list[int], first: int) -> None:
         self.dealt.append((self._units, len(units), units[0], first))
         for number, unit in enumerate(units, start=self._units):
-            wanted = self._model.steps(unit)
-            due: int | None = None
-            for step in wanted:
-                if step is None:
-                    due = -1
-                    continue
-                if step >= first:
-                    if due is not None:
-                        self._queue.append((number, unit, None))
-                    self._queue.append((number, unit, step))
-                due = None
+            self._queue += [(number, unit, step) for step in self._model.steps(unit, first)]
             self._queue.append((number, unit, "end"))
             self.holds[unit] = first
         self._units += len(units)
@@ -97,11 +95,13 @@ class Task:
         values, origins, ends, since = [], [], [], self._done
         while self._queue and len(values) < count:
             number, unit, step = self._queue[0]
-            if step is None:
+            if isinstance(step, tuple):
                 if values or ends:
                     break
                 del self._queue[0]
-                return answer_of(failed=number, dealt=dealt, error=b"x"), FailedError()
+                self.holds[unit] = max(self.holds[unit], step[0] - (step[1] == 0))
+                error = FailedError(f"error at {step}")
+                return answer_of(failed=number, failed_at=step, dealt=dealt, error=b"x"), error
             del self._queue[0]
             if step == "end":
                 elements = self._model.counts[unit]
@@ -154,7 +154,7 @@ def test_whatever_order_units_arrive_in_they_are_read_as_they_stand(seed: int) -
         found = units.found(unit, ordinal, chance.randint(1, 4))
         if found is not None:
             if found.error is not None:
-                got.append("error")
+                got.append(str(found.error))
             elif found.chunk is not None:
                 got += [str(int(each)) for each in found.chunk.rows()]
                 assert got[-1] == str(unit * 100 + found.ordinal + found.chunk.size - 1)

@@ -113,6 +113,45 @@ def test_a_name_that_belongs_to_another_job_is_refused(scene: Scenario) -> None:
 
 
 @pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        (
+            (("from_tensor_slices (a.py:3)", "0"), ("map (a.py:9)", "2")),
+            r"step 2, map \(a.py:9\), has",
+        ),
+        (
+            (("from_tensor_slices (a.py:3)", "1"), ("map (a.py:4)", "1")),
+            "step 1, from_tensor_sl.*seed",
+        ),
+        ((("from_tensor_slices (a.py:3)", "0"),), r"step 2 is none, and was map \(a.py:4\)"),
+        (
+            (("range (a.py:3)", "0"), ("map (a.py:4)", "1")),
+            "step 1 is range .*, and was from_tensor",
+        ),
+        ((("from_tensor_slices (b.py:8)", "0"), ("map (b.py:9)", "1")), "look up in their modules"),
+    ],
+)
+def test_of_a_job_with_another_dataset_the_step_that_differs_is_named(
+    scene: Scenario, steps: tuple[tuple[str, str], ...], said: str
+) -> None:
+    known = (("from_tensor_slices (a.py:3)", "0"), ("map (a.py:4)", "1"))
+    one = scene.register(fingerprint="one", steps=known)
+    scene.open("a", one, job_name="job")
+    scene.restart()
+    other = scene.register(fingerprint="other", steps=steps)
+    with pytest.raises(AlreadyExistsError, match=said):
+        scene.open("b", other, job_name="job")
+
+
+def test_a_job_means_the_same_after_a_restart(scene: Scenario) -> None:
+    scene.open("a", job_name="test")
+    scene.restart()
+    said = "Tried to create job with name test, but found an existing job with different parameters"
+    with pytest.raises(AlreadyExistsError, match=said):
+        scene.open("b", job_name="test", processing_mode=DYNAMIC)
+
+
+@pytest.mark.parametrize(
     ("term", "value"),
     [
         ("num_consumers", 3),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import headrace as hr
 from headrace.execution.build import start
 from headrace.service.messages import FOR_CLIENTS, FOR_UNITS
+from headrace.service.worker.actions import Grant
 from headrace.service.worker.hand_out import Ready
 from headrace.service.worker.meters import Meter, Meters
-from headrace.service.worker.portion import Portion
 from headrace.testing import ManualClock
 
 
@@ -101,5 +101,5 @@ def test_very_many_steps_become_one():
 
 
 def test_what_is_being_made_is_no_step_though_its_hash_fails():
-    portion = object.__new__(Portion)  # as a sampler finds it within its own constructor
-    assert Meter(4000, ManualClock(0.0)).stage_of(portion) is None
+    grant = object.__new__(Grant)  # as a sampler finds it within its own constructor
+    assert Meter(4000, ManualClock(0.0)).stage_of(grant) is None

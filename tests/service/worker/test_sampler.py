@@ -10,9 +10,9 @@ import time
 import headrace as hr
 from headrace.errors import CancelledError
 from headrace.execution.build import start
+from headrace.service.worker.actions import Grant
 from headrace.service.worker.feed import Feed
 from headrace.service.worker.meters import Meter, Meters
-from headrace.service.worker.portion import Portion
 from headrace.service.worker.sampler import Sampler, find_stage
 from tests.service.reading import wait_until
 
@@ -118,7 +118,7 @@ def test_a_thread_that_waits_for_units_is_at_no_step():
 
 def test_a_record_that_is_half_made_is_no_step():
     meter = Meter(1)
-    assert meter.stage_of(Portion.__new__(Portion)) is None
+    assert meter.stage_of(Grant.__new__(Grant)) is None
 
 
 def test_it_ends_when_it_is_stopped_before_it_was_started():

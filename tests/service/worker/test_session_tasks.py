@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
+import msgspec
 import pytest
 
 from headrace.errors import (
@@ -30,6 +31,7 @@ from headrace.service.messages import (
 )
 from headrace.service.worker.actions import Grant
 from headrace.service.worker.hand_out import Bounds
+from headrace.service.worker.plans import PlanCache
 from headrace.service.worker.portion import Portion
 from tests.service.worker.driving import (
     AWAY,
@@ -455,3 +457,38 @@ def test_a_plan_of_another_digest_is_not_kept() -> None:
     worker.ask(task_id=2)
     worker.defines(definition(2))
     assert hashlib.sha256(worker.starts[0].plan).digest() == definition().digest
+
+
+def test_a_task_begins_when_its_plan_and_its_cost_function_are_here() -> None:
+    """Each under its digest, fetched once; also where a plan is too large to be kept."""
+    cost = b"what a row costs"
+    digest = hashlib.sha256(cost).digest()
+    worker = worker_of(plans=PlanCache(capacity=len(cost)))
+    costly = [
+        msgspec.structs.replace(
+            definition(task_id), cost_plan=digest, num_consumers=2, hand_out="rounds"
+        )
+        for task_id in (1, 2)
+    ]
+    for task in costly:
+        worker.ask(task_id=task.task_id)
+        worker.say(GetTask, task)
+    assert worker.of(GetPlan) == [GetPlan(digest=costly[0].digest)]
+    worker.say(GetPlan, PlanBytes(part=PLAN, total=len(PLAN)))
+    assert not worker.starts
+    assert worker.of(GetPlan)[1:] == [GetPlan(digest=digest)]
+    worker.say(GetPlan, PlanBytes(part=cost, total=len(cost)))
+    assert [(start.plan, start.cost_plan) for start in worker.starts] == [(PLAN, cost)] * 2
+    assert len(worker.of(GetPlan)) == 2
+
+
+def test_a_cost_function_that_cannot_be_had_is_said_to_whoever_waits() -> None:
+    worker = worker_of()
+    request = worker.ask()
+    costly = msgspec.structs.replace(definition(), cost_plan=bytes(32))
+    worker.say(GetTask, costly)
+    worker.say(GetPlan, PlanBytes(part=PLAN, total=len(PLAN)))
+    worker.say(GetPlan, PlanBytes(part=b"?", total=1))
+    assert isinstance(worker.answers[request], DataLossError)
+    (failed,) = worker.of(FailTask)
+    assert failed.reason.startswith("it cannot be started: ")

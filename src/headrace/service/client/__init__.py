@@ -8,6 +8,7 @@ What is decided, on plain values, without thread, socket or clock:
     round_task     one task whose elements come in rounds
     rounds         whose turn each round is
     receipt    which units of a task came whole, and of which anything came
+    settling   what the dispatcher is to hear of lost tasks, and of what was used
     turns      which tasks are to be looked at, and what each asks
     schedule   how many requests may be under way, and who is first in line
     contact    when the dispatcher is asked

@@ -22,6 +22,7 @@ _FEW_BYTES = 4 << 20
 _MOST = 1 << 12
 _ENDED = 4
 _MOST_BYTES = 64 << 20
+_NESTED = (dict, list, tuple)
 
 
 class Given(NamedTuple):
@@ -243,8 +244,10 @@ def _places(state: Any, *, exactly: bool = False) -> dict[str, int]:
                 found[name] = min(place, found.get(name, place))
             for key, part in value.items():
                 # A hint is a position, and how many elements came after it.
-                is_hint = exactly and key == "hint" and isinstance(part, list) and len(part) == 2
-                left.append((part[0], part[1]) if is_hint else (part, 0))
-        elif isinstance(value, list | tuple):
-            left.extend((part, 0) for part in value)
+                if exactly and key == "hint" and isinstance(part, list) and len(part) == 2:
+                    left.append((part[0], part[1]))
+                elif isinstance(part, _NESTED):
+                    left.append((part, 0))
+        elif isinstance(value, _NESTED):
+            left += [(part, 0) for part in value if isinstance(part, _NESTED)]
     return found

@@ -130,9 +130,9 @@ class RemoteReader:
         while True:
             given = self._current
             if given is not None:
-                if not self._shell.renew_lease():
-                    self._end()
                 if self._received < given.stop:
+                    if not self._shell.renew_lease():
+                        self._end()
                     return self._give(given, limit)
                 self._shell.use_up(given.delivery)
                 self._current = None
@@ -342,4 +342,4 @@ def _content(delivery: Delivery) -> Chunk | Exception:
 def _bytes_of(delivery: Delivery) -> int:
     if isinstance(delivery.payload, Exception):
         return 0
-    return sum(memoryview(buffer).nbytes for buffer in delivery.payload)
+    return sum([memoryview(buffer).nbytes for buffer in delivery.payload])

@@ -17,6 +17,7 @@ Rule 5. A wait for other consumers ends in an error after `wait_timeout`, and wh
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from headrace.errors import (
@@ -47,6 +48,7 @@ from headrace.service.messages import (
     SettleTask,
     TaskAddress,
 )
+from headrace.transport.channel import Buffer
 
 __all__ = ["RoundSession"]
 
@@ -277,8 +279,8 @@ class RoundSession:
             self._waiting.begin(now)
         return deliveries
 
-    def measured(self, task_id: int, size: int, now: float) -> None:
-        """Take note of the bytes of an answer: nothing depends on them."""
+    def measured(self, task_id: int, buffers: Sequence[Buffer], now: float) -> None:
+        """Take note of the elements of an answer: nothing depends on their bytes."""
 
     def disconnected(self, task_id: int, error: UnavailableError, now: float) -> None:
         """Take note that the connection to a task's worker was lost, or could not be made."""

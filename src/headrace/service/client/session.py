@@ -20,9 +20,10 @@ How the dispatcher is asked is in `contact`, how long the consumer waits in `wai
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from headrace.element.packing import raw_size
 from headrace.errors import (
     AbortedError,
     CancelledError,
@@ -35,8 +36,8 @@ from headrace.service.client.actions import Actions, Ask, Delivery
 from headrace.service.client.contact import Contact
 from headrace.service.client.falling_behind import FallingBehind
 from headrace.service.client.packing_pace import PackingPace
-from headrace.service.client.receipt import Receipt
 from headrace.service.client.schedule import Budget
+from headrace.service.client.settling import Settling
 from headrace.service.client.task import Task
 from headrace.service.client.turns import Turns
 from headrace.service.client.waiting import Waiting, describe_missing
@@ -53,6 +54,7 @@ from headrace.service.messages import (
     SettleTask,
     TaskAddress,
 )
+from headrace.transport.channel import Buffer
 
 __all__ = ["Session"]
 
@@ -112,8 +114,7 @@ class Session:
         self._waited = 0.0
         #: Tasks that are being read.
         self._tasks: dict[int, Task] = {}
-        #: Every task that was ever read, so that none is begun twice, with what arrived of it.
-        self._arrived: dict[int, Receipt] = {}
+        self._settling = Settling(client_id)
         #: Those whose end did not come.
         self._unended: dict[int, TaskAddress] = {}
         #: What the dispatcher said last.
@@ -130,13 +131,6 @@ class Session:
         """Addresses of workers that it is not to read."""
         #: Units of the stream that are dealt no more, where they come in order.
         self.given_up: tuple[tuple[int, int], ...] = ()
-        #: What it must hear: lost tasks to settle, and tasks whose worker cannot be reached, with
-        #: whether that refuses connections.
-        self._to_settle: set[int] = set()
-        #: Lost tasks of which not all that came is used, and those of which it is.
-        self._unused: dict[int, Task] = {}
-        self._to_say_used: set[int] = set()
-        self._to_report: dict[int, bool] = {}
         #: Tasks that are over, whose connections are still open.
         self._drops: list[int] = []
         self._warnings: list[str] = []
@@ -166,12 +160,12 @@ class Session:
         elif isinstance(answer, UnavailableError):
             self.unheard(now)
         elif isinstance(asked, SettleTask):
-            if asked.used:
-                self._to_say_used.discard(asked.task_id)
-            else:
-                self.settled(asked.task_id)
+            self._settling.said(asked)
+            if not asked.used:
+                self._contact.hurry()
         elif isinstance(asked, ReportUnreachable):
-            self.reported(asked.task_id)
+            self._settling.reported(asked.task_id)
+            self._contact.hurry()
         elif isinstance(answer, NotFoundError):
             self.fail(
                 FailedPreconditionError(
@@ -193,18 +187,13 @@ class Session:
             self._list(update.tasks, now)
             was_kept, self._kept = self._kept, set(update.kept)
             for task_id in update.settle:
-                self._to_settle.add(task_id)
-                task = self._tasks.get(task_id)
-                if task is not None and task.arrived:
-                    self._unused[task_id] = task
+                self._settling.lose(task_id, self._tasks.get(task_id))
                 self._over(task_id)
             self._finished, self.lost = update.finished, update.lost
             self._silent, self.given_up = update.silent, update.given_up
             if update.failed:
                 self.fail(FailedPreconditionError(update.failed))
-        unsettled = bool(self._to_report or self._to_settle) or any(
-            task.problem for task in self._tasks.values()
-        )
+        unsettled = self._settling.is_urgent or any(task.problem for task in self._tasks.values())
         stuck = not self._tasks and not self._finished
         self._contact.rest(now, waits=unsettled or stuck)
         if not update.same:
@@ -228,7 +217,7 @@ class Session:
     def _list(self, tasks: tuple[TaskAddress, ...], now: float) -> None:
         self._listed = {task.task_id for task in tasks}
         for address in tasks:
-            if address.task_id not in self._arrived:
+            if not self._settling.knows(address.task_id):
                 task = Task(address)
                 if self.pace.is_open and self._is_far(address.worker_address):
                     self._far.add(address.task_id)
@@ -236,7 +225,7 @@ class Session:
                 self._turns.add(address.task_id)
                 self._tasks[address.task_id] = task
                 self._unended[address.task_id] = address
-                self._arrived[address.task_id] = task.arrived
+                self._settling.begin(address.task_id, task.arrived)
             if address.attempt > self._attempts.get(address.shard, 0):
                 self._attempts[address.shard] = address.attempt
                 lost = (
@@ -251,16 +240,6 @@ class Session:
                     "say more"
                 )
 
-    def settled(self, task_id: int) -> None:
-        """Take note that the dispatcher knows what arrived of a lost task."""
-        self._to_settle.discard(task_id)
-        self._contact.hurry()
-
-    def reported(self, task_id: int) -> None:
-        """Take note that the dispatcher knows that a task's worker cannot be reached."""
-        self._to_report.pop(task_id, None)
-        self._contact.hurry()
-
     def unheard(self, now: float) -> None:
         """Take note that the dispatcher did not answer a call."""
         self._contact.unheard(now)
@@ -271,9 +250,10 @@ class Session:
 
     # --- workers ------------------------------------------------------------------------------
 
-    def measured(self, task_id: int, size: int, now: float) -> None:
-        """Take note of the bytes of elements that came with an answer, before it is taken."""
+    def measured(self, task_id: int, buffers: Sequence[Buffer], now: float) -> None:
+        """Take note of the elements that came with an answer, before it is taken."""
         if task_id in self._far and task_id in self._tasks:
+            size = raw_size(buffers)
             outstanding = sum(task.window.unanswered for task in self._tasks.values())
             self.pace.arrived(size, self._waiting.seconds(now), outstanding, now)
 
@@ -312,9 +292,10 @@ class Session:
             task.ending = task.ending or answer.end
             if task.window.awaits(number):
                 self._behind.skipped(answer.skipped, task.address.worker_address)
-            if not (answer.count or answer.error):
-                # The end is near: it waits until the dispatcher has heard of each client.
-                task.draining = True
+            # With nothing in it the end is near, and waits until the dispatcher has heard of each
+            # client; or all that was held was given, and more is dealt when that is used.
+            task.draining = not (answer.count or answer.error)
+            if task.draining:
                 self._contact.hurry()
         deliveries = []
         for due, (elements, value) in task.window.take(number, entry):
@@ -355,7 +336,7 @@ class Session:
             return
         task.disconnected(error, now)
         self._turns.touch(task_id)
-        self._to_report[task_id] = task.refused
+        self._settling.cannot_reach(task_id, refused=task.refused)
         self._contact.hurry()
 
     @property
@@ -377,10 +358,8 @@ class Session:
         task = self._tasks.get(task_id)
         if task is not None:
             self._give_back(task, number)
-            return task.window.unanswered < _ENOUGH_ON_THE_WAY
-        lost = self._unused.get(task_id)
-        if lost is not None:
-            lost.use_up(number)
+            return task.draining or task.window.unanswered < _ENOUGH_ON_THE_WAY
+        self._settling.use_up(task_id, number)
         return True
 
     def waiting(self, now: float | None) -> None:
@@ -411,7 +390,7 @@ class Session:
     def is_over(self) -> bool:
         """Whether nothing more will be delivered."""
         return self.failure is not None or (
-            self._finished and not self._tasks and not self._to_settle
+            self._finished and not self._tasks and not self._settling.is_unsettled
         )
 
     def may_use(self, now: float) -> bool:
@@ -421,7 +400,7 @@ class Session:
         """
         if self._contact.doubt(now - self._expected):
             self._expected = now
-        return self.is_over or not self._contact.is_in_doubt
+        return not self._contact.is_in_doubt or self.is_over
 
     # --- acting -------------------------------------------------------------------------------
 
@@ -466,23 +445,10 @@ class Session:
     def _call(self, now: float, actions: Actions) -> None:
         """Call the dispatcher, with everything that it should know, in its rhythm."""
         if self._contact.may_ask(now):
-            client_id = self.client_id
-            for task_id in [each for each, task in self._unused.items() if not task.in_use]:
-                if task_id not in self._to_settle:
-                    self._to_say_used.add(task_id)
-                    del self._unused[task_id]
-            for task_id in sorted(self._to_say_used):
-                actions.calls.append(self._settlement(task_id, self._arrived[task_id], used=True))
-            for task_id in sorted(self._to_settle):
-                arrived = self._arrived.get(task_id, Receipt())
-                actions.calls.append(self._settlement(task_id, arrived))
-            for task_id, refused in sorted(self._to_report.items()):
-                actions.calls.append(
-                    ReportUnreachable(client_id=client_id, task_id=task_id, refused=refused)
-                )
+            actions.calls += self._settling.calls()
             actions.calls.append(
                 ClientHeartbeat(
-                    client_id=client_id,
+                    client_id=self.client_id,
                     known=self._known,
                     elements=self._elements,
                     waited=self._waited + self._waiting.seconds(now),
@@ -491,16 +457,6 @@ class Session:
             )
             self._contact.asked(now)
         actions.wake_within(self._contact.next_in(now))
-
-    def _settlement(self, task_id: int, receipt: Receipt, *, used: bool = False) -> SettleTask:
-        return SettleTask(
-            client_id=self.client_id,
-            task_id=task_id,
-            received=receipt.whole,
-            touched=receipt.touched,
-            parts=receipt.parts,
-            used=used,
-        )
 
     def leave(self, begun: tuple[int, int, int] | None) -> list[SettleTask]:
         """Return what is to be said before this client leaves: what was used of each task.
@@ -511,17 +467,7 @@ class Session:
             begun: The task and the number of the delivery that the consumer has begun to use, and
                 how many of its elements it has used.
         """
-        words = [
-            self._settlement(task_id, receipt, used=True)
-            for task_id, receipt in self._arrived.items()
-            if task_id not in self._tasks and task_id not in self._unused and receipt
-        ]
-        for task_id, task in (*self._tasks.items(), *self._unused.items()):
-            if begun is not None and begun[0] == task_id and begun[1] in task.in_use:
-                task.used.begin(task.in_use[begun[1]], begun[2])
-            if task.used:
-                words.append(self._settlement(task_id, task.used, used=True))
-        return words
+        return self._settling.last_words(self._tasks, begun)
 
     def _look_after_waiting(self, now: float, actions: Actions) -> None:
         waiting = self._waiting
@@ -572,8 +518,6 @@ class Session:
     def _over(self, task_id: int) -> None:
         task = self._tasks.pop(task_id, None)
         if task is not None:
-            if task.in_use:
-                self._unused[task_id] = task
+            self._settling.finish(task_id, task)
             self._turns.remove(task_id)
-            self._to_report.pop(task_id, None)
             self._drops.append(task_id)

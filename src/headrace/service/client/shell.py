@@ -23,7 +23,6 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from headrace.element.packing import raw_size
 from headrace.errors import (
     CancelledError,
     FailedPreconditionError,
@@ -267,9 +266,6 @@ class Shell:
         # What is asked for comes soon, as a rule: the I/O thread need not look twice for it.
         slice_ = _SHORT_WAIT
         while not self._closing and self._turns == turn:
-            with self._lock:
-                if is_over():
-                    break
             # In slices, so that a thread that died is noticed.
             try:
                 self._bell.get(timeout=slice_)
@@ -278,10 +274,13 @@ class Shell:
                 self._wake()
             if not self._over.locked():
                 break
+            with self._lock:
+                if is_over():
+                    break
         with self._lock:
             self._session.waited(time.monotonic() - since)
-        if not goes_on:
-            self.wait_no_more()
+            if not goes_on:
+                self._session.waiting(None)
         if self._turns != turn:
             raise CancelledError("the iterator was interrupted")
 
@@ -399,8 +398,8 @@ class Shell:
             if not isinstance(answer, Elements | Exception):
                 answer = HeadraceError(f"the worker answered with {type(answer).__name__}")
             payload = _error_of(answer) or what.buffers
-            if self._session.pace.is_open and what.buffers:
-                self._session.measured(task_id, raw_size(what.buffers), now)
+            if what.buffers:
+                self._session.measured(task_id, what.buffers, now)
             skipped = self._session.skipped
             self._deliveries += self._session.answered(task_id, number, answer, payload, now)
             if self._session.skipped > skipped:

@@ -28,7 +28,7 @@ class Task:
         self.window: Window[tuple[Elements | None, Any]] = Window()
         #: Numbers to be sent (again), in order.
         self.to_send: list[int] = []
-        #: The worker has handed out everything, and waits until it is used up.
+        #: The worker has handed out all that it had, and waits until it is used up.
         self.draining = False
         #: The worker said that nothing is left; answers to other numbers may be under way.
         self.ending = False
@@ -54,6 +54,11 @@ class Task:
         """Whether all requests wait, and none says that the answers before them are used up."""
         window = self.window
         return bool(window.unanswered) and not self.in_use and window.acknowledged > self.said
+
+    @property
+    def wants_more(self) -> bool:
+        """Whether another request may be of use: one waits with the worker, which has nothing."""
+        return not (self.draining and self.window.outstanding) or self.owes_word
 
     # --- the worker -----------------------------------------------------------------------------
 

@@ -121,7 +121,7 @@ class Turns:
             return
         self._put_off.discard(task_id)
         task.try_again()
-        while not task.ending and not (task.draining and task.window.outstanding):
+        while not task.ending and task.wants_more:
             if task.problem and task.to_send:
                 self._budget.withdraw(task_id)
                 break  # one sign of life first
@@ -131,7 +131,7 @@ class Turns:
             if not self._budget.may_ask(task_id, now):
                 if not task.owes_word:
                     break
-                if now - task.asked_at < _OWED_SECONDS:
+                if not task.draining and now - task.asked_at < _OWED_SECONDS:
                     self._wait(task_id, _OWED_SECONDS, turn)
                     break
             number = task.window.ask()

@@ -6,7 +6,7 @@ No thread, lock or clock.
 
 Rule 1. Nothing is given twice: what a task sends of a unit is dropped up to where others have got.
         Tasks give a unit's elements in order, each without gaps but for those that filters left
-        out, so one number for each unit says what came.
+        out, so one number for each unit says what came. Errors have numbers of their own between.
 Rule 2. A unit is whole when so many ordinals came as it has, or when the task that gave the last of
         it says that it is done with it: what is missing then was left out.
 Rule 3. The task that holds the unit which is waited for may always be asked; others while what is
@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from headrace.element.chunk import Chunk
+from headrace.execution.error_origins import ErrorOrigin, give_origin
 from headrace.service.dispatcher.ranges import Ranges, subtracted, united
 from headrace.service.dispatcher.rows import END, OriginRun
 from headrace.service.messages import Elements
@@ -36,6 +37,7 @@ class Found(NamedTuple):
     ordinal: int = 0
     """Of the first element of the chunk; they are consecutive."""
     error: Exception | None = None
+    """In their place, with its origin (`error_origins`)."""
     elements: int = 0
     """If there is neither: the unit is over, and had so many elements at the root."""
 
@@ -71,7 +73,7 @@ class _Unit:
     upto: int = 0
     """Everything before this ordinal came, or was left out."""
     failed: int = 0
-    """Errors that came between that and the element before."""
+    """The number of the last error that came and stands there (`Elements.failed_at`)."""
     elements: int | None = None
     """How many it has at the root, once that is known."""
 
@@ -82,17 +84,19 @@ class _Task:
 
     dealt: tuple[tuple[int, int, int, int], ...] = ()
     """As in `Elements.dealt`."""
-    unit: int = -1
-    """Of which something came last; up to which ordinal, and how many errors since that."""
-    upto: int = 0
-    failed: int = 0
 
     def place(self, number: int) -> tuple[int, int]:
-        """Return the unit of the stream with a number in dealt order, and for how many it goes."""
+        """Return the unit of the stream with a number in dealt order, and for how many it goes.
+
+        Unit -1: they are done, and what is said of them only now is known.
+        """
+        later = END
         for first, units, unit, _ in self.dealt:
             if first <= number < first + units:
                 return unit + number - first, first + units - number
-        raise LookupError(f"unit {number} in dealt order was not dealt")
+            if first > number:
+                later = min(later, first)
+        return -1, later - number
 
     def holds(self, unit: int) -> bool:
         """Whether it was dealt a unit of the stream, and may not be done with it."""
@@ -135,7 +139,9 @@ class Units:
         task = self._tasks.setdefault(task_id, _Task())
         task.dealt = answer.dealt
         if isinstance(content, Exception) and answer.failed >= 0:
-            self._fail(task, task.place(answer.failed)[0], content)
+            is_last = answer.done_from <= answer.failed < answer.done_to
+            origin = ErrorOrigin(task.place(answer.failed)[0], *answer.failed_at, is_last=is_last)
+            self._fail(origin, content)
         ends = [run for run in answer.origins if run[2] + run[3] >= END]
         row, each = 0, size // max(1, answer.count)
         for number, units, first, count in answer.origins:
@@ -144,24 +150,27 @@ class Units:
             while units:
                 unit, few = task.place(number)
                 few = min(few, units)
+                assert unit >= 0, f"unit {number} in dealt order is done, and gives elements"
                 run = (unit, few, first, count)
                 # Where each has ended with these, there is nothing else to know of them.
                 are_whole = few > 1 and first == 0 and _are_over(number, few, count, ends)
                 add = self._add_block if are_whole else self._add_pieces
-                add(task, run, content, row, each * count)
+                add(run, content, row, each * count)
                 row += few * count
                 number, units = number + few, units - few
         for number, units, elements, _ in ends:
             while units:
                 unit, few = task.place(number)
                 few = min(few, units)
-                self._end(unit, few, elements)
+                if unit >= 0:
+                    self._end(unit, few, elements)
                 number, units = number + few, units - few
         number = answer.done_from
         while number < answer.done_to:
             unit, few = task.place(number)
             few = min(few, answer.done_to - number)
-            self._finish(unit, unit + few)
+            if unit >= 0:
+                self._finish(unit, unit + few)
             number += few
 
     def give_up(self, units: Iterable[tuple[int, int]]) -> None:
@@ -179,29 +188,26 @@ class Units:
         """Tasks that something came from."""
         return set(self._tasks)
 
-    def _add_block(
-        self, task: _Task, run: tuple[int, int, int, int], chunk: Chunk, row: int, size: int
-    ) -> None:
+    def _add_block(self, run: tuple[int, int, int, int], chunk: Chunk, row: int, size: int) -> None:
         """Add all elements of units in a row, from a row of a chunk on."""
         unit, units, _, count = run
         if not self._is_new(unit, unit + units):
-            self._add_pieces(task, run, chunk, row, size)
+            self._add_pieces(run, chunk, row, size)
             return
         part = chunk.slice(row, row + units * count)
         place = bisect_right(self._starts, unit)
         self._starts.insert(place, unit)
         self._blocks.insert(place, _Block(unit, unit + units, count, part, unit, size))
         self.bytes += size * units
-        task.unit, task.upto, task.failed = unit + units - 1, count, 0
 
     def _add_pieces(
-        self, task: _Task, run: tuple[int, int, int, int], chunk: Chunk, row: int, size: int
+        self, run: tuple[int, int, int, int], chunk: Chunk, row: int, size: int
     ) -> None:
         """Add elements of units in a row, from a row of a chunk on."""
         unit, units, first, count = run
         for number in range(units):
             start = row + number * count
-            self._add_piece(task, unit + number, first, chunk.slice(start, start + count), size)
+            self._add_piece(unit + number, first, chunk.slice(start, start + count), size)
 
     def _is_new(self, start: int, stop: int) -> bool:
         """Whether nothing is known of units."""
@@ -217,9 +223,8 @@ class Units:
             return not any(start <= unit < stop for unit in self._units)
         return not any(unit in self._units for unit in range(start, stop))
 
-    def _add_piece(self, task: _Task, unit: int, first: int, chunk: Chunk, size: int) -> None:
+    def _add_piece(self, unit: int, first: int, chunk: Chunk, size: int) -> None:
         stop = first + chunk.size
-        task.unit, task.upto, task.failed = unit, stop, 0
         known = self._known(unit)
         if known is None or stop <= known.upto:
             return
@@ -231,19 +236,13 @@ class Units:
         known.upto, known.failed = stop, 0
         self.bytes += size
 
-    def _fail(self, task: _Task, unit: int, error: Exception) -> None:
-        if task.unit != unit:
-            # It begins where it was to begin.
-            start = next(
-                (first for _, units, at, first in task.dealt if at <= unit < at + units), 0
-            )
-            task.unit, task.upto, task.failed = unit, start, 0
-        task.failed += 1
-        known = self._known(unit)
-        if known is None or (task.upto, task.failed) <= (known.upto, known.failed):
+    def _fail(self, origin: ErrorOrigin, error: Exception) -> None:
+        known = self._known(origin.unit) if origin.unit >= 0 else None
+        if known is None or (origin.ordinal, origin.number) <= (known.upto, known.failed):
             return
-        known.failed = task.failed
-        known.pieces.append(_Piece(known.upto, error, 0))
+        known.upto, known.failed = origin.ordinal, origin.number
+        give_origin(error, origin)
+        known.pieces.append(_Piece(origin.ordinal, error, 0))
 
     def _known(self, unit: int) -> _Unit | None:
         """Return what is known of a unit; None: nothing more of it is wanted."""
@@ -332,6 +331,10 @@ class Units:
         chunk = block.chunk.slice(start, start + units * block.size)
         self._close_in_block(unit, block, units)
         return chunk, units
+
+    def was_read(self, unit: int) -> bool:
+        """Whether a unit was read to its end: nothing of it is here any more."""
+        return _is_among(unit, self._read)
 
     def askable(self, unit: int | None, tasks: set[int]) -> set[int] | None:
         """Return the tasks that may be asked; None: all.

@@ -17,7 +17,7 @@ import numpy as np
 from headrace.element import wire
 from headrace.element.chunk import Chunk
 from headrace.element.places import named
-from headrace.errors import CancelledError, HeadraceError
+from headrace.errors import CancelledError, FailedPreconditionError, HeadraceError
 from headrace.execution.iterator import ElementIterator
 from headrace.execution.unit_source import UnitReader, UnitSource
 from headrace.metrics import count_delivered
@@ -121,6 +121,8 @@ class ArrivingUnits:
         self._units = Units(_HELD_BYTES)
         #: Errors of no unit, to be raised next.
         self._errors: list[Exception] = []
+        #: How far units were read that are open.
+        self._reached: dict[int, int] = {}
         self._given_up: tuple[tuple[int, int], ...] = ()
         #: Elements that each worker, by address, sent.
         self._delivered: dict[str, int] = {}
@@ -133,8 +135,22 @@ class ArrivingUnits:
         return opened
 
     def open(self, unit: int, first: int) -> ArrivingUnit:
-        """Return a reader of a unit from an ordinal on."""
+        """Return a reader of a unit from an ordinal on.
+
+        Raises:
+            FailedPreconditionError: It was read already, and does not come again.
+        """
+        with self._lock:
+            if self._units.was_read(unit) or self._reached.get(unit, 0) > first:
+                raise FailedPreconditionError(_ONCE)
         return ArrivingUnit(self, unit, first)
+
+    def reached(self, unit: int, ordinal: int | None) -> None:
+        """Take note that a unit was read up to an ordinal; None: to its end."""
+        if ordinal is None:
+            self._reached.pop(unit, None)
+        else:
+            self._reached[unit] = ordinal
 
     def elements_by_worker(self) -> dict[str, int]:
         """Return how many elements each worker, by address, has sent so far."""
@@ -239,6 +255,11 @@ class ArrivingUnits:
         self._shell.close(_nothing_in_hand, is_known=self._is_joining)
 
 
+_ONCE = (
+    "the dataset reads the same elements a second time, and what is read in order over the service "
+    "comes once: write `cache` after `distribute`, where the client keeps it; a state of a "
+    "step that holds elements (a window, buckets) is gone on from in one process"
+)
 _DIED = "every worker that read them died"
 
 
@@ -264,12 +285,14 @@ class ArrivingUnit:
             raise found.error.with_traceback(None)
         if found.chunk is None:
             self._elements = found.elements
+            self._units.reached(self._unit, None)
             self._units.is_over(1)
             return None
         size = found.chunk.size
         count_delivered(size)
         ordinals = np.arange(found.ordinal, found.ordinal + size)
         self._ordinal = found.ordinal + size
+        self._units.reached(self._unit, self._ordinal)
         return found.chunk.with_places(named(self._unit, ordinals))
 
     @property

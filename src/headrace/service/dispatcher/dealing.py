@@ -27,7 +27,7 @@ from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.losses import lost_units
 from headrace.service.dispatcher.policy import Policy, Post, staying
 from headrace.service.dispatcher.ranges import common, located, numbered, subtracted, united
-from headrace.service.dispatcher.shares import next_units
+from headrace.service.dispatcher.shares import holds_suspects, next_units
 from headrace.service.dispatcher.state import (
     Dataset,
     DispatcherState,
@@ -142,6 +142,17 @@ class ExactDealing(Dealing):
                 for task in state.tasks_of(iteration)
             )
         )
+
+    def must_flush(
+        self, state: DispatcherState, iteration: Iteration, task: Task, request: GetSplit
+    ) -> bool:
+        """Whether it waits for what a death brings, which it might outlive with what it holds.
+
+        Where workers die again and again, that nothing can come back any more may never be.
+        """
+        if iteration.rest == 0:
+            return may_recover(state, iteration)
+        return holds_suspects(iteration, task, request.done)
 
     def check(self, state: DispatcherState, dataset: Dataset, opening: OpenIteration) -> None:
         """Refuse a dataset whose elements cannot be told apart.

@@ -13,6 +13,7 @@ from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.clients import addresses, leave
 from headrace.service.dispatcher.decision import Decision, Moment
 from headrace.service.dispatcher.modes import name_of, policy_for
+from headrace.service.dispatcher.registration import describe_difference
 from headrace.service.dispatcher.state import (
     Dataset,
     DispatcherState,
@@ -150,8 +151,8 @@ def _check_same_job(
         )
     if known.fingerprint != dataset.fingerprint:
         differences.append(
-            f"Existing dataset: <{known.dataset_id}>; got <{dataset.dataset_id}>, which says "
-            "something else"
+            f"Existing dataset: <{known.dataset_id}>; got <{dataset.dataset_id}>: "
+            f"{describe_difference(known.steps, dataset.steps)}"
         )
     if differences:
         name = request.job_name or f"(client {request.client_id}'s own)"

@@ -127,6 +127,12 @@ class Policy(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} deals units, and does not say which")
 
+    def must_flush(
+        self, state: DispatcherState, iteration: Iteration, task: Task, request: GetSplit
+    ) -> bool:
+        """Whether a task that is to wait gives what its steps hold (`SplitGranted.flush`)."""
+        return False
+
     @abstractmethod
     def lost(self, state: DispatcherState, iteration: Iteration) -> tuple[LostUnits, ...]:
         """Return what is missing of a finished iteration."""

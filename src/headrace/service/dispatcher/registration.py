@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from itertools import zip_longest
 
 from headrace.errors import AlreadyExistsError, FailedPreconditionError, UnavailableError
 from headrace.service import messages
@@ -14,6 +16,7 @@ from headrace.service.dispatcher.state import Dataset, DispatcherState
 from headrace.service.dispatcher.updates import Update
 
 __all__ = [
+    "describe_difference",
     "get_dataset",
     "ping",
     "register_dataset",
@@ -69,8 +72,28 @@ def register_dataset(
         compression=request.compression,
         anonymous=request.anonymous,
         origins=request.origins,
+        steps=request.steps,
     )
     return Decision(updates=(registered,), reply=messages.DatasetRegistered(dataset_id=dataset_id))
+
+
+def describe_difference(known: Sequence[tuple[str, str]], given: Sequence[tuple[str, str]]) -> str:
+    """Say in which step two datasets differ whose fingerprints do.
+
+    Args:
+        known: Names of the steps of the one that is here, each with a fingerprint.
+        given: Those of the other one.
+    """
+    for number, (old, new) in enumerate(zip_longest(known, given), 1):
+        if old is None or new is None or old[0].split(" ")[0] != new[0].split(" ")[0]:
+            was, is_ = (each[0] if each else "none" for each in (old, new))
+            return f"step {number} is {is_}, and was {was}"
+        if old[1] != new[1]:
+            return (
+                f"step {number}, {new[0]}, has other arguments, another function or other data "
+                "(arrays that are drawn at random differ at each start: give them a seed)"
+            )
+    return "what its functions look up in their modules differs"
 
 
 def _check_equal(known: Dataset, request: messages.RegisterDataset) -> None:
@@ -82,7 +105,8 @@ def _check_equal(known: Dataset, request: messages.RegisterDataset) -> None:
     if known.compression != request.compression:
         differences.append(f"compression: {known.compression!r}; got {request.compression!r}")
     if not differences and known.fingerprint != request.fingerprint:
-        differences.append("elements of the same structure come from a different plan")
+        what = describe_difference(known.steps, request.steps)
+        differences.append(f"elements of the same structure come from a different plan: {what}")
     if differences:
         raise AlreadyExistsError(
             "Datasets with the same ID should have the same structure and content, got diff for "

@@ -9,14 +9,25 @@ Rule 3. Units that came back are dealt first; one that came back in part, by its
 Rule 4. Units that are suspected to kill workers are dealt in small groups, each to a task that
         holds nothing and gets nothing else until they are done; what others hold does not die with
         them. As with rule 2, a task that gets nothing done meanwhile is dealt more all the same.
+Rule 5. A task that waits because of rule 4 gives all that its steps hold (`holds_suspects`): above
+        a shuffle of values its units would else be done only with many others, which it does not
+        get. So does one that waits for what others may lose, where nothing is left to deal.
 """
 
 from __future__ import annotations
 
-from headrace.service.dispatcher.ranges import at_least, common, count, located, subtracted, united
+from headrace.service.dispatcher.ranges import (
+    Ranges,
+    at_least,
+    common,
+    count,
+    located,
+    subtracted,
+    united,
+)
 from headrace.service.dispatcher.state import Iteration, Task
 
-__all__ = ["next_units"]
+__all__ = ["holds_suspects", "next_units"]
 
 _MOST_WANTED = 1 << 32
 _INFINITE_SHARE = 1 << 16
@@ -67,19 +78,28 @@ def _choose(
     if suspects:
         start, stop = suspects[0]
         group = _apart(iteration, start, min(stop, start + iteration.suspects_at_once))
-    held = subtracted(((done, task.dealt),), at_least(task.returned, done))
-    if group is not None and not held:
+    if group is not None and not _held(task, done):
         return group
-    if iteration.suspects and not is_impatient:
-        places = located(task.runs, task.done, held)
-        if common(places, iteration.suspects):
-            return None
+    if not is_impatient and holds_suspects(iteration, task, done):
+        return None
     if others:
         return _apart(iteration, *others[0])
     if iteration.positions != iteration.next:
         end = iteration.positions or 0
         return iteration.next, end if end > 0 else iteration.next + _MOST_WANTED
     return group if is_impatient else None
+
+
+def holds_suspects(iteration: Iteration, task: Task, done: int) -> bool:
+    """Whether units of a task that are not done are suspected to kill workers."""
+    if not iteration.suspects:
+        return False
+    return bool(common(located(task.runs, task.done, _held(task, done)), iteration.suspects))
+
+
+def _held(task: Task, done: int) -> Ranges:
+    """Return the units of a task, in dealt order, that are not done."""
+    return subtracted(((done, task.dealt),), at_least(task.returned, done))
 
 
 def _apart(iteration: Iteration, start: int, stop: int) -> tuple[int, int]:

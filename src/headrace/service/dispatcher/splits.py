@@ -14,6 +14,7 @@ from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.dealing import may_recover
 from headrace.service.dispatcher.decision import Decision, Moment
 from headrace.service.dispatcher.modes import policy_of
+from headrace.service.dispatcher.policy import Policy
 from headrace.service.dispatcher.ranges import (
     Ranges,
     at_least,
@@ -28,7 +29,6 @@ from headrace.service.dispatcher.tasks import workers_task
 __all__ = ["checked_parts", "checked_units", "get_split", "hand_back"]
 
 _NOTHING_LEFT = messages.SplitGranted(start=0, stop=0)
-_WAIT = messages.SplitGranted(start=0, stop=0, wait=True)
 
 
 def get_split(state: DispatcherState, request: messages.GetSplit, moment: Moment) -> Decision:
@@ -59,21 +59,28 @@ def get_split(state: DispatcherState, request: messages.GetSplit, moment: Moment
     if task.phase is not TaskPhase.RUNNING or state.workers[task.worker_id].leaving:
         # A finished task has no readers, and a leaving worker delivers only what it has.
         return Decision(reply=_NOTHING_LEFT)
+    policy = policy_of(state, iteration)
     if iteration.rest == 0:
         waits = _may_come_back(state, iteration)
-        return Decision(reply=_WAIT if waits else _NOTHING_LEFT)
+        return Decision(reply=_wait(policy, state, task, request) if waits else _NOTHING_LEFT)
     waited = moment.now - moment.presence.dealt[iteration.iteration_id]
     is_impatient = waited > moment.limits.share_patience
-    policy = policy_of(state, iteration)
     units = policy.next_units(state, iteration, task, request, is_impatient=is_impatient)
     if units is None:
-        return Decision(reply=_WAIT)
+        return Decision(reply=_wait(policy, state, task, request))
     start, stop = units
     dealt = updates.UnitsDealt(
         task_id=task.task_id, number=request.number, start=start, stop=stop, done=request.done
     )
     rows = iteration.parts.get(start, ())
     return Decision(updates=(dealt,), reply=_granted(iteration, start, stop, rows))
+
+
+def _wait(
+    policy: Policy, state: DispatcherState, task: Task, request: messages.GetSplit
+) -> messages.SplitGranted:
+    flush = policy.must_flush(state, state.iterations[task.iteration_id], task, request)
+    return messages.SplitGranted(start=0, stop=0, wait=True, flush=flush)
 
 
 def _granted(iteration: Iteration, start: int, stop: int, rows: Ranges) -> messages.SplitGranted:

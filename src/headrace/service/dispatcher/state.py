@@ -67,6 +67,8 @@ class Dataset(msgspec.Struct):
     #: Nobody was given its id to keep.
     anonymous: bool = False
     origins: bool = False
+    #: Names of its steps, each with a fingerprint.
+    steps: tuple[tuple[str, str], ...] = ()
 
 
 class Worker(msgspec.Struct):

@@ -95,6 +95,8 @@ class DatasetRegistered(Fact, frozen=True):
     """Nobody was given its id to keep: it may be forgotten when nobody uses it."""
     origins: bool = False
     """Its elements have origins (`rows`)."""
+    steps: tuple[tuple[str, str], ...] = ()
+    """Names of its steps, each with a fingerprint."""
 
 
 class DatasetKept(Fact, frozen=True):

@@ -53,6 +53,8 @@ class RegisterDataset(Question[DatasetRegistered], frozen=True):
     origins: bool = False
     """Each element comes from one unit, or is made of elements of units: it can be visited exactly
     once."""
+    steps: tuple[tuple[str, str], ...] = ()
+    """Its steps by name, each with a fingerprint of its own: for messages about what differs."""
 
 
 class PlanReceived(Message, frozen=True):

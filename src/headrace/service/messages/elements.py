@@ -55,6 +55,10 @@ class Elements(Message, frozen=True):
     """With `error`, where elements are wanted in order: the unit, in dealt order, that it is of."""
     is_mixed: bool = False
     """The origins are in another order than the elements."""
+    failed_at: tuple[int, int] = (0, 0)
+    """With `failed`: where the error stands in the unit. (ordinal of the element before which it
+    stands, its number among those that stand there, from 1 on; 0: the element before that one has
+    failed itself)"""
 
 
 class GetElements(Question[Elements], frozen=True):

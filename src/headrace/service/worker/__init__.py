@@ -31,6 +31,8 @@ What does it:
     producer      a thread that cuts an iterator's elements into portions
     file_producer one that writes them to files
     preloading    modules that are imported before the first task
+    outlet        where its portions go: the contract
+    unit_ends     when it is said of units that they ended
     feed          where a producer waits for room and for units
     meters        what is done for each task, for heartbeats and metrics
     gauges        what Prometheus is told

@@ -41,6 +41,8 @@ class Grant:
     """Not empty: it is one unit, and only these of its elements are wanted."""
     is_alone: bool = False
     """What comes of them is to be delivered at once: workers died with these units before."""
+    is_pause: bool = False
+    """No units now, but later; what steps of the plan hold is to be delivered."""
 
 
 @dataclass

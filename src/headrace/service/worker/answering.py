@@ -48,6 +48,7 @@ def answer(
             skipped=content.skipped,
             dealt=content.dealt,
             failed=content.failed,
+            failed_at=content.failed_at,
             is_mixed=content.is_mixed,
         )
         request.reply(message, frame_of(content))

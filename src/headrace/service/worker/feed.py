@@ -73,7 +73,7 @@ class Feed:
             self._changed.notify_all()
 
     def grant(self, grant: Grant) -> None:
-        """Give the producer units, or let it know that no more come."""
+        """Give the producer units, or let it know that no more come, or none for now."""
         with self._changed:
             self._granted = grant
             if grant.units is not None:
@@ -169,7 +169,8 @@ class Feed:
             if self._granted is None:
                 raise CancelledError("the task was called off")
             grant, self._granted = self._granted, None
-            self._is_alone, self._has_no_more_units = grant.is_alone, grant.units is None
+            self._is_alone = grant.is_alone
+            self._has_no_more_units = grant.units is None and not grant.is_pause
             return None if self._has_no_more_units else grant
 
     def origins(

@@ -30,8 +30,8 @@ from headrace.saved.full_disk import Patience
 from headrace.service.messages import SavedFile, SaveOrder
 from headrace.service.worker.failure import describe
 from headrace.service.worker.opening import state_after, units_begun, units_whole
+from headrace.service.worker.outlet import Outlet
 from headrace.service.worker.portion import Portion
-from headrace.service.worker.producer import Outlet
 
 __all__ = ["FileOutlet", "FileProducer"]
 

@@ -20,8 +20,9 @@ Rule 6. A client that is gone gets nothing more. What it did not acknowledge is 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import replace
 from typing import TypeVar
+
+from msgspec.structs import replace
 
 from headrace.errors import AbortedError, CancelledError, DeadlineExceededError
 from headrace.service.dispatcher.ranges import (

@@ -48,6 +48,7 @@ class Meter:
         self._stages: dict[str, float] = {}
         #: The classes of steps, with those that they are derived from, by name.
         self.kinds: set[str] = set()
+        self._made: set[type] = set()
         #: Of steps, by `id`.
         self._names: dict[int, tuple[weakref.ref[ElementIterator], str]] = {}
 
@@ -81,7 +82,10 @@ class Meter:
         """Learn the name of a step (`execution.watch_point`); nothing stands in its place."""
         kind = node.kind or type(node).__name__
         place = f" at {node.location}" if node.location else ""
-        self.kinds.update(kind.__qualname__ for kind in type(iterator).__mro__)
+        made = type(iterator)
+        if made not in self._made:
+            self._made.add(made)
+            self.kinds.update(kind.__qualname__ for kind in made.__mro__)
         number, names = id(iterator), self._names
         # One that cannot be referred to weakly goes without a name.
         with contextlib.suppress(TypeError):

@@ -10,11 +10,11 @@ from headrace.element.chunk import Chunk
 from headrace.element.places import rows_of
 from headrace.errors import FailedPreconditionError, NotFoundError
 from headrace.execution.build import Watch, start
-from headrace.execution.dealer import UnitPart
+from headrace.execution.dealer import Pause, UnitPart
 from headrace.execution.dealt import DealtPlan, units_done
 from headrace.execution.iterator import ElementIterator, State
 from headrace.execution.opens_files import opens_files
-from headrace.execution.origins import in_order, runs_of
+from headrace.execution.origins import in_order, one_run_of, runs_of
 from headrace.plan.elementwise import Map
 from headrace.plan.node import Node
 from headrace.plan.serialize import load_plan
@@ -34,6 +34,7 @@ __all__ = [
     "state_after",
     "units_begun",
     "units_ended",
+    "units_given",
     "units_whole",
 ]
 
@@ -112,9 +113,13 @@ def _in_rounds(
     )
 
 
-def _granted(next_units: Callable[[], Grant | None]) -> tuple[int, int] | UnitPart | None:
+def _granted(
+    next_units: Callable[[], Grant | None],
+) -> tuple[int, int] | UnitPart | Pause | None:
     """Return the next units as the engine wants them."""
     grant = next_units()
+    if grant is not None and grant.is_pause:
+        return Pause.PAUSE
     if grant is None or not grant.rows:
         return None if grant is None else grant.units
     assert grant.units is not None
@@ -159,11 +164,19 @@ def origins_of(chunk: Chunk) -> tuple[tuple[OriginRun, ...], bool]:
     """
     assert chunk.places is not None, "the plan was started without origins"
     units, ordinals = rows_of(chunk.places)
+    run = one_run_of(units, ordinals)
+    if run is not None:
+        return (run,), False
     steps = units[1:] - units[:-1]
     is_mixed = bool((steps < 0).any() or ((steps == 0) & (ordinals[1:] < ordinals[:-1])).any())
     if is_mixed:
         units, ordinals = in_order(units, ordinals)
     return runs_of(units, ordinals), is_mixed
+
+
+def units_given(iterator: ElementIterator) -> int:
+    """Return of how many units, in dealt order, everything was yielded before the last pause."""
+    return iterator.given if isinstance(iterator, DealtPlan) else 0
 
 
 def units_ended(iterator: ElementIterator) -> tuple[tuple[int, int, int], ...]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from headrace.service.dispatcher.rows import OriginRun
 from headrace.service.messages import Elements, SavedFile
@@ -12,8 +13,7 @@ from headrace.transport.channel import Buffer
 __all__ = ["Answer", "Portion"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Portion:
+class Portion(msgspec.Struct, frozen=True, kw_only=True):
     """Consecutive elements of a task, encoded, or the error that stands in an element's place."""
 
     first: int
@@ -30,6 +30,8 @@ class Portion:
     error: Exception | None = None
     failed: int = -1
     """The unit, in dealt order, whose element failed, where units come one after the other."""
+    failed_at: tuple[int, int] = (0, 0)
+    """Where it stands in that unit (`messages.Elements.failed_at`)."""
     origins: tuple[OriginRun, ...] = ()
     """Whence its elements are, in dealt order, where the task's elements have origins; with the
     ordinals after the last of units that ended (`rows`)."""
@@ -37,27 +39,42 @@ class Portion:
     """Not for clients: files that are whole, with all elements since the portion before."""
     is_mixed: bool = False
     """The origins are not in the order of the elements."""
-    begun: int = field(default=0, compare=False)
+    begun: int = 0
     """Of units from this one on, in dealt order, nothing was in an earlier portion."""
-    index: int = field(default=0, compare=False)
+    index: int = 0
     """Its place among the task's portions."""
     whole: int = 0
     """Rounds that arrived at every consumer, where the task is read in rounds."""
-    done: int = field(default=0, compare=False)
+    done: int = 0
     """Of units before this one the dispatcher knew that they are done, when it was given."""
     rows: tuple[int, int] | None = None
     """Which of the elements in `buffers` it is: (start, stop); None: all."""
-    is_shared: bool = field(default=False, compare=False)
+    is_shared: bool = False
     """Others get the same memory: nobody may write into it."""
     skipped: int = 0
     """Elements before the first that whoever gets it did not get, because they had gone."""
-    dealt: tuple[tuple[int, int, int, int], ...] = field(default=(), compare=False)
+    dealt: tuple[tuple[int, int, int, int], ...] = ()
     """What the task was dealt until then (`messages.Elements.dealt`), where that is said."""
 
     @property
     def units(self) -> int:
         """Number of units that are whole with this portion."""
         return self.done_to - self.done_from
+
+    def __eq__(self, other: object) -> bool:
+        """Whether it is the same, whoever gets it and when."""
+        if not isinstance(other, Portion):
+            return NotImplemented
+        return all(getattr(self, name) == getattr(other, name) for name in _COMPARED)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+_COMPARED = tuple(
+    name
+    for name in Portion.__struct_fields__
+    if name not in ("begun", "index", "done", "is_shared", "dealt")
+)
 
 
 Answer = Portion | Elements | Exception

@@ -11,6 +11,8 @@ Rule 4. Whatever happens, the outlet hears of the end.
 Rule 5. What is in hand is put before units are waited for (`hand_over`), be it on this thread or on
         one of the plan's that reads ahead: there may be none for long. What comes then is put at
         once, so that nobody makes more than two portions where there was room for one.
+Rule 6. After a pause, before which the plan's steps gave all that they held, a portion without
+        elements says that all units so far are whole: clients say at once what they used.
 """
 
 from __future__ import annotations
@@ -19,30 +21,33 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable
-from typing import Protocol
+from collections.abc import Callable
 
 from headrace.element import wire
 from headrace.element.chunk import Chunk, concatenate
 from headrace.element.places import joined
 from headrace.errors import HeadraceError, UserFunctionError
-from headrace.execution.begun import begun_units, failed_unit
+from headrace.execution.begun import begun_units
+from headrace.execution.error_origins import ErrorOrigin, origin_of_error
 from headrace.execution.iterator import ElementIterator, State
 from headrace.execution.origins import by_unit
 from headrace.metrics import count_user_function_error
-from headrace.service.dispatcher.rows import OriginRun
+from headrace.service.dispatcher.rows import END, OriginRun
 from headrace.service.worker.failure import describe, for_clients
 from headrace.service.worker.opening import (
     origins_of,
     state_after,
     units_begun,
     units_ended,
+    units_given,
     units_whole,
 )
+from headrace.service.worker.outlet import Outlet
 from headrace.service.worker.portion import Portion
+from headrace.service.worker.unit_ends import UnitEnds
 from headrace.transport.channel import Buffer
 
-__all__ = ["MOST_ELEMENTS", "Outlet", "Producer", "next_limit"]
+__all__ = ["MOST_ELEMENTS", "Producer", "next_limit"]
 
 _log = logging.getLogger(__name__)
 
@@ -50,32 +55,6 @@ MOST_ELEMENTS = 1 << 16
 _PORTION_BYTES = 1 << 20
 _PORTION_SECONDS = 0.005
 _MOST_FAILURES = 100
-
-
-class Outlet(Protocol):
-    """Where a producer's portions go."""
-
-    @property
-    def puts_at_once(self) -> bool:
-        """Whether what is yielded is to be put at once, before more is asked for."""
-
-    @property
-    def most(self) -> int | None:
-        """How many elements the next portion may have; None: as is usual."""
-
-    def wait_for_room(self) -> bool:
-        """Wait until another portion may be made; False: nothing more is wanted."""
-
-    def origins(
-        self, runs: Iterable[OriginRun], ended: Iterable[tuple[int, int, int]]
-    ) -> tuple[OriginRun, ...]:
-        """Return origins in dealt order, given those by units of the stream."""
-
-    def put(self, portion: Portion) -> None:
-        """Take a portion."""
-
-    def end(self, failure: str | None) -> None:
-        """Take note that no portion will follow, and why, if the task failed."""
 
 
 def next_limit(
@@ -135,6 +114,7 @@ class Producer:
         self._most_elements = most_elements
         self._says_origins = says_origins
         self._in_order = in_order
+        self._ends = UnitEnds(in_order=in_order)
         #: What is read, while it is.
         self._iterator: ElementIterator | None = None
         #: Held while something is put and counted: a thread of the plan may hand over, too.
@@ -149,6 +129,8 @@ class Producer:
         #: Units that are whole with what was counted, and with what was put.
         self._units = self._units_put = 0
         self._touched = 0
+        #: Those that were dealt before the last pause.
+        self._given = 0
         self._thread = threading.Thread(target=self._run, name=f"headrace-{name}", daemon=True)
 
     def start(self) -> None:
@@ -169,6 +151,11 @@ class Producer:
         with self._hand:
             self._was_parted = self._was_parted or bool(self._in_hand)
             self._put_hand()
+            given = 0 if self._iterator is None else units_given(self._iterator)
+            if given > self._given:
+                self._given = self._units = self._touched = given
+                before, self._units_put = self._units_put, given
+                self._put_nothing(before, self._ended())
 
     def _run(self) -> None:
         failure: str | None = None
@@ -253,7 +240,7 @@ class Producer:
             knows = self._counts_units and isinstance(error, Exception)
             state = iterator.get_state() if knows else None
             # A unit that ends with a failure is whole with it, and nobody needs it again.
-            self._put_error(said, state, units_begun(iterator))
+            self._put_error(said, state, units_begun(iterator), origin_of_error(error))
             if not isinstance(error, Exception):
                 return describe(error)
             failures = failures + 1 if str(said) == last_words else 1
@@ -284,22 +271,28 @@ class Producer:
     def _put_ends(self) -> None:
         """Say which units ended that no portion was put after, where they are wanted in order."""
         with self._hand:
-            ended = self._ended() if self._in_order else ()
+            ended = self._ended(at_end=True) if self._in_order else ()
             if ended:
-                self._outlet.put(
-                    Portion(
-                        first=self._produced,
-                        done_from=self._units_put,
-                        done_to=self._units_put,
-                        touched=self._touched,
-                        origins=self._outlet.origins((), ended),
-                    )
-                )
+                self._put_nothing(self._units_put, ended)
 
-    def _ended(self) -> tuple[tuple[int, int, int], ...]:
-        """Return the units that ended since the last time, with the number of their elements."""
+    def _put_nothing(self, done_from: int, ended: tuple[OriginRun, ...]) -> None:
+        """Put a portion without elements: it says of units that they are whole, or ended."""
+        self._outlet.put(
+            Portion(
+                first=self._produced,
+                done_from=done_from,
+                done_to=self._units_put,
+                touched=self._touched,
+                origins=ended,
+            )
+        )
+
+    def _ended(self, *, at_end: bool = False) -> tuple[OriginRun, ...]:
+        """Return what is to be said of units that ended (`rows`)."""
         iterator = self._iterator if self._says_origins else None
-        return () if iterator is None else units_ended(iterator)
+        ended = () if iterator is None else units_ended(iterator)
+        runs = self._outlet.origins((), ended) if ended else ()
+        return self._ends.due(runs, END if at_end else self._units)
 
     def _count(self, state: State, begun_at_most: int) -> None:
         """Count the units that are whole at a state, and those that were begun before it."""
@@ -312,7 +305,7 @@ class Producer:
         chunk: Chunk,
         done_from: int,
         done_to: int,
-        ended: tuple[tuple[int, int, int], ...],
+        ended: tuple[OriginRun, ...],
     ) -> None:
         buffers: list[Buffer] = []
         error: HeadraceError | None = None
@@ -322,7 +315,7 @@ class Producer:
             buffers = wire.encode(chunk)
         except HeadraceError as raised:
             error = raised
-        size = sum(memoryview(buffer).nbytes for buffer in buffers)
+        size = sum([memoryview(buffer).nbytes for buffer in buffers])
         if chunk.size > 1 and (error is not None or size > self._largest):
             # Perhaps it is one element that cannot be sent: the others can.
             middle = chunk.size // 2
@@ -333,7 +326,7 @@ class Producer:
         is_mixed = False
         if self._says_origins:
             runs, is_mixed = origins_of(chunk)
-            runs = self._outlet.origins(runs, ended)
+            runs = self._outlet.origins(runs, ()) + ended
         number, self._produced = self._produced, self._produced + chunk.size
         self._outlet.put(
             Portion(
@@ -348,11 +341,16 @@ class Producer:
                 origins=runs,
                 is_mixed=is_mixed,
                 failed=runs[0][0] if error is not None and runs else -1,
+                failed_at=(runs[0][2] + 1, 0) if error is not None and runs else (0, 0),
             )
         )
 
     def _put_error(
-        self, error: HeadraceError, state: State | None = None, begun_at_most: int = 0
+        self,
+        error: HeadraceError,
+        state: State | None = None,
+        begun_at_most: int = 0,
+        origin: ErrorOrigin | None = None,
     ) -> None:
         """Put an error.
 
@@ -360,6 +358,7 @@ class Producer:
             error: Which.
             state: That of the iterator after it, where it counts units and that is known.
             begun_at_most: From which unit on nothing was yielded.
+            origin: Where it stands among the elements, if that is known.
         """
         if isinstance(error, UserFunctionError):
             count_user_function_error()
@@ -370,6 +369,10 @@ class Producer:
                 self._touched = max(self._touched, begun_at_most)
             before, self._units_put = self._units_put, self._units
             ended = self._ended()
+            failed = -1
+            if origin is not None and self._in_order:
+                run = (origin.unit, 1, origin.element, 1)
+                ((failed, *_),) = self._outlet.origins((run,), ())
             self._outlet.put(
                 Portion(
                     first=self._produced,
@@ -377,8 +380,9 @@ class Producer:
                     done_from=before,
                     done_to=self._units,
                     touched=self._touched,
-                    origins=self._outlet.origins((), ended) if ended else (),
-                    failed=-1 if state is None else failed_unit(state),
+                    origins=ended,
+                    failed=failed,
+                    failed_at=(0, 0) if origin is None else (origin.ordinal, origin.number),
                 )
             )
 

@@ -22,8 +22,10 @@ Rule 6. An index belongs to the client that first asked with it. A client that i
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeVar
+
+from msgspec.structs import replace
 
 from headrace.errors import AbortedError, FailedPreconditionError
 from headrace.service.dispatcher.ranges import Ranges, first, united

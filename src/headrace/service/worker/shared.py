@@ -20,8 +20,10 @@ Rule 6. A client holds no more unacknowledged than two portions, or `client_byte
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
+
+from msgspec.structs import replace
 
 from headrace.errors import AbortedError, CancelledError, HeadraceError, InvalidArgumentError
 from headrace.service.dispatcher.ranges import Ranges, first

@@ -63,6 +63,8 @@ class Task(Generic[R]):
         """When it is finished although the dispatcher did not answer."""
         self._worker_id = worker_id
         self._units = UnitAsking() if definition.deals else None
+        #: How many grants there were when it was last told to pause: then nothing is held.
+        self._paused_after = 0
         self._hand_out = hand_out
         #: The producer has made a portion, and was not let make another.
         self._waits_for_room = False
@@ -214,7 +216,11 @@ class Task(Generic[R]):
                 )
             )
         else:
-            if granted.wait:
+            if granted.flush and self._paused_after < self._units.number:
+                self._paused_after = self._units.number
+                self._units.is_wanted, self._units.ask_at = False, math.inf
+                actions.grants.append(Grant(producer=self.producer, is_pause=True))
+            elif granted.wait:
                 actions.waits.append(self.producer)
             self._end_units(actions)
 

@@ -1,0 +1,107 @@
+"""A pause among dealt units: what steps hold comes before it, and what is dealt later goes on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+import headrace as hr
+from headrace.execution.build import start
+from headrace.execution.dealer import NextUnits, Pause, UnitPart
+from headrace.execution.dealt import DealtPlan
+from headrace.execution.origins import Ended
+
+Dataset = hr.Dataset
+
+
+def tens(number: int) -> hr.Dataset:
+    return Dataset.range(10 * number, 10 * number + 10)
+
+
+def units() -> hr.Dataset:
+    return Dataset.range(12).interleave(tens, cycle_length=3)
+
+
+PLANS: dict[str, Callable[[], hr.Dataset]] = {
+    "a shuffle of values": lambda: units().shuffle(1000, seed=3),
+    "a batch": lambda: units().batch(7),
+    "steps that read ahead": lambda: (
+        units()
+        .map(lambda x: x, num_parallel_calls=2)
+        .shuffle(30, seed=3)
+        .map(lambda x: x, num_parallel_calls=2)
+        .batch(4)
+        .prefetch(3)
+    ),
+    "a filter": lambda: units().filter(lambda x: x % 10 < 3).shuffle(1000, seed=3),
+    "passes": lambda: Dataset.range(4).flat_map(tens).shuffle(1000, seed=3).repeat(3),
+    "nothing that holds": lambda: Dataset.range(12).map(lambda x: x),
+}
+
+
+def expected(name: str) -> Counter[int]:
+    return Counter(int(x) for each in PLANS[name]().as_numpy_iterator() for x in each.ravel())
+
+
+def dealt(plan: hr.Dataset, grants: list[tuple[int, int] | UnitPart | Pause], seen: list[int]):
+    """Return an iterator over what is dealt, and note how many elements came before each grant."""
+    pending = iter(grants)
+    got: list[int] = []
+
+    def next_units() -> tuple[int, int] | UnitPart | Pause | None:
+        seen.append(len(got))
+        return next(pending, None)
+
+    deal: NextUnits = next_units
+    iterator = start(plan.plan, seed=7, units=deal, origins=True)
+    assert isinstance(iterator, DealtPlan)
+    return iterator, got
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_all_that_was_dealt_before_a_pause_comes_before_what_is_dealt_after_it(name: str) -> None:
+    before: list[int] = []
+    iterator, got = dealt(
+        PLANS[name](), [(0, 5), (5, 7), Pause.PAUSE, (7, 8), Pause.PAUSE, (8, 12)], before
+    )
+    given = []
+    while (chunk := iterator.next_chunk(4)) is not None:
+        given.append(iterator.given)
+        got += [int(x) for row in chunk.rows() for x in row.ravel()]
+    iterator.close()
+
+    all_of_it = expected(name)
+    assert Counter(got) == all_of_it
+    assert sorted(set(given) - {0}) == [7, 8], "units that were whole after each pause"
+    of_a_unit = len(got) // 12
+    # Asked for units: at first, for more, in vain, and after the pause again.
+    assert before[3] >= 7 * of_a_unit
+    assert before[5] >= 8 * of_a_unit
+
+
+def test_units_that_ended_are_said_with_the_pause_and_parts_follow_it() -> None:
+    before: list[int] = []
+    plan = Dataset.range(12).flat_map(tens).filter(lambda x: x >= 20).shuffle(1000, seed=3)
+    part = UnitPart(unit=4, wanted=((8, None),))
+    iterator, got = dealt(plan, [(0, 3), Pause.PAUSE, part, Pause.PAUSE, (5, 6)], before)
+    ended: list[list[Ended]] = []
+    while (chunk := iterator.next_chunk(100)) is not None:
+        ended.append(list(iterator.take_ended()))
+        got += [int(x) for x in chunk.rows()]
+    iterator.close()
+    assert sorted(got[:10]) == list(range(20, 30))
+    assert sorted(got[10:12]) == [48, 49]
+    assert sorted(got[12:]) == list(range(50, 60))
+    assert sum(each.units for each in ended[0]) == 3
+
+
+def test_a_plan_that_is_one_unit_holds_nothing_before_it_is_dealt() -> None:
+    plan = Dataset.from_generator(lambda: [1, 2, 3])
+    before: list[int] = []
+    iterator, got = dealt(plan, [Pause.PAUSE, Pause.PAUSE, (0, 1)], before)
+    while (chunk := iterator.next_chunk(100)) is not None:
+        got += [int(x) for x in chunk.rows()]
+    iterator.close()
+    assert got == [1, 2, 3]

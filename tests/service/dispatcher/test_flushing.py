@@ -1,0 +1,83 @@
+"""A task that waits for what a death brings is to give what it holds: nobody waits for it then."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headrace.service import messages
+from headrace.service.messages import SplitGranted
+from tests.service.dispatcher.scenario import DYNAMIC, Scenario
+
+EXACTLY: dict[str, Any] = {
+    "processing_mode": DYNAMIC,
+    "visitation": "exactly_once",
+    "job_name": "job",
+}
+WAIT = SplitGranted(start=0, stop=0, wait=True)
+FLUSH = SplitGranted(start=0, stop=0, wait=True, flush=True)
+
+
+@pytest.fixture
+def scene(scene: Scenario) -> Scenario:
+    """Twenty units, and two workers."""
+    scene.register(20, origins=True)
+    scene.add_worker("v")
+    scene.add_worker("w")
+    return scene
+
+
+def settle(scene: Scenario, task_id: int) -> None:
+    scene.ask(messages.SettleTask(client_id="c", task_id=task_id, received=(), touched=()))
+    scene.check()
+
+
+def suspected(scene: Scenario) -> int:
+    """Let two workers die with unit 0, of which nothing came; return the task of a third one."""
+    for worker_id, task_id, next_one in (("v", 4000, "x"), ("x", 4002, "y")):
+        assert scene.split(task_id, want=1) == (0, 1)
+        scene.lose(worker_id)
+        settle(scene, task_id)
+        scene.add_worker(next_one)
+    return 4003
+
+
+def test_who_holds_a_suspect_gives_all_that_it_holds_and_gets_more_when_that_is_done(
+    scene: Scenario,
+) -> None:
+    scene.open("c", **EXACTLY)
+    task_id = suspected(scene)
+    granted = scene.deal(task_id, want=1)
+    assert (granted.start, granted.stop, granted.alone) == (0, 1, True)
+    assert scene.deal(task_id) == FLUSH
+    assert scene.deal(task_id, done=1).start == 1
+    scene.check()
+
+
+def test_who_waits_for_what_others_may_have_lost_gives_all_that_it_holds(scene: Scenario) -> None:
+    scene.open("c", **EXACTLY)
+    scene.split(4001, want=1)
+    scene.lose("w")
+    while scene.state.iterations[2000].rest:
+        scene.split(4000)
+    assert scene.deal(4000) == FLUSH, "what came of the lost one is not known yet"
+    settle(scene, 4001)
+    assert scene.split(4000) == (0, 1)
+    assert scene.deal(4000) == SplitGranted(start=0, stop=0), "nothing is left"
+
+
+def test_who_has_its_share_waits_and_keeps_what_it_holds(scene: Scenario) -> None:
+    scene.open("c", **EXACTLY)
+    while not (granted := scene.deal(4000)).wait:
+        pass
+    assert granted == WAIT
+
+
+def test_at_most_once_nobody_gives_before_the_end(scene: Scenario) -> None:
+    scene.open("c", processing_mode=DYNAMIC, visitation="at_most_once")
+    scene.split(4001, want=1)
+    scene.lose("w")
+    while scene.state.iterations[2000].rest:
+        scene.split(4000)
+    assert scene.deal(4000) == WAIT
