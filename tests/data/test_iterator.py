@@ -86,8 +86,11 @@ def test_what_is_no_state_of_this_version_is_refused():
     old = {"version": 1, "plan": "3a", "seed": 1, "epoch": 0, "skip": 0, "at": None}
     with pytest.raises(FailedPreconditionError, match="version 1, and this Headrace reads"):
         iterator.set_state(old)
-    with pytest.raises(FailedPreconditionError, match="positions"):
-        iterator.set_state({**state, "at": {"positions": {}}})
+    with pytest.raises(FailedPreconditionError, match="directions"):
+        iterator.set_state({**state, "at": {"directions": {}}})
+    iterator.set_state({**state, "at": {"positions": {}}})
+    with pytest.raises(FailedPreconditionError, match="does not say which elements"):
+        next(iterator)
 
 
 def test_a_function_whose_code_changed_is_warned_of():

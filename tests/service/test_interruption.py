@@ -190,7 +190,9 @@ def test_a_state_is_refused_when_it_is_asked_for_after_an_interruption_too(
         with pytest.raises(KeyboardInterrupt):
             list(iterator)
         next(iterator)
-        with pytest.raises(FailedPreconditionError, match="cannot be restored yet") as caught:
+        with pytest.raises(
+            FailedPreconditionError, match="cannot be restored in the middle"
+        ) as caught:
             iterator.get_state()
         next(iterator)
     # What goes on after a fork is restored as well.

@@ -21,6 +21,8 @@ from headrace.errors import FailedPreconditionError, OutOfRangeError
 from headrace.execution.build import draw_seed, start, start_halves
 from headrace.execution.iterator import ElementIterator, Singles, State
 from headrace.execution.pace import Pace
+from headrace.execution.rest import start_rest
+from headrace.plan.any_order import holding_over
 from headrace.plan.elements import FromSource, Read
 from headrace.plan.fixed_order import fixed_seeds
 from headrace.plan.identity import Entry, changed_functions, first_difference, identity
@@ -32,6 +34,8 @@ from headrace.rewrites.cut import Half
 __all__ = ["DatasetIterator"]
 
 _VERSION = 2
+_PLACES = ("units", "positions", "stream")
+"""What a state may say of where it stands."""
 
 
 class DatasetIterator:
@@ -61,8 +65,11 @@ class DatasetIterator:
         self._keepers = tuple(source.keeper for source in sources if source.keeper is not None)
         #: Why there are no states; "": there are.
         self._cannot_restore = next((why for s in sources if (why := s.cannot_restore)), "")
+        self._cannot_restore = self._cannot_restore or holding_over(plan)
         #: How the plan is cut in two where it goes on from a place over units; None: it is not.
         self._half: Half | None = None
+        #: Whether it reads what is left after a reading in no order.
+        self._is_rest = False
         #: The source that runs the plan elsewhere, if that is all there is.
         self._source = _runs_elsewhere(plan)
         self._finalizer = weakref.finalize(self, _close_quietly, self._running)
@@ -176,6 +183,8 @@ class DatasetIterator:
 
     def _start(self) -> ElementIterator:
         passes = (self._pass,)
+        if self._is_rest:
+            return start_rest(self._plan, seed=self._seed, fixed=self._fixed, pass_number=passes)
         if self._half:
             return start_halves(
                 self._plan, self._half, seed=self._seed, fixed=self._fixed, pass_number=passes
@@ -228,6 +237,8 @@ class DatasetIterator:
             self._resume()
             stream = self._running[-1].get_state()
             self._states, self._rows = lambda index: stream, iter(())
+        for keeper in self._keepers:
+            stream = keeper.said(stream)
         seed, at = self._place(stream)
         state = {
             "version": _VERSION,
@@ -244,6 +255,8 @@ class DatasetIterator:
         """Return the seed and where it stands, for anybody who reads this dataset."""
         if self._half:
             return self._seed, {"units": stream, "half": self._half}
+        if self._is_rest:
+            return self._seed, {"positions": stream}
         if self._source is None:
             return self._seed, {"stream": stream}
         # Where nothing was read yet, it stands at the beginning, wherever that is read.
@@ -274,16 +287,26 @@ class DatasetIterator:
             self._go_to(self._over_units(at))
             return
         self._half = cast(Half, at["half"]) if "units" in at else None
-        self._go_to(at["units"] if "units" in at else at["stream"])
+        self._is_rest = "positions" in at
+        self._go_to(next(at[name] for name in _PLACES if name in at))
 
     def _over_units(self, at: dict[str, Any]) -> State:
         """Return the state of the source that runs the plan elsewhere, for a place of anybody's."""
-        assert self._source is not None
-        place = at["units"] if "units" in at else at["stream"]
+        source = self._source
+        assert source is not None
+        place = next(at[name] for name in _PLACES if name in at)
         if place is None:
             return None
-        half = at.get("half", self._source.half_in_order)
-        position = {"units": place, "half": half, "seed": self._seed}
+        if "positions" in at:
+            if source.has_order:
+                raise FailedPreconditionError(
+                    "the state says which elements came, in no order, so that the rest has none "
+                    "either: restore it without `ordered=True`, or in one process"
+                )
+            position: dict[str, Any] = {"positions": place, "seed": self._seed}
+        else:
+            half = at.get("half", source.half_in_order)
+            position = {"units": place, "half": half, "seed": self._seed}
         fresh = start(self._plan, seed=self._seed)
         at_start: dict[str, Any] = fresh.get_state()
         fresh.close()
@@ -318,7 +341,7 @@ class DatasetIterator:
 
 
 def _runs_elsewhere(plan: Node) -> Source | None:
-    """Return the source that runs a plan elsewhere, in order, if there is nothing else to it."""
+    """Return the source that runs a plan elsewhere, if there is nothing else to it."""
     while plan.is_transparent and len(plan.inputs) == 1:
         (plan,) = plan.inputs
     return plan.source if isinstance(plan, FromSource) and plan.source.half_in_order else None
@@ -365,7 +388,7 @@ def _check(state: Any, plan: Node) -> None:
             "the dataset that it was taken from"
         )
     at = state["at"]
-    if "stream" not in at and not ("units" in at and "half" in at):
+    if not at.keys() & {"stream", "positions"} and not ("units" in at and "half" in at):
         raise FailedPreconditionError(
             f"the state says where a reading stood in terms of {', '.join(state['at'])}, which an "
             "iterator in one process does not know"

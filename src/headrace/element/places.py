@@ -18,7 +18,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["grouped", "has_origins", "joined", "named", "numbers_in", "of_units", "rows_of"]
+__all__ = [
+    "grouped",
+    "has_origins",
+    "joined",
+    "named",
+    "numbers_in",
+    "of_units",
+    "row_counts",
+    "rows_of",
+]
 
 _PLACE: list[tuple[str, Any]] = [("place", np.uint64)]
 _UNIT: list[tuple[str, Any]] = [("unit", np.int64)]
@@ -73,6 +82,14 @@ def rows_of(column: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]
     parts = list(column["rows"])
     rows = np.concatenate(parts) if parts else np.empty((0, 2), np.int64)
     return rows[:, 0], rows[:, 1]
+
+
+def row_counts(column: NDArray[Any]) -> tuple[int, ...]:
+    """Return from how many each element was made; (): each from as many."""
+    if "rows" not in (column.dtype.names or ()):
+        return ()
+    sizes = tuple(len(rows) for rows in column["rows"])
+    return () if len(set(sizes)) < 2 else sizes
 
 
 def joined(columns: Sequence[NDArray[Any]]) -> NDArray[Any]:

@@ -22,6 +22,7 @@ Steps, by the file in `plan/` that describes them:
                      free (an order that is free, without threads)
     ordering         ordering, shuffle with shuffle_order (arithmetic) and shuffle_slots (what is
                      held)
+    blocks           blocks
     scanning         scanning
     batching         batching
     padding          padding: a batch but for how its elements are joined
@@ -31,5 +32,6 @@ Steps, by the file in `plan/` that describes them:
                      (states), open_datasets, outer and inner (what is open), mixing (chunks)
     buffering        buffering (prefetch), caching with cache_store
     dealt            the same plan, where somebody (dealer) deals out its units; root names elements
-                     by their origins (origins), and part reads a unit for some of its elements
+                     by their origins (origins), and part reads a unit for some of its elements;
+                     rest reads what was not delivered
 """

@@ -14,6 +14,7 @@ from headrace.errors import FailedPreconditionError
 # Imported for what they register.
 from headrace.execution import (  # noqa: F401
     batching,
+    blocks,
     buffering,
     caching,
     choosing,

@@ -28,6 +28,7 @@ __all__ = [
     "in_order",
     "is_within",
     "one_run_of",
+    "order_of",
     "origins_of",
     "runs_of",
 ]
@@ -90,6 +91,15 @@ def in_order(
     both.sort()
     units = both // each
     return units + unit, both - units * each + ordinal
+
+
+def order_of(units: NDArray[np.int64], ordinals: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the order that sorts units and ordinals, of which there are some."""
+    unit, ordinal = int(units.min()), int(ordinals.min())
+    each = int(ordinals.max()) - ordinal + 1
+    if (int(units.max()) - unit + 1) * each >= 1 << 62:
+        return np.lexsort((ordinals, units))
+    return ((units - unit) * each + (ordinals - ordinal)).argsort()
 
 
 def by_unit(chunk: Chunk) -> Chunk:

@@ -114,6 +114,13 @@ class Keeper(Protocol):
     def stop_at(self, state: Any) -> None:
         """Take note that nothing after `state`, the place of an iterator, was or will be used."""
 
+    def said(self, state: Any) -> Any:
+        """Return `state`, the place of an iterator, as others can go on from there.
+
+        Raises:
+            FailedPreconditionError: Nobody could.
+        """
+
     def hold(self, iterator: Any) -> None:
         """Leave readers open that are closed from now on."""
 
@@ -210,6 +217,11 @@ class Source(ABC):
     def half_in_order(self) -> str:
         """How `written` is cut in two (`rewrites.cut`), where positions are places in its half."""
         return ""
+
+    @property
+    def has_order(self) -> bool:
+        """Whether what comes after a place is the same, in the same order, each time."""
+        return True
 
     @property
     def keeper(self) -> Keeper | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import logging
 import uuid
@@ -28,9 +29,11 @@ from headrace.rewrites.normal import normalize
 from headrace.rewrites.positions import deal_of
 from headrace.service.by_value import by_value, checked_modules, dump_with
 from headrace.service.client.consumers import spec_of_parts
+from headrace.service.client.in_turns import source_for
 from headrace.service.client.options import ReadingOptions, reading_options
 from headrace.service.client.source import RemoteSource
 from headrace.service.client.visits import (
+    account_in_order,
     account_of,
     cut_for,
     has_origins,
@@ -106,7 +109,8 @@ def distribute(
         service: The dispatcher: "tcp://host:port", "host:port" or ("tcp", "host:port").
         job_name: Readers with the same name share one job: each element goes to one of them.
         consumer_index: Which of the consumers this is, from 0. All consumers of a job read in
-            rounds: in each, every one of them gets one element of the same worker.
+            rounds: in each, every one of them gets one element of the same worker; if `ordered`,
+            consumer i of n gets elements i, i + n, ... of that order.
         num_consumers: How many consumers the job has. They need a `job_name`.
         max_outstanding_requests: At most so many elements, over all workers, are asked for, made,
             under way or not used yet; None: what lies ready is bounded in bytes.
@@ -172,6 +176,8 @@ def distribute(
     def apply(pipeline: Any) -> Dataset:
         dataset = Dataset.from_pipeline(pipeline)
         _check_endless(options, traverse.cardinality(dataset.plan))
+        if options.ordered and options.num_consumers is not None:
+            return _in_turns(options, dataset.plan, compression, travelling)
         made = cut_for(dataset.plan, options)
         dataset_id = registered(
             service, dataset, compression, None, security, modules=travelling, anonymous=True
@@ -388,6 +394,10 @@ def from_dataset_id(
         element_spec = element_spec or registered
     _check_endless(options, known.cardinality)
     scoped = None if job_name is None else f"dataset_id={name}/{job_name}"
+    if options.ordered and options.num_consumers is not None:
+        whole = load_plan(_get_plan(parse_service(service), security, known.digest))
+        named = dataclasses.replace(options, job_name=scoped)
+        return _in_turns(named, whole, known.compression, checked_modules(modules))
     plan, made = None, None
     if is_cut(options) and known.positions is not None and (options.ordered or not known.origins):
         plan = load_plan(_get_plan(parse_service(service), security, known.digest))
@@ -457,8 +467,38 @@ def _reading(
         half="" if made is None else made.half,
         units=None if made is None else made.units,
         whole_stream="" if made is None else whole_stream_step(made),
-        written=None if made is None else plan,
+        written=plan if made is not None or is_cut(options) else None,
         _account=account,
+    )
+    return Dataset.from_source(source)
+
+
+def _in_turns(
+    options: ReadingOptions,
+    plan: Node,
+    compression: str | None,
+    modules: Sequence[ModuleType],
+) -> Dataset:
+    """Return what one of several consumers reads in order."""
+
+    def register(part: Node) -> str:
+        return registered(
+            options.service,
+            Dataset(part),
+            compression,
+            None,
+            options.security,
+            modules=modules,
+            anonymous=True,
+        )
+
+    source = source_for(
+        plan,
+        options,
+        spec=traverse.element_spec(plan),
+        compression=compression,
+        register=register,
+        account=account_in_order(plan),
     )
     return Dataset.from_source(source)
 

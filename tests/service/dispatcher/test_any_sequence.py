@@ -44,8 +44,29 @@ PARTS = st.dictionaries(st.integers(0, 11), ROWS, max_size=3).map(
     lambda parts: tuple(sorted(parts.items()))
 )
 
+#: Where an iteration may begin, or which group its job is of; mostly neither.
+BEGINNINGS = st.one_of(
+    st.just({}),
+    st.just({}),
+    st.fixed_dictionaries(
+        {
+            "first_unit": st.integers(0, 3),
+            "delivered": UNITS,
+            "parts": PARTS,
+            "start": st.sampled_from(["one", "two"]),
+            "whole_stream": st.sampled_from(["", "a step"]),
+        }
+    ),
+    st.fixed_dictionaries({"group": st.just("group"), "group_terms": st.sampled_from("xy")}),
+)
+
 #: Sent without being repeated: time, or another report, may change the answer.
-_UNREPEATED = (messages.ReportUnreachable, messages.CloseIteration, messages.GetStatus)
+_UNREPEATED = (
+    messages.ReportUnreachable,
+    messages.CloseIteration,
+    messages.GetStatus,
+    messages.GatherPlace,
+)
 
 
 class AnySequence(RuleBasedStateMachine):
@@ -100,6 +121,7 @@ class AnySequence(RuleBasedStateMachine):
         is_shared=st.sampled_from([False, False, True]),
         consumer=st.sampled_from([(None, None), (None, None), (2, 0), (2, 1), (1, 0)]),
         visitation=st.sampled_from([None, "exactly_once", "exactly_once"]),
+        beginning=BEGINNINGS,
     )
     def open(
         self,
@@ -111,6 +133,7 @@ class AnySequence(RuleBasedStateMachine):
         is_shared: bool,
         consumer: tuple[int | None, int | None],
         visitation: str | None,
+        beginning: dict[str, Any],
     ) -> None:
         self.ask(
             opening(
@@ -123,8 +146,16 @@ class AnySequence(RuleBasedStateMachine):
                 num_consumers=consumer[0],
                 consumer_index=consumer[1],
                 visitation=visitation if mode == DYNAMIC else None,
+                **beginning,
             )
         )
+
+    @rule(client_id=CLIENTS, token=st.sampled_from("xyz"), delivered=UNITS, parts=PARTS)
+    def gather(self, client_id: str, token: str, delivered: Any, parts: Any) -> None:
+        said = messages.GatherPlace(
+            client_id=client_id, token=token, delivered=delivered, parts=parts
+        )
+        self.ask(said)
 
     @rule(client_id=CLIENTS, horizon=st.sampled_from([0, 0, 3, 10]))
     def heartbeat(self, client_id: str, horizon: int) -> None:
@@ -427,6 +458,7 @@ _VALUES: dict[Any, st.SearchStrategy[Any]] = {
     tuple[tuple[int, tuple[tuple[int, int], ...]], ...]: st.dictionaries(
         _INTEGERS, st.lists(st.tuples(_INTEGERS, _INTEGERS), max_size=3).map(tuple), max_size=3
     ).map(lambda parts: tuple(parts.items())),
+    tuple[tuple[str, str], ...]: st.lists(st.tuples(_STRINGS, _STRINGS), max_size=2).map(tuple),
     tuple[tuple[int, int], ...]: st.lists(st.tuples(_INTEGERS, _INTEGERS), max_size=4).map(tuple),
     float: st.floats(),
     tuple[messages.TaskActivity, ...]: st.lists(

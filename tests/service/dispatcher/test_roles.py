@@ -48,6 +48,7 @@ CLIENTS = {
     "SettleTask",
     "CloseIteration",
     "ReportUnreachable",
+    "GatherPlace",
     "GetStatus",
     "BeginSave",
     "GetSave",

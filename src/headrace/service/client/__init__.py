@@ -17,7 +17,8 @@ What is decided, on plain values, without thread, socket or clock:
     packing_pace    whether answers are to be packed, found out by trying
     actions    what the shell is to do
     units      what arrives in any order, sorted by unit and ordinal
-    places     from which unit on a saved place is read
+    places     from which unit on a saved place is read, and what is left of it
+    progress   what was given up to each place, where there is no order
     losses     what is said at the end of a pass that lost something
     failure    an element's error, with the worker that it came from
 
@@ -28,9 +29,12 @@ What does it:
     consumers  which consumer reads, of how many: arguments, checked once
     source     the Source that a plan holds
     reader     what the consumer takes from an iteration, in pieces of the size that is asked for
+    in_turns   the Source of one of several consumers that read in order
+    turn_readers   what such a consumer takes: its own elements, or its part of the whole stream
     upper      what the consumer takes from the client's half of a plan
     keeping    what was given, until it cannot be asked for again
     targets    which tasks are for this client, by where their workers are, and by tags
+    gathering  the place of all clients of a job, asked for together
     opening    the first call to the dispatcher
     shell      the session under a lock, and the I/O thread
     wires      the channels of that thread

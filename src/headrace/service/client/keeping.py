@@ -12,6 +12,7 @@ from collections import deque
 from typing import Any, NamedTuple, Protocol
 
 from headrace.element.chunk import Chunk
+from headrace.errors import FailedPreconditionError
 from headrace.plan.source import Position
 from headrace.service.client.actions import Delivery
 
@@ -101,6 +102,9 @@ class KeptReader(Protocol):
     def stop_at(self, place: int) -> None:
         """Take note that of what was given, nothing after `place` is used."""
 
+    def said(self, place: int) -> Any:
+        """Return a place so that others can go on from there."""
+
     def go_back(self, place: int) -> bool:
         """Give again what came after `place`; False: that was forgotten."""
 
@@ -163,6 +167,31 @@ class Keeper:
             if reader is not None:
                 reader.stop_at(place)
 
+    def said(self, state: Any) -> Any:
+        """Return the place of an iterator so that others can go on from there.
+
+        Raises:
+            FailedPreconditionError: It is of a reader that is not here any more, or somebody else
+                would read other elements on the way.
+        """
+        if isinstance(state, dict) and "reader" in state and "received" in state:
+            reader = self._readers.get(state["reader"])
+            if reader is None:
+                raise FailedPreconditionError(
+                    "the iterator stands where a reader of another process stood; only there it "
+                    "has a state"
+                )
+            return reader.said(state["received"])
+        if isinstance(state, dict):
+            made = {key: self.said(value) for key, value in state.items()}
+            if made != state and state.get("failed") and "input" in state:
+                raise FailedPreconditionError(
+                    "an element failed that belongs to the batch which is made next, and its place "
+                    "over the service has no order: take the state after that batch"
+                )
+            return made
+        return [self.said(each) for each in state] if isinstance(state, list) else state
+
     def hold(self, iterator: Any) -> None:
         """Leave readers open that are closed from now on, to be opened where they were."""
         self._holders.add(iterator)
@@ -209,7 +238,7 @@ class Keeper:
 
     def take(self, position: Position, pass_number: tuple[int, ...]) -> KeptReader | None:
         """Return the reader of a position, which gives what comes after it; None: there is none."""
-        if position is None:
+        if position is None or "reader" not in position:
             left = [
                 reader
                 for name, reader in self._left.items()

@@ -56,6 +56,10 @@ class ReadingOptions:
     """Elements come as one process would yield them."""
     remainder: str = "drop"
     """What becomes of elements at the end that do not fill a round."""
+    group: str = ""
+    """Not empty: the job is one of several of this name, which draw from one seed."""
+    group_terms: str = ""
+    """What all of them must agree on."""
     cost: str = ""
     cost_fn: bytes = b""
     """What a row costs, and what tells that from other functions; empty: rows stay as they are."""
@@ -116,6 +120,11 @@ def reading_options(
     check_security(security)
     _check_visitation(mode, visitation)
     _check_ordered(mode, visitation, ordered)
+    if ordered and consumer.cost:
+        raise ValueError(
+            "`cost_fn` deals the rows of a round out anew, and `ordered=True` gives each consumer "
+            "the batches of one process; leave out one of them"
+        )
     return ReadingOptions(
         processing_mode=mode,
         service=address,

@@ -1,14 +1,46 @@
-"""Places in the client's half of a plan: from which unit on it has to be read."""
+"""Places: from which unit on the client's half of a plan is to be read, and what is left of one."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import Any
 
+import msgspec
+
+from headrace.execution.delivered import Delivered
 from headrace.plan.traverse import walk
 from headrace.plan.units import Units
 from headrace.rewrites.cut import Cut
+from headrace.service.messages import OpenIteration
 
-__all__ = ["first_unit"]
+__all__ = ["first_unit", "going_on", "named_place"]
+
+
+def going_on(opening: OpenIteration, position: dict[str, Any]) -> tuple[OpenIteration, Delivered]:
+    """Return what is to be opened to go on from a place in no order, and what it says.
+
+    Args:
+        opening: What would be opened from the start.
+        position: The place: {"positions", "seed"}.
+    """
+    base = Delivered.from_json(position["positions"])
+    first = base.frontier
+    began = msgspec.structs.replace(
+        opening,
+        seed=position["seed"],
+        first_unit=first,
+        delivered=tuple(each for each in base.whole if each[0] >= first and each[1] > first),
+        parts=base.parts,
+        start=named_place([base.to_json(), position["seed"]]),
+    )
+    return began, base
+
+
+def named_place(place: Any) -> str:
+    """Return what tells a place, as JSON, from others."""
+    words = json.dumps(place, separators=(",", ":"), sort_keys=True)
+    return hashlib.blake2b(words.encode(), digest_size=8).hexdigest()
 
 
 def first_unit(made: Cut, state: Any) -> int:

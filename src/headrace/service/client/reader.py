@@ -16,13 +16,16 @@ from headrace.element import wire
 from headrace.element.chunk import Chunk
 from headrace.element.packing import unpack
 from headrace.errors import FailedPreconditionError, HeadraceError
+from headrace.execution.delivered import Delivered
 from headrace.metrics import count_delivered
 from headrace.plan.source import Position
 from headrace.service.client.actions import Delivery
 from headrace.service.client.failure import came_from
+from headrace.service.client.gathering import GATHER_SECONDS, gathered
 from headrace.service.client.keeping import Given, Keeper, Kept
 from headrace.service.client.losses import describe_loss
 from headrace.service.client.opening import open_iteration
+from headrace.service.client.progress import Progress
 from headrace.service.client.round_session import RoundSession
 from headrace.service.client.schedule import MOST_REQUESTS
 from headrace.service.client.session import Session
@@ -56,6 +59,7 @@ class RemoteReader:
         trainer_id: For whom to read, where trainers share what workers make.
         cost_fn: The plan of the job's cost function; empty: it has none.
         codec: What answers may be packed with where the wire is slow; empty: they are not.
+        base: What was delivered before, where places mean something to others; None: they do not.
     """
 
     def __init__(
@@ -73,6 +77,7 @@ class RemoteReader:
         trainer_id: str = "",
         cost_fn: bytes = b"",
         codec: str = "",
+        base: Delivered | None = None,
     ) -> None:
         self._opening = opening
         self._cost_fn = cost_fn
@@ -99,6 +104,10 @@ class RemoteReader:
         self._reported_lost = False
         self._keeper = keeper
         self._keeps = keeper is not None and keeper.is_watched
+        #: What is said of places; None: they are of this reader alone.
+        self._progress = None if base is None or not self._keeps else Progress(base)
+        self._has_base = bool(base)
+        self._seed = opening.seed
         self._kept = Kept()
         #: What is to be given again.
         self._again: list[Given] = []
@@ -154,6 +163,12 @@ class RemoteReader:
             target=self._target,
             cost_fn=self._cost_fn,
         )
+        if self._opening.start and opened.seed != self._opening.seed and not opened.finished:
+            raise FailedPreconditionError(
+                f"job {opened.job_name!r} reads this pass already, from another seed than that of "
+                "the state; choose another job_name"
+            )
+        self._seed = opened.seed
         self._shell.opened(opened)
         self._is_open = True
 
@@ -169,6 +184,8 @@ class RemoteReader:
         given = Given(delivery, content, self._received, size, _bytes_of(delivery))
         if not self._keeps:
             self._kept.forget(self._received)
+        if self._progress is not None and delivery.answer is not None:
+            self._progress.add(delivery.task.task_id, delivery.answer, self._received, size)
         # Kept first, so that an interruption here loses nothing: `go_back` sees that it is there.
         self._kept.add(given)
         self._shell.take(delivery)
@@ -187,7 +204,10 @@ class RemoteReader:
             count_delivered(new)
             address = given.delivery.task.worker_address
             self._delivered[address] = self._delivered.get(address, 0) + new
-        return part
+        if self._progress is None:
+            return part
+        before = self._received - part.size
+        return part.with_states(lambda index: self._place(before + index))
 
     def _in_hand(self) -> tuple[Delivery, int] | None:
         """Return what the consumer has begun to use, and how many elements of it."""
@@ -221,11 +241,38 @@ class RemoteReader:
 
     def get_position(self) -> Position:
         """Return where this reader stands, for `go_back` in this process."""
+        return self._place(self._received)
+
+    def _place(self, received: int) -> Position:
         return {
             "pass": list(self._opening.pass_number),
-            "received": self._received,
+            "received": received,
             "reader": self.name,
         }
+
+    def said(self, place: int) -> Position:
+        """Return a place so that others can go on from there; None: it is the beginning.
+
+        Raises:
+            FailedPreconditionError: It is not known any more.
+        """
+        if self._progress is None:
+            raise FailedPreconditionError(
+                "the reader has no places that mean something to others: take states from the "
+                "iterator over the dataset"
+            )
+        if not (place or self._has_base or (self._opening.job_name and self._is_open)):
+            return None
+        delivered = self._progress.until(place)
+        if self._opening.job_name is not None and self._is_open:
+            delivered = gathered(
+                delivered,
+                self.name,
+                self._dial,
+                dispatcher=self._dispatcher,
+                timeout=min(GATHER_SECONDS, self._wait_timeout),
+            )
+        return {"positions": delivered.to_json(), "seed": self._seed}
 
     @property
     def is_full(self) -> bool:
@@ -235,6 +282,8 @@ class RemoteReader:
     def forget(self, before: int) -> None:
         """Forget what was given before so many elements and errors."""
         self._kept.forget(before)
+        if self._progress is not None:
+            self._progress.forget(before)
 
     def stop_at(self, place: int) -> None:
         """Take note that of what was given, nothing after `place` is used."""

@@ -18,6 +18,7 @@ from headrace.element.packing import codecs
 from headrace.element.spec import Spec
 from headrace.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
 from headrace.execution.build import start_above
+from headrace.execution.delivered import Delivered
 from headrace.execution.iterator import ElementIterator
 from headrace.plan.elements import FromSource
 from headrace.plan.fixed_order import fixed_seeds, with_fixed_seeds
@@ -25,12 +26,12 @@ from headrace.plan.node import Node
 from headrace.plan.source import INFINITE, UNKNOWN, Position, Reader, Source
 from headrace.plan.traverse import transform
 from headrace.plan.units import Units
-from headrace.rewrites.cut import Half, cut_as
+from headrace.rewrites.cut import Half, cut, cut_as
 from headrace.rewrites.optimize import prepare
 from headrace.service.client.keeping import Keeper
 from headrace.service.client.opening import open_iteration
 from headrace.service.client.options import ReadingOptions
-from headrace.service.client.places import first_unit
+from headrace.service.client.places import first_unit, going_on, named_place
 from headrace.service.client.reader import RemoteReader
 from headrace.service.client.session import Session
 from headrace.service.client.shell import Shell
@@ -57,12 +58,11 @@ close_iterators_first()
 
 
 _CANNOT_RESTORE = (
-    "an iterator over the data service cannot be restored yet in the middle of a pass, nor go on "
-    "in a forked process. Read the pass again from its start; or keep the state of an iterator "
+    "an iterator over the data service cannot be restored in the middle of a pass where elements "
+    "are not visited exactly once, nor go on in a forked process. Use ShardingPolicy.DYNAMIC (with "
+    '`distribute`, and visitation="exactly_once", its default), or keep the state of an iterator '
     "that reads the dataset in this process, without `distribute`"
 )
-
-
 _MOST_REPETITIONS = 1
 """Of one dataset whose elements trainers share: it has no end to come to."""
 
@@ -129,7 +129,23 @@ class RemoteSource(Source):
 
     @property
     def half_in_order(self) -> str:
-        return self.half if self.half.startswith("in order") else ""
+        if self.half.startswith("in order"):
+            return self.half
+        if self.written is None or not self.has_positions:
+            return ""
+        return cut(self.written, ordered=True).half
+
+    @property
+    def has_order(self) -> bool:
+        return not self.has_positions
+
+    @property
+    def has_positions(self) -> bool:
+        """Whether places say which elements were delivered, in no order."""
+        options = self.options
+        is_dealt = options.processing_mode is ShardingPolicy.DYNAMIC
+        is_exact = is_dealt and options.visitation == "exactly_once"
+        return is_exact and self.written is not None and not self.half
 
     @property
     def account(self) -> str:
@@ -154,8 +170,14 @@ class RemoteSource(Source):
 
     @property
     def cannot_restore(self) -> str:
-        if self.half.startswith("in order"):
+        if self.half.startswith("in order") or self.has_positions:
             return ""
+        if self.whole_stream and self.written is not None:
+            return (
+                f"{self.whole_stream} needs the whole stream, and runs in this process over what "
+                "workers send in no order: read with `ordered=True`, or put that step after "
+                "`distribute`"
+            )
         # After an interruption a reader that is still open goes back.
         return "" if self.keeper.is_holding else _CANNOT_RESTORE
 
@@ -168,14 +190,19 @@ class RemoteSource(Source):
         pass_number: tuple[int, ...] = (),
     ) -> Reader:
         number = tuple(pass_number) or (0,)
-        if self.written is not None:
+        if self.written is not None and (self.half or "units" in (position or ())):
             return self._upper(self.written, position, number)
         if self.keeper.is_holding:
             kept = self.keeper.take(position, number)
             if kept is not None:
                 return cast(RemoteReader, kept)
+        opening, base = self._opening(number), None
+        if self.has_positions:
+            base = Delivered()
         if position is not None:
-            raise FailedPreconditionError(_CANNOT_RESTORE)
+            if base is None or "positions" not in position:
+                raise FailedPreconditionError(_CANNOT_RESTORE)
+            opening, base = going_on(opening, position)
         if self.options.trainer_id and max(number) > _MOST_REPETITIONS:
             raise InvalidArgumentError(
                 "Cross-trainer caching requires infinite datasets and disallows multiple "
@@ -183,7 +210,7 @@ class RemoteSource(Source):
                 "iterator, or apply `distribute` again"
             )
         reader = RemoteReader(
-            self._opening(number),
+            opening,
             dispatcher=self.options.service,
             dial=self._dial,
             connect_dispatcher=self._connect_dispatcher,
@@ -195,6 +222,7 @@ class RemoteSource(Source):
             trainer_id=self.options.trainer_id,
             cost_fn=self.options.cost_fn,
             codec=codecs()[0] if self.compression == "AUTO" else "",
+            base=base,
         )
         self._latest.reader = reader
         return reader
@@ -213,7 +241,7 @@ class RemoteSource(Source):
             dataset_id=self.dataset_id,
             job_name=self.job_name,
             pass_number=pass_number,
-            seed=secrets.randbits(52),
+            seed=secrets.randbits(52) if self._seed is None else self._seed,
             terms=self._terms(),
             consumer_index=self.options.consumer_index,
             whole_stream=self.whole_stream,
@@ -233,6 +261,8 @@ class RemoteSource(Source):
             cost_plan=hashlib.sha256(options.cost_fn).digest() if options.cost_fn else b"",
             half=self.half,
             units=self.units,
+            group=options.group,
+            group_terms=options.group_terms,
         )
 
     # --- the upper half -------------------------------------------------------------------------
@@ -267,9 +297,13 @@ class RemoteSource(Source):
         first = first_unit(made, at)
         opening = msgspec.structs.replace(
             opening,
-            terms=msgspec.structs.replace(opening.terms, half=made.half, units=made.units),
+            terms=msgspec.structs.replace(
+                opening.terms, half=made.half, units=made.units, ordered=True
+            ),
+            whole_stream=self.whole_stream or "reading in order",
             first_unit=first,
             seed=opening.seed if place["seed"] is None else place["seed"],
+            start="" if at is None else named_place([at, made.half, place["seed"]]),
         )
         session = new_session(
             opening.client_id,
@@ -287,6 +321,8 @@ class RemoteSource(Source):
         )
         self._latest.reader = units
 
+        named = {"half": made.half, "seed": opening.seed}
+
         def begin() -> ElementIterator:
             opened = units.join()
             if at is not None and opened.seed != opening.seed:
@@ -294,10 +330,10 @@ class RemoteSource(Source):
                     f"job {opened.job_name!r} reads this pass already, from another seed than that "
                     "of the state; choose another job_name"
                 )
+            named["seed"] = opened.seed
             seed = opened.seed if own is None else own
             return start_above(made, units, seed=seed, pass_number=pass_number)
 
-        named = {"half": made.half, "seed": opening.seed}
         return UpperReader(begin, at, units.close, named)
 
     def _shell(self, session: Session, target: Target) -> Shell:

@@ -25,7 +25,15 @@ from headrace.rewrites.positions import deal_of
 from headrace.service.client.options import ReadingOptions
 from headrace.service.config import ShardingPolicy
 
-__all__ = ["account_of", "cut_for", "has_origins", "is_cut", "whole_stream_step", "with_visitation"]
+__all__ = [
+    "account_in_order",
+    "account_of",
+    "cut_for",
+    "has_origins",
+    "is_cut",
+    "whole_stream_step",
+    "with_visitation",
+]
 
 
 def cut_for(plan: Node, options: ReadingOptions) -> Cut | None:
@@ -55,6 +63,11 @@ def account_of(plan: Node, options: ReadingOptions) -> str:
     if not is_cut(options) or deal_of(normalize(plan).plan) is None:
         return ""
     return explain_cut(cut(plan, ordered=options.ordered))
+
+
+def account_in_order(plan: Node) -> str:
+    """Return what is to be said of how a plan is run in order."""
+    return explain_cut(cut(plan, ordered=True))
 
 
 def is_cut(options: ReadingOptions) -> bool:

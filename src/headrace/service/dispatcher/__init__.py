@@ -34,6 +34,7 @@ What one run of the process knows beside that:
     activity       what is done for tasks, as heartbeats say
     rates          how much of something there was per second
     presence       who was heard from when, and what else is not journaled
+    gathered       what clients said of where they stand
     unreachable    which clients cannot reach which tasks, and since when
     last_use       when what is idle was last used
 
@@ -43,6 +44,9 @@ Who decides; each reads, and never writes:
     registration   datasets and workers become known
     plans          plans arrive and leave, in parts
     jobs           jobs and their iterations begin
+    beginnings     at which place an iteration begins
+    gathering      at which place the clients of an iteration stand together
+    groups         jobs that draw from one seed, and agree on their terms
     clients        clients read, settle what was lost, and leave
     departures     what becomes of elements that were sent to clients which are gone
     tasks          what a task is about, and how it ends

@@ -20,6 +20,7 @@ from headrace.service.dispatcher.apply_units import (
     running_task,
     touch_first,
 )
+from headrace.service.dispatcher.beginnings import leave_out
 from headrace.service.dispatcher.contradiction import IllegalFactError, illegal, require
 from headrace.service.dispatcher.ranges import united
 from headrace.service.dispatcher.slots import configured
@@ -187,7 +188,7 @@ def _iteration_created(state: DispatcherState, fact: updates.IterationCreated) -
     job = state.jobs[fact.job_id]
     require(fact.pass_number not in job.iterations, "the job has one of this pass")
     require(not job.is_over(fact.pass_number), "the job's pass is over")
-    state.iterations[fact.iteration_id] = Iteration(
+    iteration = state.iterations[fact.iteration_id] = Iteration(
         iteration_id=fact.iteration_id,
         job_id=fact.job_id,
         pass_number=fact.pass_number,
@@ -196,7 +197,9 @@ def _iteration_created(state: DispatcherState, fact: updates.IterationCreated) -
         num_consumers=job.terms.num_consumers,
         next=fact.first_unit,
         exactly_once=fact.exactly_once,
+        start=fact.start,
     )
+    leave_out(iteration, fact.delivered, fact.parts)
     job.iterations[fact.pass_number] = fact.iteration_id
     state.next_iteration = fact.iteration_id + 1
 

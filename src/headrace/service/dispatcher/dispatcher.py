@@ -16,6 +16,7 @@ from headrace.service import messages
 from headrace.service.dispatcher import (
     clients,
     departures,
+    gathering,
     jobs,
     liveness,
     plans,
@@ -64,6 +65,7 @@ _DECIDERS: dict[type, Callable[[DispatcherState, Any, Moment], Decision]] = {
     messages.WorkerLeaving: liveness.worker_leaving,
     messages.WorkerLeft: liveness.worker_left,
     messages.ReportUnreachable: liveness.report_unreachable,
+    messages.GatherPlace: gathering.gather_place,
     messages.GetStatus: status.get_status,
     messages.BeginSave: saves.begin_save,
     messages.GetSave: saves.get_save,

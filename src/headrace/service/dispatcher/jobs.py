@@ -10,8 +10,14 @@ import msgspec
 from headrace.errors import AlreadyExistsError, FailedPreconditionError
 from headrace.service import messages
 from headrace.service.dispatcher import updates
+from headrace.service.dispatcher.beginnings import (
+    begins_again,
+    check_beginning,
+    check_same_beginning,
+)
 from headrace.service.dispatcher.clients import addresses, leave
 from headrace.service.dispatcher.decision import Decision, Moment
+from headrace.service.dispatcher.groups import check_group, seed_for
 from headrace.service.dispatcher.modes import name_of, policy_for
 from headrace.service.dispatcher.registration import describe_difference
 from headrace.service.dispatcher.state import (
@@ -66,19 +72,25 @@ def open_iteration(
         ValueError: The request makes no sense.
     """
     _check_sense(request)
+    check_group(state, request)
     dataset = state.dataset(request.dataset_id)
     policy = policy_for(request.terms)
     policy.check(state, dataset, request)
+    check_beginning(request, policy.positions(dataset, request.terms.units))
     job = _find_job(state, request)
     if job is not None:
         _check_same_job(state, job, dataset, request)
     iteration_id = None if job is None else job.iterations.get(request.pass_number)
+    facts: list[Update] = []
+    if iteration_id is not None and begins_again(state.iterations[iteration_id], request):
+        facts.append(updates.IterationCollected(iteration_id=iteration_id))
+        iteration_id = None
     if iteration_id is not None and not state.iterations[iteration_id].finished:
         policy.admit(state.iterations[iteration_id], request)
     current = state.clients.get(request.client_id)
     if iteration_id is not None and current != iteration_id:
+        check_same_beginning(state.iterations[iteration_id], request)
         _check_alone(state.iterations[iteration_id], request)
-    facts: list[Update] = []
     if current is not None and current != iteration_id:
         facts += leave(state, request.client_id)
     if job is None:
@@ -108,10 +120,13 @@ def open_iteration(
                 iteration_id=iteration_id,
                 job_id=state.next_job if job is None else job.job_id,
                 pass_number=request.pass_number,
-                seed=request.seed,
+                seed=seed_for(state, request),
                 positions=policy.positions(known, request.terms.units),
                 exactly_once=policy.exactly_once,
                 first_unit=request.first_unit,
+                delivered=request.delivered,
+                parts=request.parts,
+                start=request.start,
             )
         )
     if current != iteration_id:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 from headrace.service import messages
 from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.activity import Activity
+from headrace.service.dispatcher.gathered import Answered, Gathered, Said
 from headrace.service.dispatcher.last_use import LastUse
 from headrace.service.dispatcher.state import DispatcherState
 from headrace.service.dispatcher.unreachable import Unreachable
@@ -60,7 +61,7 @@ class Uploaded(NamedTuple):
     upload: Upload
 
 
-Note: TypeAlias = Left | Refused | Unreached | Uploaded
+Note: TypeAlias = Answered | Left | Refused | Said | Unreached | Uploaded
 """What a request says that this run of the process keeps in mind, and no other."""
 
 
@@ -93,6 +94,8 @@ class Presence:
     wanting: Stamps[str] = field(default_factory=Stamps)
     """Address of a worker that waits for a slot -> since when."""
     activity: Activity = field(default_factory=Activity)
+    gathered: Gathered = field(default_factory=Gathered)
+    """Where clients said that they stand."""
 
     @classmethod
     def of(cls, state: DispatcherState, now: float) -> Presence:
@@ -224,6 +227,7 @@ def _iteration_gone(
     del presence.idle[fact.iteration_id], presence.dealt[fact.iteration_id]
     del presence.ended[fact.iteration_id]
     presence.lost.pop(fact.iteration_id, None)
+    presence.gathered.forget(fact.iteration_id)
 
 
 def _task_finished(
@@ -282,8 +286,18 @@ def _uploaded(presence: Presence, note: Uploaded, now: float) -> None:
     presence.uploads[note.digest] = note.upload
 
 
+def _said(presence: Presence, note: Said, now: float) -> None:
+    presence.gathered.say(note, now)
+
+
+def _answered(presence: Presence, note: Answered, now: float) -> None:
+    presence.gathered.conclude(note)
+
+
 _TAKE: dict[type, Callable[[Presence, Any, float], None]] = {
+    Answered: _answered,
     Left: _left,
+    Said: _said,
     Refused: _refused,
     Unreached: _unreached,
     Uploaded: _uploaded,

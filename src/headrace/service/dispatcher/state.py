@@ -246,6 +246,8 @@ class Iteration(msgspec.Struct):
     departed: dict[int, str] = msgspec.field(default_factory=dict)
     #: Where it is read in rounds: tasks that are to come join not before this one.
     horizon: int = 0
+    #: Tells the place at which it began; empty: the beginning.
+    start: str = ""
 
     @property
     def is_dealt(self) -> bool:

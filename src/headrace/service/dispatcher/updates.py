@@ -188,6 +188,10 @@ class IterationCreated(Fact, frozen=True):
     """Its elements have origins (`rows`), and each comes once."""
     first_unit: int = 0
     """Nothing before this unit is dealt."""
+    delivered: Ranges = ()
+    """Units after that which are dealt no more, and of others the ordinals: they came before."""
+    parts: Parts = ()
+    start: str = ""
 
 
 class IterationFinished(Fact, frozen=True):

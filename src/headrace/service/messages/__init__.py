@@ -6,6 +6,7 @@ the type of its reply (`serving.call.Question`). Nothing here has behaviour.
 
     datasets     clients and workers -> dispatcher     plans, and what is known of datasets
     iterations   clients -> dispatcher                 open, be heard, settle, close
+    places       clients -> dispatcher                 where all of an iteration stand
     terms        how a job is read, as all who join it ask for alike
     status       clients -> dispatcher
     workers      workers -> dispatcher                 come, be heard, go
@@ -57,6 +58,7 @@ from headrace.service.messages.iterations import (
     SettleTask,
     TaskAddress,
 )
+from headrace.service.messages.places import GatherPlace, PlaceGathered
 from headrace.service.messages.saves import (
     BeginSave,
     GetSave,
@@ -117,6 +119,7 @@ __all__ = [
     "Elements",
     "FailTask",
     "FinishTask",
+    "GatherPlace",
     "GetDataset",
     "GetElements",
     "GetPlan",
@@ -132,6 +135,7 @@ __all__ = [
     "LostWorker",
     "OpenIteration",
     "Ping",
+    "PlaceGathered",
     "PlanBytes",
     "PlanReceived",
     "PutPlan",
@@ -172,6 +176,7 @@ DispatcherRequest: TypeAlias = (
     | SettleTask
     | CloseIteration
     | ReportUnreachable
+    | GatherPlace
     | GetStatus
     | RegisterWorker
     | WorkerHeartbeat
@@ -202,6 +207,7 @@ DispatcherReply: TypeAlias = (
     | PlanBytes
     | SplitGranted
     | SaveUpdate
+    | PlaceGathered
 )
 WorkerRequest: TypeAlias = Ping | GetElements
 WorkerReply: TypeAlias = Done | Elements

@@ -48,7 +48,7 @@ class Elements(Message, frozen=True):
     """Elements before the first that the trainer did not get: it fell behind what the worker
     keeps, and they had gone."""
     dealt: tuple[tuple[int, int, int, int], ...] = ()
-    """Where elements are wanted in order: (number, units, unit, first) for what was dealt to the
+    """Where elements have origins: (number, units, unit, first) for what was dealt to the
     task and is not done: `units` units of the stream from `unit` on, the first of which has this
     number in dealt order, and of each the ordinals from `first` on."""
     failed: int = -1
@@ -59,6 +59,11 @@ class Elements(Message, frozen=True):
     """With `failed`: where the error stands in the unit. (ordinal of the element before which it
     stands, its number among those that stand there, from 1 on; 0: the element before that one has
     failed itself)"""
+    order: bytes = b""
+    """Where they are: for each of them, in their order, which it is in the order of the elements,
+    as 32 bits (little-endian)."""
+    sizes: tuple[int, ...] = ()
+    """How many origins each element has; empty: all as many."""
 
 
 class GetElements(Question[Elements], frozen=True):

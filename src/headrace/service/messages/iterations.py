@@ -85,6 +85,15 @@ class OpenIteration(Question[IterationOpened], frozen=True):
     whole_stream: str = ""
     """Not empty: no other client may read this iteration, for what stands here, in the client's
     half, is about the whole stream."""
+    delivered: tuple[tuple[int, int], ...] = ()
+    """Of an iteration that this client is the first to open: units that came whole before, after
+    `first_unit`, as ranges that do not overlap."""
+    parts: tuple[tuple[int, tuple[tuple[int, int], ...]], ...] = ()
+    """The same: other units of which some elements came, with ranges of their ordinals."""
+    start: str = ""
+    """Tells the place at which it begins from others; empty: the beginning. All clients of an
+    iteration begin it at the same place. Where its seed is not the client's to choose, it is that
+    of the place."""
 
 
 class LostUnits(Message, frozen=True):

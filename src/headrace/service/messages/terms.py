@@ -37,3 +37,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     upper one. Empty: workers run all of it."""
     units: int | None = None
     """Units that the lower half is dealt in, or INFINITE (-1); None: as the dataset says."""
+    group: str = ""
+    """Not empty: one of several jobs, whose iterations of a pass draw from one seed."""
+    group_terms: str = ""
+    """What the jobs of a group must agree on, in words."""

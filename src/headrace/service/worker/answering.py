@@ -50,5 +50,7 @@ def answer(
             failed=content.failed,
             failed_at=content.failed_at,
             is_mixed=content.is_mixed,
+            order=content.order,
+            sizes=content.sizes,
         )
         request.reply(message, frame_of(content))

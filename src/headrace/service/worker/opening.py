@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import cast
+from typing import NamedTuple, cast
 
 from headrace.element.chunk import Chunk
-from headrace.element.places import rows_of
+from headrace.element.places import row_counts, rows_of
 from headrace.errors import FailedPreconditionError, NotFoundError
 from headrace.execution.build import Watch, start
 from headrace.execution.dealer import Pause, UnitPart
 from headrace.execution.dealt import DealtPlan, units_done
 from headrace.execution.iterator import ElementIterator, State
 from headrace.execution.opens_files import opens_files
-from headrace.execution.origins import in_order, one_run_of, runs_of
+from headrace.execution.origins import one_run_of, order_of, runs_of
 from headrace.plan.elementwise import Map
 from headrace.plan.node import Node
 from headrace.plan.serialize import load_plan
@@ -29,6 +29,7 @@ from headrace.service.worker.round_shape import ShapedRounds
 from headrace.service.worker.ways import found_by_name
 
 __all__ = [
+    "Origins",
     "open_plan",
     "origins_of",
     "state_after",
@@ -157,21 +158,33 @@ def units_begun(iterator: ElementIterator) -> int:
     return iterator.begun if isinstance(iterator, DealtPlan | ShapedRounds) else 0
 
 
-def origins_of(chunk: Chunk) -> tuple[tuple[OriginRun, ...], bool]:
-    """Return whence a chunk's elements are, by units of the stream, and whether in another order.
+class Origins(NamedTuple):
+    """Whence a chunk's elements are (`messages.Elements`), by units of the stream."""
 
-    Where units are mixed, they are told unit by unit: in few runs.
+    runs: tuple[OriginRun, ...] = ()
+    is_mixed: bool = False
+    order: bytes = b""
+    sizes: tuple[int, ...] = ()
+
+
+def origins_of(chunk: Chunk) -> Origins:
+    """Return whence a chunk's elements are.
+
+    Where units are mixed, they are said unit by unit: in few runs.
     """
     assert chunk.places is not None, "the plan was started without origins"
     units, ordinals = rows_of(chunk.places)
     run = one_run_of(units, ordinals)
     if run is not None:
-        return (run,), False
+        return Origins((run,), sizes=row_counts(chunk.places))
     steps = units[1:] - units[:-1]
     is_mixed = bool((steps < 0).any() or ((steps == 0) & (ordinals[1:] < ordinals[:-1])).any())
-    if is_mixed:
-        units, ordinals = in_order(units, ordinals)
-    return runs_of(units, ordinals), is_mixed
+    sizes = row_counts(chunk.places)
+    if not is_mixed:
+        return Origins(runs_of(units, ordinals), sizes=sizes)
+    order = order_of(units, ordinals)
+    runs = runs_of(units[order], ordinals[order])
+    return Origins(runs, True, order.astype("<u4").tobytes(), sizes)
 
 
 def units_given(iterator: ElementIterator) -> int:

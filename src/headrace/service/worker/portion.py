@@ -39,6 +39,9 @@ class Portion(msgspec.Struct, frozen=True, kw_only=True):
     """Not for clients: files that are whole, with all elements since the portion before."""
     is_mixed: bool = False
     """The origins are not in the order of the elements."""
+    order: bytes = b""
+    sizes: tuple[int, ...] = ()
+    """As in `messages.Elements`."""
     begun: int = 0
     """Of units from this one on, in dealt order, nothing was in an earlier portion."""
     index: int = 0

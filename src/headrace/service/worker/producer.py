@@ -35,6 +35,7 @@ from headrace.metrics import count_user_function_error
 from headrace.service.dispatcher.rows import END, OriginRun
 from headrace.service.worker.failure import describe, for_clients
 from headrace.service.worker.opening import (
+    Origins,
     origins_of,
     state_after,
     units_begun,
@@ -323,10 +324,10 @@ class Producer:
             self._put_chunk(chunk.slice(middle, chunk.size), done_from, done_to, ended)
             return
         runs: tuple[OriginRun, ...] = ()
-        is_mixed = False
+        origins = Origins()
         if self._says_origins:
-            runs, is_mixed = origins_of(chunk)
-            runs = self._outlet.origins(runs, ()) + ended
+            origins = origins_of(chunk)
+            runs = self._outlet.origins(origins.runs, ()) + ended
         number, self._produced = self._produced, self._produced + chunk.size
         self._outlet.put(
             Portion(
@@ -339,7 +340,9 @@ class Producer:
                 touched=self._touched,
                 error=error,
                 origins=runs,
-                is_mixed=is_mixed,
+                is_mixed=origins.is_mixed,
+                order=origins.order,
+                sizes=origins.sizes,
                 failed=runs[0][0] if error is not None and runs else -1,
                 failed_at=(runs[0][2] + 1, 0) if error is not None and runs else (0, 0),
             )

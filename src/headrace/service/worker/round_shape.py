@@ -27,7 +27,7 @@ from headrace.execution.iterator import ElementIterator, State
 from headrace.plan.user_function import UserFunction
 from headrace.service.worker.balance import balanced
 
-__all__ = ["ShapedRounds", "divided"]
+__all__ = ["ShapedRounds", "divided", "shared_out"]
 
 
 class ShapedRounds(ElementIterator):
@@ -105,17 +105,13 @@ class ShapedRounds(ElementIterator):
             return found
         is_short = len(found) < self._consumers
         try:
-            if is_short and self._remainder == "pad":
-                empty = divided(found[:1], [[]])[0]
-                return found + [empty] * (self._consumers - len(found))
-            if is_short and self._remainder == "drop":
-                return found
+            if is_short and self._remainder in ("pad", "drop"):
+                return shared_out(found, self._consumers, self._remainder)
             if self._cost_fn is not None:
                 shares = balanced(self._costs(found), self._consumers)
                 return divided(found, shares)
             if is_short:
-                rows = _count_rows(found)
-                return divided(found, np.array_split(np.arange(rows), self._consumers))
+                return shared_out(found, self._consumers, self._remainder)
         except Exception as error:
             return [error] * self._consumers
         return found
@@ -146,6 +142,21 @@ class ShapedRounds(ElementIterator):
     def close(self) -> None:
         self._round = []
         self._input.close()
+
+
+def shared_out(found: list[Value], consumers: int, remainder: str) -> list[Value]:
+    """Return what consumers get of batches that are too few for a round: one each.
+
+    Where the remainder is dropped, they are returned as they are.
+
+    Raises:
+        InvalidArgumentError: They are no batches of rows of one shape.
+    """
+    if remainder == "drop":
+        return found
+    if remainder == "pad":
+        return found + [divided(found[:1], [[]])[0]] * (consumers - len(found))
+    return divided(found, np.array_split(np.arange(_count_rows(found)), consumers))
 
 
 def divided(batches: Sequence[Value], shares: Sequence[Sequence[int] | Any]) -> list[Value]:

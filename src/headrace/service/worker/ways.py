@@ -58,8 +58,7 @@ def _files(definition: TaskDefinition, bounds: Bounds | None) -> FileAccount[Any
 
 
 def _first_come(definition: TaskDefinition, bounds: Bounds | None) -> FirstCome[Any]:
-    says_dealt = is_in_order(definition)
-    return FirstCome(bounds, origins=definition.origins, says_dealt=says_dealt)
+    return FirstCome(bounds, origins=definition.origins, says_dealt=definition.origins)
 
 
 def _shared(definition: TaskDefinition, bounds: Bounds | None) -> Shared[Any]:

@@ -1,0 +1,231 @@
+"""Consumers in turns: consumer i of n reads elements i, i + n, ... of the order of one process.
+
+Each consumer reads in order, by a job of its own, and none waits for another: a consumer that lags
+or is lost keeps nobody from anything. What workers make for it depends on the plan:
+
+* Where each unit is one element, it is of its own elements alone (`Shard` moves into the index
+  part). Those at the end that are too few for a round are read by each consumer.
+* Else it is the whole stream, of which each consumer takes its part.
+
+All consumers draw from one seed, which the dispatcher gives those that begin (`dispatcher.groups`).
+A place is that of one process, before the next round; so it is the same for all consumers after as
+many elements, and any number of consumers goes on from it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from headrace.element.spec import Spec
+from headrace.errors import FailedPreconditionError
+from headrace.plan.fingerprint import fingerprint
+from headrace.plan.node import Node
+from headrace.plan.source import INFINITE, UNKNOWN, Position, Reader, Source
+from headrace.plan.traverse import cardinality, element_spec, walk
+from headrace.plan.units import Units
+from headrace.plan.user_function import step_name
+from headrace.plan.windows import BucketBySequenceLength, GroupByWindow
+from headrace.rewrites.cut import Cut, cut
+from headrace.service.client.consumers import spec_of_parts
+from headrace.service.client.keeping import Keeper
+from headrace.service.client.options import ReadingOptions
+from headrace.service.client.source import RemoteSource
+from headrace.service.client.turn_readers import PartReader, Turn, WholeReader, own_part
+from headrace.service.client.visits import cut_for, whole_stream_step
+
+__all__ = ["InTurns", "check_buckets", "reads_its_part", "source_for"]
+
+_log = logging.getLogger(__name__)
+
+
+def check_buckets(plan: Node) -> None:
+    """Refuse a bucket: which elements it joins depends on the whole stream.
+
+    Raises:
+        FailedPreconditionError: There is one.
+    """
+    for node in walk(plan):
+        if isinstance(node, BucketBySequenceLength | GroupByWindow):
+            raise FailedPreconditionError(
+                f"{step_name(node)} is not read in order by several consumers: what it joins "
+                "depends on the whole stream. Leave out `ordered=True` (a round's batches are of "
+                "one bucket then), or put that step after `distribute`"
+            )
+
+
+def reads_its_part(plan: Node) -> bool:
+    """Whether workers make for each consumer its own elements alone."""
+    made = cut(plan, ordered=True)
+    alone = cut(own_part(plan, 2, 0), ordered=True)
+    return _is_one_to_one(made, plan) and isinstance(alone.above, Units)
+
+
+def _is_one_to_one(made: Cut, plan: Node) -> bool:
+    above = made.above
+    return (
+        isinstance(above, Units)
+        and above.cycle_length == 1
+        and cardinality(plan) in (INFINITE, above.size)
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class InTurns(Source):
+    """What one of several consumers reads (`plan.source.Source`).
+
+    Attributes:
+        turn: Which one it is.
+        written: The plan, as one process would read it.
+        spec: Spec of one element, or None.
+        read: Returns the source of a plan that is read in order for this consumer.
+        has_part: `reads_its_part`.
+    """
+
+    turn: Turn
+    written: Node | None
+    spec: Spec | None
+    read: Callable[[Node, str], RemoteSource]
+    has_part: bool
+    _account: str = field(default="", repr=False)
+    _seed: int | None = field(default=None, repr=False)
+    _keeper: Keeper = field(default_factory=Keeper, repr=False)
+
+    @property
+    def element_spec(self) -> Spec | None:
+        return self.spec
+
+    @property
+    def size(self) -> int:
+        return self.count if self.count in (0, INFINITE) else 1
+
+    @property
+    def count(self) -> int:
+        """Number of elements, INFINITE or UNKNOWN."""
+        assert self.written is not None
+        total = cardinality(self.written)
+        if total in (INFINITE, UNKNOWN):
+            return total
+        rounds, rest = divmod(total, self.turn.consumers)
+        return rounds + (rest > 0 and self.turn.remainder != "drop")
+
+    @property
+    def elements_per_index(self) -> int | None:
+        return 1 if self.count == INFINITE else None
+
+    @property
+    def element_count(self) -> int | None:
+        return None if self.count in (INFINITE, UNKNOWN) else self.count
+
+    @property
+    def splittable(self) -> bool:
+        return False
+
+    @property
+    def account(self) -> str:
+        return self._account
+
+    @property
+    def half_in_order(self) -> str:
+        assert self.written is not None
+        return cut(self.written, ordered=True).half
+
+    @property
+    def keeper(self) -> Keeper:
+        """It keeps nothing: a place can be gone back to."""
+        return self._keeper
+
+    def seeded(self, seed: int) -> Source:
+        return dataclasses.replace(self, _seed=seed)
+
+    def open(
+        self,
+        start: int,
+        stop: int,
+        position: Position = None,
+        *,
+        pass_number: tuple[int, ...] = (),
+    ) -> Reader:
+        assert self.written is not None
+        assert self._seed is not None
+        if self.has_part:
+            turn = self.turn
+            return PartReader(self.read, turn, self.written, position, pass_number, self._seed)
+        source = self.read(self.written, "").seeded(self._seed)
+        return WholeReader(source.open(0, 1, position, pass_number=pass_number), self.turn)
+
+
+def source_for(
+    plan: Node,
+    options: ReadingOptions,
+    *,
+    spec: Spec | None,
+    compression: str | None,
+    register: Callable[[Node], str],
+    account: str = "",
+) -> InTurns:
+    """Return what a consumer reads.
+
+    Args:
+        plan: The plan.
+        options: How it is read: which consumer it is, too.
+        spec: Spec of one element.
+        compression: "AUTO", or None.
+        register: Makes a plan known to the service; returns its id.
+        account: What `explain()` says of it.
+
+    Raises:
+        FailedPreconditionError: The plan cannot be read so; the message says why.
+    """
+    index, consumers = options.consumer_index, options.num_consumers
+    assert index is not None
+    assert consumers is not None
+    check_buckets(plan)
+    terms = f"num_consumers={consumers}, remainder={options.remainder!r}, {fingerprint(plan)}"
+    own = dataclasses.replace(
+        options,
+        num_consumers=None,
+        consumer_index=None,
+        remainder="drop",
+        group=options.job_name or "",
+        group_terms=terms,
+    )
+
+    def read(part: Node, which: str) -> RemoteSource:
+        made = cut_for(part, own)
+        assert made is not None
+        total = cardinality(part)
+        return RemoteSource(
+            options=own,
+            dataset_id=register(part),
+            cardinality=total,
+            job_name=f"{options.job_name} (consumer {index} of {consumers}{which})",
+            spec=element_spec(part),
+            compression=compression,
+            half=made.half,
+            units=made.units,
+            whole_stream=whole_stream_step(made) or "reading in order",
+            written=part,
+        )
+
+    has_part = reads_its_part(plan)
+    if not has_part:
+        _log.warning(
+            "%d consumers of job %r read elements in order of which workers cannot make each "
+            "consumer its own (`explain()` says which steps see the whole stream): all are made "
+            "for each of the consumers",
+            consumers,
+            options.job_name,
+        )
+    register(plan)  # what cannot be sent is refused now
+    turn = Turn(index, consumers, options.remainder)
+    return InTurns(
+        turn=turn,
+        written=plan,
+        spec=spec_of_parts(spec, options.remainder),
+        read=read,
+        has_part=has_part,
+        _account=account,
+    )

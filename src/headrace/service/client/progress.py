@@ -1,0 +1,131 @@
+"""Progress: which elements a reader that reads in no order has given, at each place of late.
+
+A place is how many elements and errors were given. What came before it is said by units of the
+stream and ordinals (`execution.delivered`), so that anybody can go on from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from headrace.errors import FailedPreconditionError
+from headrace.execution.delivered import END, Delivered, DeliveryLog, OriginRun, with_ends
+from headrace.execution.origins import runs_of
+from headrace.service.dispatcher.rows import count_rows, first_rows
+from headrace.service.messages import Elements
+
+__all__ = ["Progress", "rows_given"]
+
+
+class Progress:
+    """What was given.
+
+    Args:
+        base: What was delivered before this reading began.
+    """
+
+    def __init__(self, base: Delivered) -> None:
+        self._log = DeliveryLog(base)
+        self._numbers: dict[int, _Numbers] = {}
+
+    def add(self, task_id: int, answer: Elements, start: int, size: int) -> None:
+        """Take note of an answer that is given; those of a task come in their order.
+
+        Args:
+            task_id: Whose.
+            answer: What its worker said.
+            start: How many elements and errors were given before it.
+            size: How many came with it.
+        """
+        numbers = self._numbers.setdefault(task_id, _Numbers())
+        numbers.hear(answer)
+        located = partial(numbers.located, tuple(numbers.runs))
+        self._log.add(start, size, lambda count: located(rows_given(answer, count, size)))
+
+    def forget(self, before: int) -> None:
+        """Take note that nobody asks for a place before this one any more."""
+        self._log.forget(before)
+
+    def until(self, place: int) -> Delivered:
+        """Return what was delivered before a place."""
+        return self._log.until(place)
+
+
+class _Numbers:
+    """Which units of the stream the numbers of a task mean, in dealt order."""
+
+    def __init__(self) -> None:
+        #: (number, units, unit), ascending.
+        self.runs: list[tuple[int, int, int]] = []
+        self._done = 0
+
+    def hear(self, answer: Elements) -> None:
+        """Take note of what was dealt."""
+        # What was done at the answer before is in no answer any more: ends may be said late.
+        done, self._done = self._done, answer.done
+        while self.runs and self.runs[0][0] + self.runs[0][1] <= done:
+            self.runs.pop(0)
+        known = self.runs[-1][0] + self.runs[-1][1] if self.runs else 0
+        for number, units, unit, _ in answer.dealt:
+            if number >= known:
+                self.runs.append((number, units, unit))
+
+    @staticmethod
+    def located(
+        runs: tuple[tuple[int, int, int], ...], origins: Iterable[OriginRun]
+    ) -> list[OriginRun]:
+        """Return origins by units of the stream; those of units that are done are left out."""
+        found: list[OriginRun] = []
+        for number, units, first, count in origins:
+            for start, many, unit in runs:
+                low, high = max(number, start), min(number + units, start + many)
+                if low < high:
+                    found.append((unit + low - start, high - low, first, count))
+        return found
+
+
+def rows_given(answer: Elements, count: int, size: int) -> Iterable[OriginRun]:
+    """Return the origins, in dealt order, of the first so many elements of an answer.
+
+    Args:
+        answer: What the worker said.
+        count: Which.
+        size: How many it has; of all of them, also what is known of ends.
+
+    Raises:
+        FailedPreconditionError: Whence those are nobody knows.
+    """
+    if count >= size:
+        return answer.origins
+    if not count:
+        return ()
+    rows = count_rows(answer.origins)
+    number = sum(answer.sizes[:count]) if answer.sizes else count * (rows // size)
+    ends = [run for run in answer.origins if run[2] + run[3] >= END]
+    if not answer.is_mixed:
+        return with_ends(first_rows(_elements_in(answer.origins), number), ends)
+    order = np.frombuffer(answer.order, "<u4")
+    if len(order) != rows:
+        raise FailedPreconditionError(
+            "the worker does not say which elements of a portion came first: is it of another "
+            "version of Headrace?"
+        )
+    units, ordinals = _expanded(_elements_in(answer.origins))
+    chosen = order < number
+    return with_ends(runs_of(units[chosen], ordinals[chosen]), ends)
+
+
+def _elements_in(origins: Iterable[OriginRun]) -> list[OriginRun]:
+    return [run for run in origins if run[2] + run[3] < END]
+
+
+def _expanded(origins: list[OriginRun]) -> tuple[Any, Any]:
+    units, ordinals = [], []
+    for unit, many, first, each in origins:
+        units.append(np.repeat(np.arange(unit, unit + many), each))
+        ordinals.append(np.tile(np.arange(first, first + each), many))
+    return np.concatenate(units), np.concatenate(ordinals)

@@ -1,0 +1,106 @@
+"""Where iterations begin: at the start of the stream, or at a place that a client saved."""
+
+from __future__ import annotations
+
+from headrace.errors import FailedPreconditionError
+from headrace.service.dispatcher.ranges import Ranges, subtracted, united
+from headrace.service.dispatcher.rows import END, EVERYTHING, Parts
+from headrace.service.dispatcher.state import Iteration
+from headrace.service.messages import OpenIteration
+
+__all__ = ["begins_again", "check_beginning", "check_same_beginning", "leave_out"]
+
+
+def check_beginning(request: OpenIteration, positions: int | None) -> None:
+    """Refuse a place that the dataset has not.
+
+    Args:
+        request: Names the place.
+        positions: Units that are dealt, or INFINITE (-1); None: nothing is dealt.
+
+    Raises:
+        ValueError: It makes no sense.
+        FailedPreconditionError: It is of a dataset of another size, or elements have no origins.
+    """
+    if request.first_unit and positions is None:
+        raise FailedPreconditionError(
+            f"first_unit={request.first_unit} needs a dataset of which units are dealt: use "
+            "ShardingPolicy.DYNAMIC"
+        )
+    if positions is not None and 0 <= positions < request.first_unit:
+        raise FailedPreconditionError(_other_size(request.first_unit, positions))
+    if not (request.delivered or request.parts):
+        return
+    units = [unit for unit, _ in request.parts]
+    taken = united((*request.delivered, *((unit, unit + 1) for unit in units)))
+    makes_sense = (
+        units == sorted(set(units))
+        and _is_a_set(request.delivered)
+        and taken[0][0] >= request.first_unit
+        and not any(start <= unit < stop for start, stop in request.delivered for unit in units)
+        and all(rows and _are_ordinals(rows) for _, rows in request.parts)
+    )
+    if not makes_sense:
+        raise ValueError(
+            "`delivered` and `parts` must be units after `first_unit`, ascending and apart, with "
+            "some ordinals of each part"
+        )
+    if request.terms.visitation != "exactly_once":
+        raise FailedPreconditionError(
+            'a place that says which elements were delivered needs visitation="exactly_once"; got '
+            f"{request.terms.visitation!r}"
+        )
+    if positions is not None and 0 <= positions < taken[-1][1]:
+        raise FailedPreconditionError(_other_size(taken[-1][1], positions))
+
+
+def _other_size(delivered: int, positions: int) -> str:
+    return (
+        f"the state says that units up to {delivered} were delivered, and the dataset has "
+        f"{positions}; restore it with the same data"
+    )
+
+
+def _are_ordinals(rows: Ranges) -> bool:
+    is_within = rows[0][0] >= 0 and rows[-1][1] <= END
+    return _is_a_set(rows) and is_within and rows != EVERYTHING
+
+
+def _is_a_set(ranges: Ranges) -> bool:
+    return ranges == united(ranges) and all(start < stop for start, stop in ranges)
+
+
+def begins_again(iteration: Iteration, request: OpenIteration) -> bool:
+    """Whether a client that is alone goes on from a place where another one has gone.
+
+    What was dealt to that one means nothing then.
+    """
+    return bool(request.start and request.whole_stream) and not iteration.clients
+
+
+def check_same_beginning(iteration: Iteration, request: OpenIteration) -> None:
+    """Refuse a client that would begin elsewhere.
+
+    Raises:
+        FailedPreconditionError: The iteration began at another place.
+    """
+    if iteration.start == request.start or iteration.finished:
+        return
+    began = "a saved state" if iteration.start else "the start"
+    wanted = "another saved state" if iteration.start and request.start else "a saved state"
+    raise FailedPreconditionError(
+        f"pass {request.pass_number} of job {request.job_name!r} is read from {began}, and this "
+        f"client would go on from {wanted if request.start else 'the start'}: all clients of a job "
+        "restore the same state. Choose another job_name"
+    )
+
+
+def leave_out(iteration: Iteration, delivered: Ranges, parts: Parts) -> None:
+    """Take what came before an iteration began as dealt: the rest before it is dealt first."""
+    if not (delivered or parts):
+        return
+    begun = united((*delivered, *((unit, unit + 1) for unit, _ in parts)))
+    first, iteration.next = iteration.next, begun[-1][1]
+    iteration.returned = subtracted(((first, iteration.next),), begun)
+    for unit, rows in parts:
+        iteration.parts[unit] = subtracted(EVERYTHING, rows)

@@ -1,0 +1,184 @@
+"""Iterations that begin at a saved place: what came before is dealt to nobody."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headrace.errors import AlreadyExistsError, FailedPreconditionError, NotFoundError
+from headrace.service import messages
+from headrace.service.dispatcher.rows import END
+from tests.service.dispatcher.scenario import DYNAMIC, Scenario
+
+EXACTLY: dict[str, Any] = {
+    "processing_mode": DYNAMIC,
+    "visitation": "exactly_once",
+    "job_name": "job",
+}
+PLACE: dict[str, Any] = {
+    "first_unit": 3,
+    "delivered": ((5, 7), (9, 10)),
+    "parts": ((8, ((0, 2), (4, END))),),
+    "start": "place",
+    "seed": 7,
+}
+
+
+@pytest.fixture
+def scene(scene: Scenario) -> Scenario:
+    """Twelve units, and a worker."""
+    scene.register(12, origins=True)
+    scene.add_worker("v")
+    return scene
+
+
+def dealt(scene: Scenario, task_id: int = 4000) -> list[tuple[int, int, Any]]:
+    """Deal all that is left to a task; return the units, and which ordinals of those in part."""
+    found: list[tuple[int, int, Any]] = []
+    task = scene.state.tasks[task_id]
+    while True:
+        granted = scene.ask(
+            messages.GetSplit(
+                worker_id=task.worker_id,
+                task_id=task_id,
+                ticket=task.ticket,
+                number=task.grants,
+                want=100,
+                done=task.dealt,
+            )
+        )
+        scene.check()
+        if granted.start == granted.stop:
+            return found
+        found.append((granted.start, granted.stop, granted.rows))
+
+
+def test_only_what_was_not_delivered_is_dealt(scene: Scenario) -> None:
+    opened = scene.open("c", **EXACTLY, **PLACE)
+    assert opened.seed == 7
+    scene.check()
+    scene.restart()
+    units = dealt(scene)
+    whole = {unit for start, stop, rows in units if not rows for unit in range(start, stop)}
+    assert whole == {3, 4, 7, 10, 11}
+    assert [each for each in units if each[2]] == [(8, 9, ((2, 4),))]
+
+
+def test_all_clients_of_a_job_begin_at_the_same_place(scene: Scenario) -> None:
+    scene.open("c", **EXACTLY, **PLACE)
+    scene.open("d", **EXACTLY, **PLACE)
+    with pytest.raises(FailedPreconditionError, match="another saved state"):
+        scene.open("e", **EXACTLY, **{**PLACE, "start": "elsewhere"})
+    with pytest.raises(FailedPreconditionError, match="go on from the start"):
+        scene.open("e", **EXACTLY)
+    scene.open("f", **{**EXACTLY, "job_name": "fresh"})
+    with pytest.raises(FailedPreconditionError, match="read from the start"):
+        scene.open("e", **{**EXACTLY, **PLACE, "job_name": "fresh"})
+    scene.check()
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        {"delivered": ((2, 4),)},
+        {"delivered": ((5, 7), (6, 8))},
+        {"delivered": ((7, 8), (5, 6))},
+        {"parts": ((5, ((0, 2),)),)},
+        {"parts": ((8, ()),)},
+        {"parts": ((8, ((0, END),)),)},
+        {"parts": ((8, ((3, 2),)),)},
+    ],
+)
+def test_a_place_that_makes_no_sense_is_refused(scene: Scenario, place: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="`delivered` and `parts`"):
+        scene.open("c", **EXACTLY, **{**PLACE, **place})
+
+
+def test_a_place_of_another_dataset_or_without_origins_is_refused(scene: Scenario) -> None:
+    with pytest.raises(FailedPreconditionError, match=r"up to 20 were delivered, and .* 12"):
+        scene.open("c", **EXACTLY, **{**PLACE, "delivered": ((15, 20),), "parts": ()})
+    with pytest.raises(FailedPreconditionError, match="exactly_once"):
+        scene.open("c", **{**EXACTLY, **PLACE, "visitation": "at_most_once"})
+
+
+def test_who_reads_alone_goes_on_from_a_place_after_another_one_has_gone(scene: Scenario) -> None:
+    alone = {**EXACTLY, "ordered": True, "half": "in order", "units": 12, "whole_stream": "order"}
+    scene.open("c", **alone)
+    dealt(scene)
+    with pytest.raises(FailedPreconditionError, match="is read from the start"):
+        scene.open("d", **alone, first_unit=5, start="place")
+    scene.close("c")
+    opened = scene.open("d", **alone, first_unit=5, start="place")
+    scene.check()
+    assert scene.state.iterations[opened.iteration_id].next == 5
+
+
+# --- groups -------------------------------------------------------------------------------------
+
+
+def consumer(scene: Scenario, name: str, **fields: Any) -> Any:
+    terms = {**EXACTLY, "job_name": name, "group": "train", "group_terms": "two", **fields}
+    return scene.open(f"client of {name} {scene.now}", **terms)
+
+
+def test_jobs_of_a_group_draw_from_one_seed_in_each_pass(scene: Scenario) -> None:
+    first = consumer(scene, "one", seed=1, pass_number=(0,))
+    second = consumer(scene, "two", seed=2, pass_number=(0,))
+    later = consumer(scene, "one", seed=3, pass_number=(1,))
+    placed = consumer(scene, "three", seed=4, pass_number=(1,), first_unit=3, start="place")
+    assert first.seed == second.seed != later.seed
+    assert placed.seed == 4
+    scene.restart()
+    assert consumer(scene, "four", seed=5, pass_number=(0,)).seed == first.seed
+    scene.check()
+
+
+def test_jobs_of_a_group_agree_on_their_terms(scene: Scenario) -> None:
+    consumer(scene, "one")
+    with pytest.raises(AlreadyExistsError, match="<two>; got <three>"):
+        consumer(scene, "two", group_terms="three")
+
+
+# --- the place of all -----------------------------------------------------------------------------
+
+
+def gather(scene: Scenario, client_id: str, token: str, delivered: Any, parts: Any = ()) -> Any:
+    said = messages.GatherPlace(
+        client_id=client_id, token=token, delivered=tuple(delivered), parts=tuple(parts)
+    )
+    return scene.ask(said)
+
+
+def test_all_clients_hear_where_they_stand_together_once_each_has_said_it(scene: Scenario) -> None:
+    for client_id in "cde":
+        scene.open(client_id, **EXACTLY)
+    assert gather(scene, "c", "1", [(0, 2)], [(5, ((0, 3),))]).missing == ("d", "e")
+    assert gather(scene, "d", "2", [(4, 5)], [(6, ((1, 2),))]).missing == ("e",)
+    whole = gather(scene, "e", "3", [(2, 3)], [(5, ((3, END),)), (6, ((0, 1),))])
+    assert whole.missing == ()
+    assert whole.delivered == ((0, 3), (4, 6))
+    assert whole.parts == ((6, ((0, 2),)),)
+    assert gather(scene, "c", "1", []) == whole
+    assert gather(scene, "d", "2", []) == whole
+    # The next time each says it again.
+    assert gather(scene, "d", "4", [(0, 1)]).missing == ("c", "e")
+
+
+def test_who_asks_no_more_counts_as_missing(scene: Scenario) -> None:
+    scene.open("c", **EXACTLY)
+    scene.open("d", **EXACTLY)
+    gather(scene, "c", "1", [(0, 2)])
+    scene.now += 6.0
+    assert gather(scene, "d", "2", [(2, 3)]).missing == ("c",)
+    assert gather(scene, "c", "3", [(3, 4)]).delivered == ((2, 4),)
+
+
+def test_where_a_client_has_left_the_place_of_all_is_not_known(scene: Scenario) -> None:
+    scene.open("c", **EXACTLY)
+    scene.open("d", **EXACTLY)
+    scene.close("d")
+    with pytest.raises(FailedPreconditionError, match="1 of 2 clients that read pass"):
+        gather(scene, "c", "1", [])
+    with pytest.raises(NotFoundError):
+        gather(scene, "d", "1", [])
