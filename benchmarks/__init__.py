@@ -6,11 +6,14 @@ One file a question; each lists its contenders: Headrace, the peers, and the phy
     python -m benchmarks small_rows jpeg   only these
     python -m benchmarks --quick           short rounds, to see that all runs; writes nothing
     python -m benchmarks --list            the questions and their contenders
+    python -m benchmarks.dispatcher_curves the dispatcher with 1 to 1,000 peers of each kind
 
-    workload      the records: Workload, Contender, Target
+    workload      the records: Workload, Contender, Target, Bound
     measure       rounds in turn, one process a contender; medians and ratios
     contender     what runs inside such a process
     cpu_time      what a contender and the processes that it started have used
     inputs        synthetic files, from a seed
+    served        a service of worker processes on this host; dispatcher_process, tfdata_server
+    light_peers   a thousand peers of a dispatcher in one thread; held_requests: without sockets
     report        the machine, the table, RESULTS.md
 """

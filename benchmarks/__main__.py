@@ -24,6 +24,17 @@ QUESTIONS = (
     "service_batches",
     "coordinated_reads",
     "exactly_once",
+    "exactly_once_bytes",
+    "service_elements",
+    "service_limits",
+    "service_jpeg",
+    "ordered",
+    "ordered_shuffled",
+    "python_bound",
+    "trainers",
+    "latencies",
+    "killed_workers",
+    "dispatcher",
 )
 
 

@@ -23,7 +23,7 @@ from typing import Any, TextIO
 from benchmarks.cpu_time import cpu_seconds
 from benchmarks.workload import Check, Consume, Contender, Elements, Pipeline, Workload
 
-__all__ = ["Rounds", "drain", "main"]
+__all__ = ["Rounds", "drain", "drain_measured", "main"]
 
 #: The clock is read once a stride; a stride is kept between these two lengths (seconds).
 _STRIDE_AT_LEAST, _STRIDE_AT_MOST = 0.002, 0.02
@@ -62,6 +62,7 @@ def _serve(
                         contender.build(inputs, stack),
                         contender.consume or workload.consume,
                         workload.reopen,
+                        own_clock=workload.own_clock,
                     )
                     rounds.check(contender.check or workload.check)
                     answer = rounds.run(command["seconds"], ramp=0.0)
@@ -85,12 +86,21 @@ class Rounds:
         pipeline: Opens an iterator; opened again whenever one ends, and that is timed too.
         consume: Uses an element and returns its items; None counts elements.
         reopen: Open a fresh iterator for each round, or go on with the one that was checked.
+        own_clock: Elements say how many items they stand for, and what these took.
     """
 
-    def __init__(self, pipeline: Pipeline, consume: Consume | None, reopen: bool) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        consume: Consume | None,
+        reopen: bool,
+        *,
+        own_clock: bool = False,
+    ) -> None:
         self._pipeline = pipeline
         self._consume = consume
         self._reopen = reopen
+        self._own_clock = own_clock
         self._elements: Elements | None = None
         self._first = 0.0
 
@@ -120,9 +130,13 @@ class Rounds:
             del element
         else:
             elements = self._elements
-        _, _, elements = drain(self._pipeline, elements, self._consume, ramp)
+        if not self._own_clock:
+            _, _, elements = drain(self._pipeline, elements, self._consume, ramp)
         used = cpu_seconds()
-        items, took, self._elements = drain(self._pipeline, elements, self._consume, seconds)
+        if self._own_clock:
+            items, took, self._elements = drain_measured(self._pipeline, elements, seconds)
+        else:
+            items, took, self._elements = drain(self._pipeline, elements, self._consume, seconds)
         used = cpu_seconds() - used
         if self._reopen:
             del elements
@@ -182,6 +196,32 @@ def drain(
         elif now - before > _STRIDE_AT_MOST:
             stride = max(1, stride // 2)
     return items, now - start, elements
+
+
+def drain_measured(
+    pipeline: Pipeline, elements: Elements, seconds: float
+) -> tuple[int, float, Elements]:
+    """Read elements that say what they took, for about `seconds` and at least one.
+
+    Returns:
+        Their items and their seconds, both summed, and the iterator.
+
+    Raises:
+        ValueError: An epoch has no elements.
+    """
+    items, took, fresh = 0, 0.0, False
+    end = time.perf_counter() + seconds
+    while True:
+        for count, lasted in elements:
+            items += count
+            took += lasted
+            fresh = False
+            if time.perf_counter() >= end:
+                return items, took, elements
+        if fresh:
+            raise ValueError("an epoch has no elements")
+        _close(elements)
+        elements, fresh = pipeline(), True
 
 
 def _close(elements: Elements | None) -> None:

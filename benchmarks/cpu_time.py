@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 import resource
+import time
 from pathlib import Path
 
-__all__ = ["cpu_seconds"]
+__all__ = ["cpu_seconds", "cpu_seconds_of"]
 
 
 def cpu_seconds(processes: Path = Path("/proc")) -> float:
@@ -24,6 +25,16 @@ def cpu_seconds(processes: Path = Path("/proc")) -> float:
         usage = resource.getrusage(who)
         used += usage.ru_utime + usage.ru_stime
     return used + sum(_of_running(processes, os.getpid()))
+
+
+def cpu_seconds_of(process: int) -> float:
+    """Return the seconds that one running process and its threads have used, user and system."""
+    return time.clock_gettime(_clock_of(process))
+
+
+def _clock_of(process: int) -> int:
+    # As clock_getcpuclockid(3) has it on Linux: exact, where /proc counts ticks of 10 ms.
+    return (~process << 3) | 2
 
 
 def _of_running(processes: Path, parent: int) -> list[float]:

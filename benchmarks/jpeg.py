@@ -27,7 +27,7 @@ import numpy as np
 
 from benchmarks.workload import Contender, Elements, Pipeline, Target, Workload, expect
 
-__all__ = ["WORKLOADS", "write_inputs"]
+__all__ = ["WORKLOADS", "decode", "one_threaded_cv2", "photographs", "write_inputs"]
 
 IMAGES, SHARDS, BATCH, SIDE = 1024, 8, 64, 224
 _HEIGHT, _WIDTH, _QUALITY = 375, 500, 90
@@ -38,18 +38,11 @@ _TOLERANCE = 3.0
 
 def write_inputs(directory: Path) -> None:
     """Write every image as a file, and all of them into TFRecord shards."""
-    import cv2
-
     from benchmarks.inputs import encode_example, write_tfrecord
 
-    generator = np.random.default_rng(0)
-    encoded = []
-    for number in range(IMAGES):
-        image = _synthetic_image(cv2, generator)
-        done, data = cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, _QUALITY])
-        expect(done, f"image {number} could not be encoded")
-        encoded.append(data.tobytes())
-        (directory / f"{number:05}.jpg").write_bytes(encoded[-1])
+    encoded = list(photographs(IMAGES))
+    for number, data in enumerate(encoded):
+        (directory / f"{number:05}.jpg").write_bytes(data)
     size = IMAGES // SHARDS
     for shard in range(SHARDS):
         numbers = range(shard * size, (shard + 1) * size)
@@ -57,10 +50,24 @@ def write_inputs(directory: Path) -> None:
         write_tfrecord(directory / f"{shard}.tfrecord", records)
 
 
-def _synthetic_image(cv2: Any, generator: np.random.Generator) -> Any:
+def photographs(count: int, *, height: int = _HEIGHT, width: int = _WIDTH) -> Iterator[bytes]:
+    """Yield synthetic photographs as JPEG."""
+    import cv2
+
+    generator = np.random.default_rng(0)
+    for number in range(count):
+        image = _synthetic_image(cv2, generator, height, width)
+        done, data = cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, _QUALITY])
+        expect(done, f"image {number} could not be encoded")
+        yield data.tobytes()
+
+
+def _synthetic_image(
+    cv2: Any, generator: np.random.Generator, height: int = _HEIGHT, width: int = _WIDTH
+) -> Any:
     """Smooth colours, some shapes, and enough grain for the size of a photograph."""
     coarse = generator.integers(0, 256, (12, 16, 3), dtype=np.uint8)
-    image = cv2.resize(coarse, (_WIDTH, _HEIGHT), interpolation=cv2.INTER_CUBIC)
+    image = cv2.resize(coarse, (width, height), interpolation=cv2.INTER_CUBIC)
     for _ in range(8):
         x, y, radius = (int(v) for v in generator.integers(10, 375, 3))
         colour = tuple(int(v) for v in generator.integers(0, 256, 3))
@@ -81,17 +88,18 @@ def _shards(inputs: Path) -> list[str]:
     return [str(path) for path in sorted(inputs.glob("*.tfrecord"))]
 
 
-def _one_threaded_cv2() -> Any:
+def one_threaded_cv2() -> Any:
+    """Return OpenCV, held to one thread a call."""
     import cv2
 
     cv2.setNumThreads(1)
     return cv2
 
 
-def _decode(cv2: Any, data: bytes) -> Any:
-    """RGB, uint8, (224, 224, 3)."""
+def decode(cv2: Any, data: bytes, side: int = SIDE) -> Any:
+    """Return a photograph as RGB, uint8, (side, side, 3)."""
     image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB)
-    return cv2.resize(image, (SIDE, SIDE), interpolation=cv2.INTER_LINEAR)
+    return cv2.resize(image, (side, side), interpolation=cv2.INTER_LINEAR)
 
 
 class _Check:
@@ -101,7 +109,7 @@ class _Check:
         self.sample = sample
 
     def __call__(self, batches: Elements) -> None:
-        cv2 = _one_threaded_cv2()
+        cv2 = one_threaded_cv2()
         generator = np.random.default_rng(0)
         expected = {
             n: cv2.resize(image, (SIDE, SIDE), interpolation=cv2.INTER_LINEAR)[..., ::-1]
@@ -130,7 +138,7 @@ _LOSS = 6.0
 def _headrace(inputs: Path, _: ExitStack) -> Pipeline:
     import headrace as hr
 
-    cv2 = _one_threaded_cv2()
+    cv2 = one_threaded_cv2()
     features = {
         "image": hr.io.FixedLenFeature((), bytes),
         "label": hr.io.FixedLenFeature((), np.int64),
@@ -138,7 +146,7 @@ def _headrace(inputs: Path, _: ExitStack) -> Pipeline:
 
     def load(record: bytes) -> Any:
         example = hr.io.parse_example(record, features)
-        return _decode(cv2, example["image"]), example["label"]
+        return decode(cv2, example["image"]), example["label"]
 
     dataset = (
         hr.TFRecordDataset(_shards(inputs))
@@ -177,10 +185,10 @@ def _grain(threads: int | None) -> Any:
     def build(inputs: Path, _: ExitStack) -> Pipeline:
         import grain
 
-        cv2, paths = _one_threaded_cv2(), _jpegs(inputs)
+        cv2, paths = one_threaded_cv2(), _jpegs(inputs)
 
         def load(number: int) -> Any:
-            return _decode(cv2, Path(paths[number]).read_bytes()), number
+            return decode(cv2, Path(paths[number]).read_bytes()), number
 
         images = grain.MapDataset.source(range(IMAGES)).repeat().map(load).batch(BATCH)
         options = None if threads is None else grain.ReadOptions(num_threads=threads)
@@ -194,7 +202,7 @@ def _torch(inputs: Path, _: ExitStack) -> Pipeline:
     import torch
     from torch.utils.data import DataLoader, Dataset
 
-    cv2, paths = _one_threaded_cv2(), _jpegs(inputs)
+    cv2, paths = one_threaded_cv2(), _jpegs(inputs)
 
     class Images(Dataset[Any]):
         def __len__(self) -> int:
@@ -203,7 +211,7 @@ def _torch(inputs: Path, _: ExitStack) -> Pipeline:
         def __getitem__(self, number: int) -> Any:
             number %= IMAGES
             data = Path(paths[number]).read_bytes()
-            return torch.from_numpy(_decode(cv2, data)), number
+            return torch.from_numpy(decode(cv2, data)), number
 
     def start(_: int) -> None:
         cv2.setNumThreads(1)
@@ -213,12 +221,12 @@ def _torch(inputs: Path, _: ExitStack) -> Pipeline:
 
 
 def _two_threads(inputs: Path, stack: ExitStack) -> Pipeline:
-    cv2 = _one_threaded_cv2()
+    cv2 = one_threaded_cv2()
     data = [Path(path).read_bytes() for path in _jpegs(inputs)]
     pool = stack.enter_context(ThreadPoolExecutor(2))
 
     def load(numbers: range) -> Any:
-        return np.stack([_decode(cv2, data[n]) for n in numbers]), np.array(numbers)
+        return np.stack([decode(cv2, data[n]) for n in numbers]), np.array(numbers)
 
     def batches() -> Iterator[Any]:
         starts = cycle(range(0, IMAGES, BATCH))

@@ -7,7 +7,7 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import Measurement, ratio
-from benchmarks.workload import Workload
+from benchmarks.workload import Bound, Target, Workload
 
 __all__ = ["Result", "machine", "results_table", "store", "thread_round_trip"]
 
@@ -161,10 +161,11 @@ def store(directory: Path, results: list[Result], order: list[str], how: str) ->
         "results": [asdict(result) for result in ordered],
     }
     stored.write_text(json.dumps(content, indent=1) + "\n")
-    (directory / "RESULTS.md").write_text(_page(facts, how, ordered))
+    plots = [f"{path.parent.name}/{path.name}" for path in sorted(directory.glob("curves/*.svg"))]
+    (directory / "RESULTS.md").write_text(_page(facts, how, ordered, plots))
 
 
-def _page(facts: dict[str, str], how: str, results: list[Result]) -> str:
+def _page(facts: dict[str, str], how: str, results: list[Result], plots: list[str]) -> str:
     dates = sorted({result.date for result in results})
     described = ", ".join(f"{name} {value}" for name, value in facts.items())
     return (
@@ -179,6 +180,18 @@ def _page(facts: dict[str, str], how: str, results: list[Result]) -> str:
         "or batches that were read: it changes less than rates do when others use the machine. A "
         "row in italics is a bound set by the machine or by Python, not a product.\n\n"
         f"**Machine.** {described}; measured {' to '.join(dates[:1] + dates[1:][-1:])}.\n"
+        + _pictures(plots)
+    )
+
+
+def _pictures(plots: list[str]) -> str:
+    if not plots:
+        return ""
+    shown = "\n".join(f"![{Path(plot).stem}]({plot})" for plot in plots)
+    return (
+        "\n## A dispatcher with 1 to 1,000 peers of each kind\n\n"
+        "Drawn by `python -m benchmarks.dispatcher_curves`; the figures lie beside each plot as "
+        f"JSON. The shade is from the lowest round to the highest.\n\n{shown}\n"
     )
 
 
@@ -193,7 +206,7 @@ def _rows(workload: Workload, measurements: list[Measurement]) -> list[list[str]
                 f"*{m.contender}*" if m.role == "limit" else m.contender,
                 m.problem or _rate(m.rate, workload),
                 "–" if m.problem else _span(m.rates, workload),
-                "–" if m.first is None else _duration(m.first),
+                "–" if m.first is None or workload.own_clock else _duration(m.first),
                 "–" if m.cpu is None else _cost(m.cpu),
                 " / ".join(_times(value) for value in compared) or "–",
                 _verdicts(workload, measurements, m.contender) or _doubt(m, compared) or "–",
@@ -212,32 +225,62 @@ def _doubt(limit: Measurement, ratios: list[float | None]) -> str:
 def _verdicts(workload: Workload, measurements: list[Measurement], contender: str) -> str:
     """The targets of one contender, each with what became of it."""
     by_name = {m.contender: m for m in measurements}
-    said = []
-    for target in workload.targets:
-        if target.by != contender:
-            continue
-        reached = ratio(by_name[target.by], [by_name[name] for name in target.of])
-        of = target.of[0] if len(target.of) == 1 else "the best of " + ", ".join(target.of)
-        if reached is None:
-            outcome = "unknown"
-        else:
-            outcome = ("met" if reached >= target.at_least else "MISSED") + f", {_times(reached)}"
-        said.append(f"{target.at_least:g}x {of}: {outcome}")
-    return "; ".join(said)
+    judge: dict[type, Callable[[Any, dict[str, Measurement], Workload], str]] = {
+        Target: _judged_by_rate,
+        Bound: _judged_by_time,
+    }
+    targets = [target for target in workload.targets if target.by == contender]
+    return "; ".join(judge[type(target)](target, by_name, workload) for target in targets)
+
+
+def _judged_by_rate(target: Target, by_name: dict[str, Measurement], workload: Workload) -> str:
+    own = by_name[target.by]
+    if not target.of:
+        wanted = f"at least {_rate(target.at_least, workload)}"
+        return f"{wanted}: {_outcome(own.rate, own.rate, target.at_least, workload)}"
+    of = target.of[0] if len(target.of) == 1 else "the best of " + ", ".join(target.of)
+    wanted = f"{target.at_least:.3g}x {of}"
+    reached = ratio(own, [by_name[name] for name in target.of])
+    if target.or_rate is None:
+        return f"{wanted}: {_outcome(reached, None, target.at_least, workload)}"
+    wanted += f" or {_rate(target.or_rate, workload)}"
+    if own.rate is not None and own.rate >= target.or_rate:
+        return f"{wanted}: {_outcome(own.rate, own.rate, target.or_rate, workload)}"
+    return f"{wanted}: {_outcome(reached, None, target.at_least, workload)}"
+
+
+def _judged_by_time(bound: Bound, by_name: dict[str, Measurement], workload: Workload) -> str:
+    rate = by_name[bound.by].rate
+    outcome = "unknown"
+    if rate is not None:
+        outcome = ("met" if 1 / rate <= bound.at_most else "MISSED") + f", {_cost(1 / rate)}"
+    return f"at most {_cost(bound.at_most)} an item: {outcome}"
+
+
+def _outcome(reached: float | None, rate: float | None, at_least: float, workload: Workload) -> str:
+    """What became of a target: a ratio that was reached, or a rate."""
+    if reached is None:
+        return "unknown"
+    shown = _times(reached) if rate is None else _rate(rate, workload)
+    return ("met" if reached >= at_least else "MISSED") + f", {shown}"
 
 
 def _rate(rate: float | None, workload: Workload) -> str:
     if rate is None:
         return "–"
+    if workload.own_clock:
+        return f"{_cost(1 / rate)} an item"
     if workload.item_bytes is not None:
         return f"{rate * workload.item_bytes / 1e9:.2f} GB/s"
     return f"{_number(rate)} {workload.unit}/s"
 
 
 def _span(rates: list[float], workload: Workload) -> str:
+    noisy = ", NOISY" if max(rates) > _NOISY * min(rates) else ""
+    if workload.own_clock:
+        return f"{_cost(1 / min(rates))} to {_cost(1 / max(rates))}{noisy}"
     scale = 1.0 if workload.item_bytes is None else workload.item_bytes / 1e9
     form = _number if workload.item_bytes is None else "{:.2f}".format
-    noisy = ", NOISY" if max(rates) > _NOISY * min(rates) else ""
     return f"{form(min(rates) * scale)} to {form(max(rates) * scale)}{noisy}"
 
 
@@ -252,7 +295,9 @@ def _number(value: float) -> str:
 def _times(value: float | None) -> str:
     if value is None:
         return "?"
-    return f"{value:.0f}x" if value >= 20 else f"{value:.2g}x"
+    if value >= 20:
+        return f"{value:.0f}x"
+    return f"{value:.3g}x" if value > 0.1 else f"{value:.2g}x"
 
 
 def _duration(seconds: float) -> str:

@@ -23,30 +23,32 @@ import numpy as np
 from benchmarks.tfdata_server import start_tf_data_service
 from benchmarks.workload import Contender, Elements, Pipeline, Target, Workload, expect
 
-__all__ = ["WORKLOADS"]
+__all__ = ["BYTES", "SHAPE", "WORKLOADS", "batch", "loopback", "memcpy", "touch"]
 
 SHAPE = (64, 224, 224, 3)
 BYTES = 64 * 224 * 224 * 3
 _PAGE = 4096
 
 
-def _batch() -> np.ndarray[Any, np.dtype[np.uint8]]:
+def batch() -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Return the batch that everybody sends."""
     return np.random.default_rng(0).integers(0, 256, SHAPE, dtype=np.uint8)
 
 
-def _touch(batch: Any) -> int:
-    np.asarray(batch).reshape(-1)[::_PAGE].sum()
+def touch(received: Any) -> int:
+    """Read a byte of each page; it is one batch."""
+    np.asarray(received).reshape(-1)[::_PAGE].sum()
     return 1
 
 
 def _check(batches: Elements) -> None:
-    expected = _batch()
+    expected = batch()
     # Held together: a batch must stay what it is while later ones arrive.
-    held = [np.asarray(batch) for batch in islice(batches, 6)]
+    held = [np.asarray(each) for each in islice(batches, 6)]
     expect(len(held) == 6, "the stream ended")
-    for batch in held:
-        expect(batch.dtype == np.uint8 and batch.shape == SHAPE, f"{batch.dtype} {batch.shape}")
-        expect(np.array_equal(batch, expected), "a batch's bytes differ from what was sent")
+    for each in held:
+        expect(each.dtype == np.uint8 and each.shape == SHAPE, f"{each.dtype} {each.shape}")
+        expect(np.array_equal(each, expected), "a batch's bytes differ from what was sent")
 
 
 def _headrace(protocol: str) -> Any:
@@ -55,7 +57,7 @@ def _headrace(protocol: str) -> Any:
 
         cluster = stack.enter_context(hr.service.LocalCluster(num_workers=1, processes=True))
         dataset = (
-            hr.Dataset.from_tensors(_batch())
+            hr.Dataset.from_tensors(batch())
             .repeat()
             .apply(
                 hr.service.distribute(
@@ -76,7 +78,7 @@ def _tf_data(**options: Any) -> Any:
 
         target = start_tf_data_service(stack)
         dataset = (
-            tf.data.Dataset.from_tensors(_batch())
+            tf.data.Dataset.from_tensors(batch())
             .repeat()
             .apply(
                 tf.data.experimental.service.distribute(
@@ -97,11 +99,11 @@ def _torch(_: Path, __: ExitStack) -> Pipeline:
 
     class Batches(IterableDataset[torch.Tensor]):
         def __iter__(self) -> Iterator[torch.Tensor]:
-            batch = _batch()
+            same = batch()
             while True:
                 # A new tensor each time: one that was sent before would not be copied again, and
                 # all that were received would be the same memory.
-                yield torch.from_numpy(batch)
+                yield torch.from_numpy(same)
 
     loader = DataLoader(Batches(), batch_size=None, num_workers=1)
     return lambda: iter(loader)
@@ -112,15 +114,15 @@ def _grain(_: Path, __: ExitStack) -> Pipeline:
 
     class Same:
         def __init__(self) -> None:
-            self.batch: Any = None
+            self.same: Any = None
 
         def __len__(self) -> int:
             return 1_000_000
 
         def __getitem__(self, _: int) -> Any:
-            if self.batch is None:
-                self.batch = _batch()
-            return self.batch
+            if self.same is None:
+                self.same = batch()
+            return self.same
 
     dataset = (
         grain.MapDataset.source(Same())
@@ -130,8 +132,9 @@ def _grain(_: Path, __: ExitStack) -> Pipeline:
     return lambda: iter(dataset)
 
 
-def _memcpy(_: Path, __: ExitStack) -> Pipeline:
-    source, place = _batch(), np.empty(SHAPE, np.uint8)
+def memcpy(_: Path, __: ExitStack) -> Pipeline:
+    """Copy the batch again and again, into the same place."""
+    source, place = batch(), np.empty(SHAPE, np.uint8)
 
     def copies() -> Iterator[Any]:
         while True:
@@ -141,7 +144,9 @@ def _memcpy(_: Path, __: ExitStack) -> Pipeline:
     return copies
 
 
-def _loopback(_: Path, stack: ExitStack) -> Pipeline:
+def loopback(_: Path, stack: ExitStack) -> Pipeline:
+    """Receive batches from a process that sends them through a socket."""
+
     def received() -> Iterator[Any]:
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
@@ -165,11 +170,11 @@ def _loopback(_: Path, stack: ExitStack) -> Pipeline:
 
 
 def _send(port: int) -> None:
-    batch = _batch()
+    sent = batch()
     with socket.create_connection(("127.0.0.1", port)) as connection:
         try:
             while True:
-                connection.sendall(batch)
+                connection.sendall(sent)
         except (BrokenPipeError, ConnectionResetError):
             return
 
@@ -181,7 +186,7 @@ WORKLOADS = (
         item_bytes=BYTES,
         check=_check,
         reopen=False,
-        consume=_touch,
+        consume=touch,
         contenders=(
             Contender(
                 name="headrace, shared memory",
@@ -200,8 +205,8 @@ WORKLOADS = (
             ),
             Contender(name="torch DataLoader, 1 worker", build=_torch, needs=("torch",)),
             Contender(name="grain mp_prefetch, 1 worker", build=_grain, needs=("grain",)),
-            Contender(name="memcpy", build=_memcpy, role="limit"),
-            Contender(name="bare Python socket, recv_into", build=_loopback),
+            Contender(name="memcpy", build=memcpy, role="limit"),
+            Contender(name="bare Python socket, recv_into", build=loopback),
         ),
         targets=(
             Target(by="headrace, shared memory", of=("tf.data service, default",), at_least=4.0),

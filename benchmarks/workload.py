@@ -14,7 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-__all__ = ["Check", "Consume", "Contender", "Elements", "Pipeline", "Target", "Workload", "expect"]
+__all__ = [
+    "Bound",
+    "Check",
+    "Consume",
+    "Contender",
+    "Elements",
+    "Pipeline",
+    "Target",
+    "Workload",
+    "expect",
+]
 
 Elements = Iterator[Any]
 Pipeline = Callable[[], Elements]
@@ -53,11 +63,21 @@ class Contender:
 class Target:
     """The contender `by` is to reach `at_least` times the rate of the contender(s) called `of`.
 
-    Several names mean the fastest of them in each round.
+    Several names mean the fastest of them in each round; none means that `at_least` is itself a
+    rate, in items per second. Where `or_rate` is given, that rate will do as well.
     """
 
     of: tuple[str, ...]
     at_least: float
+    by: str = "headrace"
+    or_rate: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bound:
+    """The contender `by` is to take at most so many seconds for an item."""
+
+    at_most: float
     by: str = "headrace"
 
 
@@ -77,6 +97,9 @@ class Workload:
         item_bytes: Bytes in one item, where GB/s says more than items/s.
         stretch: How many times as long its rounds are, and the ramps before them. Work that was
             begun before the clock and is not done after it is to be a small part of a round.
+        own_clock: Each element is what its contender measured itself: a number of items and the
+            seconds that they took, of waiting or of processor time. What else happens between two
+            elements is not counted, and there is no ramp.
     """
 
     name: str
@@ -84,10 +107,11 @@ class Workload:
     contenders: tuple[Contender, ...]
     check: Check
     consume: Consume | None = None
-    targets: tuple[Target, ...] = ()
+    targets: tuple[Target | Bound, ...] = ()
     reopen: bool = True
     item_bytes: int | None = None
     stretch: float = 1.0
+    own_clock: bool = False
 
 
 def expect(true: bool, otherwise: str) -> None:

@@ -7,7 +7,7 @@ from itertools import count, islice
 
 import pytest
 
-from benchmarks.contender import Rounds, drain
+from benchmarks.contender import Rounds, drain, drain_measured
 from benchmarks.workload import expect
 
 
@@ -77,3 +77,24 @@ def test_a_kept_iterator_goes_on_where_its_check_ended() -> None:
 def test_wrong_data_is_an_error_that_says_what_is_wrong() -> None:
     with pytest.raises(ValueError, match="wrong data: the order"):
         expect(False, "the order")
+
+
+def test_elements_that_say_what_they_took_are_summed_and_nothing_else_is_timed() -> None:
+    def epoch() -> Iterator[tuple[int, float]]:
+        yield from ((2, 0.5), (1, 0.25))
+
+    items, took, _ = drain_measured(epoch, epoch(), 0.0)
+    assert (items, took) == (2, 0.5), "at least one"
+    items, took, _ = drain_measured(epoch, epoch(), 0.01)
+    assert items >= 3
+    assert took >= 0.75
+
+
+def test_an_empty_epoch_of_measured_elements_is_an_error_and_not_a_hang() -> None:
+    with pytest.raises(ValueError, match="no elements"):
+        drain_measured(lambda: iter(()), iter(()), 10.0)
+
+
+def test_a_round_of_measured_elements_has_a_rate_by_their_own_clock() -> None:
+    rounds = Rounds(lambda: iter([(10, 2.0)] * 1000), None, reopen=True, own_clock=True)
+    assert rounds.run(0.0, ramp=1.0)["rate"] == 5.0

@@ -8,7 +8,7 @@ import threading
 import time
 from pathlib import Path
 
-from benchmarks.cpu_time import cpu_seconds
+from benchmarks.cpu_time import cpu_seconds, cpu_seconds_of
 
 _WORK = """
 import sys, time
@@ -52,3 +52,12 @@ def test_descendants_count_and_others_do_not(tmp_path: Path) -> None:
         (tmp_path / number / "stat").write_text(f"{number} (a (b) c) S {parent} {' '.join(fields)}")
     alone = cpu_seconds(tmp_path / "nowhere")
     assert 2.9 < cpu_seconds(tmp_path) - alone < 3.5  # at 100 ticks a second
+
+
+def test_another_process_is_asked_for_what_it_alone_has_used() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", _WORK], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert cpu_seconds_of(process.pid) >= 0.2

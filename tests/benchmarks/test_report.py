@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks.measure import Measurement, ratio
 from benchmarks.report import Result, results_table, store
-from benchmarks.workload import Contender, Elements, Pipeline, Target, Workload
+from benchmarks.workload import Bound, Contender, Elements, Pipeline, Target, Workload
 
 
 def _build(_: Path, __: ExitStack) -> Pipeline:
@@ -131,3 +132,31 @@ def test_stored_results_of_another_machine_are_dropped(tmp_path: Path) -> None:
     store(tmp_path, [other], ["rows", "other"], "How.")
     stored = json.loads((tmp_path / "results.json").read_text())
     assert [entry["workload"] for entry in stored["results"]] == ["other"]
+
+
+def _verdict(workload: Workload, rates: list[float]) -> str:
+    ours, peer, bound = _measured(rates, [2.0] * len(rates), [99.0] * len(rates))
+    return results_table([Result.of(workload, [ours, peer, bound])])
+
+
+def test_a_target_may_be_a_rate_of_its_own() -> None:
+    workload = replace(WORKLOAD, targets=(Target(of=(), at_least=10.0),))
+    assert "at least 10 rows/s: met, 12 rows/s" in _verdict(workload, [12.0])
+    assert "at least 10 rows/s: MISSED, 8 rows/s" in _verdict(workload, [8.0])
+
+
+def test_where_a_rate_will_do_as_well_as_a_ratio_either_is_enough() -> None:
+    workload = replace(WORKLOAD, targets=(Target(of=("peer",), at_least=5.0, or_rate=9.0),))
+    assert "5x peer or 9 rows/s: met, 9.5 rows/s" in _verdict(workload, [9.5])
+    assert "5x peer or 9 rows/s: MISSED, 4x" in _verdict(workload, [8.0])
+    assert "5x peer or 90 rows/s: met, 6x" in _verdict(
+        replace(WORKLOAD, targets=(Target(of=("peer",), at_least=5.0, or_rate=90.0),)), [12.0]
+    )
+
+
+def test_a_bound_is_about_the_seconds_of_an_item() -> None:
+    workload = replace(WORKLOAD, targets=(Bound(at_most=0.1),), own_clock=True)
+    assert "at most 100 ms an item: met, 83.3 ms" in _verdict(workload, [12.0])
+    table = _verdict(workload, [8.0])
+    assert "at most 100 ms an item: MISSED, 125 ms" in table
+    assert "125 ms an item" in table

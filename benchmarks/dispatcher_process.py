@@ -1,0 +1,76 @@
+"""A Headrace dispatcher for the benchmarks, in a process of its own: to be killed, or watched.
+
+`python -m benchmarks.dispatcher_process [DIRECTORY [PORT]]` prints its address when it listens, and
+serves until standard input closes. With a directory it keeps its journal there.
+"""
+# ruff: noqa: PLC0415  (only the serving process loads Headrace)
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from pathlib import Path
+
+__all__ = ["start_dispatcher", "start_worker"]
+
+_HOUR_MS = 3_600_000
+
+
+def start_dispatcher(
+    stack: ExitStack, directory: Path | None = None, port: int = 0
+) -> tuple[subprocess.Popen[str], str]:
+    """Start one, to end with `stack`; return its process and its address, when it listens."""
+    arguments = [] if directory is None else [str(directory), str(port)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.dispatcher_process", *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    stack.callback(_end, process)
+    assert process.stdout is not None
+    address = process.stdout.readline().strip()
+    if not address:
+        raise RuntimeError("the dispatcher did not start")
+    return process, address
+
+
+def start_worker(stack: ExitStack, dispatcher: str, *options: str) -> None:
+    """Start a worker process of a dispatcher, to end with `stack`."""
+    process = subprocess.Popen(
+        [
+            sys.executable, "-m", "headrace", "worker", "--dispatcher", dispatcher, "--port", "0",
+            *options,
+        ],
+        stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    stack.callback(process.wait)
+    stack.callback(process.kill)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        with suppress(OSError):
+            if pipe is not None:
+                pipe.close()
+
+
+def _serve(arguments: list[str]) -> None:
+    from headrace.service import DispatcherConfig, DispatchServer
+
+    # Light peers are silent from one round to the next.
+    config = DispatcherConfig(worker_timeout_ms=_HOUR_MS, client_timeout_ms=_HOUR_MS)
+    if arguments:
+        directory, port = arguments
+        config = replace(config, port=int(port), work_dir=directory, fault_tolerant_mode=True)
+    with DispatchServer(config) as server:
+        print(server.target.removeprefix("tcp://"), flush=True)
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1:])

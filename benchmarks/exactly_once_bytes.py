@@ -1,0 +1,86 @@
+"""What does exactly once cost where elements have a size, or work in them?
+
+As `exactly_once`, for arrays of 64 KiB and of 1 MiB, and for photographs in record files that are
+read in turn, decoded, resized and batched by 32.
+"""
+# ruff: noqa: PLC0415  (a contender imports its own framework: see workload.py, rule 3)
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.exactly_once import in_both_visitations
+from benchmarks.inputs import write_tfrecord
+from benchmarks.jpeg import decode, one_threaded_cv2, photographs
+from benchmarks.workload import Check, Elements, expect
+
+__all__ = ["WORKLOADS", "write_inputs"]
+
+DIFFERENT, IMAGES, SHARDS, SIDE, BATCH = 16, 128, 8, 112, 32
+_PAGE = 4096
+
+
+def write_inputs(directory: Path) -> None:
+    """Write shards of photographs of half the size."""
+    encoded = list(photographs(IMAGES, height=188, width=250))
+    for shard in range(SHARDS):
+        write_tfrecord(directory / f"{shard}.tfrecord", encoded[shard::SHARDS])
+
+
+def _arrays(size: int) -> Callable[[Path], Any]:
+    def dataset(_: Path) -> Any:
+        import headrace as hr
+
+        rows = np.random.default_rng(0).integers(0, 256, (DIFFERENT, size), dtype=np.uint8)
+        return hr.Dataset.from_tensor_slices(rows).repeat()
+
+    return dataset
+
+
+def _decoded(inputs: Path) -> Any:
+    import headrace as hr
+
+    def load(record: bytes) -> Any:
+        return decode(one_threaded_cv2(), record, SIDE)
+
+    files = hr.Dataset.list_files(str(inputs / "*.tfrecord"), shuffle=False).repeat()
+    return files.interleave(hr.TFRecordDataset, cycle_length=4).map(load).batch(BATCH)
+
+
+def _touch(element: Any) -> int:
+    element[::_PAGE].sum()
+    return 1
+
+
+def _check_arrays(size: int) -> Check:
+    def check(elements: Elements) -> None:
+        for element in islice(elements, DIFFERENT):
+            expect(element.shape == (size,), f"an element is {element.shape}")
+
+    return check
+
+
+def _check_images(batches: Elements) -> None:
+    for batch in islice(batches, 4):
+        expect(batch.shape == (BATCH, SIDE, SIDE, 3), f"a batch is {batch.shape}")
+
+
+WORKLOADS = (
+    *(
+        in_both_visitations(f"{name} elements", _arrays(size), _check_arrays(size), consume=_touch)
+        for name, size in (("64 KiB", 1 << 16), ("1 MiB", 1 << 20))
+    ),
+    in_both_visitations(
+        "JPEG files",
+        _decoded,
+        _check_images,
+        unit="images",
+        consume=len,
+        needs=("headrace", "cv2"),
+    ),
+)

@@ -1,0 +1,132 @@
+"""How long does one wait: for an epoch of one element, and after the SIGKILL of a dispatcher?
+
+One element: an epoch of `range(1)`, opened, read to its end and closed, through a worker process.
+
+The dispatcher is killed: short epochs are read one after another, and each has to be opened by a
+dispatcher that keeps a journal. It is killed and started again at once. What is measured is the
+time from when it listens again to the first element of an epoch that was opened after the kill:
+the restart itself, which is mostly the start of a Python process, is not counted.
+"""
+# ruff: noqa: PLC0415  (a contender imports its own framework: see workload.py, rule 3)
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from benchmarks.dispatcher_process import start_dispatcher, start_worker
+from benchmarks.workload import Bound, Contender, Elements, Pipeline, Workload, expect
+
+__all__ = ["WORKLOADS"]
+
+_SHORT, _SECONDS_AN_ELEMENT = 4, 0.005
+
+
+def _slow(element: Any) -> Any:
+    time.sleep(_SECONDS_AN_ELEMENT)
+    return element
+
+
+def _one_element(mode: str) -> Callable[[Path, ExitStack], Pipeline]:
+    def build(_: Path, stack: ExitStack) -> Pipeline:
+        import headrace as hr
+
+        cluster = stack.enter_context(hr.service.LocalCluster(num_workers=1, processes=True))
+        read = hr.service.distribute(hr.service.ShardingPolicy[mode], cluster.target)
+        remote = hr.Dataset.range(1).apply(read)
+
+        def epochs() -> Iterator[Any]:
+            while True:
+                yield list(remote)
+
+        return epochs
+
+    return build
+
+
+def _killed_dispatcher(_: Path, stack: ExitStack) -> Pipeline:
+    import headrace as hr
+
+    directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    pool = stack.enter_context(ThreadPoolExecutor(1))
+    process, address = start_dispatcher(stack, directory, _lasting_port())
+    start_worker(stack, address)
+    read = hr.service.distribute(hr.service.ShardingPolicy.DYNAMIC, address)
+    remote = hr.Dataset.range(_SHORT).map(_slow).apply(read)
+
+    def again() -> tuple[Any, float]:
+        started, _address = start_dispatcher(stack, directory, int(address.rpartition(":")[2]))
+        return started, time.perf_counter()
+
+    def waits() -> Iterator[Any]:
+        nonlocal process
+        while True:
+            for _epoch in range(3):
+                expect(sorted(map(int, remote)) == list(range(_SHORT)), "an epoch is not whole")
+            process.kill()
+            process.wait()
+            restarted = pool.submit(again)
+            with iter(remote) as epoch:
+                next(epoch)
+                arrived = time.perf_counter()
+            process, listened = restarted.result()
+            yield 1, max(arrived - listened, 1e-6)
+
+    return waits
+
+
+def _lasting_port() -> int:
+    """Return a port that nobody is given by chance, so that a server can come back to it."""
+    from headrace.service.local_cluster import lasting_port
+
+    return lasting_port()
+
+
+def _check_epochs(epochs: Elements) -> None:
+    for epoch in islice(epochs, 3):
+        expect([int(element) for element in epoch] == [0], f"an epoch is {epoch}")
+
+
+def _check_waits(waits: Elements) -> None:
+    next(waits)
+
+
+WORKLOADS = (
+    Workload(
+        name="epochs of one element",
+        unit="epochs",
+        check=_check_epochs,
+        reopen=False,
+        stretch=0.5,
+        contenders=tuple(
+            Contender(
+                name=f"headrace, {mode}",
+                build=_one_element(mode),
+                needs=("headrace",),
+                role="headrace",
+            )
+            for mode in ("OFF", "DYNAMIC")
+        ),
+        targets=tuple(Bound(at_most=0.010, by=f"headrace, {mode}") for mode in ("OFF", "DYNAMIC")),
+    ),
+    Workload(
+        name="the dispatcher is killed, wait after its restart",
+        unit="kills",
+        check=_check_waits,
+        reopen=False,
+        own_clock=True,
+        stretch=0.5,
+        contenders=(
+            Contender(
+                name="headrace", build=_killed_dispatcher, needs=("headrace",), role="headrace"
+            ),
+        ),
+        targets=(Bound(at_most=0.5),),
+    ),
+)

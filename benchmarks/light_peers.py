@@ -1,0 +1,219 @@
+"""Peers of a dispatcher that do nothing else: workers and clients that only speak, over sockets.
+
+Each has a connection of its own and sends the words that the real ones send, which are read by the
+real server; but a thousand of them live in one thread, and keep nothing.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import zmq
+
+import headrace as hr
+from headrace.service import messages
+from headrace.service.dispatcher.stub import DispatcherStub
+from headrace.transport.envelope import REPLY, REQUEST, RequestHeader, decode_reply_header, encode
+
+__all__ = ["Crowd", "Peer"]
+
+_PATIENCE_MS = 20_000
+_JOB = "training"
+_UNHEARD = 8
+"""Heartbeats under way at a time."""
+
+
+class Peer:
+    """One connection to a dispatcher: a request, then its answer.
+
+    Args:
+        context: For the socket.
+        address: "host:port" of the dispatcher.
+    """
+
+    def __init__(self, context: zmq.Context[Any], address: str) -> None:
+        self.socket = context.socket(zmq.DEALER)
+        self.socket.linger = 0
+        self.socket.routing_id = b"H" + secrets.token_bytes(16) + bytes(4)
+        self.socket.rcvtimeo = _PATIENCE_MS
+        # ZeroMQ's own signs of life, as a channel asks for them.
+        self.socket.heartbeat_ivl, self.socket.heartbeat_timeout = 1000, 12_000
+        self.socket.connect(f"tcp://{address}")
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Ask."""
+        self.socket.send(encode(RequestHeader(1, REQUEST, msgspec.Raw(encode(message)))))
+
+    def receive(self, kind: Any = Any) -> Any:
+        """Return the answer, as far as `kind` wants to know it.
+
+        Raises:
+            RuntimeError: It is an error.
+        """
+        header = decode_reply_header(self.socket.recv())
+        if header.kind != REPLY:
+            answer = msgspec.msgpack.decode(header.body)
+            raise RuntimeError(f"the dispatcher answered: {answer}")
+        return msgspec.msgpack.decode(header.body, type=kind)
+
+    def ask(self, message: msgspec.Struct) -> Any:
+        """Ask, and return the answer."""
+        self.send(message)
+        return self.receive()
+
+
+class _Heard(msgspec.Struct):
+    """What a light client keeps of an answer to a heartbeat; of a worker's it is nothing."""
+
+    version: int = 0
+    same: bool = True
+
+
+@dataclass
+class _Worker:
+    peer: Peer
+    worker_id: str
+    task: dict[str, Any]
+    granted: int = 0
+    units: int = 0
+
+
+@dataclass
+class _Client:
+    peer: Peer
+    client_id: str
+    known: int = -1
+
+
+class Crowd:
+    """As many workers as clients, all of one named job over a dataset without end.
+
+    Args:
+        stack: What closes the connections.
+        address: "host:port" of the dispatcher.
+        count: How many of each.
+    """
+
+    def __init__(self, stack: ExitStack, address: str, count: int) -> None:
+        context = stack.enter_context(zmq.Context())
+        context.max_sockets = 8192
+        stack.callback(context.destroy, 0)
+        self.workers: list[_Worker] = []
+        self.clients: list[_Client] = []
+        self._turns: deque[_Worker | _Client] = deque()
+        workers = [(f"worker-{number}", Peer(context, address)) for number in range(count)]
+        for number, (name, peer) in enumerate(workers):
+            where = f"127.0.0.1:{20_000 + number}"
+            reply = peer.ask(messages.RegisterWorker(worker_id=name, address=where))
+            self.interval = float(reply["heartbeat_interval"])
+        dataset_id = hr.service.register_dataset(address, hr.Dataset.range(1 << 40))
+        with DispatcherStub(address) as stub:
+            dataset = stub.call(messages.GetDataset(dataset_id=dataset_id))
+        assert dataset is not None
+        for number in range(count):
+            client = _Client(Peer(context, address), f"client-{number}")
+            client.peer.send(
+                messages.OpenIteration(
+                    client_id=client.client_id,
+                    dataset_id=dataset_id,
+                    processing_mode=int(hr.service.ShardingPolicy.DYNAMIC),
+                    job_name=_JOB,
+                    pass_number=(0,),
+                    seed=1,
+                )
+            )
+            # All are told the same, at length.
+            opened = client.peer.receive(Any if number == count - 1 else msgspec.Raw)
+            self.clients.append(client)
+        tasks = {task["worker_id"]: task for task in opened["tasks"]}
+        for name, peer in workers:
+            self.workers.append(_Worker(peer, name, tasks[name]))
+        self._turns.extend([*self.workers, *self.clients])
+        # Each client is told once where all tasks are.
+        self.beat(len(self._turns))
+
+    def beat(self, count: int) -> None:
+        """Have so many peers send a heartbeat, one after the other is answered, in turn."""
+        for _ in range(count):
+            peer = self._turns[0]
+            self._turns.rotate(-1)
+            self._send_beat(peer)
+            self._hear_beat(peer)
+
+    def idle(self, seconds: float) -> float:
+        """Let all peers send heartbeats in their rhythm, evenly spread, for so long.
+
+        Returns:
+            For how many seconds' heartbeats there was time, where this process is too slow.
+        """
+        per_second = len(self.workers) / self.interval + len(self.clients)
+        # Workers send twice as often as clients do, half a round apart.
+        half = len(self.workers) // 2
+        order: list[_Worker | _Client] = []
+        for number, client in enumerate(self.clients):
+            order += [self.workers[number], client, self.workers[number - half]]
+        began, sent, unheard = time.monotonic(), 0, deque[_Worker | _Client]()
+        while (passed := time.monotonic() - began) < seconds:
+            if sent >= int(passed * per_second):
+                time.sleep(0.002)
+                continue
+            peer = order[sent % len(order)]
+            # Before it asks again, it hears what it asked for.
+            while len(unheard) >= _UNHEARD or any(each is peer for each in unheard):
+                self._hear_beat(unheard.popleft())
+            self._send_beat(peer)
+            unheard.append(peer)
+            sent += 1
+        while unheard:
+            self._hear_beat(unheard.popleft())
+        return sent / per_second
+
+    def splits(self) -> Iterator[int]:
+        """Have each worker ask for a unit as soon as it has one; yield how many were granted."""
+        poller = zmq.Poller()
+        by_socket = {worker.peer.socket: worker for worker in self.workers}
+        for worker in self.workers:
+            poller.register(worker.peer.socket, zmq.POLLIN)
+            worker.peer.send(self._want(worker))
+        while True:
+            ready = poller.poll(_PATIENCE_MS)
+            if not ready:
+                raise RuntimeError("the dispatcher grants nothing")
+            for socket, _event in ready:
+                worker = by_socket[socket]
+                granted = worker.peer.receive()
+                got = granted["stop"] - granted["start"]
+                worker.units += got
+                worker.granted += got > 0
+                worker.peer.send(self._want(worker))
+                yield got
+
+    def _want(self, worker: _Worker) -> messages.GetSplit:
+        return messages.GetSplit(
+            worker_id=worker.worker_id,
+            task_id=worker.task["task_id"],
+            ticket=worker.task["ticket"],
+            number=worker.granted,
+            want=1,
+            done=worker.units,
+        )
+
+    def _send_beat(self, peer: _Worker | _Client) -> None:
+        if isinstance(peer, _Worker):
+            tasks = (peer.task["task_id"],)
+            peer.peer.send(messages.WorkerHeartbeat(worker_id=peer.worker_id, tasks=tasks))
+        else:
+            peer.peer.send(messages.ClientHeartbeat(client_id=peer.client_id, known=peer.known))
+
+    @staticmethod
+    def _hear_beat(peer: _Worker | _Client) -> None:
+        heard: _Heard = peer.peer.receive(_Heard)
+        if isinstance(peer, _Client) and not heard.same:
+            peer.known = heard.version
