@@ -16,6 +16,7 @@ from headrace.element import packing
 from headrace.errors import FailedPreconditionError
 from headrace.service import (
     DispatchServer,
+    ShardingPolicy,
     WorkerConfig,
     distribute,
     from_dataset_id,
@@ -112,6 +113,28 @@ def test_what_can_be_made_smaller_comes_sooner_through_a_slow_wire(
                     paces[compression] = 19 / (time.monotonic() - began)
                 assert bool(packed) == (compression == "AUTO")
     assert paces["AUTO"] > 1.5 * paces[None]
+
+
+def test_what_was_packed_is_read_in_order_too(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(addresses, "is_this_machine", lambda host: False)
+    packed: list[int] = []
+    pack = packing.pack
+    monkeypatch.setattr(packing, "pack", lambda *given: packed.append(1) or pack(*given))
+    with DispatchServer() as dispatcher:
+        config = WorkerConfig(
+            dispatcher.target.partition("://")[2],
+            worker_address=f"127.0.0.1:{wire.port}",
+            port=wire.target,
+        )
+        share = distribute(
+            ShardingPolicy.DYNAMIC, dispatcher.target, data_transfer_protocol="tcp", ordered=True
+        )
+        data = hr.Dataset.range(10**4).map(lambda x: np.full(60_000, x)).apply(share)
+        with Worker(config), iter(data) as iterator:
+            for number in range(40):
+                element = next(iterator)
+                assert element[0] == element[-1] == number
+    assert packed
 
 
 def test_on_one_machine_nothing_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,10 +97,14 @@ def test_each_consumer_gets_its_elements_though_workers_are_killed(plan: str) ->
 
 
 @pytest.mark.parametrize("rows", [46, 48, 49, 50])
-@pytest.mark.parametrize("kind", ["of known length", "of a filter"])
+@pytest.mark.parametrize("kind", ["of known length", "of mapped rows", "of a filter"])
 def test_the_end_is_as_the_remainder_says(kind: str, rows: int, service: str) -> None:
-    make = hr.Dataset.range(rows)
-    dataset = (make.filter(lambda x: x >= 0) if kind == "of a filter" else make).batch(4)
+    rows_of: dict[str, Any] = {
+        "of known length": lambda data: data,
+        "of mapped rows": lambda data: data.shuffle(9, seed=1).map(lambda x: x + 7),
+        "of a filter": lambda data: data.filter(lambda x: x >= 0),
+    }
+    dataset = rows_of[kind](hr.Dataset.range(rows)).batch(4)
     whole = lists(dataset)
     rounds = len(whole) // 3
     last = whole[3 * rounds :]

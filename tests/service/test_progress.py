@@ -15,8 +15,8 @@ from headrace.service import LocalCluster, ShardingPolicy, distribute
 pytestmark = pytest.mark.system
 
 _KILLS = 6
-_STANDSTILL = 15.0
-"""Seconds without an element that are too many; a death is found within two."""
+_STANDSTILL = 30.0
+"""Seconds without an element that are too many, on a busy machine too."""
 
 
 def slowly(number: int) -> int:

@@ -146,6 +146,7 @@ class _Stream:
         #: What the shuffle holds: elements with the places of their units.
         self._held: list[tuple[int, Atom]] = []
         self.handed = 0
+        self._knows_end = True
         self.is_alone = False
         #: (unit, elements) of units that ended, and were not yet said to have.
         self.ends: list[tuple[int, int]] = []
@@ -169,6 +170,7 @@ class _Stream:
         """Open units until the window is full; return a unit that was opened, or what is needed."""
         if len(self._open) >= self.plan.window:
             return None
+        self._knows_end = self._ended or bool(self._granted)
         if not self._granted:
             return None if self._ended or self.has_paused else Need.UNITS
         unit, rows = self._granted.popleft()
@@ -225,6 +227,9 @@ class _Stream:
         held += [{"dealt": self._batch_place}] * bool(self.batch)
         if self.plan.window > 1 or self.plan.joined > 1 or self.plan.mixed > 1:
             return {"held": held, "input": {"dealt": self.handed}}
+        if not held and self.plan.parts > 1 and self.handed and not self._knows_end:
+            # That a unit has no more elements shows when another is asked for.
+            return {"index": {"dealt": self.handed - 1}, "ordinal": 1}
         if not held:
             return {"index": {"dealt": self.handed}, "ordinal": 0}
         return {"index": held[0], "ordinal": self._open[0][2][0][1] if self._open else 1}

@@ -52,6 +52,8 @@ class WorkerProcess(Peer):
         self.is_leaving = self.has_left = self.was_killed_by_a_unit = False
         self.has_ever_left = False
         self.starts = self.killed_by_units = 0
+        #: How many times as long as others it takes for everything.
+        self.slowness = 1.0
         self._dispatcher_address, self._bounds = dispatcher, bounds
 
     def begin(self) -> None:
@@ -266,7 +268,7 @@ class _Producer:
                     session.needs_units(self.number, now)
                     return
             else:
-                worker.later(step, self._after_work)
+                worker.later(step * worker.slowness, self._after_work)
                 return
 
     def _after_work(self) -> None:

@@ -32,6 +32,7 @@ What does it:
     in_turns   the Source of one of several consumers that read in order
     turn_readers   what such a consumer takes: its own elements, or its part of the whole stream
     upper      what the consumer takes from the client's half of a plan
+    content    what came with an answer: elements, or an error
     keeping    what was given, until it cannot be asked for again
     targets    which tasks are for this client, by where their workers are, and by tags
     gathering  the place of all clients of a job, asked for together

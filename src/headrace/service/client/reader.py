@@ -12,15 +12,13 @@ import os
 import time
 from collections.abc import Callable
 
-from headrace.element import wire
 from headrace.element.chunk import Chunk
-from headrace.element.packing import unpack
-from headrace.errors import FailedPreconditionError, HeadraceError
+from headrace.errors import FailedPreconditionError
 from headrace.execution.delivered import Delivered
 from headrace.metrics import count_delivered
 from headrace.plan.source import Position
 from headrace.service.client.actions import Delivery
-from headrace.service.client.failure import came_from
+from headrace.service.client.content import content_of
 from headrace.service.client.gathering import GATHER_SECONDS, gathered
 from headrace.service.client.keeping import Given, Keeper, Kept
 from headrace.service.client.losses import describe_loss
@@ -179,7 +177,7 @@ class RemoteReader:
         delivery = self._shell.first()
         if delivery is None:
             return None
-        content = _content(delivery)
+        content = content_of(delivery)
         size = 1 if isinstance(content, Exception) else content.size
         given = Given(delivery, content, self._received, size, _bytes_of(delivery))
         if not self._keeps:
@@ -377,15 +375,6 @@ def _session(
         consumers=opening.terms.num_consumers,
         wait_timeout=wait_timeout,
     )
-
-
-def _content(delivery: Delivery) -> Chunk | Exception:
-    if isinstance(delivery.payload, Exception):
-        return came_from(delivery.task.worker_address, delivery.payload)
-    try:
-        return wire.decode(unpack(delivery.payload))
-    except HeadraceError as error:
-        return came_from(delivery.task.worker_address, error)
 
 
 def _bytes_of(delivery: Delivery) -> int:

@@ -303,7 +303,7 @@ class RemoteSource(Source):
             whole_stream=self.whole_stream or "reading in order",
             first_unit=first,
             seed=opening.seed if place["seed"] is None else place["seed"],
-            start="" if at is None else named_place([at, made.half, place["seed"]]),
+            start="" if position is None else named_place([at, made.half, place["seed"]]),
         )
         session = new_session(
             opening.client_id,
@@ -325,7 +325,7 @@ class RemoteSource(Source):
 
         def begin() -> ElementIterator:
             opened = units.join()
-            if at is not None and opened.seed != opening.seed:
+            if position is not None and opened.seed != opening.seed:
                 raise FailedPreconditionError(
                     f"job {opened.job_name!r} reads this pass already, from another seed than that "
                     "of the state; choose another job_name"

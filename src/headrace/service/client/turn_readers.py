@@ -186,9 +186,10 @@ class PartReader:
 
     def _open(self, plan: Node, which: str) -> Reader:
         source = self._read(plan, which).seeded(self._seed)
-        # A place at its start says that the seed is to be this one.
-        at = {"units": {"unit": 0, "ordinal": 0}, "half": cut(plan, ordered=True).half}
-        position = {**at, "seed": self._seed} if self._keeps_seed else None
+        # A place without units is the beginning: it says that the seed is to be this one.
+        position = None
+        if self._keeps_seed:
+            position = {"half": cut(plan, ordered=True).half, "seed": self._seed}
         return source.open(0, 1, position, pass_number=self._pass)
 
     def _take_seed(self) -> None:

@@ -14,16 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from headrace.element import wire
 from headrace.element.chunk import Chunk
 from headrace.element.places import named
-from headrace.errors import CancelledError, FailedPreconditionError, HeadraceError
+from headrace.errors import CancelledError, FailedPreconditionError
 from headrace.execution.iterator import ElementIterator
 from headrace.execution.unit_source import UnitReader, UnitSource
 from headrace.metrics import count_delivered
 from headrace.plan.source import Position
 from headrace.service.client.actions import Delivery
-from headrace.service.client.failure import came_from
+from headrace.service.client.content import content_of
 from headrace.service.client.schedule import MOST_REQUESTS
 from headrace.service.client.session import Session
 from headrace.service.client.shell import Shell
@@ -227,13 +226,10 @@ class ArrivingUnits:
         content: Chunk | Exception | None = None
         size = 0
         if isinstance(delivery.payload, Exception):
-            content = came_from(task.worker_address, delivery.payload)
+            content = content_of(delivery)
         elif delivery.count:
             size = sum(memoryview(buffer).nbytes for buffer in delivery.payload)
-            try:
-                content = wire.decode(delivery.payload)
-            except HeadraceError as error:
-                content = came_from(task.worker_address, error)
+            content = content_of(delivery)
         if isinstance(content, Exception) and (answer is None or answer.failed < 0):
             self._errors.append(content)
         if delivery.count:

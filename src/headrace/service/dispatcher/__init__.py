@@ -26,6 +26,7 @@ How workers share an iteration:
     dealing        DYNAMIC: the units of one stream go to whoever asks
     shared         the same where trainers share what workers make
     shares         which units a task is dealt next
+    backups        in order, what a slow task holds is dealt to an idle one
     saving         as dealing, and what is made of the units goes to files
 
 What one run of the process knows beside that:

@@ -40,6 +40,7 @@ from headrace.service.messages import GetSplit, LostUnits, OpenIteration
 
 __all__ = ["Dealing", "ExactDealing", "may_recover"]
 
+_SLOW = "it was slow, and another worker gave what it held"
 _MOST_DEATHS = 3
 """Of a unit that was dealt alone: then it is given up."""
 
@@ -81,7 +82,12 @@ class Dealing(Policy):
             if task.gone and not task.unsettled and iteration.left_of(task):
                 return _recovery(iteration, task)
         idle = _idle(state, iteration)
-        return None if idle is None else updates.TaskFinished(task_id=idle.task_id)
+        if idle is None:
+            return None
+        if idle.returned and not state.workers[idle.worker_id].leaving:
+            # It is still at what another one gave (`backups`): nobody waits for it.
+            return updates.TaskLost(task_id=idle.task_id, reason=_SLOW)
+        return updates.TaskFinished(task_id=idle.task_id)
 
     def is_over(self, state: DispatcherState, iteration: Iteration) -> bool:
         """Whether no task runs and nothing can be dealt, now or later."""

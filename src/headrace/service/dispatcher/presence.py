@@ -6,7 +6,7 @@ Rule. Whatever holds a time is here, so that `forgive` reaches it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -15,12 +15,13 @@ from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.activity import Activity
 from headrace.service.dispatcher.gathered import Answered, Gathered, Said
 from headrace.service.dispatcher.last_use import LastUse
-from headrace.service.dispatcher.state import DispatcherState
+from headrace.service.dispatcher.ranges import Ranges, located, united
+from headrace.service.dispatcher.state import DispatcherState, TaskPhase
 from headrace.service.dispatcher.unreachable import Unreachable
 from headrace.service.dispatcher.updates import Update
 from headrace.serving.presence import Stamps
 
-__all__ = ["Left", "Note", "Presence", "Refused", "Unreached", "Upload", "Uploaded"]
+__all__ = ["GotOn", "Left", "Note", "Presence", "Refused", "Unreached", "Upload", "Uploaded"]
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,14 @@ class Uploaded(NamedTuple):
     upload: Upload
 
 
-Note: TypeAlias = Answered | Left | Refused | Said | Unreached | Uploaded
+class GotOn(NamedTuple):
+    """Units of a task before a number, in dealt order, are done."""
+
+    task_id: int
+    done: int
+
+
+Note: TypeAlias = Answered | GotOn | Left | Refused | Said | Unreached | Uploaded
 """What a request says that this run of the process keeps in mind, and no other."""
 
 
@@ -75,6 +83,12 @@ class Presence:
     """Iteration -> when it was last made, left by a client or finished."""
     dealt: Stamps[int] = field(default_factory=Stamps)
     """Iteration -> when units of it were last dealt."""
+    got_on: Stamps[int] = field(default_factory=Stamps)
+    """Task -> when more of its units were last done, or it was dealt some and held none."""
+    reported: dict[int, int] = field(default_factory=dict)
+    """Task -> units that it said are done."""
+    backed: dict[int, Ranges] = field(default_factory=dict)
+    """Iteration -> units that were taken from tasks which run on, and are slow (`backups`)."""
     ended: Stamps[int] = field(default_factory=Stamps)
     """Iteration -> when a task of it last ended, or it was made."""
     lost: Stamps[int] = field(default_factory=Stamps)
@@ -129,6 +143,7 @@ class Presence:
             self.clients,
             self.idle,
             self.dealt,
+            self.got_on,
             self.ended,
             self.lost,
             self.wanting,
@@ -228,6 +243,20 @@ def _iteration_gone(
     del presence.ended[fact.iteration_id]
     presence.lost.pop(fact.iteration_id, None)
     presence.gathered.forget(fact.iteration_id)
+    presence.backed.pop(fact.iteration_id, None)
+    _forget_tasks(presence, state.iterations[fact.iteration_id].tasks)
+
+
+def _tasks_forgotten(
+    presence: Presence, fact: updates.TasksForgotten, state: DispatcherState, now: float
+) -> None:
+    _forget_tasks(presence, fact.task_ids)
+
+
+def _forget_tasks(presence: Presence, task_ids: Iterable[int]) -> None:
+    for task_id in task_ids:
+        presence.got_on.pop(task_id, None)
+        presence.reported.pop(task_id, None)
 
 
 def _task_finished(
@@ -249,7 +278,22 @@ def _task_failed(
 def _units_dealt(
     presence: Presence, fact: updates.UnitsDealt, state: DispatcherState, now: float
 ) -> None:
-    presence.dealt[state.tasks[fact.task_id].iteration_id] = now
+    task = state.tasks[fact.task_id]
+    presence.dealt[task.iteration_id] = now
+    held = fact.done < task.dealt
+    if fact.done > presence.reported.get(fact.task_id, -1) or not held:
+        presence.got_on[fact.task_id] = now
+    presence.reported[fact.task_id] = fact.done
+
+
+def _units_returned(
+    presence: Presence, fact: updates.UnitsReturned, state: DispatcherState, now: float
+) -> None:
+    task = state.tasks[fact.task_id]
+    if task.phase is TaskPhase.RUNNING and not state.workers[task.worker_id].leaving:
+        known = presence.backed.get(task.iteration_id, ())
+        places = located(task.runs, task.done, fact.units)
+        presence.backed[task.iteration_id] = united((*known, *places))
 
 
 _FOLLOW: dict[type, Callable[[Presence, Any, DispatcherState, float], None]] = {
@@ -267,6 +311,8 @@ _FOLLOW: dict[type, Callable[[Presence, Any, DispatcherState, float], None]] = {
     updates.TaskFailed: _task_failed,
     updates.TaskLost: _task_failed,
     updates.UnitsDealt: _units_dealt,
+    updates.UnitsReturned: _units_returned,
+    updates.TasksForgotten: _tasks_forgotten,
 }
 
 
@@ -280,6 +326,12 @@ def _refused(presence: Presence, note: Refused, now: float) -> None:
 
 def _unreached(presence: Presence, note: Unreached, now: float) -> None:
     presence.unreachable.report(note.task_id, note.client_id, now)
+
+
+def _got_on(presence: Presence, note: GotOn, now: float) -> None:
+    if note.done > presence.reported.get(note.task_id, -1):
+        presence.got_on[note.task_id] = now
+        presence.reported[note.task_id] = note.done
 
 
 def _uploaded(presence: Presence, note: Uploaded, now: float) -> None:
@@ -301,4 +353,5 @@ _TAKE: dict[type, Callable[[Presence, Any, float], None]] = {
     Refused: _refused,
     Unreached: _unreached,
     Uploaded: _uploaded,
+    GotOn: _got_on,
 }

@@ -11,10 +11,12 @@ import msgspec
 from headrace.errors import AbortedError, FailedPreconditionError
 from headrace.service import messages
 from headrace.service.dispatcher import updates
+from headrace.service.dispatcher.backups import has_backups, others_hold, overdue
 from headrace.service.dispatcher.dealing import may_recover
 from headrace.service.dispatcher.decision import Decision, Moment
 from headrace.service.dispatcher.modes import policy_of
 from headrace.service.dispatcher.policy import Policy
+from headrace.service.dispatcher.presence import GotOn
 from headrace.service.dispatcher.ranges import (
     Ranges,
     at_least,
@@ -61,19 +63,42 @@ def get_split(state: DispatcherState, request: messages.GetSplit, moment: Moment
         return Decision(reply=_NOTHING_LEFT)
     policy = policy_of(state, iteration)
     if iteration.rest == 0:
-        waits = _may_come_back(state, iteration)
-        return Decision(reply=_wait(policy, state, task, request) if waits else _NOTHING_LEFT)
+        return _nothing_to_deal(policy, state, task, request, moment)
     waited = moment.now - moment.presence.dealt[iteration.iteration_id]
     is_impatient = waited > moment.limits.share_patience
     units = policy.next_units(state, iteration, task, request, is_impatient=is_impatient)
     if units is None:
-        return Decision(reply=_wait(policy, state, task, request))
+        return _nothing_to_deal(policy, state, task, request, moment)
     start, stop = units
     dealt = updates.UnitsDealt(
         task_id=task.task_id, number=request.number, start=start, stop=stop, done=request.done
     )
     rows = iteration.parts.get(start, ())
     return Decision(updates=(dealt,), reply=_granted(iteration, start, stop, rows))
+
+
+def _nothing_to_deal(
+    policy: Policy,
+    state: DispatcherState,
+    task: Task,
+    request: messages.GetSplit,
+    moment: Moment,
+) -> Decision:
+    """Let a task wait for what may come, or take over what another is slow with, or end."""
+    iteration = state.iterations[task.iteration_id]
+    waits = iteration.rest != 0 or _may_come_back(state, iteration)
+    if has_backups(state, iteration):
+        waits = waits or bool(others_hold(state, iteration, task, moment))
+        taken = overdue(state, iteration, task, request.done, moment)
+        # Of some plans the last unit is known to be whole only when its steps have ended: before
+        # that, tasks which wait would wait for each other.
+        wait = msgspec.structs.replace(_wait(policy, state, task, request), flush=True)
+        return Decision(
+            updates=() if taken is None else (taken,),
+            reply=wait if waits else _NOTHING_LEFT,
+            notes=(GotOn(task.task_id, request.done),),
+        )
+    return Decision(reply=_wait(policy, state, task, request) if waits else _NOTHING_LEFT)
 
 
 def _wait(

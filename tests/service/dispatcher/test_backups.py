@@ -1,0 +1,119 @@
+"""In order, what a slow task holds is dealt to one that has nothing to do, once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headrace.service import messages
+from headrace.service.dispatcher import updates
+from tests.service.dispatcher.scenario import DYNAMIC, Scenario
+
+IN_ORDER: dict[str, Any] = {
+    "processing_mode": DYNAMIC,
+    "visitation": "exactly_once",
+    "ordered": True,
+    "half": "in order",
+    "whole_stream": "the order",
+    "units": 4,
+}
+
+
+@pytest.fixture
+def scene(scene: Scenario) -> Scenario:
+    """Four units and two workers: the first holds unit 0, the second has done the others."""
+    scene.register(4, origins=True)
+    scene.add_worker("v")
+    scene.add_worker("w")
+    return scene
+
+
+def deal_all(scene: Scenario) -> None:
+    assert scene.split(4000, want=1) == (0, 1)
+    for done in range(3):
+        assert scene.split(4001, want=1, done=done) == (1 + done, 2 + done)
+
+
+def wait(scene: Scenario, seconds: float) -> None:
+    until = scene.now + seconds
+    while scene.now < until:
+        scene.tick(0.25)
+        scene.beat("v")
+        scene.beat("w")
+        for client_id in scene.state.clients:
+            scene.heartbeat(client_id)
+
+
+def test_an_idle_task_is_dealt_what_another_is_slow_with_and_the_slow_one_is_let_go(
+    scene: Scenario,
+) -> None:
+    scene.open("c", **IN_ORDER)
+    deal_all(scene)
+    assert scene.deal(4001, done=3).wait, "the other may yet be slow"
+    wait(scene, 1.5)
+    assert scene.deal(4001, done=3).wait
+    assert scene.facts[-1] == updates.UnitsReturned(task_id=4000, units=((0, 1),))
+    scene.check()
+    assert scene.split(4001, done=3) == (0, 1)
+    scene.finish("w", 4001, done=4)
+    assert any(isinstance(fact, updates.TaskLost) for fact in scene.facts)
+    assert scene.state.iterations[2000].finished
+    assert scene.heartbeat("c").lost == ()
+    scene.check()
+
+
+def test_a_unit_is_dealt_to_a_second_task_and_not_to_a_third(scene: Scenario) -> None:
+    scene.open("c", **IN_ORDER)
+    deal_all(scene)
+    scene.deal(4001, done=3)
+    wait(scene, 1.5)
+    scene.deal(4001, done=3)
+    assert scene.split(4001, done=3) == (0, 1)
+    scene.add_worker("x")
+    wait(scene, 5.0)
+    assert scene.deal(4002).wait
+    assert scene.state.iterations[2000].rest == 0
+    # The slow one is lost: the other has its unit.
+    scene.lose("v")
+    assert scene.state.iterations[2000].rest == 0
+    # The other is lost: it is dealt again.
+    scene.lose("w")
+    for task_id in (4000, 4001):
+        scene.ask(messages.SettleTask(client_id="c", task_id=task_id, received=(), touched=()))
+    assert scene.state.iterations[2000].returned[0] == (0, 1)
+    scene.check()
+
+
+@pytest.mark.parametrize("slow_done", [0, 1])
+def test_who_gets_on_is_not_slow(scene: Scenario, slow_done: int) -> None:
+    scene.open("c", **IN_ORDER)
+    deal_all(scene)
+    scene.deal(4001, done=3)
+    wait(scene, 1.5)
+    scene.deal(4000, done=slow_done)
+    scene.deal(4001, done=3)
+    returned = [fact for fact in scene.facts if isinstance(fact, updates.UnitsReturned)]
+    assert len(returned) == 1 - slow_done
+
+
+def test_tasks_that_wait_for_each_other_are_to_give_all_that_they_hold(scene: Scenario) -> None:
+    # Of some plans that a unit was the last is known only when its steps have ended.
+    scene.open("c", **IN_ORDER)
+    assert scene.split(4000, want=1) == (0, 1)
+    assert scene.split(4001, want=2) == (1, 2)
+    assert scene.split(4001, want=2) == (2, 3)
+    assert scene.split(4001, want=2, done=1) == (3, 4)
+    for task_id, done in ((4000, 0), (4001, 2)):
+        granted = scene.deal(task_id, done=done)
+        assert (granted.wait, granted.flush) == (True, True)
+    assert scene.deal(4000, done=1).wait
+    assert not scene.deal(4001, done=3).wait, "nothing is with another"
+
+
+def test_in_any_order_nothing_is_dealt_twice(scene: Scenario) -> None:
+    scene.open("c", processing_mode=DYNAMIC, visitation="exactly_once")
+    deal_all(scene)
+    wait(scene, 30.0)
+    assert not scene.deal(4001, done=3).wait
+    assert not any(isinstance(fact, updates.UnitsReturned) for fact in scene.facts)

@@ -1,0 +1,44 @@
+"""In order, with real processes: what a slow worker holds is given by another one."""
+
+from __future__ import annotations
+
+import os
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import headrace as hr
+from headrace.service import LocalCluster, ShardingPolicy, distribute
+
+pytestmark = pytest.mark.system
+
+_SLEEP = 60.0
+
+
+def slow_in_one_process(number: int, *, mark: str) -> int:
+    """Sleep long in whichever process is the first with a number that is large enough."""
+    if number >= 20:
+        try:
+            os.close(os.open(mark, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        except FileExistsError:
+            time.sleep(0.02)
+        else:
+            time.sleep(_SLEEP)
+    return number * number
+
+
+@pytest.mark.timeout(120)
+def test_a_worker_that_sleeps_does_not_hold_up_what_is_read_in_order(tmp_path: Path) -> None:
+    dataset = hr.Dataset.range(100).map(partial(slow_in_one_process, mark=str(tmp_path / "mark")))
+    with LocalCluster(num_workers=2) as cluster:
+        remote = dataset.apply(distribute(ShardingPolicy.DYNAMIC, cluster.target, ordered=True))
+        since = time.monotonic()
+        got = [int(element) for element in remote.as_numpy_iterator()]
+        took = time.monotonic() - since
+        cluster.kill_worker(0)
+        cluster.kill_worker(1)
+    assert got == [number * number for number in range(100)]
+    assert (tmp_path / "mark").exists()
+    assert took < _SLEEP / 2
