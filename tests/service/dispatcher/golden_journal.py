@@ -85,6 +85,40 @@ def each_once() -> Scenario:
     return scene
 
 
+def in_order() -> Scenario:
+    """An ordered reading that begins at a place, of a group, where one of two workers is slow."""
+    scene = Scenario()
+    scene.register(9, origins=True)
+    for worker_id in "vw":
+        scene.add_worker(worker_id)
+    scene.open(
+        "c",
+        job_name="in order",
+        ordered=True,
+        half="in order",
+        units=8,
+        group="consumers",
+        group_terms="num_consumers=2",
+        first_unit=2,
+        delivered=((4, 5),),
+        parts=((5, ((0, 2),)),),
+        start="a place",
+        whole_stream="the order",
+        **EXACTLY,
+    )
+    scene.split(4000, want=1)
+    for _ in range(6):
+        scene.deal(4001, want=4, done=scene.state.tasks[4001].dealt)
+    for _ in range(40):
+        for worker_id in "vw":
+            scene.beat(worker_id)
+        scene.heartbeat("c")
+        scene.tick(0.5)
+    scene.deal(4001, want=4, done=scene.state.tasks[4001].dealt)
+    scene.deal(4001, want=4, done=scene.state.tasks[4001].dealt)
+    return scene
+
+
 def in_rounds() -> Scenario:
     """Consumers that read rounds whose rows are dealt by cost, and a worker that is lost."""
     scene = Scenario()
@@ -223,6 +257,7 @@ def note(scene: Scenario, save: str, what: str, **fields: Any) -> None:
 STORIES: dict[str, Callable[[], Scenario]] = {
     "a day": a_day,
     "each once": each_once,
+    "in order": in_order,
     "in rounds": in_rounds,
     "saves": saves,
     "shares": shares,

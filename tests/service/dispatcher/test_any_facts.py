@@ -101,9 +101,19 @@ class Walk:
         self.scene.lose(self.pick([*self.scene.state.workers]))
 
     def open(self) -> None:
-        name = self.chance.choice(("job", "exactly", "rounds", "shared", "own", "shares"))
+        name = self.chance.choice(
+            ("job", "exactly", "in order", "rounds", "shared", "own", "shares")
+        )
         terms: dict[str, Any] = {
             "exactly": {"processing_mode": DYNAMIC, "visitation": "exactly_once"},
+            "in order": {
+                "processing_mode": DYNAMIC,
+                "visitation": "exactly_once",
+                "ordered": True,
+                "half": "in order",
+                "units": 8,
+                "first_unit": self.chance.choice((0, 2)),
+            },
             "rounds": {"processing_mode": self.chance.choice((OFF, DYNAMIC)), "num_consumers": 2},
             "shared": {"processing_mode": OFF, "cross_trainer_cache": True},
             "shares": {"processing_mode": ShardingPolicy.DATA},
@@ -141,6 +151,22 @@ class Walk:
         if task is not None:
             done = self.chance.choice((task.done, task.done, task.dealt))
             self.scene.deal(task.task_id, want=self.chance.randrange(1, 5), done=done)
+
+    def idle(self) -> None:
+        """Let one task of an ordered iteration have done all, and another one nothing for long."""
+        state = self.scene.state
+        for iteration in state.iterations.values():
+            tasks = state.running_tasks(iteration)
+            if len(tasks) > 1 and state.jobs[iteration.job_id].terms.ordered:
+                break
+        else:
+            return
+        slow, idle = tasks[:2]
+        self.scene.deal(slow.task_id, want=1, done=slow.done)
+        for _ in range(9):
+            self.scene.deal(idle.task_id, want=8, done=idle.dealt)
+        self.wait(8.0)
+        self.scene.deal(idle.task_id, want=8, done=idle.dealt)
 
     def end(self) -> None:
         task = self.task()
@@ -279,6 +305,7 @@ _ACTS: list[tuple[Callable[[Walk], None], float]] = [
     (Walk.close, 5),
     (Walk.register, 4),
     (Walk.deal, 25),
+    (Walk.idle, 2),
     (Walk.end, 5),
     (Walk.settle, 12),
     (Walk.drop, 6),

@@ -412,9 +412,11 @@ class AnySequence(RuleBasedStateMachine):
                     assert fact.start == reached.get(iteration, 0), "a unit was left out"
                     reached[iteration] = fact.stop
                 runs.setdefault(fact.task_id, []).append((fact.start, fact.stop))
-            elif isinstance(fact, updates.UnitsReturned | updates.ClientDropped):
+            elif isinstance(
+                fact, updates.UnitsReturned | updates.UnitsTakenOver | updates.ClientDropped
+            ):
                 iteration = iteration_of[fact.task_id]
-                came = fact.units if isinstance(fact, updates.UnitsReturned) else fact.returned
+                came = fact.returned if isinstance(fact, updates.ClientDropped) else fact.units
                 back = located(runs.get(fact.task_id, ()), 0, came)
                 assert count(back) == count(came)
                 free[iteration] = united((*free.get(iteration, ()), *back))

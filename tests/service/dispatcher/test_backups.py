@@ -53,7 +53,7 @@ def test_an_idle_task_is_dealt_what_another_is_slow_with_and_the_slow_one_is_let
     assert scene.deal(4001, done=3).wait, "the other may yet be slow"
     wait(scene, 1.5)
     assert scene.deal(4001, done=3).wait
-    assert scene.facts[-1] == updates.UnitsReturned(task_id=4000, units=((0, 1),))
+    assert scene.facts[-1] == updates.UnitsTakenOver(task_id=4000, units=((0, 1),))
     scene.check()
     assert scene.split(4001, done=3) == (0, 1)
     scene.finish("w", 4001, done=4)
@@ -93,7 +93,7 @@ def test_who_gets_on_is_not_slow(scene: Scenario, slow_done: int) -> None:
     wait(scene, 1.5)
     scene.deal(4000, done=slow_done)
     scene.deal(4001, done=3)
-    returned = [fact for fact in scene.facts if isinstance(fact, updates.UnitsReturned)]
+    returned = [fact for fact in scene.facts if isinstance(fact, updates.UnitsTakenOver)]
     assert len(returned) == 1 - slow_done
 
 
@@ -116,4 +116,33 @@ def test_in_any_order_nothing_is_dealt_twice(scene: Scenario) -> None:
     deal_all(scene)
     wait(scene, 30.0)
     assert not scene.deal(4001, done=3).wait
-    assert not any(isinstance(fact, updates.UnitsReturned) for fact in scene.facts)
+    assert not any(isinstance(fact, updates.UnitsTakenOver) for fact in scene.facts)
+
+
+def test_a_worker_that_is_silent_is_slow_for_a_dispatcher_that_began_again(
+    scene: Scenario,
+) -> None:
+    scene.open("c", **IN_ORDER)
+    deal_all(scene)
+    scene.restart()
+    assert scene.deal(4001, done=3).wait
+    wait(scene, 1.5)
+    scene.deal(4001, done=3)
+    assert scene.facts[-1] == updates.UnitsTakenOver(task_id=4000, units=((0, 1),))
+
+
+def test_what_was_read_before_a_place_says_nothing_of_how_long_units_take(
+    scene: Scenario,
+) -> None:
+    scene.register(1004, origins=True, fingerprint="long")
+    scene.open("c", "1001", **IN_ORDER | {"units": 1004, "first_unit": 1000, "start": "there"})
+    assert scene.split(4000, want=1) == (1000, 1001)
+    assert scene.split(4001, want=1) == (1001, 1002)
+    wait(scene, 10.0)
+    for done in (1, 2):
+        assert scene.split(4001, want=1, done=done) == (1001 + done, 1002 + done)
+        wait(scene, 10.0)
+    scene.deal(4000, done=1)
+    assert scene.deal(4001, done=3).wait is False
+    (work,) = scene.dispatcher.presence.activity.iterations.values()
+    assert work.done_before == 1000

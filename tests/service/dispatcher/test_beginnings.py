@@ -114,6 +114,14 @@ def test_who_reads_alone_goes_on_from_a_place_after_another_one_has_gone(scene: 
     assert scene.state.iterations[opened.iteration_id].next == 5
 
 
+def test_who_shares_a_job_does_not_begin_it_again(scene: Scenario) -> None:
+    scene.open("c", **EXACTLY)
+    dealt(scene)
+    scene.close("c")
+    with pytest.raises(FailedPreconditionError, match="read from the start"):
+        scene.open("d", **EXACTLY, **PLACE)
+
+
 # --- groups -------------------------------------------------------------------------------------
 
 
@@ -182,3 +190,20 @@ def test_where_a_client_has_left_the_place_of_all_is_not_known(scene: Scenario) 
         gather(scene, "c", "1", [])
     with pytest.raises(NotFoundError):
         gather(scene, "d", "1", [])
+
+
+@pytest.mark.parametrize("said", [[(40, 50)], [(5, 3)], [(4, 6), (5, 8)]])
+def test_what_a_client_cannot_have_is_no_place(scene: Scenario, said: Any) -> None:
+    scene.open("c", **EXACTLY)
+    with pytest.raises((ValueError, FailedPreconditionError), match="delivered"):
+        gather(scene, "c", "1", said)
+
+
+def test_all_of_a_crowd_hear_the_answer(scene: Scenario) -> None:
+    crowd = [f"c{number}" for number in range(1100)]
+    for client_id in crowd:
+        scene.open(client_id, **EXACTLY)
+    for client_id in crowd:
+        last = gather(scene, client_id, f"of {client_id}", [(0, 2)])
+    assert last.delivered == ((0, 2),)
+    assert all(gather(scene, each, f"of {each}", []).delivered == ((0, 2),) for each in crowd)

@@ -221,6 +221,7 @@ def test_a_plan_that_stops_arriving_is_forgotten(journal: AnyJournal, clock: Man
         (updates.UnitsDealt(4000, 1, 0, 5), "dealt already"),
         (updates.UnitsDealt(4000, 1, 7, 9), "leaves units out"),
         (updates.UnitsReturned(4000, ((0, 9),)), "never dealt"),
+        (updates.UnitsTakenOver(4000, ((0, 1),)), "would count twice"),
         (updates.WorkerLost("nobody"), "worker_id nobody: not known"),
         (updates.WorkerRegistered("x", "v:1", ()), "another worker's"),
         (updates.IterationFinished(2000), "running tasks"),

@@ -9,6 +9,7 @@ import pytest
 
 from headrace.errors import AlreadyExistsError, FailedPreconditionError, NotFoundError
 from headrace.service import messages
+from headrace.service.dispatcher import jobs
 from tests.service.dispatcher.scenario import DYNAMIC, OFF, PLAN, Scenario, opening
 
 
@@ -392,3 +393,8 @@ def test_status_tells_who_is_there(scene: Scenario) -> None:
     assert (status.datasets, status.incarnation) == (1, "run")
     scene.leaving("v")
     assert [each.leaving for each in scene.ask(messages.GetStatus()).workers] == [True, False]
+
+
+def test_all_who_join_a_job_must_ask_for_every_term_alike() -> None:
+    # Of cost functions that say the same, the first one's plan is taken.
+    assert {*jobs._TERMS, "cost_plan"} == {*messages.Terms.__struct_fields__}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 from collections.abc import Callable
@@ -12,9 +13,12 @@ from headrace.service.client.contact import CALL_SECONDS
 from headrace.service.dispatcher.rows import END
 from headrace.service.dispatcher.stub import DispatcherStub
 from headrace.service.messages import GatherPlace
+from headrace.serving.reminder import Reminder
 from headrace.transport.retry import RetryPolicy, retry
 
 __all__ = ["GATHER_SECONDS", "gathered"]
+
+_log = logging.getLogger(__name__)
 
 GATHER_SECONDS = 60.0
 """How long clients wait for each other in `get_state`, or `wait_timeout` where that is less."""
@@ -46,6 +50,7 @@ def gathered(
         client_id=client_id, token=uuid.uuid4().hex, delivered=own.whole, parts=own.parts
     )
     since = time.monotonic()
+    reminder = Reminder()
     with dial() as stub:
         while True:
             reply = retry(
@@ -56,7 +61,16 @@ def gathered(
             )
             if not reply.missing:
                 break
-            if time.monotonic() - since > timeout:
+            waited = time.monotonic() - since
+            if reminder.is_due(waited):
+                _log.warning(
+                    "get_state has waited %.0f s for the place of %s: the state of a job that "
+                    "several clients share is of all of them, and each is to call `get_state` at "
+                    "the same step",
+                    waited,
+                    ", ".join(reply.missing),
+                )
+            if waited > timeout:
                 raise DeadlineExceededError(
                     f"waited {timeout:g} s for the place of {', '.join(reply.missing)}: the state "
                     "of a job that several clients share is of all of them, and each is to call "

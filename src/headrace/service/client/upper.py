@@ -120,6 +120,8 @@ class ArrivingUnits:
         self._units = Units(_HELD_BYTES)
         #: Errors of no unit, to be raised next.
         self._errors: list[Exception] = []
+        #: An answer could not be read: what is missing then is not known, and nothing is given.
+        self._broken: Exception | None = None
         #: How far units were read that are open.
         self._reached: dict[int, int] = {}
         self._given_up: tuple[tuple[int, int], ...] = ()
@@ -176,6 +178,8 @@ class ArrivingUnits:
         with self._lock:
             while True:
                 reading = self._sort()
+                if self._broken is not None:
+                    raise self._broken.with_traceback(None)
                 if self._errors:
                     raise self._errors.pop(0).with_traceback(None)
                 found = self._units.found(unit, ordinal, limit)
@@ -200,7 +204,8 @@ class ArrivingUnits:
         """Return units in a row that are here and whole (`unit_source.GivesWholeUnits`)."""
         with self._lock:
             reading = self._sort()
-            given = None if self._errors else self._units.whole(unit, most, limit)
+            stops = self._errors or self._broken
+            given = None if stops else self._units.whole(unit, most, limit)
             if given is None:
                 return None
             self._shell.allow(self._units.askable(None, reading))
@@ -230,6 +235,9 @@ class ArrivingUnits:
         elif delivery.count:
             size = sum(memoryview(buffer).nbytes for buffer in delivery.payload)
             content = content_of(delivery)
+            if isinstance(content, Exception):
+                self._broken = self._broken or content
+                return
         if isinstance(content, Exception) and (answer is None or answer.failed < 0):
             self._errors.append(content)
         if delivery.count:

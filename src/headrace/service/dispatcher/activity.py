@@ -256,7 +256,9 @@ def done_of(state: DispatcherState, iteration: Iteration) -> int:
 def _iteration_created(
     activity: Activity, fact: updates.IterationCreated, state: DispatcherState, now: float
 ) -> None:
-    activity.iterations[fact.iteration_id] = IterationWork(now)
+    # Where it begins at a place, what is before that was done by others.
+    before = fact.first_unit + count(fact.delivered)
+    activity.iterations[fact.iteration_id] = IterationWork(now, before)
 
 
 def _save_closed(

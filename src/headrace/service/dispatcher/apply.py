@@ -370,6 +370,7 @@ _APPLY: dict[type, Callable[[DispatcherState, Any], None]] = {
     updates.ClientDropped: apply_units.client_dropped,
     updates.UnitsDealt: apply_units.units_dealt,
     updates.UnitsReturned: apply_units.units_returned,
+    updates.UnitsTakenOver: apply_units.units_taken_over,
     updates.UnitsGivenUp: apply_units.units_given_up,
     updates.SaveBegun: apply_saves.save_begun,
     updates.SaveOpened: apply_saves.save_opened,

@@ -122,6 +122,18 @@ def units_returned(state: DispatcherState, fact: updates.UnitsReturned) -> None:
     _put_back(iteration, task, fact.units)
 
 
+def units_taken_over(state: DispatcherState, fact: updates.UnitsTakenOver) -> None:
+    """Put units that a slow task holds back, to be dealt first."""
+    task = state.tasks[fact.task_id]
+    iteration = state.iterations[task.iteration_id]
+    require(bool(fact.units), "it takes nothing over")
+    require(task.phase is TaskPhase.RUNNING, "it does not run")
+    require(iteration.exactly_once, "what comes twice would count twice")
+    _require_held(task, fact.units)
+    iteration.held -= count(fact.units)
+    _put_back(iteration, task, fact.units)
+
+
 def _put_back(iteration: Iteration, task: Task, units: Ranges) -> None:
     """Take units from a task: what it was still to give of them is dealt again."""
     whole = units

@@ -107,6 +107,7 @@ _STRUCK: dict[type, Callable[[DispatcherState, Any], list[int]]] = {
     updates.ClientLeft: _of_client,
     updates.ClientDropped: _of_task,
     updates.UnitsReturned: _of_task,
+    updates.UnitsTakenOver: _of_task,
     updates.UnitsGivenUp: _of_task,
     updates.SaveOpened: _of_save,
     updates.SaveFailed: _of_save,

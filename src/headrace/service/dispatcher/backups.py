@@ -2,7 +2,7 @@
 
 Rule 1. Where the oldest unit that somebody holds is not done, and of its task none got done for
         longer than a second and than thrice what units usually take, a task that has nothing to do
-        is dealt what that task holds: the units come back (`UnitsReturned`) and are dealt again.
+        is dealt what that task holds: the units are taken over (`UnitsTakenOver`) and dealt again.
 Rule 2. The slow one is told nothing. Whatever comes first of either counts, for whoever reads in
         order drops what it has. Only the other is to give these units: if one of the two is lost,
         no third is dealt them for the slow one's sake.
@@ -18,7 +18,7 @@ from headrace.service.dispatcher.activity import done_of
 from headrace.service.dispatcher.decision import Moment
 from headrace.service.dispatcher.ranges import Ranges, at_least, count, located, subtracted
 from headrace.service.dispatcher.state import DispatcherState, Iteration, Task
-from headrace.service.dispatcher.updates import UnitsReturned
+from headrace.service.dispatcher.updates import UnitsTakenOver
 
 __all__ = ["has_backups", "others_hold", "overdue"]
 
@@ -45,7 +45,7 @@ def others_hold(
 
 def overdue(
     state: DispatcherState, iteration: Iteration, task: Task, done: int, moment: Moment
-) -> UnitsReturned | None:
+) -> UnitsTakenOver | None:
     """Return what a task that has nothing to do takes over from another, if anything is due.
 
     Args:
@@ -70,7 +70,7 @@ def overdue(
     patience = max(_LEAST_SECONDS, _TIMES_USUAL * count(held) * _usual(state, iteration, moment))
     if waited <= patience or not subtracted(((oldest, oldest + 1),), backed):
         return None
-    return UnitsReturned(task_id=slow, units=held)
+    return UnitsTakenOver(task_id=slow, units=held)
 
 
 def _held(task: Task, done: int) -> Ranges:

@@ -8,7 +8,13 @@ from headrace.service.dispatcher.rows import END, EVERYTHING, Parts
 from headrace.service.dispatcher.state import Iteration
 from headrace.service.messages import OpenIteration
 
-__all__ = ["begins_again", "check_beginning", "check_same_beginning", "leave_out"]
+__all__ = [
+    "begins_again",
+    "check_beginning",
+    "check_place",
+    "check_same_beginning",
+    "leave_out",
+]
 
 
 def check_beginning(request: OpenIteration, positions: int | None) -> None:
@@ -31,26 +37,42 @@ def check_beginning(request: OpenIteration, positions: int | None) -> None:
         raise FailedPreconditionError(_other_size(request.first_unit, positions))
     if not (request.delivered or request.parts):
         return
-    units = [unit for unit, _ in request.parts]
-    taken = united((*request.delivered, *((unit, unit + 1) for unit in units)))
+    check_place(request.delivered, request.parts, positions, first=request.first_unit)
+    if request.terms.visitation != "exactly_once":
+        raise FailedPreconditionError(
+            'a place that says which elements were delivered needs visitation="exactly_once"; got '
+            f"{request.terms.visitation!r}"
+        )
+
+
+def check_place(delivered: Ranges, parts: Parts, positions: int | None, *, first: int = 0) -> None:
+    """Refuse what does not say which elements of a dataset were delivered.
+
+    Args:
+        delivered: Units of which all were.
+        parts: Other units of which some were, with the ordinals of these.
+        positions: Units of the dataset, or INFINITE (-1); None: nothing is dealt.
+        first: The first unit that may be among them.
+
+    Raises:
+        ValueError: It makes no sense.
+        FailedPreconditionError: It is of a dataset of another size.
+    """
+    units = [unit for unit, _ in parts]
+    taken = united((*delivered, *((unit, unit + 1) for unit in units)))
     makes_sense = (
         units == sorted(set(units))
-        and _is_a_set(request.delivered)
-        and taken[0][0] >= request.first_unit
-        and not any(start <= unit < stop for start, stop in request.delivered for unit in units)
-        and all(rows and _are_ordinals(rows) for _, rows in request.parts)
+        and _is_a_set(delivered)
+        and (not taken or taken[0][0] >= first)
+        and not any(start <= unit < stop for start, stop in delivered for unit in units)
+        and all(rows and _are_ordinals(rows) for _, rows in parts)
     )
     if not makes_sense:
         raise ValueError(
             "`delivered` and `parts` must be units after `first_unit`, ascending and apart, with "
             "some ordinals of each part"
         )
-    if request.terms.visitation != "exactly_once":
-        raise FailedPreconditionError(
-            'a place that says which elements were delivered needs visitation="exactly_once"; got '
-            f"{request.terms.visitation!r}"
-        )
-    if positions is not None and 0 <= positions < taken[-1][1]:
+    if taken and positions is not None and 0 <= positions < taken[-1][1]:
         raise FailedPreconditionError(_other_size(taken[-1][1], positions))
 
 

@@ -12,7 +12,8 @@ __all__ = ["Answered", "Gathered", "Place", "Said", "joined"]
 
 _PATIENCE = 5.0
 """Seconds after which a client that does not ask again waits no more."""
-_ANSWERS = 1024
+_ANSWERS = 64
+"""Answers that are kept for clients that have not asked again."""
 
 
 class Place(NamedTuple):
@@ -45,6 +46,8 @@ class Gathered:
 
     _waiting: dict[int, dict[str, tuple[Said, float]]] = field(default_factory=dict)
     _answers: dict[str, Place] = field(default_factory=dict)
+    #: The questions of each answer: those of one answer are forgotten together.
+    _asked: list[tuple[str, ...]] = field(default_factory=list)
 
     def waiting(self, iteration_id: int, now: float) -> dict[str, Said]:
         """Return what clients of an iteration said that still wait."""
@@ -63,8 +66,10 @@ class Gathered:
         """Take note of an answer."""
         self._waiting.pop(answered.iteration_id, None)
         self._answers.update(dict.fromkeys(answered.tokens, answered.place))
-        while len(self._answers) > _ANSWERS:
-            del self._answers[next(iter(self._answers))]
+        self._asked.append(answered.tokens)
+        if len(self._asked) > _ANSWERS:
+            for token in self._asked.pop(0):
+                self._answers.pop(token, None)
 
     def forget(self, iteration_id: int) -> None:
         """Forget an iteration."""

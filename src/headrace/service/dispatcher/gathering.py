@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from headrace.errors import FailedPreconditionError
 from headrace.service import messages
+from headrace.service.dispatcher.beginnings import check_place
 from headrace.service.dispatcher.decision import Decision, Moment
 from headrace.service.dispatcher.gathered import Answered, Place, Said, joined
 from headrace.service.dispatcher.state import DispatcherState
@@ -16,6 +17,7 @@ def gather_place(state: DispatcherState, request: messages.GatherPlace, moment: 
 
     Raises:
         NotFoundError: The client reads no iteration.
+        ValueError: What it says makes no sense.
         FailedPreconditionError: Somebody who read it is gone: what that used is not known.
     """
     gathered = moment.presence.gathered
@@ -23,6 +25,7 @@ def gather_place(state: DispatcherState, request: messages.GatherPlace, moment: 
     if known is not None:
         return Decision(reply=_reply(known))
     iteration = state.client_iteration(request.client_id)
+    check_place(request.delivered, request.parts, iteration.positions)
     readers = iteration.readers
     if readers is not None and readers.clients > len(iteration.clients):
         raise FailedPreconditionError(

@@ -48,6 +48,8 @@ _TERMS: dict[str, tuple[str, Callable[[Any], object]]] = {
     "cost": ("cost_fn", lambda cost: cost or "None"),
     "half": ("half of the plan on workers", repr),
     "units": ("number of units", str),
+    "group": ("group of consumers", repr),
+    "group_terms": ("terms of the group", str),
 }
 """What all who join a job must ask for alike: fields of `Terms`, how each is called in an error,
 and how its values are shown. All but `cost_plan`: of functions that say the same, one is taken."""

@@ -120,6 +120,10 @@ class Presence:
             idle=Stamps.of(state.iterations, now),
             dealt=Stamps.of(state.iterations, now),
             ended=Stamps.of(state.iterations, now),
+            got_on=Stamps.of(
+                (task.task_id for task in state.tasks.values() if task.phase is TaskPhase.RUNNING),
+                now,
+            ),
             lost=Stamps.of((task.iteration_id for task in state.tasks.values() if task.gone), now),
             activity=Activity.of(state, now),
         )
@@ -286,14 +290,13 @@ def _units_dealt(
     presence.reported[fact.task_id] = fact.done
 
 
-def _units_returned(
-    presence: Presence, fact: updates.UnitsReturned, state: DispatcherState, now: float
+def _units_taken_over(
+    presence: Presence, fact: updates.UnitsTakenOver, state: DispatcherState, now: float
 ) -> None:
     task = state.tasks[fact.task_id]
-    if task.phase is TaskPhase.RUNNING and not state.workers[task.worker_id].leaving:
-        known = presence.backed.get(task.iteration_id, ())
-        places = located(task.runs, task.done, fact.units)
-        presence.backed[task.iteration_id] = united((*known, *places))
+    known = presence.backed.get(task.iteration_id, ())
+    places = located(task.runs, task.done, fact.units)
+    presence.backed[task.iteration_id] = united((*known, *places))
 
 
 _FOLLOW: dict[type, Callable[[Presence, Any, DispatcherState, float], None]] = {
@@ -311,7 +314,7 @@ _FOLLOW: dict[type, Callable[[Presence, Any, DispatcherState, float], None]] = {
     updates.TaskFailed: _task_failed,
     updates.TaskLost: _task_failed,
     updates.UnitsDealt: _units_dealt,
-    updates.UnitsReturned: _units_returned,
+    updates.UnitsTakenOver: _units_taken_over,
     updates.TasksForgotten: _tasks_forgotten,
 }
 

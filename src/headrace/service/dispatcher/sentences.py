@@ -94,6 +94,10 @@ def _dealt(state: DispatcherState, fact: updates.UnitsDealt, task: Task) -> str:
     return f"It was dealt what nobody had of {units}." if is_part else f"It was dealt {units}."
 
 
+def _taken_over(state: DispatcherState, fact: updates.UnitsTakenOver, task: Task) -> str:
+    return f"It was slow with {_of_task(task, fact.units)}: others are dealt that too."
+
+
 def _returned(state: DispatcherState, fact: updates.UnitsReturned, task: Task) -> str:
     in_part = common(fact.units, united((unit, unit + 1) for unit in task.rows))
     whole = subtracted(fact.units, in_part)
@@ -192,6 +196,7 @@ def _files_saved(state: DispatcherState, fact: updates.FilesSaved, task: Task) -
 OF_TASKS: dict[type, Callable[[DispatcherState, Any, Task], str]] = {
     updates.UnitsDealt: _dealt,
     updates.UnitsReturned: _returned,
+    updates.UnitsTakenOver: _taken_over,
     updates.UnitsGivenUp: _given_up,
     updates.TaskFinished: _finished,
     updates.TaskFailed: _failed,

@@ -52,6 +52,7 @@ __all__ = [
     "UnitsDealt",
     "UnitsGivenUp",
     "UnitsReturned",
+    "UnitsTakenOver",
     "Update",
     "WorkerLeaving",
     "WorkerLeft",
@@ -382,6 +383,16 @@ class UnitsReturned(Fact, frozen=True):
     units: Ranges
 
 
+class UnitsTakenOver(Fact, frozen=True):
+    """Units that a task holds, in dealt order, are dealt to others too: it is slow with them.
+
+    It keeps them and may give them yet; only the others are to.
+    """
+
+    task_id: int
+    units: Ranges
+
+
 class UnitsGivenUp(Fact, frozen=True):
     """Units that were dealt to a task that is gone, in dealt order, are dealt no more.
 
@@ -472,6 +483,7 @@ Update: TypeAlias = (
     | ClientDropped
     | UnitsDealt
     | UnitsReturned
+    | UnitsTakenOver
     | UnitsGivenUp
     | SaveBegun
     | SaveOpened
