@@ -72,8 +72,8 @@ class HeldCrowd:
             opened = self._ask(
                 messages.OpenIteration(
                     client_id=name, dataset_id=dataset.dataset_id,
-                    processing_mode=int(ShardingPolicy.DYNAMIC), job_name="training",
-                    pass_number=(0,), seed=1,
+                    terms=messages.Terms(processing_mode=int(ShardingPolicy.DYNAMIC)),
+                    job_name="training", pass_number=(0,), seed=1,
                 )
             )  # fmt: skip
         self._tasks = opened.tasks

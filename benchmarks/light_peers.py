@@ -123,7 +123,7 @@ class Crowd:
                 messages.OpenIteration(
                     client_id=client.client_id,
                     dataset_id=dataset_id,
-                    processing_mode=int(hr.service.ShardingPolicy.DYNAMIC),
+                    terms=messages.Terms(processing_mode=int(hr.service.ShardingPolicy.DYNAMIC)),
                     job_name=_JOB,
                     pass_number=(0,),
                     seed=1,

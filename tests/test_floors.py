@@ -78,7 +78,7 @@ def test_every_folder_has_a_caption(folder):
 
 #: Rooms whose caption is a table of their files.
 TABLES = [
-    "cli", "process", "saved", "service", "service/client", "service/dispatcher",
+    "cli", "distribute", "process", "saved", "service", "service/client", "service/dispatcher",
     "service/messages", "service/worker", "serving", "sources", "storage", "testing", "transport",
 ]  # fmt: skip
 

@@ -17,14 +17,24 @@ from headrace import storage
 
 TOP = {
     "AUTOTUNE", "INFINITE_CARDINALITY", "UNKNOWN_CARDINALITY", "ArraySpec", "Chunk", "Dataset",
-    "DatasetIterator", "IndexedSource", "Options", "Reader", "Source", "TFRecordDataset",
-    "TextLineDataset", "distribute", "errors", "io", "service", "testing",
+    "DatasetIterator", "IndexedSource", "Optional", "Options", "Reader", "Source",
+    "TFRecordDataset", "TextLineDataset", "Variable", "distribute", "errors", "io", "service",
+    "testing",
 }  # fmt: skip
 SERVICE = {
     "CrossTrainerCache",
     "DispatchServer", "DispatcherConfig", "DistributedSave", "LocalCluster", "SHARD_HINT",
     "Security", "ShardingPolicy", "WorkerConfig", "WorkerServer", "delivery_report", "distribute",
     "distributed_save", "from_dataset_id", "register_dataset",
+}  # fmt: skip
+DISTRIBUTE = {
+    "AutoShardPolicy", "ClusterResolver", "ClusterSpec", "DistributedDataset",
+    "DistributedDatasetsFromFunction", "DistributedIterator", "InputContext", "InputOptions",
+    "InputReplicationMode", "MirroredStrategy", "OneDeviceStrategy", "PerReplica", "PerReplicaSpec",
+    "ReduceOp", "ReplicaContext", "SimpleClusterResolver", "SlurmClusterResolver", "Strategy",
+    "TFConfigClusterResolver", "UnionResolver", "ValueContext",
+    "VariableAggregation", "VariableSynchronization", "get_replica_context",
+    "get_strategy", "has_strategy", "in_cross_replica_context",
 }  # fmt: skip
 DATASET = {
     "apply", "as_numpy_iterator", "batch", "bucket_by_sequence_length", "cache", "cardinality",
@@ -40,6 +50,7 @@ DATASET = {
 def test_the_names_are_these():
     assert set(hr.__all__) == TOP
     assert set(hr.service.__all__) == SERVICE
+    assert set(hr.distribute.__all__) == DISTRIBUTE
     assert {name for name in dir(hr.Dataset) if not name.startswith("_")} == DATASET
     assert set(hr.io.__all__) == {
         "FixedLenFeature", "TFRecordWriter", "VarLenFeature", "encode_example", "parse_example",
@@ -97,7 +108,9 @@ def test_the_testing_package_is_loaded_when_it_is_asked_for():
         _ = hr.absent
 
 
-@pytest.mark.parametrize("package", [hr, hr.service, storage], ids=lambda p: p.__name__)
+@pytest.mark.parametrize(
+    "package", [hr, hr.distribute, hr.service, storage], ids=lambda p: p.__name__
+)
 def test_lazy_names_are_what_type_checkers_read(package):
     """The imports that type checkers follow, and the names that are loaded, agree one by one."""
     tree = ast.parse(Path(package.__file__).read_text(encoding="utf-8"))
@@ -138,5 +151,7 @@ def test_every_public_thing_says_what_it_is():
         assert inspect.getdoc(getattr(hr, name)), name
     for name in SERVICE:
         assert inspect.getdoc(getattr(hr.service, name)), name
+    for name in DISTRIBUTE:
+        assert inspect.getdoc(getattr(hr.distribute, name)), name
     for name in DATASET:
         assert inspect.getdoc(inspect.getattr_static(hr.Dataset, name)), name

@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from headrace.data.dataset import Dataset
     from headrace.data.files import TextLineDataset, TFRecordDataset
     from headrace.data.iterator import DatasetIterator
+    from headrace.data.optional import Optional
+    from headrace.distribute.variable import Variable
     from headrace.element.chunk import Chunk
     from headrace.element.spec import ArraySpec
     from headrace.plan.node import AUTOTUNE
@@ -28,11 +30,13 @@ else:
             "Dataset": "headrace.data.dataset",
             "DatasetIterator": "headrace.data.iterator",
             "IndexedSource": "headrace.plan.source",
+            "Optional": "headrace.data.optional",
             "Options": "headrace.plan.options",
             "Reader": "headrace.plan.source",
             "Source": "headrace.plan.source",
             "TFRecordDataset": "headrace.data.files",
             "TextLineDataset": "headrace.data.files",
+            "Variable": "headrace.distribute.variable",
             "distribute": "headrace.distribute:",
             "errors": "headrace.errors:",
             "io": "headrace.io:",
@@ -51,11 +55,13 @@ __all__ = [
     "Dataset",
     "DatasetIterator",
     "IndexedSource",
+    "Optional",
     "Options",
     "Reader",
     "Source",
     "TFRecordDataset",
     "TextLineDataset",
+    "Variable",
     "distribute",
     "errors",
     "io",

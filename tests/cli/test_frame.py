@@ -158,6 +158,16 @@ def test_a_status_looks_as_it_did(name, status, previous, width):
     assert frame == path.read_text()
 
 
+def test_a_job_in_order_and_one_of_rounds_say_so():
+    def head(**terms):
+        job = msgspec.structs.replace(BUSY.jobs[0], **terms)
+        frame = render(msgspec.structs.replace(BUSY, jobs=(job,)), None, 120)
+        return next(line for line in frame.splitlines() if line.startswith("job "))
+
+    assert "  DYNAMIC, in order  " in head(ordered=True)
+    assert "  DYNAMIC, 3 consumers (remainder: pad)  " in head(consumers=3, remainder="pad")
+
+
 def test_trainers_that_share_a_pass_show_how_far_they_are():
     trainers = (
         TrainerActivity(trainer_id="a", given=90, behind=10),

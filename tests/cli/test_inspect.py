@@ -24,6 +24,7 @@ from headrace.service import (
     WorkerServer,
     distribute,
 )
+from headrace.transport.security import Security, new_keys
 
 _SECONDS = 60.0
 
@@ -179,3 +180,30 @@ def test_top_says_when_nobody_answers_any_more():
     terminal.find(b"no answer for")
     os.write(terminal.ours, b"q")
     assert terminal.end() == 0
+
+
+@pytest.mark.parametrize(
+    ("terms", "shown"),
+    [
+        ({"ordered": True}, (True, None, "drop")),
+        ({"num_consumers": 1, "consumer_index": 0, "remainder": "pad"}, (False, 1, "pad")),
+    ],
+)
+def test_a_status_says_whether_a_job_has_an_order_or_rounds(service, terms, shown):
+    address, _ = service
+    share = distribute(ShardingPolicy.DYNAMIC, address, "another", **terms)
+    with iter(hr.Dataset.range(400).batch(10).apply(share)) as batches:
+        next(batches)
+        found = json.loads(invoke("status", address, "--json").stdout)["jobs"]
+        list(batches)
+    (job,) = [each for each in found if each["name"] == "another"]
+    assert (job["ordered"], job["consumers"], job["remainder"]) == shown
+
+
+def test_a_status_without_keys_names_the_option(tmp_path):
+    new_keys(tmp_path)
+    config = DispatcherConfig(security=Security.load(tmp_path, "server"))
+    with DispatchServer(config) as dispatcher:
+        result = invoke("status", dispatcher.target.removeprefix("tcp://"))
+    assert result.exit_code == 1
+    assert "on the command line --keys" in result.stderr

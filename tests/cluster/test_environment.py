@@ -102,3 +102,34 @@ def test_what_is_no_description_is_named(monkeypatch, text, words):
     monkeypatch.setenv("TF_CONFIG", text)
     with pytest.raises(InvalidArgumentError, match=words):
         TFConfigClusterResolver().cluster_spec()
+
+
+@pytest.mark.parametrize("index", [0.5, True, "x", [0], "-1", -1])
+def test_a_number_that_is_no_whole_one_is_named_with_the_variable(config, index):
+    config(cluster=CLUSTER, task={"type": "worker", "index": index})
+    with pytest.raises(InvalidArgumentError, match="'index' in TF_CONFIG must be "):
+        print(TFConfigClusterResolver().task_id)
+
+
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        ({"type": "worker", "index": 7}, "No task with index 7 in job 'worker'; it has 0, 1"),
+        ({"type": "wroker", "index": 0}, "No such job in cluster: 'wroker'; it has 'ps', 'worker'"),
+    ],
+)
+def test_a_task_that_is_not_there_is_named_with_the_variable(config, task, words):
+    config(cluster=CLUSTER, task=task)
+    with pytest.raises(ValueError, match=f"{words}, as TF_CONFIG says"):
+        TFConfigClusterResolver().master()
+
+
+def test_tasks_that_are_no_addresses_are_named_with_the_variable(config):
+    config(cluster={"worker": "a:1"})
+    with pytest.raises(InvalidArgumentError, match="'cluster' in TF_CONFIG: the tasks of 'worker'"):
+        TFConfigClusterResolver().cluster_spec()
+
+
+def test_a_resolver_shows_the_variable_whatever_stands_in_it(monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", "{")
+    assert repr(TFConfigClusterResolver()) == "TFConfigClusterResolver(TF_CONFIG='{')"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import headrace as hr
 from headrace.distribute import ClusterSpec, SimpleClusterResolver, UnionResolver
 
 WORKERS = ClusterSpec({"worker": ["worker0:2222", "worker1:2222"]})
@@ -62,6 +63,7 @@ def test_a_union_has_the_tasks_of_all_and_the_answers_of_the_first():
     assert (union.task_type, union.task_id, union.rpc_layer) == ("worker", 1, "grpc")
     assert (union.environment, union.num_accelerators()) == ("cloud", {"GPU": 2})
     assert union.master() == "grpc://worker0:2222"
+    assert union.master(rpc_layer="http") == "http://worker0:2222"
     assert union.master("ps", 1) == "grpc://ps1:2222"
 
 
@@ -97,3 +99,17 @@ def test_a_union_needs_resolvers():
         UnionResolver(WORKERS)
     with pytest.raises(TypeError, match="unexpected keyword"):
         UnionResolver(SimpleClusterResolver(WORKERS), task="worker")
+
+
+def test_resolvers_show_what_they_answer():
+    simple = SimpleClusterResolver(ClusterSpec({"worker": ["a:1"]}), task_type="worker", task_id=0)
+    shown = "SimpleClusterResolver(ClusterSpec({'worker': ['a:1']}), task_type='worker', task_id=0)"
+    assert repr(simple) == shown
+    assert repr(UnionResolver(simple)) == f"UnionResolver({shown}, task_type='worker', task_id=0)"
+
+
+def test_what_is_not_here_yet_is_named_with_what_does_the_work():
+    with pytest.raises(AttributeError, match=r"hr\.service\.distribute.*it is not here"):
+        print(hr.distribute.MultiWorkerMirroredStrategy)
+    with pytest.raises(AttributeError, match="did you mean 'ClusterSpec'"):
+        print(hr.distribute.ClusterSpecs)

@@ -146,3 +146,26 @@ def test_more_than_there_is_cannot_be_asked_for(step):
         SlurmClusterResolver({"worker": 4})
     with pytest.raises(InvalidArgumentError, match="need 2 GPUs, but a node has 1"):
         SlurmClusterResolver(gpus_per_task=2)
+    step(tasks=4)
+    with pytest.raises(InvalidArgumentError, match=r"jobs ask for 4 tasks .* but the step has 3"):
+        SlurmClusterResolver()
+
+
+@pytest.mark.parametrize(
+    ("jobs", "words"),
+    [
+        (["worker"], r"`jobs` must be a dict from task types to counts, .* but got \['worker'\]"),
+        ({"worker": "2"}, r"`jobs\['worker'\]` must be an integer"),
+        ({1: 2}, "`task_type` must be a string, but got 1"),
+    ],
+)
+def test_types_are_given_with_counts(step, jobs, words):
+    step()
+    with pytest.raises(TypeError, match=words):
+        SlurmClusterResolver(jobs)
+
+
+def test_a_number_that_is_none_of_the_steps_is_refused(step):
+    step(rank=9, tasks=4, nodes="n1", per_node="4")
+    with pytest.raises(InvalidArgumentError, match="SLURM_PROCID=9, but the step has 4 tasks"):
+        SlurmClusterResolver()

@@ -64,3 +64,8 @@ def test_what_is_no_cluster_is_refused(cluster, words):
 def test_numbers_are_not_negative():
     with pytest.raises(ValueError, match="at least 0, but got -1"):
         ClusterSpec({"worker": {-1: "a:1"}})
+
+
+def test_a_task_is_asked_for_by_number():
+    with pytest.raises(TypeError, match="`task_index` must be an integer, but got '1'"):
+        ClusterSpec({"worker": ["a:1", "b:1"]}).task_address("worker", "1")

@@ -88,7 +88,7 @@ def test_an_option_that_is_set_is_answered_as_one_that_is_read():
     options = hr.Options()
     with pytest.raises(AttributeError, match=r"what does its work: num_parallel_calls"):
         options.threading = 3
-    with pytest.raises(AttributeError, match=r"it has: deterministic, seed"):
+    with pytest.raises(AttributeError, match=r"it has: auto_shard_policy, deterministic, seed"):
         options.unheard_of = 3
     assert copy.deepcopy(options) == pickle.loads(pickle.dumps(options)) == options
 

@@ -88,9 +88,8 @@ def test_what_is_no_state_of_this_version_is_refused():
         iterator.set_state(old)
     with pytest.raises(FailedPreconditionError, match="directions"):
         iterator.set_state({**state, "at": {"directions": {}}})
-    iterator.set_state({**state, "at": {"positions": {}}})
     with pytest.raises(FailedPreconditionError, match="does not say which elements"):
-        next(iterator)
+        iterator.set_state({**state, "at": {"positions": {}}})
 
 
 def test_a_function_whose_code_changed_is_warned_of():
@@ -222,3 +221,38 @@ def test_an_unfinished_iterator_is_quiet_at_exit():
 def test_a_state_that_is_not_whole_is_refused(state):
     with pytest.raises(hr.errors.FailedPreconditionError, match="'at'"):
         iter(hr.Dataset.range(3)).set_state(state)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"seed": "x"}, "the seed of the state is 'x', which is no seed; restore"),
+        ({"seed": 1 << 80}, "the seed of the state is 1208"),
+        ({"fixed": ["x"]}, r"`fixed` of the state is \['x'\]"),
+        ({"fixed": [1 << 80]}, "the fixed seed of the state is 1208"),
+        ({"plan": 5}, "`plan` of the state is 5"),
+        ({"plan": [5]}, r"`plan` of the state is \[5\]"),
+        ({"at": {"stream": 3, "served": "x"}}, "`served` is 'x'"),
+        ({"at": {"stream": 3, "served": [99]}}, r"stands after step 99 \(which is none\)"),
+        ({"pass": -1}, "the pass of the state is -1"),
+        ({"at": {}}, r"does not say where the reading stood: `at` is \{\}; restore"),
+        ({"at": 5}, "does not say where the reading stood: `at` is 5"),
+        ({"at": {"units": 3}}, "`half` is None, and must be one of in any order"),
+        ({"at": {"units": 3, "half": "left"}}, "`half` is 'left'"),
+        ({"at": {"positions": {"frontier": -3}}}, "does not say which elements were delivered"),
+        (
+            {"at": {"positions": {"frontier": 0, "delivered": [[4, 2]]}}},
+            "does not say which elements were delivered",
+        ),
+        (
+            {"at": {"positions": {"frontier": 0, "parts": [[-1, 1, [[0, 1]]]]}}},
+            "does not say which elements were delivered",
+        ),
+    ],
+)
+def test_a_state_that_was_changed_is_refused_at_once_by_what_makes_no_sense(changed, message):
+    iterator = iter(Dataset.range(9))
+    state = iterator.get_state()
+    with pytest.raises(FailedPreconditionError, match=message):
+        iterator.set_state({**state, **changed})
+    assert len(list(iterator)) == 9

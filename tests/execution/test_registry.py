@@ -6,6 +6,7 @@ import headrace.execution.build
 from headrace.execution.iterator import make_iterator
 from headrace.plan import (
     batching,
+    blocks,
     buffering,
     choosing,
     combining,
@@ -31,7 +32,7 @@ TWINS = {
 
 
 ROOMS = [
-    *(batching, buffering, choosing, combining, elements, elementwise, options, ordering),
+    *(batching, blocks, buffering, choosing, combining, elements, elementwise, options, ordering),
     *(padding, root, scanning, units, windows),
 ]
 

@@ -16,6 +16,7 @@ import pytest
 import headrace as hr
 from headrace.element.chunk import Chunk
 from headrace.execution.build import start
+from headrace.execution.iterator import ElementIterator
 from headrace.plan.elements import FromSource
 from headrace.plan.source import Position, Source
 from headrace.sources.text import TextLineSource
@@ -198,3 +199,55 @@ def test_any_source_that_ends_before_the_place_is_named_with_what_was_found() ->
     with pytest.raises(hr.errors.DataLossError, match=r"Numbers .* 10 .* 20 .* same data"):
         restored.next_chunk(1)
     assert restored.next_chunk(1) is None
+
+
+class Elsewhere(Numbers):
+    """Numbers that are read elsewhere, which is out of reach after two of them for a while."""
+
+    @property
+    def half_in_order(self) -> str:
+        return "in order"
+
+    def open(
+        self,
+        start: int,
+        stop: int,
+        position: Position = None,
+        *,
+        pass_number: tuple[int, ...] = (),
+    ) -> OutOfReach:
+        return OutOfReach(self.stop[0], position or 0)
+
+
+class OutOfReach(NumbersReader):
+    def __init__(self, stop: int, at: int) -> None:
+        super().__init__(stop)
+        self._left = self._left[at:]
+        self._stop = stop
+        self._has_failed = False
+
+    def read(self, limit: int) -> Chunk | None:
+        if self.get_position() == 2 and not self._has_failed:
+            self._has_failed = True
+            raise TimeoutError
+        return super().read(1)
+
+    def get_position(self) -> Position:
+        return self._stop - len(self._left)
+
+
+def test_a_place_elsewhere_is_kept_after_an_error_of_no_element() -> None:
+    reading = start(FromSource(source=Elsewhere([5])), seed=1)
+    assert [reading.next_chunk(1) is not None for _ in range(2)] == [True, True]
+    with pytest.raises(TimeoutError):
+        reading.next_chunk(1)
+    state = reading.get_state()
+    assert state["hint"] == [2, 0]
+    assert rows_left(reading) == [2, 3, 4]
+
+
+def rows_left(reading: ElementIterator) -> list[int]:
+    found: list[int] = []
+    while (chunk := reading.next_chunk(1)) is not None:
+        found += [int(row) for row in chunk.rows()]
+    return found

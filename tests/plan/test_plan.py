@@ -49,7 +49,11 @@ BAD_ARGUMENTS = [
     (lambda ds: hr.TFRecordDataset(5), TypeError, "filenames"),
     (lambda ds: hr.TFRecordDataset("a", compression_type="rar"), ValueError, "rar"),
     (lambda ds: hr.Options(deterministic=3), TypeError, "`deterministic` must be a bool"),
-    (lambda ds: setattr(hr.Options(), "determinstic", True), AttributeError, "it has: determ"),
+    (
+        lambda ds: setattr(hr.Options(), "determinstic", True),
+        AttributeError,
+        "it has: auto_shard_policy, determ",
+    ),
 ]
 
 

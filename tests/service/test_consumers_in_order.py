@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 import headrace as hr
-from headrace.errors import AlreadyExistsError, FailedPreconditionError
+from headrace.errors import AlreadyExistsError, FailedPreconditionError, UserFunctionError
 from headrace.service import (
     DispatcherConfig,
     DispatchServer,
@@ -195,8 +196,32 @@ def refuse_those_that_differ(service: str) -> None:
     with iter(first) as iterator:
         next(iterator)
         for other in others:
-            with pytest.raises(AlreadyExistsError, match=r"'differ' .* other terms"):
+            with pytest.raises(AlreadyExistsError, match=r"'differ' .* other terms") as refused:
                 next(iter(other))
+        assert "of the dataset, step 5 is map " in str(refused.value)
+        whole = dataset.apply(distribute(DYNAMIC, service, "differ", ordered=True))
+        with pytest.raises(AlreadyExistsError, match=r"'differ' .* `num_consumers`"):
+            next(iter(whole))
+
+
+@pytest.mark.parametrize("plan", ["rows", "a filter"])
+def test_a_consumer_that_is_read_already_or_was_is_refused(plan: str) -> None:
+    with LocalCluster(num_workers=1, processes=False) as cluster:
+        dataset = PLANS[plan]()
+
+        def consumer() -> hr.DatasetIterator:
+            return iter(shares(dataset, cluster.target, "taken", 2)[0])
+
+        with consumer() as iterator:
+            next(iterator)
+            state = iterator.get_state()
+            with pytest.raises(FailedPreconditionError, match=r"one client for each `consumer_"):
+                next(consumer())
+        with pytest.raises(FailedPreconditionError, match=r"which is gone: .*`set_state`"):
+            next(consumer())
+        with consumer() as iterator:
+            iterator.set_state(state)
+            next(iterator)
 
 
 def test_a_bucket_and_a_cost_function_are_refused(service: str) -> None:
@@ -236,3 +261,183 @@ def test_workers_make_each_consumer_only_its_own_where_they_can(
     lists(first)
     shares(PLANS["a filter"](), service, "all", 2)
     assert "all are made for each of the consumers" in caplog.text
+
+
+# --- errors and places ---------------------------------------------------------------------------
+
+
+def fails_on_fours(number: int) -> int:
+    if int(number) % 10 == 4:
+        raise ValueError(f"no {int(number)}")
+    return number
+
+
+FAILING: dict[str, Any] = {
+    "rows": lambda: hr.Dataset.range(16).map(fails_on_fours),
+    "batches with a row that fails": lambda: hr.Dataset.range(32).map(fails_on_fours).batch(4),
+    "batches that fail": lambda: (
+        hr.Dataset.range(32).batch(4).map(lambda batch: batch + 0 * fails_on_fours(batch[0]))
+    ),
+    "a filter": lambda: hr.Dataset.range(30).filter(lambda x: x % 2 == 0).map(fails_on_fours),
+    "datasets": lambda: hr.Dataset.range(4).flat_map(
+        lambda n: hr.Dataset.range(5).map(lambda each: fails_on_fours(each + n * 5))
+    ),
+    "batches of one": lambda: hr.Dataset.range(16).map(fails_on_fours).batch(1),
+}
+
+
+def pulled(iterator: Iterator[Any], most: int = 1000) -> list[Any]:
+    """Return what comes next: elements, and what errors say."""
+    got: list[Any] = []
+    while len(got) < most:
+        try:
+            got.append(np.ravel(next(iterator)).tolist())
+        except StopIteration:
+            break
+        except UserFunctionError as error:
+            got += re.findall(r"no \d+", str(error))[:1]
+    return got
+
+
+@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("plan", FAILING)
+def test_a_state_after_an_error_goes_on_with_what_was_left(plan: str, index: int) -> None:
+    with LocalCluster(num_workers=2, processes=False) as cluster:
+        go_on_after_each_error(plan, index, cluster.target)
+
+
+def go_on_after_each_error(plan: str, index: int, service: str) -> None:
+    dataset = FAILING[plan]()
+    job = f"failing {plan} {index}"
+    with iter(shares(dataset, service, job, 2)[index]) as iterator:
+        whole = pulled(iterator)
+    after_errors = [at + 1 for at, each in enumerate(whole) if isinstance(each, str)]
+    assert after_errors or (plan, index) == ("rows", 1)
+    for steps in sorted({each for at in after_errors for each in (at, at + 1)}):
+        with iter(shares(dataset, service, f"{job} {steps}", 2)[index]) as iterator:
+            before = pulled(iterator, steps)
+            state = json.dumps(iterator.get_state())
+        assert before == whole[:steps]
+        with iter(shares(dataset, service, f"{job} {steps} again", 2)[index]) as iterator:
+            iterator.set_state(json.loads(state))
+            assert iterator.get_state() == json.loads(state)
+            assert pulled(iterator) == whole[steps:]
+
+
+@pytest.mark.parametrize("plan", ["rows", "a filter", "datasets"])
+def test_one_process_goes_on_from_a_state_after_an_error_without_a_loss(plan: str) -> None:
+    dataset = FAILING[plan]()
+    before: list[Any] = []
+    with (
+        LocalCluster(num_workers=1, processes=False) as cluster,
+        iter(shares(dataset, cluster.target, "error", 2)[0]) as iterator,
+    ):
+        while not before or not isinstance(before[-1], str):
+            before += pulled(iterator, 1)
+        state = iterator.get_state()
+    here = iter(dataset)
+    here.set_state(state)
+    given = [each for each in pulled(iter(dataset)) if not isinstance(each, str)]
+    rest = [each for each in pulled(here) if not isinstance(each, str)]
+    # A row that fails has its place in a round; its neighbour came to the other consumer.
+    rounds = len(before) - 1
+    assert rest == given[2 * rounds + (plan == "rows") :]
+
+
+def test_errors_of_the_last_elements_alone_come_with_them() -> None:
+    dataset = hr.Dataset.range(46).map(fails_on_fours).batch(2)  # 21 batches, and 2 more
+    ends = {
+        "pad": [[42, 43], [45], []],
+        "end_together": [[42], [43], [45]],
+    }
+    with LocalCluster(num_workers=1, processes=False) as cluster:
+        for remainder, expected in ends.items():
+            parts = shares(dataset, cluster.target, remainder, 3, remainder=remainder)
+            for each, last in zip(parts, expected, strict=True):
+                assert pulled(iter(each))[-2:] == ["no 44", last]
+
+
+def test_the_last_elements_come_after_a_round_that_failed_as_a_whole() -> None:
+    with LocalCluster(num_workers=1, processes=False) as cluster:
+        dataset = (
+            hr.Dataset.range(52)
+            .batch(4)
+            .map(lambda batch: batch + 0 * fails_on_fours(batch[0]))  # batches 1, 6 and 11 fail
+        )
+        first, second = shares(dataset, cluster.target, "whole", 2, remainder="pad")
+        last = [48, 49, 50, 51]
+        assert pulled(iter(first))[-2:] == [[40, 41, 42, 43], last]
+        assert pulled(iter(second))[-3:] == [[36, 37, 38, 39], "no 44", []]
+
+
+# --- seeds ---------------------------------------------------------------------------------------
+
+
+SHUFFLED: dict[str, Any] = {
+    "rows": lambda: hr.Dataset.range(40).shuffle(40),
+    "values": lambda: hr.Dataset.range(40).filter(lambda x: x >= 0).shuffle(40),
+    "datasets": lambda: hr.Dataset.range(4).flat_map(
+        lambda n: hr.Dataset.range(10).shuffle(10).map(lambda each: each + 10 * n)
+    ),
+}
+
+
+@pytest.mark.parametrize("plan", SHUFFLED)
+def test_a_state_names_the_seed_of_the_options(plan: str) -> None:
+    with LocalCluster(num_workers=1, processes=False) as cluster:
+        go_on_with_the_seed_of_the_options(plan, cluster.target)
+
+
+def go_on_with_the_seed_of_the_options(plan: str, service: str) -> None:
+    dataset = SHUFFLED[plan]().with_options(hr.Options(seed=5))
+    expected = lists(dataset)
+    states = []
+    for each in shares(dataset, service, f"options {plan}", 2):
+        with iter(each) as iterator:
+            for _ in range(8):
+                next(iterator)
+            states.append(iterator.get_state())
+    assert states[0] == states[1]
+    assert states[0]["seed"] == 5
+    here = iter(dataset)
+    here.set_state(states[0])
+    assert lists(here) == expected[16:]
+    again = [iter(each) for each in shares(dataset, service, f"options again {plan}", 3)]
+    for index, iterator in enumerate(again):
+        iterator.set_state(states[0])
+        assert lists(iterator) == expected[16 + index :: 3]
+
+
+def test_one_client_in_order_names_the_seed_of_the_options(service: str) -> None:
+    dataset = SHUFFLED["values"]().with_options(hr.Options(seed=5))
+    expected = lists(dataset)
+    with iter(dataset.apply(distribute(DYNAMIC, service, ordered=True))) as iterator:
+        assert lists(next(iterator) for _ in range(8)) == expected[:8]
+        state = iterator.get_state()
+    here = iter(dataset)
+    here.set_state(state)
+    assert lists(here) == expected[8:]
+
+
+# --- jobs ----------------------------------------------------------------------------------------
+
+
+def test_a_job_of_a_restore_goes_with_the_client() -> None:
+    dataset = PLANS["rows"]()
+    with DispatchServer(DispatcherConfig(client_timeout_ms=3000)) as dispatcher:
+        address = dispatcher.target.removeprefix("tcp://")
+        with WorkerServer(WorkerConfig(address)):
+            (first, _) = shares(dataset, address, "restored", 2)
+            with iter(first) as iterator:
+                next(iterator)
+                state = iterator.get_state()
+            jobs = len(dispatcher.stats().jobs)
+            for _ in range(3):
+                with iter(first) as iterator:
+                    iterator.set_state(state)
+                    next(iterator)
+                    state = iterator.get_state()
+            deadline = time.monotonic() + 30
+            while len(dispatcher.stats().jobs) > jobs and time.monotonic() < deadline:
+                time.sleep(0.05)
+            assert len(dispatcher.stats().jobs) == jobs

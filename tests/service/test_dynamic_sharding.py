@@ -135,9 +135,9 @@ def test_a_dataset_inside_a_function_is_not_dealt(cluster: LocalCluster) -> None
 
 
 def test_what_cannot_be_split_is_refused_with_advice(cluster: LocalCluster) -> None:
-    twice = dynamic(cluster, dynamic(cluster, Range(3)))
-    with pytest.raises(hr.errors.FailedPreconditionError, match="cannot be split"):
-        list(twice)
+    # Said where it is written: workers would read a service that nobody could deal out.
+    with pytest.raises(hr.errors.FailedPreconditionError, match="apply `distribute` once"):
+        dynamic(cluster, dynamic(cluster, Range(3)))
 
 
 def test_a_generator_is_run_by_one_of_the_workers(cluster: LocalCluster) -> None:

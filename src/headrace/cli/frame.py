@@ -72,6 +72,10 @@ def _job(job: JobStatus, before: dict[int, float]) -> Iterator[str]:
     else:
         name = job.name or "of a client's own"
         mode = ShardingPolicy(job.processing_mode).name
+        if job.ordered:
+            mode += ", in order"
+        if job.consumers is not None:
+            mode += f", {plural(job.consumers, 'consumer')} (remainder: {job.remainder})"
         passes = plural(job.iterations, "pass", "passes")
         yield f"job {name}  {mode}  dataset {job.dataset_id}  {passes}"
     reading = [each for each in job.passes if not each.finished]

@@ -47,7 +47,11 @@ class TFConfigClusterResolver(ClusterResolver):
         Raises:
             InvalidArgumentError: The variable is no such description.
         """
-        return ClusterSpec(_part(_config(), "cluster"))
+        cluster = _part(_config(), "cluster")
+        try:
+            return ClusterSpec(cluster)
+        except (TypeError, ValueError) as error:
+            raise InvalidArgumentError(f"'cluster' in {_VARIABLE}: {error}") from None
 
     @property
     def task_type(self) -> str | None:
@@ -67,11 +71,11 @@ class TFConfigClusterResolver(ClusterResolver):
         if self._task_id is not None:
             return self._task_id
         said = _part(_config(), "task").get("index")
-        return None if said is None else _number(said)
+        return None if said is None else _number(said, f"'index' in {_VARIABLE}")
 
     @task_id.setter
     def task_id(self, value: int | None) -> None:
-        self._task_id = None if value is None else _number(value)
+        self._task_id = None if value is None else _number(value, "`task_id`")
 
     @property
     def rpc_layer(self) -> str | None:
@@ -82,6 +86,10 @@ class TFConfigClusterResolver(ClusterResolver):
     @rpc_layer.setter
     def rpc_layer(self, value: str | None) -> None:
         self._rpc_layer = value
+
+    def __repr__(self) -> str:
+        # What stands in the variable may be no description: this says it all the same.
+        return f"{type(self).__name__}({_VARIABLE}={os.environ.get(_VARIABLE)!r})"
 
     @property
     def environment(self) -> str:
@@ -109,7 +117,10 @@ class TFConfigClusterResolver(ClusterResolver):
         spec = self.cluster_spec()
         if sum(map(spec.num_tasks, spec.jobs)) <= 1:
             return ""
-        return super().master(task_type, task_id, rpc_layer)
+        try:
+            return super().master(task_type, task_id, rpc_layer)
+        except ValueError as error:
+            raise type(error)(f"{error}, as {_VARIABLE} says") from None
 
 
 def _config() -> dict[str, Any]:
@@ -145,13 +156,16 @@ def _part(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _numbered(tasks: Mapping[str, Any]) -> dict[int, Any]:
-    return {_number(index): address for index, address in tasks.items()}
+    words = f"the number of a task in {_VARIABLE}"
+    return {_number(index, words): address for index, address in tasks.items()}
 
 
-def _number(value: object) -> int:
-    try:
-        return int(value)  # type: ignore[call-overload, no-any-return]
-    except (TypeError, ValueError):
-        raise InvalidArgumentError(
-            f"the number of a task must be an integer, but is {value!r}"
-        ) from None
+def _number(value: object, words: str) -> int:
+    """Return a number that may be written as a string; the words say of what."""
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    if not is_whole and not (isinstance(value, str) and value.strip().isdecimal()):
+        raise InvalidArgumentError(f"{words} must be an integer, but is {value!r}")
+    number = int(value)  # type: ignore[call-overload]
+    if number < 0:
+        raise InvalidArgumentError(f"{words} must be at least 0, but is {value!r}")
+    return int(number)

@@ -30,6 +30,10 @@ class ClusterResolver(ABC):
         self.task_id = task_id
         self.rpc_layer = rpc_layer
 
+    def __repr__(self) -> str:
+        task = f"task_type={self._task_type!r}, task_id={self._task_id}"
+        return f"{type(self).__name__}({task})"
+
     @abstractmethod
     def cluster_spec(self) -> ClusterSpec:
         """Return the tasks that the cluster has now."""
@@ -130,6 +134,10 @@ class SimpleClusterResolver(ClusterResolver):
         self._environment = environment
         self._num_accelerators = dict(num_accelerators or {})
 
+    def __repr__(self) -> str:
+        task = f"task_type={self._task_type!r}, task_id={self._task_id}"
+        return f"{type(self).__name__}({self._cluster_spec!r}, {task})"
+
     def cluster_spec(self) -> ClusterSpec:
         """Return the tasks that were given."""
         return self._cluster_spec
@@ -197,6 +205,14 @@ class UnionResolver(ClusterResolver):
             first.rpc_layer if rpc_layer is None else rpc_layer,
         )
         self._resolvers = resolvers
+
+    def __repr__(self) -> str:
+        parts = [
+            *map(repr, self._resolvers),
+            f"task_type={self._task_type!r}",
+            f"task_id={self._task_id}",
+        ]
+        return f"{type(self).__name__}({', '.join(parts)})"
 
     def cluster_spec(self) -> ClusterSpec:
         """Return the tasks of all.

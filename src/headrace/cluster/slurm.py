@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from headrace.arguments import check_flag, check_int
+from headrace.arguments import check_flag, check_int, check_string
 from headrace.cluster.resolver import ClusterResolver
 from headrace.cluster.spec import ClusterSpec
 from headrace.errors import FailedPreconditionError, InvalidArgumentError
@@ -36,7 +36,9 @@ class SlurmClusterResolver(ClusterResolver):
 
     Raises:
         FailedPreconditionError: This is no Slurm step.
-        InvalidArgumentError: More tasks or GPUs are asked for than there are.
+        InvalidArgumentError: More tasks or GPUs are asked for than there are, or this task's number
+            is none of the step's.
+        TypeError, ValueError: `jobs` is no mapping from types to counts.
     """
 
     def __init__(
@@ -54,9 +56,14 @@ class SlurmClusterResolver(ClusterResolver):
         check_flag("auto_set_gpu", auto_set_gpu, or_none=False)
         self._rank = _whole("PROCID")
         assigned = _whole("STEP_NUM_TASKS", "NTASKS")
+        if self._rank >= assigned:
+            raise InvalidArgumentError(
+                f"SLURM_PROCID={self._rank}, but the step has {assigned} tasks, numbered from 0: "
+                "is one of the variables left over from another step?"
+            )
         hosts = hosts_of(_said("STEP_NODELIST", "NODELIST"))
         self._places = list(_places(hosts, _per_node(tasks_per_node, hosts)))
-        self._jobs = {"worker": assigned} if jobs is None else dict(sorted(jobs.items()))
+        self._jobs = {"worker": assigned} if jobs is None else _counts(jobs)
         asked = sum(self._jobs.values())
         if asked > min(assigned, len(self._places)):
             raise InvalidArgumentError(
@@ -100,6 +107,20 @@ class SlurmClusterResolver(ClusterResolver):
                 return name, self._rank - before
             before += count
         return None, None
+
+
+def _counts(jobs: object) -> dict[str, int]:
+    """Return how many tasks of each type there are to be, in alphabetical order."""
+    if not isinstance(jobs, Mapping):
+        raise TypeError(
+            "`jobs` must be a dict from task types to counts, as in {'ps': 1, 'worker': 2}, but "
+            f"got {jobs!r} of type {type(jobs).__name__}"
+        )
+    for name in jobs:
+        check_string("task_type", name)
+    return {
+        name: check_int(f"jobs[{name!r}]", count, minimum=0) for name, count in sorted(jobs.items())
+    }
 
 
 def hosts_of(nodelist: str) -> list[str]:

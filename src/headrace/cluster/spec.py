@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from headrace.arguments import check_int
+
 __all__ = ["ClusterSpec"]
 
 
@@ -68,9 +70,11 @@ class ClusterSpec:
         """Return where a task listens, as in "host1:2222".
 
         Raises:
+            TypeError: The number is no integer.
             ValueError: There is no such task.
         """
         tasks = self._tasks(job_name)
+        task_index = check_int("task_index", task_index, minimum=0)
         if task_index not in tasks:
             there = ", ".join(map(str, tasks))
             raise ValueError(f"No task with index {task_index} in job {job_name!r}; it has {there}")

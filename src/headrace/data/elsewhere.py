@@ -68,7 +68,6 @@ OF_MODULES: dict[str, dict[str, str]] = {
         "JsonLinesDataset": "hr.TextLineDataset(...).map(json.loads)",
         "Lookup": "a dict, in map()",
         "NumpyIterator": "hr.DatasetIterator",
-        "Optional": "next(iterator, None)",
         "OptimizationOptions": "nothing: plans are always rewritten; explain() shows how",
         "ParquetDataset": _READ_RECORDS + " (pyarrow.parquet)",
         "RandomDataset": "hr.Dataset.random()",
@@ -77,7 +76,6 @@ OF_MODULES: dict[str, dict[str, str]] = {
         "SqlDataset": "hr.Dataset.from_generator(lambda: rows)",
         "TensorSpec": "hr.ArraySpec",
         "ThreadingOptions": "num_parallel_calls of map() and interleave()",
-        "Variable": "the framework's own",
         "WebDataset": _READ_RECORDS + " (tarfile)",
         "cast": "np.asarray(x, dtype), in map()",
         "constant": "np.array",
@@ -168,7 +166,7 @@ _OF_EXPERIMENTAL = {
     "enable_debug_mode": "nothing: functions are ordinary Python, and a debugger stops in them",
     "enumerate_dataset": "Dataset.enumerate()",
     "get_model_proto": "Dataset.explain()",
-    "get_next_as_optional": "next(iterator, None)",
+    "get_next_as_optional": "DatasetIterator.get_next_as_optional()",
     "get_structure": "Dataset.element_spec",
     "group_by_reducer": "group_by_window(), or scan()",
     "index_table_from_dataset": "a dict, in map()",
@@ -183,6 +181,29 @@ _OF_EXPERIMENTAL = {
     "shuffle_and_repeat": "shuffle().repeat()",
     "table_from_dataset": "a dict, in map()",
 }
+
+#: Names of tf.distribute.
+_NO_STRATEGY = (
+    "apply(hr.service.distribute(...)) for the input, and the framework's own for the model; "
+    "it is not here yet"
+)
+
+OF_MODULES["headrace.distribute"] = {
+    **dict.fromkeys(
+        (
+            *("MultiWorkerMirroredStrategy", "CentralStorageStrategy", "ParameterServerStrategy"),
+            *("TPUStrategy", "DistributedValues"),
+        ),
+        _NO_STRATEGY,
+    ),
+    **dict.fromkeys(
+        ("GCEClusterResolver", "KubernetesClusterResolver", "TPUClusterResolver"),
+        "SimpleClusterResolver(ClusterSpec({...})), with the addresses that you have",
+    ),
+    "cluster_resolver": "hr.distribute itself: its resolvers have the same names",
+    "experimental": "hr.distribute itself",
+}
+
 OF_MODULES["headrace"] |= {
     name: _OF_EXPERIMENTAL.get(name, _METHOD)
     for name in (

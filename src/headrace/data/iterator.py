@@ -8,34 +8,32 @@ nothing, and is no case of its own.
 from __future__ import annotations
 
 import contextlib
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Self, cast
 
 from headrace.data.at_exit import close_at_exit
 from headrace.data.forked import leave_in_children
+from headrace.data.optional import Optional
+from headrace.data.saved_state import PLACES, VERSION, check_form, check_state, served_steps
 from headrace.element.chunk import States
 from headrace.element.spec import Spec
 from headrace.errors import FailedPreconditionError, OutOfRangeError
 from headrace.execution.build import draw_seed, start, start_halves
+from headrace.execution.delivered import NO_ORDER
 from headrace.execution.iterator import ElementIterator, Singles, State
 from headrace.execution.pace import Pace
 from headrace.execution.rest import start_rest
 from headrace.plan.any_order import holding_over
 from headrace.plan.elements import FromSource, Read
 from headrace.plan.fixed_order import fixed_seeds
-from headrace.plan.identity import Entry, changed_functions, first_difference, identity
+from headrace.plan.identity import Entry, identity
 from headrace.plan.node import Node
 from headrace.plan.source import Source
 from headrace.plan.traverse import merged_options, walk
 from headrace.rewrites.cut import Half
 
 __all__ = ["DatasetIterator"]
-
-_VERSION = 2
-_PLACES = ("units", "positions", "stream")
-"""What a state may say of where it stands."""
 
 
 class DatasetIterator:
@@ -72,6 +70,8 @@ class DatasetIterator:
         self._is_rest = False
         #: The source that runs the plan elsewhere, if that is all there is.
         self._source = _runs_elsewhere(plan)
+        #: After how many steps others run those before, where steps of this process come after.
+        self._served = [] if self._source else served_steps(plan)
         self._finalizer = weakref.finalize(self, _close_quietly, self._running)
         close_at_exit(self, self._finalizer)
         self._go_to(None)
@@ -211,6 +211,12 @@ class DatasetIterator:
         except StopIteration:
             raise OutOfRangeError("the dataset has no more elements") from None
 
+    def get_next_as_optional(self) -> Optional:
+        """Return the next element, or an `Optional` without a value at the end."""
+        for element in self:
+            return Optional(element)
+        return Optional()
+
     @property
     def element_spec(self) -> Spec:
         """Spec of the elements."""
@@ -241,7 +247,7 @@ class DatasetIterator:
             stream = keeper.said(stream)
         seed, at = self._place(stream)
         state = {
-            "version": _VERSION,
+            "version": VERSION,
             "plan": self._identity,
             "seed": seed,
             "pass": self._pass,
@@ -257,6 +263,8 @@ class DatasetIterator:
             return self._seed, {"units": stream, "half": self._half}
         if self._is_rest:
             return self._seed, {"positions": stream}
+        if self._served:
+            return self._seed, {"stream": stream, "served": self._served}
         if self._source is None:
             return self._seed, {"stream": stream}
         # Where nothing was read yet, it stands at the beginning, wherever that is read.
@@ -276,37 +284,47 @@ class DatasetIterator:
             FailedPreconditionError: The state is of another dataset or another version; the message
                 names the first step that differs. Or this iterator has no states.
         """
-        _check(state, self._plan)
+        check_form(state)
         self._check_it_has_states()
+        check_state(state, self._plan, self._served)
+        fixed = state.get("fixed", ())
+        if not fixed and merged_options(self._plan).seed is not None:
+            fixed = fixed_seeds(self._plan)  # the options decide them
+        if len(fixed) != len(self._fixed):
+            raise FailedPreconditionError(
+                "the state lacks 'fixed', which says the order of steps that draw the same in each "
+                "pass: restore one that was saved in full, or begin the pass again"
+            )
         self.close()
         self._seed, self._pass = state["seed"], state["pass"]
-        if len(state.get("fixed", ())) == len(self._fixed):
-            self._fixed = list(state.get("fixed", ()))
+        self._fixed = list(fixed)
         at = state["at"]
         if self._source is not None:
             self._go_to(self._over_units(at))
             return
         self._half = cast(Half, at["half"]) if "units" in at else None
         self._is_rest = "positions" in at
-        self._go_to(next(at[name] for name in _PLACES if name in at))
+        self._go_to(next(at[name] for name in PLACES if name in at))
 
     def _over_units(self, at: dict[str, Any]) -> State:
         """Return the state of the source that runs the plan elsewhere, for a place of anybody's."""
         source = self._source
         assert source is not None
-        place = next(at[name] for name in _PLACES if name in at)
+        place = next(at[name] for name in PLACES if name in at)
         if place is None:
             return None
         if "positions" in at:
             if source.has_order:
-                raise FailedPreconditionError(
-                    "the state says which elements came, in no order, so that the rest has none "
-                    "either: restore it without `ordered=True`, or in one process"
-                )
+                raise FailedPreconditionError(NO_ORDER)
             position: dict[str, Any] = {"positions": place, "seed": self._seed}
         else:
             half = at.get("half", source.half_in_order)
+            why = source.cannot_begin_at(half, is_of_one_process="stream" in at)
+            if why:
+                raise FailedPreconditionError(why)
             position = {"units": place, "half": half, "seed": self._seed}
+            if "raised" in at:  # by a consumer in order, of the round that comes next
+                position["raised"] = at["raised"]
         fresh = start(self._plan, seed=self._seed)
         at_start: dict[str, Any] = fresh.get_state()
         fresh.close()
@@ -364,36 +382,3 @@ def _raise_interruption(error: Exception) -> None:
     cause = error.__context__
     if type(error) is RuntimeError and cause is not None and not isinstance(cause, Exception):
         raise cause
-
-
-def _check(state: Any, plan: Node) -> None:
-    """Raise unless `state` is one of this plan's; warn of functions that have changed since."""
-    if not isinstance(state, dict) or "version" not in state:
-        raise TypeError(f"`state` must be a value of `get_state`, but got {state!r:.80}")
-    if state["version"] != _VERSION:
-        raise FailedPreconditionError(
-            f"the state has version {state['version']!r}, and this Headrace reads version "
-            f"{_VERSION}; begin the pass again, or restore it with the Headrace that saved it"
-        )
-    missing = [name for name in ("plan", "seed", "pass", "at") if name not in state]
-    if missing:
-        raise FailedPreconditionError(
-            f"the state lacks {', '.join(map(repr, missing))}: it is no whole `get_state`; "
-            "restore one that was saved in full, or begin the pass again"
-        )
-    difference = first_difference(state["plan"], plan)
-    if difference is not None:
-        raise FailedPreconditionError(
-            f"the state was taken from a dataset with other steps: {difference}; restore it into "
-            "the dataset that it was taken from"
-        )
-    at = state["at"]
-    if not at.keys() & {"stream", "positions"} and not ("units" in at and "half" in at):
-        raise FailedPreconditionError(
-            f"the state says where a reading stood in terms of {', '.join(state['at'])}, which an "
-            "iterator in one process does not know"
-        )
-    for change in changed_functions(state["plan"], plan):
-        warnings.warn(
-            f"the state was saved by another version of the pipeline: {change}", stacklevel=3
-        )

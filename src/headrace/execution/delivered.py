@@ -17,7 +17,16 @@ from typing import Any, NamedTuple, TypeAlias
 
 from headrace.errors import FailedPreconditionError
 
-__all__ = ["END", "EVERYTHING", "Delivered", "DeliveryLog", "OriginRun", "missing_in", "with_ends"]
+__all__ = [
+    "END",
+    "EVERYTHING",
+    "NO_ORDER",
+    "Delivered",
+    "DeliveryLog",
+    "OriginRun",
+    "missing_in",
+    "with_ends",
+]
 
 END = 1 << 62
 """Ordinals after the last that a unit has are delivered with its end: up to this one."""
@@ -25,6 +34,10 @@ OriginRun: TypeAlias = tuple[int, int, int, int]
 """(unit, units, first ordinal of each, how many)"""
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
 EVERYTHING: Ranges = ((0, END),)
+NO_ORDER = (
+    "the state says which elements came, in no order, so that the rest has none either: restore it "
+    "without `ordered=True`, or in one process"
+)
 _MANY = 4096
 """Runs that are added before they are made up: often nobody asks."""
 
@@ -46,12 +59,13 @@ class Delivered:
         """
         made = cls()
         try:
-            whole = [(0, int(place["frontier"]))] if place["frontier"] else []
-            whole += [(int(start), int(stop)) for start, stop in place.get("delivered", ())]
+            whole = [_range(0, place["frontier"])]
+            whole += [_range(start, stop) for start, stop in place.get("delivered", ())]
             made._whole = united(whole)
             for unit, units, rows in place.get("parts", ()):
-                ends = ((int(start), END if stop is None else int(stop)) for start, stop in rows)
-                made._parts.update(dict.fromkeys(range(unit, unit + units), united(ends)))
+                ends = [_range(start, END if stop is None else stop) for start, stop in rows]
+                first, last = _range(unit, unit + units)
+                made._parts.update(dict.fromkeys(range(first, last), united(ends)))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise FailedPreconditionError(
                 f"the state does not say which elements were delivered: {place!r:.80}; restore one "
@@ -143,6 +157,13 @@ class Delivered:
             place = bisect_right(starts, each) - 1
             if place >= 0 and each < self._whole[place][1]:
                 self._parts.pop(each, None)
+
+
+def _range(start: Any, stop: Any) -> tuple[int, int]:
+    first, last = int(start), int(stop)
+    if not 0 <= first <= last:
+        raise ValueError(f"{start} to {stop} is no range")
+    return first, last
 
 
 def _joined(runs: Iterable[OriginRun]) -> list[OriginRun]:

@@ -108,8 +108,9 @@ class ReadIterator(ElementIterator):
 
     def _count_error(self, reader: Reader, before: Position) -> None:
         self._failed += 1
-        if reader.get_position() == before:
-            self._has_positions = False  # from there it would fail again
+        # From there it would fail again. What is read elsewhere has its place, whatever failed.
+        if reader.get_position() == before and not self._node.source.half_in_order:
+            self._has_positions = False
 
     def _states(self, reader: Reader, before: Position, ordinal: int, size: int) -> States:
         """Return the states before `size` elements that a reader gave from position `before` on.

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from headrace.arguments import check_flag, check_int
 from headrace.plan.node import Node
 
-__all__ = ["Options", "WithOptions"]
+__all__ = ["AutoShardPolicy", "Options", "WithOptions"]
 
 _THREADS = "num_parallel_calls of map() and interleave()"
 _ALWAYS = "nothing: plans are always rewritten; Dataset.explain() shows how"
 _GONE = "nothing: leave it out"
 #: Options of tf.data, old and new, and what does their work here.
 _ELSEWHERE = {
-    "auto_shard_policy": "Dataset.shard(num_shards, index), or a ShardingPolicy of hr.service",
     "autotune": "AUTOTUNE where a step takes it",
     "dataset_name": _GONE,
     "experimental_deterministic": "deterministic",
-    "experimental_distribute": (
-        "Dataset.shard(num_shards, index), or a ShardingPolicy of hr.service"
-    ),
     "experimental_external_state_policy": _GONE,
     "experimental_optimization": _ALWAYS,
     "experimental_service": "the arguments of hr.service.distribute",
@@ -38,6 +35,24 @@ _ELSEWHERE = {
 }
 
 
+class AutoShardPolicy(enum.Enum):
+    """How several workers share a dataset that a strategy distributes.
+
+    With one worker there is nothing to share.
+    """
+
+    OFF = -1
+    """Not at all: each worker reads all of it."""
+    AUTO = 0
+    """By FILE where it is read from files, else by DATA."""
+    FILE = 1
+    """Each worker reads files of its own."""
+    DATA = 2
+    """Each worker reads all, and uses its replicas' part of each batch."""
+    HINT = 3
+    """As the dataset says: `shard(SHARD_HINT, ...)` becomes the worker's own shard."""
+
+
 @dataclass
 class Options:
     """How to run a dataset. Attributes may be set one by one, as in tf.data.
@@ -46,16 +61,23 @@ class Options:
         deterministic: False lets parallel stages yield elements in the order in which they are
             ready. None (default) is True.
         seed: Seed of every random step that has none of its own. None draws one per iteration.
+        auto_shard_policy: How workers of a strategy share the dataset. None is AUTO.
     """
 
     deterministic: bool | None = None
     seed: int | None = None
+    auto_shard_policy: AutoShardPolicy | None = None
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "deterministic":
             check_flag(name, value)
         if name == "seed" and value is not None:
             value = check_int("seed", value, minimum=-(1 << 63))
+        if name == "auto_shard_policy" and not isinstance(value, AutoShardPolicy | None):
+            raise TypeError(
+                f"`auto_shard_policy` must be an AutoShardPolicy, but got {value!r}; they are in "
+                "hr.distribute.AutoShardPolicy"
+            )
         if name not in self.__dataclass_fields__:
             raise AttributeError(_no_such_option(name), name=name, obj=self)
         super().__setattr__(name, value)
@@ -64,6 +86,11 @@ class Options:
 
         def __getattr__(self, name: str) -> Any:
             raise AttributeError(_no_such_option(name), name=name, obj=self)
+
+    @property
+    def experimental_distribute(self) -> Options:
+        """These options: `options.experimental_distribute.auto_shard_policy` is tf.data's name."""
+        return self
 
     def merged_with(self, later: Options) -> Options:
         """Return these options, overridden by what `later` sets."""

@@ -209,6 +209,15 @@ class Source(ABC):
         return self
 
     @property
+    def fixed_seeds(self) -> tuple[int, ...]:
+        """What steps of `written` draw from that have one order for ever (`plan.fixed_order`)."""
+        return ()
+
+    def with_fixed_seeds(self, seeds: tuple[int, ...]) -> Source:
+        """Return the source whose `fixed_seeds` are these; there are as many."""
+        return self
+
+    @property
     def account(self) -> str:
         """What `explain()` says of it: how a plan is run elsewhere; "": nothing."""
         return ""
@@ -216,6 +225,15 @@ class Source(ABC):
     @property
     def half_in_order(self) -> str:
         """How `written` is cut in two (`rewrites.cut`), where positions are places in its half."""
+        return ""
+
+    def cannot_begin_at(self, half: str, *, is_of_one_process: bool) -> str:
+        """Return why reading cannot begin at a place in a half of `written`; "": it can.
+
+        Args:
+            half: Which one.
+            is_of_one_process: Whether it was saved where the plan was not cut.
+        """
         return ""
 
     @property

@@ -26,15 +26,14 @@ def explain(plan: Node) -> str:
     return (
         f"as written\n{outline(plan, 1)}\n"
         f"as run\n{outline(run, 1, notes)}\n"
-        f"units that a service would deal out: {_units(run)}"
-        f"{_elsewhere(plan)}"
+        f"{_elsewhere(plan) or f'units that a service would deal out: {_units(run)}'}"
     )
 
 
 def _elsewhere(plan: Node) -> str:
-    """Return what sources say of plans that they run elsewhere."""
+    """Return what sources say of plans that they run elsewhere, and deal out by themselves."""
     sources = [node.source for node in walk(plan) if isinstance(node, FromSource)]
-    return "".join(f"\nover the service\n{each.account}" for each in sources if each.account)
+    return "\n".join(f"over the service\n{each.account}" for each in sources if each.account)
 
 
 def explain_cut(made: Cut) -> str:

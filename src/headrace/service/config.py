@@ -6,10 +6,12 @@ and not by a server that starts later.
 
 from __future__ import annotations
 
+import difflib
 import enum
 import os
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, Any
 
 from headrace.arguments import (
     check_flag,
@@ -45,7 +47,24 @@ DEPLOYMENT_MODES = (None, "COLOCATED", "REMOTE")
 """Where the workers are that clients read, as far as the dispatcher is told."""
 
 
-class ShardingPolicy(enum.IntEnum):
+class _NamesOthers(enum.EnumMeta):
+    """The type of an enumeration that says what it has, where asked for what it has not."""
+
+    if not TYPE_CHECKING:  # or every name would pass for a member
+
+        def __getattr__(cls, name: str) -> Any:
+            members = cls.__dict__.get("_member_map_", {})
+            if name in members:
+                return members[name]
+            words = f"{cls.__name__} has no {name!r}"
+            if not name.startswith("_"):
+                near = difflib.get_close_matches(name.upper(), members, n=1)
+                words += f"; it has {', '.join(members)}"
+                words += f". Did you mean {near[0]!r}?" if near else ""
+            raise AttributeError(words, name=name, obj=cls)
+
+
+class ShardingPolicy(enum.IntEnum, metaclass=_NamesOthers):
     """How the workers share a dataset among them."""
 
     OFF = 0

@@ -11,8 +11,10 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from headrace.data.dataset import Dataset
-from headrace.element.spec import Spec, decode_spec, encode_spec, relax
+from headrace.element.spec import ArraySpec, Spec, decode_spec, encode_spec, relax
+from headrace.element.structure import flatten
 from headrace.errors import (
+    FailedPreconditionError,
     InvalidArgumentError,
     InvalidElementError,
     NotFoundError,
@@ -21,6 +23,7 @@ from headrace.errors import (
 from headrace.plan import traverse
 from headrace.plan.elements import FromSource
 from headrace.plan.fingerprint import fingerprint_with_steps
+from headrace.plan.fixed_order import drawn_seeds, seeds_named
 from headrace.plan.node import Node
 from headrace.plan.serialize import load_plan
 from headrace.plan.source import INFINITE, UNKNOWN
@@ -29,7 +32,7 @@ from headrace.rewrites.normal import normalize
 from headrace.rewrites.positions import deal_of
 from headrace.service.by_value import by_value, checked_modules, dump_with
 from headrace.service.client.consumers import spec_of_parts
-from headrace.service.client.in_turns import source_for
+from headrace.service.client.in_turns import InTurns, source_for
 from headrace.service.client.options import ReadingOptions, reading_options
 from headrace.service.client.source import RemoteSource
 from headrace.service.client.visits import (
@@ -130,9 +133,9 @@ def distribute(
             again for the same input. Fixed shares offer "at_least_once" alone, and OFF
             nothing: a lost copy ends where it is.
         ordered: Whether elements come in the order in which one process yields them, whichever
-            workers come, go and die. With DYNAMIC and exactly once alone, and for one client of a
-            job. Workers run what they can unit by unit, and this process runs the rest; it holds
-            what comes before its turn.
+            workers come, go and die. With DYNAMIC and exactly once alone. One client reads
+            a job so, or `num_consumers` do, each its elements. Workers run what they can unit by
+            unit, and this process runs the rest; it holds what comes before its turn.
         remainder: What becomes of elements at the end that are too few for a round of all
             consumers: "drop" (they go to nobody), "pad" (the others get batches of no rows) or
             "end_together" (their rows are shared evenly).
@@ -175,6 +178,8 @@ def distribute(
 
     def apply(pipeline: Any) -> Dataset:
         dataset = Dataset.from_pipeline(pipeline)
+        if options.processing_mode is ShardingPolicy.DYNAMIC:
+            _check_not_distributed(dataset)
         _check_endless(options, traverse.cardinality(dataset.plan))
         if options.ordered and options.num_consumers is not None:
             return _in_turns(options, dataset.plan, compression, travelling)
@@ -376,6 +381,8 @@ def from_dataset_id(
             wait_timeout=wait_timeout,
             security=security,
         )
+    if element_spec is not None:
+        _check_spec(element_spec)
     name = _dataset_name(dataset_id)
     try:
         known = ask(parse_service(service), security, GetDataset(dataset_id=name))
@@ -457,6 +464,11 @@ def _reading(
     is_ordered = made is not None and made.is_ordered
     # How many workers there will be, and how many copies they make, nobody knows.
     is_known = is_ordered or cardinality in (0, INFINITE)
+    written = plan if made is not None or is_cut(options) else None
+    fixed: list[int] = []
+    if written is not None:
+        # Each reader of a job may have drawn for itself: what they share is the job's name.
+        fixed = drawn_seeds(written) if job_name is None else seeds_named(written, job_name)
     source = RemoteSource(
         options=with_visitation(options),
         dataset_id=dataset_id,
@@ -467,7 +479,8 @@ def _reading(
         half="" if made is None else made.half,
         units=None if made is None else made.units,
         whole_stream="" if made is None else whole_stream_step(made),
-        written=plan if made is not None or is_cut(options) else None,
+        written=written,
+        fixed_seeds=tuple(fixed),
         _account=account,
     )
     return Dataset.from_source(source)
@@ -501,6 +514,33 @@ def _in_turns(
         account=account_in_order(plan),
     )
     return Dataset.from_source(source)
+
+
+def _check_not_distributed(dataset: Dataset) -> None:
+    sources = [node.source for node in traverse.walk(dataset.plan) if isinstance(node, FromSource)]
+    if any(isinstance(source, RemoteSource | InTurns) for source in sources):
+        raise FailedPreconditionError(
+            "this dataset reads a data service already, so there is nothing in it to be dealt: "
+            "apply `distribute` once, after the steps that workers are to run"
+        )
+
+
+def _check_spec(spec: object) -> None:
+    """Refuse what is no spec of an element.
+
+    Raises:
+        TypeError: There is something else than ArraySpecs in it.
+    """
+    try:
+        leaves, _ = flatten(spec)
+        strange = [leaf for leaf in leaves if not isinstance(leaf, ArraySpec)]
+    except InvalidElementError:
+        strange = [spec]
+    if strange:
+        raise TypeError(
+            "`element_spec` must be an ArraySpec, or dicts and tuples of them, but got "
+            f"{strange[0]!r} of type {type(strange[0]).__name__}"
+        )
 
 
 def _check_endless(options: ReadingOptions, cardinality: int) -> None:

@@ -20,6 +20,7 @@ So nothing is lost or doubled by a connection that breaks.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Set
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -149,6 +150,11 @@ class Delivery(Generic[P]):
     def clients_ever(self) -> int:
         """Number of clients that have asked so far."""
         return len(self._clients)
+
+    @property
+    def clients(self) -> Set[str]:
+        """Those that have asked so far."""
+        return self._clients.keys()
 
     @property
     def unacknowledged(self) -> int:

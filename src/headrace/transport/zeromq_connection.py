@@ -171,7 +171,8 @@ class Connection:
                 + (
                     f"the server's key is another one, or it does not know the client's. {_NO_KEYS}"
                     if self._secure
-                    else "it wants keys; pass security=Security.load(directory, 'client')"
+                    else "it wants keys; pass security=Security.load(directory, 'client'), "
+                    "on the command line --keys DIRECTORY"
                 )
             )
         if not self._connected:

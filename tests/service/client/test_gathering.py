@@ -1,17 +1,30 @@
-"""The place of all clients of a job: who is missing is named, first in a warning."""
+"""The place of all clients of a job: each says where it stands, and hears where all do."""
 
 from __future__ import annotations
 
 import logging
 import types
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from headrace.errors import DeadlineExceededError
-from headrace.execution.delivered import Delivered
+from headrace.errors import DeadlineExceededError, UnavailableError
+from headrace.execution.delivered import END, Delivered
 from headrace.service.client import gathering
-from headrace.service.messages import PlaceGathered
+from headrace.service.client.gathering import gathered
+from headrace.service.client.keeping import Keeper
+from headrace.service.client.reader import RemoteReader
+from headrace.service.messages import (
+    GatherPlace,
+    IterationOpened,
+    OpenIteration,
+    PlaceGathered,
+    Terms,
+)
+
+OF_ALL = PlaceGathered(delivered=((0, 4),), parts=((6, ((0, 2), (4, END))),))
+PLACE = {"frontier": 4, "parts": [[6, 1, [[0, 2], [4, None]]]]}
 
 
 class Dispatcher:
@@ -66,3 +79,79 @@ def test_who_is_missing_is_named_after_ten_seconds_and_in_the_error(
         gather(clock, until=1e9)
     (said,) = caplog.messages
     assert said.startswith("get_state has waited 10 s for the place of b")
+
+
+class Answering:
+    """Gives answers in turn, the last one for ever."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers, self.asked = [*answers], list[Any]()
+
+    @contextmanager
+    def dial(self) -> Any:
+        yield self
+
+    def call(self, question: Any, *, timeout: float) -> Any:
+        self.asked.append(question)
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+
+def place_of_all(dispatcher: Answering, timeout: float = 60.0) -> Delivered:
+    own = Delivered()
+    own.add([(0, 2, 0, END), (6, 1, 0, 2)])
+    return gathered(own, "c", dispatcher.dial, dispatcher="d:1", timeout=timeout)
+
+
+def test_the_same_question_is_asked_until_all_have_said_where_they_stand() -> None:
+    dispatcher = Answering(PlaceGathered(missing=("d",)), OF_ALL)
+    assert place_of_all(dispatcher).to_json() == PLACE
+    first, second = dispatcher.asked
+    assert isinstance(first, GatherPlace)
+    assert first == second
+    assert (first.client_id, first.delivered, first.parts) == ("c", ((0, 2),), ((6, ((0, 2),)),))
+
+
+def test_each_state_is_a_question_of_its_own() -> None:
+    dispatcher = Answering(OF_ALL)
+    place_of_all(dispatcher)
+    place_of_all(dispatcher)
+    first, second = dispatcher.asked
+    assert first.token != second.token
+
+
+def test_who_did_not_say_where_it_stands_is_named() -> None:
+    with pytest.raises(DeadlineExceededError, match="place of d, e: "):
+        place_of_all(Answering(PlaceGathered(missing=("d", "e"))), timeout=0.01)
+
+
+def test_who_has_had_nothing_of_a_job_yet_stands_where_the_others_do() -> None:
+    opened = IterationOpened(iteration_id=2000, tasks=(), seed=7, finished=True, job_name="job")
+    dispatcher = Answering(opened, OF_ALL)
+
+    def connect(*address: str) -> Any:
+        raise UnavailableError("nobody is there")
+
+    opening = OpenIteration(
+        client_id="c",
+        dataset_id="1000",
+        job_name="job",
+        pass_number=(0,),
+        seed=7,
+        terms=Terms(processing_mode=2, visitation="exactly_once"),
+    )
+    keeper = Keeper()
+    watcher = Answering()
+    keeper.watch(watcher)
+    reader = RemoteReader(
+        opening,
+        dispatcher="d:1",
+        dial=dispatcher.dial,
+        connect_dispatcher=connect,
+        connect=connect,
+        max_outstanding_requests=None,
+        keeper=keeper,
+        base=Delivered(),
+    )
+    assert reader.said(0) is None, "it has not joined, and is at the beginning"
+    reader._join()
+    assert reader.said(0) == {"positions": PLACE, "seed": 7}

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 
+import pytest
+
+from headrace.errors import FailedPreconditionError
 from headrace.service.client.keeping import Keeper
 
 
@@ -78,3 +81,32 @@ def test_much_is_kept_if_any_reader_keeps_much_and_is_still_there() -> None:
     del reader, two
     gc.collect()
     assert not keeper.is_full
+
+
+class Placed(Listed):
+    """A reader whose places mean something to others."""
+
+    def said(self, place: int) -> dict[str, int]:
+        return {"positions": place}
+
+
+def test_a_place_is_said_so_that_others_can_go_on_from_there() -> None:
+    keeper, reader = Keeper(), Placed("one")
+    keeper.add(reader)
+    state = {"failed": 0, "input": {"reader": "one", "received": 7, "pass": [0]}}
+    assert keeper.said({"a": [state, 3]}) == {"a": [{"failed": 0, "input": {"positions": 7}}, 3]}
+
+
+def test_a_place_after_an_element_that_failed_in_a_batch_cannot_be_said() -> None:
+    # Whoever went on would count another element, for what comes again is in another order.
+    keeper, reader = Keeper(), Placed("one")
+    keeper.add(reader)
+    with pytest.raises(FailedPreconditionError, match="take the state after that batch"):
+        keeper.said({"failed": 1, "input": {"reader": "one", "received": 7}})
+    elsewhere = {"failed": 1, "input": 7}
+    assert keeper.said(elsewhere) == elsewhere, "it is not over the service"
+
+
+def test_a_place_of_a_reader_that_is_gone_cannot_be_said() -> None:
+    with pytest.raises(FailedPreconditionError, match="another process"):
+        Keeper().said({"input": {"reader": "one", "received": 7}})

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from headrace.element.chunk import Chunk
+from headrace.execution.error_origins import ErrorOrigin, origin_of_error
 from headrace.service.client.units import Units
 from headrace.service.dispatcher.rows import END
 from headrace.service.messages import Elements
@@ -24,6 +25,17 @@ def chunk_of(values: list[int]) -> Chunk:
 
 def answer_of(**fields: object) -> Elements:
     return Elements(**{"first": 0, "count": 0, "end": False, **fields})  # type: ignore[arg-type]
+
+
+def joined(runs: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:
+    """Return the same elements; units in a row that have as many are one run."""
+    found: list[tuple[int, int, int, int]] = []
+    for number, units, first, count in runs:
+        if found and found[-1][0] + found[-1][1] == number and found[-1][2:] == (first, count):
+            found[-1] = (found[-1][0], found[-1][1] + units, first, count)
+        else:
+            found.append((number, units, first, count))
+    return found
 
 
 class Model:
@@ -121,7 +133,7 @@ class Task:
                 origins.append((number, 1, step, 1))
         message = answer_of(
             count=len(values),
-            origins=(*origins, *ends),
+            origins=(*joined(origins), *joined(ends)),
             done_from=since,
             done_to=self._done,
             dealt=dealt,
@@ -204,6 +216,24 @@ def test_what_comes_twice_is_given_once() -> None:
     assert found.elements == 3
 
 
+def test_whole_units_are_given_no_more_at_once_than_are_asked_for() -> None:
+    units = Units(bound=1 << 20)
+    ended = ((0, 5, 0, 2), (0, 5, 2, END - 2))
+    many = answer_of(count=10, origins=ended, dealt=((0, 5, 7, 0),))
+    units.take(1, many, chunk_of([*range(10)]), 80)
+    got: list[tuple[list[int], int]] = []
+    unit = 7
+    for most, limit in [(9, 1), (9, 3), (2, 9), (9, 9)]:
+        given = units.whole(unit, most, limit)
+        if given is not None:
+            got.append(([int(row) for row in given[0].rows()], given[1]))
+            unit += given[1]
+    # One element is less than a unit has, three are one unit and a half.
+    assert got == [([0, 1], 1), ([2, 3, 4, 5], 2), ([6, 7, 8, 9], 2)]
+    assert units.whole(unit, 9, 9) is None
+    assert units.bytes == 0
+
+
 def test_where_much_is_held_only_who_has_what_is_waited_for_is_asked() -> None:
     units = Units(bound=10)
     assert units.askable(0, {1, 2}) is None
@@ -227,3 +257,91 @@ def test_of_a_unit_that_is_given_up_what_came_is_given() -> None:
     over = units.found(0, 1, 5)
     assert over is not None
     assert over.chunk is None
+
+
+def three_whole_units() -> Units:
+    """Units 4, 5 and 6 of two elements each, of 10 bytes, came in one answer."""
+    units = Units(bound=1 << 20)
+    came = answer_of(
+        count=6,
+        origins=((0, 3, 0, 2), (0, 3, 2, END - 2)),
+        dealt=((0, 3, 4, 0),),
+    )
+    units.take(1, came, chunk_of([40, 41, 50, 51, 60, 61]), 60)
+    return units
+
+
+@pytest.mark.parametrize(
+    ("most", "limit", "values"),
+    [(3, 9, [40, 41, 50, 51, 60, 61]), (3, 5, [40, 41, 50, 51]), (1, 9, [40, 41])],
+)
+def test_whole_units_are_given_up_to_a_number_of_units_and_of_elements(
+    most: int, limit: int, values: list[int]
+) -> None:
+    found = three_whole_units().whole(4, most, limit)
+    assert found is not None
+    assert [int(each) for each in found[0].rows()] == values
+    assert found[1] == len(values) // 2
+
+
+def test_units_of_which_one_has_more_than_is_wanted_are_not_given_whole() -> None:
+    assert three_whole_units().whole(4, 3, 1) is None
+
+
+def test_what_is_here_is_counted_until_it_is_given() -> None:
+    units = three_whole_units()
+    assert units.bytes == 60
+    units.whole(4, 2, 9)
+    assert units.bytes == 20
+    assert units.found(6, 0, 9) is not None
+    assert units.found(6, 2, 9) is not None
+    assert units.bytes == 0
+
+
+@pytest.mark.parametrize("done", [0, 1])
+def test_an_error_says_whether_it_is_the_last_of_its_unit(done: int) -> None:
+    units = Units(bound=1 << 20)
+    failed = answer_of(failed=0, failed_at=(0, 1), error=b"x", done_to=done, dealt=((0, 1, 7, 0),))
+    units.take(1, failed, FailedError(), 0)
+    found = units.found(7, 0, 5)
+    assert found is not None
+    assert found.error is not None
+    assert origin_of_error(found.error) == ErrorOrigin(7, 0, 1, is_last=bool(done))
+
+
+def test_tasks_that_are_over_are_forgotten() -> None:
+    units = three_whole_units()
+    assert units.tasks == {1}
+    units.forget([1, 2])
+    assert units.tasks == set()
+
+
+def test_of_units_that_were_read_nothing_is_kept() -> None:
+    # Each other one is over only because its task is done with it.
+    units = Units(bound=1 << 20)
+    for unit in range(400):
+        over = {"done_from": unit, "done_to": unit + 1} if unit % 2 else {"done_to": 0}
+        ends = () if unit % 2 else ((unit, 1, 1, END - 1),)
+        one = answer_of(
+            count=1, origins=((unit, 1, 0, 1), *ends), dealt=((unit, 1, unit, 0),), **over
+        )
+        units.take(1, one, chunk_of([unit]), 8)
+        assert units.found(unit, 0, 1) is not None
+        assert units.found(unit, 1, 1) is not None
+    assert len(units._whole) <= 100
+    assert units._read == ((0, 400),)
+
+
+def test_units_that_came_whole_to_another_task_too_are_given_once() -> None:
+    units = three_whole_units()
+    before = answer_of(count=8, origins=((0, 4, 0, 2), (0, 4, 2, END - 2)), dealt=((0, 4, 3, 0),))
+    units.take(2, before, chunk_of([30, 31, 40, 41, 50, 51, 60, 61]), 80)
+    got, unit, ordinal = [], 3, 0
+    while (found := units.found(unit, ordinal, 9)) is not None:
+        if found.chunk is None:
+            unit, ordinal = unit + 1, 0
+            continue
+        got += [int(each) for each in found.chunk.rows()]
+        ordinal += found.chunk.size
+    assert (unit, got) == (7, [30, 31, 40, 41, 50, 51, 60, 61])
+    assert units.bytes == 0

@@ -84,6 +84,9 @@ class Scenario:
         assert presence.ended.keys() == self.state.iterations.keys()
         assert presence.lost.keys() <= self.state.iterations.keys()
         assert presence.suspects <= presence.workers.keys()
+        assert presence.got_on.keys() <= self.state.tasks.keys()
+        assert presence.reported.keys() <= self.state.tasks.keys()
+        assert presence.backed.keys() <= self.state.iterations.keys()
         assert not presence.uploads.keys() & self.state.plans.keys()
         activity = presence.activity
         assert activity.iterations.keys() == self.state.iterations.keys()

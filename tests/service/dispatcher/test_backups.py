@@ -35,12 +35,12 @@ def deal_all(scene: Scenario) -> None:
         assert scene.split(4001, want=1, done=done) == (1 + done, 2 + done)
 
 
-def wait(scene: Scenario, seconds: float) -> None:
+def wait(scene: Scenario, seconds: float, workers: str = "vw") -> None:
     until = scene.now + seconds
     while scene.now < until:
         scene.tick(0.25)
-        scene.beat("v")
-        scene.beat("w")
+        for worker_id in workers:
+            scene.beat(worker_id)
         for client_id in scene.state.clients:
             scene.heartbeat(client_id)
 
@@ -109,6 +109,122 @@ def test_tasks_that_wait_for_each_other_are_to_give_all_that_they_hold(scene: Sc
         assert (granted.wait, granted.flush) == (True, True)
     assert scene.deal(4000, done=1).wait
     assert not scene.deal(4001, done=3).wait, "nothing is with another"
+
+
+def taken_over(scene: Scenario) -> list[tuple[int, Any]]:
+    facts = [fact for fact in scene.facts if isinstance(fact, updates.UnitsTakenOver)]
+    return [(fact.task_id, fact.units) for fact in facts]
+
+
+def test_of_two_slow_tasks_the_one_with_the_oldest_unit_is_backed_first(scene: Scenario) -> None:
+    scene.add_worker("x")
+    scene.open("c", **IN_ORDER)
+    assert scene.split(4001, want=1) == (0, 1)
+    assert scene.split(4000, want=1) == (1, 2)
+    assert scene.split(4002, want=1) == (2, 3)
+    assert scene.split(4002, want=1, done=1) == (3, 4)
+    scene.deal(4002, done=2)
+    wait(scene, 1.5, "vwx")
+    scene.deal(4002, done=2)
+    assert taken_over(scene) == [(4001, ((0, 1),))]
+
+
+def test_where_units_take_long_who_needs_thrice_as_long_is_slow(scene: Scenario) -> None:
+    scene.open("c", **IN_ORDER)
+    assert scene.split(4000, want=1) == (0, 1)
+    assert scene.split(4001, want=1) == (1, 2)
+    wait(scene, 10.0)
+    # Both got on: a unit takes 10 s with each.
+    assert scene.split(4001, want=1, done=1) == (2, 3)
+    assert scene.split(4000, want=1, done=1) == (3, 4)
+    wait(scene, 10.0)
+    scene.deal(4001, done=2)
+    wait(scene, 10.0)
+    scene.deal(4001, done=2)
+    assert taken_over(scene) == []
+    wait(scene, 60.0)
+    scene.deal(4001, done=2)
+    assert taken_over(scene) == [(4000, ((1, 2),))]
+
+
+def test_who_holds_something_itself_takes_nothing_over(scene: Scenario) -> None:
+    scene.open("c", **IN_ORDER)
+    deal_all(scene)
+    scene.deal(4001, done=2)
+    wait(scene, 1.5)
+    assert scene.deal(4001, done=2).wait
+    assert taken_over(scene) == []
+    scene.deal(4001, done=3)
+    assert taken_over(scene) == [(4000, ((0, 1),))]
+
+
+def test_who_is_dealt_something_after_it_had_nothing_to_do_is_not_slow_at_once(
+    scene: Scenario,
+) -> None:
+    scene.open("c", **IN_ORDER)
+    deal_all(scene)
+    scene.deal(4000, done=1)
+    wait(scene, 30.0)
+    scene.hand_back("w", 4001, (2, 3))
+    assert scene.split(4000, done=1) == (3, 4)
+    assert scene.dispatcher.presence.got_on[4000] == scene.now
+
+
+def test_who_says_again_that_it_did_nothing_is_slow_all_the_same(scene: Scenario) -> None:
+    scene.open("c", **IN_ORDER)
+    assert scene.split(4000, want=1) == (0, 1)
+    dealt_at = scene.now
+    wait(scene, 1.5)
+    assert scene.split(4000, want=1, done=0) == (1, 2)
+    assert scene.dispatcher.presence.got_on[4000] == dealt_at
+
+
+def test_a_pause_of_the_dispatcher_makes_nobody_slow(scene: Scenario) -> None:
+    scene.open("c", **IN_ORDER)
+    deal_all(scene)
+    scene.deal(4001, done=3)
+    scene.pause(60.0)
+    scene.deal(4001, done=3)
+    assert taken_over(scene) == []
+
+
+def test_with_an_iteration_it_is_forgotten_who_got_on_with_it(scene: Scenario) -> None:
+    scene.open("c", **IN_ORDER)
+    deal_all(scene)
+    scene.deal(4001, done=3)
+    wait(scene, 1.5)
+    scene.deal(4001, done=3)
+    presence = scene.dispatcher.presence
+    assert presence.got_on.keys() == presence.reported.keys() == {4000, 4001}
+    assert presence.backed == {2000: ((0, 1),)}
+    scene.close("c")
+    scene.tick(scene.limits.gc_timeout + 60.0)
+    assert not scene.state.tasks
+    assert (presence.got_on, presence.reported, presence.backed) == ({}, {}, {})
+
+
+def test_what_a_leaving_worker_handed_back_may_yet_be_taken_over(scene: Scenario) -> None:
+    scene.add_worker("x")
+    scene.open("c", **IN_ORDER)
+    deal_all(scene)
+    scene.leaving("v")
+    scene.hand_back("v", 4000, (0, 1))
+    assert scene.split(4002) == (0, 1)
+    scene.deal(4001, done=3)
+    wait(scene, 1.5, "wx")
+    scene.deal(4001, done=3)
+    assert taken_over(scene) == [(4002, ((0, 1),))]
+
+
+def test_a_leaving_worker_that_handed_back_all_is_finished_and_not_slow(scene: Scenario) -> None:
+    scene.open("c", **IN_ORDER)
+    deal_all(scene)
+    scene.leaving("v")
+    scene.hand_back("v", 4000, (0, 1))
+    assert scene.split(4001, done=3) == (0, 1)
+    scene.finish("w", 4001, done=4)
+    assert updates.TaskFinished(task_id=4000) in scene.facts
+    assert not any(isinstance(fact, updates.TaskLost) for fact in scene.facts)
 
 
 def test_in_any_order_nothing_is_dealt_twice(scene: Scenario) -> None:

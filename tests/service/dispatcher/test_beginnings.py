@@ -122,6 +122,28 @@ def test_who_shares_a_job_does_not_begin_it_again(scene: Scenario) -> None:
         scene.open("d", **EXACTLY, **PLACE)
 
 
+def test_who_comes_to_what_is_read_already_hears_so_from_wherever_it_would_go_on(
+    scene: Scenario,
+) -> None:
+    scene.open("c", **EXACTLY, **PLACE)
+    dealt(scene)
+    scene.finish("v", 4000, done=scene.state.tasks[4000].dealt)
+    assert scene.heartbeat("c").finished
+    assert scene.open("d", **EXACTLY).finished
+    assert scene.open("e", **EXACTLY, **{**PLACE, "start": "elsewhere"}).finished
+
+
+def test_nobody_goes_on_in_order_from_the_start_where_another_one_has_gone(
+    scene: Scenario,
+) -> None:
+    alone = {**EXACTLY, "ordered": True, "half": "in order", "units": 12, "whole_stream": "order"}
+    scene.open("c", **alone)
+    scene.split(4000, want=2)
+    scene.close("c")
+    with pytest.raises(FailedPreconditionError, match="begun in order by client c, which is gone"):
+        scene.open("d", **alone)
+
+
 # --- groups -------------------------------------------------------------------------------------
 
 
@@ -142,10 +164,48 @@ def test_jobs_of_a_group_draw_from_one_seed_in_each_pass(scene: Scenario) -> Non
     scene.check()
 
 
+def test_the_seed_of_a_pass_of_a_group_is_the_same_for_ever(scene: Scenario) -> None:
+    # States that consumers saved name it, and another one of them may yet begin the pass.
+    assert consumer(scene, "one", pass_number=(0,)).seed == 2_306_747_959_675_709
+
+
 def test_jobs_of_a_group_agree_on_their_terms(scene: Scenario) -> None:
     consumer(scene, "one")
     with pytest.raises(AlreadyExistsError, match="<two>; got <three>"):
         consumer(scene, "two", group_terms="three")
+
+
+def test_consumers_with_another_dataset_hear_which_step_differs(scene: Scenario) -> None:
+    consumer(scene, "one", group_terms="two, dataset 1\nrange 7\nmap f 8")
+    with pytest.raises(AlreadyExistsError, match=r"dataset 2>: of the dataset, step 2 is batch"):
+        consumer(scene, "two", group_terms="two, dataset 2\nrange 7\nbatch 9")
+    with pytest.raises(AlreadyExistsError, match=r"step 2, map f, has other arguments"):
+        consumer(scene, "two", group_terms="two, dataset 3\nrange 7\nmap f 9")
+    with pytest.raises(AlreadyExistsError, match=r"step 2 is none"):
+        consumer(scene, "two", group_terms="two, dataset 4\nrange 7")
+
+
+def test_the_name_of_a_group_is_no_other_job(scene: Scenario) -> None:
+    consumer(scene, "one")
+    with pytest.raises(AlreadyExistsError, match=r"'train' .* set `num_consumers`"):
+        scene.open("forgetful", **{**EXACTLY, "job_name": "train"})
+    scene.open("other", **EXACTLY)
+    with pytest.raises(AlreadyExistsError, match="'job' is read without `num_consumers`"):
+        consumer(scene, "two", group="job")
+    scene.check()
+
+
+def test_one_client_at_a_time_is_a_consumer(scene: Scenario) -> None:
+    turn = {"ordered": True, "whole_stream": "reading in order"}
+    scene.open("c", **{**EXACTLY, **turn, "group": "train", "job_name": "one"})
+    wanted = {**EXACTLY, **turn, "group": "train", "job_name": "one"}
+    with pytest.raises(FailedPreconditionError, match=r"read by client c: .* `consumer_index`"):
+        scene.open("d", **wanted)
+    scene.close("c")
+    with pytest.raises(FailedPreconditionError, match=r"client c, which is gone: .*`set_state`"):
+        scene.open("d", **wanted)
+    scene.open("d", **wanted, first_unit=3, start="place")
+    scene.check()
 
 
 # --- the place of all -----------------------------------------------------------------------------

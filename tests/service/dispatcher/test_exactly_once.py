@@ -10,6 +10,7 @@ from headrace.errors import FailedPreconditionError
 from headrace.service import messages
 from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.rows import END, EVERYTHING
+from headrace.service.dispatcher.splits import checked_parts
 from tests.service.dispatcher.scenario import DYNAMIC, OFF, Scenario
 
 EXACTLY: dict[str, Any] = {
@@ -236,6 +237,34 @@ def test_parts_that_make_no_sense_are_refused(scene: Scenario, parts: Any) -> No
     scene.split(4000)
     with pytest.raises(ValueError, match="task 4000"):
         settle(scene, "c", 4000, parts=parts)
+
+
+def test_of_units_that_are_done_nothing_is_kept_that_a_client_says(scene: Scenario) -> None:
+    scene.open("c", **EXACTLY)
+    assert scene.split(4000, want=1) == (0, 1)
+    assert scene.split(4000, want=1, done=1) == (1, 2)
+    first, second = ((0, ((0, 1),)), (1, ((0, 1),)))
+    assert checked_parts(scene.state.tasks[4000], (first, second)) == (second,)
+
+
+def test_what_is_lost_of_a_pass_that_failed_does_not_begin_it_again(scene: Scenario) -> None:
+    scene.add_worker("w")
+    scene.open("c", **EXACTLY)
+    assert scene.split(4001, want=1) == (0, 1)
+    assert scene.split(4000, want=1) == (1, 2)
+    assert scene.split(4000, want=1, done=1) == (2, 3)
+    scene.fail("w", 4001)
+    scene.finish("v", 4000)
+    settle(scene, "c", 4001)
+    scene.fail("v", 4002)
+    # As a dispatcher wrote that did not offer this mode.
+    assert scene.facts[-1] == updates.IterationFinished(iteration_id=2000)
+    scene.facts[-1] = updates.IterationFinished(iteration_id=2000, failed="not offered")
+    scene.restart()
+    scene.lose("v")
+    settle(scene, "c", 4000)
+    (iteration,) = scene.state.iterations.values()
+    assert (iteration.finished, iteration.failed) == (True, "not offered")
 
 
 def test_a_worker_hears_that_origins_are_wanted(scene: Scenario) -> None:

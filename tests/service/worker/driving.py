@@ -33,7 +33,12 @@ AWAY = UnavailableError("connection refused")
 
 
 def definition(
-    task_id: int = 1, *, dealt: bool = False, plan: bytes = PLAN, ticket: str = TICKET
+    task_id: int = 1,
+    *,
+    dealt: bool = False,
+    origins: bool = False,
+    plan: bytes = PLAN,
+    ticket: str = TICKET,
 ) -> TaskDefinition:
     return TaskDefinition(
         task_id=task_id,
@@ -44,6 +49,7 @@ def definition(
         seed=1,
         ticket=ticket,
         deals=dealt,
+        origins=origins,
     )
 
 
@@ -172,10 +178,10 @@ class Driven:
         self.act()
         return request
 
-    def begin(self, *, dealt: bool = False, task_id: int = 1) -> int:
+    def begin(self, *, dealt: bool = False, origins: bool = False, task_id: int = 1) -> int:
         """Begin a task with a first request; return its producer."""
         self.ask(task_id=task_id)
-        self.defines(definition(task_id, dealt=dealt))
+        self.defines(definition(task_id, dealt=dealt, origins=origins))
         return self.starts[-1].producer
 
     def produce(self, producer: int, *portions: Portion) -> Actions[str]:

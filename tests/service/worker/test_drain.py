@@ -88,3 +88,19 @@ def test_a_worker_that_stops_after_its_iteration_was_closed_warns_of_no_loss(
         cluster.stop_worker(0)
     assert "are lost" not in caplog.text
     assert "not delivered" not in caplog.text
+
+
+def test_a_worker_whose_client_left_early_drains_at_once_and_the_next_client_gets_the_rest() -> (
+    None
+):
+    count = 2000
+    with LocalCluster(num_workers=2) as cluster:
+        data = hr.Dataset.range(count).map(slowly)
+        with iter(data.apply(distribute("distributed_epoch", cluster.target, "job"))) as first:
+            got = [int(next(first)) for _ in range(200)]
+        began = time.monotonic()
+        os.kill(cluster.workers[0].pid, signal.SIGTERM)
+        wait_until(lambda: not cluster.workers[0].is_running)
+        assert time.monotonic() - began < 20.0  # it would wait 25 s for clients
+        got += numbers(iter(data.apply(distribute("distributed_epoch", cluster.target, "job"))))
+        assert Counter(got) == dict.fromkeys(range(count), 1)

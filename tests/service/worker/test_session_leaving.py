@@ -8,6 +8,7 @@ import pytest
 
 from headrace.errors import CancelledError, NotFoundError
 from headrace.service.messages import (
+    DropClient,
     FinishTask,
     GetSplit,
     HandBack,
@@ -15,6 +16,7 @@ from headrace.service.messages import (
     WorkerHeartbeat,
     WorkerLeaving,
     WorkerLeft,
+    WorkerUpdate,
 )
 from headrace.service.worker.actions import Grant
 from tests.service.worker.driving import AWAY, INTERVAL, TICKET, Driven, portion, units
@@ -308,9 +310,29 @@ def test_a_drain_that_takes_ten_seconds_says_what_it_waits_for() -> None:
     worker.say(WorkerHeartbeat, AWAY)
     worker.pass_time(4.0)
     assert (
-        "has waited 10 s for the clients of 1 tasks to take what there is; in 15 s it leaves"
+        "has waited 10 s for the clients of 1 task to take what there is; in 15 s it leaves"
         in (worker.warnings[0])
     )
+
+
+@pytest.mark.parametrize("origins", [False, True])
+def test_a_drain_waits_for_nobody_where_all_clients_are_gone_and_nothing_is_lost_by_it(
+    origins: bool,
+) -> None:
+    worker = Driven().registered()
+    producer = worker.begin(dealt=True, origins=origins)
+    worker.need(producer)
+    worker.grants(0, 4)
+    of_one = [portion(n, done_from=n, done_to=n + 1, touched=n + 1) for n in (0, 1)]
+    worker.produce(producer, *of_one)
+    drain(worker)
+    worker.done(WorkerLeaving)
+    worker.pass_time(INTERVAL)
+    gone = WorkerUpdate(tasks_to_delete=(), incarnation="first", departed=((1, "a"),))
+    worker.say(WorkerHeartbeat, gone)
+    assert worker.of(HandBack) == []  # nor anything else before the dispatcher heard of the client
+    worker.done(DropClient)
+    assert worker.of(HandBack) == ([HANDED_BACK] if origins else [])
 
 
 def test_a_worker_that_is_not_registered_has_nothing_to_drain() -> None:

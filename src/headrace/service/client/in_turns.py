@@ -9,7 +9,8 @@ or is lost keeps nobody from anything. What workers make for it depends on the p
 
 All consumers draw from one seed, which the dispatcher gives those that begin (`dispatcher.groups`).
 A place is that of one process, before the next round; so it is the same for all consumers after as
-many elements, and any number of consumers goes on from it.
+many elements, and any number of consumers goes on from it. Once errors of that round were raised it
+also says how many, and before or in place of which element the last: `"raised": [element, errors]`.
 """
 
 from __future__ import annotations
@@ -18,23 +19,26 @@ import dataclasses
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import cast
 
 from headrace.element.spec import Spec
 from headrace.errors import FailedPreconditionError
-from headrace.plan.fingerprint import fingerprint
+from headrace.execution.delivered import NO_ORDER
+from headrace.plan.fingerprint import fingerprint_with_steps
+from headrace.plan.fixed_order import seeds_named
 from headrace.plan.node import Node
 from headrace.plan.source import INFINITE, UNKNOWN, Position, Reader, Source
 from headrace.plan.traverse import cardinality, element_spec, walk
 from headrace.plan.units import Units
 from headrace.plan.user_function import step_name
 from headrace.plan.windows import BucketBySequenceLength, GroupByWindow
-from headrace.rewrites.cut import Cut, cut
+from headrace.rewrites.cut import Cut, Half, cut
 from headrace.service.client.consumers import spec_of_parts
 from headrace.service.client.keeping import Keeper
 from headrace.service.client.options import ReadingOptions
 from headrace.service.client.source import RemoteSource
-from headrace.service.client.turn_readers import PartReader, Turn, WholeReader, own_part
-from headrace.service.client.visits import cut_for, whole_stream_step
+from headrace.service.client.turn_readers import PartReader, Raised, Turn, WholeReader, own_part
+from headrace.service.client.visits import cannot_begin, cut_for, whole_stream_step
 
 __all__ = ["InTurns", "check_buckets", "reads_its_part", "source_for"]
 
@@ -80,15 +84,18 @@ class InTurns(Source):
         turn: Which one it is.
         written: The plan, as one process would read it.
         spec: Spec of one element, or None.
-        read: Returns the source of a plan that is read in order for this consumer.
+        read: Returns the source of a plan that is read in order for this consumer: that of its job,
+            or (False) one for this client alone.
         has_part: `reads_its_part`.
+        fixed_seeds: See `plan.source.Source`.
     """
 
     turn: Turn
     written: Node | None
     spec: Spec | None
-    read: Callable[[Node, str], RemoteSource]
+    read: Callable[[Node, bool], RemoteSource]
     has_part: bool
+    fixed_seeds: tuple[int, ...] = ()
     _account: str = field(default="", repr=False)
     _seed: int | None = field(default=None, repr=False)
     _keeper: Keeper = field(default_factory=Keeper, repr=False)
@@ -140,6 +147,13 @@ class InTurns(Source):
     def seeded(self, seed: int) -> Source:
         return dataclasses.replace(self, _seed=seed)
 
+    def cannot_begin_at(self, half: str, *, is_of_one_process: bool) -> str:
+        assert self.written is not None
+        return cannot_begin(self.written, cast(Half, half), is_of_one_process=is_of_one_process)
+
+    def with_fixed_seeds(self, seeds: tuple[int, ...]) -> InTurns:
+        return dataclasses.replace(self, fixed_seeds=seeds)
+
     def open(
         self,
         start: int,
@@ -150,11 +164,18 @@ class InTurns(Source):
     ) -> Reader:
         assert self.written is not None
         assert self._seed is not None
+        if "positions" in (position or ()):
+            raise FailedPreconditionError(NO_ORDER)
         if self.has_part:
             turn = self.turn
-            return PartReader(self.read, turn, self.written, position, pass_number, self._seed)
-        source = self.read(self.written, "").seeded(self._seed)
-        return WholeReader(source.open(0, 1, position, pass_number=pass_number), self.turn)
+            return PartReader(self._part, turn, self.written, position, pass_number, self._seed)
+        source = self._part(self.written, True).seeded(self._seed)
+        input = source.open(0, 1, position, pass_number=pass_number)
+        return WholeReader(input, self.turn, Raised.of(position))
+
+    def _part(self, plan: Node, is_job: bool) -> RemoteSource:
+        """Return the source of a part of the plan, which has the steps of the whole."""
+        return self.read(plan, is_job).with_fixed_seeds(self.fixed_seeds)
 
 
 def source_for(
@@ -183,17 +204,21 @@ def source_for(
     assert index is not None
     assert consumers is not None
     check_buckets(plan)
-    terms = f"num_consumers={consumers}, remainder={options.remainder!r}, {fingerprint(plan)}"
+    digits, steps = fingerprint_with_steps(plan)
+    terms = [
+        f"num_consumers={consumers}, remainder={options.remainder!r}, dataset {digits}",
+        *(f"{name} {own_digits}" for name, own_digits in steps),
+    ]
     own = dataclasses.replace(
         options,
         num_consumers=None,
         consumer_index=None,
         remainder="drop",
         group=options.job_name or "",
-        group_terms=terms,
+        group_terms="\n".join(terms),
     )
 
-    def read(part: Node, which: str) -> RemoteSource:
+    def read(part: Node, is_named: bool) -> RemoteSource:
         made = cut_for(part, own)
         assert made is not None
         total = cardinality(part)
@@ -201,7 +226,8 @@ def source_for(
             options=own,
             dataset_id=register(part),
             cardinality=total,
-            job_name=f"{options.job_name} (consumer {index} of {consumers}{which})",
+            # Its own job goes with the client: nobody else begins at that place.
+            job_name=f"{options.job_name} (consumer {index} of {consumers})" if is_named else None,
             spec=element_spec(part),
             compression=compression,
             half=made.half,
@@ -227,5 +253,6 @@ def source_for(
         spec=spec_of_parts(spec, options.remainder),
         read=read,
         has_part=has_part,
+        fixed_seeds=tuple(seeds_named(plan, options.job_name or "")),
         _account=account,
     )

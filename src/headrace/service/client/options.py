@@ -59,7 +59,7 @@ class ReadingOptions:
     group: str = ""
     """Not empty: the job is one of several of this name, which draw from one seed."""
     group_terms: str = ""
-    """What all of them must agree on."""
+    """What all of them must agree on: a line of words, and one for each step of the dataset."""
     cost: str = ""
     cost_fn: bytes = b""
     """What a row costs, and what tells that from other functions; empty: rows stay as they are."""

@@ -12,9 +12,10 @@ from headrace.execution.delivered import Delivered
 from headrace.plan.traverse import walk
 from headrace.plan.units import Units
 from headrace.rewrites.cut import Cut
+from headrace.service.dispatcher.ranges import Ranges, subtracted, united
 from headrace.service.messages import OpenIteration
 
-__all__ = ["first_unit", "going_on", "named_place"]
+__all__ = ["going_on", "named_place", "units_read"]
 
 
 def going_on(opening: OpenIteration, position: dict[str, Any]) -> tuple[OpenIteration, Delivered]:
@@ -43,38 +44,45 @@ def named_place(place: Any) -> str:
     return hashlib.blake2b(words.encode(), digest_size=8).hexdigest()
 
 
-def first_unit(made: Cut, state: Any) -> int:
-    """Return a unit before which nothing is read where the upper half stands at `state`.
+def units_read(made: Cut, state: Any) -> tuple[int, Ranges]:
+    """Return a unit before which nothing is read, and those after it of which nothing is.
+
+    Where the upper half stands at `state`. An interleave has units in its slots that are older than
+    many that it has read to their ends.
 
     Where several streams of units are read, 0: what was read of each is looked at again.
     """
     streams = [node for node in walk(made.above) if isinstance(node, Units)]
     if len(streams) != 1 or state is None:
-        return 0
+        return 0, ()
     (stream,) = streams
     passes: list[int] = []
     while True:
-        found = _index(stream, state)
+        found = _indices(stream, state)
         if found is not None:
             break
         if not isinstance(state, dict) or "input" not in state:
-            return 0
+            return 0, ()
         if "pass" in state:
             passes.append(int(state["pass"]))
         state = state["input"]
     if len(passes) != len(stream.strides):
-        return 0
-    return stream.unit_at(tuple(passes), found)
+        return 0, ()
+    index, read = found
+    first = stream.unit_at(tuple(passes), index)
+    return first, tuple((first + start - index, first + stop - index) for start, stop in read)
 
 
-def _index(stream: Units, state: Any) -> int | None:
-    """Return the first unit of a stream that stands at a state; None: this is no state of one."""
+def _indices(stream: Units, state: Any) -> tuple[int, Ranges] | None:
+    """Return what `units_read` does, in one pass of a stream; None: this is no state of one."""
     if not isinstance(state, dict):
         return None
     if "unit" in state:
-        return int(state["unit"])
+        return int(state["unit"]), ()
     if "slots" in state and isinstance(state["input"], int):
-        origins = [slot["origin"] for slot in state["slots"] if slot is not None]
-        return int(min([state["input"], *origins]))
+        origins = sorted(slot["origin"] for slot in state["slots"] if slot is not None)
+        first = min([state["input"], *origins])
+        opened = united((each, each + 1) for each in origins)
+        return first, subtracted(((first, state["input"]),), opened)
     taken = stream.taken_over(state)
-    return None if taken is None else int(taken["unit"])
+    return None if taken is None else (int(taken["unit"]), ())

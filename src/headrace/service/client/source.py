@@ -18,10 +18,10 @@ from headrace.element.packing import codecs
 from headrace.element.spec import Spec
 from headrace.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
 from headrace.execution.build import start_above
-from headrace.execution.delivered import Delivered
+from headrace.execution.delivered import NO_ORDER, Delivered
 from headrace.execution.iterator import ElementIterator
 from headrace.plan.elements import FromSource
-from headrace.plan.fixed_order import fixed_seeds, with_fixed_seeds
+from headrace.plan.fixed_order import with_fixed_seeds
 from headrace.plan.node import Node
 from headrace.plan.source import INFINITE, UNKNOWN, Position, Reader, Source
 from headrace.plan.traverse import transform
@@ -31,12 +31,13 @@ from headrace.rewrites.optimize import prepare
 from headrace.service.client.keeping import Keeper
 from headrace.service.client.opening import open_iteration
 from headrace.service.client.options import ReadingOptions
-from headrace.service.client.places import first_unit, going_on, named_place
+from headrace.service.client.places import going_on, named_place, units_read
 from headrace.service.client.reader import RemoteReader
 from headrace.service.client.session import Session
 from headrace.service.client.shell import Shell
 from headrace.service.client.targets import Target
 from headrace.service.client.upper import NO_UNITS, ArrivingUnits, UpperReader, new_session
+from headrace.service.client.visits import cannot_begin
 from headrace.service.config import ShardingPolicy
 from headrace.service.dispatcher.stub import DispatcherStub
 from headrace.service.messages import (
@@ -96,6 +97,7 @@ class RemoteSource(Source):
         whole_stream: What in the upper half is about the whole stream, so that no other client may
             read the same; "": nothing.
         written: The plan, where its upper half is run here; None: what comes is what there is.
+        fixed_seeds: See `plan.source.Source`.
     """
 
     options: ReadingOptions
@@ -108,6 +110,7 @@ class RemoteSource(Source):
     units: int | None = None
     whole_stream: str = ""
     written: Node | None = None
+    fixed_seeds: tuple[int, ...] = ()
     _account: str = field(default="", repr=False)
     _seed: int | None = field(default=None, repr=False)
     _keeper: Keeper = field(default_factory=Keeper, repr=False)
@@ -148,11 +151,26 @@ class RemoteSource(Source):
         return is_exact and self.written is not None and not self.half
 
     @property
+    def _lacks_plan(self) -> bool:
+        options = self.options
+        is_dealt = options.processing_mode is ShardingPolicy.DYNAMIC and not options.trainer_id
+        is_exact = is_dealt and options.visitation == "exactly_once"
+        is_alone = options.num_consumers is None
+        return is_exact and is_alone and self.written is None and not self.keeper.is_holding
+
+    @property
     def account(self) -> str:
         return self._account
 
     def seeded(self, seed: int) -> Source:
         return dataclasses.replace(self, _seed=seed) if self.written is not None else self
+
+    def cannot_begin_at(self, half: str, *, is_of_one_process: bool) -> str:
+        assert self.written is not None
+        return cannot_begin(self.written, cast(Half, half), is_of_one_process=is_of_one_process)
+
+    def with_fixed_seeds(self, seeds: tuple[int, ...]) -> RemoteSource:
+        return dataclasses.replace(self, fixed_seeds=seeds)
 
     @property
     def element_count(self) -> int | None:
@@ -177,6 +195,12 @@ class RemoteSource(Source):
                 f"{self.whole_stream} needs the whole stream, and runs in this process over what "
                 "workers send in no order: read with `ordered=True`, or put that step after "
                 "`distribute`"
+            )
+        if self._lacks_plan:
+            return (
+                "an iterator over a dataset of `from_dataset_id` has no state in any order, for "
+                "the plan that it would be a place in is not here: read with `ordered=True`, or "
+                "use `distribute`"
             )
         # After an interruption a reader that is still open goes back.
         return "" if self.keeper.is_holding else _CANNOT_RESTORE
@@ -242,6 +266,7 @@ class RemoteSource(Source):
             job_name=self.job_name,
             pass_number=pass_number,
             seed=secrets.randbits(52) if self._seed is None else self._seed,
+            fixed_seeds=self.fixed_seeds,
             terms=self._terms(),
             consumer_index=self.options.consumer_index,
             whole_stream=self.whole_stream,
@@ -277,9 +302,11 @@ class RemoteSource(Source):
             position: Where to begin: a place in a half, which may be another one.
             pass_number: The pass.
         """
+        if "positions" in (position or ()):
+            raise FailedPreconditionError(NO_ORDER)
         place = {"half": self.half, "seed": self._seed, **(position or {})}
         made = cut_as(
-            prepare(with_fixed_seeds(written, fixed_seeds(written))), cast(Half, place["half"])
+            prepare(with_fixed_seeds(written, self.fixed_seeds)), cast(Half, place["half"])
         )
         at, own = place.get("units"), made.options.seed
         opening = self._opening(pass_number)
@@ -294,7 +321,7 @@ class RemoteSource(Source):
                 lambda: start_above(over, NO_UNITS, seed=seed, pass_number=pass_number),
                 position,
             )
-        first = first_unit(made, at)
+        first, read = units_read(made, at)
         opening = msgspec.structs.replace(
             opening,
             terms=msgspec.structs.replace(
@@ -302,6 +329,7 @@ class RemoteSource(Source):
             ),
             whole_stream=self.whole_stream or "reading in order",
             first_unit=first,
+            delivered=read,
             seed=opening.seed if place["seed"] is None else place["seed"],
             start="" if position is None else named_place([at, made.half, place["seed"]]),
         )
@@ -317,7 +345,7 @@ class RemoteSource(Source):
             session,
             lambda session: self._shell(session, target),
             lambda shell: self._join(opening, shell, target),
-            made.units - first,
+            made.units - first - sum(stop - start for start, stop in read),
         )
         self._latest.reader = units
 
@@ -330,8 +358,7 @@ class RemoteSource(Source):
                     f"job {opened.job_name!r} reads this pass already, from another seed than that "
                     "of the state; choose another job_name"
                 )
-            named["seed"] = opened.seed
-            seed = opened.seed if own is None else own
+            named["seed"] = seed = opened.seed if own is None else own
             return start_above(made, units, seed=seed, pass_number=pass_number)
 
         return UpperReader(begin, at, units.close, named)

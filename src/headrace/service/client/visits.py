@@ -11,6 +11,7 @@ import dataclasses
 
 from headrace.errors import FailedPreconditionError
 from headrace.plan.batching import Batch, Unbatch
+from headrace.plan.buffering import Cache
 from headrace.plan.combining import Interleave
 from headrace.plan.elementwise import Filter, Map
 from headrace.plan.node import Node
@@ -18,9 +19,10 @@ from headrace.plan.traverse import walk
 from headrace.plan.units import Units
 from headrace.plan.user_function import step_name
 from headrace.plan.windows import GroupByWindow
-from headrace.rewrites.cut import Cut, cut
+from headrace.rewrites.cut import Cut, Half, cut, cut_as
 from headrace.rewrites.explain import explain_cut
 from headrace.rewrites.normal import normalize
+from headrace.rewrites.optimize import prepare
 from headrace.rewrites.positions import deal_of
 from headrace.service.client.options import ReadingOptions
 from headrace.service.config import ShardingPolicy
@@ -28,6 +30,7 @@ from headrace.service.config import ShardingPolicy
 __all__ = [
     "account_in_order",
     "account_of",
+    "cannot_begin",
     "cut_for",
     "has_origins",
     "is_cut",
@@ -49,13 +52,37 @@ def cut_for(plan: Node, options: ReadingOptions) -> Cut | None:
         return None  # the dispatcher says why not
     made = cut(plan, ordered=options.ordered)
     if made.is_ordered and made.wants_places:
-        (step, *_) = [node for node in walk(made.above) if isinstance(node, _OPENS_DATASETS)]
-        raise FailedPreconditionError(
-            f"{step_name(step)} would open datasets in this process, over elements that workers "
-            "send in order, which is not supported: put that step after `distribute`"
-        )
+        raise FailedPreconditionError(_would_open(made))
     is_whole = isinstance(made.above, Units) and not made.is_ordered
     return None if is_whole else made
+
+
+def cannot_begin(plan: Node, half: Half, *, is_of_one_process: bool) -> str:
+    """Return why reading cannot begin at a place: `plan.source.Source.cannot_begin_at`."""
+    made = cut_as(prepare(plan), half)
+    if not made.is_ordered:
+        return ""
+    if made.wants_places:
+        return (
+            "a state of a reading in order is gone on from in that order, but "
+            f"{_would_open(made)}, or restore it in one process"
+        )
+    caches = [node for node in walk(made.above) if isinstance(node, Cache)]
+    if caches and is_of_one_process:
+        return (
+            f"the state was saved in one process by {step_name(caches[0])}, which keeps nothing "
+            "where it runs over what workers send, so that the place is none there: restore it in "
+            "one process, or put that step after `distribute`"
+        )
+    return ""
+
+
+def _would_open(made: Cut) -> str:
+    (step, *_) = [node for node in walk(made.above) if isinstance(node, _OPENS_DATASETS)]
+    return (
+        f"{step_name(step)} would open datasets in this process, over elements that workers send "
+        "in order, which is not supported: put that step after `distribute`"
+    )
 
 
 def account_of(plan: Node, options: ReadingOptions) -> str:

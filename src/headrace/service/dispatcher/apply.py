@@ -193,6 +193,7 @@ def _iteration_created(state: DispatcherState, fact: updates.IterationCreated) -
         job_id=fact.job_id,
         pass_number=fact.pass_number,
         seed=fact.seed,
+        fixed_seeds=fact.fixed_seeds,
         positions=fact.positions,
         num_consumers=job.terms.num_consumers,
         next=fact.first_unit,

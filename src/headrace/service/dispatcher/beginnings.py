@@ -7,6 +7,7 @@ from headrace.service.dispatcher.ranges import Ranges, subtracted, united
 from headrace.service.dispatcher.rows import END, EVERYTHING, Parts
 from headrace.service.dispatcher.state import Iteration
 from headrace.service.messages import OpenIteration
+from headrace.service.passes import pass_in_words
 
 __all__ = [
     "begins_again",
@@ -106,15 +107,29 @@ def check_same_beginning(iteration: Iteration, request: OpenIteration) -> None:
     Raises:
         FailedPreconditionError: The iteration began at another place.
     """
-    if iteration.start == request.start or iteration.finished:
+    if iteration.finished:
+        return
+    if iteration.start == request.start:
+        _check_same_order(iteration, request)
         return
     began = "a saved state" if iteration.start else "the start"
     wanted = "another saved state" if iteration.start and request.start else "a saved state"
     raise FailedPreconditionError(
-        f"pass {request.pass_number} of job {request.job_name!r} is read from {began}, and this "
-        f"client would go on from {wanted if request.start else 'the start'}: all clients of a job "
-        "restore the same state. Choose another job_name"
+        f"{pass_in_words(request.pass_number)} of job {request.job_name!r} is read from {began}, "
+        f"and this client would go on from {wanted if request.start else 'the start'}: all clients "
+        "of a job restore the same state. Choose another job_name"
     )
+
+
+def _check_same_order(iteration: Iteration, request: OpenIteration) -> None:
+    """Refuse a client whose steps that draw the same in each pass drew something else."""
+    if iteration.fixed_seeds != request.fixed_seeds:
+        raise FailedPreconditionError(
+            f"pass {request.pass_number} of job {request.job_name!r} is read already, with another "
+            "order of the steps that have `reshuffle_each_iteration=False` (or "
+            "`rerandomize_each_iteration=False`) and no seed: give them one, or choose another "
+            "job_name"
+        )
 
 
 def leave_out(iteration: Iteration, delivered: Ranges, parts: Parts) -> None:

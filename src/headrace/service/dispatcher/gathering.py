@@ -8,6 +8,7 @@ from headrace.service.dispatcher.beginnings import check_place
 from headrace.service.dispatcher.decision import Decision, Moment
 from headrace.service.dispatcher.gathered import Answered, Place, Said, joined
 from headrace.service.dispatcher.state import DispatcherState
+from headrace.service.passes import pass_in_words
 
 __all__ = ["gather_place"]
 
@@ -30,8 +31,8 @@ def gather_place(state: DispatcherState, request: messages.GatherPlace, moment: 
     if readers is not None and readers.clients > len(iteration.clients):
         raise FailedPreconditionError(
             f"{readers.clients - len(iteration.clients)} of {readers.clients} clients that read "
-            f"pass {iteration.pass_number} have left, and what they used is not known, so that the "
-            "place of all has no state. Take states while all clients read"
+            f"{pass_in_words(iteration.pass_number)} have left, and what they used is not "
+            "known, so that the place of all has no state. Take states while all clients read"
         )
     said = Said(
         iteration.iteration_id,

@@ -17,7 +17,7 @@ from headrace.service.dispatcher.beginnings import (
 )
 from headrace.service.dispatcher.clients import addresses, leave
 from headrace.service.dispatcher.decision import Decision, Moment
-from headrace.service.dispatcher.groups import check_group, seed_for
+from headrace.service.dispatcher.groups import check_group, check_turn, seed_for
 from headrace.service.dispatcher.modes import name_of, policy_for
 from headrace.service.dispatcher.registration import describe_difference
 from headrace.service.dispatcher.state import (
@@ -129,6 +129,7 @@ def open_iteration(
                 delivered=request.delivered,
                 parts=request.parts,
                 start=request.start,
+                fixed_seeds=request.fixed_seeds,
             )
         )
     if current != iteration_id:
@@ -181,6 +182,7 @@ def _check_same_job(
 
 def _check_alone(iteration: Iteration, request: messages.OpenIteration) -> None:
     """Refuse a client where another one reads what is about the whole stream."""
+    check_turn(iteration, request)
     if not request.whole_stream or iteration.finished:
         return
     if iteration.clients:
@@ -258,6 +260,8 @@ def _check_sense(request: messages.OpenIteration) -> None:
         raise ValueError("job_name='' must be None or a name")
     if request.seed not in _NUMBERS:
         raise ValueError(f"seed={request.seed} must fit into 64 bits with a sign")
+    if not all(seed in _NUMBERS for seed in request.fixed_seeds):
+        raise ValueError("fixed_seeds must fit into 64 bits with a sign")
     numbers = request.pass_number
     if len(numbers) > _DEEPEST_PASS or any(not 0 <= each < _NUMBERS.stop for each in numbers):
         raise ValueError(

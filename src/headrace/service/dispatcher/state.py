@@ -196,6 +196,8 @@ class Iteration(msgspec.Struct):
     seed: int
     #: Number of units of its stream; INFINITE (-1); None: nothing is dealt.
     positions: int | None
+    #: What steps draw from that draw the same in each pass; empty: what the plan says.
+    fixed_seeds: tuple[int, ...] = ()
     num_consumers: int | None = None
     #: The first unit that was not dealt yet; at most `positions` where those end.
     next: int = 0

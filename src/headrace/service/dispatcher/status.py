@@ -90,6 +90,9 @@ def _job(state: DispatcherState, job: Job, moment: Moment) -> messages.JobStatus
         bytes=work.bytes if save is None else save.size,
         waited=work.waited,
         path="" if save is None else save.path,
+        ordered=job.terms.ordered,
+        consumers=job.terms.num_consumers,
+        remainder=job.terms.remainder,
     )
 
 

@@ -81,6 +81,7 @@ def get_task(state: DispatcherState, request: messages.GetTask, moment: Moment) 
             digest=state.datasets[job.dataset_id].digest,
             pass_number=iteration.pass_number,
             seed=policy.seed(state, iteration, task),
+            fixed_seeds=iteration.fixed_seeds,
             ticket=task.ticket,
             shard=task.shard,
             of=task.of,

@@ -193,6 +193,8 @@ class IterationCreated(Fact, frozen=True):
     """Units after that which are dealt no more, and of others the ordinals: they came before."""
     parts: Parts = ()
     start: str = ""
+    fixed_seeds: tuple[int, ...] = ()
+    """What steps draw from that draw the same in each pass; empty: what the plan says."""
 
 
 class IterationFinished(Fact, frozen=True):

@@ -94,6 +94,9 @@ class OpenIteration(Question[IterationOpened], frozen=True):
     """Tells the place at which it begins from others; empty: the beginning. All clients of an
     iteration begin it at the same place. Where its seed is not the client's to choose, it is that
     of the place."""
+    fixed_seeds: tuple[int, ...] = ()
+    """What steps draw from that draw the same in each pass, and were given no seed: for all clients
+    of an iteration the same. Empty: what the plan says."""
 
 
 class LostUnits(Message, frozen=True):

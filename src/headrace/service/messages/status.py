@@ -151,6 +151,12 @@ class JobStatus(Message, frozen=True):
     waited: float = 0.0
     path: str = ""
     """Of a save: the directory that its workers write. It has no clients."""
+    ordered: bool = False
+    """Its elements come in the order of one process."""
+    consumers: int | None = None
+    """How many read in rounds; None: it has no rounds."""
+    remainder: str = "drop"
+    """What becomes of elements that are too few for a round."""
 
 
 class DispatcherStatus(Message, frozen=True):

@@ -53,6 +53,9 @@ class TaskDefinition(Message, frozen=True):
     """Digest of the cost function, for `GetPlan`."""
     half: str = ""
     """Which half of the plan it runs."""
+    fixed_seeds: tuple[int, ...] = ()
+    """What steps draw from that draw the same in each pass, and have no seed of their own; empty:
+    what the plan says."""
 
 
 class GetTask(Question[TaskDefinition], frozen=True):

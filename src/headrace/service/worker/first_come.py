@@ -135,6 +135,16 @@ class FirstCome(HandOut[R]):
         return self._exhausted and not self._ready and not self._delivery.unacknowledged
 
     @property
+    def is_deserted(self) -> bool:
+        """Whether all clients that asked are gone, and what is left can be handed back.
+
+        Where elements have origins, whoever goes on gets it from others, and nothing is lost.
+        """
+        clients = self._delivery.clients
+        are_gone = bool(clients) and clients <= self._departed
+        return self._used is not None and are_gone and not self._delivery.unacknowledged
+
+    @property
     def portion_elements(self) -> int | None:
         """The fewest that somebody who waits asks for."""
         return min((most for most in self._wanted.values() if most), default=None)

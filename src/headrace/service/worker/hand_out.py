@@ -104,6 +104,11 @@ class HandOut(ABC, Generic[R]):
         """Whether everything was handed out and acknowledged."""
 
     @property
+    def is_deserted(self) -> bool:
+        """Whether all clients that asked are gone, and what is left can be handed back."""
+        return False
+
+    @property
     def portion_bytes(self) -> int | None:
         """How large a portion may be that has more than one element; None: as is usual."""
         return None

@@ -148,6 +148,6 @@ class Leaving:
             return []
         return [
             f"the worker at {self._address} is to leave, and has waited {waited:.0f} s "
-            f"for the clients of {tasks} tasks to take what there is; in "
+            f"for the clients of {tasks} task{'' if tasks == 1 else 's'} to take what there is; in "
             f"{self.until - now:.0f} s it leaves in any case"
         ]

@@ -82,6 +82,7 @@ def open_plan(
     iterator = start(
         node,
         seed=definition.seed if own is None else own,
+        fixed=definition.fixed_seeds,
         pass_number=definition.pass_number,
         units=None if next_units is None else partial(_granted, next_units),
         origins=definition.origins,

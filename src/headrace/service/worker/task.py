@@ -85,6 +85,11 @@ class Task(Generic[R]):
         return self.is_finished and self._hand_out.is_settled
 
     @property
+    def is_deserted(self) -> bool:
+        """Whether all clients that asked are gone, and what is left can be handed back."""
+        return self.is_dealt and self._hand_out.is_deserted
+
+    @property
     def ready(self) -> Ready:
         """What is made and waits for clients."""
         return self._hand_out.ready

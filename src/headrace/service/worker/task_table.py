@@ -104,8 +104,8 @@ class TaskTable(Generic[R]):
 
     @property
     def unsettled(self) -> int:
-        """Number of tasks that are not over, or not yet begun."""
-        return len(self._tasks) + len(self._lookups)
+        """Number of tasks that somebody may still take something of."""
+        return sum(not task.is_deserted for task in self._tasks.values()) + len(self._lookups)
 
     # --- clients --------------------------------------------------------------------------------
 

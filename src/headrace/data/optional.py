@@ -1,0 +1,48 @@
+"""A value that may be missing: what an iterator returns that has perhaps ended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headrace.errors import InvalidArgumentError
+
+__all__ = ["Optional"]
+
+_NOTHING = object()
+
+
+class Optional:
+    """An element, or none.
+
+    >>> import headrace as hr
+    >>> iterator = iter(hr.Dataset.range(1))
+    >>> iterator.get_next_as_optional().get_value()
+    np.int64(0)
+    >>> iterator.get_next_as_optional().has_value()
+    False
+
+    Args:
+        value: The element; without it there is none.
+    """
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: Any = _NOTHING) -> None:
+        self._value = value
+
+    def has_value(self) -> bool:
+        """Say whether there is an element."""
+        return self._value is not _NOTHING
+
+    def get_value(self) -> Any:
+        """Return the element.
+
+        Raises:
+            InvalidArgumentError: There is none.
+        """
+        if self._value is _NOTHING:
+            raise InvalidArgumentError("Optional has no value; ask has_value() first")
+        return self._value
+
+    def __repr__(self) -> str:
+        return f"Optional({self._value!r})" if self.has_value() else "Optional()"

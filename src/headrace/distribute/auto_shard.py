@@ -1,0 +1,80 @@
+"""Which part of a dataset each worker reads, as the dataset's `auto_shard_policy` says."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from headrace.distribute.input_context import InputContext
+from headrace.errors import InvalidArgumentError, NotFoundError
+from headrace.execution.opens_files import opens_files
+from headrace.plan.elements import FromSource
+from headrace.plan.node import Node
+from headrace.plan.options import AutoShardPolicy
+from headrace.plan.traverse import merged_options, walk
+from headrace.rewrites.shard import shard_files, shard_hints
+
+__all__ = ["Share", "auto_shard"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one worker reads.
+
+    Attributes:
+        plan: The dataset.
+        policy: By what it was shared: never AUTO.
+    """
+
+    plan: Node
+    policy: AutoShardPolicy
+
+    @property
+    def is_of_each_batch(self) -> bool:
+        """Whether all workers read the same batches, and each uses a part of each."""
+        return self.policy is AutoShardPolicy.DATA
+
+
+def auto_shard(plan: Node, context: InputContext) -> Share:
+    """Return one worker's share of a dataset.
+
+    Raises:
+        InvalidArgumentError: There are fewer files than workers.
+        NotFoundError: It is to be shared by files, and is not read from files.
+    """
+    policy = merged_options(plan).auto_shard_policy or AutoShardPolicy.AUTO
+    workers, worker = context.num_input_pipelines, context.input_pipeline_id
+    if workers == 1:
+        return Share(plan, AutoShardPolicy.OFF)
+    if policy is AutoShardPolicy.AUTO and _comes_from_a_service(plan):
+        # Its jobs share it among their clients, or give each all of it, as the user chose.
+        return Share(plan, AutoShardPolicy.OFF)
+    try:
+        if policy is AutoShardPolicy.HINT:
+            return Share(shard_hints(plan, workers, worker), policy)
+        if policy in (AutoShardPolicy.FILE, AutoShardPolicy.AUTO):
+            share = shard_files(plan, workers, worker, opens_files)
+            return Share(share, AutoShardPolicy.FILE)
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(
+            f"AutoShardPolicy.{policy.name} cannot share the dataset among {workers} workers: "
+            f"{error}. With options.auto_shard_policy: AutoShardPolicy.DATA, or OFF for all of it "
+            "on every worker"
+        ) from error
+    except NotFoundError as error:
+        if policy is not AutoShardPolicy.AUTO:
+            raise NotFoundError(
+                f"AutoShardPolicy.FILE cannot share the dataset among {workers} workers: {error}. "
+                "With options.auto_shard_policy: AutoShardPolicy.DATA, AUTO or OFF"
+            ) from error
+        _log.info("AutoShardPolicy.AUTO shares the dataset by DATA, not by FILE: %s", error)
+        return Share(plan, AutoShardPolicy.DATA)
+    return Share(plan, policy)
+
+
+def _comes_from_a_service(plan: Node) -> bool:
+    return any(
+        isinstance(node, FromSource) and node.source.written is not None for node in walk(plan)
+    )

@@ -1,0 +1,97 @@
+"""Where a piece of code runs: outside any strategy, in one's scope, or on one of its replicas.
+
+    None               nothing was entered; the default strategy, with one replica, stands in
+    CrossReplica       in `strategy.scope()` or a function of `merge_call`: once for all replicas
+    OnReplica          in a function that `strategy.run` called: once for each replica
+
+What is entered holds for the thread, and for what `run` starts from it (a context variable).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, NoReturn, Protocol, TypeAlias
+
+from headrace.errors import FailedPreconditionError
+
+__all__ = [
+    "CrossReplica",
+    "OnReplica",
+    "Place",
+    "Rendezvous",
+    "check_cross_replica",
+    "here",
+    "refuse_mixing",
+]
+
+
+class Rendezvous(Protocol):
+    """Where the replicas of one `run` meet."""
+
+    def merge(self, replica: int, function: Callable[[list[Any]], list[Any]], value: Any) -> Any:
+        """Wait until every replica is here; return this replica's part of what `function` returns.
+
+        Args:
+            replica: Who asks.
+            function: Called once, with the values of all replicas in their order, in cross-replica
+                context; returns what each of them gets. That of replica 0 is called.
+            value: This replica's.
+        """
+
+
+@dataclass(frozen=True)
+class CrossReplica:
+    """In the scope of a strategy."""
+
+    strategy: Any
+
+
+class OnReplica:
+    """On one replica of a strategy: what a `ReplicaContext` is.
+
+    Attributes:
+        strategy: The strategy that runs it.
+    """
+
+    __slots__ = ("strategy",)
+
+    strategy: Any
+
+
+Place: TypeAlias = CrossReplica | OnReplica | None
+
+here: ContextVar[Place] = ContextVar("headrace_distribute_here", default=None)
+"""Where the code that asks runs."""
+
+
+def check_cross_replica(strategy: Any, method: str, instead: str = "merge_call()") -> None:
+    """Raise unless a method of a strategy may be called here.
+
+    Args:
+        strategy: Whose method it is.
+        method: Its name.
+        instead: What does its work on a replica.
+
+    Raises:
+        FailedPreconditionError: It is called on a replica, or in the scope of another strategy.
+    """
+    place = here.get()
+    if place is None:
+        return
+    if isinstance(place, OnReplica):
+        raise FailedPreconditionError(
+            f"Method requires being in cross-replica context: Strategy.{method} method requires "
+            f"cross-replica context, use get_replica_context().{instead} instead"
+        )
+    if place.strategy is not strategy:
+        refuse_mixing(place.strategy, strategy)
+
+
+def refuse_mixing(entered: Any, other: Any) -> NoReturn:
+    """Raise for the use of one strategy in the scope of another."""
+    raise FailedPreconditionError(
+        f"Mixing different Strategy objects: {entered!r} is not {other!r}; leave the scope of the "
+        "one before you use the other"
+    )

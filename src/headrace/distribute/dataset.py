@@ -1,0 +1,235 @@
+"""Datasets whose elements are given to replicas, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from headrace.arguments import check_instance
+from headrace.data.dataset import Dataset
+from headrace.distribute.auto_shard import auto_shard
+from headrace.distribute.feeds import Balanced, Feed, InTurn, Own, Split, Step, Whole
+from headrace.distribute.input_context import InputContext, InputOptions
+from headrace.distribute.iterator import DistributedIterator
+from headrace.distribute.rebatch import batch_sizes_for_worker
+from headrace.distribute.sharing import (
+    check_is_batched,
+    empty_step,
+    global_batch_size,
+    per_replica,
+    spec_in_turn,
+    spec_of_pieces,
+)
+from headrace.element.spec import Spec
+from headrace.plan.buffering import Prefetch
+from headrace.plan.node import Node
+from headrace.plan.options import AutoShardPolicy, Options, WithOptions
+from headrace.plan.source import INFINITE, UNKNOWN
+
+__all__ = ["Agree", "DistributedDataset", "DistributedDatasetsFromFunction"]
+
+Agree = Callable[[bool], bool]
+"""Given whether there is data here, whether there is any on any worker (`DistributedIterator`)."""
+
+
+class _Distributed:
+    """What distributed datasets of all kinds have."""
+
+    def __init__(self, context: InputContext, agree: Agree | None) -> None:
+        self._context = context
+        self._here = context.replicas_here
+        #: One replica that is alone gets elements as they are.
+        self._wraps = self._here > 1 or context.num_input_pipelines > 1
+        self._agree = agree
+
+    def _feed(self) -> Feed:
+        raise NotImplementedError
+
+    def _spec_of_values(self) -> Spec:
+        """Spec of what one replica gets."""
+        raise NotImplementedError
+
+    @property
+    def element_spec(self) -> Spec:
+        """Spec of what a step gives, with a `PerReplicaSpec` for each leaf of several replicas."""
+        spec = self._spec_of_values()
+        return per_replica(spec, self._here) if self._wraps else spec
+
+    def cardinality(self) -> int:
+        """Return the number of steps, `INFINITE_CARDINALITY` or `UNKNOWN_CARDINALITY`."""
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        size = self.cardinality()
+        if size < 0:
+            what = "infinite" if size == INFINITE else "known only by reading it"
+            raise TypeError(f"the number of steps of this distributed dataset is {what}")
+        return size
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __iter__(self) -> DistributedIterator:
+        return DistributedIterator(
+            self._feed(), self._wraps, lambda: self.element_spec, self._agree, self._empty
+        )
+
+    def _empty(self) -> Step:
+        return empty_step(self._spec_of_values(), self._here)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} for {self._here} of {self._context.num_replicas_in_sync}>"
+
+    if not TYPE_CHECKING:  # or every name would pass for a method
+
+        def __getattr__(self, name: str) -> Any:
+            words = f"{type(self).__name__} has no attribute {name!r}"
+            if not name.startswith("_") and hasattr(Dataset, name):
+                words += "; transform the Dataset first, and distribute the result: " + (
+                    f"strategy.distribute_dataset(dataset.{name}(...))"
+                )
+            raise AttributeError(words, name=name, obj=self)
+
+
+class DistributedDataset(_Distributed):
+    """A dataset of global batches, of which each replica gets a part in each step.
+
+    `strategy.distribute_dataset(dataset)` makes it.
+
+    Args:
+        dataset: What all workers have alike.
+        context: Which worker this is, and how many replicas there are.
+        options: How to share it.
+        agree: Asked by iterators at each step, so that all workers end together.
+        seed: Of what the dataset draws without a seed of its own: the same on all workers.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        context: InputContext,
+        options: InputOptions | None = None,
+        agree: Agree | None = None,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(context, agree)
+        check_instance("dataset", dataset, Dataset)
+        self._options = options or InputOptions()
+        self._given = dataset
+        plan = dataset.plan
+        if context.num_replicas_in_sync > 1:
+            check_is_batched(plan)
+        if seed is not None and dataset.options().seed is None:
+            plan = WithOptions(input=plan, options=Options(seed=seed))
+        share = auto_shard(plan, context)
+        self._policy, self._by_batch = share.policy, share.is_of_each_batch
+        self._dataset = Dataset(self._read_ahead(share.plan))
+        self._size = global_batch_size(plan)
+
+    def _read_ahead(self, plan: Node) -> Node:
+        """Return the plan with as many batches read ahead as the options say.
+
+        A global batch is a batch for each replica: so many does a worker hold besides the step's.
+        """
+        size = self._options.experimental_per_replica_buffer_size
+        return Prefetch(input=plan, buffer_size=size) if size else plan
+
+    def _feed(self) -> Feed:
+        context, here = self._context, self._here
+        replicas = context.num_replicas_in_sync
+        elements = iter(self._dataset)
+        if replicas == 1:
+            return Whole(elements)
+        workers, worker = context.num_input_pipelines, context.input_pipeline_id
+        if self._options.split == "ceil":
+            every = workers if self._by_batch else None
+            return Split(elements, replicas, here, every, worker if self._by_batch else 0)
+        if self._by_batch:
+            return Balanced(
+                elements,
+                lambda size: batch_sizes_for_worker(size, 1, replicas, 0),
+                here,
+                workers,
+                worker,
+                self._size,
+            )
+        return Balanced(
+            elements,
+            lambda size: batch_sizes_for_worker(size, workers, here, worker),
+            here,
+            size=self._size,
+        )
+
+    def _spec_of_values(self) -> Spec:
+        spec = self._given.element_spec
+        if self._context.num_replicas_in_sync == 1:
+            return spec
+        alone = self._context.num_input_pipelines == 1
+        return spec_of_pieces(spec, self._here if alone else None)
+
+    def cardinality(self) -> int:
+        """Return the number of steps, `INFINITE_CARDINALITY` or `UNKNOWN_CARDINALITY`."""
+        size = self._given.cardinality()
+        if size in (INFINITE, UNKNOWN) or self._context.num_replicas_in_sync == 1:
+            return size
+        if self._options.split == "balanced" or self._policy in (
+            AutoShardPolicy.FILE,
+            AutoShardPolicy.HINT,
+        ):
+            return UNKNOWN
+        if self._by_batch or self._context.num_input_pipelines == 1:
+            return size
+        return UNKNOWN  # how many pieces the last batch makes depends on its rows
+
+
+class DistributedDatasetsFromFunction(_Distributed):
+    """Datasets that a function made for replicas or workers; replicas take elements as they are.
+
+    `strategy.distribute_datasets_from_function(dataset_fn)` makes it.
+
+    Args:
+        datasets: One, whose elements the replicas take in turn; or one for each of them.
+        context: Which worker this is, and how many replicas there are.
+        agree: Asked by iterators at each step, so that all workers end together.
+    """
+
+    def __init__(
+        self, datasets: list[Dataset], context: InputContext, agree: Agree | None = None
+    ) -> None:
+        super().__init__(context, agree)
+        for dataset in datasets:
+            if not isinstance(dataset, Dataset):
+                raise TypeError(
+                    f"`dataset_fn` must return a Dataset, but returned {dataset!r:.80} of type "
+                    f"{type(dataset).__name__}"
+                )
+        self._datasets = datasets
+
+    def _feed(self) -> Feed:
+        if len(self._datasets) > 1:
+            return Own([iter(dataset) for dataset in self._datasets])
+        (dataset,) = self._datasets
+        return Whole(iter(dataset)) if self._here == 1 else InTurn(iter(dataset), self._here)
+
+    def _spec_of_values(self) -> Spec:
+        spec = self._datasets[0].element_spec
+        return spec if self._is_always_full() else spec_in_turn(spec)
+
+    def _is_always_full(self) -> bool:
+        """Whether every step has an element for every replica."""
+        if self._agree is not None or self._context.num_input_pipelines > 1:
+            return False
+        sizes = {dataset.cardinality() for dataset in self._datasets}
+        if len(self._datasets) > 1:
+            return len(sizes) == 1 and UNKNOWN not in sizes
+        (size,) = sizes
+        return self._here == 1 or size == INFINITE or (size != UNKNOWN and not size % self._here)
+
+    def cardinality(self) -> int:
+        """Return the number of steps, `INFINITE_CARDINALITY` or `UNKNOWN_CARDINALITY`."""
+        sizes = [dataset.cardinality() for dataset in self._datasets]
+        if INFINITE in sizes:
+            return INFINITE
+        if UNKNOWN in sizes or self._context.num_input_pipelines > 1:
+            return UNKNOWN
+        return max(sizes) if len(sizes) > 1 else -(-sizes[0] // self._here)

@@ -1,0 +1,135 @@
+"""What an input function is told, and how a dataset is to be distributed: plain records."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from headrace.arguments import check_flag, check_int
+
+__all__ = ["InputContext", "InputOptions", "InputReplicationMode", "ValueContext"]
+
+
+@dataclass(frozen=True)
+class InputContext:
+    """Which input pipeline this is, of how many, and how many replicas they feed.
+
+    Attributes:
+        num_input_pipelines: One for each worker.
+        input_pipeline_id: From 0 to `num_input_pipelines - 1`.
+        num_replicas_in_sync: Replicas of all workers together.
+    """
+
+    num_input_pipelines: int = 1
+    input_pipeline_id: int = 0
+    num_replicas_in_sync: int = 1
+
+    def __post_init__(self) -> None:
+        check_int("num_input_pipelines", self.num_input_pipelines, minimum=1)
+        last = self.num_input_pipelines - 1
+        check_int("input_pipeline_id", self.input_pipeline_id, minimum=0, maximum=last)
+        check_int("num_replicas_in_sync", self.num_replicas_in_sync, minimum=1)
+
+    def get_per_replica_batch_size(self, global_batch_size: int) -> int:
+        """Return the batch size of one replica.
+
+        Raises:
+            ValueError: The global batch size is no multiple of the number of replicas.
+        """
+        size = check_int("global_batch_size", global_batch_size, minimum=1)
+        if size % self.num_replicas_in_sync:
+            raise ValueError(
+                f"The global_batch_size {size} is not divisible by num_replicas_in_sync "
+                f"{self.num_replicas_in_sync}; choose a multiple of it"
+            )
+        return size // self.num_replicas_in_sync
+
+    @property
+    def replicas_here(self) -> int:
+        """Replicas that one pipeline feeds.
+
+        Raises:
+            ValueError: Workers would have different numbers of them.
+        """
+        here, rest = divmod(self.num_replicas_in_sync, self.num_input_pipelines)
+        if rest:
+            raise ValueError(
+                "every worker must have the same number of replicas, but num_replicas_in_sync "
+                f"({self.num_replicas_in_sync}) cannot be divided by num_workers "
+                f"({self.num_input_pipelines})"
+            )
+        return here
+
+    def __str__(self) -> str:
+        return (
+            f"hr.distribute.InputContext(input pipeline id {self.input_pipeline_id}, "
+            f"total: {self.num_input_pipelines})"
+        )
+
+
+@dataclass(frozen=True)
+class ValueContext:
+    """Which replica a value is for, of how many."""
+
+    replica_id_in_sync_group: int = 0
+    num_replicas_in_sync: int = 1
+
+    def __str__(self) -> str:
+        return (
+            f"hr.distribute.ValueContext(replica id {self.replica_id_in_sync_group}, "
+            f"total replicas in sync: {self.num_replicas_in_sync})"
+        )
+
+
+class InputReplicationMode(enum.Enum):
+    """How often an input function is called."""
+
+    PER_WORKER = "PER_WORKER"
+    """Once for each worker; its replicas take elements in turn."""
+    PER_REPLICA = "PER_REPLICA"
+    """Once for each replica, which reads a dataset of its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputOptions:
+    """How to distribute a dataset. It holds for the one call that it is passed to.
+
+    Attributes:
+        experimental_fetch_to_device: Whether values are put on the replicas' devices; None is True.
+            On the CPU there is nothing to do.
+        experimental_replication_mode: Once for each worker or for each replica; only for
+            `distribute_datasets_from_function`.
+        experimental_place_dataset_on_device: Accepted with PER_REPLICA, as in tf.distribute.
+        experimental_per_replica_buffer_size: Batches read ahead for each replica; 0: none.
+        split: "ceil" cuts each batch into pieces of ceil(rows / replicas): the last replicas get
+            less, perhaps nothing. "balanced" joins what is left over to the next batch, so that
+            pieces differ by one row at most and no replica is idle for good.
+    """
+
+    experimental_fetch_to_device: bool | None = None
+    experimental_replication_mode: InputReplicationMode = InputReplicationMode.PER_WORKER
+    experimental_place_dataset_on_device: bool = False
+    experimental_per_replica_buffer_size: int = 1
+    split: str = "ceil"
+
+    def __post_init__(self) -> None:
+        check_flag("experimental_fetch_to_device", self.experimental_fetch_to_device)
+        place = self.experimental_place_dataset_on_device
+        check_flag("experimental_place_dataset_on_device", place, or_none=False)
+        if not isinstance(self.experimental_replication_mode, InputReplicationMode):
+            raise TypeError(
+                "`experimental_replication_mode` must be an InputReplicationMode, but got "
+                f"{self.experimental_replication_mode!r}"
+            )
+        check_int(
+            "experimental_per_replica_buffer_size",
+            self.experimental_per_replica_buffer_size,
+            minimum=0,
+        )
+        if self.split not in ("ceil", "balanced"):
+            raise ValueError(f'`split` must be "ceil" or "balanced", but got {self.split!r}')
+
+    @property
+    def is_per_replica(self) -> bool:
+        """Whether each replica has a dataset of its own."""
+        return self.experimental_replication_mode is InputReplicationMode.PER_REPLICA

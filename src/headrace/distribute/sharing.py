@@ -1,0 +1,112 @@
+"""What becomes of specs and batch sizes where rows are shared by replicas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from headrace.distribute.feeds import Step, no_batch
+from headrace.distribute.values import PerReplicaSpec
+from headrace.element.spec import BYTES, STR, ArraySpec, Spec
+from headrace.element.structure import flatten
+from headrace.element.transpose import map_leaves
+from headrace.errors import InvalidArgumentError
+from headrace.plan.batching import Batch
+from headrace.plan.combining import Zip
+from headrace.plan.node import Node
+from headrace.plan.ordering import Repeat, Shuffle, Skip, Take
+from headrace.plan.padding import PaddedBatch
+from headrace.plan.traverse import element_spec, fold
+
+__all__ = [
+    "check_is_batched",
+    "empty_step",
+    "global_batch_size",
+    "per_replica",
+    "spec_in_turn",
+    "spec_of_pieces",
+]
+
+
+def check_is_batched(plan: Node) -> None:
+    """Raise unless the elements have rows, as far as the plan tells without being run.
+
+    Raises:
+        InvalidArgumentError: A leaf is a scalar; the message names it.
+    """
+    spec = element_spec(plan)
+    if spec is None:
+        return
+    leaves, structure = flatten(spec)
+    for leaf, path in zip(leaves, structure.paths, strict=True):
+        if not leaf.shape:
+            raise InvalidArgumentError(no_batch(path, f"a scalar ({leaf})"))
+
+
+def global_batch_size(plan: Node) -> int | None:
+    """Return how many rows the batches of a plan have, but for smaller last ones; None: unknown."""
+    found = fold(plan, _size_at, once=True)
+    if found is not None:
+        return found
+    spec = element_spec(plan)
+    if spec is None:
+        return None
+    leaves, _ = flatten(spec)
+    rows = {leaf.shape[0] if leaf.shape else None for leaf in leaves}
+    return rows.pop() if len(rows) == 1 else None
+
+
+def _size_at(node: Node, inputs: list[int | None]) -> int | None:
+    if isinstance(node, Batch | PaddedBatch):
+        return node.size
+    if isinstance(node, Zip):
+        return inputs[0] if len(set(inputs)) == 1 else None
+    keeps_rows = node.is_transparent or isinstance(node, Repeat | Shuffle | Skip | Take)
+    return inputs[0] if keeps_rows and len(inputs) == 1 else None
+
+
+def per_replica(spec: Spec, count: int) -> Spec:
+    """Return a spec with a `PerReplicaSpec` of so many replicas at each leaf."""
+    return map_leaves(lambda leaf: PerReplicaSpec(*[leaf] * count), spec)
+
+
+def spec_of_pieces(spec: Spec, replicas: int | None) -> Spec:
+    """Return the spec of what one of so many replicas gets of each batch; None: lengths vary."""
+
+    def piece(leaf: ArraySpec) -> ArraySpec:
+        rows = leaf.shape[0] if leaf.shape else None
+        fits = replicas is not None and rows is not None and rows % replicas == 0
+        return _with_rows(leaf, rows // replicas if fits and rows and replicas else None)
+
+    return map_leaves(piece, spec)
+
+
+def spec_in_turn(spec: Spec) -> Spec:
+    """Return the spec of elements that a replica gets as they are, or without rows."""
+    return map_leaves(lambda leaf: _with_rows(leaf, None), spec)
+
+
+def _with_rows(leaf: ArraySpec, rows: int | None) -> ArraySpec:
+    return ArraySpec((rows, *leaf.shape[1:]), leaf.dtype, leaf.name) if leaf.shape else leaf
+
+
+def empty_step(spec: Spec, replicas: int) -> Step:
+    """Return a step in which no replica gets a row: axes of unknown length are 0, as is the first.
+
+    A scalar has no rows; it is 0 or empty.
+    """
+    leaves, structure = flatten(spec)
+    return structure, [[_empty(leaf)] * replicas for leaf in leaves]
+
+
+def _empty(leaf: ArraySpec) -> Any:
+    if leaf.dtype in (BYTES, STR):
+        nothing: Any = b"" if leaf.dtype == BYTES else ""
+        return np.empty(_shape(leaf), object) if leaf.shape else nothing
+    made = np.zeros(_shape(leaf), leaf.dtype)
+    return made if leaf.shape else made[()]
+
+
+def _shape(leaf: ArraySpec) -> tuple[int, ...]:
+    return (0, *[length or 0 for length in leaf.shape[1:]]) if leaf.shape else ()

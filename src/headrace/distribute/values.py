@@ -1,0 +1,254 @@
+"""Values that differ from replica to replica, and structures of them.
+
+Rule 1. A value of several replicas is a structure with a `PerReplica` for each leaf: the structure
+        is outside, the replicas are inside.
+Rule 2. What a step returns may hold lists, too; they are containers here, as are tuples,
+        namedtuples, mappings and dataclasses.
+Rule 3. An object that every replica returned is that object: it was not made on a replica. Numbers
+        are values, whatever Python shares of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from headrace.element.structure import rebuild
+
+__all__ = [
+    "DistributedValues",
+    "PerReplica",
+    "PerReplicaSpec",
+    "has_per_replica",
+    "local_results",
+    "map_structure",
+    "regroup",
+    "select",
+]
+
+_NUMBERS = (bool, int, float, complex, np.generic)
+_NOT_AN_ARRAY = (
+    "It looks like you are using a PerReplica object while not inside a replica context, which is "
+    "not supported. Run your function on the replicas with strategy.run(fn, args=(value,)), or "
+    "take the replicas' values with strategy.local_results(value)"
+)
+
+
+class DistributedValues:
+    """What has a value for each local replica, in `values`."""
+
+    __slots__ = ()
+
+
+class PerReplica(DistributedValues):
+    """One value for each local replica. It is no array: each replica gets its own with `run`.
+
+    Attributes:
+        values: The values, in the order of the replicas.
+    """
+
+    __slots__ = ("values",)
+
+    values: tuple[Any, ...]
+
+    def __init__(self, values: Iterable[Any]) -> None:
+        self.values = tuple(values)
+        if not self.values:
+            raise ValueError("`values` must hold a value for each replica, but is empty")
+
+    def __repr__(self) -> str:
+        lines = "".join(f"  {index}: {value!r},\n" for index, value in enumerate(self.values))
+        return f"PerReplica:{{\n{lines[:-2]}\n}}"
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise ValueError(_NOT_AN_ARRAY)
+
+    __array__ = __len__ = __getitem__ = __iter__ = __contains__ = _refuse
+    __float__ = __int__ = __index__ = __complex__ = __bool__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
+    __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = _refuse
+    __pow__ = __rpow__ = __matmul__ = __rmatmul__ = __neg__ = __pos__ = __abs__ = _refuse
+    __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = __invert__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = _refuse
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PerReplica, (self.values,)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("_"):
+            raise AttributeError(name, name=name, obj=self)
+        raise AttributeError(
+            f"PerReplica has no attribute {name!r}, it has `values`. {_NOT_AN_ARRAY}",
+            name=name,
+            obj=self,
+        )
+
+
+class PerReplicaSpec:
+    """What the values of a `PerReplica` look like. Immutable and hashable.
+
+    Attributes:
+        specs: An `ArraySpec` for each local replica.
+    """
+
+    __slots__ = ("specs",)
+
+    specs: tuple[Any, ...]
+
+    def __init__(self, *specs: Any) -> None:
+        object.__setattr__(self, "specs", specs)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"PerReplicaSpec is immutable: cannot set {name}")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PerReplicaSpec) and self.specs == other.specs
+
+    def __hash__(self) -> int:
+        return hash(self.specs)
+
+    def __repr__(self) -> str:
+        return f"PerReplicaSpec({', '.join(map(repr, self.specs))})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PerReplicaSpec, self.specs
+
+
+def regroup(values: Sequence[Any], *, always_wrap: bool = False) -> Any:
+    """Return one structure with `PerReplica` leaves of what each replica returned.
+
+    Args:
+        values: What the replicas returned: structures with the same containers.
+        always_wrap: Whether to wrap also what all returned alike, or one replica alone.
+
+    Raises:
+        ValueError: The containers differ.
+    """
+    first = values[0]
+    if not always_wrap and (len(values) == 1 or all(value is None for value in values)):
+        return first
+    return map_structure(lambda *leaves: _wrapped(leaves, always_wrap), *values)
+
+
+def _wrapped(leaves: tuple[Any, ...], always_wrap: bool) -> Any:
+    first = leaves[0]
+    if always_wrap or isinstance(first, _NUMBERS):
+        return PerReplica(leaves)
+    return first if all(leaf is first for leaf in leaves) else PerReplica(leaves)
+
+
+def select(replica: int, structure: Any) -> Any:
+    """Return the structure that one replica gets: its own values, and what is the same for all."""
+    kind = type(structure)
+    if kind is PerReplica:
+        return structure.values[replica]
+    if kind is np.ndarray:  # by far the most common of the rest
+        return structure
+    return map_structure(
+        lambda leaf: leaf.values[replica] if isinstance(leaf, PerReplica) else leaf, structure
+    )
+
+
+def local_results(structure: Any) -> tuple[Any, ...]:
+    """Return a tuple with each local replica's structure; of what is no such value, itself."""
+    if isinstance(structure, DistributedValues):
+        values: tuple[Any, ...] = structure.values  # type: ignore[attr-defined]
+        return values
+    count = has_per_replica(structure)
+    return tuple(select(each, structure) for each in range(count)) if count else (structure,)
+
+
+def has_per_replica(structure: Any) -> int:
+    """Return for how many replicas a structure has values; 0: it has none."""
+    found = 0
+
+    def look(leaf: Any) -> None:
+        nonlocal found
+        if isinstance(leaf, PerReplica):
+            found = len(leaf.values)
+
+    map_structure(look, structure)
+    return found
+
+
+def map_structure(function: Callable[..., Any], *structures: Any) -> Any:
+    """Return a structure with `function(leaf, ...)` in place of each leaf.
+
+    Lists, tuples, namedtuples, mappings and dataclasses keep their types.
+
+    Raises:
+        ValueError: The structures differ.
+    """
+    return _map(function, structures, "")
+
+
+def _map(function: Callable[..., Any], structures: tuple[Any, ...], path: str) -> Any:
+    first = structures[0]
+    kind = type(first)
+    if not _is_container(kind):  # type: ignore[arg-type]
+        if any(_is_container(each) for each in set(map(type, structures))):
+            _refuse_structures(structures, path)
+        return function(*structures)
+    if any(type(each) is not kind for each in structures[1:]):
+        _refuse_structures(structures, path)
+    if isinstance(first, Mapping):
+        if any(each.keys() != first.keys() for each in structures[1:]):
+            _refuse_structures(structures, path)
+        made = {
+            key: _map(function, tuple(each[key] for each in structures), f"{path}[{key!r}]")
+            for key in first
+        }
+        return made if kind is dict else _mapping_like(first, made)
+    if isinstance(first, list | tuple):
+        if any(len(each) != len(first) for each in structures[1:]):
+            _refuse_structures(structures, path)
+        parts = [
+            _map(function, members, f"{path}[{index}]")
+            for index, members in enumerate(zip(*structures, strict=True))
+        ]
+        if hasattr(first, "_fields"):
+            return tuple.__new__(kind, parts)
+        return kind(parts)
+    names = tuple(field.name for field in dataclasses.fields(first))
+    parts = [
+        _map(function, tuple(getattr(each, name) for each in structures), f"{path}.{name}")
+        for name in names
+    ]
+    return rebuild(kind, names, parts)
+
+
+@functools.lru_cache(1024)
+def _is_container(kind: type) -> bool:
+    return issubclass(kind, list | tuple | Mapping) or (
+        dataclasses.is_dataclass(kind) and not issubclass(kind, type)
+    )
+
+
+def _mapping_like(first: Mapping[Any, Any], made: dict[Any, Any]) -> Any:
+    if hasattr(first, "copy"):  # with what else it holds, as a defaultdict its factory
+        copied: Any = first.copy()
+        copied.update(made)
+        return copied
+    make: Any = type(first)
+    return make(made)
+
+
+def _refuse_structures(structures: tuple[Any, ...], path: str) -> NoReturn:
+    place = f"at {path}" if path else "at the top"
+    found = ", ".join(f"replica {i}: {_describe(each)}" for i, each in enumerate(structures))
+    raise ValueError(
+        f"the replicas' values have different structures {place} ({found}); return the same "
+        "nesting, keys and lengths on every replica"
+    )
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"a {type(value).__name__} with keys {list(value)}"
+    if isinstance(value, list | tuple):
+        return f"a {type(value).__name__} of {len(value)}"
+    return f"a {type(value).__name__}"

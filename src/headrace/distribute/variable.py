@@ -1,0 +1,340 @@
+"""Variables: arrays that stay, with a copy on each replica of the strategy they were made in.
+
+    ON_WRITE   a write on the replicas makes one value of theirs, as `aggregation` says, and every
+               copy gets it; so copies are alike. NONE writes each copy by itself
+    ON_READ    each replica writes its own copy; a read outside of them makes one value
+
+Stored arrays are never written into: a write puts another in their place, so a read copies nothing.
+"""
+
+from __future__ import annotations
+
+import enum
+import warnings
+from abc import ABCMeta
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
+from numpy.typing import NDArray
+
+from headrace.arguments import check_flag, check_string
+from headrace.distribute.collectives import ReduceOp
+from headrace.distribute.context import CrossReplica, OnReplica, here
+from headrace.distribute.strategy import get_strategy, has_strategy
+from headrace.distribute.values import DistributedValues, select
+
+__all__ = ["Variable", "VariableAggregation", "VariableSynchronization"]
+
+E = TypeVar("E", bound=enum.Enum)
+
+
+class VariableAggregation(enum.Enum):
+    """How values that replicas have for one variable become one."""
+
+    NONE = "NONE"
+    SUM = "SUM"
+    MEAN = "MEAN"
+    ONLY_FIRST_REPLICA = "ONLY_FIRST_REPLICA"
+
+
+class VariableSynchronization(enum.Enum):
+    """When they do."""
+
+    AUTO = "AUTO"
+    """ON_WRITE."""
+    NONE = "NONE"
+    """Not supported."""
+    ON_WRITE = "ON_WRITE"
+    ON_READ = "ON_READ"
+
+
+class _MadeOnce(ABCMeta):
+    """The type of a class of which replicas that make one each make one together."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        def make(*_: Any) -> Any:
+            return super(_MadeOnce, cls).__call__(*args, **kwargs)
+
+        place = here.get()
+        if isinstance(place, OnReplica) and has_strategy():
+            # That of the first replica: a random initial value is the same on all.
+            return place.merge_call(make)  # type: ignore[attr-defined]
+        return make()
+
+
+class Variable(NDArrayOperatorsMixin, DistributedValues, metaclass=_MadeOnce):
+    """An array that stays; in the scope of a strategy, with a copy on each replica.
+
+    >>> import headrace as hr
+    >>> strategy = hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> with strategy.scope():
+    ...     total = hr.Variable(1.0, aggregation="SUM")
+    >>> _ = strategy.run(lambda: total.assign_add(2.0))
+    >>> total.read()
+    np.float64(5.0)
+
+    Args:
+        initial_value: An array or number, or a function that returns one.
+        name: For people.
+        dtype: Of the variable; None: that of the initial value.
+        trainable: Whether it is to be trained; it changes nothing here.
+        aggregation: A `VariableAggregation`, or its name.
+        synchronization: A `VariableSynchronization`, or its name.
+    """
+
+    def __init__(
+        self,
+        initial_value: Any,
+        name: str | None = None,
+        dtype: Any = None,
+        trainable: bool = True,
+        aggregation: Any = VariableAggregation.NONE,
+        synchronization: Any = VariableSynchronization.AUTO,
+    ) -> None:
+        if name is not None:
+            check_string("name", name)
+        check_flag("trainable", trainable, or_none=False)
+        self.strategy = get_strategy()
+        self.name = name or "Variable"
+        self.trainable = trainable
+        self.aggregation = _member("aggregation", VariableAggregation, aggregation)
+        wanted = _member("synchronization", VariableSynchronization, synchronization)
+        if wanted is VariableSynchronization.NONE:
+            raise ValueError(
+                "`synchronization` NONE is not supported; use ON_WRITE, where copies are alike, or "
+                "ON_READ, where each replica has its own"
+            )
+        self._on_read = wanted is VariableSynchronization.ON_READ
+        value = np.asarray(initial_value() if callable(initial_value) else initial_value, dtype)
+        if self.aggregation is VariableAggregation.MEAN and value.dtype.kind not in "fcV":
+            raise ValueError(
+                "creating a distributed Variable with aggregation=MEAN and a non-floating dtype "
+                f"is not supported, and this one has {value.dtype}; give it a dtype such as "
+                "np.float32, or another aggregation"
+            )
+        count = len(self.strategy.worker_devices)
+        self._copies: list[NDArray[Any]] = self._shares(_kept(value), count)
+        #: Whether copies may differ that were to be alike, and nobody was warned.
+        self._may_differ = False
+
+    @property
+    def synchronization(self) -> VariableSynchronization:
+        """ON_WRITE or ON_READ."""
+        kinds = VariableSynchronization
+        return kinds.ON_READ if self._on_read else kinds.ON_WRITE
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The copies, in the order of the replicas."""
+        return tuple(copy[()] for copy in self._copies)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Length of each axis."""
+        return self._copies[0].shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The NumPy dtype."""
+        return self._copies[0].dtype
+
+    # --- reading ------------------------------------------------------------------------------
+
+    def read(self) -> Any:
+        """Return the value: on a replica its copy, else one for all. It cannot be written into.
+
+        Raises:
+            ValueError: It is ON_READ without an aggregation, so that there is no one value.
+        """
+        replica = self._replica()
+        if replica is not None:
+            return self._copies[replica][()]
+        if self._on_read and len(self._copies) > 1:
+            return self._aggregated(self._copies)
+        if self._may_differ:
+            self._warn_where_copies_differ()
+        return self._copies[0][()]
+
+    numpy = value = read_value = read
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        array = np.asarray(self.read())
+        if dtype is not None and array.dtype != dtype:
+            return array.astype(dtype)
+        return array.copy() if copy else array
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        if any(isinstance(each, Variable) for each in kwargs.get("out", ())):
+            raise TypeError(
+                "a Variable is not written by operators; use assign, assign_add or assign_sub"
+            )
+        plain = [each.read() if isinstance(each, Variable) else each for each in inputs]
+        return getattr(ufunc, method)(*plain, **kwargs)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.read()[key]
+
+    def __len__(self) -> int:
+        return len(self.read())
+
+    def __float__(self) -> float:
+        return float(self.read())
+
+    def __int__(self) -> int:
+        return int(self.read())
+
+    def __bool__(self) -> bool:
+        return bool(self.read())
+
+    # --- writing ------------------------------------------------------------------------------
+
+    def assign(
+        self, value: Any, use_locking: Any = None, name: Any = None, read_value: bool = True
+    ) -> Any:
+        """Make `value` the value, and return it.
+
+        On replicas all call it, where `aggregation` makes one value of theirs. The other arguments
+        are accepted as in tf.Variable.
+        """
+        return self._write("assign", value, lambda old, new: new)
+
+    def assign_add(
+        self, value: Any, use_locking: Any = None, name: Any = None, read_value: bool = True
+    ) -> Any:
+        """Add `value`, and return the new value; see `assign`."""
+        return self._write("assign_add", value, np.add)
+
+    def assign_sub(
+        self, value: Any, use_locking: Any = None, name: Any = None, read_value: bool = True
+    ) -> Any:
+        """Subtract `value`, and return the new value; see `assign`."""
+        return self._write("assign_sub", value, np.subtract)
+
+    def _write(self, method: str, value: Any, change: Callable[..., Any]) -> Any:
+        replica = self._replica()
+        if replica is None:
+            return self._write_all(method, value, change)
+        value = self._fitting(value)
+        if self._on_read or self.aggregation is VariableAggregation.NONE:
+            self._may_differ = not self._on_read
+            self._copies[replica] = _kept(change(self._copies[replica], value))
+            return self._copies[replica][()]
+
+        def merged(values: list[Any]) -> list[None]:
+            new = _kept(change(self._copies[0], self._fitting(self._aggregated(values))))
+            self._copies = [new] * len(self._copies)
+            return [None] * len(values)
+
+        place = here.get()
+        assert isinstance(place, OnReplica)
+        place.meet(merged, value)  # type: ignore[attr-defined]
+        return self._copies[replica][()]
+
+    def _write_all(self, method: str, value: Any, change: Callable[..., Any]) -> Any:
+        place = here.get()
+        if isinstance(place, CrossReplica) and place.strategy is not self.strategy:
+            raise ValueError(
+                f"Variable {self.name!r} belongs to {self.strategy!r}, and is written in the scope "
+                f"of {place.strategy!r}; write it in its own"
+            )
+        count = len(self._copies)
+        summed = self._on_read and self.aggregation is VariableAggregation.SUM
+        if summed and method != "assign" and count > 1:
+            raise ValueError(
+                f"SyncOnReadVariable does not support `{method}` in cross-replica context when "
+                "aggregation is set to VariableAggregation.SUM; call it on the replicas, or assign"
+            )
+        values = [self._fitting(select(i, value)) for i in range(count)]
+        if summed:
+            values = self._shares(values[0], count)
+        self._copies = [
+            _kept(change(old, new)) for old, new in zip(self._copies, values, strict=True)
+        ]
+        return self.read()
+
+    # --- the copies ---------------------------------------------------------------------------
+
+    def _replica(self) -> int | None:
+        """Return which replica's code asks; None: it is none, or another strategy's."""
+        place = here.get()
+        if isinstance(place, OnReplica) and place.strategy is self.strategy:
+            return place.replica_id_in_sync_group - self.strategy.first_replica  # type: ignore[attr-defined,no-any-return]
+        return None
+
+    def _aggregated(self, values: Sequence[Any]) -> Any:
+        if self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
+            return values[0]
+        if self.aggregation is VariableAggregation.NONE:
+            raise ValueError(
+                "Could not convert from VariableAggregation.NONE to a ReduceOp: the replicas have "
+                f"a value of Variable {self.name!r} each; read `values`, or give it an aggregation"
+            )
+        return self.strategy.reduce_replicas(ReduceOp.of(self.aggregation.name), values)
+
+    def _shares(self, value: NDArray[Any], count: int) -> list[NDArray[Any]]:
+        """Return the copies of which a read makes `value` again."""
+        summed = self._on_read and self.aggregation is VariableAggregation.SUM
+        if not summed or count == 1:
+            return [value] * count
+        if value.dtype.kind in "iu":
+            share = value // count
+            return [_kept(value - share * (count - 1)), *[_kept(share)] * (count - 1)]
+        return [_kept((value / count).astype(value.dtype))] * count
+
+    def _fitting(self, value: Any) -> NDArray[Any]:
+        """Return a value as an array of the variable's shape and dtype."""
+        array = np.asarray(value)
+        if array.shape != self.shape:
+            raise ValueError(
+                f"Variable {self.name!r} has shape {self.shape}, and a value of shape "
+                f"{array.shape} does not fit"
+            )
+        if not np.can_cast(array.dtype, self.dtype, "same_kind"):
+            raise TypeError(
+                f"Variable {self.name!r} has dtype {self.dtype}, which would lose what is in a "
+                f"value of dtype {array.dtype}; convert it with astype"
+            )
+        return array.astype(self.dtype, copy=False)
+
+    def _warn_where_copies_differ(self) -> None:
+        if all(np.array_equal(copy, self._copies[0]) for copy in self._copies[1:]):
+            return
+        self._may_differ = False
+        warnings.warn(
+            f"the replicas' copies of Variable {self.name!r} differ, since each wrote its own: it "
+            "has aggregation NONE. This is that of the first; give it an aggregation, or "
+            "synchronization ON_READ",
+            stacklevel=4,
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Variable:
+        made = object.__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        made._copies = list(self._copies)
+        return made
+
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        return f"<Variable {self.name!r} shape={self.shape} dtype={self.dtype}>"
+
+
+def _kept(value: Any) -> NDArray[Any]:
+    """Return an array that nobody else writes into, and nobody can."""
+    array = np.array(value) if not isinstance(value, np.ndarray) or value.flags.writeable else value
+    array.flags.writeable = False
+    return array
+
+
+def _member(argument: str, kind: type[E], value: Any) -> E:
+    if isinstance(value, kind):
+        return value
+    name = value.upper() if isinstance(value, str) else value
+    for member in kind:
+        if member.name == name:
+            return member
+    raise ValueError(
+        f"`{argument}` must be one of {', '.join(each.name for each in kind)}, but got {value!r}"
+    )

@@ -1,0 +1,65 @@
+"""The threads of a strategy, where they are interrupted and where their process is forked."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from headrace.distribute import get_replica_context
+from tests.distribute.replicas import mirrored
+
+
+def total():
+    return get_replica_context().all_reduce("SUM", 1)
+
+
+@pytest.mark.parametrize("interruptions", [1, 2])
+def test_an_interruption_ends_the_replicas_and_the_next_run_is_whole(interruptions):
+    strategy = mirrored(3)
+    left = [interruptions]
+    ended = threading.Event()
+    waiting = threading.Event()
+
+    def interrupt(*_):
+        left[0] -= 1
+        raise KeyboardInterrupt
+
+    def step():
+        if get_replica_context().replica_id_in_sync_group:
+            waiting.set()
+            ended.wait(30 if interruptions == 2 else 0.2)
+        return total()
+
+    def send():
+        waiting.wait(30)
+        while left[0]:
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+            time.sleep(0.1)
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    sender = threading.Thread(target=send)
+    sender.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            strategy.run(step)
+    finally:
+        left[0] = 0
+        sender.join()
+        signal.signal(signal.SIGUSR1, before)
+        ended.set()
+    assert strategy.run(total).values == (3, 3, 3)
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_has_replicas_of_its_own():
+    strategy = mirrored(2)
+    assert strategy.run(total).values == (2, 2)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if strategy.run(total).values == (2, 2) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert strategy.run(total).values == (2, 2)

@@ -1,0 +1,156 @@
+"""Distributed iterators: how they end, where they may be used, and that they go on anywhere."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import headrace as hr
+from headrace.distribute import InputOptions, InputReplicationMode
+from headrace.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    OutOfRangeError,
+    UserFunctionError,
+)
+from tests.distribute.replicas import BALANCED, mirrored, rows, steps_of
+
+numbers = hr.Dataset.range
+
+
+def test_at_the_end_get_next_is_out_of_range_again_and_again_and_a_fresh_one_begins_again():
+    distributed = mirrored(2).distribute_dataset(numbers(4).batch(2))
+    iterator = iter(distributed)
+    assert rows(iterator.get_next()) == [[0], [1]]
+    assert rows(next(iterator)) == [[2], [3]]
+    for _ in range(3):
+        with pytest.raises(OutOfRangeError):
+            iterator.get_next()
+        with pytest.raises(StopIteration):
+            next(iterator)
+    assert steps_of(distributed) == [[[0], [1]], [[2], [3]]]
+
+
+def test_an_optional_says_whether_there_is_a_value():
+    iterator = iter(mirrored(2).distribute_dataset(numbers(2).batch(2)))
+    first = iterator.get_next_as_optional()
+    assert isinstance(first, hr.Optional)
+    assert first.has_value()
+    assert rows(first.get_value()) == [[0], [1]]
+    for _ in range(2):
+        last = iterator.get_next_as_optional()
+        assert not last.has_value()
+        with pytest.raises(InvalidArgumentError, match="no value"):
+            last.get_value()
+
+
+def test_it_is_not_read_on_a_replica():
+    strategy = mirrored(2)
+    iterator = iter(strategy.distribute_dataset(numbers(4).batch(2)))
+    for read in (next, lambda i: i.get_next(), lambda i: i.get_next_as_optional()):
+        with pytest.raises(ValueError, match=r"should be called from outside of replica_fn"):
+            strategy.run(read, args=(iterator,))
+    assert rows(next(iterator)) == [[0], [1]]
+    iterator.close()
+
+
+def test_after_an_element_that_fails_it_goes_on():
+    def failing(x):
+        if x == 3:
+            raise ValueError("three")
+        return x
+
+    def read_all(iterator):
+        found, errors = [], 0
+        while True:
+            try:
+                found.append(rows(iterator.get_next()))
+            except UserFunctionError:
+                errors += 1
+            except OutOfRangeError:
+                return found, errors
+
+    plan = numbers(6).map(failing).batch(1)
+    strategy = mirrored(2)
+    found, errors = read_all(iter(strategy.distribute_datasets_from_function(lambda c: plan)))
+    assert ([x for step in found for part in step for x in part], errors) == ([0, 1, 2, 4, 5], 1)
+    found, errors = read_all(iter(strategy.distribute_dataset(plan)))
+    assert ([x for step in found for part in step for x in part], errors) == ([0, 1, 2, 4, 5], 1)
+    found, errors = read_all(iter(strategy.distribute_dataset(plan, BALANCED)))
+    assert ([x for step in found for part in step for x in part], errors) == ([0, 1, 2, 4, 5], 1)
+
+
+def distributed(strategy, how):
+    plan = numbers(23).shuffle(10, seed=7).batch(5)
+    if how == "function":
+        return strategy.distribute_datasets_from_function(lambda context: plan)
+    return strategy.distribute_dataset(plan, InputOptions(split=how))
+
+
+def taken(step):
+    values = rows(step)
+    return [x for part in values for x in part] if isinstance(values[0], list) else values
+
+
+@pytest.mark.parametrize("how", ["ceil", "balanced", "function"])
+@pytest.mark.parametrize(("saved_on", "resumed_on"), [(2, 2), (2, 3), (3, 2), (4, 1), (1, 4)])
+def test_saved_on_some_replicas_it_goes_on_on_others_with_nothing_lost_or_twice(
+    how, saved_on, resumed_on
+):
+    whole = [x for step in distributed(mirrored(1), how) for x in taken(step)]
+    before = []
+    iterator = iter(distributed(mirrored(saved_on), how))
+    states = [json.dumps(iterator.get_state())]
+    for step in iterator:
+        before.append(taken(step))
+        states.append(json.dumps(iterator.get_state()))
+    for index, state in enumerate(states):
+        other = iter(distributed(mirrored(resumed_on), how))
+        other.set_state(json.loads(state))
+        rest = [x for step in other for x in taken(step)]
+        assert [x for step in before[:index] for x in step] + rest == whole, (index, state)
+    assert len(states) > 2
+
+
+@pytest.mark.parametrize("how", ["ceil", "balanced", "function"])
+def test_restored_on_as_many_replicas_the_steps_are_the_same(how):
+    iterator = iter(distributed(mirrored(3), how))
+    next(iterator)
+    state = iterator.get_state()
+    rest = steps_of(iterator)
+    assert rest
+    iterator.set_state(state)
+    assert steps_of(iterator) == rest
+
+
+def test_datasets_of_replicas_have_states_for_as_many():
+    options = InputOptions(experimental_replication_mode=InputReplicationMode.PER_REPLICA)
+
+    def made(replicas):
+        return iter(
+            mirrored(replicas).distribute_datasets_from_function(
+                lambda context: numbers(6), options
+            )
+        )
+
+    iterator = made(2)
+    next(iterator)
+    state = iterator.get_state()
+    with made(2) as other:
+        other.set_state(state)
+        assert next(other).values == next(iterator).values == (1, 1)
+    with made(3) as more, pytest.raises(FailedPreconditionError, match="restore it on as many"):
+        more.set_state(state)
+    iterator.close()
+
+
+def test_a_state_of_something_else_is_refused():
+    iterator = iter(mirrored(2).distribute_dataset(numbers(4).batch(2)))
+    with pytest.raises(TypeError, match="`state` must be a value of"):
+        iterator.set_state({"a": 1})
+    other = iter(mirrored(2).distribute_dataset(numbers(4).batch(3)))
+    with pytest.raises(FailedPreconditionError, match="other steps"):
+        other.set_state(iterator.get_state())
+    with pytest.raises(FailedPreconditionError, match="version 9"):
+        iterator.set_state({**iterator.get_state(), "version": 9})

@@ -1,0 +1,165 @@
+"""Variables with a copy on each replica: the documented numbers of each aggregation."""
+
+from __future__ import annotations
+
+import copy
+import doctest
+
+import numpy as np
+import pytest
+
+import headrace as hr
+from headrace.distribute import PerReplica, get_replica_context, variable
+from tests.distribute.replicas import mirrored
+
+
+def replica_id():
+    return get_replica_context().replica_id_in_sync_group
+
+
+def made(value=1.0, replicas=2, **kwargs):
+    strategy = mirrored(replicas)
+    with strategy.scope():
+        return strategy, hr.Variable(value, **kwargs)
+
+
+def test_outside_any_strategy_it_is_a_local_array():
+    v = hr.Variable([1.0, 2.0], name="w", dtype=np.float32)
+    assert (v.shape, v.dtype, v.name, v.trainable) == ((2,), np.float32, "w", True)
+    assert v.assign_add([1, 1]).tolist() == [2.0, 3.0]
+    assert (v * 2).tolist() == [4.0, 6.0]
+    assert np.asarray(v).tolist() == v.numpy().tolist() == [2.0, 3.0]
+    with pytest.raises(ValueError, match="read-only"):
+        v.read()[0] = 5
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "added", "assigned"),
+    [
+        ("NONE", [2.0, 3.0], [1.0, 2.0]),
+        ("SUM", [4.0, 4.0], [3.0, 3.0]),
+        ("MEAN", [2.5, 2.5], [1.5, 1.5]),
+        ("ONLY_FIRST_REPLICA", [2.0, 2.0], [1.0, 1.0]),
+    ],
+)
+def test_copies_after_a_write_on_the_replicas_are_those_of_the_table(aggregation, added, assigned):
+    for method, copies in (("assign_add", added), ("assign", assigned)):
+        strategy, v = made(aggregation=aggregation)
+        returned = strategy.run(lambda v=v, m=method: getattr(v, m)(replica_id() + 1))
+        assert list(v.values) == copies
+        assert list(returned.values) == copies
+
+
+@pytest.mark.parametrize("aggregation", ["NONE", "SUM", "MEAN", "ONLY_FIRST_REPLICA"])
+def test_outside_of_replicas_a_write_gives_every_copy_the_same(aggregation):
+    strategy, v = made(0.0, aggregation=aggregation)
+    for use, expected in ((v.assign, 1), (v.assign_add, 2), (v.assign_sub, 1)):
+        assert use(1) == expected
+        assert v.values == (expected, expected)
+    with strategy.scope():
+        assert v.assign_add(2) == 3
+    assert strategy.local_results(v) == (3, 3)
+
+
+def test_copies_that_differ_without_an_aggregation_are_warned_of_once():
+    strategy, v = made()
+    strategy.run(lambda: v.assign(replica_id()))
+    with pytest.warns(UserWarning, match="copies of Variable 'Variable' differ"):
+        assert v.read() == 0
+    assert v.read() == 0
+    strategy.run(lambda: v.assign(7.0))
+    assert v.read() == 7
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "read"), [("SUM", 3.0), ("MEAN", 1.5), ("ONLY_FIRST_REPLICA", 1.0)]
+)
+def test_on_read_each_replica_has_its_own_and_a_read_outside_makes_one(aggregation, read):
+    strategy, v = made(0.0, aggregation=aggregation, synchronization="ON_READ")
+    own = strategy.run(lambda: (v.assign_add(replica_id() + 1), v.read())[1])
+    assert own.values == (1.0, 2.0) == v.values
+    assert v.read() == read
+
+
+def test_on_read_without_an_aggregation_there_is_no_one_value():
+    _, v = made(0.0, synchronization="ON_READ")
+    with pytest.raises(ValueError, match=r"Could not convert from VariableAggregation\.NONE"):
+        v.read()
+
+
+def test_on_read_a_sum_is_shared_by_the_copies_and_starts_at_its_initial_value():
+    _, v = made(3.0, aggregation="SUM", synchronization="ON_READ")
+    assert v.read() == 3.0
+    assert v.assign(10.0) == 10.0
+    assert v.values == (5.0, 5.0)
+    for method in (v.assign_add, v.assign_sub):
+        with pytest.raises(ValueError, match="SyncOnReadVariable does not support"):
+            method(1.0)
+    _, count = made(7, aggregation="SUM", synchronization="ON_READ")
+    assert count.read() == 7
+
+
+def test_a_reduction_on_the_replicas_takes_each_ones_own_copy():
+    strategy, v = made(0, replicas=3, aggregation="SUM", synchronization="ON_READ")
+
+    def step():
+        v.assign(3 * replica_id())
+        return get_replica_context().all_reduce("SUM", v)
+
+    assert strategy.run(step).values == (9, 9, 9)
+    assert strategy.reduce("SUM", v) == 9
+
+
+def test_replicas_that_make_a_variable_make_one_together():
+    strategy = mirrored(2)
+    rng = np.random.default_rng()
+    v = strategy.run(lambda: hr.Variable(lambda: rng.normal(size=3), aggregation="SUM"))
+    assert isinstance(v, hr.Variable)
+    assert np.array_equal(*v.values)
+    strategy.run(lambda: v.assign(np.ones(3)))
+    assert v.read().tolist() == [2.0, 2.0, 2.0]
+
+
+def test_values_that_are_there_for_each_replica_go_to_their_copies():
+    strategy, v = made(0.0)
+    v.assign(PerReplica([1, 2]))
+    assert v.values == (1, 2)
+    v.assign_add(PerReplica([1, 2]))
+    assert v.values == (2, 4)
+    assert strategy.run(lambda: v + 1).values == (3, 5)
+
+
+def test_a_copy_of_a_variable_is_another():
+    _, v = made(1.0, aggregation="MEAN")
+    other = copy.deepcopy(v)
+    other.assign(5)
+    assert (v.read(), other.read()) == (1.0, 5.0)
+    assert other.aggregation is v.aggregation
+
+
+def test_what_does_not_fit_is_named():
+    strategy, v = made([1.0, 2.0])
+    with pytest.raises(ValueError, match=r"has shape \(2,\), and a value of shape \(3,\)"):
+        v.assign([1.0, 2.0, 3.0])
+    _, count = made(1)
+    with pytest.raises(TypeError, match="dtype int64, which would lose"):
+        count.assign(1.5)
+    with pytest.raises(TypeError, match="use assign, assign_add"):
+        v += 1
+    with pytest.raises(ValueError, match="aggregation=MEAN and a non-floating dtype"):
+        made(1, aggregation="MEAN")
+    with pytest.raises(ValueError, match="`synchronization` NONE is not supported"):
+        made(1, synchronization="NONE")
+    with pytest.raises(ValueError, match="`aggregation` must be one of NONE, SUM"):
+        made(1, aggregation="MAX")
+    other = mirrored(2)
+    with other.scope(), pytest.raises(ValueError, match="write it in its own"):
+        v.assign([0.0, 0.0])
+    with strategy.extended.colocate_vars_with(v):
+        pass
+    with pytest.raises(ValueError, match="must only be passed a variable created in this"):
+        other.extended.colocate_vars_with(v)
+
+
+def test_examples_in_docstrings_give_what_they_say():
+    assert doctest.testmod(variable).failed == 0

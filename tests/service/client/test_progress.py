@@ -1,0 +1,90 @@
+"""Which elements were given at a place, as units of the stream and ordinals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace.errors import FailedPreconditionError
+from headrace.execution.delivered import END, Delivered
+from headrace.service.client.progress import Progress, rows_given
+from headrace.service.messages import Elements
+
+
+def answer_of(**fields: Any) -> Elements:
+    return Elements(**{"first": 0, "count": 0, "end": False, **fields})
+
+
+TWO_UNITS = ((0, 1, 0, 2), (1, 1, 0, 2), (0, 2, 2, END - 2))
+"""Units 0 and 1 of two elements each, which both have ended."""
+
+
+@pytest.mark.parametrize(
+    ("count", "given"),
+    [
+        (0, []),
+        (1, [(0, 1, 0, 1)]),
+        (2, [(0, 1, 0, 2), (0, 1, 2, END - 2)]),
+        (3, [(0, 1, 0, 2), (1, 1, 0, 1), (0, 1, 2, END - 2)]),
+        (4, [*TWO_UNITS]),
+    ],
+)
+def test_with_the_last_element_of_a_unit_its_end_is_given(count: int, given: Any) -> None:
+    answer = answer_of(count=4, origins=TWO_UNITS)
+    assert [*rows_given(answer, count, 4)] == given
+
+
+@pytest.mark.parametrize(("count", "given"), [(1, [(0, 1, 0, 2)]), (2, [(0, 1, 0, 3)])])
+def test_elements_of_several_origins_are_given_with_all_of_theirs(count: int, given: Any) -> None:
+    answer = answer_of(count=3, origins=((0, 1, 0, 3), (1, 1, 0, 1)), sizes=(2, 1, 1))
+    assert [*rows_given(answer, count, 3)] == given
+
+
+def test_elements_that_have_as_many_origins_each_need_not_say_so() -> None:
+    answer = answer_of(count=2, origins=((0, 1, 0, 6),))
+    assert [*rows_given(answer, 1, 2)] == [(0, 1, 0, 3)]
+
+
+def test_of_origins_in_another_order_those_of_the_first_elements_are_given() -> None:
+    order = np.array([2, 0, 3, 1], "<u4").tobytes()
+    answer = answer_of(count=4, origins=TWO_UNITS, is_mixed=True, order=order)
+    assert [*rows_given(answer, 2, 4)] == [(0, 2, 1, 1), (0, 2, 2, END - 2)]
+    with pytest.raises(FailedPreconditionError, match="another version of Headrace"):
+        rows_given(answer_of(count=4, origins=TWO_UNITS, is_mixed=True), 2, 4)
+
+
+def test_an_end_that_is_said_late_is_of_the_unit_that_was_dealt() -> None:
+    progress = Progress(Delivered())
+    first = answer_of(count=2, origins=((0, 1, 0, 2),), dealt=((0, 1, 7, 0),))
+    progress.add(1, first, 0, 2)
+    # The unit is done by now, and no more among those that the task has.
+    late = answer_of(
+        count=1, origins=((1, 1, 0, 1), (0, 1, 2, END - 2)), dealt=((1, 1, 30, 0),), done=1
+    )
+    progress.add(1, late, 2, 1)
+    assert progress.until(2).to_json() == {"frontier": 0, "parts": [[7, 1, [[0, 2]]]]}
+    assert progress.until(3).to_json() == {
+        "frontier": 0,
+        "delivered": [[7, 8]],
+        "parts": [[30, 1, [[0, 1]]]],
+    }
+
+
+def test_a_place_has_what_came_of_all_tasks_and_before() -> None:
+    before = Delivered()
+    before.add([(0, 3, 0, END)])
+    progress = Progress(before)
+    whole = {"count": 1, "origins": ((0, 1, 0, 1), (0, 1, 1, END - 1))}
+    progress.add(1, answer_of(dealt=((0, 1, 3, 0),), **whole), 0, 1)
+    progress.add(2, answer_of(dealt=((0, 1, 5, 0),), **whole), 1, 1)
+    assert [progress.until(place).whole for place in range(3)] == [
+        ((0, 3),),
+        ((0, 4),),
+        ((0, 4), (5, 6)),
+    ]
+    progress.forget(1)
+    with pytest.raises(FailedPreconditionError, match="not known any more"):
+        progress.until(0)
+    assert progress.until(1).whole == ((0, 4),)

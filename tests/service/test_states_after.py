@@ -1,0 +1,138 @@
+"""States of steps that stand after `distribute`: where they go on, and who refuses them."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import headrace as hr
+from headrace.element.transpose import map_leaves
+from headrace.errors import FailedPreconditionError
+from headrace.service import LocalCluster, ShardingPolicy, distribute
+
+pytestmark = pytest.mark.system
+
+DYNAMIC = ShardingPolicy.DYNAMIC
+Dataset = hr.Dataset
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[str]:
+    with LocalCluster(num_workers=1, processes=False) as cluster:
+        yield cluster.target
+
+
+def opened(number: int) -> Dataset:
+    return Dataset.range(10 * number, 10 * number + 10)
+
+
+def tripled(number: Any) -> Any:
+    return number * 3
+
+
+BELOW: dict[str, Callable[[], Dataset]] = {
+    "rows": lambda: Dataset.range(60).map(lambda x: x + 1),
+    "interleave": lambda: Dataset.range(6).interleave(opened, cycle_length=2),
+}
+ABOVE: dict[str, Callable[[Dataset], Dataset]] = {
+    "map": lambda ds: ds.map(tripled),
+    "batch": lambda ds: ds.batch(4),
+    "filter": lambda ds: ds.filter(lambda x: x % 2 == 0),
+    "take": lambda ds: ds.take(40),
+    "enumerate": lambda ds: ds.enumerate(),
+    "map and batch": lambda ds: ds.map(tripled).batch(4),
+}
+IN_ORDER_ONLY: dict[str, Callable[[Dataset], Dataset]] = {
+    "repeat": lambda ds: ds.repeat(2),
+    "unbatch": lambda ds: ds.batch(4).unbatch(),
+    "shuffle": lambda ds: ds.shuffle(10, seed=2, reshuffle_each_iteration=False),
+}
+
+
+def shown(elements: Any) -> list[str]:
+    return [repr(map_leaves(lambda leaf: np.asarray(leaf).tolist(), each)) for each in elements]
+
+
+def state_after(dataset: Dataset, count: int) -> tuple[list[str], dict[str, Any]]:
+    with iter(dataset) as iterator:
+        first = shown(next(iterator) for _ in range(count))
+        return first, json.loads(json.dumps(iterator.get_state()))
+
+
+def rest_of(dataset: Dataset, state: dict[str, Any]) -> list[str]:
+    with iter(dataset) as iterator:
+        iterator.set_state(state)
+        return shown(iterator)
+
+
+@pytest.mark.parametrize("below", BELOW)
+@pytest.mark.parametrize("above", [*ABOVE, *IN_ORDER_ONLY])
+def test_in_order_a_state_goes_on_where_distribute_stands_at_the_same_step(
+    below: str, above: str, service: str
+) -> None:
+    step = {**ABOVE, **IN_ORDER_ONLY}[above]
+    make = BELOW[below]
+    count = random.randrange(1, 8)
+    print("count", count)
+    over = step(make().apply(distribute(DYNAMIC, service, ordered=True)))
+    first, state = state_after(over, count)
+    assert first + rest_of(over, state) == shown(step(make()))
+
+
+@pytest.mark.parametrize("is_ordered", [True, False])
+@pytest.mark.parametrize("below", BELOW)
+@pytest.mark.parametrize("above", ABOVE)
+def test_a_state_of_steps_after_distribute_is_no_state_of_one_process_nor_the_other_way_round(
+    below: str, above: str, is_ordered: bool, service: str
+) -> None:
+    here = ABOVE[above](BELOW[below]())
+    over = ABOVE[above](BELOW[below]().apply(distribute(DYNAMIC, service, ordered=is_ordered)))
+    whole = here.apply(distribute(DYNAMIC, service, ordered=is_ordered))
+    kept: list[dict[str, Any]] = []
+    for dataset in (here, over, whole):
+        try:
+            kept.append(state_after(dataset, 3)[1])
+        except FailedPreconditionError:
+            assert dataset is whole, "it has no states: the client runs a step of the whole stream"
+    for state in kept:
+        is_after = state["at"].get("served") == [2]
+        others = [here, whole] if is_after else [over]
+        for dataset in others:
+            with iter(dataset) as iterator:
+                with pytest.raises(FailedPreconditionError) as caught:
+                    iterator.set_state(state)
+                if "has no states" not in str(caught.value):
+                    assert "`distribute` stands after step 2 (" in str(caught.value)
+                    assert "no step stands after `distribute`" in str(caught.value)
+                    assert "Restore it with `distribute` where it was" in str(caught.value)
+
+
+def test_a_state_is_refused_where_distribute_stands_at_another_step(service: str) -> None:
+    dataset = Dataset.range(60).map(tripled)
+    share = distribute(DYNAMIC, service, ordered=True)
+    _, state = state_after(dataset.apply(share).map(tripled).batch(4), 3)
+    later = dataset.map(tripled).apply(share).batch(4)
+    with pytest.raises(FailedPreconditionError, match=r"step 2 \(map\).* step 3 \(map\)"):
+        rest_of(later, state)
+
+
+@pytest.mark.parametrize("step", [lambda ds: ds, lambda ds: ds.map(tripled)])
+def test_a_state_in_no_order_is_refused_where_the_rest_is_to_be_in_order(
+    step: Callable[[Dataset], Dataset], service: str
+) -> None:
+    dataset = Dataset.range(60).map(tripled)
+    _, state = state_after(step(dataset.apply(distribute(DYNAMIC, service))), 9)
+    with pytest.raises(FailedPreconditionError, match="restore it without `ordered=True`"):
+        rest_of(step(dataset.apply(distribute(DYNAMIC, service, ordered=True))), state)
+
+
+def test_a_state_is_refused_by_the_policy_where_that_has_none(service: str) -> None:
+    dataset = Dataset.range(60).map(tripled)
+    _, state = state_after(dataset.apply(distribute(DYNAMIC, service)), 9)
+    with pytest.raises(FailedPreconditionError, match=r"Use ShardingPolicy\.DYNAMIC"):
+        rest_of(dataset.apply(distribute(ShardingPolicy.OFF, service)), state)
