@@ -1,0 +1,1 @@
+"""Parameter servers: variables and tables in other processes, and what changes them."""
