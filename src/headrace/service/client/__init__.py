@@ -2,9 +2,10 @@
 
 What is decided, on plain values, without thread, socket or clock:
 
-    session    one iteration, read from all of its tasks
+    reading    one iteration, read from all of its tasks: what its sessions have in common
+    session    what is there is delivered, whichever task it comes from
     task       one task: what was asked, what arrived, whether its worker answers
-    round_session  the same for one of several consumers, who read in rounds
+    round_session  one round after another is delivered, to one of several consumers
     round_task     one task whose elements come in rounds
     rounds         whose turn each round is
     receipt    which units of a task came whole, and of which anything came

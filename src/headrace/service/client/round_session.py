@@ -1,6 +1,6 @@
-"""A consumer's session: one iteration read in rounds, without thread, socket or clock.
+"""A consumer's session: one round after another is delivered.
 
-It has the face of `session.Session`, and differs in what it delivers:
+What does not depend on how elements come is in `reading`.
 
 Rule 1. Rounds are delivered in their order (`rounds`), each when the worker has said that it
         arrived at every consumer (`worker.rounds`, rule 2). So each consumer yields the same ones.
@@ -17,7 +17,6 @@ Rule 5. A wait for other consumers ends in an error after `wait_timeout`, and wh
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 from headrace.errors import (
@@ -26,34 +25,25 @@ from headrace.errors import (
     DeadlineExceededError,
     FailedPreconditionError,
     HeadraceError,
-    NotFoundError,
     UnavailableError,
 )
 from headrace.service.client.actions import Actions, Ask, Delivery
-from headrace.service.client.contact import Contact
-from headrace.service.client.packing_pace import PackingPace
+from headrace.service.client.reading import Reading
 from headrace.service.client.round_task import RoundTask
 from headrace.service.client.rounds import Rounds
-from headrace.service.client.waiting import Waiting, describe_missing
+from headrace.service.client.waiting import describe_missing
 from headrace.service.messages import (
     WORD,
-    ClientHeartbeat,
     ClientUpdate,
-    DispatcherReply,
-    DispatcherRequest,
     Elements,
     IterationOpened,
-    LostUnits,
     ReportUnreachable,
     SettleTask,
     TaskAddress,
 )
-from headrace.transport.channel import Buffer
 
 __all__ = ["RoundSession"]
 
-_OWN_LATENESS = 2.0
-"""Seconds after the time that it named at which the session notices that it is called late."""
 _LEASE_SECONDS = 4.0
 _FEWEST_ROUNDS = 16
 _LOOK_SECONDS = 2.0
@@ -62,7 +52,7 @@ _LAST_ROUNDS_SECONDS = 1.0
 """How long to wait, after another consumer has left, for rounds that all of them have."""
 
 
-class RoundSession:
+class RoundSession(Reading[RoundTask]):
     """What one consumer knows of the iteration that it reads.
 
     Args:
@@ -76,6 +66,8 @@ class RoundSession:
             nobody who could deliver.
     """
 
+    _cure = "Iterate over the dataset again, on all consumers"
+
     def __init__(
         self,
         client_id: str,
@@ -87,38 +79,20 @@ class RoundSession:
         consumers: int,
         wait_timeout: float = 3600.0,
     ) -> None:
-        self.client_id = client_id
-        #: For those alone who read alone: here nothing is skipped, packed or left to others.
-        self.skipped = 0
-        self.passed_over: tuple[str, ...] = ()
-        self.given_up: tuple[tuple[int, int], ...] = ()
-        self.pace = PackingPace("", now)
-        #: Seconds for which the consumer waited for elements, less the wait that goes on.
-        self._waited = 0.0
-        self._dispatcher = dispatcher
+        super().__init__(client_id, dispatcher, now, wait_timeout=wait_timeout)
         self._max_outstanding = max_outstanding
         self._consumer, self._consumers = consumer, consumers
         self._wait_timeout = wait_timeout
-        self._contact = Contact(now)
-        self._waiting = Waiting(wait_timeout)
         self._rounds = Rounds()
-        #: Every task that was ever listed, and those of them that are read.
+        #: Every task that was ever listed.
         self._tasks: dict[int, RoundTask] = {}
-        self._open: dict[int, RoundTask] = {}
         #: Rounds that were delivered and are not used up.
         self._in_use: set[tuple[int, int]] = set()
-        #: What the dispatcher said last.
-        self._known = -1
-        self._listed: set[int] = set()
-        self._kept: set[int] = set()
         #: The last attempt at whole copies.
         self._attempts = 0
-        self._finished = False
-        self._silent: tuple[str, ...] = ()
         self._left = ""
         #: Since when it is known that a consumer has left.
         self._left_since = math.inf
-        self.lost: tuple[LostUnits, ...] = ()
         #: What it must hear.
         self._to_settle: set[int] = set()
         self._to_report: dict[int, bool] = {}
@@ -126,49 +100,23 @@ class RoundSession:
         self._asked_until = 0
         self._counted_at, self._counted, self._rate = now, 0, 0.0
         self._look_at = 0.0
-        self._drops: list[int] = []
-        self._warnings: list[str] = []
-        self.failure: HeadraceError | None = None
-        #: When it asked to act again, at the latest.
-        self._expected = math.inf
 
     # --- the dispatcher -----------------------------------------------------------------------
 
     def opened(self, reply: IterationOpened, now: float) -> None:
-        """Begin with what the dispatcher answered to `OpenIteration`."""
         self._list(reply.tasks)
         self._rounds.extend(math.inf if reply.finished else reply.horizon)
         self._finished, self._contact.lease = reply.finished, reply.lease
         self._contact.hurry()
 
-    def heard(
-        self, asked: DispatcherRequest | None, answer: DispatcherReply | Exception, now: float
-    ) -> None:
-        """Take what the dispatcher said to a call, or the error in its place."""
-        if isinstance(answer, ClientUpdate):
-            self.updated(answer, now)
-        elif isinstance(answer, UnavailableError):
-            self.unheard(now)
-        elif isinstance(asked, SettleTask):
-            self._to_settle.discard(asked.task_id)
-            self._contact.hurry()
-        elif isinstance(asked, ReportUnreachable):
-            self._to_report.pop(asked.task_id, None)
-            self._contact.hurry()
-        elif isinstance(answer, NotFoundError):
-            self.fail(
-                FailedPreconditionError(
-                    f"the dispatcher at {self._dispatcher} does not know this reader any more "
-                    f"({answer}): it was restarted without `fault_tolerant_mode`, or this process "
-                    "was not heard from for too long. Iterate over the dataset again, on all "
-                    "consumers"
-                )
-            )
-        elif isinstance(answer, HeadraceError):
-            self.fail(answer)
+    def _settled(self, asked: SettleTask) -> None:
+        self._to_settle.discard(asked.task_id)
+        self._contact.hurry()
+
+    def _reported(self, task_id: int) -> None:
+        self._to_report.pop(task_id, None)
 
     def updated(self, update: ClientUpdate, now: float) -> None:
-        """Take the answer to a heartbeat."""
         self._contact.answered(now)
         if not update.same:
             self._take_news(update, now)
@@ -210,27 +158,13 @@ class RoundSession:
                 self._rounds.add(task_id, address.starting_round or 0)
             if address.attempt > self._attempts:
                 self._attempts = address.attempt
-                self._warnings.append(
-                    "every worker that read a copy of the dataset was lost, for the "
-                    f"{address.attempt}. time: the worker at {address.worker_address} reads it "
-                    "again from the start, and elements come again. If a function of the dataset "
-                    "ends its process, the workers' logs may say more"
-                )
-
-    def unheard(self, now: float) -> None:
-        """Take note that the dispatcher did not answer a call."""
-        self._contact.unheard(now)
-
-    def fail(self, error: HeadraceError) -> None:
-        """End with an error: nothing can be read any more."""
-        self.failure = self.failure or error
+                self._warn_of_attempt(address, "every worker that read a copy of the dataset")
 
     # --- workers ------------------------------------------------------------------------------
 
     def answered(
         self, task_id: int, number: int, answer: Elements | Exception, payload: Any, now: float
     ) -> list[Delivery]:
-        """Take an answer; return the rounds whose turn has come with it."""
         task = self._open.get(task_id)
         if task is None:
             return []
@@ -264,7 +198,6 @@ class RoundSession:
             task.arrive(number, answer, delivery)
 
     def due(self, now: float) -> list[Delivery]:
-        """Return the rounds whose turn has come."""
         deliveries: list[Delivery] = []
         while (found := self._rounds.next()) is not None:
             task_id, number = found
@@ -279,11 +212,7 @@ class RoundSession:
             self._waiting.begin(now)
         return deliveries
 
-    def measured(self, task_id: int, buffers: Sequence[Buffer], now: float) -> None:
-        """Take note of the elements of an answer: nothing depends on their bytes."""
-
     def disconnected(self, task_id: int, error: UnavailableError, now: float) -> None:
-        """Take note that the connection to a task's worker was lost, or could not be made."""
         task = self._open.get(task_id)
         if task is None:
             return
@@ -291,79 +220,28 @@ class RoundSession:
         self._to_report[task_id] = task.refused
         self._contact.hurry()
 
-    @property
-    def reading(self) -> set[int]:
-        """Tasks that are being read."""
-        return set(self._open)
-
-    def allow(self, task_ids: set[int] | None) -> bool:
-        """Each task is asked when its turn comes, whatever is said here."""
-        return False
-
-    @property
-    def unended(self) -> tuple[list[TaskAddress], list[TaskAddress]]:
-        """Tasks whose end did not come, for who reads the workers of one process: not here."""
-        return [], []
-
     # --- the consumer -------------------------------------------------------------------------
 
     def used_up(self, task_id: int, number: int) -> bool:
-        """Take note that nothing of a delivery is left; act on it at once. May be said twice."""
         self._in_use.discard((task_id, number))
         return True
 
-    def waited(self, seconds: float) -> None:
-        """Take note that the consumer has waited for so long, and does no more."""
-        self._waited += seconds
-
     def waiting(self, now: float | None) -> None:
-        """Take note that the consumer waits for an element since `now`; None: it does not."""
-        if now is None:
-            self._waiting.end()
-        elif not self._waiting.is_going_on:
-            self._waiting.begin(now)
+        begins = now is not None and not self._waiting.is_going_on
+        super().waiting(now)
+        if now is not None and begins:
             self._look_at = now + min(_LOOK_SECONDS, self._wait_timeout / 2)
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more will be delivered."""
         return self.failure is not None or (
             self._finished and not self._to_settle and self._rounds.next() is None
         )
 
-    def may_use(self, now: float) -> bool:
-        """Whether what was delivered is still this client's: see `Session.may_use`."""
-        if self._contact.doubt(now - self._expected):
-            self._expected = now
-        return self.is_over or not self._contact.is_in_doubt
-
     def leave(self, begun: tuple[int, int, int] | None) -> list[SettleTask]:
-        """Return what is to be said before this client leaves: nothing, for nobody reads on."""
-        return []
+        return []  # nobody reads on
 
     # --- acting -------------------------------------------------------------------------------
-
-    def act(self, now: float) -> Actions:
-        """Return what is to be done now. What was returned counts as done."""
-        actions = Actions(drops=self._drops, warnings=self._warnings)
-        self._drops, self._warnings = [], []
-        if self.is_over:
-            return actions
-        if now - self._expected > _OWN_LATENESS:
-            self._forgive(now - self._expected, now)
-        self._ask(now, actions)
-        self._call(now, actions)
-        self._look_after_waiting(now, actions)
-        self._expected = now + actions.wake_in
-        return actions
-
-    def _forgive(self, pause: float, now: float) -> None:
-        """Leave out of all waiting that this client did not run for a while."""
-        self.may_use(now)
-        self._contact.forgive(pause, now)
-        self._waiting.forgive(pause, now)
-        for task in self._open.values():
-            task.problem_since = min(now, task.problem_since + pause)
 
     def _ask(self, now: float, actions: Actions) -> None:
         urgent = None
@@ -386,7 +264,6 @@ class RoundSession:
             actions.wake_within(task.owes_until - now)
 
     def _call(self, now: float, actions: Actions) -> None:
-        """Call the dispatcher, with everything that it should know, in its rhythm."""
         wanted = self._wanted(now)
         if wanted > self._asked_until:
             self._contact.hurry()
@@ -401,12 +278,10 @@ class RoundSession:
                     ReportUnreachable(client_id=client_id, task_id=task_id, refused=refused)
                 )
             actions.calls.append(
-                ClientHeartbeat(
-                    client_id=client_id,
-                    known=self._known,
+                self._heartbeat(
+                    now,
                     horizon=wanted,
                     elements=self._rounds.number,
-                    waited=self._waited + self._waiting.seconds(now),
                     buffers=len(self._in_use),
                 )
             )
@@ -428,29 +303,13 @@ class RoundSession:
         return reached + ahead
 
     def _look_after_waiting(self, now: float, actions: Actions) -> None:
-        waiting = self._waiting
-        if any(not task.problem for task in self._open.values()):
-            waiting.helped()
-        else:
-            waiting.helpless(now)
-        if not waiting.is_going_on:
-            return
-        problem = self._problem(now)
-        if problem is not None:
-            self.fail(problem)
-            return
-        if waiting.is_worth_a_warning(now):
-            actions.warnings.append(
-                f"waited {waiting.seconds(now):.0f} s for round {self._rounds.number}: "
-                f"{self._what_is_missing(now)}"
-            )
-        actions.wake_within(waiting.next_in(now))
-        actions.wake_within(max(0.0, self._look_at - now))
-        if self._left:
-            actions.wake_within(_LAST_ROUNDS_SECONDS)
+        super()._look_after_waiting(now, actions)
+        if self._waiting.is_going_on:
+            actions.wake_within(max(0.0, self._look_at - now))
+            if self._left:
+                actions.wake_within(_LAST_ROUNDS_SECONDS)
 
     def _problem(self, now: float) -> HeadraceError | None:
-        """Return why there is no use in waiting any longer."""
         number, seconds = self._rounds.number, self._waiting.seconds(now)
         since = min(seconds, now - self._left_since)
         if self._left and since >= _LAST_ROUNDS_SECONDS:
@@ -458,11 +317,9 @@ class RoundSession:
                 f"consumer {self._consumer} of {self._consumers} cannot go on with round {number}: "
                 f"{self._left}. Rounds are read by all consumers together; start all of them again"
             )
-        if self._waiting.is_hopeless(now):
-            return UnavailableError(
-                f"no element came for {seconds:.0f} s, and nobody is there to send one: "
-                f"{self._what_is_missing(now)}"
-            )
+        problem = super()._problem(now)
+        if problem is not None:
+            return problem
         behind = self._behind()
         if behind and seconds >= self._wait_timeout:
             return DeadlineExceededError(
@@ -485,6 +342,10 @@ class RoundSession:
             f"{self._rounds.number}, and all others wait. Does each of them run, and iterate as "
             "often?"
         )
+
+    @property
+    def _what_is_next(self) -> str:
+        return f"round {self._rounds.number}"
 
     def _what_is_missing(self, now: float) -> str:
         behind = self._behind()

@@ -1,9 +1,4 @@
-"""A client's session: one iteration read from all of its tasks, without thread, socket or clock.
-
-    opened, heard                      what the dispatcher said, or that it did not answer
-    answered, disconnected             what became of a request to a worker
-    used_up, waiting                   what the consumer does
-    act(now) -> Actions                what is to be sent, dropped and said now
+"""A client's session: what is there is delivered, whichever task it comes from.
 
 Rule 1. A request to a worker is repeated under its own number until it is answered or the task is
         over, so nothing that a worker keeps is lost or doubled by a connection that breaks.
@@ -14,12 +9,11 @@ Rule 2. A task is over when its worker says that nothing is left, or calls it of
 Rule 3. A lost task is settled: the dispatcher learns which of its units arrived here, all of which
         the consumer will see.
 
-How the dispatcher is asked is in `contact`, how long the consumer waits in `waiting`.
+What does not depend on how elements come is in `reading`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,29 +22,21 @@ from headrace.errors import (
     AbortedError,
     CancelledError,
     FailedPreconditionError,
-    HeadraceError,
-    NotFoundError,
     UnavailableError,
 )
 from headrace.service.client.actions import Actions, Ask, Delivery
-from headrace.service.client.contact import Contact
 from headrace.service.client.falling_behind import FallingBehind
-from headrace.service.client.packing_pace import PackingPace
+from headrace.service.client.reading import Reading
 from headrace.service.client.schedule import Budget
 from headrace.service.client.settling import Settling
 from headrace.service.client.task import Task
 from headrace.service.client.turns import Turns
-from headrace.service.client.waiting import Waiting, describe_missing
+from headrace.service.client.waiting import describe_missing
 from headrace.service.messages import (
-    ClientHeartbeat,
     ClientUpdate,
-    DispatcherReply,
-    DispatcherRequest,
     Elements,
     GetElements,
     IterationOpened,
-    LostUnits,
-    ReportUnreachable,
     SettleTask,
     TaskAddress,
 )
@@ -60,11 +46,9 @@ __all__ = ["Session"]
 
 _ENOUGH_ON_THE_WAY = 2
 """Answers of a task under way with which there is no haste to ask for another one."""
-_OWN_LATENESS = 2.0
-"""Seconds after the time that it named at which the session notices that it is called late."""
 
 
-class Session:
+class Session(Reading[Task]):
     """What one client knows of the iteration that it reads.
 
     Args:
@@ -81,6 +65,11 @@ class Session:
         wants_all: Whether answers without elements are delivered, too: they say of units.
     """
 
+    _cure = (
+        "Iterate over the dataset again; give the dispatcher a `work_dir` and "
+        "`fault_tolerant_mode=True` so that it survives restarts"
+    )
+
     def __init__(
         self,
         client_id: str,
@@ -96,116 +85,63 @@ class Session:
         has_shares: bool = False,
         wants_all: bool = False,
     ) -> None:
-        self.client_id = client_id
-        self.pace = PackingPace(codec, now)
+        super().__init__(client_id, dispatcher, now, wait_timeout=wait_timeout, codec=codec)
         self._is_far = is_far
         #: Those that are read through a wire that may be slow.
         self._far: set[int] = set()
         self._trainer_id = trainer_id
         self._behind = FallingBehind(trainer_id)
-        self._dispatcher = dispatcher
         self._wants_all = wants_all
         self._turns = Turns(Budget(max_outstanding, counts_elements=counts_elements))
-        self._contact = Contact(now)
-        self._waiting = Waiting(wait_timeout)
-        #: Elements that were received, and seconds for which the consumer waited for them, less the
-        #: wait that goes on.
+        #: Elements that were received.
         self._elements = 0
-        self._waited = 0.0
-        #: Tasks that are being read.
-        self._tasks: dict[int, Task] = {}
         self._settling = Settling(client_id)
         #: Those whose end did not come.
         self._unended: dict[int, TaskAddress] = {}
-        #: What the dispatcher said last.
-        self._known = -1
-        self._listed: set[int] = set()
-        self._kept: set[int] = set()
         #: The last attempt at each shard; None: at whole copies.
         self._attempts: dict[int | None, int] = {}
         self._has_shares = has_shares
-        self._finished = False
-        self._silent: tuple[str, ...] = ()
-        self.lost: tuple[LostUnits, ...] = ()
-        self.passed_over: tuple[str, ...] = ()
-        """Addresses of workers that it is not to read."""
-        #: Units of the stream that are dealt no more, where they come in order.
-        self.given_up: tuple[tuple[int, int], ...] = ()
-        #: Tasks that are over, whose connections are still open.
-        self._drops: list[int] = []
-        self._warnings: list[str] = []
-        self.failure: HeadraceError | None = None
-        #: When it asked to act again, at the latest.
-        self._expected = math.inf
 
     # --- the dispatcher -----------------------------------------------------------------------
 
     def opened(self, reply: IterationOpened, now: float) -> None:
-        """Begin with what the dispatcher answered to `OpenIteration`."""
         self._list(reply.tasks, now)
         self._finished, self._contact.lease = reply.finished, reply.lease
 
-    def heard(
-        self, asked: DispatcherRequest | None, answer: DispatcherReply | Exception, now: float
-    ) -> None:
-        """Take what the dispatcher said to a call, or the error in its place.
-
-        Args:
-            asked: The call; None: it is not known, or it was all that were under way.
-            answer: What came.
-            now: The time.
-        """
-        if isinstance(answer, ClientUpdate):
-            self.updated(answer, now)
-        elif isinstance(answer, UnavailableError):
-            self.unheard(now)
-        elif isinstance(asked, SettleTask):
-            self._settling.said(asked)
-            if not asked.used:
-                self._contact.hurry()
-        elif isinstance(asked, ReportUnreachable):
-            self._settling.reported(asked.task_id)
+    def _settled(self, asked: SettleTask) -> None:
+        self._settling.said(asked)
+        if not asked.used:
             self._contact.hurry()
-        elif isinstance(answer, NotFoundError):
-            self.fail(
-                FailedPreconditionError(
-                    f"the dispatcher at {self._dispatcher} does not know this reader any more "
-                    f"({answer}): it was restarted without `fault_tolerant_mode`, or this process "
-                    "was not heard from for too long. Iterate over the dataset again; give the "
-                    "dispatcher a `work_dir` and `fault_tolerant_mode=True` so that it survives "
-                    "restarts"
-                )
-            )
-        elif isinstance(answer, HeadraceError):
-            self.fail(answer)
+
+    def _reported(self, task_id: int) -> None:
+        self._settling.reported(task_id)
 
     def updated(self, update: ClientUpdate, now: float) -> None:
-        """Take the answer to a heartbeat."""
         self._contact.answered(now)
         if not update.same:
             self._known = update.version
             self._list(update.tasks, now)
             was_kept, self._kept = self._kept, set(update.kept)
             for task_id in update.settle:
-                self._settling.lose(task_id, self._tasks.get(task_id))
+                self._settling.lose(task_id, self._open.get(task_id))
                 self._over(task_id)
             self._finished, self.lost = update.finished, update.lost
             self._silent, self.given_up = update.silent, update.given_up
             if update.failed:
                 self.fail(FailedPreconditionError(update.failed))
-        unsettled = self._settling.is_urgent or any(task.problem for task in self._tasks.values())
-        stuck = not self._tasks and not self._finished
+        unsettled = self._settling.is_urgent or any(task.problem for task in self._open.values())
+        stuck = not self._open and not self._finished
         self._contact.rest(now, waits=unsettled or stuck)
         if not update.same:
             self._warn_of(was_kept - self._kept, now)
-        for task in list(self._tasks.values()):
+        for task in list(self._open.values()):
             if task.problem and task.address.task_id not in self._listed | self._kept:
                 self._over(task.address.task_id)
 
     def _warn_of(self, task_ids: set[int], now: float) -> None:
         """Say of finished tasks whose workers are gone that their last answers may be lost."""
         for task_id in sorted(task_ids):
-            task = self._tasks.get(task_id)
+            task = self._open.get(task_id)
             if task is not None and task.problem:
                 self._warnings.append(
                     f"the worker at {task.address.worker_address}, whose task {task_id} was "
@@ -223,7 +159,7 @@ class Session:
                     self._far.add(address.task_id)
                 # In this order: an interruption may repeat it, and not leave out a part.
                 self._turns.add(address.task_id)
-                self._tasks[address.task_id] = task
+                self._open[address.task_id] = task
                 self._unended[address.task_id] = address
                 self._settling.begin(address.task_id, task.arrived)
             if address.attempt > self._attempts.get(address.shard, 0):
@@ -233,43 +169,20 @@ class Session:
                     if address.shard is None
                     else f"the worker that read share {address.shard} of the dataset"
                 )
-                self._warnings.append(
-                    f"{lost} was lost, for the {address.attempt}. time: the worker at "
-                    f"{address.worker_address} reads it again from the start, and elements come "
-                    "again. If a function of the dataset ends its process, the workers' logs may "
-                    "say more"
-                )
-
-    def unheard(self, now: float) -> None:
-        """Take note that the dispatcher did not answer a call."""
-        self._contact.unheard(now)
-
-    def fail(self, error: HeadraceError) -> None:
-        """End with an error: nothing can be read any more."""
-        self.failure = self.failure or error
+                self._warn_of_attempt(address, lost)
 
     # --- workers ------------------------------------------------------------------------------
 
     def measured(self, task_id: int, buffers: Sequence[Buffer], now: float) -> None:
-        """Take note of the elements that came with an answer, before it is taken."""
-        if task_id in self._far and task_id in self._tasks:
+        if task_id in self._far and task_id in self._open:
             size = raw_size(buffers)
-            outstanding = sum(task.window.unanswered for task in self._tasks.values())
+            outstanding = sum(task.window.unanswered for task in self._open.values())
             self.pace.arrived(size, self._waiting.seconds(now), outstanding, now)
 
     def answered(
         self, task_id: int, number: int, answer: Elements | Exception, payload: Any, now: float
     ) -> list[Delivery]:
-        """Take an answer; return those whose turn has come with it.
-
-        Args:
-            task_id: Whose.
-            number: The number of the request.
-            answer: What the worker said; an error is about the request, not of an element.
-            payload: What came with it, for the consumer; an element's error, to raise.
-            now: The time.
-        """
-        task = self._tasks.get(task_id)
+        task = self._open.get(task_id)
         if task is None:
             return []
         task.heard()
@@ -313,10 +226,6 @@ class Session:
             self._contact.hurry()
         return deliveries
 
-    def due(self, now: float) -> list[Delivery]:
-        """Return deliveries whose turn has come without an answer: none."""
-        return []
-
     def _due(
         self, task: Task, number: int, elements: Elements | None, value: Any
     ) -> Delivery | None:
@@ -330,8 +239,7 @@ class Session:
         return Delivery(task.address, number, count, value, elements)
 
     def disconnected(self, task_id: int, error: UnavailableError, now: float) -> None:
-        """Take note that the connection to a task's worker was lost, or could not be made."""
-        task = self._tasks.get(task_id)
+        task = self._open.get(task_id)
         if task is None:
             return
         task.disconnected(error, now)
@@ -339,95 +247,43 @@ class Session:
         self._settling.cannot_reach(task_id, refused=task.refused)
         self._contact.hurry()
 
-    @property
-    def reading(self) -> set[int]:
-        """Tasks that are being read."""
-        return set(self._tasks)
-
     def allow(self, task_ids: set[int] | None) -> bool:
-        """Ask none but these tasks from now on, or None: any; return whether that changes."""
         return self._turns.allow(task_ids)
 
     # --- the consumer -------------------------------------------------------------------------
 
     def used_up(self, task_id: int, number: int) -> bool:
-        """Take note that nothing of a delivery is left; return whether to act on it at once.
-
-        Where several answers are on the way, that has time until the next of them has come.
-        """
-        task = self._tasks.get(task_id)
+        # Where several answers are on the way, that has time until the next of them has come.
+        task = self._open.get(task_id)
         if task is not None:
             self._give_back(task, number)
             return task.draining or task.window.unanswered < _ENOUGH_ON_THE_WAY
         self._settling.use_up(task_id, number)
         return True
 
-    def waiting(self, now: float | None) -> None:
-        """Take note that the consumer waits for an element since `now`; None: it does not."""
-        if now is None:
-            self._waiting.end()
-        elif not self._waiting.is_going_on:
-            self._waiting.begin(now)
-
-    def waited(self, seconds: float) -> None:
-        """Take note that the consumer has waited for so long, and does no more."""
-        self._waited += seconds
-        self.waiting(None)
-
     @property
     def skipped(self) -> int:
-        """Elements that were gone when this client came for them: its trainer fell behind."""
         return self._behind.total
 
     @property
     def unended(self) -> tuple[list[TaskAddress], list[TaskAddress]]:
-        """Tasks whose end did not come: those that are read, and those that were given up."""
-        reading = [each for task_id, each in self._unended.items() if task_id in self._tasks]
-        gone = [each for task_id, each in self._unended.items() if task_id not in self._tasks]
+        reading = [each for task_id, each in self._unended.items() if task_id in self._open]
+        gone = [each for task_id, each in self._unended.items() if task_id not in self._open]
         return reading, gone
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more will be delivered."""
         return self.failure is not None or (
-            self._finished and not self._tasks and not self._settling.is_unsettled
+            self._finished and not self._open and not self._settling.is_unsettled
         )
-
-    def may_use(self, now: float) -> bool:
-        """Whether what was delivered is still this client's.
-
-        After a pause of half the time after which it counts as gone, the dispatcher is asked first.
-        """
-        if self._contact.doubt(now - self._expected):
-            self._expected = now
-        return not self._contact.is_in_doubt or self.is_over
 
     # --- acting -------------------------------------------------------------------------------
 
-    def act(self, now: float) -> Actions:
-        """Return what is to be done now. What was returned counts as done."""
-        actions = Actions(drops=self._drops, warnings=self._warnings)
-        self._drops, self._warnings = [], []
-        if self.is_over:
-            return actions
-        if now - self._expected > _OWN_LATENESS:
-            self._forgive(now - self._expected, now)
-        turn = self._turns.take(self._tasks, now)
+    def _ask(self, now: float, actions: Actions) -> None:
+        turn = self._turns.take(self._open, now)
         actions.asks += [self._question(task, number) for task, number in turn.asks]
         actions.wake_within(turn.wake_in)
         actions.warnings += self._behind.due(now)
-        self._call(now, actions)
-        self._look_after_waiting(now, actions)
-        self._expected = now + actions.wake_in
-        return actions
-
-    def _forgive(self, pause: float, now: float) -> None:
-        """Leave out of all waiting that this client did not run for a while."""
-        self.may_use(now)
-        self._contact.forgive(pause, now)
-        self._waiting.forgive(pause, now)
-        for task in self._tasks.values():
-            task.problem_since = min(now, task.problem_since + pause)
 
     def _question(self, task: Task, number: int) -> Ask:
         message = GetElements(
@@ -443,60 +299,29 @@ class Session:
         return Ask(task.address, number, message)
 
     def _call(self, now: float, actions: Actions) -> None:
-        """Call the dispatcher, with everything that it should know, in its rhythm."""
         if self._contact.may_ask(now):
             actions.calls += self._settling.calls()
             actions.calls.append(
-                ClientHeartbeat(
-                    client_id=self.client_id,
-                    known=self._known,
+                self._heartbeat(
+                    now,
                     elements=self._elements,
-                    waited=self._waited + self._waiting.seconds(now),
-                    buffers=sum(len(task.in_use) for task in self._tasks.values()),
+                    buffers=sum(len(task.in_use) for task in self._open.values()),
                 )
             )
             self._contact.asked(now)
         actions.wake_within(self._contact.next_in(now))
 
     def leave(self, begun: tuple[int, int, int] | None) -> list[SettleTask]:
-        """Return what is to be said before this client leaves: what was used of each task.
-
-        Of a task that is over all that came was used, or was said to have come when it was lost.
-
-        Args:
-            begun: The task and the number of the delivery that the consumer has begun to use, and
-                how many of its elements it has used.
-        """
-        return self._settling.last_words(self._tasks, begun)
-
-    def _look_after_waiting(self, now: float, actions: Actions) -> None:
-        waiting = self._waiting
-        if any(not task.problem for task in self._tasks.values()):
-            waiting.helped()
-        else:
-            waiting.helpless(now)
-        if not waiting.is_going_on:
-            return
-        if waiting.is_hopeless(now):
-            self.fail(
-                UnavailableError(
-                    f"no element came for {waiting.seconds(now):.0f} s, and nobody is there "
-                    f"to send one: {self._what_is_missing(now)}"
-                )
-            )
-            return
-        if waiting.is_worth_a_warning(now):
-            actions.warnings.append(
-                f"waited {waiting.seconds(now):.0f} s for an element: {self._what_is_missing(now)}"
-            )
-        actions.wake_within(waiting.next_in(now))
+        # What was used of each task: of one that is over all that came, unless it was lost, and
+        # what came of it was said then.
+        return self._settling.last_words(self._open, begun)
 
     def _what_is_missing(self, now: float) -> str:
         silence = self._contact.silence(now)
         return describe_missing(
             self._dispatcher,
             silence,
-            self._tasks.values(),
+            self._open.values(),
             self._silent,
             now,
             self.passed_over,
@@ -516,7 +341,7 @@ class Session:
         self._turns.used_up(task.address.task_id, number)
 
     def _over(self, task_id: int) -> None:
-        task = self._tasks.pop(task_id, None)
+        task = self._open.pop(task_id, None)
         if task is not None:
             self._settling.finish(task_id, task)
             self._turns.remove(task_id)
