@@ -54,7 +54,7 @@ _log = logging.getLogger(__name__)
 
 MOST_ELEMENTS = 1 << 16
 _PORTION_BYTES = 1 << 20
-_PORTION_SECONDS = 0.005
+_PORTION_SECONDS = 0.01
 _MOST_FAILURES = 100
 
 
