@@ -12,9 +12,11 @@ import pytest
 
 import headrace as hr
 from headrace.service import (
+    SHARD_HINT,
     DispatcherConfig,
     DispatchServer,
     LocalCluster,
+    ShardingPolicy,
     WorkerConfig,
     distribute,
     from_dataset_id,
@@ -252,6 +254,16 @@ def test_the_last_batch_is_kept_by_each_worker(cluster: LocalCluster) -> None:
         (hr.Dataset.range(0), "distributed_epoch", 0),
         (hr.Dataset.range(10).repeat(), "parallel_epochs", hr.INFINITE_CARDINALITY),
         (hr.Dataset.range(10).repeat(), "distributed_epoch", hr.INFINITE_CARDINALITY),
+        (hr.Dataset.range(10).repeat(), ShardingPolicy.DATA, hr.INFINITE_CARDINALITY),
+        (hr.Dataset.range(0), ShardingPolicy.DATA, 0),
+        (hr.Dataset.range(0), ShardingPolicy.FILE_OR_DATA, 0),
+        (hr.Dataset.range(10).repeat(), ShardingPolicy.FILE_OR_DATA, hr.UNKNOWN_CARDINALITY),
+        (hr.Dataset.range(0).shard(SHARD_HINT, 0), ShardingPolicy.HINT, hr.UNKNOWN_CARDINALITY),
+        (
+            hr.Dataset.range(10).repeat().shard(SHARD_HINT, 0),
+            ShardingPolicy.HINT,
+            hr.UNKNOWN_CARDINALITY,
+        ),
     ],
 )
 def test_cardinality_is_known_where_workers_do_not_matter(

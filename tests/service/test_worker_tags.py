@@ -8,42 +8,13 @@ from collections.abc import Iterator
 import pytest
 
 import headrace as hr
-from headrace.service import (
-    DispatchServer,
-    ShardingPolicy,
-    WorkerConfig,
-    distribute,
-)
-from headrace.service import WorkerServer as Worker
-from headrace.transport import inprocess
-from tests.service.reading import numbers, wait_until
+from headrace.service import ShardingPolicy, distribute
+from tests.service.reading import wait_until
+from tests.service.site import Site
 
 pytestmark = pytest.mark.system
 
 OFF, DYNAMIC = ShardingPolicy.OFF, ShardingPolicy.DYNAMIC
-
-
-class Site:
-    """Workers, some of which count as those of other processes."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, stack: contextlib.ExitStack) -> None:
-        self.dispatcher = stack.enter_context(DispatchServer())
-        self._stack, self._remote = stack, set[str]()
-        is_here = inprocess.is_local
-        monkeypatch.setattr(
-            inprocess, "is_local", lambda address: is_here(address) and address not in self._remote
-        )
-
-    def add(self, count: int, *tags: str, remote: bool = False) -> None:
-        for _ in range(count):
-            config = WorkerConfig(self.dispatcher.target.partition("://")[2], worker_tags=tags)
-            worker = self._stack.enter_context(Worker(config))
-            if remote:
-                self._remote.add(worker.address)
-
-    def read(self, mode: ShardingPolicy = OFF, size: int = 100, target: str = "AUTO") -> list[int]:
-        share = distribute(mode, self.dispatcher.target, target_workers=target)
-        return numbers(hr.Dataset.range(size).apply(share))
 
 
 @pytest.fixture

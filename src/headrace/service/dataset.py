@@ -463,7 +463,7 @@ def _reading(
     """
     is_ordered = made is not None and made.is_ordered
     # How many workers there will be, and how many copies they make, nobody knows.
-    is_known = is_ordered or cardinality in (0, INFINITE)
+    is_known = is_ordered or cardinality in _known_sizes(options.processing_mode)
     written = plan if made is not None or is_cut(options) else None
     fixed: list[int] = []
     if written is not None:
@@ -541,6 +541,15 @@ def _check_spec(spec: object) -> None:
             "`element_spec` must be an ArraySpec, or dicts and tuples of them, but got "
             f"{strange[0]!r} of type {type(strange[0]).__name__}"
         )
+
+
+def _known_sizes(mode: ShardingPolicy) -> tuple[int, ...]:
+    """Return the cardinalities of a dataset that what a service delivers of it has, too."""
+    if mode == ShardingPolicy.HINT:
+        return ()  # what a hint stands for may leave nothing, or all
+    # A share of the files of an endless dataset may be one that ends.
+    by_files = mode in (ShardingPolicy.FILE, ShardingPolicy.FILE_OR_DATA)
+    return (0,) if by_files else (0, INFINITE)
 
 
 def _check_endless(options: ReadingOptions, cardinality: int) -> None:

@@ -58,6 +58,8 @@ _DEEPEST_PASS = 32
 _MOST_CONSUMERS = 1 << 20
 _MOST_UNITS = 1 << 60
 _NUMBERS = range(-(1 << 63), 1 << 63)
+_PASSES = 1 << 64
+"""Numbers of passes are less: the pass of a dataset that a function opened has a hash in it."""
 
 
 def open_iteration(
@@ -263,8 +265,8 @@ def _check_sense(request: messages.OpenIteration) -> None:
     if not all(seed in _NUMBERS for seed in request.fixed_seeds):
         raise ValueError("fixed_seeds must fit into 64 bits with a sign")
     numbers = request.pass_number
-    if len(numbers) > _DEEPEST_PASS or any(not 0 <= each < _NUMBERS.stop for each in numbers):
+    if len(numbers) > _DEEPEST_PASS or any(not 0 <= each < _PASSES for each in numbers):
         raise ValueError(
-            f"pass_number={numbers[:_DEEPEST_PASS]} must be at most {_DEEPEST_PASS} numbers, none "
-            "of them negative"
+            f"pass_number={numbers[:_DEEPEST_PASS]} must be at most {_DEEPEST_PASS} numbers of 64 "
+            "bits, none of them negative"
         )
