@@ -10,6 +10,7 @@ import time
 import pytest
 
 from headrace.distribute import get_replica_context
+from headrace.serving import reminder
 from tests.distribute.replicas import mirrored
 
 
@@ -63,3 +64,23 @@ def test_a_forked_child_has_replicas_of_its_own():
         os._exit(0 if strategy.run(total).values == (2, 2) else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert strategy.run(total).values == (2, 2)
+
+
+def test_a_long_wait_for_other_replicas_says_for_which(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(reminder, "FIRST_WORD", 0.01)
+    strategy = mirrored(3)
+
+    def step() -> int:
+        deadline = time.monotonic() + 30
+        while get_replica_context().replica_id_in_sync_group == 1 and time.monotonic() < deadline:
+            # Both others wait, and one of them has said so.
+            if "replica 0, 2 waits for replica 1" in caplog.text:
+                break
+            time.sleep(0.005)
+        return total()
+
+    assert strategy.run(step).values == (3, 3, 3)
+    said = [record.message for record in caplog.records if "waits for replica" in record.message]
+    assert said[-1].startswith("replica 0, 2 waits for replica 1 since 0 s, in merge_call")

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import logging
 import threading
 import time
 import weakref
@@ -25,9 +26,12 @@ from typing import Any
 
 from headrace.errors import FailedPreconditionError
 from headrace.forks import in_each_child
+from headrace.serving.reminder import Reminder
 from headrace.threads import start_thread
 
 __all__ = ["Crew", "Round"]
+
+_log = logging.getLogger(__name__)
 
 
 class _EndedError(BaseException):
@@ -134,8 +138,7 @@ class Round:
             if len(self._here) < len(self.results):
                 if self._running < len(self.results):
                     self._fail_unequal()
-                while self._meetings == meeting and self._error is None:
-                    self._changed.wait()
+                self._wait_for_others(replica, meeting)
                 if self._meetings == meeting:
                     raise _EndedError
                 return self._parts[replica]
@@ -148,6 +151,23 @@ class Round:
             self._meetings += 1
             self._changed.notify_all()
         return parts[replica]
+
+    def _wait_for_others(self, replica: int, meeting: int) -> None:
+        began, reminder = time.monotonic(), Reminder()
+        while self._meetings == meeting and self._error is None:
+            waited = time.monotonic() - began
+            # One of those who wait says it for all.
+            if reminder.is_due(waited) and replica == min(self._here):
+                here = sorted(self._here)
+                missing = [each for each in range(len(self.results)) if each not in self._here]
+                _log.warning(
+                    "replica %s waits for replica %s since %.0f s, in merge_call, all_reduce, "
+                    "all_gather or at a variable that all write: all must come there",
+                    ", ".join(map(str, here)),
+                    ", ".join(map(str, missing)),
+                    waited,
+                )
+            self._changed.wait(reminder.due_after - waited)
 
     def _fail(self, error: BaseException) -> None:
         if self._error is None:
