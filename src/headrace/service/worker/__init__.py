@@ -28,7 +28,8 @@ What does it:
     server        where the worker listens, and its life
     shell         the session under a lock, the I/O thread, the producers
     wire          the channel to the dispatcher
-    producer      a thread that cuts an iterator's elements into portions
+    task_thread   a thread that reads the iterator of a task
+    producer      one that cuts its elements into portions
     file_producer one that writes them to files
     preloading    modules that are imported before the first task
     outlet        where its portions go: the contract

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 from collections.abc import Callable
 from typing import Protocol
 
@@ -22,16 +21,16 @@ from headrace.element.chunk import Chunk
 from headrace.element.spec import described_spec
 from headrace.element.wire import frame_bytes
 from headrace.errors import UserFunctionError
-from headrace.execution.begun import begun_units
 from headrace.execution.iterator import ElementIterator
 from headrace.metrics import count_user_function_error
 from headrace.saved.directory import SavedDirectory
 from headrace.saved.full_disk import Patience
 from headrace.service.messages import SavedFile, SaveOrder
 from headrace.service.worker.failure import describe
-from headrace.service.worker.opening import state_after, units_begun, units_whole
+from headrace.service.worker.opening import state_after, units_begun
 from headrace.service.worker.outlet import Outlet
 from headrace.service.worker.portion import Portion
+from headrace.service.worker.task_thread import TaskThread
 
 __all__ = ["FileOutlet", "FileProducer"]
 
@@ -52,7 +51,7 @@ class FileOutlet(Outlet, Protocol):
         """Wait for so long, or until the producer is to end; return whether it is to go on."""
 
 
-class FileProducer:
+class FileProducer(TaskThread[FileOutlet]):
     """Writes one task's elements on a thread of its own.
 
     Args:
@@ -74,57 +73,25 @@ class FileProducer:
         stream: int,
         patience: float = _PATIENCE_SECONDS,
     ) -> None:
+        super().__init__(name, open_plan, outlet)
         self._patience = patience
-        self._name = name
-        self._open_plan: Callable[[Callable[[], None]], ElementIterator] | None = open_plan
-        self._outlet = outlet
         self._order = order
         self._stream = stream
-        #: Held while anything below is used: a thread of the plan may hand over, too.
-        self._hand = threading.Lock()
         self._writer: saved.writer.StreamWriter | None = None
         #: Bytes in no file that was said to be whole.
         self._bytes = 0
-        #: Units that are whole with what was written, those of which something was, and those that
-        #: are whole with what was said.
-        self._units = self._touched = self._units_said = 0
+        #: Units that are whole with what was said.
+        self._units_said = 0
         self._elements_said = 0
         self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name=f"headrace-{name}", daemon=True)
-
-    def start(self) -> None:
-        """Begin.
-
-        Raises:
-            RuntimeError: The system has no thread left.
-        """
-        self._thread.start()
-
-    def join(self, timeout: float) -> None:
-        """Wait so many seconds for the thread: a function of the user's cannot be interrupted."""
-        if self._thread.ident is not None and self._thread is not threading.current_thread():
-            self._thread.join(max(0.0, timeout))
 
     def hand_over(self) -> None:
-        """Say what is whole, where units are waited for in vain; any thread may call this."""
         try:
             with self._hand:
                 self._say_what_is_whole()
         except Exception as error:
             # The thread that reads raises it: this one may be the plan's own.
             self._failure = error
-
-    def _run(self) -> None:
-        failure: str | None = None
-        try:
-            failure = self._write()
-        except BaseException as error:
-            failure = self._give_up(error)
-        finally:
-            try:
-                self._outlet.end(failure)
-            except BaseException:
-                _log.exception("%s cannot be ended", self._name)
 
     def _give_up(self, error: BaseException) -> str:
         failure = describe(error)
@@ -133,10 +100,7 @@ class FileProducer:
         _log.error("%s ends: %s", self._name, failure)
         return failure
 
-    def _write(self) -> str | None:
-        """Write everything; return why the task failed, if it did."""
-        open_plan, self._open_plan = self._open_plan, None
-        assert open_plan is not None
+    def _produce(self) -> str | None:
         directory, order = SavedDirectory(self._order.path), self._order
         spec = described_spec(json.loads(order.spec)) if order.spec else None
         self._chunk_bytes = order.chunk_bytes or saved.writer.CHUNK_BYTES
@@ -150,10 +114,9 @@ class FileProducer:
             patience=Patience(self._patience, self._outlet.pause),
         )
         try:
-            iterator = open_plan(self.hand_over)
+            iterator = self._open()
         except BaseException as error:
             return f"its plan cannot be opened: {describe(error)}"
-        del open_plan
         self._writer = writer
         try:
             return self._write_from(iterator, writer)
@@ -189,15 +152,11 @@ class FileProducer:
         """Write a chunk; return its bytes."""
         # Asked for without the lock: a state may have to wait for whoever holds another.
         state, begun_at_most = state_after(chunk), units_begun(iterator)
-        begun = begun_units(state)
         size = frame_bytes(chunk)
         with self._hand:
             writer.append(chunk)
             self._bytes += size
-            self._units = units_whole(state, self._units)
-            self._touched = max(
-                self._touched, self._units, begun_at_most if begun is None else begun
-            )
+            self._count(state, begun_at_most)
             if self._bytes >= self._chunk_bytes:
                 self._cut_between_units(writer)
             else:

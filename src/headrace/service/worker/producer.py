@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 import time
 from collections.abc import Callable
 
@@ -27,7 +26,6 @@ from headrace.element import wire
 from headrace.element.chunk import Chunk, concatenate
 from headrace.element.places import joined
 from headrace.errors import HeadraceError, UserFunctionError
-from headrace.execution.begun import begun_units
 from headrace.execution.error_origins import ErrorOrigin, origin_of_error
 from headrace.execution.iterator import ElementIterator, State
 from headrace.execution.origins import by_unit
@@ -41,10 +39,10 @@ from headrace.service.worker.opening import (
     units_begun,
     units_ended,
     units_given,
-    units_whole,
 )
 from headrace.service.worker.outlet import Outlet
 from headrace.service.worker.portion import Portion
+from headrace.service.worker.task_thread import TaskThread
 from headrace.service.worker.unit_ends import UnitEnds
 from headrace.transport.channel import Buffer
 
@@ -78,7 +76,7 @@ def next_limit(
     return limit
 
 
-class Producer:
+class Producer(TaskThread[Outlet]):
     """Produces one task's portions on a thread of its own.
 
     Args:
@@ -104,13 +102,10 @@ class Producer:
         portion_bytes: int | None = None,
         in_order: bool = False,
     ) -> None:
-        self._name = name
+        super().__init__(name, open_plan, outlet)
         self._portion_bytes = min(_PORTION_BYTES, portion_bytes or _PORTION_BYTES)
         #: What is larger is cut apart.
         self._largest = math.inf if portion_bytes is None else 2 * portion_bytes
-        # Given up as soon as it was called: it holds the plan.
-        self._open_plan: Callable[[Callable[[], None]], ElementIterator] | None = open_plan
-        self._outlet = outlet
         self._counts_units = counts_units
         self._most_elements = most_elements
         self._says_origins = says_origins
@@ -118,8 +113,6 @@ class Producer:
         self._ends = UnitEnds(in_order=in_order)
         #: What is read, while it is.
         self._iterator: ElementIterator | None = None
-        #: Held while something is put and counted: a thread of the plan may hand over, too.
-        self._hand = threading.Lock()
         #: What was yielded and is in no portion.
         self._in_hand: list[Chunk] = []
         #: The state after that, and of how many units something was yielded at most.
@@ -127,28 +120,12 @@ class Producer:
         #: Whether a part of this portion was put before units were waited for.
         self._was_parted = False
         self._produced = 0
-        #: Units that are whole with what was counted, and with what was put.
-        self._units = self._units_put = 0
-        self._touched = 0
+        #: Units that are whole with what was put.
+        self._units_put = 0
         #: Those that were dealt before the last pause.
         self._given = 0
-        self._thread = threading.Thread(target=self._run, name=f"headrace-{name}", daemon=True)
-
-    def start(self) -> None:
-        """Begin.
-
-        Raises:
-            RuntimeError: The system has no thread left.
-        """
-        self._thread.start()
-
-    def join(self, timeout: float) -> None:
-        """Wait so many seconds for the thread: a function of the user's cannot be interrupted."""
-        if self._thread.ident is not None and self._thread is not threading.current_thread():
-            self._thread.join(max(0.0, timeout))
 
     def hand_over(self) -> None:
-        """Put what is in hand, before units are waited for; any thread may call this."""
         with self._hand:
             self._was_parted = self._was_parted or bool(self._in_hand)
             self._put_hand()
@@ -157,19 +134,6 @@ class Producer:
                 self._given = self._units = self._touched = given
                 before, self._units_put = self._units_put, given
                 self._put_nothing(before, self._ended())
-
-    def _run(self) -> None:
-        failure: str | None = None
-        try:
-            failure = self._produce()
-        except BaseException as error:
-            # What escaped was ours, or came while things were closed; the clients must hear of it.
-            failure = self._give_up(error)
-        finally:
-            try:
-                self._outlet.end(failure)
-            except BaseException:
-                _log.exception("%s cannot be ended", self._name)
 
     def _give_up(self, error: BaseException) -> str:
         failure = describe(error)
@@ -181,15 +145,11 @@ class Producer:
         return failure
 
     def _produce(self) -> str | None:
-        """Produce all portions; return why the task failed, if it did."""
-        open_plan, self._open_plan = self._open_plan, None
-        assert open_plan is not None
         try:
-            iterator = open_plan(self.hand_over)
+            iterator = self._open()
         except BaseException as error:
             self._put_error(for_clients(error))
             return f"its plan cannot be opened: {describe(error)}"
-        del open_plan
         self._iterator = iterator
         try:
             return self._produce_from(iterator)
@@ -294,12 +254,6 @@ class Producer:
         ended = () if iterator is None else units_ended(iterator)
         runs = self._outlet.origins((), ended) if ended else ()
         return self._ends.due(runs, END if at_end else self._units)
-
-    def _count(self, state: State, begun_at_most: int) -> None:
-        """Count the units that are whole at a state, and those that were begun before it."""
-        begun = begun_units(state)
-        self._units = units_whole(state, self._units)
-        self._touched = max(self._touched, self._units, begun_at_most if begun is None else begun)
 
     def _put_chunk(
         self,
