@@ -17,6 +17,7 @@ __all__ = ["main"]
 QUESTIONS = (
     "small_rows",
     "scalar_map",
+    "distributed_input",
     "interleave",
     "tfrecord",
     "jpeg",
@@ -32,8 +33,10 @@ QUESTIONS = (
     "ordered_shuffled",
     "python_bound",
     "trainers",
+    "adapters_torch",
     "latencies",
     "killed_workers",
+    "parameter_store",
     "dispatcher",
 )
 
@@ -56,6 +59,8 @@ def main(arguments: list[str]) -> int:
     for workload in workloads:
         if workload.stretch != 1:
             how += f" {workload.name}: {workload.stretch:g} times as long."
+        if workload.times_rounds != 1:
+            how += f" {workload.name}: {workload.times_rounds} times as many rounds."
     order = [workload.name for workload in workloads]
     results: list[Result] = []
     failed = False

@@ -83,7 +83,7 @@ def _killed_dispatcher(_: Path, stack: ExitStack) -> Pipeline:
 
 def _lasting_port() -> int:
     """Return a port that nobody is given by chance, so that a server can come back to it."""
-    from headrace.service.local_cluster import lasting_port
+    from headrace.transport.address import lasting_port
 
     return lasting_port()
 

@@ -109,7 +109,8 @@ def measure(
             command = {"do": "build", "seconds": seconds / 2}
             process.ask(command, _BUILD_DEADLINE, result)
             say(f"{workload.name} · {contender.name}: {result.problem or 'ready'}")
-        for number in range(effort.rounds):
+        rounds = effort.rounds * workload.times_rounds
+        for number in range(rounds):
             for process, result in running:
                 if result.problem is not None:
                     continue
@@ -119,7 +120,7 @@ def measure(
                     result.rates.append(answer["rate"])
                     result.firsts.append(answer["first"])
                     result.cpus.append(answer["cpu"])
-            say(f"{workload.name} · round {number + 1} of {effort.rounds}")
+            say(f"{workload.name} · round {number + 1} of {rounds}")
     finally:
         for process, _ in running:
             process.stop()

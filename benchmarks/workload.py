@@ -97,6 +97,7 @@ class Workload:
         item_bytes: Bytes in one item, where GB/s says more than items/s.
         stretch: How many times as long its rounds are, and the ramps before them. Work that was
             begun before the clock and is not done after it is to be a small part of a round.
+        times_rounds: How many times as many rounds it has, where a small difference is looked for.
         own_clock: Each element is what its contender measured itself: a number of items and the
             seconds that they took, of waiting or of processor time. What else happens between two
             elements is not counted, and there is no ramp.
@@ -111,6 +112,7 @@ class Workload:
     reopen: bool = True
     item_bytes: int | None = None
     stretch: float = 1.0
+    times_rounds: int = 1
     own_clock: bool = False
 
 

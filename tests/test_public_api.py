@@ -16,10 +16,11 @@ import headrace as hr
 from headrace import storage
 
 TOP = {
-    "AUTOTUNE", "INFINITE_CARDINALITY", "UNKNOWN_CARDINALITY", "ArraySpec", "Chunk", "Dataset",
-    "DatasetIterator", "IndexedSource", "Optional", "Options", "Reader", "Source",
-    "TFRecordDataset", "TextLineDataset", "Variable", "distribute", "errors", "io", "service",
-    "testing",
+    "AUTOTUNE", "ArraySpec", "Chunk", "Dataset", "DatasetIterator", "EmbeddingTable",
+    "INFINITE_CARDINALITY", "IndexedSlices", "IndexedSource", "Optional", "Options", "Reader",
+    "Source", "TFRecordDataset", "TextLineDataset", "UNKNOWN_CARDINALITY", "Variable",
+    "coordinator", "distribute", "errors", "initializers", "io", "jax", "optimizers", "service",
+    "testing", "torch",
 }  # fmt: skip
 SERVICE = {
     "CrossTrainerCache",
@@ -27,14 +28,20 @@ SERVICE = {
     "Security", "ShardingPolicy", "WorkerConfig", "WorkerServer", "delivery_report", "distribute",
     "distributed_save", "from_dataset_id", "register_dataset",
 }  # fmt: skip
+COORDINATOR = {
+    "ClosureWorker", "ClusterCoordinator", "PerWorkerValues", "RemoteValue", "RemoteValueStatus",
+    "get_current_worker_index",
+}  # fmt: skip
 DISTRIBUTE = {
     "AutoShardPolicy", "ClusterResolver", "ClusterSpec", "DistributedDataset",
     "DistributedDatasetsFromFunction", "DistributedIterator", "InputContext", "InputOptions",
-    "InputReplicationMode", "MirroredStrategy", "OneDeviceStrategy", "PerReplica", "PerReplicaSpec",
-    "ReduceOp", "ReplicaContext", "SimpleClusterResolver", "SlurmClusterResolver", "Strategy",
-    "TFConfigClusterResolver", "UnionResolver", "ValueContext",
-    "VariableAggregation", "VariableSynchronization", "get_replica_context",
-    "get_strategy", "has_strategy", "in_cross_replica_context",
+    "InputReplicationMode", "KubernetesClusterResolver", "LocalCluster", "MirroredStrategy",
+    "MultiWorkerMirroredStrategy", "OneDeviceStrategy", "ParameterServerStrategy", "PerReplica",
+    "PerReplicaSpec", "RayClusterResolver", "ReduceOp", "ReplicaContext", "Server",
+    "SimpleClusterResolver", "SlurmClusterResolver", "Strategy", "TFConfigClusterResolver",
+    "TorchrunClusterResolver", "UnionResolver", "ValueContext", "VariableAggregation",
+    "VariableSynchronization", "get_replica_context", "get_strategy", "has_strategy",
+    "in_cross_replica_context", "partitioners",
 }  # fmt: skip
 DATASET = {
     "apply", "as_numpy_iterator", "batch", "bucket_by_sequence_length", "cache", "cardinality",
@@ -50,6 +57,7 @@ DATASET = {
 def test_the_names_are_these():
     assert set(hr.__all__) == TOP
     assert set(hr.service.__all__) == SERVICE
+    assert set(hr.coordinator.__all__) == COORDINATOR
     assert set(hr.distribute.__all__) == DISTRIBUTE
     assert {name for name in dir(hr.Dataset) if not name.startswith("_")} == DATASET
     assert set(hr.io.__all__) == {

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 from headrace.lazy import lazily
 
 if TYPE_CHECKING:
-    from headrace import distribute, errors, io, service, testing
+    from headrace import coordinator, distribute, errors, io, service, testing
+    from headrace.adapters import jax, torch
     from headrace.data.dataset import Dataset
     from headrace.data.files import TextLineDataset, TFRecordDataset
     from headrace.data.iterator import DatasetIterator
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
     from headrace.distribute.variable import Variable
     from headrace.element.chunk import Chunk
     from headrace.element.spec import ArraySpec
+    from headrace.parameter_server import initializers, optimizers
+    from headrace.parameter_server.indexed_slices import IndexedSlices
+    from headrace.parameter_server.table import EmbeddingTable
     from headrace.plan.node import AUTOTUNE
     from headrace.plan.options import Options
     from headrace.plan.source import INFINITE as INFINITE_CARDINALITY
@@ -29,6 +33,8 @@ else:
             "Chunk": "headrace.element.chunk",
             "Dataset": "headrace.data.dataset",
             "DatasetIterator": "headrace.data.iterator",
+            "EmbeddingTable": "headrace.parameter_server.table",
+            "IndexedSlices": "headrace.parameter_server.indexed_slices",
             "IndexedSource": "headrace.plan.source",
             "Optional": "headrace.data.optional",
             "Options": "headrace.plan.options",
@@ -37,11 +43,16 @@ else:
             "TFRecordDataset": "headrace.data.files",
             "TextLineDataset": "headrace.data.files",
             "Variable": "headrace.distribute.variable",
+            "coordinator": "headrace.coordinator:",
             "distribute": "headrace.distribute:",
             "errors": "headrace.errors:",
+            "initializers": "headrace.parameter_server.initializers:",
             "io": "headrace.io:",
+            "jax": "headrace.adapters.jax:",
+            "optimizers": "headrace.parameter_server.optimizers:",
             "service": "headrace.service:",
             "testing": "headrace.testing:",
+            "torch": "headrace.adapters.torch:",
         },
         absent="headrace.data.absent:no_such_name",
     )
@@ -54,6 +65,8 @@ __all__ = [
     "Chunk",
     "Dataset",
     "DatasetIterator",
+    "EmbeddingTable",
+    "IndexedSlices",
     "IndexedSource",
     "Optional",
     "Options",
@@ -62,11 +75,16 @@ __all__ = [
     "TFRecordDataset",
     "TextLineDataset",
     "Variable",
+    "coordinator",
     "distribute",
     "errors",
+    "initializers",
     "io",
+    "jax",
+    "optimizers",
     "service",
     "testing",
+    "torch",
 ]
 
 __version__ = "0.1.0"

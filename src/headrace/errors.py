@@ -56,9 +56,12 @@ class UnavailableError(HeadraceError, ConnectionError):
         refused: Whether the peer refused or reset the connection, as the kernel does for a process
             that ended. False where it is only silent, or where that is not known; an error that
             crossed the wire says False.
+        unsent: Whether it is known that nothing of what was asked has reached the peer, so that
+            even what may be done only once may be asked again.
     """
 
     refused: bool = False
+    unsent: bool = False
 
 
 class DeadlineExceededError(HeadraceError, TimeoutError):

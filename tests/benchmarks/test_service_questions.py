@@ -16,6 +16,7 @@ from benchmarks.workload import Contender, Workload
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(240)]
 
 QUESTIONS = (
+    "adapters_torch",
     "dispatcher",
     "exactly_once",
     "exactly_once_bytes",

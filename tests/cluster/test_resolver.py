@@ -110,6 +110,6 @@ def test_resolvers_show_what_they_answer():
 
 def test_what_is_not_here_yet_is_named_with_what_does_the_work():
     with pytest.raises(AttributeError, match=r"hr\.service\.distribute.*it is not here"):
-        print(hr.distribute.MultiWorkerMirroredStrategy)
+        print(hr.distribute.TPUStrategy)
     with pytest.raises(AttributeError, match="did you mean 'ClusterSpec'"):
         print(hr.distribute.ClusterSpecs)

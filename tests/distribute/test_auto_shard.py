@@ -138,9 +138,10 @@ def test_a_worker_without_data_goes_on_with_no_rows_until_all_end():
     answers = iter([True, True, True, True, True, False])
     asked = []
 
-    def agree(has_data):
-        asked.append(has_data)
-        return next(answers)
+    class Others:
+        def has_data(self, here):
+            asked.append(here)
+            return next(answers)
 
     for dataset in (
         numbers(6).batch(4),
@@ -149,7 +150,7 @@ def test_a_worker_without_data_goes_on_with_no_rows_until_all_end():
         asked.clear()
         answers = iter([True, True, True, True, True, False])
         plan = with_policy(dataset, "OFF")
-        steps = list(DistributedDataset(plan, InputContext(2, 0, 2), InputOptions(), agree))
+        steps = list(DistributedDataset(plan, InputContext(2, 0, 2), InputOptions(), Others))
         assert len(steps) == 5
         assert all(step.values[0].shape == (0,) for step in steps[4:])
         assert asked[-1] is False

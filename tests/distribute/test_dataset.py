@@ -275,6 +275,7 @@ def test_a_worker_holds_no_more_batches_than_the_one_in_use_and_those_read_ahead
 
     def note(x):
         read.append(x)
+        time.sleep(1e-3)  # what costs less than a thread is made when it is asked for
         return x
 
     dataset = hr.Dataset.from_generator(lambda: map(note, range(100))).batch(4)

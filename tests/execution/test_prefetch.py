@@ -28,8 +28,8 @@ Dataset = hr.Dataset
 CONTEXT = Context(seed=11, build=lambda plan, context: None)
 
 
-def prefetch_of(input_, size: int) -> PrefetchIterator:
-    node = Prefetch(input=Dataset.range(1).plan, buffer_size=size)
+def prefetch_of(input_, size: int, only_if_slow: bool = False) -> PrefetchIterator:
+    node = Prefetch(input=Dataset.range(1).plan, buffer_size=size, only_if_slow=only_if_slow)
     return PrefetchIterator(node, with_input(node, input_, CONTEXT))
 
 
@@ -64,13 +64,18 @@ class Gate:
     size=st.sampled_from([1, 2, 5, 100, hr.AUTOTUNE]),
     failing=st.sets(st.integers(0, 39)),
     free=st.booleans(),
+    slow_from=st.sampled_from([None, 0, 3, 100]),
     seed=st.integers(0, 2**32),
 )
-def test_the_states_are_those_of_the_input(count, size, failing, free, seed):
+def test_the_states_are_those_of_the_input(count, size, failing, free, slow_from, seed):
     entries = [ValueError() if n in failing else np.int64(n) for n in range(count)]
 
     def make():
-        return prefetch_of(ListIterator(entries, reads_ahead_freely=free), size)
+        input_ = ListIterator(entries, reads_ahead_freely=free)
+        iterator = prefetch_of(input_, size, only_if_slow=slow_from is not None)
+        if slow_from is not None:
+            iterator._spent = 1e-3 - slow_from * 1e-6  # soon, or never
+        return iterator
 
     outcomes = assert_keeps_contract(make, seed, restores=5)
     assert len(outcomes) == count
@@ -94,6 +99,33 @@ def test_a_number_is_the_most_elements_that_are_held(size):
         taken += chunk.size
         until(lambda least=taken + size - size // 8: input_.at >= least)
         assert input_.at <= taken + size
+    iterator.close()
+
+
+def test_only_if_slow_cheap_elements_are_made_when_they_are_asked_for_and_others_ahead():
+    class Slow(ListIterator):
+        seconds = 0.0
+
+        def next_chunk(self, limit):
+            time.sleep(self.seconds)
+            return super().next_chunk(limit)
+
+    input_ = Slow([np.int64(n) for n in range(20)])
+    before = threading.active_count()
+    iterator = prefetch_of(input_, 2, only_if_slow=True)
+    for taken in range(1, 4):
+        iterator.next_chunk(1)
+        assert (input_.at, threading.active_count()) == (taken, before)
+    input_.seconds = 0.01
+    iterator.next_chunk(1)
+    chunk = iterator.next_chunk(1)
+    assert chunk is not None
+    assert chunk.rows() == [4]
+    until(lambda: input_.at == 7)
+    assert iterator.get_state() == 5
+    iterator.set_state(7)
+    take_all(iterator, seen := [])
+    assert seen == list(range(7, 20))
     iterator.close()
 
 

@@ -2,6 +2,7 @@
 
 main               the commands, and what holds for all of them
 serve              `headrace dispatcher`, `headrace worker`
+task               `headrace server`: a worker or a parameter server of a cluster
 running            one server, from its start to the last word
 supervise          several worker processes of one command
 signals            waiting for Ctrl-C, SIGTERM and children

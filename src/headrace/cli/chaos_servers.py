@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import BinaryIO, Self
 
 from headrace.errors import UnavailableError
+from headrace.process.bound import NO_ACCELERATORS
 from headrace.process.child import Child, Command, clean_environment
-from headrace.service.local_cluster import lasting_port
-from headrace.service.local_worker import WORKER_ENVIRONMENT
+from headrace.transport.address import lasting_port
 
 __all__ = ["Kill", "Killer", "Servers"]
 
@@ -117,7 +117,7 @@ class Servers:
     def _command(self, *arguments: str) -> Command:
         return Command(
             arguments=("-P", "-m", "headrace", *arguments, "--with-parent"),
-            environment=clean_environment(os.environ, WORKER_ENVIRONMENT, paths=tuple(sys.path)),
+            environment=clean_environment(os.environ, NO_ACCELERATORS, paths=tuple(sys.path)),
             output=self._log.fileno(),
         )
 

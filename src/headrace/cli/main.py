@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli import chaos, doctor, inspect, journal, keys, serve, top
+from headrace.cli import chaos, doctor, inspect, journal, keys, serve, task, top
 from headrace.cli.failures import CommandGroup
 from headrace.cli.help import GroupWithHelp
 
@@ -25,6 +25,7 @@ app = typer.Typer(
 
 app.command("dispatcher")(serve.run_dispatcher)
 app.command("worker")(serve.run_worker)
+app.command("server")(task.run_task)
 app.command("status")(inspect.show_status)
 app.command("top")(top.show_top)
 app.command("journal")(journal.tell_journal)

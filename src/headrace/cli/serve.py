@@ -13,15 +13,15 @@ import typer
 from headrace.cli.failures import wrong_arguments
 from headrace.cli.running import run_server, say
 from headrace.cli.supervise import run_children
+from headrace.process.bound import NO_ACCELERATORS
 from headrace.service import DispatcherConfig, DispatchServer, WorkerConfig, WorkerServer
 from headrace.service.config import default_cache_bytes
 from headrace.service.dispatcher.journal import FORMAT
-from headrace.service.local_worker import WORKER_ENVIRONMENT
 from headrace.service.worker.preloading import preload
 from headrace.service.worker.server import DRAIN_SECONDS
 from headrace.transport.security import Security
 
-__all__ = ["OPTIONS", "run_dispatcher", "run_worker"]
+__all__ = ["OPTIONS", "Keys", "WithParent", "import_modules", "run_dispatcher", "run_worker"]
 
 Port = Annotated[int, typer.Option(help="Where to listen; 0 takes a free one.")]
 Host = Annotated[str, typer.Option(help="Whom to listen for; the default is this machine alone.")]
@@ -309,8 +309,7 @@ def run_worker(
             metrics_host=metrics_host,
         )
     if processes == 1:
-        for module in config.preload:
-            _import(module)
+        import_modules(config.preload)
         server = WorkerServer(config, start=False)
         run_server(
             "worker",
@@ -329,7 +328,7 @@ def run_worker(
             ports += ["--metrics-port", str(metrics_port and metrics_port + number)]
             ports += ["--metrics-host", metrics_host]
         commands.append([*arguments, *ports])
-    environment = {**WORKER_ENVIRONMENT, **os.environ}
+    environment = {**NO_ACCELERATORS, **os.environ}
     failed = run_children(commands, environment=environment, patience=drain_timeout)
     if failed:
         raise typer.Exit(1)
@@ -377,10 +376,16 @@ def _check_ports(option: str, first: int | None, processes: int = 1) -> None:
         raise ValueError(f"{option} {first} leaves no room for {processes} processes")
 
 
-def _import(module: str) -> None:
-    try:
-        preload(module)
-    except ImportError as error:
-        raise typer.BadParameter(
-            f"--preload {module}: {error}; is its folder in PYTHONPATH?"
-        ) from error
+def import_modules(modules: Sequence[str]) -> None:
+    """Import what `--preload` names.
+
+    Raises:
+        typer.BadParameter: One of them cannot be imported.
+    """
+    for module in modules:
+        try:
+            preload(module)
+        except ImportError as error:
+            raise typer.BadParameter(
+                f"--preload {module}: {error}; is its folder in PYTHONPATH?"
+            ) from error

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from headrace.cluster.resolver import ClusterResolver, prefixed
+from headrace.cluster.resolver import ClusterResolver
 from headrace.cluster.spec import ClusterSpec
 from headrace.errors import InvalidArgumentError
 
@@ -23,6 +23,8 @@ class TFConfigClusterResolver(ClusterResolver):
                     "task": {"type": "worker", "index": 0}}'
 
     Without the variable the cluster has no tasks. An evaluator needs no entry in `cluster`.
+    `session_master` in it is what `master()` returns; a cluster of no task, or of one, has no
+    master.
 
     Args:
         task_type: In place of the variable's.
@@ -96,29 +98,15 @@ class TFConfigClusterResolver(ClusterResolver):
         """A word for where the cluster runs."""
         return self._environment or _config().get("environment") or ""
 
-    def master(
-        self,
-        task_type: str | None = None,
-        task_id: int | None = None,
-        rpc_layer: str | None = None,
-    ) -> str:
-        """Return the address of a task, by default of this process's.
-
-        `session_master` of the variable goes before everything. A cluster of no task, or of one,
-        has no master: "".
-
-        Raises:
-            InvalidArgumentError: The variable is no such description.
-            ValueError: The cluster has no such task.
-        """
+    def _find_master(self, task_type: str | None, task_id: int | None) -> str:
         said = _config().get("session_master")
         if said is not None:
-            return prefixed(str(said), self.rpc_layer if rpc_layer is None else rpc_layer)
+            return str(said)
         spec = self.cluster_spec()
         if sum(map(spec.num_tasks, spec.jobs)) <= 1:
             return ""
         try:
-            return super().master(task_type, task_id, rpc_layer)
+            return super()._find_master(task_type, task_id)
         except ValueError as error:
             raise type(error)(f"{error}, as {_VARIABLE} says") from None
 

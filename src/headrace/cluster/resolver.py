@@ -80,17 +80,27 @@ class ClusterResolver(ABC):
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """Return the address of a task, by default of this process's; "" if that has none.
+        """Return the address of a task with the prefix of addresses; "" if there is none.
+
+        Args:
+            task_type: Of the task; None: of this process's, or what the class says of a master.
+            task_id: Its number; None: likewise.
+            rpc_layer: In place of the resolver's.
 
         Raises:
             ValueError: The cluster has no such task.
         """
+        address = self._find_master(task_type, task_id)
+        layer = self.rpc_layer if rpc_layer is None else rpc_layer
+        return f"{layer}://{address}" if address and layer else address
+
+    def _find_master(self, task_type: str | None, task_id: int | None) -> str:
+        """Return what `master` does, without a prefix. Subclasses have a word in it here."""
         task_type = self.task_type if task_type is None else task_type
         task_id = self.task_id if task_id is None else task_id
         if task_type is None or task_id is None:
             return ""
-        address = self.cluster_spec().task_address(task_type, task_id)
-        return prefixed(address, self.rpc_layer if rpc_layer is None else rpc_layer)
+        return self.cluster_spec().task_address(task_type, task_id)
 
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None
@@ -104,7 +114,7 @@ class SimpleClusterResolver(ClusterResolver):
 
     Args:
         cluster_spec: The tasks.
-        master: What `master()` returns where no task is named; "" where there is no such address.
+        master: What `master()` returns where no task is named.
         task_type: Of this process.
         task_id: Its number among those of its type.
         environment: A word for where the cluster runs.
@@ -147,20 +157,10 @@ class SimpleClusterResolver(ClusterResolver):
         """The word that was given."""
         return self._environment
 
-    def master(
-        self,
-        task_type: str | None = None,
-        task_id: int | None = None,
-        rpc_layer: str | None = None,
-    ) -> str:
-        """Return the address of a task; where none is named, the master that was given.
-
-        Raises:
-            ValueError: The cluster has no such task.
-        """
-        if task_type is not None and task_id is not None:
-            return super().master(task_type, task_id, rpc_layer)
-        return prefixed(self._master, self.rpc_layer if rpc_layer is None else rpc_layer)
+    def _find_master(self, task_type: str | None, task_id: int | None) -> str:
+        if task_type is None or task_id is None:
+            return self._master
+        return super()._find_master(task_type, task_id)
 
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None
@@ -173,7 +173,8 @@ class UnionResolver(ClusterResolver):
     """The tasks of several resolvers together.
 
     Lists of one type are joined in the order of the resolvers. Where one of them has numbers with
-    gaps, all keep their numbers, none of which may occur twice.
+    gaps, all keep their numbers, none of which may occur twice. Where `master()` is asked for no
+    task, the first resolver's is the answer.
 
     Args:
         *resolvers: At least one. The first one's task is this process's, and its environment and
@@ -231,31 +232,17 @@ class UnionResolver(ClusterResolver):
         """The first resolver's."""
         return self._resolvers[0].environment
 
-    def master(
-        self,
-        task_type: str | None = None,
-        task_id: int | None = None,
-        rpc_layer: str | None = None,
-    ) -> str:
-        """Return the address of a task; where none is named, the first resolver's master.
-
-        Raises:
-            ValueError: The cluster has no such task.
-        """
-        if task_type is not None and task_id is not None:
-            return super().master(task_type, task_id, rpc_layer)
-        return self._resolvers[0].master(rpc_layer=rpc_layer)
+    def _find_master(self, task_type: str | None, task_id: int | None) -> str:
+        if task_type is None or task_id is None:
+            # Asked as anybody may: a resolver of the user's has this method and no other.
+            return self._resolvers[0].master(rpc_layer="")
+        return super()._find_master(task_type, task_id)
 
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None
     ) -> Mapping[str, int]:
         """Return what the first resolver says."""
         return self._resolvers[0].num_accelerators(task_type, task_id)
-
-
-def prefixed(address: str, rpc_layer: str | None) -> str:
-    """Return an address with its prefix, as in "grpc://host:2222"; "" stays ""."""
-    return f"{rpc_layer}://{address}" if address and rpc_layer else address
 
 
 def _united(name: str, parts: list[list[str] | dict[int, str]]) -> list[str] | dict[int, str]:

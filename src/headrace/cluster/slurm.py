@@ -9,10 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from headrace.arguments import check_flag, check_int, check_string
 from headrace.cluster.resolver import ClusterResolver
 from headrace.cluster.spec import ClusterSpec
-from headrace.errors import FailedPreconditionError, InvalidArgumentError
+from headrace.cluster.variables import read, read_whole
+from headrace.errors import InvalidArgumentError
 
 __all__ = ["SlurmClusterResolver", "hosts_of", "tasks_on_nodes"]
 
+_LAUNCHER = "srun, as a task of a Slurm step"
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _REPEATED = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 _BRACKETS = re.compile(r"\[([^\[\]]*)\]")
@@ -54,14 +56,14 @@ class SlurmClusterResolver(ClusterResolver):
         super().__init__(rpc_layer=rpc_layer)
         self._port_base = check_int("port_base", port_base, minimum=1, maximum=65535)
         check_flag("auto_set_gpu", auto_set_gpu, or_none=False)
-        self._rank = _whole("PROCID")
-        assigned = _whole("STEP_NUM_TASKS", "NTASKS")
+        self._rank = read_whole("SLURM_PROCID", launcher=_LAUNCHER)
+        assigned = read_whole("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", launcher=_LAUNCHER)
         if self._rank >= assigned:
             raise InvalidArgumentError(
                 f"SLURM_PROCID={self._rank}, but the step has {assigned} tasks, numbered from 0: "
                 "is one of the variables left over from another step?"
             )
-        hosts = hosts_of(_said("STEP_NODELIST", "NODELIST"))
+        hosts = hosts_of(read("SLURM_STEP_NODELIST", "SLURM_NODELIST", launcher=_LAUNCHER))
         self._places = list(_places(hosts, _per_node(tasks_per_node, hosts)))
         self._jobs = {"worker": assigned} if jobs is None else _counts(jobs)
         asked = sum(self._jobs.values())
@@ -200,7 +202,8 @@ def _places(hosts: list[str], counts: list[int]) -> Iterator[tuple[str, int]]:
 
 def _per_node(asked: int | Sequence[int] | None, hosts: list[str]) -> list[int]:
     if asked is None:
-        return tasks_on_nodes(_said("STEP_TASKS_PER_NODE", "TASKS_PER_NODE"))
+        names = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
+        return tasks_on_nodes(read(*names, launcher=_LAUNCHER))
     if isinstance(asked, int):
         return [check_int("tasks_per_node", asked, minimum=1)] * len(hosts)
     return [check_int("tasks_per_node", each, minimum=0) for each in asked]
@@ -216,21 +219,3 @@ def _visible_gpus() -> int:
         return len([each for each in visible.split(",") if each.strip() not in ("", "-1")])
     on_node = os.environ.get("SLURM_GPUS_ON_NODE", "0")
     return int(on_node) if on_node.isdigit() else 0
-
-
-def _said(*names: str) -> str:
-    """Return the first of some Slurm variables that is there."""
-    for name in names:
-        if f"SLURM_{name}" in os.environ:
-            return os.environ[f"SLURM_{name}"]
-    raise FailedPreconditionError(
-        f"SLURM_{names[0]} is not in the environment: is this process a task of a Slurm step "
-        "(srun)? Elsewhere use TFConfigClusterResolver or SimpleClusterResolver"
-    )
-
-
-def _whole(*names: str) -> int:
-    text = _said(*names)
-    if not text.isdigit():
-        raise InvalidArgumentError(f"SLURM_{names[0]} must be an integer, but is {text!r}")
-    return int(text)

@@ -92,7 +92,6 @@ OF_MODULES: dict[str, dict[str, str]] = {
         "string": "bytes, or str",
         "strings": "the methods of str and bytes, in map()",
         "tensor": _TENSORS,
-        "torch": "torch.from_numpy(array): elements are NumPy",
         "train": "hr.io.encode_example(...), and DatasetIterator.get_state()",
     },
     "headrace.data": {
@@ -189,15 +188,9 @@ _NO_STRATEGY = (
 )
 
 OF_MODULES["headrace.distribute"] = {
+    **dict.fromkeys(("CentralStorageStrategy", "TPUStrategy", "DistributedValues"), _NO_STRATEGY),
     **dict.fromkeys(
-        (
-            *("MultiWorkerMirroredStrategy", "CentralStorageStrategy", "ParameterServerStrategy"),
-            *("TPUStrategy", "DistributedValues"),
-        ),
-        _NO_STRATEGY,
-    ),
-    **dict.fromkeys(
-        ("GCEClusterResolver", "KubernetesClusterResolver", "TPUClusterResolver"),
+        ("GCEClusterResolver", "SageMakerClusterResolver", "TPUClusterResolver"),
         "SimpleClusterResolver(ClusterSpec({...})), with the addresses that you have",
     ),
     "cluster_resolver": "hr.distribute itself: its resolvers have the same names",

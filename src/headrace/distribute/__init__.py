@@ -1,12 +1,17 @@
 """Distributed input and training: who takes part, and what each gets.
 
 * `ClusterSpec` and the resolvers say which tasks a cluster has, and which this process is.
-* A strategy (`strategy`, `mirrored`, `extended`, `scope`) has replicas. `run` calls a function on
-  each (`crew`: the threads); code asks where it runs (`context`, `replica_context`); values of
-  several replicas (`values`) become one (`collectives`); a `variable` has a copy on each.
+* A strategy (`strategy`, `mirrored`, `extended`, `scope`; what it reads: `feeding`) has replicas.
+  `run` calls a function on each (`crew`: the threads); code asks where it runs (`context`,
+  `current`, `replica_context`); values of several replicas (`values`) become one (`collectives`);
+  a `variable` has a copy on each (`operators`: what arrays can do). `spmd` compiles a step once for
+  all.
+* Workers in several processes (`multi_worker`) meet (`meeting`), and agree at each step of a
+  dataset whether there is another (`agreement`).
 * A distributed dataset (`dataset`, `sharing`) gives each replica its rows (`rebatch`: arithmetic;
-  `auto_shard`: what of it this worker reads), through `iterator` and `feeds`. `input_context` has
-  the records that say among whom, and how.
+  `auto_shard`: what of it this worker reads), through `iterator` and `feeds`; `streams` are what
+  several workers read of it, and `delivery` puts rows on their devices. `input_context` has the
+  records that say among whom, and how.
 """
 
 from typing import TYPE_CHECKING
@@ -15,10 +20,21 @@ from headrace.lazy import lazily
 
 if TYPE_CHECKING:
     from headrace.cluster.environment import TFConfigClusterResolver
+    from headrace.cluster.kubernetes import KubernetesClusterResolver
+    from headrace.cluster.ray import RayClusterResolver
     from headrace.cluster.resolver import ClusterResolver, SimpleClusterResolver, UnionResolver
     from headrace.cluster.slurm import SlurmClusterResolver
     from headrace.cluster.spec import ClusterSpec
+    from headrace.cluster.torchrun import TorchrunClusterResolver
+    from headrace.deploy.local_cluster import LocalCluster
+    from headrace.deploy.server import Server
     from headrace.distribute.collectives import ReduceOp
+    from headrace.distribute.current import (
+        get_replica_context,
+        get_strategy,
+        has_strategy,
+        in_cross_replica_context,
+    )
     from headrace.distribute.dataset import DistributedDataset, DistributedDatasetsFromFunction
     from headrace.distribute.input_context import (
         InputContext,
@@ -28,16 +44,13 @@ if TYPE_CHECKING:
     )
     from headrace.distribute.iterator import DistributedIterator
     from headrace.distribute.mirrored import MirroredStrategy, OneDeviceStrategy
+    from headrace.distribute.multi_worker import MultiWorkerMirroredStrategy
     from headrace.distribute.replica_context import ReplicaContext
-    from headrace.distribute.strategy import (
-        Strategy,
-        get_replica_context,
-        get_strategy,
-        has_strategy,
-        in_cross_replica_context,
-    )
+    from headrace.distribute.strategy import Strategy
     from headrace.distribute.values import PerReplica, PerReplicaSpec
     from headrace.distribute.variable import VariableAggregation, VariableSynchronization
+    from headrace.parameter_server import partitioners
+    from headrace.parameter_server.strategy import ParameterServerStrategy
     from headrace.plan.options import AutoShardPolicy
 else:
     __getattr__, __dir__ = lazily(
@@ -52,24 +65,32 @@ else:
             "InputContext": "headrace.distribute.input_context",
             "InputOptions": "headrace.distribute.input_context",
             "InputReplicationMode": "headrace.distribute.input_context",
+            "KubernetesClusterResolver": "headrace.cluster.kubernetes",
+            "LocalCluster": "headrace.deploy.local_cluster",
             "MirroredStrategy": "headrace.distribute.mirrored",
+            "MultiWorkerMirroredStrategy": "headrace.distribute.multi_worker",
             "OneDeviceStrategy": "headrace.distribute.mirrored",
+            "ParameterServerStrategy": "headrace.parameter_server.strategy",
             "PerReplica": "headrace.distribute.values",
             "PerReplicaSpec": "headrace.distribute.values",
+            "RayClusterResolver": "headrace.cluster.ray",
             "ReduceOp": "headrace.distribute.collectives",
             "ReplicaContext": "headrace.distribute.replica_context",
+            "Server": "headrace.deploy.server",
             "SimpleClusterResolver": "headrace.cluster.resolver",
             "SlurmClusterResolver": "headrace.cluster.slurm",
             "Strategy": "headrace.distribute.strategy",
             "TFConfigClusterResolver": "headrace.cluster.environment",
+            "TorchrunClusterResolver": "headrace.cluster.torchrun",
             "UnionResolver": "headrace.cluster.resolver",
             "ValueContext": "headrace.distribute.input_context",
             "VariableAggregation": "headrace.distribute.variable",
             "VariableSynchronization": "headrace.distribute.variable",
-            "get_replica_context": "headrace.distribute.strategy",
-            "get_strategy": "headrace.distribute.strategy",
-            "has_strategy": "headrace.distribute.strategy",
-            "in_cross_replica_context": "headrace.distribute.strategy",
+            "get_replica_context": "headrace.distribute.current",
+            "get_strategy": "headrace.distribute.current",
+            "has_strategy": "headrace.distribute.current",
+            "in_cross_replica_context": "headrace.distribute.current",
+            "partitioners": "headrace.parameter_server.partitioners:",
         },
         absent="headrace.data.absent:no_such_name",
     )
@@ -84,16 +105,23 @@ __all__ = [
     "InputContext",
     "InputOptions",
     "InputReplicationMode",
+    "KubernetesClusterResolver",
+    "LocalCluster",
     "MirroredStrategy",
+    "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
+    "ParameterServerStrategy",
     "PerReplica",
     "PerReplicaSpec",
+    "RayClusterResolver",
     "ReduceOp",
     "ReplicaContext",
+    "Server",
     "SimpleClusterResolver",
     "SlurmClusterResolver",
     "Strategy",
     "TFConfigClusterResolver",
+    "TorchrunClusterResolver",
     "UnionResolver",
     "ValueContext",
     "VariableAggregation",
@@ -102,4 +130,5 @@ __all__ = [
     "get_strategy",
     "has_strategy",
     "in_cross_replica_context",
+    "partitioners",
 ]

@@ -1,21 +1,31 @@
 """Values of several replicas made one: sums, means, and one array after another.
 
-These are the NumPy ones. A replica's value is anything that NumPy takes for an array.
+A replica's value is anything that the framework takes for an array; without one it is NumPy.
 """
 
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from headrace.arguments import check_int
 from headrace.errors import InvalidArgumentError
+from headrace.frameworks.framework import Framework
+from headrace.frameworks.numpy import FRAMEWORK as NUMPY
 
-__all__ = ["Axis", "ReduceOp", "concatenated", "reduced", "reduced_within"]
+__all__ = [
+    "Axis",
+    "ReduceOp",
+    "concatenated",
+    "finished",
+    "reduced",
+    "reduced_within",
+    "total_and_count",
+]
 
 Axis: TypeAlias = int | Sequence[int] | None
 
@@ -46,19 +56,21 @@ class ReduceOp(enum.Enum):
         return cls[value.upper()]
 
 
-def reduced(op: ReduceOp, values: Sequence[Any]) -> Any:
+def reduced(op: ReduceOp, values: Sequence[Any], framework: Framework = NUMPY) -> Any:
     """Return the sum or mean of arrays of one shape, element by element, in fresh memory.
 
     Raises:
         InvalidArgumentError: Their shapes differ.
     """
-    total = _sum([_countable(np.asarray(value)) for value in values])
-    if op is ReduceOp.MEAN:
-        total = np.true_divide(total, len(values))
-    return total[()]
+    return finished(op, *total_and_count(values, None, framework), framework)
 
 
-def reduced_within(op: ReduceOp, values: Sequence[Any], axis: int | Sequence[int]) -> Any:
+def reduced_within(
+    op: ReduceOp,
+    values: Sequence[Any],
+    axis: int | Sequence[int],
+    framework: Framework = NUMPY,
+) -> Any:
     """Return the sum or mean over axes of each array, and over the arrays.
 
     A mean is over all rows of all replicas: those that have more of them count for more.
@@ -67,7 +79,20 @@ def reduced_within(op: ReduceOp, values: Sequence[Any], axis: int | Sequence[int
         ValueError: An array has no such axis.
         TypeError: `axis` is no integer, tuple or list.
     """
-    arrays = [_countable(np.asarray(value)) for value in values]
+    return finished(op, *total_and_count(values, axis, framework), framework)
+
+
+def total_and_count(
+    values: Sequence[Any], axis: Axis = None, framework: Framework = NUMPY
+) -> tuple[Any, int]:
+    """Return the sum of which `finished` makes the sum or mean, and over how many rows it is.
+
+    Raises:
+        ValueError, TypeError, InvalidArgumentError: As `reduced` and `reduced_within`.
+    """
+    arrays = [framework.countable(value) for value in values]
+    if axis is None:
+        return _sum(arrays, framework), len(values)
     axes = _axes(axis)
     for array in arrays:
         for each in axes:
@@ -76,15 +101,18 @@ def reduced_within(op: ReduceOp, values: Sequence[Any], axis: int | Sequence[int
                     f"axis = {each} out of range for value with rank {array.ndim}; "
                     f"use axis=None to reduce over the replicas alone"
                 )
-    total = _sum([np.asarray(array.sum(axis=axes, dtype=array.dtype)) for array in arrays])
+    total = _sum([framework.within(array, axes) for array in arrays], framework)
+    return total, sum(math.prod(array.shape[each] for each in axes) for array in arrays)
+
+
+def finished(op: ReduceOp, total: Any, count: int, framework: Framework = NUMPY) -> Any:
+    """Return a sum over so many rows, or the mean of them; of no rows at all it is nan."""
     if op is ReduceOp.MEAN:
-        count = sum(int(np.prod([array.shape[each] for each in axes])) for array in arrays)
-        with np.errstate(invalid="ignore"):  # of no rows at all the mean is nan, as NumPy has it
-            total = np.true_divide(total, count)
-    return total[()]
+        total = framework.divided(total, count)
+    return framework.plain(total)
 
 
-def concatenated(values: Sequence[Any], axis: Any) -> NDArray[Any]:
+def concatenated(values: Sequence[Any], axis: Any, framework: Framework = NUMPY) -> Any:
     """Return arrays one after another along an axis, in fresh memory.
 
     Raises:
@@ -92,7 +120,7 @@ def concatenated(values: Sequence[Any], axis: Any) -> NDArray[Any]:
         InvalidArgumentError: Their other axes, or their numbers of axes, differ.
     """
     axis = check_int("axis", axis, minimum=0)
-    arrays = [np.asarray(value) for value in values]
+    arrays = [framework.array(value) for value in values]
     for array in arrays:
         if axis >= array.ndim:
             raise ValueError(
@@ -104,32 +132,16 @@ def concatenated(values: Sequence[Any], axis: Any) -> NDArray[Any]:
             f"Shape mismatch: {_shapes(arrays)} cannot be gathered along axis {axis}; all axes "
             "but that one must be alike"
         )
-    return np.concatenate(arrays, axis=axis)
+    return framework.joined(arrays, axis)
 
 
-def _sum(arrays: Sequence[NDArray[Any]]) -> Any:
+def _sum(arrays: Sequence[Any], framework: Framework) -> Any:
     if len({array.shape for array in arrays}) > 1:
         raise InvalidArgumentError(
             f"values of {_shapes(arrays)} cannot be reduced element by element; to reduce each "
             "replica's rows first, say which axis they are: axis=0"
         )
-    total = arrays[0].copy()
-    for array in arrays[1:]:
-        if np.can_cast(array.dtype, total.dtype, "safe") and total.ndim:
-            total += array
-        else:
-            total = np.asarray(total + array)
-    return total
-
-
-def _countable(array: NDArray[Any]) -> NDArray[Any]:
-    if array.dtype.kind == "b":  # else True + True were True
-        return array.astype(np.int64)
-    if array.dtype.kind not in "iufcV":
-        raise InvalidArgumentError(
-            f"values of dtype {array.dtype} cannot be added up; take them with local_results"
-        )
-    return array
+    return framework.total(arrays)
 
 
 def _axes(axis: Any) -> tuple[int, ...]:
@@ -139,5 +151,5 @@ def _axes(axis: Any) -> tuple[int, ...]:
     return tuple(map(int, members))
 
 
-def _shapes(arrays: Sequence[NDArray[Any]]) -> str:
-    return "shapes " + ", ".join(str(array.shape) for array in arrays)
+def _shapes(arrays: Sequence[Any]) -> str:
+    return "shapes " + ", ".join(str(tuple(array.shape)) for array in arrays)

@@ -7,42 +7,48 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.arguments import check_instance
 from headrace.data.dataset import Dataset
+from headrace.distribute.agreement import Agreement
 from headrace.distribute.auto_shard import auto_shard
+from headrace.distribute.delivery import Delivery, OnHost
 from headrace.distribute.feeds import Balanced, Feed, InTurn, Own, Split, Step, Whole
 from headrace.distribute.input_context import InputContext, InputOptions
 from headrace.distribute.iterator import DistributedIterator
-from headrace.distribute.rebatch import batch_sizes_for_worker
+from headrace.distribute.rebatch import rotated_batch_sizes
 from headrace.distribute.sharing import (
     check_is_batched,
     empty_step,
     global_batch_size,
-    per_replica,
     spec_in_turn,
     spec_of_pieces,
 )
+from headrace.distribute.streams import Part, Streams
 from headrace.element.spec import Spec
+from headrace.errors import FailedPreconditionError
 from headrace.plan.buffering import Prefetch
 from headrace.plan.node import Node
 from headrace.plan.options import AutoShardPolicy, Options, WithOptions
 from headrace.plan.source import INFINITE, UNKNOWN
 
-__all__ = ["Agree", "DistributedDataset", "DistributedDatasetsFromFunction"]
-
-Agree = Callable[[bool], bool]
-"""Given whether there is data here, whether there is any on any worker (`DistributedIterator`)."""
+__all__ = ["DistributedDataset", "DistributedDatasetsFromFunction"]
 
 
 class _Distributed:
     """What distributed datasets of all kinds have."""
 
-    def __init__(self, context: InputContext, agree: Agree | None) -> None:
+    def __init__(
+        self,
+        context: InputContext,
+        agreement: Callable[[], Agreement] | None,
+        delivery: Delivery | None,
+    ) -> None:
         self._context = context
+        self._delivery = delivery or OnHost()
         self._here = context.replicas_here
         #: One replica that is alone gets elements as they are.
         self._wraps = self._here > 1 or context.num_input_pipelines > 1
-        self._agree = agree
+        self._agreement = agreement
 
-    def _feed(self) -> Feed:
+    def _feed(self) -> Streams:
         raise NotImplementedError
 
     def _spec_of_values(self) -> Spec:
@@ -52,8 +58,8 @@ class _Distributed:
     @property
     def element_spec(self) -> Spec:
         """Spec of what a step gives, with a `PerReplicaSpec` for each leaf of several replicas."""
-        spec = self._spec_of_values()
-        return per_replica(spec, self._here) if self._wraps else spec
+        everywhere = self._context.num_replicas_in_sync
+        return self._delivery.spec(self._spec_of_values(), self._here, everywhere, self._wraps)
 
     def cardinality(self) -> int:
         """Return the number of steps, `INFINITE_CARDINALITY` or `UNKNOWN_CARDINALITY`."""
@@ -70,8 +76,14 @@ class _Distributed:
         return True
 
     def __iter__(self) -> DistributedIterator:
+        agreement = self._agreement and self._agreement()
         return DistributedIterator(
-            self._feed(), self._wraps, lambda: self.element_spec, self._agree, self._empty
+            self._feed(),
+            self._wraps,
+            lambda: self.element_spec,
+            agreement,
+            self._empty,
+            self._delivery,
         )
 
     def _empty(self) -> Step:
@@ -100,8 +112,10 @@ class DistributedDataset(_Distributed):
         dataset: What all workers have alike.
         context: Which worker this is, and how many replicas there are.
         options: How to share it.
-        agree: Asked by iterators at each step, so that all workers end together.
+        agreement: Makes for each iterator what it asks at each step, so that all workers end
+            together; None: there are no others.
         seed: Of what the dataset draws without a seed of its own: the same on all workers.
+        delivery: What becomes of the rows; None: arrays of NumPy.
     """
 
     def __init__(
@@ -109,10 +123,11 @@ class DistributedDataset(_Distributed):
         dataset: Dataset,
         context: InputContext,
         options: InputOptions | None = None,
-        agree: Agree | None = None,
+        agreement: Callable[[], Agreement] | None = None,
         seed: int | None = None,
+        delivery: Delivery | None = None,
     ) -> None:
-        super().__init__(context, agree)
+        super().__init__(context, agreement, delivery)
         check_instance("dataset", dataset, Dataset)
         self._options = options or InputOptions()
         self._given = dataset
@@ -123,7 +138,9 @@ class DistributedDataset(_Distributed):
             plan = WithOptions(input=plan, options=Options(seed=seed))
         share = auto_shard(plan, context)
         self._policy, self._by_batch = share.policy, share.is_of_each_batch
-        self._dataset = Dataset(self._read_ahead(share.plan))
+        self._plan = plan
+        #: What is read, by how many parts it was cut into and which of them this is.
+        self._datasets = {self._key_here(): Dataset(self._read_ahead(share.plan))}
         self._size = global_batch_size(plan)
 
     def _read_ahead(self, plan: Node) -> Node:
@@ -132,33 +149,62 @@ class DistributedDataset(_Distributed):
         A global batch is a batch for each replica: so many does a worker hold besides the step's.
         """
         size = self._options.experimental_per_replica_buffer_size
-        return Prefetch(input=plan, buffer_size=size) if size else plan
+        return Prefetch(input=plan, buffer_size=size, only_if_slow=True) if size else plan
 
-    def _feed(self) -> Feed:
-        context, here = self._context, self._here
-        replicas = context.num_replicas_in_sync
-        elements = iter(self._dataset)
+    @property
+    def _is_copied(self) -> bool:
+        """Whether each worker reads all of it by itself."""
+        return self._policy is AutoShardPolicy.OFF and self._context.num_input_pipelines > 1
+
+    @property
+    def _streams(self) -> int:
+        """How many streams there are, where no state says otherwise."""
+        return 1 if self._by_batch else self._context.num_input_pipelines
+
+    def _key_here(self) -> tuple[int, int]:
+        return self._streams, self._context.input_pipeline_id if self._streams > 1 else 0
+
+    def _feed(self) -> Streams:
+        context = self._context
+        return Streams(
+            self._open_part,
+            context.input_pipeline_id,
+            context.num_input_pipelines,
+            self._streams,
+            "copies" if self._is_copied else "shared",
+        )
+
+    def _open_part(self, part: Part) -> Feed:
+        elements = iter(self._part(part))
+        replicas, here = self._context.num_replicas_in_sync, self._here
         if replicas == 1:
             return Whole(elements)
-        workers, worker = context.num_input_pipelines, context.input_pipeline_id
         if self._options.split == "ceil":
-            every = workers if self._by_batch else None
-            return Split(elements, replicas, here, every, worker if self._by_batch else 0)
-        if self._by_batch:
-            return Balanced(
-                elements,
-                lambda size: batch_sizes_for_worker(size, 1, replicas, 0),
-                here,
-                workers,
-                worker,
-                self._size,
-            )
+            return Split(elements, replicas, here, part.readers, part.reader)
         return Balanced(
             elements,
-            lambda size: batch_sizes_for_worker(size, workers, here, worker),
+            lambda size: rotated_batch_sizes(size, replicas, part.before * here),
             here,
-            size=self._size,
+            part.readers,
+            part.reader,
+            self._size,
         )
+
+    def _part(self, part: Part) -> Dataset:
+        """Return the dataset of which a part is read.
+
+        Raises:
+            FailedPreconditionError: It cannot be cut into so many.
+        """
+        if (part.of, part.stream) not in self._datasets:
+            share = auto_shard(self._plan, InputContext(part.of, part.stream, part.of))
+            if share.is_of_each_batch or (part.of > 1 and share.policy is AutoShardPolicy.OFF):
+                raise FailedPreconditionError(
+                    f"the state was taken when the dataset was shared as {part.of} parts, and it "
+                    "cannot be cut into parts here: is it the same dataset, with the same options?"
+                )
+            self._datasets[part.of, part.stream] = Dataset(self._read_ahead(share.plan))
+        return self._datasets[part.of, part.stream]
 
     def _spec_of_values(self) -> Spec:
         spec = self._given.element_spec
@@ -190,13 +236,18 @@ class DistributedDatasetsFromFunction(_Distributed):
     Args:
         datasets: One, whose elements the replicas take in turn; or one for each of them.
         context: Which worker this is, and how many replicas there are.
-        agree: Asked by iterators at each step, so that all workers end together.
+        agreement: As of a `DistributedDataset`.
+        delivery: What becomes of the rows; None: arrays of NumPy.
     """
 
     def __init__(
-        self, datasets: list[Dataset], context: InputContext, agree: Agree | None = None
+        self,
+        datasets: list[Dataset],
+        context: InputContext,
+        agreement: Callable[[], Agreement] | None = None,
+        delivery: Delivery | None = None,
     ) -> None:
-        super().__init__(context, agree)
+        super().__init__(context, agreement, delivery)
         for dataset in datasets:
             if not isinstance(dataset, Dataset):
                 raise TypeError(
@@ -205,7 +256,13 @@ class DistributedDatasetsFromFunction(_Distributed):
                 )
         self._datasets = datasets
 
-    def _feed(self) -> Feed:
+    def _feed(self) -> Streams:
+        worker, workers = self._context.input_pipeline_id, self._context.num_input_pipelines
+        if len(self._datasets) > 1:  # for replicas, which are all here
+            return Streams(self._open_part)
+        return Streams(self._open_part, worker, workers, workers, "own")
+
+    def _open_part(self, part: Part) -> Feed:
         if len(self._datasets) > 1:
             return Own([iter(dataset) for dataset in self._datasets])
         (dataset,) = self._datasets
@@ -217,7 +274,7 @@ class DistributedDatasetsFromFunction(_Distributed):
 
     def _is_always_full(self) -> bool:
         """Whether every step has an element for every replica."""
-        if self._agree is not None or self._context.num_input_pipelines > 1:
+        if self._agreement is not None or self._context.num_input_pipelines > 1:
             return False
         sizes = {dataset.cardinality() for dataset in self._datasets}
         if len(self._datasets) > 1:

@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from headrace.data.iterator import DatasetIterator
-from headrace.distribute.rebatch import Piece, ceil_split, ceil_steps, size_of_piece
+from headrace.distribute.rebatch import Piece, ceil_steps, size_of_piece
 from headrace.element.structure import Structure, component, flatten, unflatten
 from headrace.element.transpose import transpose
 from headrace.errors import FailedPreconditionError, InvalidArgumentError
@@ -127,8 +127,8 @@ class Split(Feed):
         elements: Reads the batches.
         replicas: Of all workers.
         here: Of this worker.
-        every: None: the worker has its batches for itself. Else all workers read the same ones, and
-            this one gets every so-manieth piece, from piece `first` on.
+        every: So many workers read the same batches, and this one gets every so-manieth piece,
+            from piece `first` on. 1: it has them for itself.
         first: See `every`.
     """
 
@@ -137,16 +137,17 @@ class Split(Feed):
         elements: DatasetIterator,
         replicas: int,
         here: int,
-        every: int | None = None,
+        every: int = 1,
         first: int = 0,
     ) -> None:
         #: Whether a batch may be more than one step.
-        self._has_rest = every is None and here < replicas
+        self._has_rest = every * here < replicas
         self._batches = _Batches(elements, self._has_rest)
         self._replicas, self._here = replicas, here
         self._every, self._first = every, first
         self._leaves: list[Any] = []
         self._structure: Structure | None = None
+        #: Steps that are left of the batch: the pieces for all who read it.
         self._steps: list[list[Piece]] = []
         #: Rows of the batch that were used, as the state says it.
         self._done = 0
@@ -157,8 +158,9 @@ class Split(Feed):
             return None
         pieces = self._steps.pop(0)
         self._done = pieces[-1][1] if self._steps else 0
+        mine = pieces[self._first :: self._every]
         assert self._structure is not None
-        return self._structure, [[leaf[a:b] for a, b in pieces] for leaf in self._leaves]
+        return self._structure, [[leaf[a:b] for a, b in mine] for leaf in self._leaves]
 
     def _read(self) -> bool:
         while True:
@@ -166,12 +168,9 @@ class Split(Feed):
             if batch is None:
                 return False
             self._leaves, self._structure, rows = batch
-            if self._every is not None:
-                pieces = ceil_split(rows, self._replicas)
-                self._steps = [pieces[self._first :: self._every]]
-            else:
-                self._steps = ceil_steps(rows, self._replicas, self._here, self._skip)
-                self._skip = 0
+            at_once = self._here * self._every
+            self._steps = ceil_steps(rows, self._replicas, at_once, self._skip)
+            self._skip = 0
             if self._steps:
                 return True
 
@@ -185,11 +184,6 @@ class Split(Feed):
         self._batches.set_state(place)
         self._steps, self._done = [], 0
         self._skip = state["rows"]
-        if self._every is not None and self._skip:
-            raise FailedPreconditionError(
-                "the state was taken in the middle of a batch, and workers that share each batch "
-                "cannot begin there; take it where a global batch ends"
-            )
 
     def close(self) -> None:
         self._batches.close()

@@ -6,8 +6,14 @@ import enum
 from dataclasses import dataclass
 
 from headrace.arguments import check_flag, check_int
+from headrace.frameworks.shares import check_remainder
 
-__all__ = ["InputContext", "InputOptions", "InputReplicationMode", "ValueContext"]
+__all__ = [
+    "InputContext",
+    "InputOptions",
+    "InputReplicationMode",
+    "ValueContext",
+]
 
 
 @dataclass(frozen=True)
@@ -101,6 +107,11 @@ class InputOptions:
             `distribute_datasets_from_function`.
         experimental_place_dataset_on_device: Accepted with PER_REPLICA, as in tf.distribute.
         experimental_per_replica_buffer_size: Batches read ahead for each replica; 0: none.
+        global_arrays: Whether a step gives arrays of JAX over the strategy's mesh, split by rows,
+            in place of a `PerReplica` for each leaf. For a strategy with `framework="jax"`.
+        remainder: What becomes of a step in which replicas have different numbers of rows, of which
+            no such array can be made. "error"; "pad" with zeros, and add a leaf `mask` that is True
+            for rows that are data; "drop" the step.
         split: "ceil" cuts each batch into pieces of ceil(rows / replicas): the last replicas get
             less, perhaps nothing. "balanced" joins what is left over to the next batch, so that
             pieces differ by one row at most and no replica is idle for good.
@@ -111,6 +122,8 @@ class InputOptions:
     experimental_place_dataset_on_device: bool = False
     experimental_per_replica_buffer_size: int = 1
     split: str = "ceil"
+    global_arrays: bool = False
+    remainder: str = "error"
 
     def __post_init__(self) -> None:
         check_flag("experimental_fetch_to_device", self.experimental_fetch_to_device)
@@ -128,6 +141,17 @@ class InputOptions:
         )
         if self.split not in ("ceil", "balanced"):
             raise ValueError(f'`split` must be "ceil" or "balanced", but got {self.split!r}')
+        check_flag("global_arrays", self.global_arrays, or_none=False)
+        check_remainder(self.remainder)
+        if self.global_arrays and self.experimental_fetch_to_device is False:
+            raise ValueError(
+                "`global_arrays` are on devices, and `experimental_fetch_to_device` is False"
+            )
+        if self.remainder != "error" and not self.global_arrays:
+            raise ValueError(
+                f"`remainder={self.remainder!r}` is for `global_arrays=True`; a PerReplica holds "
+                "different numbers of rows as they are"
+            )
 
     @property
     def is_per_replica(self) -> bool:

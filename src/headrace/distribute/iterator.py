@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import Any, Self
 
 from headrace.data.optional import Optional
+from headrace.distribute.agreement import Agreement
 from headrace.distribute.context import OnReplica, here
-from headrace.distribute.feeds import Feed, Step
-from headrace.distribute.values import PerReplica
+from headrace.distribute.delivery import Delivery, OnHost
+from headrace.distribute.feeds import Step
+from headrace.distribute.streams import Streams, merged_states
 from headrace.element.spec import Spec
-from headrace.element.structure import unflatten
 from headrace.errors import FailedPreconditionError, InvalidArgumentError, OutOfRangeError
 
 __all__ = ["DistributedIterator"]
@@ -28,24 +29,28 @@ class DistributedIterator:
         feed: What the replicas get.
         wraps: Whether leaves are `PerReplica`s; else they are those of the only replica.
         element_spec: Returns the spec.
-        agree: Asked at each step with whether there is data here; returns whether there is any on
-            any worker. All workers so end together.
+        agreement: Asked at each step whether any worker has data: all workers so end together.
         empty: Returns a step without rows.
+        delivery: What becomes of the rows; None: arrays of NumPy.
     """
 
     def __init__(
         self,
-        feed: Feed,
+        feed: Streams,
         wraps: bool,
         element_spec: Callable[[], Spec],
-        agree: Callable[[bool], bool] | None = None,
+        agreement: Agreement | None = None,
         empty: Callable[[], Step] | None = None,
+        delivery: Delivery | None = None,
     ) -> None:
         self._feed = feed
         self._wraps = wraps
         self._element_spec = element_spec
-        self._agree = agree
+        self._agreement = agreement
         self._empty = empty
+        self._delivery = delivery or OnHost()
+        #: What was read for a step that the workers have not agreed on: the step, or None.
+        self._read: list[Step | None] = []
         self._has_ended = False
 
     def __iter__(self) -> Self:
@@ -57,21 +62,31 @@ class DistributedIterator:
                 "next(iterator) should be called from outside of replica_fn. e.g. "
                 "strategy.run(replica_fn, args=(next(iterator),))"
             )
+        delivered = None
+        while delivered is None:
+            step = self._next_step()
+            delivered = self._delivery.deliver(*step, self._wraps)
+        return delivered[0]
+
+    def _next_step(self) -> Step:
         if self._has_ended:
             raise StopIteration
-        step = self._feed.next_step()
-        if self._agree is not None and not self._agree(step is not None):
-            step = None
-        elif step is None and self._agree is not None:
-            assert self._empty is not None
-            step = self._empty()
+        step = self._feed.next_step() if self._agreement is None else self._agreed()
         if step is None:
             self.close()
             raise StopIteration
-        structure, columns = step
-        if not self._wraps:
-            return unflatten(structure, [column[0] for column in columns])
-        return unflatten(structure, [PerReplica(column) for column in columns])
+        return step
+
+    def _agreed(self) -> Step | None:
+        """Return the next step, perhaps without rows; None: no worker has data."""
+        assert self._agreement is not None
+        assert self._empty is not None
+        if not self._read:  # else an interruption came while the others were waited for
+            self._read.append(self._feed.next_step())
+        (step,) = self._read
+        has_data = self._agreement.has_data(step is not None)
+        self._read.clear()
+        return self._empty() if step is None and has_data else step
 
     def get_next(self) -> Any:
         """Return what the replicas get next.
@@ -98,12 +113,19 @@ class DistributedIterator:
         return self._element_spec()
 
     def get_state(self) -> dict[str, Any]:
-        """Return where the next step begins: a JSON value.
+        """Return where the next step begins: a JSON value, the same on all workers, who all ask.
 
         `set_state` on an iterator of the same dataset goes on there, also where it is distributed
-        among another number of replicas: nothing is lost, and nothing comes twice.
+        among another number of replicas or workers: nothing is lost, and nothing comes twice.
         """
-        return {"version": _VERSION, "distributed": self._feed.get_state()}
+        if self._read:
+            raise FailedPreconditionError(
+                "the last step was interrupted when it had been read already; take the state after "
+                "the next one"
+            )
+        here = self._feed.get_state()
+        states = [here] if self._agreement is None else self._agreement.of_all(here)
+        return {"version": _VERSION, "distributed": merged_states(states)}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Go to where `state` was taken.
@@ -123,6 +145,9 @@ class DistributedIterator:
                 f"{_VERSION}; begin the pass again, or restore it with the Headrace that saved it"
             )
         self._feed.set_state(state["distributed"])
+        if self._agreement is not None:
+            self._agreement.begin_again()
+        self._read.clear()
         self._has_ended = False
 
     state_dict = get_state

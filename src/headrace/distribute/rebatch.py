@@ -13,7 +13,14 @@ from typing import TypeAlias
 
 from headrace.arguments import check_int
 
-__all__ = ["Piece", "batch_sizes_for_worker", "ceil_split", "ceil_steps", "size_of_piece"]
+__all__ = [
+    "Piece",
+    "batch_sizes_for_worker",
+    "ceil_split",
+    "ceil_steps",
+    "rotated_batch_sizes",
+    "size_of_piece",
+]
 
 Piece: TypeAlias = tuple[int, int]
 
@@ -73,10 +80,18 @@ def batch_sizes_for_worker(
     check_int("replicas_per_worker", replicas_per_worker, minimum=1)
     check_int("worker", worker, minimum=0, maximum=num_workers - 1)
     replicas = num_workers * replicas_per_worker
+    return rotated_batch_sizes(global_batch_size, replicas, worker * replicas_per_worker)
+
+
+def rotated_batch_sizes(global_batch_size: int, replicas: int, first: int) -> list[int]:
+    """Return the sizes of the pieces of a global batch, from that of replica `first` on.
+
+    >>> rotated_batch_sizes(7, 4, 2)
+    [2, 1, 2, 2]
+    """
     floor, larger = divmod(global_batch_size, replicas)
     sizes = [floor + 1] * larger + [floor] * (replicas - larger)
-    shift = worker * replicas_per_worker
-    return sizes[shift:] + sizes[:shift]
+    return sizes[first:] + sizes[:first]
 
 
 def size_of_piece(sizes: Sequence[int], number: int) -> int:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from headrace.arguments import check_callable
 from headrace.distribute.collectives import ReduceOp
 from headrace.distribute.context import CrossReplica, OnReplica, Rendezvous, here
-from headrace.distribute.values import map_structure, regroup, select
+from headrace.distribute.values import (
+    DistributedValues,
+    PerReplica,
+    map_structure,
+    select,
+)
 from headrace.errors import FailedPreconditionError
 
 __all__ = ["Alone", "ReplicaContext", "across"]
@@ -75,8 +78,8 @@ class ReplicaContext(OnReplica):
         def merged(values: list[Any]) -> list[Any]:
             result = merge_fn(
                 strategy,
-                *regroup([each[0] for each in values]),
-                **regroup([each[1] for each in values]),
+                *strategy.regroup([each[0] for each in values]),
+                **strategy.regroup([each[1] for each in values]),
             )
             return [select(replica, result) for replica in range(len(values))]
 
@@ -93,10 +96,7 @@ class ReplicaContext(OnReplica):
         op = ReduceOp.of(reduce_op)
         strategy = self.strategy
         return self.meet(
-            lambda values: _copies(
-                map_structure(lambda *leaves: strategy.reduce_replicas(op, leaves), *values),
-                len(values),
-            ),
+            lambda values: _copies(_reduced(strategy, op, values), strategy),
             map_structure(_own, value),
         )
 
@@ -112,7 +112,7 @@ class ReplicaContext(OnReplica):
         return self.meet(
             lambda values: _copies(
                 map_structure(lambda *leaves: strategy.gather_replicas(leaves, axis), *values),
-                len(values),
+                strategy,
             ),
             map_structure(_own, value),
         )
@@ -159,16 +159,22 @@ def across(strategy: Any, function: Callable[[], Any]) -> Any:
         here.reset(token)
 
 
+def _reduced(strategy: Any, op: ReduceOp, values: Sequence[Any]) -> Any:
+    """Return a structure of sums or means for those of the replicas: all leaves at once."""
+    columns: list[Sequence[Any]] = []
+    map_structure(lambda *leaves: columns.append(leaves), *values)
+    made = iter(strategy.reduce_columns(op, columns))
+    return map_structure(lambda *_: next(made), *values)
+
+
 def _own(leaf: Any) -> Any:
     """Return a variable's value on this replica, since others would see another; else the leaf."""
-    is_array = isinstance(leaf, np.ndarray | np.generic) or not hasattr(leaf, "__array__")
-    return leaf if is_array else np.asarray(leaf)
+    is_variable = isinstance(leaf, DistributedValues) and hasattr(leaf, "read")
+    return leaf.read() if is_variable else leaf
 
 
-def _copies(result: Any, count: int) -> list[Any]:
+def _copies(result: Any, strategy: Any) -> list[Any]:
     """Return a structure for each replica: what one writes into its own is not seen by others."""
-
-    def copied(leaf: Any) -> Any:
-        return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
-
-    return [result, *(map_structure(copied, result) for _ in range(count - 1))]
+    framework, devices = strategy.framework, strategy.framework_devices
+    spread = map_structure(lambda leaf: PerReplica(framework.copies(leaf, devices)), result)
+    return [select(replica, spread) for replica in range(len(devices))]

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from headrace.distribute.feeds import Step, no_batch
-from headrace.distribute.values import PerReplicaSpec
 from headrace.element.spec import BYTES, STR, ArraySpec, Spec
 from headrace.element.structure import flatten
 from headrace.element.transpose import map_leaves
@@ -23,7 +22,6 @@ __all__ = [
     "check_is_batched",
     "empty_step",
     "global_batch_size",
-    "per_replica",
     "spec_in_turn",
     "spec_of_pieces",
 ]
@@ -64,11 +62,6 @@ def _size_at(node: Node, inputs: list[int | None]) -> int | None:
         return inputs[0] if len(set(inputs)) == 1 else None
     keeps_rows = node.is_transparent or isinstance(node, Repeat | Shuffle | Skip | Take)
     return inputs[0] if keeps_rows and len(inputs) == 1 else None
-
-
-def per_replica(spec: Spec, count: int) -> Spec:
-    """Return a spec with a `PerReplicaSpec` of so many replicas at each leaf."""
-    return map_leaves(lambda leaf: PerReplicaSpec(*[leaf] * count), spec)
 
 
 def spec_of_pieces(spec: Spec, replicas: int | None) -> Spec:

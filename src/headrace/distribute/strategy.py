@@ -1,8 +1,7 @@
-"""The strategy: which replicas there are, what runs on them, and how their values become one.
+"""The strategy: what runs on the replicas, and how their values become one.
 
-What differs between strategies are few things: `worker_devices`, `first_replica`,
-`num_replicas_in_sync`, `_input_context`, and the two methods by which replicas' values become one,
-`reduce_replicas` and `gather_replicas`. All else is said once, here.
+What differs between strategies are the two methods by which replicas' values become one,
+`reduce_replicas` and `gather_replicas`, and who takes part (`feeding`). All else is said once.
 """
 
 from __future__ import annotations
@@ -12,8 +11,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from headrace.arguments import check_callable, check_instance
-from headrace.cluster.resolver import ClusterResolver
-from headrace.data.dataset import Dataset
 from headrace.distribute.collectives import (
     Axis,
     ReduceOp,
@@ -21,17 +18,13 @@ from headrace.distribute.collectives import (
     reduced,
     reduced_within,
 )
-from headrace.distribute.context import CrossReplica, check_cross_replica, here
+from headrace.distribute.context import check_cross_replica, here
 from headrace.distribute.crew import Crew, Round
-from headrace.distribute.dataset import (
-    Agree,
-    DistributedDataset,
-    DistributedDatasetsFromFunction,
-)
 from headrace.distribute.extended import Extended
-from headrace.distribute.input_context import InputContext, InputOptions, ValueContext
+from headrace.distribute.feeding import Feeding
 from headrace.distribute.replica_context import Alone, ReplicaContext, across
 from headrace.distribute.scope import Scope
+from headrace.distribute.spmd import compiled
 from headrace.distribute.values import (
     DistributedValues,
     local_results,
@@ -39,66 +32,55 @@ from headrace.distribute.values import (
     regroup,
     select,
 )
+from headrace.frameworks.framework import Framework
+from headrace.frameworks.numpy import FRAMEWORK as NUMPY
 
-__all__ = [
-    "Strategy",
-    "get_replica_context",
-    "get_strategy",
-    "has_strategy",
-    "in_cross_replica_context",
-]
+__all__ = ["Strategy"]
 
 
-class Strategy:
+class Strategy(Feeding):
     """Replicas that work in step: what runs on them, what they read, what becomes of their values.
 
     Args:
-        devices: Of the replicas of this process.
+        devices: Names of those of the replicas of this process.
+        framework: Whose devices they are, and whose arrays the replicas' values are.
     """
 
-    def __init__(self, devices: Sequence[str]) -> None:
-        self._devices = tuple(devices)
+    #: What `hr.Variable` makes in the scope; None: one with a copy on each replica.
+    variable_type: type | None = None
+
+    def __init__(self, devices: Sequence[str], framework: Framework = NUMPY) -> None:
+        super().__init__(devices, framework)
         self._crew = Crew(len(devices))
-
-    @property
-    def num_replicas_in_sync(self) -> int:
-        """Replicas of all workers."""
-        return len(self._devices)
-
-    @property
-    def first_replica(self) -> int:
-        """The number of this process's first replica among those of all workers."""
-        return 0
-
-    @property
-    def worker_devices(self) -> tuple[str, ...]:
-        """Devices of the replicas of this process."""
-        return self._devices
-
-    @property
-    def cluster_resolver(self) -> ClusterResolver | None:
-        """What says who else takes part; None: nobody."""
-        return None
 
     @property
     def extended(self) -> Extended:
         """What tf.distribute has there."""
         return Extended(self)
 
-    def _input_context(self) -> InputContext:
-        return InputContext(1, 0, self.num_replicas_in_sync)
-
-    def _agree(self) -> Agree | None:
-        """Return what workers ask each other at each step of a dataset; None: nobody is asked."""
-        return None
+    def _wraps_always(self) -> bool:
+        """Whether arrays and numbers are `PerReplica`s also with one replica here."""
+        return False
 
     def reduce_replicas(self, op: ReduceOp, values: Sequence[Any], axis: Axis = None) -> Any:
         """Return the sum or mean of what the local replicas have, over all replicas."""
-        return reduced(op, values) if axis is None else reduced_within(op, values, axis)
+        if axis is None:
+            return reduced(op, values, self.framework)
+        return reduced_within(op, values, axis, self.framework)
+
+    def reduce_columns(
+        self, op: ReduceOp, columns: Sequence[Sequence[Any]], axis: Axis = None
+    ) -> list[Any]:
+        """Return what `reduce_replicas` returns for each of several values."""
+        return [self.reduce_replicas(op, values, axis) for values in columns]
 
     def gather_replicas(self, values: Sequence[Any], axis: int) -> Any:
         """Return what the local replicas have, and those of other workers, one after another."""
-        return concatenated(values, axis)
+        return concatenated(values, axis, self.framework)
+
+    def value_of_first(self, value: Any, what: str) -> Any:
+        """Return what the first worker has for `what`; all workers ask."""
+        return value
 
     # --- running ------------------------------------------------------------------------------
 
@@ -148,15 +130,45 @@ class Strategy:
             )
         named: dict[str, Any] = {} if kwargs is None else kwargs
         check_instance("kwargs", named, dict)
+        settings = self.framework.settings()
 
         def on_replica(replica: int, rendezvous: Any) -> Any:
             here.set(ReplicaContext(self, replica, rendezvous))
-            return fn(
-                *[select(replica, value) for value in args],
-                **{name: select(replica, value) for name, value in named.items()},
-            )
+            positional = [select(replica, value) for value in args]
+            by_name = {name: select(replica, value) for name, value in named.items()}
+            device = self.framework.on_replica(self.framework_devices[replica], settings)
+            if device is None:
+                return fn(*positional, **by_name)
+            with device:
+                return fn(*positional, **by_name)
 
-        return regroup(self._run_all(on_replica))
+        return self.regroup(self._run_all(on_replica))
+
+    def regroup(self, values: Sequence[Any]) -> Any:
+        """Return one structure of what the replicas of this process returned."""
+        return regroup(values, wraps_arrays=self._wraps_always())
+
+    def compile(
+        self, fn: Callable[..., Any], *, remainder: str = "error", donate: Sequence[int] = ()
+    ) -> Callable[..., Any]:
+        """Return `fn` as one program of JAX that runs on all replicas at once.
+
+        Called with what `run` takes as `args`, it returns what `run` returns. Inside, `all_reduce`
+        and `all_gather` of the replica context are collectives of the program over the axis
+        "replica"; `hr.Variable`s and `merge_call` are not for programs: pass values as arguments,
+        and assign what is returned.
+
+        Args:
+            fn: Traced once for all replicas, for each shape of its arguments.
+            remainder: What becomes of a step of a distributed dataset in which replicas have
+                different numbers of rows: "error"; "pad" with rows of zeros, and add a leaf `mask`
+                to the argument, True for rows that are data; "drop" what some replica has not.
+            donate: Numbers of arguments whose memory the results may have; they are gone then.
+
+        Raises:
+            ValueError: The framework of the strategy is not JAX.
+        """
+        return compiled(self, fn, remainder, donate)
 
     def _run_all(self, on_replica: Callable[[int, Any], Any]) -> Sequence[Any]:
         count = len(self._devices)
@@ -184,16 +196,29 @@ class Strategy:
         op = ReduceOp.of(reduce_op)
         if isinstance(axis, tuple | list):
             axis = tuple(axis)
-        return map_structure(lambda leaf: self._reduce_leaf(op, leaf, axis), value)
+        columns: list[Sequence[Any]] = []
 
-    def _reduce_leaf(self, op: ReduceOp, leaf: Any, axis: Axis) -> Any:
+        def is_reduced(leaf: Any) -> bool:
+            values = self._column(op, leaf, axis)
+            if values is not None:
+                columns.append(values)
+            return values is not None
+
+        are_reduced = map_structure(is_reduced, value)
+        made = iter(self.reduce_columns(op, columns, axis))
+        return map_structure(
+            lambda leaf, is_one: next(made) if is_one else leaf, value, are_reduced
+        )
+
+    def _column(self, op: ReduceOp, leaf: Any, axis: Axis) -> Sequence[Any] | None:
+        """Return what the local replicas have for a leaf; None: it is its own mean."""
         values = self._values_of(leaf)
         if values is not None:
-            return self.reduce_replicas(op, values, axis)
+            return values
         if axis is not None:
-            return self.reduce_replicas(op, [leaf] * len(self._devices), axis)
+            return [leaf] * len(self._devices)
         if op is ReduceOp.MEAN:
-            return leaf
+            return None
         raise ValueError(
             f"A non-DistributedValues value {leaf!r:.80} cannot be reduced with the given reduce "
             f"op {op}: it is one value, not one for each replica. Return it from strategy.run, or "
@@ -226,151 +251,7 @@ class Strategy:
         """Return a tuple of what each replica of this process has; a plain value is one."""
         return local_results(value)
 
-    # --- input --------------------------------------------------------------------------------
-
-    def distribute_dataset(
-        self, dataset: Dataset, options: InputOptions | None = None
-    ) -> DistributedDataset:
-        """Share each batch of a dataset among the replicas.
-
-        >>> import headrace as hr
-        >>> strategy = hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
-        >>> steps = strategy.distribute_dataset(hr.Dataset.range(6).batch(4))
-        >>> [[value.tolist() for value in step.values] for step in steps]
-        [[[0, 1], [2, 3]], [[4], [5]]]
-
-        Args:
-            dataset: A dataset of global batches. With one replica, elements of any kind.
-            options: How to share them.
-
-        Raises:
-            InvalidArgumentError: Its elements are no batches, or there are fewer files than
-                workers.
-        """
-        check_cross_replica(self, "distribute_dataset")
-        checked = _checked(options)
-        if not isinstance(dataset, Dataset):
-            raise TypeError(
-                f"Invalid dataset. Expected a Dataset object but got {type(dataset).__name__}: "
-                "Dataset.from_tensor_slices makes one of arrays, Dataset.from_generator of a "
-                "generator; values that are there use distribute_values_from_function"
-            )
-        if checked.is_per_replica:
-            raise NotImplementedError(
-                "InputReplicationMode.PER_REPLICA is only supported in "
-                "distribute_datasets_from_function"
-            )
-        return DistributedDataset(dataset, self._input_context(), checked, self._agree())
-
-    def distribute_datasets_from_function(
-        self,
-        dataset_fn: Callable[[InputContext], Dataset],
-        options: InputOptions | None = None,
-    ) -> DistributedDatasetsFromFunction:
-        """Have the replicas take elements of the dataset that a function makes for this worker.
-
-        Nothing is batched or sharded again: the function does both, as its argument says.
-
-        Args:
-            dataset_fn: Called with an `InputContext`, once; with PER_REPLICA, once for each
-                replica, which reads a dataset of its own.
-            options: Hold for this call alone.
-        """
-        check_cross_replica(self, "distribute_datasets_from_function")
-        check_callable("dataset_fn", dataset_fn)
-        checked = _checked(options)
-        context = self._input_context()
-        if checked.experimental_place_dataset_on_device:
-            if not checked.is_per_replica:
-                raise ValueError(
-                    "When `experimental_place_dataset_on_device` is set, you must also specify "
-                    "`experimental_replication_mode=InputReplicationMode.PER_REPLICA`"
-                )
-            if checked.experimental_fetch_to_device is not False:
-                raise ValueError(
-                    "`experimental_place_dataset_on_device` can not be set to True when "
-                    "`experimental_fetch_to_device` is True and the replication mode is PER_REPLICA"
-                )
-        if not checked.is_per_replica:
-            return DistributedDatasetsFromFunction([dataset_fn(context)], context, self._agree())
-        count = context.num_replicas_in_sync
-        contexts = [InputContext(count, self.first_replica + i, count) for i in range(count)]
-        return DistributedDatasetsFromFunction([dataset_fn(each) for each in contexts], context)
-
-    def distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
-        """Return what a function returns for each replica, as one value for all.
-
-        Args:
-            value_fn: Called with a `ValueContext`, once for each replica of this process.
-        """
-        check_cross_replica(self, "distribute_values_from_function")
-        check_callable("value_fn", value_fn)
-        count = self.num_replicas_in_sync
-        numbers = range(self.first_replica, self.first_replica + len(self._devices))
-        values = [value_fn(ValueContext(number, count)) for number in numbers]
-        return regroup(values, always_wrap=self._wraps_single_values())
-
-    def _wraps_single_values(self) -> bool:
-        """Whether values from a function are `PerReplica`s also with one replica."""
-        return True
-
-    experimental_distribute_dataset = distribute_dataset
-    experimental_distribute_datasets_from_function = distribute_datasets_from_function
-    experimental_distribute_values_from_function = distribute_values_from_function
     experimental_local_results = local_results
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {', '.join(self._devices)}>"
-
-
-class _DefaultStrategy(Strategy):
-    """Stands in where no strategy was entered: one replica, and nothing is distributed."""
-
-    def __init__(self) -> None:
-        super().__init__(["cpu:0"])
-        #: What `get_replica_context` returns where nothing was entered.
-        self.context = ReplicaContext(self, 0, Alone(self))
-
-    def _wraps_single_values(self) -> bool:
-        return False
-
-
-def get_strategy() -> Strategy:
-    """Return the strategy of the scope or replica that the code is in; outside any, a default."""
-    place = here.get()
-    strategy: Strategy = _DEFAULT if place is None else place.strategy
-    return strategy
-
-
-def has_strategy() -> bool:
-    """Say whether the code is in the scope of a strategy, or on one of its replicas."""
-    return get_strategy() is not _DEFAULT
-
-
-def in_cross_replica_context() -> bool:
-    """Say whether the code runs once for all replicas: in a scope, or in `merge_call`."""
-    return isinstance(here.get(), CrossReplica)
-
-
-def get_replica_context() -> ReplicaContext | None:
-    """Return the replica that the code runs on; None: it runs once for all.
-
-    Outside any strategy it is the one replica of the default strategy.
-    """
-    place = here.get()
-    if place is None:
-        return _DEFAULT.context
-    if isinstance(place, CrossReplica):
-        return None
-    assert isinstance(place, ReplicaContext)
-    return place
-
-
-def _checked(options: InputOptions | None) -> InputOptions:
-    if options is None:
-        return InputOptions()
-    check_instance("options", options, InputOptions)
-    return options
-
-
-_DEFAULT = _DefaultStrategy()

@@ -118,25 +118,30 @@ class PerReplicaSpec:
         return PerReplicaSpec, self.specs
 
 
-def regroup(values: Sequence[Any], *, always_wrap: bool = False) -> Any:
+def regroup(values: Sequence[Any], *, always_wrap: bool = False, wraps_arrays: bool = False) -> Any:
     """Return one structure with `PerReplica` leaves of what each replica returned.
 
     Args:
         values: What the replicas returned: structures with the same containers.
         always_wrap: Whether to wrap also what all returned alike, or one replica alone.
+        wraps_arrays: The same for arrays and numbers only: others elsewhere have replicas, too.
 
     Raises:
         ValueError: The containers differ.
     """
     first = values[0]
-    if not always_wrap and (len(values) == 1 or all(value is None for value in values)):
+    if not always_wrap and all(value is None for value in values):
         return first
-    return map_structure(lambda *leaves: _wrapped(leaves, always_wrap), *values)
+    if len(values) == 1 and not (always_wrap or wraps_arrays):
+        return first
+    return map_structure(lambda *leaves: _wrapped(leaves, always_wrap, wraps_arrays), *values)
 
 
-def _wrapped(leaves: tuple[Any, ...], always_wrap: bool) -> Any:
+def _wrapped(leaves: tuple[Any, ...], always_wrap: bool, wraps_arrays: bool) -> Any:
     first = leaves[0]
     if always_wrap or isinstance(first, _NUMBERS):
+        return PerReplica(leaves)
+    if wraps_arrays and hasattr(first, "__array__") and not isinstance(first, DistributedValues):
         return PerReplica(leaves)
     return first if all(leaf is first for leaf in leaves) else PerReplica(leaves)
 

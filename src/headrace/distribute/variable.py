@@ -4,25 +4,27 @@
                copy gets it; so copies are alike. NONE writes each copy by itself
     ON_READ    each replica writes its own copy; a read outside of them makes one value
 
-Stored arrays are never written into: a write puts another in their place, so a read copies nothing.
+Copies are arrays of the strategy's framework. They are never written into: a write puts others in
+their place, so a read copies nothing.
 """
 
 from __future__ import annotations
 
 import enum
+import operator
 import warnings
 from abc import ABCMeta
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.lib.mixins import NDArrayOperatorsMixin
-from numpy.typing import NDArray
 
 from headrace.arguments import check_flag, check_string
 from headrace.distribute.collectives import ReduceOp
 from headrace.distribute.context import CrossReplica, OnReplica, here
-from headrace.distribute.strategy import get_strategy, has_strategy
+from headrace.distribute.current import get_strategy, has_strategy
+from headrace.distribute.operators import ArrayOperators
+from headrace.distribute.spmd import CompiledReplica
 from headrace.distribute.values import DistributedValues, select
 
 __all__ = ["Variable", "VariableAggregation", "VariableSynchronization"]
@@ -54,6 +56,10 @@ class _MadeOnce(ABCMeta):
     """The type of a class of which replicas that make one each make one together."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        kind = get_strategy().variable_type
+        if kind is not None:
+            return kind(*args, **kwargs)
+
         def make(*_: Any) -> Any:
             return super(_MadeOnce, cls).__call__(*args, **kwargs)
 
@@ -64,7 +70,7 @@ class _MadeOnce(ABCMeta):
         return make()
 
 
-class Variable(NDArrayOperatorsMixin, DistributedValues, metaclass=_MadeOnce):
+class Variable(ArrayOperators, DistributedValues, metaclass=_MadeOnce):
     """An array that stays; in the scope of a strategy, with a copy on each replica.
 
     >>> import headrace as hr
@@ -107,15 +113,20 @@ class Variable(NDArrayOperatorsMixin, DistributedValues, metaclass=_MadeOnce):
                 "ON_READ, where each replica has its own"
             )
         self._on_read = wanted is VariableSynchronization.ON_READ
-        value = np.asarray(initial_value() if callable(initial_value) else initial_value, dtype)
-        if self.aggregation is VariableAggregation.MEAN and value.dtype.kind not in "fcV":
+        self.framework = framework = self.strategy.framework
+        value = framework.array(
+            initial_value() if callable(initial_value) else initial_value,
+            None if dtype is None else framework.dtype(dtype),
+        )
+        kind = framework.kind(value.dtype)
+        if self.aggregation is VariableAggregation.MEAN and kind not in "fc":
             raise ValueError(
                 "creating a distributed Variable with aggregation=MEAN and a non-floating dtype "
                 f"is not supported, and this one has {value.dtype}; give it a dtype such as "
                 "np.float32, or another aggregation"
             )
-        count = len(self.strategy.worker_devices)
-        self._copies: list[NDArray[Any]] = self._shares(_kept(value), count)
+        value = self.strategy.value_of_first(value, f"the initial value of Variable {self.name!r}")
+        self._copies: list[Any] = self._kept(self._shares(value, kind))
         #: Whether copies may differ that were to be alike, and nobody was warned.
         self._may_differ = False
 
@@ -128,65 +139,39 @@ class Variable(NDArrayOperatorsMixin, DistributedValues, metaclass=_MadeOnce):
     @property
     def values(self) -> tuple[Any, ...]:
         """The copies, in the order of the replicas."""
-        return tuple(copy[()] for copy in self._copies)
+        return tuple(map(self.framework.plain, self._copies))
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Length of each axis."""
-        return self._copies[0].shape
+        return tuple(self._copies[0].shape)
 
     @property
-    def dtype(self) -> np.dtype[Any]:
-        """The NumPy dtype."""
+    def dtype(self) -> Any:
+        """The dtype, as the framework has it."""
         return self._copies[0].dtype
 
     # --- reading ------------------------------------------------------------------------------
 
     def read(self) -> Any:
-        """Return the value: on a replica its copy, else one for all. It cannot be written into.
+        """Return the value: on a replica its copy, else one for all.
+
+        It cannot be written into; of PyTorch it must not.
 
         Raises:
             ValueError: It is ON_READ without an aggregation, so that there is no one value.
+            FailedPreconditionError: It is read in a compiled step.
         """
         replica = self._replica()
         if replica is not None:
-            return self._copies[replica][()]
-        if self._on_read and len(self._copies) > 1:
+            return self.framework.plain(self._copies[replica])
+        if self._on_read and self.strategy.num_replicas_in_sync > 1:
             return self._aggregated(self._copies)
         if self._may_differ:
             self._warn_where_copies_differ()
-        return self._copies[0][()]
+        return self.framework.plain(self._copies[0])
 
-    numpy = value = read_value = read
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        array = np.asarray(self.read())
-        if dtype is not None and array.dtype != dtype:
-            return array.astype(dtype)
-        return array.copy() if copy else array
-
-    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        if any(isinstance(each, Variable) for each in kwargs.get("out", ())):
-            raise TypeError(
-                "a Variable is not written by operators; use assign, assign_add or assign_sub"
-            )
-        plain = [each.read() if isinstance(each, Variable) else each for each in inputs]
-        return getattr(ufunc, method)(*plain, **kwargs)
-
-    def __getitem__(self, key: Any) -> Any:
-        return self.read()[key]
-
-    def __len__(self) -> int:
-        return len(self.read())
-
-    def __float__(self) -> float:
-        return float(self.read())
-
-    def __int__(self) -> int:
-        return int(self.read())
-
-    def __bool__(self) -> bool:
-        return bool(self.read())
+    value = read_value = read
 
     # --- writing ------------------------------------------------------------------------------
 
@@ -204,13 +189,13 @@ class Variable(NDArrayOperatorsMixin, DistributedValues, metaclass=_MadeOnce):
         self, value: Any, use_locking: Any = None, name: Any = None, read_value: bool = True
     ) -> Any:
         """Add `value`, and return the new value; see `assign`."""
-        return self._write("assign_add", value, np.add)
+        return self._write("assign_add", value, operator.add)
 
     def assign_sub(
         self, value: Any, use_locking: Any = None, name: Any = None, read_value: bool = True
     ) -> Any:
         """Subtract `value`, and return the new value; see `assign`."""
-        return self._write("assign_sub", value, np.subtract)
+        return self._write("assign_sub", value, operator.sub)
 
     def _write(self, method: str, value: Any, change: Callable[..., Any]) -> Any:
         replica = self._replica()
@@ -219,18 +204,21 @@ class Variable(NDArrayOperatorsMixin, DistributedValues, metaclass=_MadeOnce):
         value = self._fitting(value)
         if self._on_read or self.aggregation is VariableAggregation.NONE:
             self._may_differ = not self._on_read
-            self._copies[replica] = _kept(change(self._copies[replica], value))
-            return self._copies[replica][()]
+            device = self.strategy.framework_devices[replica]
+            new = change(self._copies[replica], self.framework.moved(value, device))
+            self._copies[replica] = self.framework.kept(new, device)
+            return self.framework.plain(self._copies[replica])
 
         def merged(values: list[Any]) -> list[None]:
-            new = _kept(change(self._copies[0], self._fitting(self._aggregated(values))))
-            self._copies = [new] * len(self._copies)
+            aggregated = self._fitting(self._aggregated(values))
+            aggregated = self.framework.moved(aggregated, self.strategy.framework_devices[0])
+            self._copies = self._kept([change(self._copies[0], aggregated)] * len(self._copies))
             return [None] * len(values)
 
         place = here.get()
         assert isinstance(place, OnReplica)
         place.meet(merged, value)  # type: ignore[attr-defined]
-        return self._copies[replica][()]
+        return self.framework.plain(self._copies[replica])
 
     def _write_all(self, method: str, value: Any, change: Callable[..., Any]) -> Any:
         place = here.get()
@@ -239,19 +227,21 @@ class Variable(NDArrayOperatorsMixin, DistributedValues, metaclass=_MadeOnce):
                 f"Variable {self.name!r} belongs to {self.strategy!r}, and is written in the scope "
                 f"of {place.strategy!r}; write it in its own"
             )
-        count = len(self._copies)
+        count, everywhere = len(self._copies), self.strategy.num_replicas_in_sync
         summed = self._on_read and self.aggregation is VariableAggregation.SUM
-        if summed and method != "assign" and count > 1:
+        if summed and method != "assign" and everywhere > 1:
             raise ValueError(
                 f"SyncOnReadVariable does not support `{method}` in cross-replica context when "
                 "aggregation is set to VariableAggregation.SUM; call it on the replicas, or assign"
             )
         values = [self._fitting(select(i, value)) for i in range(count)]
         if summed:
-            values = self._shares(values[0], count)
-        self._copies = [
-            _kept(change(old, new)) for old, new in zip(self._copies, values, strict=True)
-        ]
+            values = self._shares(values[0], self.framework.kind(self.dtype))
+        devices = self.strategy.framework_devices
+        moved = map(self.framework.moved, values, devices)
+        self._copies = self._kept(
+            [change(old, new) for old, new in zip(self._copies, moved, strict=True)]
+        )
         return self.read()
 
     # --- the copies ---------------------------------------------------------------------------
@@ -259,13 +249,15 @@ class Variable(NDArrayOperatorsMixin, DistributedValues, metaclass=_MadeOnce):
     def _replica(self) -> int | None:
         """Return which replica's code asks; None: it is none, or another strategy's."""
         place = here.get()
+        if isinstance(place, CompiledReplica):
+            place.refuse_variable(self.name)
         if isinstance(place, OnReplica) and place.strategy is self.strategy:
             return place.replica_id_in_sync_group - self.strategy.first_replica  # type: ignore[attr-defined,no-any-return]
         return None
 
     def _aggregated(self, values: Sequence[Any]) -> Any:
         if self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
-            return values[0]
+            return self.strategy.value_of_first(values[0], f"a value of Variable {self.name!r}")
         if self.aggregation is VariableAggregation.NONE:
             raise ValueError(
                 "Could not convert from VariableAggregation.NONE to a ReduceOp: the replicas have "
@@ -273,33 +265,47 @@ class Variable(NDArrayOperatorsMixin, DistributedValues, metaclass=_MadeOnce):
             )
         return self.strategy.reduce_replicas(ReduceOp.of(self.aggregation.name), values)
 
-    def _shares(self, value: NDArray[Any], count: int) -> list[NDArray[Any]]:
+    def _shares(self, value: Any, kind: str) -> list[Any]:
         """Return the copies of which a read makes `value` again."""
+        here, everywhere = len(self.strategy.framework_devices), self.strategy.num_replicas_in_sync
         summed = self._on_read and self.aggregation is VariableAggregation.SUM
-        if not summed or count == 1:
-            return [value] * count
-        if value.dtype.kind in "iu":
-            share = value // count
-            return [_kept(value - share * (count - 1)), *[_kept(share)] * (count - 1)]
-        return [_kept((value / count).astype(value.dtype))] * count
+        if not summed or everywhere == 1:
+            return [value] * here
+        if kind in "iu":
+            share = value // everywhere
+            rest = value - share * (everywhere - 1)
+            first = rest if self.strategy.first_replica == 0 else share
+            return [first, *[share] * (here - 1)]
+        return [self.framework.array(value / everywhere, value.dtype)] * here
 
-    def _fitting(self, value: Any) -> NDArray[Any]:
+    def _kept(self, values: Sequence[Any]) -> list[Any]:
+        """Return values on the devices of the replicas; one that stands there twice is kept once.
+
+        That is for arrays that nobody can write into: those of NumPy.
+        """
+        framework, devices = self.framework, self.strategy.framework_devices
+        if framework.shares_host and all(value is values[0] for value in values):
+            return [framework.kept(values[0], devices[0])] * len(devices)
+        return [framework.kept(*each) for each in zip(values, devices, strict=True)]
+
+    def _fitting(self, value: Any) -> Any:
         """Return a value as an array of the variable's shape and dtype."""
-        array = np.asarray(value)
-        if array.shape != self.shape:
+        array = self.framework.array(_value_of(value))
+        if tuple(array.shape) != self.shape:
             raise ValueError(
                 f"Variable {self.name!r} has shape {self.shape}, and a value of shape "
-                f"{array.shape} does not fit"
+                f"{tuple(array.shape)} does not fit"
             )
-        if not np.can_cast(array.dtype, self.dtype, "same_kind"):
+        if not self.framework.can_cast(array.dtype, self.dtype):
             raise TypeError(
                 f"Variable {self.name!r} has dtype {self.dtype}, which would lose what is in a "
                 f"value of dtype {array.dtype}; convert it with astype"
             )
-        return array.astype(self.dtype, copy=False)
+        return self.framework.array(array, self.dtype)
 
     def _warn_where_copies_differ(self) -> None:
-        if all(np.array_equal(copy, self._copies[0]) for copy in self._copies[1:]):
+        first, *others = map(self.framework.numpy, self._copies)
+        if all(np.array_equal(copy, first) for copy in others):
             return
         self._may_differ = False
         warnings.warn(
@@ -321,11 +327,8 @@ class Variable(NDArrayOperatorsMixin, DistributedValues, metaclass=_MadeOnce):
         return f"<Variable {self.name!r} shape={self.shape} dtype={self.dtype}>"
 
 
-def _kept(value: Any) -> NDArray[Any]:
-    """Return an array that nobody else writes into, and nobody can."""
-    array = np.array(value) if not isinstance(value, np.ndarray) or value.flags.writeable else value
-    array.flags.writeable = False
-    return array
+def _value_of(value: Any) -> Any:
+    return value.read() if isinstance(value, Variable) else value
 
 
 def _member(argument: str, kind: type[E], value: Any) -> E:

@@ -6,6 +6,7 @@ its thread and on the consumer's. The place of the next element is the consumer'
 
 from __future__ import annotations
 
+import time
 from collections import deque
 
 from headrace.element.chunk import Chunk, States
@@ -24,6 +25,10 @@ _AUTOTUNE_BYTES = 64 << 20
 _AUTOTUNE_ELEMENTS = 1 << 16
 _FEWEST_CHUNKS = 2
 _MOST_ITEMS = 1024
+_CHEAP_SECONDS = 5e-5
+"""About what it takes to hand an element from one thread to another, and both to Python again."""
+_SPENT_SECONDS = 1e-3
+"""So much longer than that elements may have taken in all before a thread reads them ahead."""
 
 
 @make_iterator.register(Prefetch)
@@ -48,6 +53,9 @@ class PrefetchIterator(ElementIterator):
         self._handful = 1 if self._size == AUTOTUNE else max(1, self._size // 8)
         self._input = make_iterator(node.input, context)
         self._feeder: Feeder | None = None
+        #: Seconds that elements took which were made as they were asked for; None: they are read
+        #: ahead.
+        self._spent: float | None = 0.0 if node.only_if_slow else None
         self._begin()
 
     @property
@@ -65,6 +73,7 @@ class PrefetchIterator(ElementIterator):
         self._errors = 0  # in `_items`
         self._held_bytes = 0
         self._offset = 0  # elements taken of the first item
+        self._is_awaited = False
         self._has_ended = False
         #: The place of the next element: that of number `_index` of a chunk with these states.
         #: None: that of the input, which no thread reads.
@@ -76,6 +85,8 @@ class PrefetchIterator(ElementIterator):
     def next_chunk(self, limit: int) -> Chunk | None:
         if self._has_ended:
             return None
+        if self._spent is not None:
+            return self._make(self._spent, limit)
         feeder = self._feeder or self._start()
         with feeder.lock:
             item = self._wait(feeder)
@@ -96,6 +107,21 @@ class PrefetchIterator(ElementIterator):
                 feeder.changed.notify_all()
         return chunk.slice(start, stop)
 
+    def _make(self, spent: float, limit: int) -> Chunk | None:
+        """Return what is asked for as it is made, and see whether it is worth a thread."""
+        began = time.perf_counter()
+        chunk = self._input.next_chunk(min(limit, self._handful))
+        took = time.perf_counter() - began
+        if chunk is not None:
+            # One that is slow may be cheap, on a machine that was busy; and what was long ago
+            # counts less and less.
+            spent += min(took / chunk.size, 0.6 * _SPENT_SECONDS) * chunk.size
+            self._spent = max(0.0, spent - chunk.size * _CHEAP_SECONDS)
+            if self._spent > _SPENT_SECONDS:
+                self._spent = None
+                self._start()
+        return chunk
+
     def _start(self) -> Feeder:
         state = self._input.get_state()
         self._states, self._index = (lambda index: state), 0
@@ -115,10 +141,16 @@ class PrefetchIterator(ElementIterator):
         if not self._items:
             node = self._node
             wait = LongWait(f"{step_name(node.input)}, which {step_name(node)} reads ahead")
-            while not self._items:
-                if not feeder.is_reading:
-                    return None
-                wait.wait(feeder.changed)
+            # What comes now is as good as taken: the thread goes on to the next at once, and not
+            # when this one has woken and has told it so.
+            self._is_awaited = True
+            try:
+                while not self._items:
+                    if not feeder.is_reading:
+                        return None
+                    wait.wait(feeder.changed)
+            finally:
+                self._is_awaited = False
         return self._items[0]
 
     def _pass_on(self, feeder: Feeder, item: Item | None) -> None:
@@ -145,7 +177,7 @@ class PrefetchIterator(ElementIterator):
     def _room(self) -> int:
         if self._size != AUTOTUNE:
             # An eighth is refilled at once: a thread that wakes for each element gains nothing.
-            room = self._size - self._handful + 1 - self._held - self._errors
+            room = self._size - self._handful + 1 - self._held - self._errors + self._is_awaited
             return room if room > self._size // 8 else 0
         if len(self._items) < _FEWEST_CHUNKS:
             return _AUTOTUNE_ELEMENTS

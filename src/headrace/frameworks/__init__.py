@@ -1,4 +1,10 @@
-"""Compute frameworks, one file each: devices, and what becomes of replicas' values on them.
+"""Compute frameworks: devices, and what becomes of replicas' values on them.
 
 Nothing here is imported before somebody asks for a framework by its name.
+
+* `framework`: the contract, and how one is found by its name
+* `numpy`: logical CPUs, on the host; `jax`, `torch`: their devices
+* `shares`: rows shared by devices, where they differ: padding, masks
+* `jax_arrays`: arrays over a mesh of JAX, from rows of each process
+* `jax_program`: one program of JAX for all replicas, over a mesh
 """

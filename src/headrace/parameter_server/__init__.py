@@ -1,1 +1,38 @@
-"""Parameter servers: variables and tables in other processes, and what changes them."""
+"""Parameter servers: variables and tables in other processes, and what changes them.
+
+What a server does is pure:
+
+* `operations` has a record for each thing that it can be asked, and `specs` what they speak of;
+  `dtypes` names numbers.
+* `store` carries them out. An `array_shard` is a run of a variable's rows; a `table_shard` has rows
+  (`table_rows`) for ids (`id_table`), which begin with their `first_values`. `rules` are what
+  optimizers do to both; `write_keys` knows what was carried out already.
+* `snapshots` takes a store apart into `saved` values, whole or what was `touched` since a mark.
+
+What a client computes:
+
+* `partitioners` cut a variable into shards, and `placement` deals them to servers.
+* `optimizers` are handles with numbers (`optimizer` is what they share, `schedules` their learning
+  rates); `gradients` are clipped, and `sums` brings ids together and to their shards.
+
+Between the two:
+
+* `server` is the shell: a port, and the one thread that carries out operations (`applying`), as
+  `messages` ask for them. `connection` asks many servers at a time, with patience; `repeating` says
+  what may be asked twice.
+* `origin` says which closure writes, so that a write is carried out once; `closure_servers` when
+  that may be forgotten, and who may not write.
+
+What users hold:
+
+* `strategy` says which servers there are (`cluster_check`); what is made in its scope is placed on
+  them, beside something else if asked (`extended`). `current` knows what handles mean in this
+  process.
+* `variable` is a handle of a variable, and `reading` what it shows as an array: `creation` makes
+  it, `sharded` asks its shards. `table` is one of rows for any ids, with first values by
+  `initializers`.
+* `pushing` is one step of an optimizer, over all of them; gradients of some rows are
+  `indexed_slices`, and `arrays` may be of any framework.
+* `per_worker_input` is a dataset that workers are to read; `pickling` makes functions ready for
+  them.
+"""

@@ -13,7 +13,11 @@ __all__ = ["Cache", "CacheKey", "Prefetch"]
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Prefetch(Node):
-    """Read up to `buffer_size` elements ahead, on a thread of its own."""
+    """Read up to `buffer_size` elements ahead, on a thread of its own.
+
+    With `only_if_slow` the thread begins when elements turn out to take longer to make than to
+    hand from one thread to another.
+    """
 
     kind: ClassVar[str] = "prefetch"
     within_units: ClassVar[bool] = True
@@ -22,10 +26,11 @@ class Prefetch(Node):
     is_transparent: ClassVar[bool] = True
     one_to_one: ClassVar[bool] = True
     keeps_count: ClassVar[bool] = True
-    speed_only: ClassVar[tuple[str, ...]] = ("buffer_size",)
+    speed_only: ClassVar[tuple[str, ...]] = ("buffer_size", "only_if_slow")
 
     input: Node
     buffer_size: int = AUTOTUNE
+    only_if_slow: bool = False
 
     def __post_init__(self) -> None:
         self.keep_int("buffer_size", minimum=0, also=(AUTOTUNE,))

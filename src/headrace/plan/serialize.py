@@ -17,7 +17,7 @@ from headrace.plan.node import Node, describe_function
 from headrace.plan.traverse import walk
 from headrace.plan.user_function import step_name
 
-__all__ = ["dump_plan", "load_plan"]
+__all__ = ["Pickler", "dump_plan", "held_by", "load_plan"]
 
 
 def dump_plan(plan: Node) -> bytes:
@@ -51,14 +51,15 @@ def _culprit(plan: Node) -> str | None:
             if problem is None:
                 continue
             if callable(value):
-                inside = _captured(value) or problem
+                inside = held_by(value) or problem
                 name = describe_function(value)
                 return f"the function {name} of {step_name(node)} holds {inside}"
             return f"{type(node).__name__}.{name}: {problem}"
     return None
 
 
-def _captured(fn: object) -> str | None:
+def held_by(fn: object) -> str | None:
+    """Return words for what a function holds that cannot be pickled; None: there is nothing."""
     fn = getattr(fn, "func", fn)  # of a functools.partial
     code = getattr(fn, "__code__", None)
     if code is None:
@@ -94,11 +95,13 @@ def _refuse_open_file(file: io.TextIOWrapper) -> Any:
 _as_ever: Any = cloudpickle.Pickler.dispatch_table
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Pickles functions by value, as cloudpickle does, and no open files."""
+
     dispatch_table: ClassVar = ChainMap[Any, Any]({io.TextIOWrapper: _refuse_open_file}, _as_ever)
 
 
 def _dumped(value: object) -> bytes:
     with io.BytesIO() as file:
-        _Pickler(file, protocol=5).dump(value)
+        Pickler(file, protocol=5).dump(value)
         return file.getvalue()

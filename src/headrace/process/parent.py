@@ -15,8 +15,17 @@ import fcntl
 import os
 import select
 import signal
+import threading
 
-__all__ = ["LEAVING", "READY", "die_with_parent", "say_leaving", "say_ready", "wait_for_release"]
+__all__ = [
+    "LEAVING",
+    "READY",
+    "die_with_parent",
+    "end_when_released",
+    "say_leaving",
+    "say_ready",
+    "wait_for_release",
+]
 
 READY = "ready"
 LEAVING = "leaving"
@@ -66,6 +75,24 @@ def wait_for_release() -> None:
     with contextlib.suppress(OSError):
         while os.read(_LINK, _BLOCK):
             pass
+
+
+def end_when_released(ended: threading.Event, seconds: float) -> None:
+    """Have a thread set `ended` when the parent closes the link, or is gone.
+
+    Args:
+        ended: For which the main thread waits.
+        seconds: After so many more the process ends, whatever it does: a function of the user's
+            that does not return must not keep it.
+    """
+
+    def watch() -> None:
+        wait_for_release()
+        ended.set()
+        threading.Event().wait(seconds)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="headrace-watch-parent", daemon=True).start()
 
 
 def _say(line: str) -> None:

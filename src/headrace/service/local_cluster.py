@@ -10,39 +10,31 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import random
-import socket
-import threading
-import time
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Self
 
 from headrace.arguments import check_int, check_strings
 from headrace.data.at_exit import close_iterators
-from headrace.errors import CancelledError, FailedPreconditionError, UnavailableError
+from headrace.errors import FailedPreconditionError
 from headrace.forks import stays_with_parent
-from headrace.process.child import Child, Command
-from headrace.process.family import BecameReady, Ended, Event, Family, NotStarted, Post
-from headrace.process.stopping import stop
+from headrace.process.child import Child
+from headrace.process.family import BecameReady, Ended, Event, NotStarted
+from headrace.process.household import Household
 from headrace.service.config import DispatcherConfig, WorkerConfig, default_cache_bytes
 from headrace.service.dispatcher.server import DispatchServer
 from headrace.service.local_worker import (
-    STOP_SECONDS,
     LocalWorker,
     ProcessWorker,
     ThreadWorker,
     worker_command,
 )
 from headrace.service.worker.server import WorkerServer
+from headrace.transport.address import lasting_port
 
-__all__ = ["LocalCluster", "LocalWorker", "lasting_port"]
+__all__ = ["LocalCluster", "LocalWorker"]
 
 _log = logging.getLogger(__name__)
-
-_LOOK_SECONDS = 0.05
-_START_SECONDS = 60.0
-
 
 #: Clusters that were not closed. At the end of the program they are, in order: workers that find
 #: the dispatcher gone would speak of what they cannot hand back.
@@ -93,7 +85,6 @@ class LocalCluster:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         num_workers = check_int("num_workers", num_workers, minimum=0)
-        self._processes = processes
         self._heartbeat_interval_ms = heartbeat_interval_ms
         check_strings("preload", preload)
         self._preload = tuple(preload)
@@ -106,23 +97,14 @@ class LocalCluster:
             worker_timeout_ms=worker_timeout_ms,
             worker_addresses=worker_addresses,
         )
-        self._closing = threading.Event()
         self._workers: list[LocalWorker] = []
-        #: Held by whoever looks at the family, or changes what is below.
-        self._changed = threading.Condition()
-        self._family = Family(restarts=restart)
-        #: What became of the processes that `_add` waits for; None: it is not known yet.
-        self._awaited: dict[Post, Child | UnavailableError | None] = {}
-        self._watcher: threading.Thread | None = None
+        self._household: Household | None = None
         self._dispatcher = DispatchServer(self._config)
         _open.add(self)
         stays_with_parent(self)
         try:
             if processes:
-                self._watcher = threading.Thread(
-                    target=self._watch, name="headrace-cluster-watch", daemon=True
-                )
-                self._watcher.start()
+                self._household = Household("worker process", self._note, restarts=restart)
             self._add(num_workers)
         except BaseException:
             self.close()
@@ -180,11 +162,8 @@ class LocalCluster:
         the interpreter's lock, are killed.
         """
         _open.discard(self)
-        self._closing.set()
-        if self._watcher is not None:
-            self._watcher.join()
-        # They end side by side, and have one deadline.
-        stop(self._family.children, STOP_SECONDS)
+        if self._household is not None:
+            self._household.close()
         for worker in self._workers:
             if worker.is_running:
                 worker.stop()
@@ -202,22 +181,11 @@ class LocalCluster:
 
     # --- watching -----------------------------------------------------------------------------
 
-    def _watch(self) -> None:
-        """Look at the worker processes: which are ready, which died, which are to be replaced."""
-        while not self._closing.wait(_LOOK_SECONDS):
-            with self._changed:
-                for event in self._family.look(time.monotonic()):
-                    self._note(event)
-                self._changed.notify_all()
-
     def _note(self, event: Event) -> None:
+        """Take note of a worker process that nobody waits for."""
         match event:
-            case BecameReady(post, child) if post in self._awaited:
-                self._awaited[post] = child
             case BecameReady(_, child):
                 self._workers.append(ProcessWorker(child))
-            case Ended(post, child, _) if post in self._awaited:
-                self._awaited[post] = _start_failure(child, child.ending)
             case Ended(_, child, again_in) if not child.was_asked:
                 self._report(child, again_in)
             case NotStarted(_, error, again_in):
@@ -244,14 +212,15 @@ class LocalCluster:
     def _add(self, count: int) -> Sequence[LocalWorker]:
         address = self.target.partition("://")[2]
         added: list[LocalWorker] = []
-        if self._processes:
+        if self._household is not None:
             options = {
                 "dispatcher_address": address,
                 "heartbeat_interval_ms": self._heartbeat_interval_ms,
                 "preload": self._preload,
                 "cross_trainer_cache_size_bytes": self._cache_bytes,
             }
-            added += self._start_processes([worker_command(options, self._environment)] * count)
+            started = self._household.start([worker_command(options, self._environment)] * count)
+            added += [ProcessWorker(child) for _, child in started]
         else:
             config = WorkerConfig(
                 dispatcher_address=address,
@@ -261,59 +230,3 @@ class LocalCluster:
             added += [ThreadWorker(WorkerServer(config)) for _ in range(count)]
         self._workers += added
         return added
-
-    def _start_processes(self, commands: Sequence[Command]) -> list[ProcessWorker]:
-        """Start worker processes; return when all have registered, or end them all again."""
-        until = time.monotonic() + _START_SECONDS
-        posts: list[Post] = []
-        with self._changed:
-            try:
-                for command in commands:
-                    posts.append(self._family.add(command, time.monotonic()))
-                    self._awaited[posts[-1]] = None
-                return [ProcessWorker(self._wait_for(post, until)) for post in posts]
-            except BaseException:
-                for post in posts:
-                    self._family.remove(post)
-                    if post.child is not None:
-                        post.child.kill()
-                raise
-            finally:
-                for post in posts:
-                    self._awaited.pop(post, None)
-
-    def _wait_for(self, post: Post, until: float) -> Child:
-        while True:
-            match self._awaited[post]:
-                case Child() as child:
-                    return child
-                case UnavailableError() as error:
-                    raise error
-            if self._closing.is_set():
-                raise CancelledError("the cluster is closed")
-            if time.monotonic() > until and post.child is not None:
-                raise _start_failure(post.child, f"is not ready after {_START_SECONDS:.0f} s")
-            self._changed.wait(_LOOK_SECONDS)
-
-
-def _start_failure(child: Child, what: str) -> UnavailableError:
-    return UnavailableError(
-        f"worker process {child.pid} {what}. It wrote:\n{child.words() or '(nothing)'}"
-    )
-
-
-def lasting_port() -> int:
-    """Return a free port that will be free again after the dispatcher was stopped.
-
-    Not one of those that the system gives to whoever connects: a client that tries to reach the
-    dispatcher while it is away may be given the very port, and be connected with itself.
-    """
-    for port in random.sample(range(20_000, 32_000), 100):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        return port
-    return 0

@@ -4,29 +4,22 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 from headrace.errors import FailedPreconditionError
-from headrace.process.child import Child, Command, clean_environment
+from headrace.process.bound import bound_command
+from headrace.process.child import Child, Command
+from headrace.process.household import STOP_SECONDS
 from headrace.process.stopping import stop
 from headrace.service.worker.server import WorkerServer
 
 __all__ = [
-    "STOP_SECONDS",
-    "WORKER_ENVIRONMENT",
     "LocalWorker",
     "ProcessWorker",
     "ThreadWorker",
     "worker_command",
 ]
-
-STOP_SECONDS = 4.0
-"""How long a process may take to end; it hands back what it holds in the first second."""
-
-WORKER_ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
-"""The accelerators belong to the process that trains; a worker would take memory on them."""
 
 
 class LocalWorker(Protocol):
@@ -113,14 +106,4 @@ def worker_command(options: Mapping[str, Any], environment: Mapping[str, str]) -
         options: Arguments of `WorkerConfig`.
         environment: Variables that it gets besides those of this process.
     """
-    return Command(
-        arguments=("-m", "headrace.service.worker", json.dumps(options)),
-        environment=clean_environment(
-            os.environ,
-            WORKER_ENVIRONMENT,
-            environment,
-            # Functions of the user's modules travel by name: workers must find the same modules.
-            paths=tuple(sys.path),
-        ),
-        is_bound=True,
-    )
+    return bound_command("headrace.service.worker", json.dumps(options), environment=environment)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import random
 import socket
 
 from headrace.errors import UnavailableError
@@ -12,6 +13,7 @@ __all__ = [
     "is_this_machine",
     "is_wildcard",
     "join",
+    "lasting_port",
     "resolve",
     "split",
     "towards",
@@ -92,6 +94,25 @@ def is_this_machine(host: str) -> bool:
         except OSError:
             return False
     return True
+
+
+def lasting_port(host: str = "127.0.0.1") -> int:
+    """Return a port of this machine that is free, and will be again after a server has left it.
+
+    Not one of those that the system gives to whoever connects: a client that tries to reach a
+    server while it is away may be given the very port, and be connected with itself. 0 if none was
+    found.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for port in random.sample(range(20_000, 32_000), 100):
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError:
+                continue
+        return port
+    return 0
 
 
 def resolve(host: str, port: int) -> str:

@@ -1,4 +1,4 @@
-"""The server's end of shared memory: an arena for each channel, and a budget for all of them."""
+"""The owner's end of shared memory: an arena for each reader, and a budget for all of them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _numbers = itertools.count(random.SystemRandom().getrandbits(62))
 
 
 class ArenaBudget:
-    """What all arenas of one server may take together. Any thread may call any method."""
+    """What all arenas of one owner may take together. Any thread may call any method."""
 
     def __init__(self, total: int) -> None:
         self._lock = threading.Lock()
@@ -67,7 +67,7 @@ class _Segment:
         self.number = next(_numbers)
         self.free = FreeList(size)
         self.accepted = False
-        #: Replies that lie in it and were not handed to the socket yet.
+        #: Messages that lie in it and were not handed to the socket yet.
         self.under_way = 0
         self.fd = os.memfd_create("headrace", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
@@ -98,12 +98,12 @@ class _Slot(NamedTuple):
 
 
 class Arena:
-    """The memory that a server keeps for one channel. Any thread may call any method.
+    """The memory that an owner keeps for one reader. Any thread may call any method.
 
     Args:
-        identity: The process at the channel's end.
+        identity: The process at the reader's end.
         options: How much there may be.
-        budget: What this arena shares with the others of its server; None for one of its own.
+        budget: What this arena shares with the others of its owner; None for one of its own.
         clock: Tells the time in seconds.
     """
 
@@ -129,7 +129,7 @@ class Arena:
         """Copy buffers into a slot; `posted` is owed for a Placement.
 
         Returns:
-            Where they lie; or, where there was no room, a new segment to offer to the channel or
+            Where they lie; or, where there was no room, a new segment to offer to the reader or
             None, and the buffers must travel another way.
         """
         lengths = tuple(view.nbytes for view in buffers)
@@ -162,7 +162,7 @@ class Arena:
         return placement
 
     def posted(self, placement: Placement) -> None:
-        """Take note that a reply was handed to the socket, before whatever is posted later."""
+        """Take note that a message was handed to the socket, before whatever is posted later."""
         with self._lock:
             segment = self._segments[placement.segment]
             segment.under_way -= 1
@@ -198,7 +198,7 @@ class Arena:
         return segment.offer
 
     def hear(self, report: MemoryReport) -> None:
-        """Take note of what the channel's end says."""
+        """Take note of what the reader says."""
         with self._lock:
             for number in report.accepted:
                 if number in self._segments:
@@ -213,14 +213,14 @@ class Arena:
                     self._usable = False
 
     def take_back(self, placement: Placement) -> None:
-        """Free the slot of a reply that was not sent."""
+        """Free the slot of a message that was not sent."""
         self.hear(MemoryReport(released=(placement.slot,)))
 
     def retire(self) -> tuple[int, ...]:
         """Let go of segments with a slot that was held for longer than the lease.
 
         Returns:
-            Their numbers, which the channel is owed, after all replies that were posted so far: it
+            Their numbers, which the reader is owed, after all messages that were posted so far: it
             lets go of them, too, so that their memory goes with the last view of it.
         """
         oldest = self._clock() - self._options.lease_seconds
@@ -245,7 +245,7 @@ class Arena:
         return sum(segment.free.size for segment in list(self._segments.values()))
 
     def close(self) -> None:
-        """Let the memory go; what the channel's end still holds stays valid there."""
+        """Let the memory go; what the reader still holds stays valid there."""
         with self._lock:
             self._usable = False
             self._closed = True

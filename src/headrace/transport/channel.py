@@ -112,8 +112,17 @@ class Request(ABC):
     server's own process."""
 
     @abstractmethod
-    def reply(self, message: msgspec.Struct, buffers: Sequence[Buffer] = ()) -> None:
-        """Answer, from any thread; does not block. Does nothing once the server is closed."""
+    def reply(
+        self, message: msgspec.Struct, buffers: Sequence[Buffer] = (), *, lent: bool = False
+    ) -> None:
+        """Answer, from any thread; does not block. Does nothing once the server is closed.
+
+        Args:
+            message: The answer.
+            buffers: What goes with it.
+            lent: Whether the buffers may change as soon as this returns. Those that went into
+                shared memory were copied anyway; the others are copied here.
+        """
 
     @abstractmethod
     def fail(self, error: Exception) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgspec
+import numpy as np
 import zmq
 
 from headrace import errors
@@ -30,6 +31,7 @@ __all__ = [
     "ErrorText",
     "ReplyHeader",
     "RequestHeader",
+    "copied",
     "cut",
     "decode_error",
     "decode_reply_header",
@@ -69,7 +71,8 @@ class RequestHeader(msgspec.Struct, array_like=True, frozen=True):
     """The first frame of what a channel sends.
 
     `pieces` tells how many frames make each buffer, so that a message that was broken off in the
-    middle is not taken for a whole one.
+    middle is not taken for a whole one. Buffers that lie in the channel's own memory have a
+    `placement` and no frames; `offer` and `retired` are as in a reply, with the ends changed.
     """
 
     ticket: int
@@ -77,12 +80,16 @@ class RequestHeader(msgspec.Struct, array_like=True, frozen=True):
     body: msgspec.Raw
     report: MemoryReport | None = None
     pieces: tuple[int, ...] = ()
+    placement: Placement | None = None
+    offer: Offer | None = None
+    retired: tuple[int, ...] = ()
 
 
 class ReplyHeader(msgspec.Struct, array_like=True, frozen=True):
     """The first frame of what a server sends; `pieces` as in a request.
 
-    `retired` names segments that the server has let go of. A header with ticket 0 answers nothing.
+    `retired` names segments that the server has let go of; `report` is about the channel's memory.
+    A header with ticket 0 answers nothing.
     """
 
     ticket: int
@@ -92,6 +99,7 @@ class ReplyHeader(msgspec.Struct, array_like=True, frozen=True):
     offer: Offer | None = None
     pieces: tuple[int, ...] = ()
     retired: tuple[int, ...] = ()
+    report: MemoryReport | None = None
 
 
 class ErrorText(msgspec.Struct, array_like=True, frozen=True):
@@ -195,6 +203,11 @@ def _flat_view(buffer: Buffer) -> memoryview:
             "send a contiguous copy"
         )
     return view.cast("B") if view.nbytes else memoryview(b"")
+
+
+def copied(views: Iterable[memoryview]) -> list[memoryview]:
+    """Copy buffers, so that the memory they lay in may change."""
+    return [np.frombuffer(view, np.uint8).copy().data for view in views]
 
 
 def cut(views: list[memoryview]) -> tuple[list[memoryview], tuple[int, ...]]:

@@ -27,7 +27,7 @@ from headrace.errors import (
 )
 from headrace.transport.calling_end import CallingEnd
 from headrace.transport.channel import Buffer, Channel, Handler, Reply, Request, Server
-from headrace.transport.envelope import decode_error, encode_error, flat_views
+from headrace.transport.envelope import copied, decode_error, encode_error, flat_views
 
 __all__ = ["connect", "is_local", "serve", "was_local"]
 
@@ -222,8 +222,10 @@ class _InProcessRequest(Request):
         self.message = message
         self.buffers = buffers
 
-    def reply(self, message: msgspec.Struct, buffers: Sequence[Buffer] = ()) -> None:
-        self._answer(message, _receivable(buffers))
+    def reply(
+        self, message: msgspec.Struct, buffers: Sequence[Buffer] = (), *, lent: bool = False
+    ) -> None:
+        self._answer(message, copied(flat_views(buffers)) if lent else _receivable(buffers))
 
     def fail(self, error: Exception) -> None:
         # Through the text form, so that the same errors arrive as over a socket.

@@ -29,11 +29,16 @@ class ServerLimits:
     """Such answers to all peers of the server together."""
     stall_seconds: float = 10.0
     """How long a peer may stand still while a bound is reached."""
+    silence_seconds: float = 30.0
+    """How long a peer may be silent, be it stopped or unreachable, before its connection is ended.
+    One that was only stopped connects again when it goes on."""
 
     def __post_init__(self) -> None:
         for name in ("request_bytes", "unread_bytes", "all_unread_bytes"):
             value = getattr(self, name)
             if value < 1:
                 raise ValueError(f"{name}={value} must be at least 1")
-        if not self.stall_seconds > 0:
-            raise ValueError(f"stall_seconds={self.stall_seconds} must be greater than 0")
+        for name in ("stall_seconds", "silence_seconds"):
+            value = getattr(self, name)
+            if not value > 0:
+                raise ValueError(f"{name}={value} must be greater than 0")

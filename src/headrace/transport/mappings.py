@@ -1,7 +1,8 @@
-"""The channel's end of shared memory: which segments it has opened, and which slots it holds."""
+"""The reader's end of shared memory: which segments it has opened, and which slots it holds."""
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import logging
 import mmap
@@ -34,12 +35,16 @@ class _NotASegmentError(Exception):
 
 
 class Mappings:
-    """The segments that a channel has opened, and the slots of them that it holds."""
+    """The segments that a reader has opened, and the slots of them that it holds.
+
+    One thread opens them; any thread may ask for a report, since a server's answers are made on
+    many.
+    """
 
     def __init__(self) -> None:
         self._mappings: dict[int, mmap.mmap] = {}
-        self._accepted: list[int] = []
-        self._refused: list[int] = []
+        self._accepted: deque[int] = deque()
+        self._refused: deque[int] = deque()
         self._held: dict[int, weakref.ref[np.ndarray]] = {}
         # Filled by whichever thread drops the last view, maybe in a garbage collection: no lock.
         self._released: deque[int] = deque()
@@ -59,12 +64,12 @@ class Mappings:
             self._accepted.append(offer.segment)
 
     def retire(self, segments: Iterable[int]) -> None:
-        """Drop segments that the server let go of; their memory goes with the last view of it."""
+        """Drop segments that the owner let go of; their memory goes with the last view of it."""
         for number in segments:
             self._mappings.pop(number, None)
 
     def view(self, placement: Placement) -> list[memoryview]:
-        """View the buffers of a reply; the slot is held until the last view of them is gone.
+        """View the buffers of a message; the slot is held until the last view of them is gone.
 
         Raises:
             KeyError: The segment is not one that was opened.
@@ -99,22 +104,16 @@ class Mappings:
         return len(self._released)
 
     def drop(self, placement: Placement) -> None:
-        """Give back the slot of a reply that nobody waits for any more."""
+        """Give back the slot of a message that nobody waits for any more."""
         self._released.append(placement.slot)
 
     def take_report(self, identity: HostIdentity | None = None) -> MemoryReport | None:
         """Return the news since the last call, if there is any."""
         if not (identity or self._released or self._accepted or self._refused):
             return None
-        released = []
-        while self._released:
-            released.append(self._released.popleft())
-        report = MemoryReport(
-            identity, tuple(self._accepted), tuple(self._refused), tuple(released)
+        return MemoryReport(
+            identity, _emptied(self._accepted), _emptied(self._refused), _emptied(self._released)
         )
-        self._accepted.clear()
-        self._refused.clear()
-        return report
 
     def forget(self) -> None:
         """Drop all segments; views that are held stay valid, but are given back to nobody."""
@@ -123,6 +122,14 @@ class Mappings:
         self._refused.clear()
         self._held.clear()
         self._released.clear()
+
+
+def _emptied(numbers: deque[int]) -> tuple[int, ...]:
+    found = []
+    with contextlib.suppress(IndexError):
+        while True:  # each number is taken once, whoever else is at it
+            found.append(numbers.popleft())
+    return tuple(found)
 
 
 def _opened(offer: Offer) -> mmap.mmap:

@@ -1,18 +1,20 @@
 """Buffers between two processes of one host, through memory that both map.
 
-The server owns an *arena* for each channel (`arena`): a few *segments*, touched once and used again
-and again, because page faults, not copies, are what shared memory costs. A reply's buffers are
-copied once, into a *slot* of a segment; the channel (`mappings`) hands out views of the slot and
-gives it back when the last view is gone. This file has the words that the two ends exchange.
+Whoever sends owns an *arena* (`arena`): a few *segments*, touched once and used again and again,
+because page faults, not copies, are what shared memory costs. The buffers of a message are copied
+once, into a *slot* of a segment; the other end (`mappings`) hands out views of the slot and gives
+it back when the last view is gone. A server has an arena for the replies to each channel, and a
+channel one for its requests, once the server has said that it could open it. This file has the
+words that the two ends exchange; below, the *owner* has the arena and the *reader* its views.
 
-Rule 1. A segment has no name in any file system: it is a memfd that the channel opens through
+Rule 1. A segment has no name in any file system: it is a memfd that the reader opens through
         /proc/<pid>/fd/<fd>. When both processes are gone, so is the memory.
-Rule 2. Nothing is placed in a segment before the channel has said that it could open it.
-Rule 3. No free slot is no reason to wait: that reply goes through the socket.
+Rule 2. Nothing is placed in a segment before the reader has said that it could open it.
+Rule 3. No free slot is no reason to wait: that message goes through the socket.
 Rule 4. Numbers of segments and slots are never used twice, not even by another server, so news
         about forgotten ones is harmless.
 Rule 5. An arena lives as long as its connection. A slot that is held for longer than a lease takes
-        its segment out of the arena: the memory is the channel's then, and goes with the last view.
+        its segment out of the arena: the memory is the reader's then, and goes with the last view.
 """
 
 from __future__ import annotations
@@ -61,17 +63,17 @@ def _most_of_a_server() -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class SharedMemoryOptions:
-    """How much memory a server's arenas may take."""
+    """How much memory the arenas of a server, or of the channels of a process, may take."""
 
     segment_bytes: int = 64 << 20
     """Size of a segment; one for larger replies has room for four of them."""
     total_bytes: int = 512 << 20
     """All segments of one channel together."""
     server_bytes: int = field(default_factory=_most_of_a_server)
-    """All segments of all channels of one server together: 2 GiB, or a quarter of the machine's
-    memory where that is less."""
+    """All segments of all channels of one server together, and of all channels of one process: 2
+    GiB, or a quarter of the machine's memory where that is less."""
     smallest_reply: int = 16 << 10
-    """Replies with fewer bytes of buffers go through the socket, which is as fast for them."""
+    """Messages with fewer bytes of buffers go through the socket, which is as fast for them."""
     lease_seconds: float = 60.0
     """How long a channel may hold a slot before its segment is no longer the arena's."""
 
@@ -114,7 +116,7 @@ class HostIdentity(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Offer(msgspec.Struct, array_like=True, frozen=True):
-    """A segment that the channel may open."""
+    """A segment that the reader may open."""
 
     segment: int
     pid: int
@@ -124,7 +126,7 @@ class Offer(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Placement(msgspec.Struct, array_like=True, frozen=True):
-    """Where a reply's buffers lie."""
+    """Where a message's buffers lie."""
 
     segment: int
     slot: int
@@ -133,10 +135,11 @@ class Placement(msgspec.Struct, array_like=True, frozen=True):
 
 
 class MemoryReport(msgspec.Struct, array_like=True, frozen=True):
-    """What the channel's end has to say about memory, piggybacked on requests."""
+    """What a reader has to say about memory, piggybacked on its messages."""
 
     identity: HostIdentity | None = None
-    """Present in the first request of a connection that would like shared memory."""
+    """Present in the first request of a connection that would like shared memory, and in the first
+    answer of a server that shares it."""
     accepted: tuple[int, ...] = ()
     refused: tuple[int, ...] = ()
     released: tuple[int, ...] = ()

@@ -8,6 +8,7 @@ Between two processes of one host, large buffers of answers take the way through
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from headrace.transport import address as addresses
@@ -30,6 +31,7 @@ def serve(
     security: Security | None = None,
     shared_memory: SharedMemoryOptions | None = None,
     limits: ServerLimits | None = None,
+    gone: Callable[[str], None] | None = None,
 ) -> Server:
     """Listen at `host` and `port` and answer requests with `handler`.
 
@@ -42,6 +44,8 @@ def serve(
             reached from another machine.
         shared_memory: How much memory channels on this host may be given; None for the defaults.
         limits: How much is taken from peers and kept for them; None for the defaults.
+        gone: Called on the server's thread, which it must not block, with a `Request.peer` whose
+            connection has ended. A channel that connects again is the same peer.
 
     Raises:
         ValueError: The host is not loopback and `security` is None, or the keys are a client's.
@@ -64,6 +68,7 @@ def serve(
         security=security,
         shared_memory=shared_memory or SharedMemoryOptions(),
         limits=limits or ServerLimits(),
+        gone=gone,
     )
 
 

@@ -27,6 +27,7 @@ from headrace.errors import (
 )
 from headrace.open_files import in_words
 from headrace.transport import address as addresses
+from headrace.transport.arena import Arena, ArenaBudget
 from headrace.transport.calling_end import CallingEnd
 from headrace.transport.channel import Buffer, Reply
 from headrace.transport.envelope import (
@@ -47,13 +48,24 @@ from headrace.transport.envelope import (
 )
 from headrace.transport.mappings import Mappings
 from headrace.transport.security import Security
-from headrace.transport.shared_memory import this_process
+from headrace.transport.shared_memory import (
+    MemoryReport,
+    Offer,
+    Placement,
+    SharedMemoryOptions,
+    this_process,
+)
 from headrace.transport.zeromq_connection import Connection
 
 __all__ = ["ZeroMQChannel"]
 
 _TIMES_TURNED_AWAY = 3
 _RELEASES_WORTH_A_NOTICE = 8
+#: Of a channel's own memory. Most requests are small, and most channels send no others: what is
+#: made for a few large ones is smaller than what a server makes for its answers.
+_MEMORY = SharedMemoryOptions(segment_bytes=16 << 20, smallest_reply=128 << 10)
+#: What the channels of this process may take together.
+_BUDGET = ArenaBudget(_MEMORY.server_bytes)
 # Plain numbers: pyzmq's enumerations take longer to combine than a message to send.
 _NOW = int(zmq.DONTWAIT)
 _MORE_NOW = int(zmq.DONTWAIT | zmq.SNDMORE)
@@ -86,6 +98,8 @@ class ZeroMQChannel(CallingEnd):
         self._turned_away = 0
         self._connection: Connection | None = None
         self._mappings = Mappings()
+        #: Memory for requests, once the server said that it can open it.
+        self._arena: Arena | None = None
         self._shares_memory = shared_memory
         self._introduced = False
         # Last: from here on it can be closed.
@@ -104,12 +118,10 @@ class ZeroMQChannel(CallingEnd):
         ticket = next(self._tickets)
         self._unanswered.add(ticket)
         if connection is not None:
-            views, pieces = cut(views)
-            header = RequestHeader(ticket, REQUEST, body, self._report(), pieces)
             try:
                 # A connection that has just ended takes nothing: `receive` hears why and says it.
                 with contextlib.suppress(zmq.Again):
-                    self._write(connection, header, views)
+                    self._post(connection, ticket, body, views)
             except BaseException:
                 # The next request would be taken for the rest of this one.
                 self._unanswered.discard(ticket)
@@ -119,6 +131,34 @@ class ZeroMQChannel(CallingEnd):
                 self._drop_connection()
                 raise
         return ticket
+
+    def _post(
+        self, connection: Connection, ticket: int, body: msgspec.Raw, views: list[memoryview]
+    ) -> None:
+        """Write a request, its buffers to memory that the server reads if there is some."""
+        arena = self._arena
+        placed: Placement | Offer | None = None
+        if views and arena is not None:
+            placed = arena.place(views)
+        if isinstance(placed, Placement) and arena is not None:
+            header = RequestHeader(ticket, REQUEST, body, self._report(), placement=placed)
+            try:
+                self._write(connection, header)
+            except BaseException:
+                arena.take_back(placed)
+                raise
+            finally:
+                arena.posted(placed)
+            return
+        offer = placed if isinstance(placed, Offer) else None
+        # Where there is no room, slots that the server has held for too long are its own.
+        full = arena is not None and bool(views) and placed is None
+        retired = arena.retire() if full and arena is not None else ()
+        views, pieces = cut(views)
+        header = RequestHeader(
+            ticket, REQUEST, body, self._report(), pieces, offer=offer, retired=retired
+        )
+        self._write(connection, header, views)
 
     def _connected(self) -> Connection | None:
         """Return a connection to send on; None while `receive` has yet to report a loss."""
@@ -142,12 +182,15 @@ class ZeroMQChannel(CallingEnd):
                     self._patience,
                 )
             except UnavailableError as error:
+                error.unsent = True
                 self._lost = error
             except (OSError, zmq.ZMQError) as error:
                 # No descriptor is left, most likely; there may be one in a moment.
-                self._lost = UnavailableError(
+                unavailable = UnavailableError(
                     f"cannot connect to {self._address}: {in_words(error)}"
                 )
+                unavailable.unsent = True
+                self._lost = unavailable
             self._connection = connection
         return connection
 
@@ -184,7 +227,11 @@ class ZeroMQChannel(CallingEnd):
             if self._lost is not None and self._unanswered:
                 error, self._lost = self._lost, None
                 self._unanswered.clear()
-                raise error
+                try:
+                    raise error
+                finally:
+                    # Its traceback holds this frame: together they would keep the channel alive.
+                    del error
             connection = self._connection
             if connection is None:
                 # Nothing was asked, so nothing comes: the caller's time passes as agreed.
@@ -215,6 +262,8 @@ class ZeroMQChannel(CallingEnd):
         """Say why a connection was lost; a server that turns us away again and again means it."""
         self._turned_away = self._turned_away + 1 if connection.was_turned_away else 0
         if self._turned_away < _TIMES_TURNED_AWAY:
+            if isinstance(connection.reason, UnavailableError):
+                connection.reason.unsent = not connection.was_established
             return connection.reason
         return UnauthenticatedError(f"{connection.reason} ({self._turned_away} times in a row)")
 
@@ -236,6 +285,8 @@ class ZeroMQChannel(CallingEnd):
                 self._mappings.consider(header.offer)
             if header.retired:
                 self._mappings.retire(header.retired)
+            if header.report is not None:
+                self._hear(header.report)
             if header.ticket not in self._unanswered:
                 if header.placement is not None:
                     self._mappings.drop(header.placement)
@@ -255,6 +306,12 @@ class ZeroMQChannel(CallingEnd):
                     "is this its address, and do both ends run the same version?"
                 )
             return Reply(header.ticket, message, buffers)
+
+    def _hear(self, report: MemoryReport) -> None:
+        if self._arena is None and report.identity is not None:
+            self._arena = Arena(report.identity, _MEMORY, _BUDGET)
+        if self._arena is not None:
+            self._arena.hear(report)
 
     def _tell_releases(self, connection: Connection) -> None:
         # Usually the next request carries them; a consumer that only receives says so itself.
@@ -293,6 +350,7 @@ class ZeroMQChannel(CallingEnd):
             self._connection.close_in_child()
             self._connection = None
         self._mappings.forget()
+        self._arena = None  # the parent's, and its lock may be taken
         self._unanswered.clear()
         self._arrived.clear()
 
@@ -301,6 +359,9 @@ class ZeroMQChannel(CallingEnd):
             self._connection.close()
             self._connection = None
         self._mappings.forget()
+        if self._arena is not None:
+            self._arena.close()
+            self._arena = None
 
     def __del__(self) -> None:
         if not getattr(self, "_closed", True):

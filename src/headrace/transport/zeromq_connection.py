@@ -157,6 +157,11 @@ class Connection:
         if self._descriptor is not None:
             self._watched = self._descriptor.duplicate()
 
+    @property
+    def was_established(self) -> bool:
+        """Whether anything can have been sent to the peer."""
+        return self._handshaken
+
     def established(self) -> bool:
         """Whether something can be sent to the peer now."""
         return not self.is_lost() and self._handshaken

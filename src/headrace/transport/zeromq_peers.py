@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
 import zmq
@@ -26,6 +26,8 @@ from zmq.utils.monitor import parse_monitor_message
 from headrace.metrics import count_handshake_refused
 from headrace.transport.arena import Arena
 from headrace.transport.descriptors import Descriptor, warn_near
+from headrace.transport.mappings import Mappings
+from headrace.transport.shared_memory import HostIdentity, MemoryReport, Offer, Placement
 
 __all__ = ["Peer", "Peers"]
 
@@ -57,13 +59,16 @@ _CHANNEL_ID_BYTES = 17
 class Peer:
     """One connection, from its first message to its end.
 
-    Belongs to the server's thread, but for `arena`, which those who answer requests read.
+    Belongs to the server's thread, but for `arena` and `take_report`, which those who answer
+    requests use.
     """
 
     __slots__ = (
         "arena",
         "descriptor",
         "gone",
+        "introduction",
+        "mappings",
         "moved_at",
         "name",
         "role",
@@ -80,6 +85,9 @@ class Peer:
         self.descriptor = descriptor
         self.role = role
         self.arena: Arena | None = None
+        #: The channel's own memory, and what it is to know of this process before it offers any.
+        self.mappings: Mappings | None = None
+        self.introduction: HostIdentity | None = None
         self.gone = False
         #: Bytes of answers that its connection has not taken yet, and those not counted so far.
         self.unread = 0
@@ -87,12 +95,48 @@ class Peer:
         #: When its connection took something, or had nothing to take.
         self.moved_at = 0.0
 
+    def share(self, arena: Arena, identity: HostIdentity) -> None:
+        """Share memory from now on: an arena for answers, and whatever the channel offers."""
+        self.arena = arena
+        self.mappings = Mappings()
+        self.introduction = identity
+
+    def read_memory(
+        self, offer: Offer | None, retired: Iterable[int], placement: Placement | None
+    ) -> list[memoryview] | None:
+        """Take note of what a request says of the channel's memory; view what it placed there.
+
+        Raises:
+            LookupError: The segment is not one that was opened.
+            ValueError: The placement reaches beyond the segment.
+        """
+        mappings = self.mappings
+        if mappings is None:
+            if placement is not None:
+                raise LookupError("its buffers lie in memory that is not shared")
+            return None
+        if offer is not None:
+            mappings.consider(offer)
+        mappings.retire(retired)
+        return None if placement is None else mappings.view(placement)
+
+    def take_report(self) -> MemoryReport | None:
+        """Return what is to be said about the channel's memory, on any thread."""
+        mappings = self.mappings
+        if mappings is None:
+            return None
+        introduction, self.introduction = self.introduction, None
+        return mappings.take_report(introduction)
+
     def leave(self) -> None:
         """Let go of what is kept for the peer."""
         self.gone = True
         if self.arena is not None:
             self.arena.close()
             self.arena = None
+        if self.mappings is not None:
+            self.mappings.forget()
+            self.mappings = None
 
     def cut(self) -> None:
         """End the connection."""
@@ -108,8 +152,11 @@ class Peers:
         self,
         router: zmq.Socket[bytes],
         role_of: Callable[[bytes], Literal["worker", "client"] | None],
+        gone: Callable[[str], None] | None = None,
     ) -> None:
         self._role_of = role_of
+        #: Told of each channel whose connection has ended.
+        self._gone = gone
         self._router = router
         self._by_route: dict[bytes, Peer] = {}
         self._of_descriptor: dict[int, bytes] = {}
@@ -219,6 +266,8 @@ class Peers:
         peer.leave()
         if self._of_channel.get(peer.name) == route:
             del self._of_channel[peer.name]
+            if self._gone is not None:
+                self._gone(peer.name)
         if peer.descriptor is not None:
             number = peer.descriptor.number
             if self._of_descriptor.get(number) == route:

@@ -11,6 +11,7 @@ from headrace.transport.envelope import (
     ERROR,
     REPLY,
     ReplyHeader,
+    copied,
     cut,
     encode,
     encode_error,
@@ -43,7 +44,9 @@ class ZeroMQRequest(Request):
         self.role = origin.role
         self.buffers = buffers
 
-    def reply(self, message: msgspec.Struct, buffers: Sequence[Buffer] = ()) -> None:
+    def reply(
+        self, message: msgspec.Struct, buffers: Sequence[Buffer] = (), *, lent: bool = False
+    ) -> None:
         # What cannot be sent raises here, and the request stays open for `fail`.
         body = msgspec.Raw(encode(message))
         views = flat_views(buffers)
@@ -52,23 +55,26 @@ class ZeroMQRequest(Request):
         except IndexError:
             return
         try:
-            self._reply(body, views)
+            self._reply(body, views, lent)
         except BaseException:
             self._unanswered.append(True)
             raise
 
-    def _reply(self, body: msgspec.Raw, views: list[memoryview]) -> None:
+    def _reply(self, body: msgspec.Raw, views: list[memoryview], lent: bool) -> None:
         arena = self._origin.arena
         placed: Placement | Offer | None = None
         if views and arena is not None:
             placed = arena.place(views)
         if not isinstance(placed, Placement) or arena is None:
             offer = placed if isinstance(placed, Offer) else None
-            views, pieces = cut(views)
-            self._send(ReplyHeader(self._ticket, REPLY, body, None, offer, pieces), views)
+            views, pieces = cut(copied(views) if lent else views)
+            report = self._origin.take_report()
+            header = ReplyHeader(self._ticket, REPLY, body, None, offer, pieces, report=report)
+            self._send(header, views)
             return
         try:
-            self._send(ReplyHeader(self._ticket, REPLY, body, placed), ())
+            report = self._origin.take_report()
+            self._send(ReplyHeader(self._ticket, REPLY, body, placed, report=report), ())
         except BaseException:
             arena.take_back(placed)
             raise
@@ -81,7 +87,8 @@ class ZeroMQRequest(Request):
             self._unanswered.pop()
         except IndexError:
             return
-        self._send(ReplyHeader(self._ticket, ERROR, body), ())
+        report = self._origin.take_report()
+        self._send(ReplyHeader(self._ticket, ERROR, body, report=report), ())
 
     def _send(self, header: ReplyHeader, views: Sequence[memoryview]) -> None:
         self._post(Answer(self._origin, self._ticket, encode(header), views))

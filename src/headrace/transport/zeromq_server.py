@@ -13,6 +13,7 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -78,6 +79,7 @@ class ZeroMQServer(Server):
         security: Security | None,
         shared_memory: SharedMemoryOptions,
         limits: ServerLimits,
+        gone: Callable[[str], None] | None = None,
     ) -> None:
         raise_file_limit()
         check_room(ENOUGH_FILES)
@@ -109,7 +111,7 @@ class ZeroMQServer(Server):
             if security is not None:
                 self._admission = Admission(self._context, self._router, security)
             self._peers = Peers(
-                self._router, self._admission.role_of if self._admission else _no_role
+                self._router, self._admission.role_of if self._admission else _no_role, gone
             )
             self._outbox = Outbox(self._router, limits)
             self._address = bind(self._router, host, port)
@@ -148,7 +150,7 @@ class ZeroMQServer(Server):
         # A client that was stopped for a while (a debugger) keeps its connection; one that is
         # unreachable is forgotten.
         router.heartbeat_ivl = 5_000
-        router.heartbeat_timeout = 30_000
+        router.heartbeat_timeout = math.ceil(self._limits.silence_seconds * 1000)
         router.handshake_ivl = 5_000
         router.backlog = 1024
 
@@ -320,6 +322,8 @@ class ZeroMQServer(Server):
         try:
             header: RequestHeader = decode_request_header(first)
             size = len(first) + sum(buffer.nbytes for buffer in buffers)
+            if header.placement is not None:
+                size += sum(header.placement.lengths)
             if size <= self._limits.request_bytes + _HEADER_ROOM:
                 buffers = join(buffers, header.pieces)
         except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -337,7 +341,10 @@ class ZeroMQServer(Server):
             return None
         try:
             request.message = self._decode(header.body)
-        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            placed = peer.read_memory(header.offer, header.retired, header.placement)
+            if placed is not None:
+                request.buffers = placed
+        except (msgspec.MsgspecError, LookupError, ValueError, RecursionError) as error:
             request.fail(
                 FailedPreconditionError(
                     f"the server at {self._address} does not understand this request ({error}); "
@@ -367,7 +374,8 @@ class ZeroMQServer(Server):
             and self._identity is not None
             and self._identity.shares_memory_with(report.identity)
         ):
-            peer.arena = Arena(report.identity, self._memory_options, self._memory)
+            arena = Arena(report.identity, self._memory_options, self._memory)
+            peer.share(arena, self._identity)
 
     def _sweep(self, peers: Peers) -> None:
         self._outbox.check(peers)
@@ -377,8 +385,10 @@ class ZeroMQServer(Server):
                 continue
             if not arena.identity.is_alive():
                 peer.cut()
-            elif retired := arena.retire():
-                header = ReplyHeader(0, REPLY, NOTHING, retired=retired)
+                continue
+            retired, report = arena.retire(), peer.take_report()
+            if retired or report is not None:
+                header = ReplyHeader(0, REPLY, NOTHING, retired=retired, report=report)
                 self._answers.append(Answer(peer, 0, encode(header), ()))
 
     def _write_answers(self) -> None:

@@ -194,7 +194,9 @@ class _Own(Request):
         self.answer: msgspec.Struct | None = None
         self.error: Exception | None = None
 
-    def reply(self, message: msgspec.Struct, buffers: Sequence[Buffer] = ()) -> None:
+    def reply(
+        self, message: msgspec.Struct, buffers: Sequence[Buffer] = (), *, lent: bool = False
+    ) -> None:
         self.answer = message
 
     def fail(self, error: Exception) -> None:

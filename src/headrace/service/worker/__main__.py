@@ -11,7 +11,6 @@ second one does not.
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
 import threading
@@ -19,7 +18,7 @@ from types import FrameType
 from typing import Any
 
 from headrace.forks import in_each_child
-from headrace.process.parent import die_with_parent, say_leaving, say_ready, wait_for_release
+from headrace.process.parent import die_with_parent, end_when_released, say_leaving, say_ready
 from headrace.service.config import WorkerConfig
 from headrace.service.worker.preloading import preload
 from headrace.service.worker.server import WorkerServer
@@ -41,7 +40,7 @@ def main(text: str, log_to: int, lifeline: int) -> None:
             sys.exit(f"preload={module!r}: {error}; is its folder in sys.path, or PYTHONPATH?")
     ended = threading.Event()
     # Watched from the start: the parent may die while this waits for a dispatcher.
-    threading.Thread(target=_watch, args=(ended,), daemon=True).start()
+    end_when_released(ended, _STOP_SECONDS)
     server = WorkerServer(config)
     draining = threading.Event()
 
@@ -68,14 +67,6 @@ def main(text: str, log_to: int, lifeline: int) -> None:
 
 def _set_handler(handler: Any) -> None:
     signal.signal(signal.SIGTERM, handler)
-
-
-def _watch(ended: threading.Event) -> None:
-    wait_for_release()
-    ended.set()
-    # A user's function that does not return must not keep the process.
-    threading.Event().wait(_STOP_SECONDS)
-    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,109 @@
+"""Where the leaves of elements go: one sharding for all of them, or one for each."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import PartitionSpec, SingleDeviceSharding
+
+from headrace.adapters.jax_steps import Step
+from headrace.element.structure import Structure, component, flatten, unflatten
+from headrace.element.transpose import flatten_like
+from headrace.frameworks.jax_arrays import (
+    BatchLayout,
+    batch_layout,
+    check_is_numeric,
+    global_array,
+    narrowed_dtype,
+)
+from headrace.frameworks.shares import mask_of, padded, with_mask
+
+__all__ = ["Placement"]
+
+_log = logging.getLogger("headrace")
+
+
+class Placement:
+    """Puts steps on devices.
+
+    Args:
+        sharding: A sharding or a device, for all leaves; or one for each, nested as elements are.
+
+    Attributes:
+        layout: Who needs which rows, the same for all leaves.
+    """
+
+    def __init__(self, sharding: Any) -> None:
+        is_nested = isinstance(sharding, dict | tuple) and not isinstance(sharding, PartitionSpec)
+        leaves, structure = flatten(sharding) if is_nested else ([sharding], None)
+        self._structure: Structure | None = structure
+        self._layouts = [batch_layout(_as_sharding(leaf)) for leaf in leaves]
+        if not leaves:
+            raise ValueError(f"`sharding` must hold a sharding for each leaf, but is {sharding!r}")
+        self.layout = self._layouts[0]
+        for other in self._layouts:
+            if (other.pipelines, other.here) != (self.layout.pipelines, self.layout.here):
+                raise ValueError(
+                    "the shardings of all leaves must share the rows of a batch in one way, but "
+                    f"{self.layout.sharding} and {other.sharding} differ"
+                )
+        #: The structure of the last element, and the layout and path of each of its leaves.
+        self._known: tuple[Structure, list[tuple[BatchLayout, str]]] | None = None
+
+    def put(self, step: Step, rows: int, pads: bool) -> Any:
+        """Return an element of arrays on devices.
+
+        Args:
+            step: The rows of this process.
+            rows: How many rows each share is to have, if they are padded.
+            pads: Whether they are, and a mask is added.
+        """
+        structure, columns, _ = step
+        if self._known is None or self._known[0] != structure:
+            self._known = structure, self._leaves_of(structure)
+            _say_what_is_narrowed(structure, columns)
+        leaves = [
+            global_array(layout, padded(column, rows) if pads else column, path)
+            for (layout, path), column in zip(self._known[1], columns, strict=True)
+        ]
+        if not pads:
+            return unflatten(structure, leaves)
+        real = [step.rows.get(shard, 0) for shard in self.layout.here]
+        mask = global_array(self.layout, mask_of(real, rows), "['mask']")
+        return with_mask(structure, leaves, mask)
+
+    def _leaves_of(self, structure: Structure) -> list[tuple[BatchLayout, str]]:
+        layouts = [self.layout] * structure.size
+        if self._structure is not None:
+            numbers = unflatten(self._structure, range(len(self._layouts)))
+            layouts = [self._layouts[number] for number in flatten_like(structure, numbers)]
+        return list(zip(layouts, structure.paths, strict=True))
+
+
+def _as_sharding(given: Any) -> Any:
+    return SingleDeviceSharding(given) if isinstance(given, jax.Device) else given
+
+
+def _say_what_is_narrowed(structure: Structure, columns: list[list[Any]]) -> None:
+    """Say once in a process that JAX makes 32 bits of 64."""
+    global _has_said_what_is_narrowed
+    for path, column in zip(structure.paths, columns, strict=True):
+        dtype = getattr(column[0], "dtype", None)
+        if not isinstance(column[0], np.ndarray | np.generic) or _has_said_what_is_narrowed:
+            continue
+        check_is_numeric(column[0].dtype, path)
+        if narrowed_dtype(column[0].dtype) != dtype:
+            _has_said_what_is_narrowed = True
+            _log.warning(
+                "%s is %s, of which JAX makes %s: convert it with map(), or enable 64 bits with "
+                'jax.config.update("jax_enable_x64", True)',
+                component(path),
+                dtype,
+                narrowed_dtype(column[0].dtype),
+            )
+
+
+_has_said_what_is_narrowed = False

@@ -1,0 +1,141 @@
+"""Who reads which rows: what a process makes of a dataset that several share.
+
+The dataset is alike in all processes, and its batches are those of all of them. How many pipelines
+read it, and which of them this process belongs to, follows from the sharding; what each pipeline
+reads follows from the dataset's `auto_shard_policy`, as for strategies.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from headrace.adapters.jax_agreement import Agreement, name_for
+from headrace.adapters.jax_steps import DatasetSteps
+from headrace.adapters.jax_store import jax_store
+from headrace.data.ahead import read_ahead
+from headrace.data.dataset import Dataset
+from headrace.distribute.auto_shard import auto_shard
+from headrace.distribute.input_context import InputContext
+from headrace.distribute.sharing import check_is_batched, global_batch_size
+from headrace.errors import InvalidArgumentError
+from headrace.execution.build import draw_seed
+from headrace.frameworks.jax_arrays import BatchLayout
+from headrace.plan.buffering import Prefetch
+from headrace.plan.elements import FromSource, Read
+from headrace.plan.node import Node
+from headrace.plan.options import Options, WithOptions
+from headrace.plan.source import Source
+from headrace.plan.traverse import merged_options, walk
+from headrace.plan.user_function import step_name
+
+__all__ = ["Share", "agreement_of", "share"]
+
+
+class Share(NamedTuple):
+    """What a process reads of a dataset.
+
+    Attributes:
+        steps: Its rows.
+        size: Rows that each share of a full batch has; None: that is not known.
+        agreement: How it agrees with others on each step; None: it need not.
+        depth: How many steps may be on their devices before they are asked for.
+    """
+
+    steps: DatasetSteps
+    size: int | None
+    agreement: Agreement | None
+    depth: int
+
+
+def share(dataset: Dataset, layout: BatchLayout, process: int, prefetch: int, pads: bool) -> Share:
+    """Return what this process reads.
+
+    Args:
+        dataset: The same in all processes.
+        layout: Who needs which rows.
+        process: This one.
+        prefetch: Batches to have under way.
+        pads: Whether batches are filled up, so that elements need rows.
+
+    Raises:
+        InvalidArgumentError: Its elements are no batches; or there are fewer files than pipelines;
+            or processes that need the same rows would read others.
+    """
+    plan = dataset.plan
+    if layout.shards > 1 or pads:
+        check_is_batched(plan)
+    agreement = agreement_of(layout, process)
+    if agreement is not None and merged_options(plan).seed is None:
+        seed = agreement.share(draw_seed())
+        plan = WithOptions(input=plan, options=Options(seed=seed))
+    context = InputContext(len(layout.pipelines), layout.pipeline, layout.shards)
+    if any(len(each.shards) != context.replicas_here for each in layout.pipelines):
+        raise InvalidArgumentError(
+            "the sharding gives some processes more of a batch than others "
+            f"({[len(each.shards) for each in layout.pipelines]} shares): use a mesh that gives "
+            "all as much"
+        )
+    part = auto_shard(plan, context)
+    shares_batches = len(layout.pipelines) == 1 or part.is_of_each_batch
+    if shares_batches or len(layout.own.processes) > 1:
+        alike = layout.processes if shares_batches else layout.own.processes
+        _check_is_read_alike(plan, alike)
+    size = global_batch_size(plan)
+    # What a data service gave is known at the place where it is used, and at no other.
+    depth = 1 if prefetch > 1 and all(each.keeper is None for each in _sources(plan)) else 0
+    read = part.plan
+    if prefetch > depth and not isinstance(read, Prefetch):
+        read = Prefetch(input=read, buffer_size=prefetch - depth)
+    passes_on = layout.shards == 1 and not pads
+    return Share(
+        DatasetSteps(read_ahead(dataset, read), layout, shares_batches, passes_on),
+        None if size is None else -(-size // layout.shards),
+        None if shares_batches else agreement,
+        depth,
+    )
+
+
+def agreement_of(layout: BatchLayout, process: int) -> Agreement | None:
+    """Return how the processes of a layout agree; None: there is one."""
+    processes = layout.processes
+    if len(processes) == 1:
+        return None
+    return Agreement(jax_store(), name_for(processes), processes, process)
+
+
+def _check_is_read_alike(plan: Node, processes: tuple[int, ...]) -> None:
+    """Raise unless these processes get the same elements in the same order."""
+    if len(processes) == 1:
+        return
+    wish = merged_options(plan).deterministic
+    for node in walk(plan):
+        if node.frees_order(wish):
+            raise InvalidArgumentError(
+                f"{step_name(node)} gives elements in any order (deterministic=False), and "
+                f"processes {_listed(processes)} must read the same rows, as the sharding says: "
+                "leave it in order"
+            )
+    for source in _sources(plan):
+        if not _gives_all_the_same(source):
+            raise InvalidArgumentError(
+                "what comes from a data service comes first to one and then to another, and "
+                f"processes {_listed(processes)} must read the same rows, as the sharding says: "
+                "use `distribute(..., ordered=True)` without a `job_name`, or a sharding in which "
+                "no two processes need the same rows"
+            )
+
+
+def _sources(plan: Node) -> list[Source]:
+    return [node.source for node in walk(plan) if isinstance(node, FromSource | Read)]
+
+
+def _gives_all_the_same(source: Source) -> bool:
+    """Whether all processes that read a source get the same elements in the same order."""
+    is_local = source.keeper is None
+    is_shared = getattr(source, "job_name", None) is not None
+    return is_local or (source.has_order and bool(source.half_in_order) and not is_shared)
+
+
+def _listed(processes: tuple[int, ...]) -> str:
+    shown = ", ".join(map(str, processes[:8]))
+    return shown if len(processes) <= 8 else f"{shown}, ..."

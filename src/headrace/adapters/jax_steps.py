@@ -1,0 +1,248 @@
+"""Where a process's rows of each step come from: a dataset, or one that a strategy distributes.
+
+    DatasetSteps       batches of a dataset; cut into shares as a sharding says
+    ReplicaSteps       what a distributed dataset gives the replicas of this process
+
+Rule 1. A dataset's batches are those of all processes together. Where all read the same ones, each
+        uses its shares of each (`shares_batches`). Else each has its own, as it reads files of its
+        own, and makes as many steps of a batch as there are pipelines.
+Rule 2. A state is the place of the dataset, and how many rows of the batch there are used. It does
+        not say how they were shared, so another sharding goes on from it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple, TypeAlias
+
+from headrace.data.ahead import AheadIterator, Mark
+from headrace.distribute.iterator import DistributedIterator
+from headrace.distribute.rebatch import Piece, ceil_split, ceil_steps
+from headrace.distribute.values import PerReplica
+from headrace.element.structure import Structure, flatten
+from headrace.errors import FailedPreconditionError, InvalidArgumentError
+from headrace.frameworks.jax_arrays import BatchLayout
+from headrace.frameworks.shares import rows_of_shares
+
+__all__ = ["DatasetSteps", "Place", "ReplicaSteps", "Step", "Steps"]
+
+Place: TypeAlias = tuple[Mark, int] | None
+"""Where a step begins: a place of the dataset, and rows of the batch there that were used. None:
+where the dataset stands now."""
+
+
+class Step(NamedTuple):
+    """The rows of one step that this process has.
+
+    Attributes:
+        structure: Of the element.
+        columns: For each leaf its values, one for each share of this process.
+        rows: How many rows each share has that is known here, by the share's number. Empty: nobody
+            needs to know.
+    """
+
+    structure: Structure
+    columns: list[list[Any]]
+    rows: dict[int, int]
+
+
+class Steps(ABC):
+    """Gives a process its rows, step by step."""
+
+    @property
+    @abstractmethod
+    def may_run_ahead(self) -> bool:
+        """Whether steps can be read before those that came first are used."""
+
+    @abstractmethod
+    def next(self) -> Step | None:
+        """Return the next step, or None at the end."""
+
+    @abstractmethod
+    def place(self) -> Place:
+        """Return where the next step begins."""
+
+    @abstractmethod
+    def go_back(self, place: Place) -> None:
+        """Have the steps after a place come again."""
+
+    @abstractmethod
+    def get_state(self, place: Place) -> dict[str, Any]:
+        """Return the state of a place."""
+
+    @abstractmethod
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go to where a state was taken."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release threads and files. May be called twice."""
+
+
+class DatasetSteps(Steps):
+    """Shares of a dataset's batches.
+
+    Args:
+        elements: Reads the batches.
+        layout: Who needs which rows.
+        shares_batches: Whether all processes read the same batches.
+        passes_on: Whether elements are used as they are, and need no rows.
+    """
+
+    def __init__(
+        self, elements: AheadIterator, layout: BatchLayout, shares_batches: bool, passes_on: bool
+    ) -> None:
+        self._elements = elements
+        self._layout = layout
+        self._shares_batches = shares_batches
+        self._passes_on = passes_on
+        self._structure: Structure | None = None
+        self._leaves: list[Any] = []
+        #: Steps of the batch in hand that are left: a piece for each share that is known.
+        self._left: list[list[Piece]] = []
+        #: The place of the batch in hand, and how many of its rows were used.
+        self._before: Mark | None = None
+        self._done = 0
+        #: Rows to leave out of the next batch, which were used before the state was saved.
+        self._skip = 0
+
+    @property
+    def may_run_ahead(self) -> bool:
+        return self._elements.may_run_ahead
+
+    def next(self) -> Step | None:
+        if not self._left:
+            if self.may_run_ahead:
+                self._before = self._elements.mark()
+            for element in self._elements:
+                self._leaves, self._structure = flatten(element)
+                break
+            else:
+                return None
+            if self._passes_on and not self._skip:
+                return Step(self._structure, [[leaf] for leaf in self._leaves], {})
+            self._left = self._cut(self._rows())
+            self._skip = 0
+        pieces = self._left.pop(0)
+        self._done = pieces[-1][1] if self._left else 0
+        layout = self._layout
+        known = range(layout.shards) if self._shares_batches else layout.own.shards
+        mine = dict(zip(known, pieces, strict=True))
+        assert self._structure is not None
+        return Step(
+            self._structure,
+            [[leaf[slice(*mine[shard])] for shard in layout.here] for leaf in self._leaves],
+            {shard: stop - start for shard, (start, stop) in mine.items()},
+        )
+
+    def _rows(self) -> int:
+        assert self._structure is not None
+        return rows_of_shares(self._structure, [[leaf] for leaf in self._leaves])[0]
+
+    def _cut(self, rows: int) -> list[list[Piece]]:
+        skip = min(self._skip, rows)
+        if self._shares_batches:
+            pieces = ceil_split(rows - skip, self._layout.shards)
+            return [[(start + skip, stop + skip) for start, stop in pieces]]
+        count = len(self._layout.own.shards)
+        steps = ceil_steps(rows, self._layout.shards, count, skip)
+        return steps or [[(rows, rows)] * count]
+
+    def place(self) -> Place:
+        if not self.may_run_ahead:
+            return None
+        if self._done:
+            assert self._before is not None
+            return self._before, self._done
+        return self._elements.mark(), self._skip
+
+    def go_back(self, place: Place) -> None:
+        if place is None:
+            return
+        mark, rows = place
+        self._elements.go_back(mark)
+        self._left, self._done, self._skip = [], 0, rows
+
+    def get_state(self, place: Place) -> dict[str, Any]:
+        if place is not None:
+            mark, rows = place
+            self._elements.use(mark)
+        elif self._done:
+            raise FailedPreconditionError(
+                f"{self._done} rows of a batch are used and others are not, and what comes from a "
+                "data service has no place there: take the state after a step that ends a batch of "
+                "the dataset"
+            )
+        else:
+            rows = self._skip
+        # As of a distributed dataset that is one stream (`distribute.streams`).
+        return {"streams": [{"inputs": [self._elements.get_state()], "rows": rows}]}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        inputs = [each for stream in state["streams"] for each in stream["inputs"]]
+        if len(inputs) != 1:
+            raise FailedPreconditionError(
+                f"the state has the places of {len(inputs)} datasets, one for each replica or "
+                "worker, and here is one; restore it where it was saved"
+            )
+        self._elements.set_state(inputs[0])
+        self._left, self._done, self._skip = [], 0, state["streams"][0]["rows"]
+
+    def close(self) -> None:
+        self._left, self._leaves = [], []
+        self._elements.close()
+
+
+class ReplicaSteps(Steps):
+    """What a distributed dataset gives the replicas of this process: a share for each.
+
+    It is read no further than it is used: it reads ahead by itself.
+
+    Args:
+        steps: What the strategy's replicas get.
+        layout: Who needs which rows.
+        passes_on: Whether elements are used as they are, and need no rows.
+    """
+
+    def __init__(self, steps: DistributedIterator, layout: BatchLayout, passes_on: bool) -> None:
+        self._steps = steps
+        self._layout = layout
+        self._passes_on = passes_on
+
+    @property
+    def may_run_ahead(self) -> bool:
+        return False
+
+    def next(self) -> Step | None:
+        for element in self._steps:
+            leaves, structure = flatten(element)
+            columns = [
+                list(leaf.values) if isinstance(leaf, PerReplica) else [leaf] for leaf in leaves
+            ]
+            here = self._layout.here
+            if any(len(column) != len(here) for column in columns):
+                raise InvalidArgumentError(
+                    f"the strategy has {len(columns[0])} replicas in this process, and the "
+                    f"sharding cuts a batch into {len(here)} shares for its devices: use as many"
+                )
+            if self._passes_on:
+                return Step(structure, columns, {})
+            rows = rows_of_shares(structure, columns)
+            return Step(structure, columns, dict(zip(here, rows, strict=True)))
+        return None
+
+    def place(self) -> Place:
+        return None
+
+    def go_back(self, place: Place) -> None:
+        pass
+
+    def get_state(self, place: Place) -> dict[str, Any]:
+        state: dict[str, Any] = self._steps.get_state()["distributed"]
+        return state
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._steps.set_state({"version": 1, "distributed": state})
+
+    def close(self) -> None:
+        self._steps.close()

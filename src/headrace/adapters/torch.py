@@ -1,0 +1,40 @@
+"""Datasets for PyTorch, and PyTorch's as datasets: `hr.torch`.
+
+PyTorch is imported when one of these is first used, and not before.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from headrace.lazy import lazily
+
+if TYPE_CHECKING:
+    from headrace.adapters.torch_datasets import from_torch
+    from headrace.adapters.torch_iterator import LoaderIterator
+    from headrace.adapters.torch_loader import Loader, loader
+    from headrace.adapters.torch_loader import loader as to_torch
+else:
+    _load, __dir__ = lazily(
+        __name__,
+        {
+            "Loader": "headrace.adapters.torch_loader",
+            "LoaderIterator": "headrace.adapters.torch_iterator",
+            "from_torch": "headrace.adapters.torch_datasets",
+            "loader": "headrace.adapters.torch_loader",
+            "to_torch": "headrace.adapters.torch_loader:loader",
+        },
+        absent="headrace.data.absent:no_such_name",
+    )
+
+    def __getattr__(name: str) -> Any:
+        try:
+            return _load(name)
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            raise ImportError(
+                f"hr.torch.{name} needs PyTorch, which is not installed here: "
+                "pip install 'headrace[torch]', or torch alone"
+            ) from error
+
+
+__all__ = ["Loader", "LoaderIterator", "from_torch", "loader", "to_torch"]

@@ -1,0 +1,141 @@
+"""PyTorch's datasets and DataLoaders as datasets."""
+
+from __future__ import annotations
+
+import copy
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import Dataset as TorchDataset
+
+from headrace.adapters.torch_loader import Loader
+from headrace.adapters.torch_tensors import to_arrays
+from headrace.data.dataset import Dataset
+
+__all__ = ["from_torch"]
+
+
+def from_torch(dataset: Any, num_parallel_calls: int | None = None) -> Dataset:
+    """Return a torch Dataset, IterableDataset or DataLoader as a Dataset.
+
+    >>> import headrace as hr
+    >>> from torch.utils.data import DataLoader, Subset, TensorDataset
+    >>> import torch
+    >>> tensors = TensorDataset(torch.arange(6), torch.ones(6))
+    >>> [int(x) for x, _ in hr.torch.from_torch(Subset(tensors, [4, 2]))]
+    [4, 2]
+    >>> batches = hr.torch.from_torch(DataLoader(tensors, batch_size=4))
+    >>> [x.shape for x, _ in batches]
+    [(4,), (2,)]
+
+    What has a length and items by number (also a ConcatDataset, a Subset) is shuffled, sharded,
+    dealt to workers and restored by arithmetic. A DataLoader with torch's own sequential or
+    shuffling sampler gives its batches, made by its `collate_fn` wherever they are read; its
+    processes are not started, and its `worker_init_fn` is called with 0 in each process that reads,
+    before the first item. Another sampler, and an IterableDataset, is read from its start by one.
+
+    Elements are NumPy: tensors become arrays in the same memory, and lists of them tuples.
+
+    Args:
+        dataset: What to read.
+        num_parallel_calls: Threads that get items, or `AUTOTUNE`; None: on the reading thread, and
+            for a DataLoader as many as it has workers.
+
+    Raises:
+        TypeError: It is none of these.
+    """
+    if isinstance(dataset, Dataset):
+        raise TypeError("`dataset` is a Dataset of Headrace already; hr.torch.loader reads it")
+    if isinstance(dataset, Loader):
+        raise TypeError("a Loader is made of a Dataset; use the dataset that it was made of")
+    if isinstance(dataset, DataLoader):
+        return _from_loader(dataset, num_parallel_calls)
+    if isinstance(dataset, IterableDataset):
+        return Dataset.from_generator(_Stream(dataset))
+    if not isinstance(dataset, TorchDataset):
+        raise TypeError(
+            f"`dataset` must be a torch Dataset, IterableDataset or DataLoader, but is a "
+            f"{type(dataset).__name__}; Dataset.from_pipeline takes those of other libraries"
+        )
+    if not hasattr(dataset, "__len__"):
+        raise TypeError(
+            f"a {type(dataset).__name__} has no `__len__`, so how many items it has is not known: "
+            "give it one, or make it an IterableDataset"
+        )
+    return Dataset.from_random_access(_Items(dataset), num_parallel_calls)
+
+
+def _from_loader(loader: Any, num_parallel_calls: int | None) -> Dataset:
+    made = copy.copy(loader)
+    if isinstance(loader.dataset, IterableDataset):
+        return Dataset.from_generator(_Stream(loader))
+    # Beside what a DataLoader lets one change: it is read here, and never started.
+    made.__dict__["collate_fn"] = _Collated(loader.collate_fn)
+    if loader.worker_init_fn is not None and loader.num_workers:
+        made.__dict__["dataset"] = _Begun(loader.dataset, loader.worker_init_fn)
+    if num_parallel_calls is not None:
+        made.__dict__["num_workers"] = num_parallel_calls
+    return Dataset.from_pipeline(made)
+
+
+class _Items:
+    """Gets items of a map-style dataset as arrays."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return to_arrays(self._dataset[index])
+
+
+class _Stream:
+    """Iterates over a stream, or a DataLoader, from its start."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __call__(self) -> Iterator[Any]:
+        return map(to_arrays, self._stream)
+
+
+class _Collated:
+    """Makes a batch as a DataLoader does, as arrays."""
+
+    def __init__(self, collate: Callable[[Any], Any]) -> None:
+        self._collate = collate
+
+    def __call__(self, items: Any) -> Any:
+        return to_arrays(self._collate(items))
+
+
+class _Begun:
+    """A map-style dataset that has a function called in each process before its first item."""
+
+    def __init__(self, dataset: Any, begin: Callable[[int], object]) -> None:
+        self._dataset = dataset
+        self._begin = begin
+        self._process = 0
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        if self._process != os.getpid():
+            with self._lock:
+                if self._process != os.getpid():
+                    self._begin(0)
+                    self._process = os.getpid()
+        return self._dataset[index]
+
+    def __getstate__(self) -> tuple[Any, Any]:
+        return self._dataset, self._begin
+
+    def __setstate__(self, state: tuple[Any, Any]) -> None:
+        self.__init__(*state)  # type: ignore[misc]

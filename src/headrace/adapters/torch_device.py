@@ -1,0 +1,178 @@
+"""How tensors get to a device while a training step runs there.
+
+    send     on the thread that reads ahead: starts to copy, and does not wait for it
+    receive  on the thread that trains, when the element's turn comes: whatever is computed with it
+             from then on comes after its copy
+
+A way is these two functions. What is between them is its own affair, and travels beside the
+tensors. What is sent and never received (a reader that is closed) needs nobody.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from headrace.adapters.torch_tensors import map_tensors, to_tensors
+
+__all__ = ["CudaStreams", "Direct", "Sent", "Sideways", "Streams", "Way", "sender", "way_to"]
+
+
+class Sent(NamedTuple):
+    """An element that is on its way."""
+
+    element: Any
+    mark: Any
+    """What `Way.receive` needs to know when it has arrived."""
+
+
+class Way(Protocol):
+    """A way to a device."""
+
+    def send(self, element: Any) -> tuple[Any, Any]:
+        """Start to copy an element of tensors; return it there, and a mark."""
+
+    def receive(self, element: Any, mark: Any) -> Any:
+        """Return an element that may be used."""
+
+
+class Direct:
+    """Copies at once: to devices that have no streams of their own."""
+
+    def __init__(self, device: Any) -> None:
+        self._device = device
+
+    def send(self, element: Any) -> tuple[Any, Any]:
+        """Return the element on the device."""
+        return map_tensors(lambda tensor: tensor.to(self._device), element), None
+
+    def receive(self, element: Any, mark: Any) -> Any:
+        """Return the element."""
+        return element
+
+
+class Streams(Protocol):
+    """What `Sideways` asks of a device's runtime."""
+
+    def new(self, device: Any) -> Any:
+        """Return a stream of the device's."""
+
+    def using(self, stream: Any) -> AbstractContextManager[Any]:
+        """Have what is started within run on a stream."""
+
+    def pinned(self, tensor: Any) -> Any:
+        """Return a tensor of this process's in memory that the device reads by itself."""
+
+    def mark(self, stream: Any) -> Any:
+        """Return a mark after all that was started on a stream."""
+
+    def wait(self, device: Any, mark: Any) -> Any:
+        """Have the device's current stream wait for a mark, and return that stream."""
+
+    def keep(self, tensor: Any, stream: Any) -> None:
+        """Not give out a tensor's memory before a stream has done what was started on it."""
+
+
+class CudaStreams:
+    """Those of CUDA, by PyTorch."""
+
+    def new(self, device: Any) -> Any:
+        """Return a stream of the device's."""
+        return torch.cuda.Stream(device=device)
+
+    def using(self, stream: Any) -> AbstractContextManager[Any]:
+        """Have what is started within run on a stream."""
+        context: AbstractContextManager[Any] = torch.cuda.stream(stream)
+        return context
+
+    def pinned(self, tensor: Any) -> Any:
+        """Return the tensor in pinned memory.
+
+        PyTorch keeps such memory to use it again, and does so only after the copies from it are
+        done. So nobody holds it here.
+        """
+        return tensor.pin_memory()
+
+    def mark(self, stream: Any) -> Any:
+        """Return an event after all that was started on a stream."""
+        event = torch.cuda.Event()
+        event.record(stream)
+        return event
+
+    def wait(self, device: Any, mark: Any) -> Any:
+        """Have the device's current stream wait for an event, and return that stream."""
+        stream = torch.cuda.current_stream(device)
+        stream.wait_event(mark)
+        return stream
+
+    def keep(self, tensor: Any, stream: Any) -> None:
+        """Not give out a tensor's memory before a stream has done what was started on it."""
+        tensor.record_stream(stream)
+
+
+class Sideways:
+    """Copies to a device by a stream of its own, from pinned memory.
+
+    Args:
+        device: The device.
+        streams: Its runtime.
+    """
+
+    def __init__(self, device: Any, streams: Streams) -> None:
+        self._device = device
+        self._streams = streams
+        self._stream: Any = None
+
+    def send(self, element: Any) -> tuple[Any, Any]:
+        """Start to copy an element; the mark comes after its copies."""
+        if self._stream is None:
+            # Not before: a loader may be made where the device must not be touched yet.
+            self._stream = self._streams.new(self._device)
+        with self._streams.using(self._stream):
+            moved = map_tensors(self._copied, element)
+            return moved, self._streams.mark(self._stream)
+
+    def _copied(self, tensor: Any) -> Any:
+        if tensor.device.type == "cpu":
+            tensor = self._streams.pinned(tensor)
+        return tensor.to(self._device, non_blocking=True)
+
+    def receive(self, element: Any, mark: Any) -> Any:
+        """Have the stream that computes wait for the copies, without waiting here."""
+        computing = self._streams.wait(self._device, mark)
+
+        def kept(tensor: Any) -> Any:
+            # Its memory is the side stream's, and this one uses it from now on.
+            self._streams.keep(tensor, computing)
+            return tensor
+
+        return map_tensors(kept, element)
+
+
+def way_to(device: Any) -> Way | None:
+    """Return the way to a device; None: elements stay in the memory of this process.
+
+    Args:
+        device: A torch.device or what makes one; None is the CPU.
+    """
+    if device is None:
+        return None
+    device = torch.device(device)
+    if device.type == "cpu":
+        return None
+    if device.type != "cuda":
+        return Direct(device)
+    if device.index is None:  # as it is now, for other threads have a current device of their own
+        device = torch.device("cuda", torch.cuda.current_device())
+    return Sideways(device, CudaStreams())
+
+
+def sender(way: Way) -> Any:
+    """Return what a `Moved` step calls for each element."""
+
+    def send(element: Any) -> Sent:
+        return Sent(*way.send(to_tensors(element)))
+
+    return send

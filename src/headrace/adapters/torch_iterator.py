@@ -1,0 +1,147 @@
+"""The iterator of a loader: elements as tensors, with a state that counts what was yielded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Self
+
+from headrace.adapters.torch_device import Sent, Way
+from headrace.adapters.torch_tensors import to_tensors
+from headrace.data.iterator import DatasetIterator
+from headrace.distribute.iterator import DistributedIterator
+from headrace.errors import FailedPreconditionError
+
+__all__ = ["LoaderIterator", "Opened", "check_form"]
+
+_VERSION = 1
+
+
+class Opened(NamedTuple):
+    """What is read, and from where on."""
+
+    elements: DatasetIterator | DistributedIterator
+    pass_number: int
+    parts: list[int]
+    """Number of ranks, this one, number of its processes, this one; [] of a distributed dataset."""
+    start: int = 0
+    """Elements that all ranks together had read before this number of ranks went on."""
+    taken: int = 0
+    """Elements that this process has taken since."""
+
+
+class LoaderIterator:
+    """Yields the elements of a pass as tensors.
+
+    Also a context manager; `close` (or the end, or garbage collection) releases threads and files.
+    Not for several threads at once.
+
+    Args:
+        opened: What is read.
+        way: The way to the device; None: tensors stay where they are.
+        reopen: Opens the dataset where a state stands.
+    """
+
+    def __init__(
+        self,
+        opened: Opened,
+        way: Way | None,
+        reopen: Callable[[dict[str, Any]], Opened],
+    ) -> None:
+        self._opened = opened
+        self._taken = opened.taken
+        self._way = way
+        self._reopen = reopen
+        self._has_ended = False
+        self._is_closed = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        if self._has_ended or self._is_closed:
+            raise StopIteration
+        try:
+            element = next(self._opened.elements)
+        except StopIteration:
+            self._has_ended = True
+            raise
+        except Exception:
+            self._taken += 1  # the next one comes after it
+            raise
+        self._taken += 1
+        way = self._way
+        if way is None:
+            return to_tensors(element)
+        if not isinstance(element, Sent):
+            element = Sent(*way.send(to_tensors(element)))
+        return way.receive(*element)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the next element comes from: a JSON value of a few hundred bytes.
+
+        Elements that were read ahead, or are on their way to the device, do not count.
+
+        Raises:
+            FailedPreconditionError: Nobody could go there: it reads the data service, for one.
+        """
+        opened = self._opened
+        return {
+            "version": _VERSION,
+            "parts": opened.parts,
+            "start": opened.start,
+            "taken": self._taken,
+            "pass": opened.pass_number,
+            "ended": self._has_ended,
+            "place": None if self._has_ended else opened.elements.get_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go to where `state` was taken.
+
+        Raises:
+            FailedPreconditionError: The state is of another dataset, or of parts of it that this
+                one does not go on from.
+        """
+        check_form(state)
+        if state["ended"]:
+            self._opened.elements.close()
+            self._opened = self._opened._replace(pass_number=state["pass"], start=state["start"])
+            self._taken = state["taken"]
+        else:
+            opened = self._reopen(state)
+            self._opened.elements.close()
+            self._opened, self._taken = opened, opened.taken
+        self._has_ended, self._is_closed = state["ended"], False
+
+    get_state = state_dict
+    set_state = load_state_dict
+
+    def close(self) -> None:
+        """Release threads and files; nothing more is yielded. May be called twice."""
+        self._is_closed = True
+        self._opened.elements.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def check_form(state: Any) -> None:
+    """Refuse what `state_dict` never returns.
+
+    Raises:
+        TypeError: It is no state of a loader.
+        FailedPreconditionError: It is of another version.
+    """
+    names = {"version", "parts", "start", "taken", "pass", "ended", "place"}
+    if not isinstance(state, dict) or not names <= state.keys():
+        raise TypeError(
+            f"`state` must be a value of a loader's `state_dict`, but got {state!r:.80}"
+        )
+    if state["version"] != _VERSION:
+        raise FailedPreconditionError(
+            f"the state has version {state['version']!r}, and this Headrace reads version "
+            f"{_VERSION}; begin the pass again, or restore it with the Headrace that saved it"
+        )

@@ -1,0 +1,216 @@
+"""A dataset as a training loop of PyTorch reads it: an iterable of tensors with a state."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from headrace.adapters.torch_device import Sideways, Way, way_to
+from headrace.adapters.torch_iterator import LoaderIterator, Opened, check_form
+from headrace.adapters.torch_passes import DistributedPasses, PlainPasses
+from headrace.adapters.torch_share import Part
+from headrace.arguments import check_flag, check_int
+from headrace.data.dataset import Dataset
+from headrace.distribute.dataset import DistributedDataset, DistributedDatasetsFromFunction
+from headrace.element.spec import Spec
+from headrace.errors import FailedPreconditionError
+
+__all__ = ["Loader", "loader"]
+
+
+def loader(
+    dataset: Any,
+    device: Any = None,
+    prefetch: int = 2,
+    *,
+    shard: bool | tuple[int, int] = True,
+    drop_remainder: bool = True,
+) -> Loader:
+    """Return an iterable of a dataset's elements as tensors, for a training loop of PyTorch.
+
+    >>> import headrace as hr
+    >>> for batch in hr.torch.loader(hr.Dataset.range(5).batch(3)):
+    ...     print(batch)
+    tensor([0, 1, 2])
+    tensor([3, 4])
+
+    Each iteration over it is a pass over the dataset. Tensors are writable, in the structure of the
+    elements, in the arrays' own memory; `str` and `bytes` stay as they are.
+
+    Args:
+        dataset: A Dataset, of this process or over a data service; or a distributed dataset, whose
+            values for several replicas are `PerReplica`s of tensors.
+        device: Where the tensors go, as in `torch.device`; None: they stay in this process's
+            memory. On a CUDA device they are copied from pinned memory, beside what runs there.
+        prefetch: Elements that are made, and copied to the device, ahead of their use. A dataset
+            that reads ahead itself, and needs no copies, is left as it is.
+        shard: Whether each rank of torch.distributed, once it is initialized, reads its own part:
+            every n-th element. (n, i): part i of n, whatever the rank, as where several ranks hold
+            parts of one model and read the same. What comes from a data service is never shared
+            here, nor a distributed dataset, nor one with `AutoShardPolicy.OFF`, nor one that has a
+            step `shard(world_size, rank)` already.
+        drop_remainder: Whether ranks get equally many elements: the last round is left out if not
+            every rank has one in it.
+    """
+    return Loader(dataset, device, prefetch, shard=shard, drop_remainder=drop_remainder)
+
+
+class Loader(IterableDataset):  # type: ignore[misc]
+    """Yields the elements of a dataset as tensors; `loader` makes it.
+
+    `state_dict` and `load_state_dict` are about the iterator that was made last, so it is saved as
+    modules and optimizers are. It is an IterableDataset as well: in the worker processes of a
+    `DataLoader(loader, batch_size=None)` each reads its part.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        device: Any = None,
+        prefetch: int = 2,
+        *,
+        shard: bool | tuple[int, int] = True,
+        drop_remainder: bool = True,
+    ) -> None:
+        check_flag("drop_remainder", drop_remainder, or_none=False)
+        self._device = None if device is None else torch.device(device)
+        self._prefetch = check_int("prefetch", prefetch, minimum=0)
+        self._passes = _passes_over(dataset, self._prefetch, _checked(shard), drop_remainder)
+        #: The number of the next pass.
+        self._pass = 0
+        self._newest: LoaderIterator | None = None
+        #: Whether nobody has the newest yet: it was made to ask where the first pass begins.
+        self._is_waiting = False
+        #: Where the next iterator is to begin.
+        self._state: dict[str, Any] | None = None
+
+    # --- reading ------------------------------------------------------------------------------
+
+    def __iter__(self) -> LoaderIterator:
+        newest, is_waiting = self._newest, self._is_waiting
+        self._is_waiting = False
+        # Not in a worker process that was forked: its part is another.
+        if newest is not None and is_waiting and get_worker_info() is None:
+            return newest
+        state, self._state = self._state, None
+        opened = self._open(state)
+        self._pass = opened.pass_number + 1
+        self._newest = LoaderIterator(opened, self._way(), self._open)
+        return self._newest
+
+    def __len__(self) -> int:
+        return len(self._passes)
+
+    def __bool__(self) -> bool:
+        return True  # `if loader:` asks whether there is one, not how long it is
+
+    @property
+    def element_spec(self) -> Spec:
+        """Spec of the dataset's elements."""
+        return self._passes.element_spec
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make `epoch` the number of the next pass, by which shuffles differ from one to the next.
+
+        Passes count by themselves. Worker processes of a DataLoader that end with each epoch do not
+        know of those before: call it before each epoch there, as for a DistributedSampler.
+        """
+        self._pass = check_int("epoch", epoch, minimum=0)
+        if self._is_waiting:
+            self._forget()
+
+    # --- states -------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the iterator that was made last stands: a small JSON value.
+
+        After the last element of a pass, and StopIteration, that is the next pass.
+
+        Raises:
+            FailedPreconditionError: Nobody could go there: it reads the data service, for one.
+        """
+        if self._state is not None:
+            return self._state
+        if self._newest is None:
+            self._newest, self._is_waiting = iter(self), True
+        return self._newest.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Have the next iterator begin where `state` was taken.
+
+        It may have been taken by another number of ranks, by any of them, where all had taken as
+        many elements, and elements are shared one by one.
+        """
+        check_form(state)
+        self._forget()
+        if state["ended"]:
+            self._state, self._pass = None, state["pass"] + 1
+        else:
+            self._state = state
+
+    get_state = state_dict
+    set_state = load_state_dict
+
+    def close(self) -> None:
+        """Release the threads and files of the iterator that was made last. May be called twice.
+
+        Its state stays; another iteration begins the next pass.
+        """
+        self._is_waiting = False
+        if self._newest is not None:
+            self._newest.close()
+
+    def _forget(self) -> None:
+        self.close()
+        self._newest = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return dict(self.__dict__, _newest=None, _is_waiting=False)
+
+    def __repr__(self) -> str:
+        return f"<Loader of {self._passes!r}, device={self._device}, prefetch={self._prefetch}>"
+
+    def _open(self, state: dict[str, Any] | None) -> Opened:
+        return self._passes.open(self._pass, state, self._way())
+
+    def _way(self) -> Way | None:
+        way = way_to(self._device)
+        if isinstance(way, Sideways) and get_worker_info() is not None:
+            raise FailedPreconditionError(
+                f"a worker process of a DataLoader cannot give tensors on {self._device} to its "
+                "parent: leave `device` out, and use DataLoader(..., pin_memory=True), or iterate "
+                "over the loader itself"
+            )
+        return way
+
+
+def _passes_over(
+    dataset: Any, prefetch: int, shard: bool | Part, drop_remainder: bool
+) -> PlainPasses | DistributedPasses:
+    if isinstance(dataset, Dataset):
+        return PlainPasses(dataset, prefetch, shard, drop_remainder)
+    if isinstance(dataset, DistributedDataset | DistributedDatasetsFromFunction):
+        return DistributedPasses(dataset)
+    raise TypeError(
+        f"`dataset` must be a Dataset, or one that a strategy distributed, but got "
+        f"{type(dataset).__name__}; hr.torch.from_torch makes one of torch's"
+    )
+
+
+def _checked(shard: Any) -> bool | Part:
+    if isinstance(shard, bool):
+        return shard
+    if isinstance(shard, tuple) and len(shard) == 2:
+        count = check_int("num_shards", shard[0], minimum=1)
+        return Part(count, check_int("index", shard[1], minimum=0, maximum=count - 1))
+    raise TypeError(
+        f"`shard` must be True, False or a tuple (num_shards, index), but got {shard!r:.80}"
+    )

@@ -1,0 +1,276 @@
+"""What a loader reads: one pass after another over a dataset, plain or distributed."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from torch import distributed
+from torch.utils.data import get_worker_info
+
+from headrace.adapters.moved import Moved
+from headrace.adapters.torch_device import Way, sender
+from headrace.adapters.torch_iterator import Opened
+from headrace.adapters.torch_share import (
+    ALL,
+    Part,
+    comes_from_a_service,
+    draws_without_seed,
+    is_by_hand,
+    is_read_ahead,
+    may_end_apart,
+    repeated_work,
+    shared,
+)
+from headrace.data.dataset import Dataset
+from headrace.data.iterator import DatasetIterator
+from headrace.data.saved_state import VERSION
+from headrace.distribute.dataset import DistributedDataset, DistributedDatasetsFromFunction
+from headrace.element.spec import Spec
+from headrace.errors import FailedPreconditionError
+from headrace.execution.build import draw_seed
+from headrace.plan.buffering import Prefetch
+from headrace.plan.fixed_order import fixed_seeds
+from headrace.plan.identity import identity
+from headrace.plan.node import Node
+from headrace.plan.options import AutoShardPolicy, Options, WithOptions
+from headrace.plan.serialize import dump_plan, load_plan
+
+__all__ = ["DistributedPasses", "PlainPasses"]
+
+_log = logging.getLogger(__name__)
+
+_SEED_KEY = "headrace/loader/seed"
+
+
+class PlainPasses:
+    """Passes over a dataset, of this rank's and this process's part.
+
+    Args:
+        dataset: Of this process, or over a data service.
+        prefetch: Elements to read ahead.
+        shard: Whether ranks share it; or which part to read.
+        drop_remainder: Whether ranks get equally many elements.
+    """
+
+    def __init__(
+        self, dataset: Dataset, prefetch: int, shard: bool | Part, drop_remainder: bool
+    ) -> None:
+        self._dataset = dataset
+        self._prefetch = prefetch
+        self._shard = shard
+        self._drop_remainder = drop_remainder
+        #: What the process that this was sent from knew; None: this one knows it.
+        self._sent_ranks: Part | None = None
+        self._job_seed: int | None = None
+        self._was_warned = False
+        # As early as it is known, for processes that are forked from this one do not meet others.
+        self._agree(self._ranks())
+
+    @property
+    def element_spec(self) -> Spec:
+        """Spec of the elements."""
+        return self._dataset.element_spec
+
+    def __len__(self) -> int:
+        return len(Dataset(self._shared(self._ranks(), ALL, 0)))
+
+    def __repr__(self) -> str:
+        return repr(self._dataset)
+
+    def open(self, number: int, state: dict[str, Any] | None, way: Way | None) -> Opened:
+        """Return a pass.
+
+        Args:
+            number: Its number; that of a state wins.
+            state: Where to begin; None: at the start.
+            way: The way to the device, if elements are to be sent there ahead of their use.
+        """
+        ranks, processes = self._ranks(), _processes()
+        parts = [ranks.count, ranks.index, processes.count, processes.index]
+        start = taken = 0
+        if state is not None:
+            number, start, taken = state["pass"], state["start"], state["taken"]
+            if state["parts"] != parts:
+                start, taken = _after_rounds(state), 0
+        plan = self._shared(ranks, processes, start)
+        self._warn(plan, ranks, processes)
+        plan = self._read_ahead(plan, way)
+        elements = DatasetIterator(plan, number)
+        if state is None:
+            if processes.count > 1 and ranks.count == 1 and self._needs_seed():
+                info = get_worker_info()
+                elements.set_state(_beginning(plan, info.seed - info.id, number))
+        elif state["parts"] == parts:
+            elements.set_state(state["place"])
+        else:
+            seed, fixed = state["place"]["seed"], state["place"].get("fixed")
+            elements.set_state(_beginning(plan, seed, number, fixed))
+        return Opened(elements, number, parts, start, taken)
+
+    def _shared(self, ranks: Part, processes: Part, start: int) -> Node:
+        plan: Node = self._dataset.plan
+        seed = self._agree(ranks)
+        if seed is not None:
+            plan = WithOptions(input=plan, options=Options(seed=seed))
+        return shared(plan, ranks, processes, drop_remainder=self._drop_remainder, start=start)
+
+    def _read_ahead(self, plan: Node, way: Way | None) -> Node:
+        if get_worker_info() is not None:
+            return plan  # the DataLoader reads ahead itself
+        if way is not None:
+            plan = Moved(input=plan, move=sender(way))
+        elif is_read_ahead(plan):
+            return plan
+        return Prefetch(input=plan, buffer_size=self._prefetch) if self._prefetch else plan
+
+    # --- ranks --------------------------------------------------------------------------------
+
+    def _ranks(self) -> Part:
+        """Return which part of the dataset is this rank's, as things are now."""
+        if self._sent_ranks is not None:
+            return self._sent_ranks
+        if isinstance(self._shard, Part):
+            return self._shard
+        if not self._shard or comes_from_a_service(self._dataset.plan) or not _is_initialized():
+            return ALL
+        if self._dataset.options().auto_shard_policy is AutoShardPolicy.OFF:
+            return ALL
+        here = Part(distributed.get_world_size(), distributed.get_rank())
+        return ALL if here.count == 1 or is_by_hand(self._dataset.plan, here) else here
+
+    def _needs_seed(self) -> bool:
+        return self._dataset.options().seed is None and not comes_from_a_service(self._dataset.plan)
+
+    def _agree(self, ranks: Part) -> int | None:
+        """Return the seed that all ranks draw from; None: the dataset's own, or there is one rank.
+
+        Whoever asks first draws it, so nobody waits for anybody.
+        """
+        if ranks.count == 1 or not self._needs_seed():
+            return None
+        if self._job_seed is None and _is_initialized() and get_worker_info() is None:
+            store = distributed.distributed_c10d._get_default_store()
+            self._job_seed = int(store.compare_set(_SEED_KEY, "", str(draw_seed())))
+        if self._job_seed is None and draws_without_seed(self._dataset.plan):
+            raise FailedPreconditionError(
+                "parts of a dataset belong together only where all ranks draw the same order, and "
+                "this process cannot ask the others for a seed: give `shuffle` a seed, or the "
+                "dataset Options(seed=...); or make the loader after init_process_group"
+            )
+        return self._job_seed
+
+    def _warn(self, plan: Node, ranks: Part, processes: Part) -> None:
+        """Say once, on one rank, what of the sharing its user may not expect."""
+        if self._was_warned or ranks.index or processes.index:
+            return
+        self._was_warned = True
+        if may_end_apart(self._dataset.plan, ranks):
+            _log.warning(
+                "the options of the dataset give each of the %s ranks files or shards of its own, "
+                "so they may end at different steps, and one that waits for another would wait for "
+                "ever: use repeat() and a fixed number of steps, or "
+                "torch.distributed.algorithms.Join",
+                ranks.count,
+            )
+        step = repeated_work(plan) if ranks.count * processes.count > 1 else ""
+        if step:
+            _log.warning(
+                "%s runs for all elements in each of the %s processes that share the dataset, for "
+                "its place in the order is known only by reading: give each its own files "
+                "(AutoShardPolicy.FILE), call shard() before it, or read from a data service",
+                step,
+                ranks.count * processes.count,
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        ranks = self._ranks()
+        self._agree(ranks)
+        # Where no ranks are known yet, whoever gets it asks for them.
+        settled = self._sent_ranks or self._shard is not True or _is_initialized()
+        plan = dump_plan(self._dataset.plan)
+        return dict(self.__dict__, _dataset=plan, _sent_ranks=ranks if settled else None)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _dataset=Dataset(load_plan(state["_dataset"])))
+
+
+class DistributedPasses:
+    """Passes over a distributed dataset, which shares and reads ahead by itself."""
+
+    def __init__(self, dataset: DistributedDataset | DistributedDatasetsFromFunction) -> None:
+        self._dataset = dataset
+        self._begun = 0
+
+    @property
+    def element_spec(self) -> Spec:
+        """Spec of the elements."""
+        return self._dataset.element_spec
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __repr__(self) -> str:
+        return repr(self._dataset)
+
+    def open(self, number: int, state: dict[str, Any] | None, way: Way | None) -> Opened:
+        """Return a pass, as `PlainPasses.open`; elements are sent when their turn comes."""
+        if get_worker_info() is not None:
+            raise FailedPreconditionError(
+                "a distributed dataset is read in the process of its strategy: use num_workers=0, "
+                "or iterate over the loader itself"
+            )
+        if state is not None:
+            number = state["pass"]
+            if state["parts"]:
+                raise FailedPreconditionError(
+                    "the state was taken of a dataset that no strategy had distributed"
+                )
+        while self._begun < number:  # it counts its passes itself
+            self._dataset.__iter__().close()
+            self._begun += 1
+        elements = self._dataset.__iter__()
+        self._begun += 1
+        if state is not None:
+            elements.set_state(state["place"])
+        return Opened(elements, number, [], 0, 0 if state is None else state["taken"])
+
+
+def _is_initialized() -> bool:
+    return bool(distributed.is_available() and distributed.is_initialized())
+
+
+def _processes() -> Part:
+    """Return which worker process of a DataLoader this is."""
+    info = get_worker_info()
+    return ALL if info is None else Part(info.num_workers, info.id)
+
+
+def _beginning(
+    plan: Node, seed: int, number: int, fixed: list[int] | None = None
+) -> dict[str, Any]:
+    """Return the state in which an iterator begins a pass as one of another process does."""
+    state = {"version": VERSION, "plan": identity(plan), "seed": seed, "pass": number}
+    state["at"] = {"stream": None}
+    fixed = fixed_seeds(plan) if fixed is None else fixed
+    return state | {"fixed": fixed} if fixed else state
+
+
+def _after_rounds(state: dict[str, Any]) -> int:
+    """Return how many elements all ranks had read where a state was taken by others.
+
+    Raises:
+        FailedPreconditionError: The state does not say so.
+    """
+    if not state["parts"]:
+        raise FailedPreconditionError(
+            "the state was taken of a dataset that a strategy had distributed"
+        )
+    count, rank, workers, worker = state["parts"]
+    if workers != 1:
+        raise FailedPreconditionError(
+            f"the state is that of worker process {worker} of {workers} of a DataLoader, on rank "
+            f"{rank} of {count}, and only that process goes on from it: use as many ranks and "
+            "workers"
+        )
+    return int(state["start"] + state["taken"] * count)

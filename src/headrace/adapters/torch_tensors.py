@@ -1,0 +1,177 @@
+"""NumPy elements as torch tensors, and torch's values as NumPy elements; no copy that is not owed.
+
+| NumPy | torch |
+|---|---|
+| bool, int8 to int64, uint8, float16 to float64, complex64, complex128 | the same memory |
+| uint16, uint32, uint64 | the same memory; torch computes little with them |
+| bfloat16, float8 of ml_dtypes | the same memory, read as torch's own dtype of that name |
+| a scalar | a tensor without axes |
+| another byte order, a negative stride, read-only or unaligned memory | a copy |
+| `str`, `bytes`, object arrays of them, None | stay as they are |
+| dates, structured dtypes, long double | an error that names the component |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from headrace.distribute.values import PerReplica
+from headrace.element.description import decode_dtype
+from headrace.element.structure import component, container_kind, flatten, unflatten
+from headrace.element.transpose import map_leaves
+from headrace.errors import InvalidElementError
+
+__all__ = ["map_tensors", "to_arrays", "to_tensors"]
+
+_AS_THEY_ARE = frozenset(
+    np.dtype(name)
+    for name in (
+        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+        *("float16", "float32", "float64", "complex64", "complex128"),
+    )
+)
+#: Dtypes that NumPy has from ml_dtypes alone: the bits are the same.
+_BITS_OF = {1: np.uint8, 2: np.int16}
+_BY_NAME = {
+    name: getattr(torch, name)
+    for name in (
+        *("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"),
+        "float8_e8m0fnu",
+    )
+    if hasattr(torch, name)
+}
+#: `ndarray.flags.num`: writeable and aligned.
+_USABLE = 0x0500
+_CURES = {
+    "M": "a number of your own, as in map(lambda t: t.astype('int64'))",
+    "m": "a number of your own, as in map(lambda t: t.astype('int64'))",
+    "V": "one component for each field, or a dtype that torch has",
+    "g": "float64, as in map(lambda x: x.astype('float64'))",
+    "G": "complex128, as in map(lambda x: x.astype('complex128'))",
+}
+
+
+def to_tensors(element: Any) -> Any:
+    """Return an element of the same structure with tensors for its arrays and numbers.
+
+    Raises:
+        InvalidElementError: Torch has no such dtype; the message names the component.
+    """
+    if type(element) is np.ndarray:
+        return _tensor(element)
+    try:
+        if type(element) is dict:
+            return {
+                name: _tensor(value) if type(value) is np.ndarray else to_tensors(value)
+                for name, value in element.items()
+            }
+        return map_leaves(_tensor, element)
+    except InvalidElementError:
+        leaves, structure = flatten(element)
+        for path, leaf in zip(structure.paths, leaves, strict=True):
+            _named(path, leaf)
+        raise
+
+
+def map_tensors(fn: Callable[[Any], Any], element: Any) -> Any:
+    """Return an element with `fn(tensor)` for each tensor in it, those of replicas as well."""
+
+    def changed(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return fn(leaf)
+        if isinstance(leaf, PerReplica):
+            return PerReplica(map_tensors(fn, value) for value in leaf.values)
+        return leaf
+
+    return map_leaves(changed, element)
+
+
+def _named(path: str, leaf: Any) -> None:
+    """Raise for a leaf that is refused, with its name."""
+    try:
+        _tensor(leaf)
+    except InvalidElementError as error:
+        raise InvalidElementError(f"{component(path)}: {error}") from None
+
+
+def _tensor(leaf: Any) -> Any:
+    if isinstance(leaf, np.ndarray):
+        return _of_array(leaf)
+    if isinstance(leaf, np.generic):
+        return _of_array(np.array(leaf))
+    if isinstance(leaf, PerReplica):
+        return PerReplica(to_tensors(value) for value in leaf.values)
+    return leaf
+
+
+def _of_array(array: NDArray[Any]) -> Any:
+    dtype = array.dtype
+    if dtype in _AS_THEY_ARE:
+        if array.flags.num & _USABLE == _USABLE:
+            try:
+                return torch.from_numpy(array)
+            except ValueError:
+                pass  # strides that torch does not know: a negative one, or part of an item
+        return torch.from_numpy(array.copy("K") if _has_plain_strides(array) else array.copy())
+    if dtype.kind == "O":
+        return array
+    if dtype.newbyteorder("=") in _AS_THEY_ARE:
+        return torch.from_numpy(array.astype(dtype.newbyteorder("=")))
+    like = _BY_NAME.get(dtype.name)
+    if like is None or dtype.itemsize not in _BITS_OF:
+        cure = _CURES.get(dtype.char, _CURES.get(dtype.kind, "a dtype that torch has"))
+        raise InvalidElementError(f"torch has no dtype for NumPy's {dtype}; make it {cure}")
+    return _of_array(array.view(_BITS_OF[dtype.itemsize])).view(like)
+
+
+def _has_plain_strides(array: NDArray[Any]) -> bool:
+    return all(stride >= 0 and not stride % array.itemsize for stride in array.strides)
+
+
+# --- back ---------------------------------------------------------------------------------------
+
+
+def to_arrays(value: Any) -> Any:
+    """Return what a torch dataset gives with arrays for its tensors, and tuples for lists of them.
+
+    Raises:
+        FailedPreconditionError: A tensor has a dtype that NumPy has from ml_dtypes alone, which is
+            not installed.
+    """
+    if isinstance(value, torch.Tensor):
+        return _array(value)
+    kind = type(value)
+    if kind is dict:
+        return {name: to_arrays(part) for name, part in value.items()}
+    if kind is tuple:
+        return tuple(map(to_arrays, value))
+    if kind is list and any(isinstance(part, torch.Tensor | tuple | dict | list) for part in value):
+        return _of_list(value)
+    if container_kind(kind):  # namedtuples and dataclasses
+        leaves, structure = flatten(value)
+        return unflatten(structure, [to_arrays(leaf) for leaf in leaves])
+    return value
+
+
+def _of_list(value: list[Any]) -> Any:
+    """Return a list of numbers, in lists, as it is: it is an array. Another is a tuple."""
+    parts = [to_arrays(part) for part in value]
+    rows = all(isinstance(part, list) for part in parts)
+    return parts if rows else tuple(parts)
+
+
+def _array(tensor: Any) -> Any:
+    tensor = tensor.detach()
+    if tensor.device.type != "cpu":
+        tensor = tensor.cpu()
+    tensor = tensor.resolve_conj().resolve_neg()
+    name = str(tensor.dtype).removeprefix("torch.")
+    if name not in _BY_NAME:
+        return tensor.numpy()
+    bits = {1: torch.uint8, 2: torch.int16}[tensor.element_size()]
+    return tensor.view(bits).numpy().view(decode_dtype(name))

@@ -1,0 +1,220 @@
+"""A cluster of the pods that have a label."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+from headrace.arguments import check_int, check_seconds, check_string, check_strings
+from headrace.cluster.kubernetes_api import Location, Pod, list_pods, load_package, open_api
+from headrace.cluster.resolver import ClusterResolver
+from headrace.cluster.spec import ClusterSpec
+from headrace.cluster.waiting import wait_for
+from headrace.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
+from headrace.transport import address as addresses
+
+__all__ = ["KubernetesClusterResolver", "in_number_order"]
+
+_LABELS = {"worker": ["job-name=tensorflow"]}
+_SERVICE_HOST = "KUBERNETES_SERVICE_HOST"
+#: Phases of pods that may run in a moment.
+_STARTING = ("Pending", "Terminating", "Unknown")
+
+
+class KubernetesClusterResolver(ClusterResolver):
+    """Makes tasks of the running pods that have some labels, at the addresses of the pods.
+
+        KubernetesClusterResolver({"worker": ["app=train,role=worker"]}, namespace="training")
+
+    The pods of a selector are numbered by their names, and numbers in these count as numbers:
+    "worker-2" comes before "worker-10". The tasks of several selectors of one type follow each
+    other. Within the cluster, this process is the task whose pod has its host's name.
+
+    It asks the API each time that `cluster_spec` is called, and waits for pods that are about to
+    run. In the cluster it needs a service account that may list pods.
+
+    Args:
+        job_to_label_mapping: For each type of tasks its label selectors, as in
+            {"worker": ["app=train,role=worker"], "ps": ["app=train,role=ps"]}; None: workers, with
+            the label job-name=tensorflow.
+        tf_server_port: Where all tasks listen.
+        rpc_layer: The prefix of addresses.
+        override_client: A `kubernetes.client.CoreV1Api` to ask; None: one is made.
+        executable_location: "within_cluster": with the pod's service account; "off_cluster": as
+            kubectl does (KUBECONFIG, ~/.kube/config); None: what this process finds.
+        namespace: Of the pods; None: all, of which one may have pods of a selector.
+        num_tasks: How many tasks of each type are waited for, as in {"worker": 4}; a type without
+            a number takes the pods that there are.
+        timeout: Seconds for which pods that are about to run, or the API, are waited for.
+        task_type: Of this process; None: of the pod that it is in, if that is one.
+        task_id: Likewise.
+
+    Raises:
+        ValueError: `executable_location` is no such word.
+        FailedPreconditionError: The package `kubernetes` is not installed.
+    """
+
+    def __init__(
+        self,
+        job_to_label_mapping: Mapping[str, Sequence[str]] | None = None,
+        tf_server_port: int = 8470,
+        rpc_layer: str | None = None,
+        override_client: Any = None,
+        executable_location: Location | None = None,
+        *,
+        namespace: str | None = None,
+        num_tasks: Mapping[str, int] | None = None,
+        timeout: float = 300.0,
+        task_type: str | None = None,
+        task_id: int | None = None,
+    ) -> None:
+        super().__init__(task_type, task_id, rpc_layer)
+        self._selectors = _checked(
+            _LABELS if job_to_label_mapping is None else job_to_label_mapping
+        )
+        self._port = check_int("tf_server_port", tf_server_port, minimum=1, maximum=65535)
+        if executable_location is None:
+            is_within = bool(os.environ.get(_SERVICE_HOST))
+            executable_location = "within_cluster" if is_within else "off_cluster"
+        if executable_location not in ("within_cluster", "off_cluster"):
+            raise ValueError(
+                '`executable_location` must be "within_cluster" or "off_cluster", but got '
+                f"{executable_location!r}"
+            )
+        self._location = executable_location
+        if namespace is not None:
+            check_string("namespace", namespace, empty=False)
+        self._namespace = namespace
+        self._num_tasks = _counts(num_tasks or {}, self._selectors)
+        check_seconds("timeout", timeout)
+        self._timeout = timeout
+        self._client = override_client
+        if override_client is None:
+            load_package()
+        self._found: tuple[str, int] | None = None
+
+    def cluster_spec(self) -> ClusterSpec:
+        """Return the tasks of the pods that run now, when all that are expected do.
+
+        Raises:
+            FailedPreconditionError: A pod has ended, or no client can be configured.
+            InvalidArgumentError: The API refuses a selector, or pods of one are in several
+                namespaces.
+            UnauthenticatedError: The API refuses to list pods.
+            UnavailableError: Pods do not run, or the API does not answer, after `timeout` seconds.
+        """
+        jobs = self._running()
+        return ClusterSpec(
+            {
+                name: [addresses.join(pod.ip, self._port) for pod in pods]
+                for name, pods in jobs.items()
+            }
+        )
+
+    @property
+    def task_type(self) -> str | None:
+        """The type of this process's task; None: it has none. It may be set."""
+        return self._own_task()[0]
+
+    @task_type.setter
+    def task_type(self, value: str | None) -> None:
+        if value is not None:
+            check_string("task_type", value)
+        self._task_type = value
+
+    @property
+    def task_id(self) -> int | None:
+        """The number of this process's task among those of its type. It may be set."""
+        return self._own_task()[1]
+
+    @task_id.setter
+    def task_id(self, value: int | None) -> None:
+        self._task_id = None if value is None else check_int("task_id", value, minimum=0)
+
+    def _own_task(self) -> tuple[str | None, int | None]:
+        is_said = self._task_type is not None or self._task_id is not None
+        if is_said or self._location == "off_cluster":
+            return self._task_type, self._task_id
+        if self._found is None:
+            self._running()
+        return self._found or (None, None)
+
+    def _running(self) -> dict[str, list[Pod]]:
+        """Return the pods of each type, in order, when all that are expected run."""
+        jobs = wait_for(self._look, what="cluster of running pods", seconds=self._timeout)
+        own = socket.gethostname()
+        for name, pods in jobs.items():
+            for index, pod in enumerate(pods):
+                if pod.name == own:
+                    self._found = (name, index)
+        return jobs
+
+    def _look(self) -> dict[str, list[Pod]]:
+        client = self._client
+        with nullcontext(client) if client is not None else open_api(self._location) as api:
+            jobs = {
+                name: [pod for selector in selectors for pod in self._listed(api, selector)]
+                for name, selectors in self._selectors.items()
+            }
+        for pod in (pod for pods in jobs.values() for pod in pods):
+            words = f'Pod "{pod.name}" is not running; phase: "{pod.phase}"'
+            if pod.phase in _STARTING:
+                raise UnavailableError(words)
+            if pod.phase != "Running":
+                raise FailedPreconditionError(
+                    f"{words}; delete it, or choose labels that it does not have"
+                )
+            if not pod.ip:
+                raise UnavailableError(f'Pod "{pod.name}" has no address yet')
+        for name, count in self._num_tasks.items():
+            if len(jobs[name]) != count:
+                raise UnavailableError(
+                    f"{len(jobs[name])} of {count} pods of {name!r} are there "
+                    f"({', '.join(self._selectors[name])})"
+                )
+        return jobs
+
+    def _listed(self, api: Any, selector: str) -> list[Pod]:
+        pods = list_pods(api, selector, self._namespace)
+        spaces = sorted({pod.namespace for pod in pods})
+        if len(spaces) > 1:
+            raise InvalidArgumentError(
+                f"pods with the label {selector} are in several namespaces ({', '.join(spaces)}); "
+                "choose one with namespace="
+            )
+        return sorted(pods, key=lambda pod: in_number_order(pod.name))
+
+
+def in_number_order(name: str) -> tuple[tuple[tuple[int, int, str], ...], str]:
+    """Return a key that puts names in order, and numbers in them by value: "w-2" before "w-10"."""
+    parts = re.split(r"(\d+)", name)
+    key = [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts if part]
+    return tuple(key), name
+
+
+def _checked(mapping: object) -> dict[str, tuple[str, ...]]:
+    if not isinstance(mapping, Mapping) or not mapping:
+        raise TypeError(
+            "`job_to_label_mapping` must be a dict from task types to label selectors, as in "
+            f"{{'worker': ['app=train']}}, but got {mapping!r} of type {type(mapping).__name__}"
+        )
+    for name, selectors in mapping.items():
+        check_string("task_type", name)
+        check_strings(f"job_to_label_mapping[{name!r}]", selectors)
+    return {name: tuple(selectors) for name, selectors in mapping.items()}
+
+
+def _counts(asked: Mapping[str, int], known: Mapping[str, object]) -> dict[str, int]:
+    for name in asked:
+        if name not in known:
+            raise ValueError(
+                f"`num_tasks` names {name!r}, and labels are given for "
+                f"{', '.join(map(repr, known))}"
+            )
+    return {
+        name: check_int(f"num_tasks[{name!r}]", count, minimum=0) for name, count in asked.items()
+    }

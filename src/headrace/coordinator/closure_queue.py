@@ -1,0 +1,399 @@
+"""The queue of closures: which worker gets which, and what becomes of them. Events in, actions out.
+
+Rule 1. First come, first served. A closure that has another one's value as an argument waits for
+        it, and others pass. A worker has as many closures as asked for, or more if they are short.
+Rule 2. A closure counts as done when its result is here and the servers have forgotten its keys.
+Rule 3. A lost worker is fenced first; then its closures go back to the head, with their numbers.
+        Those that ran count a loss, and fail when they have had too many.
+Rule 4. With staleness s, closure k is held until every closure up to k - s - 1 is done.
+Rule 5. The first error of a function is kept. What is queued is cancelled, what runs may write no
+        more and is waited for; then the error is raised once, and all is as before.
+Rule 6. Nothing waits for a worker that is not there: what it had is dealt to others, or is ready.
+
+Time comes as an argument. Closures of one worker alone (`home`) make what it keeps for itself:
+nobody waits for them, and their errors are those of whoever uses what they make.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from headrace.coordinator.closure import Closure, Payload, Phase, Result
+from headrace.coordinator.deadlines import Deadlines
+from headrace.coordinator.decided import NEVER, CallOff, Decided, How, Send
+from headrace.coordinator.failure import (
+    CANCELLED,
+    Failure,
+    is_call_off,
+    lost_too_often,
+    took_too_long,
+)
+from headrace.coordinator.load import Load
+from headrace.coordinator.ready import Ready
+from headrace.coordinator.roster import Roster
+from headrace.errors import CancelledError
+
+__all__ = ["ClosureQueue"]
+
+
+class ClosureQueue:
+    """Closures from `schedule` to their end.
+
+    Args:
+        in_flight: Closures that a worker has at a time, at least.
+        threads: Closures that a worker runs at a time.
+        staleness: Bound of Rule 4; None: none.
+        most_queued: Closures that may wait for a worker.
+    """
+
+    def __init__(
+        self,
+        *,
+        in_flight: int = 2,
+        threads: int = 1,
+        staleness: int | None = None,
+        most_queued: int = 1 << 16,
+    ) -> None:
+        self._staleness = staleness
+        self._most_queued = most_queued
+        #: Closures that are not over, but those of one worker alone.
+        self._unsettled: dict[int, Closure] = {}
+        self._next = 1
+        self._next_private = -1
+        self._ready = Ready()
+        self._roster = Roster(in_flight, threads)
+        #: What lost lives had, until they are fenced.
+        self._fenced: dict[int, list[Closure]] = {}
+        self._deadlines = Deadlines()
+        self._decided = Decided()
+        self.failure: Failure | None = None
+        """The error that is to be raised, once `is_drained`."""
+        self.low = 1
+        """All closures below this number are over."""
+        self.num_waiting = 0
+        """Closures that no worker has."""
+        self.finished = 0
+        """How many are over: a sign of progress."""
+
+    # --- what a caller asks ---------------------------------------------------------------------
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether nothing is left of what was scheduled."""
+        return not self._unsettled
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another closure may be scheduled."""
+        return self.num_waiting < self._most_queued
+
+    @property
+    def last(self) -> int:
+        """Number of the closure that was scheduled last."""
+        return self._next - 1
+
+    @property
+    def loads(self) -> Iterable[Load]:
+        """What each worker has that is there."""
+        return self._roster
+
+    def is_over(self, number: int) -> bool:
+        """Whether all closures up to this one are."""
+        return self.low > number
+
+    def take_failure(self) -> Failure | None:
+        """Return the error to raise, and go on as if nothing had been."""
+        failure, self.failure = self.failure, None
+        return failure
+
+    # --- events: what users want ----------------------------------------------------------------
+
+    def schedule(self, closure: Closure, now: float) -> int:
+        """Take a closure; return its number. Not while there is a failure."""
+        assert self.failure is None, "a failure is raised before anything is scheduled"
+        closure.number, self._next = self._next, self._next + 1
+        self._unsettled[closure.number] = closure
+        self.num_waiting += 1
+        unready = [result for result in closure.inputs if not result.is_ready]
+        closure.missing = len(unready)
+        for result in unready:
+            result.waiting.append(closure)
+        error = next((each.error for each in closure.inputs if each.error), None)
+        if error is not None:
+            self._end_waiting(closure, error)
+            if not is_call_off(error):
+                self._keep(error, now)
+        elif not unready:
+            self._ready.push(closure)
+        return closure.number
+
+    def keep_at(self, worker: int, closure: Closure) -> None:
+        """Take a closure for one worker alone, if it is there."""
+        closure.number, self._next_private = self._next_private, self._next_private - 1
+        closure.home = worker
+        load = self._roster.of(worker)
+        if load is not None:
+            closure.phase = Phase.READY
+            load.private.append(closure)
+
+    def cancel(self, closure: Closure, now: float) -> bool:
+        """Call a closure off; its result is CancelledError at once. False: it has its result."""
+        if closure.result.is_ready:
+            return False
+        error = CancelledError(CANCELLED)
+        if closure.phase in (Phase.HELD, Phase.READY):
+            self._end_waiting(closure, error)
+        else:
+            self._give_up(closure, error)
+        self._follow(closure.result, now)
+        return True
+
+    # --- events: what workers do ----------------------------------------------------------------
+
+    def worker_came(self, worker: int, session: int) -> None:
+        """Take note of a worker, or of another life of one that was lost."""
+        self._roster.add(worker, session)
+
+    def worker_lost(self, worker: int) -> None:
+        """Take note that a worker is lost, with all that it had."""
+        load = self._roster.remove(worker)
+        if load is None:
+            return
+        for closure in load.running.values():
+            closure.phase = Phase.FENCED if closure.home is None else Phase.OVER
+        self._fenced[load.session] = [each for each in load.running.values() if each.home is None]
+        self._decided.fences.append(load.session)
+
+    def worker_leaves(self, worker: int) -> bool:
+        """Send a worker nothing more; return whether it has nothing any more."""
+        load = self._roster.of(worker)
+        if load is None:
+            return True
+        if not load.is_leaving:
+            load.is_leaving = True
+            load.private.clear()
+            for closure in load.running.values():
+                self._decided.calls_off.append(_call_off(closure, load, How.RECALL))
+        return not load.running
+
+    def returned(
+        self,
+        session: int,
+        number: int,
+        payload: Payload | None,
+        error: Exception | None,
+        *,
+        wrote: bool,
+        seconds: float,
+        now: float,
+    ) -> bool:
+        """Take note of how a closure ended; False: nobody waits for that."""
+        load = self._roster.living(session)
+        closure = None if load is None else load.remove(number, now)
+        if load is None or closure is None:
+            return False
+        load.took(seconds)
+        closure.wrote = closure.wrote or wrote
+        closure.phase = Phase.SETTLING
+        self._tell(closure, payload, error, now)
+        self._settle(closure)
+        return True
+
+    def called_off(self, session: int, number: int, *, is_dropped: bool, now: float) -> None:
+        """Take note of whether a worker has let go of a closure that was called off."""
+        load = self._roster.living(session)
+        if load is None:
+            return
+        if not is_dropped:
+            load.begins(number, now)
+            return
+        closure = load.remove(number, now)
+        if closure is None:
+            return
+        if closure.is_off or closure.home is not None:
+            if closure.result.tell(None, CancelledError(CANCELLED)):
+                self._follow(closure.result, now)
+            self._settle(closure)
+        else:
+            self._put_back(closure)
+
+    # --- events: what servers do ----------------------------------------------------------------
+
+    def fenced(self, session: int, now: float, error: Exception | None = None) -> None:
+        """Take note that servers refuse the writes of a life; or that they could not be told."""
+        for closure in self._fenced.pop(session, ()):
+            closure.losses += closure.begun_at is not None
+            # Even one that seemed to wait: the answer of the one before may have been lost.
+            closure.wrote = True
+            if closure.is_off:
+                if closure.result.tell(None, CancelledError(CANCELLED)):
+                    self._follow(closure.result, now)
+            elif error is not None:
+                self._tell(closure, None, error, now)
+            elif closure.losses > closure.most_losses:
+                self._tell(closure, None, lost_too_often(closure), now)
+            else:
+                self._put_back(closure)
+                continue
+            self._settle(closure)
+
+    def settled(self, numbers: Iterable[int], now: float, error: Exception | None = None) -> None:
+        """Take note that servers have forgotten keys; or that they could not be told."""
+        for number in numbers:
+            closure = self._unsettled.get(number)
+            if closure is not None and closure.phase is Phase.SETTLING:
+                self._finish(closure)
+        if error is not None:
+            self._keep(error, now)
+
+    # --- what follows ---------------------------------------------------------------------------
+
+    def decide(self, now: float) -> Decided:
+        """Return what is to be done now, and when to look again."""
+        self._expire(now)
+        self._press(now)
+        self._deal(now)
+        decided, self._decided = self._decided, Decided()
+        decided.wake_in = max(0.0, self._next_look() - now)
+        return decided
+
+    def _deal(self, now: float) -> None:
+        for load in self._roster:
+            while load.private:
+                self._send(load.private.popleft(), load, now)
+        while (closure := self._head()) is not None:
+            chosen = self._roster.least_busy()
+            if chosen is None:
+                return
+            self._ready.pop()
+            self.num_waiting -= 1
+            self._send(closure, chosen, now)
+        for closure, load in self._roster.to_recall(now):
+            closure.is_recalled = True
+            self._decided.calls_off.append(_call_off(closure, load, How.RECALL))
+
+    def _head(self) -> Closure | None:
+        """Return the closure that is next, if it may be sent now."""
+        closure = self._ready.first()
+        if closure is None or self._staleness is None:
+            return closure
+        return None if self.low < closure.number - self._staleness else closure
+
+    def _send(self, closure: Closure, load: Load, now: float) -> None:
+        closure.phase = Phase.SENT
+        closure.worker, closure.session = load.worker, load.session
+        closure.begun_at, closure.is_recalled = None, False
+        closure.attempt += 1
+        load.send(closure, now)
+        self._decided.sends.append(Send(closure, load.worker, load.session))
+        if closure.timeout is not None:
+            self._deadlines.add(closure, now)
+
+    def _expire(self, now: float) -> None:
+        for closure in self._deadlines.passed(now):
+            error = took_too_long(closure)
+            self._give_up(closure, error)
+            self._follow(closure.result, now)
+            self._keep(error, now)
+
+    def _press(self, now: float) -> None:
+        failure = self.failure
+        if failure is None or failure.is_pressed or now < failure.press_at:
+            return
+        failure.is_pressed = True
+        for closure in list(self._unsettled.values()):
+            if closure.phase is Phase.SENT:
+                self._give_up(closure, CancelledError(CANCELLED))
+
+    def _next_look(self) -> float:
+        failure = self.failure
+        press_at = NEVER if failure is None or failure.is_pressed else failure.press_at
+        return min(self._deadlines.first, self._roster.next_look(), press_at)
+
+    # --- one closure's way ----------------------------------------------------------------------
+
+    def _put_back(self, closure: Closure) -> None:
+        closure.begun_at = None
+        self.num_waiting += 1
+        self._ready.push(closure)
+
+    def _end_waiting(self, closure: Closure, error: Exception) -> None:
+        """End a closure that no worker has."""
+        self.num_waiting -= 1
+        closure.result.tell(None, error)
+        self._settle(closure)
+
+    def _give_up(self, closure: Closure, error: Exception) -> None:
+        """End a closure that a worker has, or had: its slot is free when the worker says so."""
+        closure.is_off = True
+        closure.wrote = True
+        closure.result.tell(None, error)
+        load = self._roster.living(closure.session)
+        if closure.phase is Phase.SENT and load is not None:
+            self._decided.calls_off.append(_call_off(closure, load, How.ABANDON))
+
+    def _tell(
+        self, closure: Closure, payload: Payload | None, error: Exception | None, now: float
+    ) -> None:
+        if not closure.result.tell(payload, error):
+            return
+        self._follow(closure.result, now)
+        if error is not None and closure.home is None:
+            self._keep(error, now)
+
+    def _follow(self, told: Result, now: float) -> None:
+        """Go on with closures that waited for a result, and with those that waited for these."""
+        results = [told]
+        while results:
+            result = results.pop()
+            waiting, result.waiting = result.waiting, []
+            for closure in waiting:
+                if closure.phase is not Phase.HELD:
+                    continue
+                closure.missing -= 1
+                if result.error is not None:
+                    self._end_waiting(closure, result.error)
+                    results.append(closure.result)
+                elif not closure.missing:
+                    self._ready.push(closure)
+
+    def _keep(self, error: Exception, now: float) -> None:
+        """Keep the error of a function: the first one calls off all else."""
+        failure = self.failure
+        if failure is not None:
+            if not is_call_off(error):
+                failure.others.append(error)
+            return
+        self.failure = failure = Failure(error, now)
+        for closure in list(self._unsettled.values()):
+            if closure.phase in (Phase.HELD, Phase.READY):
+                self._end_waiting(closure, CancelledError(CANCELLED))
+                failure.cancelled += 1
+            elif closure.phase is Phase.FENCED:
+                closure.is_off = True
+            elif closure.phase is Phase.SENT and not closure.is_off:
+                closure.is_off = True
+                load = self._roster.living(closure.session)
+                assert load is not None
+                self._decided.calls_off.append(_call_off(closure, load, How.REFUSE))
+
+    def _settle(self, closure: Closure) -> None:
+        if closure.home is not None:
+            closure.phase = Phase.OVER
+        elif closure.wrote:
+            closure.phase = Phase.SETTLING
+            self._decided.settles.append(closure.number)
+        else:
+            self._finish(closure)
+
+    def _finish(self, closure: Closure) -> None:
+        closure.phase = Phase.OVER
+        closure.work, closure.inputs = None, ()
+        del self._unsettled[closure.number]
+        self.finished += 1
+        while self.low < self._next and self.low not in self._unsettled:
+            self.low += 1
+
+
+def _call_off(closure: Closure, load: Load, how: How) -> CallOff:
+    return CallOff(closure.number, load.worker, load.session, how)

@@ -1,0 +1,386 @@
+"""The cluster coordinator: functions are scheduled here, and run on workers."""
+
+from __future__ import annotations
+
+import functools
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, Self
+
+from headrace.arguments import check_callable, check_instance, check_int, check_seconds
+from headrace.coordinator.closure_queue import ClosureQueue
+from headrace.coordinator.cluster import check_strategy, cluster_of
+from headrace.coordinator.coordination import Coordination
+from headrace.coordinator.keeping import Keeping
+from headrace.coordinator.messages import WorkerReply
+from headrace.coordinator.per_worker import PerWorkerDataset, PerWorkerResource
+from headrace.coordinator.remote_value import RemoteValue
+from headrace.coordinator.shared_dataset import Epoch, SharedDataset
+from headrace.coordinator.shell import Shell
+from headrace.coordinator.worker import LARGEST_CLOSURE
+from headrace.coordinator.worker_iterator import DATASETS, build_dataset
+from headrace.data.dataset import Dataset
+from headrace.errors import FailedPreconditionError
+from headrace.parameter_server.per_worker_input import PerWorkerInput
+from headrace.serving.life_cycle import LifeCycle
+from headrace.transport import zeromq
+from headrace.transport.channel import Channel
+from headrace.transport.envelope import decode_error
+from headrace.transport.security import Security
+
+__all__ = ["ClusterCoordinator"]
+
+_MOST_QUEUED = 1 << 16
+
+
+class _Running(LifeCycle):
+    """The coordinator's threads; they end when nobody holds it."""
+
+    def __init__(self, shell: Shell) -> None:
+        super().__init__()
+        self._shell = shell
+
+    def _open(self) -> None:
+        self._keep(self._shell.close)
+        self._shell.open()
+
+
+class ClusterCoordinator:
+    """Schedules functions, which run on the workers of a strategy.
+
+        coordinator = hr.coordinator.ClusterCoordinator(strategy)
+        value = coordinator.schedule(step, args=(iterator,))      # returns at once
+        coordinator.join()                                        # all have run
+        value.fetch()
+
+    A function runs again on another worker if its worker is lost; what it wrote to variables is
+    applied once all the same. Made again for a strategy that has one, it is the same object.
+    Also a context manager; `close` ends its threads, and lets the workers go.
+
+    Args:
+        strategy: A `ParameterServerStrategy`.
+        closures_in_flight: How many functions a worker has at a time, at least: one runs, the next
+            one is there already. Workers get more of short ones.
+        threads_per_worker: How many functions a worker runs at a time.
+        most_queued: How many may wait for a worker; `schedule` waits beyond that.
+    """
+
+    _settings: tuple[int, int, int] | None = None
+
+    def __new__(cls, strategy: Any, *args: Any, **kwargs: Any) -> Self:
+        """Return the coordinator that the strategy has, or a new one."""
+        check_strategy(strategy)
+        known = _known.get(strategy)
+        found = None if known is None else known()
+        if found is not None and not found._running.is_stopped:
+            assert isinstance(found, cls)
+            return found
+        return super().__new__(cls)
+
+    def __init__(
+        self,
+        strategy: Any,
+        closures_in_flight: int = 2,
+        threads_per_worker: int = 1,
+        *,
+        most_queued: int = _MOST_QUEUED,
+    ) -> None:
+        check_int("closures_in_flight", closures_in_flight, minimum=1)
+        check_int("threads_per_worker", threads_per_worker, minimum=1)
+        check_int("most_queued", most_queued, minimum=1)
+        settings = closures_in_flight, threads_per_worker, most_queued
+        if self._settings is not None:
+            if self._settings != settings:
+                raise ValueError(
+                    "this strategy has a coordinator already, with closures_in_flight="
+                    f"{self._settings[0]} and threads_per_worker={self._settings[1]}; close() that "
+                    "one first, or use it"
+                )
+            return
+        self._strategy = strategy
+        cluster = cluster_of(strategy)
+        if cluster.servers is not None:
+            cluster.servers.begin()
+        queue = ClosureQueue(
+            in_flight=closures_in_flight,
+            threads=threads_per_worker,
+            staleness=cluster.staleness,
+            most_queued=most_queued,
+        )
+        core = Coordination(
+            queue,
+            cluster_id=cluster.cluster_id,
+            incarnation=cluster.incarnation,
+            servers=cluster.addresses,
+            server_timeout=cluster.server_timeout,
+            threads=threads_per_worker,
+            read_error=decode_error,
+        )
+        for number, address in cluster.workers.items():
+            core.add_worker(address, time.monotonic(), number)
+        self._shell = Shell(core, _dialler(cluster.security), cluster.servers)
+        self._keeping = Keeping(self._shell)
+        self._settings = settings
+        self._running = _Running(self._shell)
+        self._running.start()
+        _known[strategy] = weakref.ref(self)
+
+    def close(self) -> None:
+        """Call off what there is, end all threads and let the workers go. May be called twice."""
+        self._running.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    @property
+    def strategy(self) -> Any:
+        """The strategy."""
+        return self._strategy
+
+    # --- functions ------------------------------------------------------------------------------
+
+    def schedule(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] | None = None,
+        kwargs: dict[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+        retries: int | None = None,
+    ) -> RemoteValue:
+        """Have a function run on some worker; return at once, or as soon as the queue has room.
+
+        The function is pickled when it is scheduled first, with what it refers to; arguments are
+        pickled each time. Among both may be variables, optimizers, tables, per-worker iterators
+        and values, which are the worker's there; among arguments also `RemoteValue`s.
+
+        Args:
+            fn: Any function. It runs once, or again if its worker is lost.
+            args: A tuple or list.
+            kwargs: A dict.
+            timeout: Seconds that it may run; then it fails with DeadlineExceededError, and what it
+                still writes is refused.
+            retries: How often it is run again after its worker was lost; None: 10 times.
+
+        Raises:
+            Exception: The first error of a function that was scheduled before. All that waited is
+                cancelled then, and this function was not taken: schedule it again.
+            FailedPreconditionError: Something cannot be sent to a worker.
+        """
+        return self._keeping.schedule(
+            self._keeping.closure(fn, args, kwargs, timeout=timeout, retries=retries)
+        )
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until all functions that were scheduled have run.
+
+        Args:
+            timeout: Seconds to wait; None: as long as it takes.
+
+        Raises:
+            Exception: The first error of a function; the rest is cancelled, and the next call finds
+                all in order.
+            DeadlineExceededError: They have not run in that time.
+        """
+        if timeout is not None:
+            check_seconds("timeout", timeout)
+        self._shell.join(timeout)
+
+    def done(self) -> bool:
+        """Return whether all functions that were scheduled have run.
+
+        Raises:
+            Exception: As `join`.
+        """
+        return self._shell.is_done()
+
+    def fetch(self, structure: Any, timeout: float | None = None) -> Any:
+        """Return a structure with the value of each `RemoteValue` in it, once all are here.
+
+        Args:
+            structure: Nested lists, tuples and dicts; what is no `RemoteValue` stays as it is.
+            timeout: Seconds to wait for all; None: as long as it takes.
+
+        Raises:
+            Exception: The error of the first that has one.
+            DeadlineExceededError: They are not here in that time.
+        """
+        if timeout is not None:
+            check_seconds("timeout", timeout)
+        until = None if timeout is None else time.monotonic() + timeout
+        return _fetched(structure, until)
+
+    def evaluate(
+        self,
+        shard_fn: Callable[[Dataset], Any],
+        dataset: Dataset,
+        num_shards: int,
+        merge: Callable[[list[Any]], Any],
+    ) -> Any:
+        """Evaluate a dataset on all workers, each element once.
+
+        The dataset is cut into shards; a shard whose worker is lost is evaluated again, whole, and
+        counts once.
+
+        Args:
+            shard_fn: Called on a worker with one shard, a Dataset; returns what `merge` needs.
+            dataset: A finite one.
+            num_shards: How many; some for each worker share the work evenly.
+            merge: Called here with the list of what was returned, in the order of the shards.
+        """
+        check_callable("merge", merge)
+        check_instance("dataset", dataset, Dataset)
+        count = check_int("num_shards", num_shards, minimum=1)
+        shards = [dataset.shard(count, index) for index in range(count)]
+        values = [self.schedule(shard_fn, args=(shard,)) for shard in shards]
+        self.join()
+        return merge([value.fetch() for value in values])
+
+    # --- data -----------------------------------------------------------------------------------
+
+    def create_per_worker_dataset(self, dataset_or_fn: Any) -> PerWorkerDataset:
+        """Have each worker make a dataset of its own, and read it for itself.
+
+        Args:
+            dataset_or_fn: A dataset, a distributed dataset, or a function without arguments that
+                returns one; it is called on each worker, where
+                `hr.coordinator.get_current_worker_index()` says which one.
+        """
+        if isinstance(dataset_or_fn, PerWorkerInput):
+            dataset_or_fn = dataset_or_fn.build  # on the worker, where it is read
+        if not isinstance(dataset_or_fn, DATASETS) and not callable(dataset_or_fn):
+            raise ValueError(
+                "Unexpected dataset type! `dataset_or_fn` must be a Dataset, a distributed "
+                f"dataset, or a function that returns one, but got {dataset_or_fn!r:.80} of type "
+                f"{type(dataset_or_fn).__name__}"
+            )
+        return PerWorkerDataset(self._keeping, dataset_or_fn, build_dataset)
+
+    def create_per_worker_values(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] | None = None,
+        kwargs: dict[str, Any] | None = None,
+    ) -> PerWorkerResource:
+        """Have each worker make a value with a function, and keep it.
+
+        In functions that are scheduled the object that is returned is the worker's value. A worker
+        that was lost makes it again.
+
+        Args:
+            fn: Called once on each worker.
+            args: A tuple or list.
+            kwargs: A dict.
+        """
+        check_callable("fn", fn)
+        return PerWorkerResource(
+            self._keeping,
+            f"{getattr(fn, '__qualname__', fn)} for each worker",
+            functools.partial(fn, *(args or ()), **(kwargs or {})),
+            lambda number, state: (),
+        )
+
+    def create_shared_dataset(self, dataset: Dataset) -> SharedDataset:
+        """Return a dataset that all workers share: see `run_epoch`."""
+        return SharedDataset(dataset)
+
+    def run_epoch(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] | None = None,
+        kwargs: dict[str, Any] | None = None,
+    ) -> int:
+        """Call a function on workers until a shared dataset ends; return how many calls returned.
+
+        Each element goes to one call. One whose worker is lost is made again with the same
+        elements. A call that meets the end and raises OutOfRangeError has ended well, and is not
+        counted. An epoch that is interrupted by an error is not gone on with.
+
+        Args:
+            fn: Calls `next` on the shared dataset, as often as it likes.
+            args: Among them, or in `fn`, is a shared dataset.
+            kwargs: A dict.
+        """
+        closure = self._keeping.closure(fn, args, kwargs, shares=True)
+        kept = (*closure.work.function.kept, *closure.work.kept)
+        shared = {id(each): each for each in kept if isinstance(each, SharedDataset)}
+        if len(shared) != 1:
+            raise ValueError(
+                f"run_epoch needs one shared dataset among `args`, and found {len(shared)}; "
+                "create_shared_dataset(dataset) makes one"
+            )
+        ((_, dataset),) = shared.items()
+        with iter(dataset.dataset) as elements:
+            steps = Epoch(self._shell, closure, elements).run()
+        self.join()
+        return steps
+
+    # --- workers --------------------------------------------------------------------------------
+
+    def add_worker(self, address: str) -> int:
+        """Take another worker in; return its number.
+
+        Args:
+            address: Where it listens, as "host:port"; it may be there later.
+        """
+        return self._keeping.add_worker(address)
+
+    def remove_worker(self, index: int) -> None:
+        """Let a worker go: it ends what it runs, and what waits there runs elsewhere.
+
+        Raises:
+            ValueError: There is no such worker.
+        """
+        check_int("index", index, minimum=0)
+        with self._shell.lock:
+            if index not in self._shell.core.contacts:
+                known = sorted(self._shell.core.contacts)
+                raise ValueError(f"there is no worker {index}; there are {known}")
+            self._shell.core.remove_worker(index)
+        self._shell.wake()
+
+    @property
+    def workers(self) -> dict[int, str]:
+        """Addresses of the workers, by their numbers."""
+        with self._shell.lock:
+            return {number: each.address for number, each in self._shell.core.contacts.items()}
+
+    def __reduce__(self) -> NoReturn:
+        raise FailedPreconditionError(
+            "a ClusterCoordinator cannot travel to a worker: functions that are scheduled may not "
+            "schedule others. hr.coordinator.get_current_worker_index() is a function of the module"
+        )
+
+
+def _dialler(security: Security | None) -> Callable[[str], Channel]:
+
+    return lambda address: zeromq.connect(
+        address,
+        reply_type=WorkerReply,
+        security=security,
+        request_bytes=LARGEST_CLOSURE,
+    )
+
+
+def _fetched(structure: Any, until: float | None) -> Any:
+    kind = type(structure)
+    if isinstance(structure, RemoteValue):
+        left = None if until is None else max(1e-6, until - time.monotonic())
+        return structure.fetch(left)
+    if kind is list:
+        return [_fetched(each, until) for each in structure]
+    if isinstance(structure, tuple):
+        values = [_fetched(each, until) for each in structure]
+        return kind(*values) if hasattr(structure, "_fields") else tuple(values)
+    if isinstance(structure, dict):
+        return {key: _fetched(each, until) for key, each in structure.items()}
+    return structure
+
+
+_known: weakref.WeakKeyDictionary[Any, weakref.ref[ClusterCoordinator]] = (
+    weakref.WeakKeyDictionary()
+)

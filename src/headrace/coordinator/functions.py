@@ -1,0 +1,133 @@
+"""Functions on their way to workers: pickled once, sent once to each worker, loaded once there."""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any
+
+from headrace.coordinator.closure import Payload
+from headrace.coordinator.packing import Packing, pack, unpack
+from headrace.coordinator.work import Function
+from headrace.errors import FailedPreconditionError, HeadraceError, describe_error
+from headrace.plan.node import describe_function
+from headrace.plan.serialize import held_by
+from headrace.transport.channel import Buffer
+
+__all__ = ["Functions", "Loaded", "Loads"]
+
+_MOST_LOADED = 1000
+_DIGEST_BYTES = 16
+
+
+class Functions:
+    """The functions that were scheduled and that somebody still holds."""
+
+    def __init__(self) -> None:
+        #: By identity, since functions may compare as they like.
+        self._known: dict[int, tuple[weakref.ref[Any], Function]] = {}
+
+    def of(self, fn: Callable[..., Any]) -> Function:
+        """Return a function, pickled when it was asked for first.
+
+        Raises:
+            TypeError: It is no function.
+            FailedPreconditionError: It holds something that cannot be sent.
+        """
+        known = self._known.get(id(fn))
+        if known is not None and known[0]() is fn:
+            return known[1]
+        if not callable(fn):
+            raise TypeError(
+                f"`fn` must be a function that is called on a worker, but got {fn!r:.80} of type "
+                f"{type(fn).__name__}"
+            )
+        function = _packed(fn)
+        key, known_functions = id(fn), self._known
+
+        def forget(gone: weakref.ref[Any]) -> None:
+            found = known_functions.get(key)
+            if found is not None and found[0] is gone:
+                del known_functions[key]
+
+        try:
+            self._known[key] = weakref.ref(fn, forget), function
+        except TypeError:
+            return function  # it cannot be watched, so it is pickled each time
+        return function
+
+
+def _packed(fn: Callable[..., Any]) -> Function:
+    packing = Packing(takes_inputs=False)
+    name = describe_function(fn)
+    try:
+        payload = pack(fn, packing)
+    except Exception as error:
+        if isinstance(error, HeadraceError):  # it says by itself what is wrong, and what would do
+            why = str(error)
+        else:
+            inside = held_by(fn) or describe_error(error)
+            why = f"it holds {inside}. Make such things inside the function, or pass their values"
+        raise FailedPreconditionError(
+            f"the function {name} cannot be sent to a worker: {why}"
+        ) from error
+    digest = hashlib.blake2b(payload.data, digest_size=_DIGEST_BYTES)
+    for buffer in payload.buffers:
+        digest.update(buffer)
+    return Function(digest.digest(), name, payload, tuple(packing.kept))
+
+
+@dataclass
+class Loaded:
+    """A function at a worker; it is loaded by the first closure that needs it."""
+
+    name: str
+    payload: Payload
+    _lock: Lock = field(default_factory=Lock)
+    _function: Callable[..., Any] | None = None
+
+    def get(self) -> Callable[..., Any]:
+        """Return the function.
+
+        Raises:
+            FailedPreconditionError: It cannot be loaded here.
+        """
+        with self._lock:
+            if self._function is None:
+                try:
+                    self._function = unpack(self.payload)
+                except Exception as error:
+                    raise FailedPreconditionError(
+                        f"the function {self.name} cannot be loaded on this worker: "
+                        f"{describe_error(error)}; does it have the same packages as the "
+                        "coordinator?"
+                    ) from error
+                self.payload = Payload(b"")
+            assert self._function is not None
+            return self._function
+
+
+class Loads:
+    """The functions of one life of a worker; those that were used least recently are dropped."""
+
+    def __init__(self, most: int = _MOST_LOADED) -> None:
+        self._most = most
+        self._loaded: OrderedDict[bytes, Loaded] = OrderedDict()
+
+    def put(self, digest: bytes, name: str, data: list[Buffer]) -> None:
+        """Keep a function: its pickle, and the buffers beside it."""
+        self._loaded[digest] = Loaded(name, Payload(bytes(data[0]), data[1:]))
+        self._loaded.move_to_end(digest)
+        while len(self._loaded) > self._most:
+            self._loaded.popitem(last=False)
+
+    def find(self, digest: bytes) -> Loaded | None:
+        """Return a function; None: it is not here any more."""
+        loaded = self._loaded.get(digest)
+        if loaded is not None:
+            self._loaded.move_to_end(digest)
+        return loaded

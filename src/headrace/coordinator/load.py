@@ -1,0 +1,103 @@
+"""What one worker has to do, as the queue sees it.
+
+A worker takes closures in the order in which they were sent, on so many threads: the first of those
+that it has run, the others wait.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+
+from headrace.coordinator.closure import Closure
+
+__all__ = ["Load"]
+
+_WORTH_SECONDS = 10e-3
+"""Seconds of work that a worker should have in hand, so that it waits for nobody."""
+_MOST = 64
+_SHORTEST = 2e-5
+_WEIGHT = 0.2
+
+
+class Load:
+    """One life of a worker.
+
+    Args:
+        worker: Its number.
+        session: The number of this life.
+        in_flight: How many closures it has at least, where there are as many.
+        threads: How many it runs at a time.
+    """
+
+    def __init__(self, worker: int, session: int, in_flight: int, threads: int) -> None:
+        self.worker = worker
+        self.session = session
+        self.threads = threads
+        self._in_flight = max(in_flight, threads)
+        #: Sent and not answered, the oldest first.
+        self.running: dict[int, Closure] = {}
+        #: Closures for this worker alone that wait to be sent.
+        self.private: deque[Closure] = deque()
+        self.is_leaving = False
+        #: Counts what was sent to any worker, so that they take turns.
+        self.turn = 0
+        self._seconds: float | None = None
+
+    @property
+    def window(self) -> int:
+        """How many closures it may have: more than asked for where they are short."""
+        if self._seconds is None:
+            return self._in_flight
+        enough = int(_WORTH_SECONDS / max(self._seconds, _SHORTEST)) * self.threads
+        return max(self._in_flight, min(_MOST, enough))
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it may be sent another one."""
+        return not self.is_leaving and len(self.running) < self.window
+
+    @property
+    def since(self) -> float:
+        """Since when the first that it has runs; 0.0: it has none."""
+        return next((each.begun_at for each in self.running.values() if each.begun_at), 0.0)
+
+    def took(self, seconds: float) -> None:
+        """Take note of how long a closure ran; one long one counts at once."""
+        mean = self._seconds
+        if mean is None or seconds > 10 * mean:
+            self._seconds = seconds
+        else:
+            self._seconds = mean + _WEIGHT * (seconds - mean)
+
+    def send(self, closure: Closure, now: float) -> None:
+        """Take note of a closure that is sent."""
+        self.running[closure.number] = closure
+        if len(self.running) <= self.threads:
+            closure.begun_at = now
+
+    def begins(self, number: int, now: float) -> None:
+        """Take note that a closure has a thread, as the worker says."""
+        closure = self.running.get(number)
+        if closure is not None and closure.begun_at is None:
+            closure.begun_at = now
+
+    def remove(self, number: int, now: float) -> Closure | None:
+        """Take note that it does not have a closure any more; None: it had none of this number."""
+        closure = self.running.pop(number, None)
+        if closure is not None and self.running:
+            for each in self.first():
+                if each.begun_at is None:
+                    each.begun_at = now
+        return closure
+
+    def first(self) -> list[Closure]:
+        """Return those that run, as far as is known from here."""
+        return list(itertools.islice(self.running.values(), self.threads))
+
+    def last_to_wait(self) -> Closure | None:
+        """Return the closure that would run last, if it waits and may run elsewhere."""
+        for closure in reversed(self.running.values()):
+            if closure.home is None and not closure.is_off and not closure.is_recalled:
+                return closure if closure.begun_at is None else None
+        return None

@@ -1,0 +1,172 @@
+"""What each worker has for itself, as it is seen from the coordinator: handles."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, Protocol
+
+from headrace.arguments import check_instance
+from headrace.coordinator.closure import Payload, RemoteValueStatus
+from headrace.coordinator.current import kept_here, one_of
+from headrace.coordinator.packing import Packing, keep, pack
+from headrace.coordinator.work import Function, Resource
+from headrace.coordinator.worker_iterator import DATASETS, build_iterator
+
+__all__ = [
+    "Keeper",
+    "PerWorkerDataset",
+    "PerWorkerIterator",
+    "PerWorkerResource",
+    "PerWorkerValues",
+]
+
+
+class Keeper(Protocol):
+    """Who has workers make things, and let go of them."""
+
+    def next_resource(self) -> int:
+        """Return a number that no other has."""
+
+    def function(self, fn: Callable[..., Any]) -> Function:
+        """Return a function, packed."""
+
+    def define(self, resource: Resource) -> None:
+        """Have each worker make something."""
+
+    def release(self, number: int) -> None:
+        """Have workers let go of it."""
+
+    def evaluate(self, fn: Callable[..., Any], *args: Any) -> Any:
+        """Return what a function returns on some worker."""
+
+
+class PerWorkerValues:
+    """A value for each worker: in a function that is scheduled it is that of the worker.
+
+    >>> import headrace as hr
+    >>> hr.coordinator.PerWorkerValues(["a", "b"])
+    <PerWorkerValues of 2 workers>
+
+    Args:
+        values: In the order of the workers.
+    """
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        if isinstance(values, str | bytes) or not isinstance(values, Sequence):
+            raise TypeError(f"`values` must be a list with a value for each worker, got {values!r}")
+        self._values = tuple(values)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return one_of, (self._values,)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {len(self._values)} workers>"
+
+
+class PerWorkerResource:
+    """What each worker makes once and keeps; in a function that is scheduled it is what it made.
+
+    Another worker, and one that was lost and is back, makes it, too. Workers let go of it when
+    nobody holds this object, nor a function that uses it.
+    """
+
+    def __init__(
+        self,
+        keeper: Keeper,
+        name: str,
+        fn: Callable[..., Any],
+        arguments: Callable[[int, bytes], tuple[Any, ...]],
+    ) -> None:
+        number = keeper.next_resource()
+        self._keeper = keeper
+        # Packed once, but for the state: what it names is held as long as this is.
+        self._packing = packing = Packing(takes_inputs=False)
+        first = pack((arguments(number, b""), {}), packing)
+
+        def packed(state: bytes) -> Payload:
+            return pack((arguments(number, state), {}), Packing(takes_inputs=False))
+
+        self._resource = Resource(
+            number, name, keeper.function(fn), lambda state: packed(state) if state else first
+        )
+        keeper.define(self._resource)
+        self._finalizer = weakref.finalize(self, keeper.release, number)
+        self._finalizer.atexit = False
+
+    @property
+    def statuses(self) -> tuple[RemoteValueStatus, ...]:
+        """How far it is on each worker that was there, in the order of their numbers."""
+        return tuple(result.status for _, result in sorted(self._resource.results.items()))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        keep(self)
+        return kept_here, (self._resource.number,)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._resource.name}>"
+
+
+class PerWorkerDataset(PerWorkerResource):
+    """A dataset that each worker reads for itself, from the beginning to the end.
+
+    `coordinator.create_per_worker_dataset` makes it. `iter` of it is passed to functions that are
+    scheduled; there, `next` gives the next element of that worker's own.
+    """
+
+    def __init__(self, keeper: Keeper, source: Any, build: Callable[[Any], Any]) -> None:
+        self._source = source
+        super().__init__(keeper, "a per-worker dataset", build, lambda number, state: (source,))
+
+    @property
+    def element_spec(self) -> Any:
+        """Spec of the elements, as a worker says."""
+        if isinstance(self._source, DATASETS):
+            return self._source.element_spec
+        return self._keeper.evaluate(_element_spec, self)
+
+    def __iter__(self) -> PerWorkerIterator:
+        return PerWorkerIterator(self._keeper, self)
+
+    def build(self) -> PerWorkerDataset:
+        """Return what stands for each worker's dataset in a function that is scheduled: this."""
+        return self
+
+
+class PerWorkerIterator(PerWorkerResource):
+    """An iterator on each worker; `iter(per_worker_dataset)` makes it.
+
+    An iterator of a worker that was lost goes on, when the worker is back, after the last element
+    of a function that ended.
+    """
+
+    def __init__(self, keeper: Keeper, dataset: PerWorkerDataset) -> None:
+        check_instance("dataset", dataset, PerWorkerDataset)
+        self._dataset = dataset
+        super().__init__(
+            keeper,
+            "an iterator over a per-worker dataset",
+            build_iterator,
+            lambda number, state: (dataset, number, state),
+        )
+
+    @property
+    def element_spec(self) -> Any:
+        """Spec of the elements, as a worker says."""
+        return self._dataset.element_spec
+
+    def __iter__(self) -> PerWorkerIterator:
+        return self
+
+    def __next__(self) -> NoReturn:
+        raise NotImplementedError(
+            "Iterating over an AsyncDistributedIterator is not supported right now: each worker "
+            "has an iterator of its own. Pass this one to a function that you schedule, and call "
+            "next() there"
+        )
+
+    get_next = __next__
+
+
+def _element_spec(dataset: Any) -> Any:
+    return dataset.element_spec

@@ -1,0 +1,93 @@
+"""What `schedule` returns at once: a value that is on its way."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from headrace.arguments import check_seconds
+from headrace.coordinator.closure import Closure, RemoteValueStatus, Result, fresh
+from headrace.coordinator.packing import input_value, name_input, unpack
+from headrace.errors import CancelledError, FailedPreconditionError
+
+__all__ = ["RemoteValue", "Waits"]
+
+_ABORTED = "The corresponding function is aborted. Please reschedule the function."
+_UNSET = object()
+
+
+class Waits(Protocol):
+    """Who waits for values, and calls closures off."""
+
+    def wait_for(self, result: Result, name: str, timeout: float | None) -> None:
+        """Wait until a value is here."""
+
+    def cancel(self, closure: Closure) -> bool:
+        """Call a closure off; False: it has ended."""
+
+
+class RemoteValue:
+    """The value of a function that was scheduled.
+
+    As an argument of another function that is scheduled it stands for its value: that function
+    waits for it, and fails with its error.
+    """
+
+    __slots__ = ("_closure", "_result", "_value", "_waits")
+
+    def __init__(self, closure: Closure, waits: Waits) -> None:
+        self._closure = closure
+        self._result = closure.result
+        self._waits = waits
+        self._value: Any = _UNSET
+
+    @property
+    def status(self) -> RemoteValueStatus:
+        """NOT_READY, or READY: value or error are here. ABORTED: a worker kept it, and is lost."""
+        return self._result.status
+
+    def fetch(self, timeout: float | None = None) -> Any:
+        """Return what the function returned, once it is here; the same object each time.
+
+        Args:
+            timeout: Seconds to wait; None: as long as it takes.
+
+        Raises:
+            DeadlineExceededError: It is not here in that time.
+            CancelledError: It was called off, with others after an error or by `cancel`.
+            UserFunctionError: The function raised.
+            HeadraceError: What else went wrong.
+        """
+        if timeout is not None:
+            check_seconds("timeout", timeout)
+        result = self._result
+        if not result.is_ready:
+            self._waits.wait_for(result, self._closure.name, timeout)
+        if result.status is RemoteValueStatus.ABORTED:
+            raise CancelledError(_ABORTED)
+        if result.error is not None:
+            raise fresh(result.error)
+        if self._closure.home is not None:
+            raise FailedPreconditionError(
+                f"what {self._closure.name} made is kept by worker {self._closure.home}: use it in "
+                "a function that is scheduled, and return from there what is wanted here"
+            )
+        if self._value is _UNSET:
+            assert result.payload is not None
+            self._value = unpack(result.payload)
+        return self._value
+
+    get = fetch
+
+    def cancel(self) -> bool:
+        """Call the function off; return whether it had not ended yet.
+
+        `fetch` raises CancelledError at once. A function that runs is not stopped: what it writes
+        from now on is refused, and what it returns is dropped.
+        """
+        return self._waits.cancel(self._closure)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return input_value, (name_input(self._result),)
+
+    def __repr__(self) -> str:
+        return f"<RemoteValue of {self._closure.name}: {self.status.name}>"

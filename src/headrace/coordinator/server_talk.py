@@ -1,0 +1,88 @@
+"""What the coordinator tells parameter servers, on a thread of its own: their answers take a while.
+
+What waits at a time is told at once, in its order: a worker is fenced before its closures settle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from queue import SimpleQueue
+from typing import Protocol
+
+__all__ = ["Hears", "ServerTalk", "Servers"]
+
+
+class Servers(Protocol):
+    """The parameter servers, as far as closures are concerned. Calls wait for all of them."""
+
+    def begin(self) -> None:
+        """Have them refuse the writes of coordinators before this one."""
+
+    def settle(self, closures: Sequence[int], below: int) -> None:
+        """Have them forget the keys of closures that have ended, and of all below a number."""
+
+    def fence(self, worker: int) -> None:
+        """Have them refuse the writes of a life of a worker."""
+
+
+class Hears(Protocol):
+    """Who wants to know when servers have been told, and with which error they could not be."""
+
+    def low(self) -> int:
+        """Return below which number all closures are over."""
+
+    def fenced(self, session: int, error: Exception | None) -> None:
+        """Take note that servers refuse the writes of a life of a worker."""
+
+    def settled(self, closures: Sequence[int], error: Exception | None) -> None:
+        """Take note that servers have forgotten keys."""
+
+
+class ServerTalk:
+    """Tells servers what is to be settled and fenced, until `end`.
+
+    Args:
+        servers: Who is told.
+        hears: Who wants to know.
+    """
+
+    def __init__(self, servers: Servers, hears: Hears) -> None:
+        self._servers = servers
+        self._hears = hears
+        #: Lives to be fenced, and after that closures to be settled; None: the end.
+        self._jobs: SimpleQueue[tuple[list[int], list[int]] | None] = SimpleQueue()
+
+    def fence_and_settle(self, sessions: list[int], closures: list[int]) -> None:
+        """Have servers told, soon."""
+        if sessions or closures:
+            self._jobs.put((sessions, closures))
+
+    def end(self) -> None:
+        """End `run`, as soon as servers have answered what they were told."""
+        self._jobs.put(None)
+
+    def run(self) -> None:
+        """Tell servers what is to be told; to be called on a thread of its own."""
+        while (job := self._jobs.get()) is not None:
+            sessions, closures = list(job[0]), list(job[1])
+            while not self._jobs.empty():
+                more = self._jobs.get()
+                if more is None:
+                    return
+                sessions += more[0]
+                closures += more[1]
+            for session in sessions:
+                self._hears.fenced(session, _error_of(partial(self._servers.fence, session)))
+            if closures:
+                below = self._hears.low()
+                error = _error_of(partial(self._servers.settle, closures, below))
+                self._hears.settled(closures, error)
+
+
+def _error_of(tell: Callable[[], None]) -> Exception | None:
+    try:
+        tell()
+    except Exception as error:
+        return error
+    return None

@@ -1,0 +1,378 @@
+"""The coordinator's shell around its core: one lock, one I/O thread for all workers.
+
+Users' threads bring what they want under the lock, and wait until something is the case; the I/O
+thread looks at each turn who has waited long enough. A second thread talks to the parameter
+servers, whose answers take as long as they take.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from headrace.coordinator.closure import Closure, Result
+from headrace.coordinator.coordination import Actions, Call, Coordination
+from headrace.coordinator.messages import Forget
+from headrace.coordinator.server_talk import Servers, ServerTalk
+from headrace.coordinator.stuck import what_is_stuck
+from headrace.errors import CancelledError, DeadlineExceededError, HeadraceError
+from headrace.serving.reminder import Reminder
+from headrace.threads import start_thread
+from headrace.transport.channel import Channel, Reply
+from headrace.transport.inbox import Inbox
+
+__all__ = ["Shell"]
+
+_log = logging.getLogger(__name__)
+
+_LONGEST_WAIT = 5.0
+_SLICE_SECONDS = 1.0
+_JOIN_SECONDS = 1.0
+_SETTLE_SECONDS = 0.2
+_CLOSED = "the coordinator is closed"
+
+
+class _Waiter:
+    __slots__ = ("event", "is_met")
+
+    def __init__(self, is_met: Callable[[], bool]) -> None:
+        self.is_met = is_met
+        self.event = threading.Event()
+
+
+class Shell:
+    """Runs a coordination from `open` to `close`.
+
+    Args:
+        core: What decides.
+        connect: Opens a channel to a worker; called on the I/O thread.
+        servers: None: there are none.
+    """
+
+    def __init__(
+        self, core: Coordination, connect: Callable[[str], Channel], servers: Servers | None
+    ) -> None:
+        self.lock = threading.RLock()
+        self.core = core
+        """Used under `lock` alone."""
+        self._connect = connect
+        self._waiters: list[_Waiter] = []
+        self._is_closed = False
+        self._broken: Exception | None = None
+        self._channels: dict[int, Channel] = {}
+        self._workers: dict[Channel, int] = {}
+        #: What was asked, by worker and ticket.
+        self._asked: dict[int, dict[int, Any]] = {}
+        self._inbox: Inbox | None = None
+        #: Resources that nobody holds any more. Whoever finds that out may be the collector, in the
+        #: middle of anything: so it only says so here.
+        self._released: deque[int] = deque()
+        self._talk = None if servers is None else ServerTalk(servers, self)
+        self._threads: list[threading.Thread] = []
+
+    # --- life -----------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Start; to be followed by `close`, whatever it raises."""
+        self._inbox = Inbox()
+        for target in [self._run] + ([] if self._talk is None else [self._talk.run]):
+            thread = threading.Thread(target=target, name="headrace-coordinator", daemon=True)
+            self._threads.append(thread)
+            start_thread(thread)
+
+    def close(self) -> None:
+        """Call off what there is, and end all threads. May be called twice."""
+        with self.lock:
+            self._is_closed = True
+            self._wake_waiters()
+        if self._talk is not None:
+            self._talk.end()
+        self.wake()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(_JOIN_SECONDS)
+        if not self._threads and self._inbox is not None:
+            self._inbox.close()
+
+    def wake(self) -> None:
+        """Have the I/O thread look at once."""
+        if self._inbox is not None:
+            self._inbox.wake()
+
+    def release(self, resource: int) -> None:
+        """Have workers let go of something, at the next turn. May be called at any instant."""
+        self._released.append(resource)
+
+    # --- users' threads -------------------------------------------------------------------------
+
+    def schedule(self, closure: Closure) -> None:
+        """Take a closure; waits while the queue is full.
+
+        Raises:
+            Exception: The error of a function that was scheduled before; this one was not taken.
+        """
+        queue = self.core.queue
+        while True:
+            with self.lock:
+                self._check_open()
+                if queue.failure is None and queue.has_room:
+                    queue.schedule(closure, time.monotonic())
+                    wakes = any(load.has_room for load in queue.loads)
+                    break
+            self.raise_failure()
+            self.wait(lambda: queue.has_room or queue.failure is not None, "room in the queue")
+        if wakes:
+            self.wake()
+
+    def join(self, timeout: float | None) -> None:
+        """Wait until all that was scheduled is over.
+
+        Raises:
+            Exception: The first error of a function.
+            DeadlineExceededError: It is not over in that time.
+        """
+        queue = self.core.queue
+        with self.lock:
+            self._check_open()
+            last = queue.last
+        is_over = self.wait(
+            lambda: queue.is_over(last) or queue.failure is not None,
+            "functions that were scheduled",
+            timeout,
+        )
+        self.raise_failure()
+        if not is_over:
+            raise DeadlineExceededError(
+                f"not all functions were over in {timeout:g} s: " + self._what_is_stuck()
+            )
+
+    def is_done(self) -> bool:
+        """Whether nothing is left of what was scheduled; raises the first error of a function."""
+        with self.lock:
+            self._check_open()
+        self.raise_failure()
+        with self.lock:
+            return self.core.queue.is_drained
+
+    def raise_failure(self) -> None:
+        """Raise the first error of a function, once what runs has ended, or 10 s have passed."""
+        queue = self.core.queue
+        with self.lock:
+            failure = queue.failure
+        if failure is None:
+            return
+        left = failure.press_at + _SETTLE_SECONDS - time.monotonic()
+        self.wait(
+            lambda: queue.is_drained or queue.failure is not failure,
+            "functions that still run after an error",
+            max(0.0, left),
+        )
+        with self.lock:
+            taken = queue.take_failure() if queue.failure is failure else None
+        if taken is not None:
+            raise taken.to_raise()
+
+    def wait_for(self, result: Result, name: str, timeout: float | None) -> None:
+        """Wait until a value is here.
+
+        Raises:
+            DeadlineExceededError: It is not here in that time.
+        """
+        if not self.wait(lambda: result.is_ready, f"the value of {name}", timeout):
+            raise DeadlineExceededError(
+                f"the value of {name} is not here after {timeout:g} s: {self._what_is_stuck()}"
+            )
+
+    def cancel(self, closure: Closure) -> bool:
+        """Call a closure off; False: it has ended."""
+        with self.lock:
+            is_off = self.core.queue.cancel(closure, time.monotonic())
+            self._wake_waiters()
+        self.wake()
+        return is_off
+
+    def wait(self, is_met: Callable[[], bool], what: str, timeout: float | None = None) -> bool:
+        """Wait until something is the case; False: so many seconds have passed.
+
+        Args:
+            is_met: Called under the lock.
+            what: For a word, where nothing moves for ten seconds.
+            timeout: None: as long as it takes.
+
+        Raises:
+            CancelledError: The coordinator is closed.
+        """
+        waiter = _Waiter(is_met)
+        with self.lock:
+            if is_met():
+                return True
+            self._check_open()
+            self._waiters.append(waiter)
+        begun = moved = time.monotonic()
+        until = math.inf if timeout is None else begun + timeout
+        progress, reminder = -1, Reminder()
+        try:
+            while True:
+                now = time.monotonic()
+                waiter.event.wait(max(0.0, min(_SLICE_SECONDS, until - now)))
+                with self.lock:
+                    waiter.event.clear()
+                    if is_met():
+                        return True
+                    self._check_open()
+                    finished = self.core.queue.finished
+                now = time.monotonic()
+                if now >= until:
+                    return False
+                if finished != progress:
+                    progress, moved = finished, now
+                    reminder.begin()
+                elif reminder.is_due(now - moved):
+                    _log.warning("waiting for %s: %s", what, self._what_is_stuck())
+        finally:
+            with self.lock:
+                self._waiters.remove(waiter)
+
+    def _what_is_stuck(self) -> str:
+        with self.lock:
+            return what_is_stuck(self.core, time.monotonic())
+
+    def _check_open(self) -> None:
+        if self._broken is not None:
+            raise self._broken
+        if self._is_closed:
+            raise CancelledError(_CLOSED)
+        if self.core.overtaken is not None:
+            raise self.core.overtaken
+
+    def _wake_waiters(self) -> None:
+        is_over = self._is_closed or self._broken or self.core.overtaken
+        for waiter in self._waiters:
+            if is_over or waiter.is_met():
+                waiter.event.set()
+
+    # --- what servers were told (`server_talk.Hears`) --------------------------------------------
+
+    def low(self) -> int:
+        """Return below which number all closures are over."""
+        with self.lock:
+            return self.core.queue.low
+
+    def fenced(self, session: int, error: Exception | None) -> None:
+        """Take note that servers refuse the writes of a life of a worker."""
+        with self.lock:
+            self.core.queue.fenced(session, time.monotonic(), error)
+        self.wake()
+
+    def settled(self, closures: Sequence[int], error: Exception | None) -> None:
+        """Take note that servers have forgotten keys."""
+        with self.lock:
+            self.core.queue.settled(closures, time.monotonic(), error)
+        self.wake()
+
+    # --- the I/O thread -------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        inbox = self._inbox
+        assert inbox is not None
+        try:
+            wait = 0.0
+            while not self._is_closed:
+                events = inbox.wait(min(wait, _LONGEST_WAIT))
+                wait = self._turn(inbox, events)
+        except Exception as error:
+            _log.exception("the coordinator cannot go on")
+            with self.lock:
+                self._broken = error
+                self._wake_waiters()
+        finally:
+            self._say_goodbye()
+            for channel in self._channels.values():
+                inbox.remove(channel)
+                channel.close()
+            inbox.close()
+
+    def _turn(self, inbox: Inbox, events: list[tuple[Channel, Reply | HeadraceError]]) -> float:
+        """Take note of what arrived, and do what follows; return when to look again."""
+        core = self.core
+        with self.lock:
+            now = time.monotonic()
+            for channel, event in events:
+                worker = self._workers[channel]
+                asked = self._asked[worker]
+                if isinstance(event, HeadraceError):
+                    asked.clear()
+                    core.lost(worker, event, now)
+                elif (question := asked.pop(event.ticket, None)) is not None:
+                    core.answered(worker, question, event.message, event.buffers, now)
+            while self._released:
+                core.release(self._released.popleft())
+            actions = self._decided(now)
+            if self._waiters:
+                self._wake_waiters()
+        for words in actions.words:
+            _log.warning("%s", words)
+        for call in actions.calls:
+            self._send(inbox, call, now)
+        for worker in actions.closes:
+            self._hang_up(inbox, worker)
+        return actions.wake_in
+
+    def _decided(self, now: float) -> Actions:
+        """Return what is to be done with workers, and hand on what is to be done with servers."""
+        actions = self.core.act(now)
+        queue = self.core.queue
+        if self._talk is not None:
+            self._talk.fence_and_settle(actions.fences, actions.settles)
+            return actions
+        while actions.settles or actions.fences:
+            for session in actions.fences:
+                queue.fenced(session, now)
+            queue.settled(actions.settles, now)
+            more = self.core.act(now)
+            more.calls[:0], more.closes[:0] = actions.calls, actions.closes
+            more.words[:0] = actions.words
+            actions = more
+        return actions
+
+    def _send(self, inbox: Inbox, call: Call, now: float) -> None:
+        channel = self._channels.get(call.worker)
+        if channel is None:
+            contact = self.core.contacts.get(call.worker)
+            if contact is None:
+                return
+            channel = self._channels[call.worker] = self._connect(contact.address)
+            self._workers[channel] = call.worker
+            self._asked[call.worker] = {}
+            inbox.add(channel)
+        try:
+            ticket = channel.send(call.message, call.buffers)
+        except (HeadraceError, ValueError, OSError) as error:
+            with self.lock:
+                self.core.answered(call.worker, call.message, error, (), now)
+            inbox.wake()
+            return
+        self._asked[call.worker][ticket] = call.message
+
+    def _hang_up(self, inbox: Inbox, worker: int) -> None:
+        channel = self._channels.pop(worker, None)
+        if channel is not None:
+            del self._workers[channel], self._asked[worker]
+            inbox.remove(channel)
+            channel.close()
+
+    def _say_goodbye(self) -> None:
+        """Have workers drop what belongs to this coordinator, as far as they hear of it."""
+        with self.lock:
+            contacts = [each for each in self.core.contacts.values() if each.is_there]
+        for contact in contacts:
+            channel = self._channels.get(contact.worker)
+            if channel is not None:
+                with contextlib.suppress(Exception):
+                    channel.send(Forget(session=contact.session))

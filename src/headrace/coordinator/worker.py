@@ -1,0 +1,233 @@
+"""The worker: where it listens, and whom it obeys. What it does then, `life.py` says.
+
+Rule 1. It belongs to the coordinator with the newest incarnation that has greeted it; older ones
+        are refused, with AbortedError.
+Rule 2. Each greeting begins a new life: what was there before is dropped, and may write no more.
+Rule 3. The server's thread never waits. Users' functions run on threads of their own, so it answers
+        whatever they do.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from headrace.arguments import check_int, check_string
+from headrace.coordinator.life import Life
+from headrace.coordinator.messages import (
+    Attend,
+    CallOff,
+    Feed,
+    Forget,
+    Greet,
+    Greeted,
+    LoadFunction,
+    Received,
+    Release,
+    Run,
+    TakeResult,
+    WorkerRequest,
+)
+from headrace.errors import AbortedError, HeadraceError
+from headrace.parameter_server.connection import Servers
+from headrace.parameter_server.current import Cluster, enter, find_cluster
+from headrace.serving.call import Done
+from headrace.serving.life_cycle import LifeCycle
+from headrace.transport import zeromq
+from headrace.transport.channel import Request
+from headrace.transport.limits import ServerLimits
+from headrace.transport.security import Security
+
+__all__ = ["LARGEST_CLOSURE", "ClosureWorker"]
+
+LARGEST_CLOSURE = 1 << 30
+"""Bytes of the largest function, or arguments, that a worker takes."""
+_JOIN_SECONDS = 0.5
+
+
+class ClosureWorker(LifeCycle):
+    """Runs the functions that a coordinator schedules.
+
+    >>> import headrace as hr
+    >>> with hr.coordinator.ClosureWorker(0) as worker:
+    ...     worker.address.startswith("127.0.0.1:")
+    True
+
+    It needs no more than an address: a coordinator that greets it says which worker of which
+    cluster it is, and where its parameter servers are. A function that runs when it stops is left
+    to itself, and may write no more.
+
+    Args:
+        index: Its number among the workers, for words; what the coordinator says holds.
+        host: Where to listen.
+        port: 0 takes one that is free.
+        security: This worker's keys, and whom it lets in; required where `host` can be reached from
+            another machine: whoever is let in can run code here.
+        start: Start now; else `start()` does.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        security: Security | None = None,
+        start: bool = True,
+    ) -> None:
+        super().__init__()
+        self.index = check_int("index", index, minimum=0)
+        check_string("host", host, empty=False)
+        self._host = host
+        self._port = check_int("port", port, minimum=0, maximum=65535)
+        self._security = security
+        self._address = ""
+        if start:
+            self.start()
+
+    @property
+    def address(self) -> str:
+        """Where coordinators reach it, as "host:port"; empty before `start`."""
+        return self._address
+
+    def _open(self) -> None:
+        desk = _Desk(self._security)
+        self._keep(desk.close)
+        server = zeromq.serve(
+            desk.handle,
+            request_type=WorkerRequest,
+            host=self._host,
+            port=self._port,
+            security=self._security,
+            limits=ServerLimits(request_bytes=LARGEST_CLOSURE),
+        )
+        self._keep(server.close)
+        # Before the server: it takes the answers that are owed along.
+        self._keep(desk.close)
+        self._address = server.address
+
+
+class _Desk:
+    """Takes requests to the life that they belong to."""
+
+    def __init__(self, security: Security | None) -> None:
+        self._security = security
+        self._lock = threading.Lock()
+        self._life: Life | None = None
+        self._incarnation = -1
+        self._is_closed = False
+        #: The cluster that was entered here; None: none was.
+        self._cluster: Cluster | None = None
+
+    def handle(self, requests: Sequence[Request]) -> None:
+        """Answer requests of coordinators (`transport.channel.Handler`)."""
+        for request in requests:
+            try:
+                _TABLE[type(request.message)](self, request, request.message)
+            except HeadraceError as error:
+                request.fail(error)
+
+    def _of(self, session: int) -> Life:
+        life = self._life
+        if life is None or life.greeting.session != session:
+            raise AbortedError(
+                "this worker was greeted again, or has not been greeted: what is asked belongs to "
+                "a life that is over"
+            )
+        return life
+
+    def _greet(self, request: Request, message: Greet) -> None:
+        if message.incarnation < self._incarnation:
+            raise AbortedError(
+                f"this worker obeys a newer coordinator (incarnation {self._incarnation}; yours is "
+                f"{message.incarnation}): end this program, or give each of the two workers of its "
+                "own"
+            )
+        self._incarnation = message.incarnation
+        self._take_part(message)
+        self._begin(message)
+        request.reply(Greeted(process=f"{socket.gethostname()}:{os.getpid()}"))
+
+    def _take_part(self, message: Greet) -> None:
+        """Have handles of the cluster resolve here."""
+        before, known = self._cluster, find_cluster(message.cluster_id)
+        if known is not None and known.servers.addresses == message.servers:
+            return  # since the last greeting; or the coordinator lives in this process
+        if message.servers:
+            keys = None if self._security is None else self._security.as_client()
+            servers = Servers(message.servers, security=keys, timeout=message.server_timeout)
+            self._cluster = Cluster(message.cluster_id, servers)
+            enter(self._cluster)
+        if before is not None:
+            before.close()
+
+    def _begin(self, message: Greet | None) -> None:
+        with self._lock:
+            before, self._life = self._life, None
+        if before is not None:
+            before.close()
+        if message is None:
+            return
+        with self._lock:
+            if not self._is_closed:
+                self._life = Life(message)
+
+    def _forget(self, request: Request, message: Forget) -> None:
+        self._of(message.session)
+        self._begin(None)
+        request.reply(Done())
+
+    def _attend(self, request: Request, message: Attend) -> None:
+        self._of(message.session).attend(request)
+
+    def _load(self, request: Request, message: LoadFunction) -> None:
+        self._of(message.session).load(message, request.buffers)
+        request.reply(Done())
+
+    def _run(self, request: Request, message: Run) -> None:
+        self._of(message.session).run(message, request)
+
+    def _feed(self, request: Request, message: Feed) -> None:
+        self._of(message.session).feed(message, request)
+
+    def _call_off(self, request: Request, message: CallOff) -> None:
+        request.reply(self._of(message.session).call_off(message))
+
+    def _take(self, request: Request, message: TakeResult) -> None:
+        request.reply(*self._of(message.session).take(message.number))
+
+    def _received(self, request: Request, message: Received) -> None:
+        self._of(message.session).received(message.number)
+        request.reply(Done())
+
+    def _release(self, request: Request, message: Release) -> None:
+        self._of(message.session).release(message.resources)
+        request.reply(Done())
+
+    def close(self) -> None:
+        """End the life that there is. May be called twice."""
+        with self._lock:
+            self._is_closed = True
+            life, self._life = self._life, None
+        if life is not None:
+            life.close()
+            life.join(_JOIN_SECONDS)
+        if self._cluster is not None:
+            self._cluster.close()
+
+
+_TABLE: dict[type, Callable[[_Desk, Request, Any], None]] = {
+    Attend: _Desk._attend,
+    CallOff: _Desk._call_off,
+    Feed: _Desk._feed,
+    Forget: _Desk._forget,
+    Greet: _Desk._greet,
+    LoadFunction: _Desk._load,
+    Received: _Desk._received,
+    Release: _Desk._release,
+    Run: _Desk._run,
+    TakeResult: _Desk._take,
+}

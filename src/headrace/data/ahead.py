@@ -1,0 +1,74 @@
+"""An iterator that is read further than counts as read, for whoever holds elements back.
+
+Whoever puts the next batch on a device while the one before is in use has read more than was used.
+States say what was used.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+from headrace.data.dataset import Dataset
+from headrace.data.iterator import DatasetIterator
+from headrace.element.chunk import States
+from headrace.plan.node import Node
+
+__all__ = ["AheadIterator", "Mark", "read_ahead"]
+
+Mark: TypeAlias = tuple[States, int]
+"""A place of an iterator. Taking it is free: the state is made when somebody asks."""
+
+
+class AheadIterator(DatasetIterator):
+    """A `DatasetIterator` whose states are those of the mark that `use` was called with last.
+
+    Until then, and after `set_state`, they are those of the next element, as usual.
+    """
+
+    _used: Mark | None = None
+
+    @property
+    def may_run_ahead(self) -> bool:
+        """Whether marks can be used later. A data service forgets what was read before."""
+        return not self._keepers and not self._cannot_restore
+
+    def mark(self) -> Mark:
+        """Return the place of the next element."""
+        if self._states(self._offset) is None:
+            super().get_state()  # the beginning, too, is a place: from now on it has a name
+        return self._states, self._offset
+
+    def use(self, mark: Mark) -> None:
+        """Take note that what is before a mark was used, and no more."""
+        self._used = mark
+
+    def go_back(self, mark: Mark) -> None:
+        """Have the elements after a mark come again, which were read and not used."""
+        self._rows, self._has_ended = None, False
+        self._states, self._offset = mark
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the state of the mark that was used last."""
+        if self._used is None:
+            return super().get_state()
+        read = self._states, self._offset, self._rows
+        self._states, self._offset = self._used
+        try:
+            return super().get_state()
+        finally:
+            self._states, self._offset, self._rows = read
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go to where `state` was taken."""
+        super().set_state(state)
+        self._used = None
+
+
+def read_ahead(dataset: Dataset, plan: Node) -> AheadIterator:
+    """Return an iterator over one pass of a dataset.
+
+    Args:
+        dataset: Whose passes are counted.
+        plan: What to read: the dataset's own, or one made of it.
+    """
+    return AheadIterator(plan, next(dataset._passes), lambda: dataset.element_spec)

@@ -1,0 +1,57 @@
+"""A task of a local cluster in a process of its own, as `LocalCluster` starts it.
+
+    python -m headrace.deploy.task CLUSTER TYPE INDEX LOG_TO LIFELINE
+
+CLUSTER is a JSON object of addresses by type, LOG_TO the number of the descriptor that takes over
+from standard output and error once the task is ready, LIFELINE that of a pipe that closes when
+whoever started it is gone (`process/parent.py`). SIGTERM ends it.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import threading
+from types import FrameType
+from typing import Any
+
+from headrace.deploy.server import Server
+from headrace.forks import in_each_child
+from headrace.process.parent import die_with_parent, end_when_released, say_leaving, say_ready
+
+__all__ = ["main"]
+
+_STOP_SECONDS = 3.0
+
+
+def main(cluster: str, job_name: str, task_index: int, log_to: int, lifeline: int) -> None:
+    """Run a task until the parent releases it."""
+    die_with_parent(lifeline)
+    ended = threading.Event()
+    end_when_released(ended, _STOP_SECONDS)
+    try:
+        server = Server(json.loads(cluster), job_name, task_index)
+    except (OSError, ValueError) as error:
+        # One line: it is the parent's message.
+        sys.exit(f"{job_name} {task_index}: {error}")
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        say_leaving()
+        ended.set()
+
+    before = signal.signal(signal.SIGTERM, leave)
+    # A process that a user's function forks is not this task, and ends as others do.
+    in_each_child(lambda: _set_handler(before))
+    # From here on what users' functions print goes where the parent's own words go.
+    say_ready(server.address, log_to)
+    ended.wait()
+    server.stop()
+
+
+def _set_handler(handler: Any) -> None:
+    signal.signal(signal.SIGTERM, handler)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5]))

@@ -1,0 +1,97 @@
+"""What the workers that read one distributed dataset tell each other.
+
+At each step a worker says whether it has data; all end at the first step at which nobody has. A
+worker with data knows the answer, so it goes on at once, and takes the others' word for a step a
+few steps later, for several steps at once: nobody waits for a message that is on its way. So a
+worker is at most `AHEAD` steps ahead of the slowest one, whatever else they do.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from typing import Any, Protocol
+
+import numpy as np
+
+from headrace.distribute.meeting.combining import ALL, ANY
+from headrace.distribute.meeting.member import Member
+
+__all__ = ["AHEAD", "Agreement", "StepAgreement"]
+
+AHEAD = 8
+"""Steps that a worker with data may be ahead of the slowest."""
+
+
+class Agreement(Protocol):
+    """How one iterator speaks with those of the other workers."""
+
+    def has_data(self, here: bool) -> bool:
+        """Return whether any worker has data for the next step, given whether there is some here.
+
+        All workers ask at each step.
+        """
+
+    def of_all(self, value: Any) -> list[Any]:
+        """Return the workers' values, JSON, in the order of their ranks. All workers ask."""
+
+    def begin_again(self) -> None:
+        """Take note that the iterator was moved, as on all workers."""
+
+
+class StepAgreement:
+    """The agreement of one iterator.
+
+    Args:
+        member: This worker.
+        name: Of the iterator, the same on all workers.
+    """
+
+    def __init__(self, member: Member, name: str) -> None:
+        self._member = member
+        self._name = name
+        self._step = 0
+        #: The meeting of the step that comes next, where it was come to already.
+        self._asked: int | None = None
+        #: Meetings about steps that had data here, whose results were not taken.
+        self._pending: deque[int] = deque()
+
+    def has_data(self, here: bool) -> bool:
+        """Say whether there is data here; return whether there is any (`Agreement`)."""
+        number = self._asked
+        if number is None:
+            words = f"step {self._step + 1} of {self._name}"
+            number = self._asked = self._member.come(words, ANY, here)
+        if here:
+            if len(self._pending) >= AHEAD:
+                self._hear_half()
+            self._pending.append(number)
+            flag = True
+        else:
+            flag = self._member.result(number).flag
+            self._forget_pending()
+        self._step, self._asked = self._step + 1, None
+        return flag
+
+    def of_all(self, value: Any) -> list[Any]:
+        """Return the values of all workers (`Agreement`)."""
+        text = np.frombuffer(json.dumps(value).encode(), np.uint8)
+        what = f"the state of {self._name} after step {self._step}"
+        found = self._member.meet(what, ALL, arrays=[text])
+        return [json.loads(array.tobytes()) for array in found.arrays]
+
+    def begin_again(self) -> None:
+        """Forget what was said and not heard (`Agreement`)."""
+        self._forget_pending()
+        self._asked = None
+
+    def _hear_half(self) -> None:
+        """Wait for the answers to half of what was said: one wait for several steps."""
+        half = self._pending[AHEAD // 2 - 1]
+        self._member.result(half)
+        heard = [self._pending.popleft() for _ in range(AHEAD // 2)]
+        self._member.forget(heard)
+
+    def _forget_pending(self) -> None:
+        self._member.forget(self._pending)
+        self._pending.clear()

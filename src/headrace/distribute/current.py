@@ -1,0 +1,56 @@
+"""Which strategy the code is in, and on which replica; outside any, a default with one replica."""
+
+from __future__ import annotations
+
+from headrace.distribute.context import CrossReplica, here
+from headrace.distribute.replica_context import Alone, ReplicaContext
+from headrace.distribute.spmd import CompiledReplica
+from headrace.distribute.strategy import Strategy
+
+__all__ = ["get_replica_context", "get_strategy", "has_strategy", "in_cross_replica_context"]
+
+
+class _DefaultStrategy(Strategy):
+    """Stands in where no strategy was entered: one replica, and nothing is distributed."""
+
+    def __init__(self) -> None:
+        super().__init__(["cpu:0"])
+        #: What `get_replica_context` returns where nothing was entered.
+        self.context = ReplicaContext(self, 0, Alone(self))
+
+    def _wraps_single_values(self) -> bool:
+        return False
+
+
+def get_strategy() -> Strategy:
+    """Return the strategy of the scope or replica that the code is in; outside any, a default."""
+    place = here.get()
+    strategy: Strategy = _DEFAULT if place is None else place.strategy
+    return strategy
+
+
+def has_strategy() -> bool:
+    """Say whether the code is in the scope of a strategy, or on one of its replicas."""
+    return get_strategy() is not _DEFAULT
+
+
+def in_cross_replica_context() -> bool:
+    """Say whether the code runs once for all replicas: in a scope, or in `merge_call`."""
+    return isinstance(here.get(), CrossReplica)
+
+
+def get_replica_context() -> ReplicaContext | CompiledReplica | None:
+    """Return the replica that the code runs on; None: it runs once for all.
+
+    Outside any strategy it is the one replica of the default strategy.
+    """
+    place = here.get()
+    if place is None:
+        return _DEFAULT.context
+    if isinstance(place, CrossReplica):
+        return None
+    assert isinstance(place, ReplicaContext | CompiledReplica)
+    return place
+
+
+_DEFAULT = _DefaultStrategy()

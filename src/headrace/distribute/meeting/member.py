@@ -1,0 +1,363 @@
+"""A worker's end of the meetings: it comes, waits, repeats, warns, and gives up.
+
+Rule 1. Meetings are numbered in the order in which this worker comes to them. All workers come to
+        the same ones in the same order; so no two threads of one worker may come at once.
+Rule 2. What is brought is kept until its result is here, and sent again after a connection was
+        lost. The place answers a repeat as it did the first time.
+Rule 3. A wait of ten seconds says in the log who is missing. After `timeout` seconds it ends, for
+        all workers, with an UnavailableError that names them.
+Rule 4. Once a session is over, every later wait raises the same. It is heard of at once, also by a
+        worker that is busy elsewhere: so it knows why when the first worker is gone, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from numpy.typing import NDArray
+
+from headrace import errors
+from headrace.distribute.meeting.arrays import decode, encode
+from headrace.distribute.meeting.combining import Brought
+from headrace.distribute.meeting.messages import (
+    Again,
+    Contribute,
+    Failed,
+    Lack,
+    Lacking,
+    Leave,
+    Listen,
+    Result,
+)
+from headrace.errors import HeadraceError, UnavailableError
+from headrace.serving.conversation import Window
+from headrace.serving.reminder import Reminder
+from headrace.transport.channel import Buffer, Channel, Reply
+
+__all__ = ["Member"]
+
+_log = logging.getLogger(__name__)
+
+_SLACK_SECONDS = 1.0
+"""What a wait may take longer than it was asked to; more is a pause of this process."""
+_ANSWER_SECONDS = 5.0
+"""How long the place may take to say who is missing."""
+_LOCK_SECONDS = 1.0
+_REFUSED_AT_MOST = 2
+"""Connections in a row that are refused before the first worker counts as gone."""
+_FIRST_DELAY, _LONGEST_DELAY = 0.05, 1.0
+"""Seconds between attempts to reach a first worker that is not there yet."""
+
+
+class Member:
+    """One worker of a session, until `end.close()`.
+
+    Args:
+        channel: Leads to the place.
+        rank: Of this worker.
+        names: Of all, by rank, for errors and the log.
+        timeout: Seconds that others are waited for.
+        clock: Tells the time in seconds.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        *,
+        rank: int,
+        names: Sequence[str],
+        timeout: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._channel = channel
+        self._rank = rank
+        self._names = tuple(names)
+        self._timeout = timeout
+        self._clock = clock
+        self._incarnation = secrets.token_hex(8)
+        #: What ends it, and lives on when it is dropped.
+        self.end = _End(channel, rank, self._incarnation)
+        self._lock = self.end.lock
+        self._window: Window[Result | Failed] = Window()
+        #: What was brought to meetings without a result so far, and its buffers.
+        self._brought: dict[int, tuple[dict[str, Any], Sequence[Buffer]]] = {}
+        #: Results that nobody has taken, and those that nobody wants.
+        self._results: dict[int, Brought | HeadraceError] = {}
+        self._unwanted: set[int] = set()
+        #: What is under way, by ticket: the meeting; None: a question who is missing.
+        self._tickets: dict[int, int | None] = {}
+        #: The ticket under which it hears of the session's end, whatever it waits for.
+        self._listens: int | None = None
+        #: Meetings to be asked about again, and when.
+        self._later: dict[int, float] = {}
+        self._refused, self._delay = 0, _FIRST_DELAY
+        #: Why the first worker was not reached last.
+        self._loss: UnavailableError | None = None
+        self._failure: HeadraceError | None = None
+        #: Who has waited for how long, for the log.
+        self._waiting = ""
+
+    def come(
+        self, what: str, kind: str, flag: bool = False, arrays: Sequence[NDArray[Any]] = ()
+    ) -> int:
+        """Come to the next meeting, without waiting; return its number for `result`.
+
+        Args:
+            what: What it is about, in words. All workers must say the same.
+            kind: How the values that are brought become one (`combining`).
+            flag: What this worker brings.
+            arrays: What it brings, too. They must not change until the result is here.
+        """
+        with self._lock:
+            self._check()
+            heads, buffers = encode(arrays)
+            number = self._window.ask()
+            self._brought[number] = (
+                {"what": what, "kind": kind, "flag": flag, "arrays": heads},
+                buffers,
+            )
+            self._send(number)
+            return number
+
+    def result(self, number: int) -> Brought:
+        """Wait for what came of a meeting; it can be taken once.
+
+        Raises:
+            UnavailableError: A worker is missing; it is named.
+            FailedPreconditionError: The workers do not do the same.
+            InvalidArgumentError: What they brought does not fit together.
+        """
+        with self._lock:
+            waited, reminder, ends = 0.0, Reminder(), math.inf
+            while number not in self._results:
+                self._check()
+                if reminder.is_due(waited):
+                    self._look_around(number, waited)
+                if waited >= self._timeout and ends == math.inf:
+                    ends = waited + self._give_up(number, waited)
+                if waited >= ends:
+                    self._fail(self._silent(number, waited))
+                    continue
+                begun = self._clock()
+                limit = ends if waited >= self._timeout else self._timeout
+                asked = min(reminder.due_after, limit) - waited
+                self._receive(begun + asked)
+                # Time in which this process did not run is no waiting.
+                waited += min(self._clock() - begun, asked + _SLACK_SECONDS)
+            found = self._results.pop(number)
+        if isinstance(found, HeadraceError):
+            raise found
+        return found
+
+    def meet(
+        self, what: str, kind: str, flag: bool = False, arrays: Sequence[NDArray[Any]] = ()
+    ) -> Brought:
+        """Come to the next meeting, and wait for what comes of it; see `come` and `result`."""
+        return self.result(self.come(what, kind, flag, arrays))
+
+    def forget(self, numbers: Sequence[int]) -> None:
+        """Take note that nobody will ask for these results."""
+        with self._lock:
+            for number in numbers:
+                if self._results.pop(number, None) is None and number in self._brought:
+                    self._unwanted.add(number)
+
+    # --- sending ------------------------------------------------------------------------------
+
+    def _send(self, number: int) -> None:
+        said, buffers = self._brought[number]
+        message = Contribute(
+            hall=self.end.hall,
+            rank=self._rank,
+            incarnation=self._incarnation,
+            number=number,
+            done=self._window.acknowledged,
+            **said,
+        )
+        self._tickets[self._channel.send(message, buffers)] = number
+
+    def _receive(self, until: float) -> None:
+        """Take one answer, or do what is due, until a time at the latest."""
+        now = self._clock()
+        for number in [each for each, at in self._later.items() if at <= now]:
+            del self._later[number]
+            self._send(number)
+        until = min([until, *self._later.values()])
+        try:
+            reply = self._channel.receive(max(0.0, until - now))
+        except UnavailableError as error:
+            self._lost(error)
+        except HeadraceError as error:
+            self._fail(error)
+        else:
+            if reply is not None:
+                self._hear(reply)
+
+    def _lost(self, error: UnavailableError) -> None:
+        """Repeat what was under way; the first worker is gone where nobody listens any more."""
+        self._tickets.clear()
+        self._later.clear()
+        self._listens = None
+        self._loss = error
+        self._refused += error.refused
+        wait = 0.0
+        if not self.end.hall:  # it may not have started
+            wait, self._delay = self._delay, min(2 * self._delay, _LONGEST_DELAY)
+        elif self._refused >= _REFUSED_AT_MOST:
+            self._fail(
+                UnavailableError(
+                    f"{self._names[0]}, where the workers meet, is gone: its process ended "
+                    f"({error}). No worker goes on without the others: start all again, and go on "
+                    "from a state that was saved"
+                )
+            )
+        at = self._clock() + wait
+        self._later = dict.fromkeys(self._window.to_repeat(), at)
+
+    # --- hearing ------------------------------------------------------------------------------
+
+    def _hear(self, reply: Reply) -> None:
+        self._refused, self._loss = 0, None
+        number = self._tickets.pop(reply.ticket, None)
+        message = reply.message
+        if isinstance(message, Failed) and reply.ticket == self._listens:
+            self._fail(_error_of(message))
+            return
+        if isinstance(message, Lacking):
+            self._say(message.words)
+        elif isinstance(message, Again):
+            if number is not None:
+                self._later[number] = self._clock() + message.seconds
+        elif isinstance(message, Exception):
+            error = message if isinstance(message, HeadraceError) else HeadraceError(str(message))
+            self._fail(error)
+        elif number is not None:
+            assert isinstance(message, Result | Failed)
+            self._take(number, message, reply.buffers)
+
+    def _take(self, number: int, message: Result | Failed, buffers: Sequence[Buffer]) -> None:
+        if not self._window.awaits(number):
+            return
+        self._window.take(number, message)
+        self._window.use_up(number)
+        del self._brought[number]
+        found: Brought | HeadraceError
+        if isinstance(message, Result):
+            self.end.hall = message.hall
+            if self._listens is None:
+                listen = Listen(hall=message.hall, rank=self._rank, incarnation=self._incarnation)
+                self._listens = self._channel.send(listen)
+            found = Brought(message.flag, decode(message.arrays, buffers))
+        else:
+            error = _error_of(message)
+            found = error
+            if message.is_for_good:
+                self._fail(error)
+        if number in self._unwanted:
+            self._unwanted.discard(number)
+        else:
+            self._results[number] = found
+
+    # --- waiting too long ---------------------------------------------------------------------
+
+    def _look_around(self, number: int, waited: float) -> None:
+        """Ask who is missing, for the log."""
+        self._waiting = f"{self._names[self._rank]} has waited for {waited:.0f} s"
+        if self._loss is not None:
+            self._say([f"{self._names[0]} cannot be reached ({self._loss})"])
+            return
+        if None in self._tickets.values():
+            self._say([f"{self._names[0]} does not answer"])
+            return
+        self._ask_who(number, waited, gives_up=False)
+
+    def _say(self, words: Sequence[str]) -> None:
+        if words and self._waiting:
+            _log.warning("%s, of %g, for: %s", self._waiting, self._timeout, "; ".join(words))
+
+    def _give_up(self, number: int, waited: float) -> float:
+        """Have the session ended; return how long that may take."""
+        self._waiting = ""
+        if self._loss is not None:
+            return 0.0
+        self._ask_who(number, waited, gives_up=True)
+        return _ANSWER_SECONDS
+
+    def _ask_who(self, number: int, waited: float, gives_up: bool) -> None:
+        question = Lack(
+            hall=self.end.hall,
+            rank=self._rank,
+            incarnation=self._incarnation,
+            number=number,
+            waited=waited,
+            gives_up=gives_up,
+        )
+        self._tickets[self._channel.send(question)] = None
+
+    def _silent(self, number: int, waited: float) -> HeadraceError:
+        what = self._brought[number][0]["what"]
+        why = f" ({self._loss})" if self._loss is not None else ""
+        return UnavailableError(
+            f"{self._names[0]}, where the workers meet, did not answer for {waited:.0f} s{why}, "
+            f"while {self._names[self._rank]} waits at {what}: is it running, and is this its "
+            "address?"
+        )
+
+    def _fail(self, error: HeadraceError) -> None:
+        if self._failure is None:
+            self._failure = error
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            self._raise(self._failure)
+        if self.end.is_closed:
+            raise errors.FailedPreconditionError(
+                "this strategy was closed: make another one, on all workers"
+            )
+
+    @staticmethod
+    def _raise(error: HeadraceError) -> NoReturn:
+        # A copy: the traceback of one that is raised again would grow.
+        raise type(error)(str(error))
+
+
+def _error_of(message: Failed) -> HeadraceError:
+    error: HeadraceError = getattr(errors, message.error)(message.text)
+    return error
+
+
+class _End:
+    """Leaves: what waits hears it."""
+
+    def __init__(self, channel: Channel, rank: int, incarnation: str) -> None:
+        self._channel, self._rank, self._incarnation = channel, rank, incarnation
+        #: Which hall it is, once that is known.
+        self.hall = ""
+        #: Held by whoever uses the channel.
+        self.lock = threading.RLock()
+        self.is_closed = False
+
+    def close(self) -> None:
+        """Leave; the others are told if they wait. May be called twice."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        # A thread that waits may have the lock, and the program is to end all the same.
+        if not self.lock.acquire(timeout=_LOCK_SECONDS):
+            return
+        try:
+            # Where nobody is there any more, there is nobody to be told.
+            with contextlib.suppress(HeadraceError, OSError):
+                self._channel.send(
+                    Leave(hall=self.hall, rank=self._rank, incarnation=self._incarnation)
+                )
+            self._channel.close()
+        finally:
+            self.lock.release()

@@ -1,0 +1,203 @@
+"""JAX: immutable arrays, each on the device of its replica."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from headrace.errors import FailedPreconditionError, InvalidArgumentError
+from headrace.frameworks import jax_program
+from headrace.frameworks.framework import Array, Device, Framework
+from headrace.frameworks.jax_arrays import narrowed, narrowed_dtype
+
+__all__ = ["FRAMEWORK", "JaxFramework"]
+
+_PLATFORMS = ("gpu", "tpu", "cpu")
+_RANKS = {kind: rank for rank, kind in enumerate("buifc")}
+_TEXT = (bytes, str)
+
+
+class JaxFramework(Framework):
+    """Arrays of JAX (`Framework`)."""
+
+    name = "jax"
+
+    # --- devices ------------------------------------------------------------------------------
+
+    def defaults(self) -> list[str]:
+        """JAX's default platform; of CPUs one, for all are the same cores."""
+        platform = jax.default_backend()
+        if platform == "cpu":
+            return ["cpu:0"]
+        return [f"{platform}:{number}" for number in range(len(jax.local_devices()))]
+
+    def device(self, name: str) -> Device:
+        """One of those that JAX has in this process."""
+        kind, _, number = name.partition(":")
+        devices = _devices_of(kind)
+        if int(number) < len(devices):
+            return devices[int(number)]
+        there = [f"{k}:{i}" for k in _PLATFORMS for i in range(len(_devices_of(k)))]
+        words = f"device {name!r} is not there: JAX has {', '.join(there)}"
+        if kind == "cpu":
+            words += (
+                "; more CPU devices have to be asked for before JAX is first used: "
+                f'jax.config.update("jax_num_cpu_devices", {int(number) + 1})'
+            )
+        raise ValueError(words)
+
+    def is_host(self, device: Device) -> bool:
+        """CPUs are."""
+        found: bool = device.platform == "cpu"
+        return found
+
+    def settings(self) -> Any:
+        """Whether numbers have 64 bits: `jax.enable_x64` holds for a thread."""
+        return jax.config.jax_enable_x64
+
+    def on_replica(self, device: Device, settings: Any) -> AbstractContextManager[Any] | None:
+        """Make arrays on the replica's device."""
+        there: AbstractContextManager[Any] = jax.default_device(device)
+        if jax.config.jax_enable_x64 == settings:
+            return there
+        both = ExitStack()
+        both.enter_context(jax.enable_x64(settings))
+        both.enter_context(there)
+        return both
+
+    # --- arrays -------------------------------------------------------------------------------
+
+    def program(self) -> Any:
+        """It has them."""
+        return jax_program
+
+    def put(self, values: Sequence[Any], devices: Sequence[Device]) -> list[Array]:
+        """All in one call: each costs."""
+        made = list(values)
+        numbers = [
+            index
+            for index, value in enumerate(values)
+            if not isinstance(value, _TEXT) and value.dtype.kind not in "OSU"
+        ]
+        arrays = jax.device_put(
+            [narrowed(np.asarray(values[index])) for index in numbers],
+            [devices[index] for index in numbers],
+        )
+        for index, array in zip(numbers, arrays, strict=True):
+            made[index] = array
+        return made
+
+    def dtype_put(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
+        """Of 64 bits only 32 are left, unless JAX was told otherwise."""
+        return dtype if dtype.kind in "OSU" else narrowed_dtype(dtype)
+
+    def array(self, value: Any, dtype: Any = None) -> Array:
+        """Others' memory is copied: JAX may read it later than now."""
+        if isinstance(value, jax.Array):
+            return value if dtype is None else value.astype(dtype)
+        try:
+            return jnp.array(value, None if dtype is None else self.dtype(dtype))
+        except TypeError as error:
+            raise InvalidArgumentError(
+                f"{value!r:.80} of type {type(value).__name__} cannot be an array of JAX: {error}"
+            ) from error
+
+    def dtype(self, dtype: Any) -> Any:
+        """As JAX has it: float64 is float32, unless 64 bits are enabled."""
+        return self.dtype_put(np.dtype(dtype))
+
+    def kept(self, value: Any, device: Device) -> Array:
+        """Arrays of JAX do not change."""
+        if isinstance(value, jax.core.Tracer):
+            raise FailedPreconditionError(
+                "a value that JAX is tracing cannot be kept in a Variable: return it from the "
+                "function that is compiled, and assign what comes out"
+            )
+        return jax.device_put(value if isinstance(value, jax.Array) else np.array(value), device)
+
+    def moved(self, array: Array, device: Device) -> Array:
+        """By JAX."""
+        return jax.device_put(array, device)
+
+    def copies(self, value: Any, devices: Sequence[Device]) -> list[Any]:
+        """One array on each device."""
+        if not isinstance(value, jax.Array):
+            return [value] * len(devices)
+        return [jax.device_put(value, device) for device in devices]
+
+    def numpy(self, array: Array) -> Any:
+        """On the CPU a view that cannot be written into."""
+        return np.asarray(array)
+
+    def kind(self, dtype: Any) -> str:
+        """Of the extended floats, too."""
+        if dtype == jnp.bool_:
+            return "b"
+        kinds = {
+            "u": jnp.unsignedinteger,
+            "i": jnp.signedinteger,
+            "f": jnp.floating,
+            "c": jnp.complexfloating,
+        }
+        for kind, of_numbers in kinds.items():
+            if jnp.issubdtype(dtype, of_numbers):
+                return kind
+        return str(np.dtype(dtype).kind)
+
+    def can_cast(self, dtype: Any, to: Any) -> bool:
+        """By kinds alone."""
+        return _RANKS.get(self.kind(dtype), 9) <= _RANKS.get(self.kind(to), -1)
+
+    # --- values that become one ---------------------------------------------------------------
+
+    def countable(self, value: Any) -> Array:
+        """Numbers; True counts as 1."""
+        if isinstance(value, _TEXT) or (hasattr(value, "dtype") and value.dtype == object):
+            raise InvalidArgumentError(
+                f"values such as {value!r:.40} cannot be added up; take them with local_results"
+            )
+        array = self.array(value)
+        return array.astype(int) if array.dtype == jnp.bool_ else array
+
+    def total(self, arrays: Sequence[Array]) -> Array:
+        """On the first one's device."""
+        first, *others = _together(arrays)
+        for other in others:
+            first = first + other
+        return first
+
+    def within(self, array: Array, axes: tuple[int, ...]) -> Array:
+        """JAX's sum."""
+        return jnp.sum(array, axis=axes, dtype=array.dtype)
+
+    def divided(self, array: Array, count: int) -> Array:
+        """JAX's quotient."""
+        return array / count
+
+    def joined(self, arrays: Sequence[Array], axis: int) -> Array:
+        """JAX's concatenation."""
+        return jnp.concatenate(_together(arrays), axis=axis)
+
+
+def _devices_of(kind: str) -> list[Device]:
+    with contextlib.suppress(RuntimeError):  # there is no such platform
+        found: list[Device] = jax.local_devices(backend=kind)
+        return found
+    return []
+
+
+def _together(arrays: Sequence[Array]) -> list[Array]:
+    """Return arrays on the device of the first."""
+    first, *others = arrays
+    return (
+        [first, *(jax.device_put(other, first.device) for other in others)] if others else [first]
+    )
+
+
+FRAMEWORK = JaxFramework()

@@ -1,0 +1,318 @@
+"""Global `jax.Array`s over a mesh, made of the rows that each process has for itself.
+
+Rule 1. Which rows of a batch a process owes follows from the sharding, not from the number of
+        processes. The sharding cuts the first axis into *shards*; devices that hold the same shard
+        (tensor parallelism) need the same rows, and so do their processes.
+Rule 2. Processes that need a shard in common form a *pipeline*: they read the same rows. There may
+        be one for each process, one for all, or anything between.
+Rule 3. Each shard is put on its devices from the process's own memory. Nothing is joined first, and
+        nothing travels between processes.
+Rule 4. On the CPU, JAX keeps a NumPy array's memory (if it is aligned to 64 bytes) in place of a
+        copy, whatever one asks of it. So what is put is given away for good, or copied here.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+from numpy.typing import NDArray
+
+from headrace.element.structure import component
+from headrace.errors import InvalidArgumentError
+
+__all__ = [
+    "BatchLayout",
+    "Pipeline",
+    "batch_layout",
+    "check_is_numeric",
+    "global_array",
+    "narrowed",
+    "narrowed_dtype",
+    "pipelines_of",
+]
+
+_ALIGNMENT = 64
+"""To so many bytes memory must be aligned for JAX to keep it in place of a copy."""
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Processes that read the same rows.
+
+    Attributes:
+        processes: Their indices, in order.
+        shards: Which shards of a batch they need together, in order.
+    """
+
+    processes: tuple[int, ...]
+    shards: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class BatchLayout:
+    """How a sharding shares the rows of a batch among devices and processes.
+
+    Attributes:
+        sharding: The sharding.
+        shards: Into how many the first axis is cut.
+        pipelines: Who reads what, in the order of their first shards.
+        pipeline: The number of the pipeline of this process.
+        here: The shards that devices of this process hold, in order.
+        places: The devices of this process, each with the number within `here` of what it holds.
+    """
+
+    sharding: Any
+    shards: int
+    pipelines: tuple[Pipeline, ...]
+    pipeline: int
+    here: tuple[int, ...]
+    places: tuple[tuple[Any, int], ...]
+
+    @property
+    def own(self) -> Pipeline:
+        """The pipeline of this process."""
+        return self.pipelines[self.pipeline]
+
+    @property
+    def processes(self) -> tuple[int, ...]:
+        """All processes that take part."""
+        return tuple(sorted(p for each in self.pipelines for p in each.processes))
+
+    @property
+    def places_in_pipeline(self) -> tuple[int, ...]:
+        """For each shard of `here`, its number among those of this process's pipeline."""
+        return tuple(self.own.shards.index(shard) for shard in self.here)
+
+
+def batch_layout(sharding: Any) -> BatchLayout:
+    """Return how a sharding shares the rows of a batch.
+
+    >>> import jax, numpy as np
+    >>> from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+    >>> mesh = Mesh(np.array(jax.devices()[:1]), ("data",))
+    >>> layout = batch_layout(NamedSharding(mesh, P("data")))
+    >>> layout.shards, layout.here, len(layout.pipelines)
+    (1, (0,), 1)
+
+    Args:
+        sharding: A `jax.sharding.Sharding`, such as a `NamedSharding` over any mesh.
+
+    Raises:
+        TypeError: It is none.
+        ValueError: No device of it belongs to this process.
+    """
+    if not isinstance(sharding, jax.sharding.Sharding):
+        raise TypeError(
+            "`sharding` must be a jax.sharding.Sharding, such as NamedSharding(mesh, "
+            f'PartitionSpec("data")), but got {sharding!r:.80} of type {type(sharding).__name__}'
+        )
+    return _layout(sharding, jax.process_index())
+
+
+@functools.lru_cache(maxsize=64)
+def _layout(sharding: Any, process: int) -> BatchLayout:
+    # As many rows as devices can be cut evenly, however the devices are arranged.
+    devices = sharding.device_set
+    first_rows = {
+        device: index[0].start or 0
+        for device, index in for_axes(sharding, 1).devices_indices_map((len(devices),)).items()
+    }
+    numbers = {row: number for number, row in enumerate(sorted(set(first_rows.values())))}
+    needs: dict[int, set[int]] = {}
+    for device, row in first_rows.items():
+        needs.setdefault(device.process_index, set()).add(numbers[row])
+    if process not in needs:
+        raise ValueError(
+            f"`sharding` has no device of this process ({process}), but some of "
+            f"{sorted(needs)}: use a mesh in which every process that reads has a device"
+        )
+    pipelines = pipelines_of(needs)
+    here = tuple(sorted(needs[process]))
+    return BatchLayout(
+        sharding=sharding,
+        shards=len(numbers),
+        pipelines=pipelines,
+        pipeline=next(n for n, each in enumerate(pipelines) if process in each.processes),
+        here=here,
+        places=tuple(
+            (device, here.index(numbers[row]))
+            for device, row in first_rows.items()
+            if device.process_index == process
+        ),
+    )
+
+
+def pipelines_of(needs: Mapping[int, Iterable[int]]) -> tuple[Pipeline, ...]:
+    """Return who reads the same rows, given the shards that each process needs.
+
+    >>> [(each.processes, each.shards) for each in pipelines_of({0: [0, 1], 1: [2, 3]})]
+    [((0,), (0, 1)), ((1,), (2, 3))]
+    >>> [(each.processes, each.shards) for each in pipelines_of({0: [0], 1: [1], 2: [0], 3: [1]})]
+    [((0, 2), (0,)), ((1, 3), (1,))]
+    """
+    found: list[tuple[set[int], set[int]]] = []
+    for process, shards in sorted(needs.items()):
+        processes, together = {process}, set(shards)
+        apart = []
+        for others, theirs in found:
+            if theirs & together:
+                processes |= others
+                together |= theirs
+            else:
+                apart.append((others, theirs))
+        found = [*apart, (processes, together)]
+    made = [Pipeline(tuple(sorted(p)), tuple(sorted(shards))) for p, shards in found]
+    return tuple(sorted(made, key=lambda each: each.shards))
+
+
+@functools.lru_cache(maxsize=256)
+def for_axes(sharding: Any, count: int) -> Any:
+    """Return a sharding for an array of so many axes.
+
+    A `NamedSharding` may speak of more axes than an array has, as one for tokens does where labels
+    have a batch axis alone: it holds for those that are there.
+    """
+    if isinstance(sharding, NamedSharding) and len(sharding.spec) > count:
+        spec = PartitionSpec(*sharding.spec[:count])
+        return NamedSharding(sharding.mesh, spec, memory_kind=sharding.memory_kind)
+    return sharding
+
+
+def global_array(
+    layout: BatchLayout, pieces: Sequence[Any], path: str = "", *, given_away: bool = True
+) -> jax.Array:
+    """Return one array over all devices of a layout, made of this process's rows.
+
+    Every process of the layout makes it with rows of its own; those of one pipeline have the same
+    rows for the shards that they share. No process waits for another.
+
+    >>> import jax, numpy as np
+    >>> layout = batch_layout(jax.sharding.SingleDeviceSharding(jax.devices()[0]))
+    >>> global_array(layout, [np.float32([1, 2])]).tolist()
+    [1.0, 2.0]
+
+    Args:
+        layout: Of the sharding.
+        pieces: For each shard of `layout.here` its rows, as many for each. They are whole in all
+            axes but the first: where the sharding cuts others, each device gets its part. A
+            `jax.Array` that is on its device already is taken as it is.
+        path: Where the leaf is in the element, for errors.
+        given_away: Whether nobody writes into the memory of `pieces` any more. JAX keeps it on the
+            CPU; so if somebody may, it is copied first.
+
+    Raises:
+        InvalidArgumentError: It cannot be cut so, or JAX has no such dtype.
+    """
+    first = pieces[0]
+    if not first.ndim:
+        return _of_scalars(layout, pieces, path)
+    if len({piece.shape for piece in pieces}) > 1:
+        raise InvalidArgumentError(
+            f"{component(path)} has shapes {', '.join(str(piece.shape) for piece in pieces)} on "
+            "the devices of this process, and one array has one shape on all of them"
+        )
+    shape = (len(first) * layout.shards, *first.shape[1:])
+    sharding = for_axes(layout.sharding, len(shape))
+    try:
+        indices = sharding.addressable_devices_indices_map(shape)
+    except ValueError as error:
+        raise InvalidArgumentError(
+            f"{component(path)} of shape {shape} cannot be cut as {sharding} says: {error}"
+        ) from error
+    on_cpu = layout.places[0][0].platform == "cpu"
+    prepared = [_prepared(piece, path, given_away, on_cpu) for piece in pieces]
+    parts = [
+        prepared[place][(slice(None), *indices[device][1:])] for device, place in layout.places
+    ]
+    arrays = jax.device_put(parts, [_one(device, sharding) for device, _ in layout.places])
+    return jax.make_array_from_single_device_arrays(shape, sharding, arrays)
+
+
+def _of_scalars(layout: BatchLayout, pieces: Sequence[Any], path: str) -> jax.Array:
+    if layout.shards > 1 or len(layout.processes) > 1:
+        raise InvalidArgumentError(
+            f"{component(path)} is a scalar, so its rows cannot be shared by several devices: call "
+            "the `batch` method on the dataset, or leave it out with map()"
+        )
+    sharding = for_axes(layout.sharding, 0)
+    return jax.device_put(narrowed(np.asarray(pieces[0]), path), sharding)
+
+
+@functools.lru_cache(maxsize=1024)
+def _one(device: Any, sharding: Any) -> Any:
+    """Return where one device's part of an array goes."""
+    kind = sharding.memory_kind
+    if kind is None or kind == device.default_memory().kind:
+        return device
+    return SingleDeviceSharding(device, memory_kind=kind)
+
+
+def _prepared(piece: Any, path: str, given_away: bool, on_cpu: bool) -> Any:
+    if not isinstance(piece, np.ndarray):
+        return piece  # JAX's own
+    checked = narrowed(piece, path)
+    if given_away or checked is not piece or not on_cpu:
+        return checked
+    return _copied(checked)
+
+
+def _copied(piece: NDArray[Any]) -> NDArray[Any]:
+    """Return a copy that JAX keeps on the CPU, so that it makes no second one."""
+    memory = np.empty(piece.nbytes + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    made = memory[start : start + piece.nbytes].view(piece.dtype).reshape(piece.shape)
+    made[...] = piece
+    return made
+
+
+def check_is_numeric(dtype: np.dtype[Any], path: str = "") -> None:
+    """Raise unless JAX has arrays of a dtype.
+
+    Raises:
+        InvalidArgumentError: They are bytes, str or objects, times, or records.
+    """
+    # Extension types such as bfloat16 are of kind "V", as records are, but of a type of their own.
+    is_extension = dtype.kind == "V" and dtype.fields is None and dtype.type is not np.void
+    if dtype.kind in "biufc" or is_extension:
+        return
+    what = {"S": "bytes", "U": "str", "O": "bytes or str"}.get(dtype.kind, str(dtype))
+    raise InvalidArgumentError(
+        f"{component(path)} holds {what}, of which JAX has no arrays: make numbers of it with "
+        "map(), or leave it out"
+    )
+
+
+def narrowed_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype that JAX makes of one: of 64 bits those of 32, unless x64 is enabled."""
+    made: np.dtype[Any] = np.dtype(jax.dtypes.canonicalize_dtype(dtype))
+    return made
+
+
+def narrowed(array: NDArray[Any], path: str = "") -> NDArray[Any]:
+    """Return an array in the dtype that JAX makes of its own.
+
+    JAX does the same; but it wraps whole numbers that do not fit around without a word.
+
+    Raises:
+        InvalidArgumentError: Whole numbers do not fit, or JAX has no such dtype.
+    """
+    check_is_numeric(array.dtype, path)
+    dtype = narrowed_dtype(array.dtype)
+    if dtype == array.dtype:
+        return array
+    if dtype.kind in "iu" and array.size:
+        limits = np.iinfo(dtype)
+        low, high = array.min(), array.max()
+        if low < limits.min or high > limits.max:
+            raise InvalidArgumentError(
+                f"{component(path)} holds {low if low < limits.min else high}, which {dtype} does "
+                f"not, and JAX makes {dtype} of {array.dtype}: enable 64 bits with "
+                'jax.config.update("jax_enable_x64", True), or map it to smaller numbers'
+            )
+    return array.astype(dtype)

@@ -1,0 +1,308 @@
+"""One program of JAX for all replicas: `jit(shard_map(...))` over a mesh with the axis "replica".
+
+Rule 1. Each replica's code sees what it would see in a call of its own: its part of what differs,
+        and the same of all else. So values of several replicas stand one after another along the
+        first axis; scalars get one for it, which the code does not see.
+Rule 2. Every result is one of each replica, whatever it was computed from.
+Rule 3. There is a program for each structure of arguments; JAX adds one for each of their shapes.
+Rule 4. On CPUs a call waits for its results. Programs that meet each other there need a thread for
+        each device, and two that are under way may take them from each other for ever.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from headrace.element.structure import rebuild
+from headrace.errors import InvalidArgumentError
+from headrace.frameworks.framework import Array, Device
+from headrace.frameworks.jax_arrays import BatchLayout, batch_layout, global_array, narrowed
+
+__all__ = [
+    "AXIS",
+    "Program",
+    "gathered",
+    "global_array",
+    "layout_of",
+    "parts_of",
+    "reduced",
+    "replica_number",
+]
+
+AXIS = "replica"
+
+_NUMBERS = (bool, int, float, complex)
+_ARRAYS = (jax.Array, np.ndarray, np.generic)
+
+
+@functools.lru_cache(maxsize=64)
+def layout_of(devices: tuple[Device, ...]) -> BatchLayout:
+    """Return how rows are shared by replicas on these devices."""
+    return batch_layout(NamedSharding(Mesh(np.array(devices), (AXIS,)), P(AXIS)))
+
+
+def parts_of(array: Array, devices: Sequence[Device], is_scalar: bool) -> tuple[Array, ...]:
+    """Return each replica's part of an array over them all."""
+    parts = {shard.device: shard.data for shard in array.addressable_shards}
+    found = [parts[device] for device in devices]
+    return tuple(part.reshape(()) for part in found) if is_scalar else tuple(found)
+
+
+# --- inside of a program --------------------------------------------------------------------------
+
+
+def replica_number() -> Array:
+    """Return the number of the replica whose code asks."""
+    return jax.lax.axis_index(AXIS)
+
+
+def reduced(is_mean: bool, value: Any) -> Array:
+    """Return the sum or mean of all replicas' values."""
+    array = jnp.asarray(value)
+    if array.dtype == jnp.bool_:
+        array = array.astype(int)
+    return (jax.lax.pmean if is_mean else jax.lax.psum)(array, AXIS)
+
+
+def gathered(value: Any, axis: int) -> Array:
+    """Return all replicas' values one after another."""
+    array = jnp.asarray(value)
+    if not 0 <= axis < array.ndim:
+        raise ValueError(
+            f"cannot gather values of rank {array.ndim} along axis {axis}; the axis must be from 0 "
+            "to rank - 1, so scalars have none: add one with value[None]"
+        )
+    return jax.lax.all_gather(array, AXIS, axis=axis, tiled=True)
+
+
+# --- the program ----------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Record:
+    """Stands for a dataclass that JAX does not know."""
+
+    kind: type
+    names: tuple[str, ...]
+    values: tuple[Any, ...]
+
+
+jax.tree_util.register_dataclass(_Record, ["values"], ["kind", "names"])
+
+
+@jax.tree_util.register_pytree_node_class
+class _Returned:
+    """What a replica's code returned: arrays, and how they are to be put together."""
+
+    def __init__(self, arrays: Sequence[Array], template: Any) -> None:
+        self.arrays, self.template = arrays, template
+
+    def tree_flatten(self) -> tuple[Sequence[Array], Any]:
+        """Return the arrays, and the rest (JAX's protocol)."""
+        return self.arrays, self.template
+
+    @classmethod
+    def tree_unflatten(cls, template: Any, arrays: Sequence[Array]) -> _Returned:
+        """Return it of its parts (JAX's protocol)."""
+        return cls(arrays, template)
+
+
+class _Template:
+    """How results are put together.
+
+    Attributes:
+        tree: Their structure, in JAX's words.
+        marks: For each leaf whether it is a scalar; what is no array is in a tuple.
+    """
+
+    def __init__(self, tree: Any, marks: list[Any]) -> None:
+        self.tree, self.marks = tree, marks
+
+
+class Program:
+    """Runs a function on all replicas at once.
+
+    Args:
+        devices: Of the replicas of all processes, in their order.
+        function: The replicas' code.
+        parts: Returns the local replicas' values of a leaf, or the array over all replicas that
+            they are parts of and whether these are scalars; None: it is the same for all.
+        result: Makes a value of an array over all replicas, and of whether its parts are scalars.
+        donate: Numbers of arguments whose memory may be used for results.
+    """
+
+    def __init__(
+        self,
+        devices: tuple[Device, ...],
+        function: Callable[..., Any],
+        parts: Callable[[Any], Sequence[Any] | tuple[Array, bool] | None],
+        result: Callable[[Array, bool], Any],
+        donate: Sequence[int],
+    ) -> None:
+        self._layout = layout_of(devices)
+        self._mesh = self._layout.sharding.mesh
+        self._is_alone = len(devices) == 1
+        self._here = [device for device, _ in self._layout.places]
+        self._function = function
+        self._parts, self._result = parts, result
+        self._donate = frozenset(donate)
+        self._programs: dict[Any, Callable[..., _Returned]] = {}
+        self._waits = devices[0].platform == "cpu" and not self._is_alone
+
+    def __call__(self, *args: Any) -> Any:
+        """Run it, and return what `result` made of what the replicas returned."""
+        pairs = [
+            self._taken(leaf, number, path)
+            for number, arg in enumerate(args)
+            for path, leaf in jax.tree_util.tree_leaves_with_path(_known(arg))
+        ]
+        tree = jax.tree.structure(_known(args))
+        kinds = tuple(kind for kind, _ in pairs)
+        program = self._programs.get((tree, kinds))
+        if program is None:
+            program = self._programs[tree, kinds] = self._compiled(tree, kinds, args)
+        returned = program(*[value for kind, value in pairs if not isinstance(kind, tuple)])
+        if self._waits:
+            jax.block_until_ready(returned.arrays)
+        template: _Template = returned.template
+        arrays = iter(returned.arrays)
+        leaves = [
+            mark[0] if isinstance(mark, tuple) else self._result_of(next(arrays), mark)
+            for mark in template.marks
+        ]
+        return _as_they_were(jax.tree.unflatten(template.tree, leaves))
+
+    def _result_of(self, array: Array, is_scalar: bool) -> Any:
+        return array if self._is_alone else self._result(array, is_scalar)
+
+    def _taken(self, leaf: Any, number: int, path: Any) -> tuple[Any, Any]:
+        """Return what kind of argument a leaf is, and the array that the program gets.
+
+        Kinds are "rows", "scalar", "same" and, for what is no array, a tuple with it.
+        """
+        parts = self._parts(leaf)
+        if parts is not None and len(parts) == 2 and isinstance(parts[1], bool):
+            return ("scalar" if parts[1] else "rows"), parts[0]
+        if parts is None:
+            if isinstance(leaf, _NUMBERS):
+                return "same", leaf
+            if not isinstance(leaf, _ARRAYS):
+                return self._constant(leaf, number, path), None
+            if isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1:
+                return self._over_the_mesh(leaf, number, path), leaf
+            parts = [leaf] * len(self._here)
+        where = f" of argument {number}{jax.tree_util.keystr(path)}"
+        pieces = [
+            piece if isinstance(piece, jax.Array) else narrowed(np.asarray(piece), where)
+            for piece in parts
+        ]
+        if self._is_alone:
+            return "same", jax.device_put(pieces[0], self._here[0])
+        is_scalar = not pieces[0].ndim
+        if is_scalar:
+            pieces = [piece.reshape(1) for piece in pieces]
+        return ("scalar" if is_scalar else "rows"), global_array(
+            self._layout, pieces, where, given_away=False
+        )
+
+    def _constant(self, leaf: Any, number: int, path: Any) -> tuple[Any]:
+        try:
+            hash(leaf)
+        except TypeError:
+            raise InvalidArgumentError(
+                f"argument {number}{jax.tree_util.keystr(path)} is {leaf!r:.80} of type "
+                f"{type(leaf).__name__}, of which a compiled step can make neither an array nor a "
+                "constant: pass arrays, numbers or what can be hashed"
+            ) from None
+        return (leaf,)
+
+    def _over_the_mesh(self, array: Array, number: int, path: Any) -> str:
+        if array.sharding.is_fully_replicated and (
+            array.sharding.device_set == self._layout.sharding.device_set
+        ):
+            return "same"
+        if array.sharding.is_equivalent_to(self._layout.sharding, array.ndim):
+            return "rows"
+        raise InvalidArgumentError(
+            f"argument {number}{jax.tree_util.keystr(path)} is an array over several devices as "
+            f"{array.sharding} says, and this step takes what is split over the strategy's mesh by "
+            f"its first axis, or the same on all its devices: {self._layout.sharding}"
+        )
+
+    def _compiled(
+        self, tree: Any, kinds: tuple[Any, ...], args: Sequence[Any]
+    ) -> Callable[..., _Returned]:
+        is_alone = self._is_alone
+
+        def replica(*arrays: Array) -> _Returned:
+            given = iter(arrays)
+            leaves = []
+            for kind in kinds:
+                if isinstance(kind, tuple):
+                    leaves.append(kind[0])
+                else:
+                    leaves.append(next(given)[0] if kind == "scalar" else next(given))
+            result = self._function(*_as_they_were(jax.tree.unflatten(tree, leaves)))
+            found, returned = jax.tree.flatten(_known(result))
+            made: list[Array] = []
+            marks: list[Any] = []
+            for leaf in found:
+                if not isinstance(leaf, (*_ARRAYS, *_NUMBERS)):
+                    marks.append((leaf,))
+                    continue
+                array = jnp.asarray(leaf)
+                marks.append(not array.ndim)
+                made.append(array if array.ndim or is_alone else array[None])
+            return _Returned(made, _Template(returned, marks))
+
+        specs = tuple(
+            P() if is_alone or kind == "same" else P(AXIS)
+            for kind in kinds
+            if not isinstance(kind, tuple)
+        )
+        owners = [n for n, arg in enumerate(args) for _ in jax.tree.leaves(_known(arg))]
+        owners = [n for n, kind in zip(owners, kinds, strict=True) if not isinstance(kind, tuple)]
+        mapped = jax.shard_map(
+            replica,
+            mesh=self._mesh,
+            in_specs=specs,
+            out_specs=P() if is_alone else P(AXIS),
+            check_vma=False,
+        )
+        donated = [index for index, owner in enumerate(owners) if owner in self._donate]
+        program: Callable[..., _Returned] = jax.jit(mapped, donate_argnums=donated)
+        return program
+
+
+def _known(value: Any) -> Any:
+    """Return a structure in which JAX knows all containers."""
+    if not any(map(_is_strange, jax.tree.leaves(value))):
+        return value
+    return jax.tree.map(lambda leaf: _record_of(leaf) if _is_strange(leaf) else leaf, value)
+
+
+def _is_strange(leaf: Any) -> bool:
+    return dataclasses.is_dataclass(leaf) and not isinstance(leaf, type)
+
+
+def _record_of(leaf: Any) -> _Record:
+    names = tuple(field.name for field in dataclasses.fields(leaf))
+    return _Record(type(leaf), names, tuple(_known(getattr(leaf, name)) for name in names))
+
+
+def _as_they_were(value: Any) -> Any:
+    def undone(leaf: Any) -> Any:
+        if not isinstance(leaf, _Record):
+            return leaf
+        return rebuild(leaf.kind, leaf.names, [_as_they_were(each) for each in leaf.values])
+
+    return jax.tree.map(undone, value, is_leaf=lambda leaf: isinstance(leaf, _Record))

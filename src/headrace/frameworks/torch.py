@@ -1,0 +1,222 @@
+"""PyTorch: tensors on the device of their replica; there are as many CPUs as are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from headrace.errors import InvalidArgumentError
+from headrace.frameworks.framework import Array, Device, Framework
+
+__all__ = ["FRAMEWORK", "TorchFramework", "tensor_of"]
+
+_TEXT = (bytes, str)
+
+#: What NumPy has from the package ml_dtypes: the same bits under a dtype of PyTorch.
+_EXTENDED = {
+    "bfloat16": (np.int16, torch.bfloat16),
+    "float8_e4m3fn": (np.uint8, torch.float8_e4m3fn),
+    "float8_e5m2": (np.uint8, torch.float8_e5m2),
+}
+_UNSIGNED = {torch.uint16, torch.uint32, torch.uint64}
+
+
+class TorchFramework(Framework):
+    """Tensors of PyTorch (`Framework`)."""
+
+    name = "torch"
+
+    # --- devices ------------------------------------------------------------------------------
+
+    def defaults(self) -> list[str]:
+        """All GPUs, else one CPU."""
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        return [f"gpu:{number}" for number in range(count)] or ["cpu:0"]
+
+    def device(self, name: str) -> Device:
+        """A CPU of any number, or an accelerator that is there."""
+        kind, _, number = name.partition(":")
+        if kind == "cpu":
+            return torch.device("cpu")
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if kind in ("gpu", "cuda") and int(number) < count:
+            return torch.device("cuda", int(number))
+        if name == "mps:0" and torch.backends.mps.is_available():
+            return torch.device("mps")
+        there = "".join(f"gpu:{each}, " for each in range(count))
+        raise ValueError(
+            f"device {name!r} is not there: PyTorch has {there}and as many CPUs as you like "
+            "(cpu:0, cpu:1, ...)"
+        )
+
+    def is_host(self, device: Device) -> bool:
+        """CPUs are."""
+        found: bool = device.type == "cpu"
+        return found
+
+    def settings(self) -> Any:
+        """Whether gradients are recorded, and in which dtype things are computed."""
+        kinds = [
+            (kind, torch.get_autocast_dtype(kind))
+            for kind in ("cpu", "cuda")
+            if torch.is_autocast_enabled(kind)
+        ]
+        return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), kinds
+
+    def on_replica(self, device: Device, settings: Any) -> AbstractContextManager[Any] | None:
+        """Have what holds for the caller's thread hold here."""
+        if device.type == "cpu" and settings == self.settings():
+            return None
+        gradients, inference, kinds = settings
+        stack = ExitStack()
+        if device.type == "cuda":
+            stack.enter_context(torch.cuda.device(device))
+        stack.enter_context(torch.inference_mode(inference))
+        stack.enter_context(torch.set_grad_enabled(gradients))
+        for kind, dtype in kinds:
+            stack.enter_context(torch.autocast(kind, dtype))
+        return stack
+
+    # --- arrays -------------------------------------------------------------------------------
+
+    def put(self, values: Sequence[Any], devices: Sequence[Device]) -> list[Array]:
+        """On the CPU in the same memory."""
+        return [_put(value, device) for value, device in zip(values, devices, strict=True)]
+
+    def dtype_put(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
+        """It stays."""
+        return dtype
+
+    def array(self, value: Any, dtype: Any = None) -> Array:
+        """Shares the memory of an array of NumPy."""
+        if isinstance(value, torch.Tensor):
+            return value if dtype is None else value.to(dtype)
+        if isinstance(value, np.ndarray | np.generic) and value.dtype.kind not in "OSU":
+            tensor = tensor_of(value)
+            return tensor if dtype is None else tensor.to(dtype)
+        try:
+            return torch.as_tensor(value, dtype=dtype)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InvalidArgumentError(
+                f"{value!r:.80} of type {type(value).__name__} cannot be a tensor of PyTorch: "
+                f"{error}"
+            ) from error
+
+    def dtype(self, dtype: Any) -> Any:
+        """One of PyTorch, or what NumPy calls it."""
+        if isinstance(dtype, torch.dtype):
+            return dtype
+        return tensor_of(np.empty(0, dtype)).dtype
+
+    def kept(self, value: Any, device: Device) -> Array:
+        """A copy without a history of gradients."""
+        if isinstance(value, torch.Tensor):
+            return value.detach().to(device, copy=True)
+        return self.array(value).to(device, copy=True)
+
+    def moved(self, array: Array, device: Device) -> Array:
+        """By PyTorch."""
+        return array.to(device)
+
+    def copies(self, value: Any, devices: Sequence[Device]) -> list[Any]:
+        """Copies, through which gradients flow."""
+        if not isinstance(value, torch.Tensor):
+            return [value] * len(devices)
+        first, *others = devices
+        return [value.to(first), *(value.to(device, copy=True) for device in others)]
+
+    def numpy(self, array: Array) -> Any:
+        """On the CPU in the same memory; bfloat16 as float32."""
+        tensor = array.detach().cpu().resolve_conj().resolve_neg()
+        if tensor.dtype in {dtype for _, dtype in _EXTENDED.values()}:
+            tensor = tensor.to(torch.float32)
+        return tensor.numpy()
+
+    def kind(self, dtype: Any) -> str:
+        """As PyTorch sorts them."""
+        if dtype == torch.bool:
+            return "b"
+        if dtype.is_complex:
+            return "c"
+        if dtype.is_floating_point:
+            return "f"
+        return "i" if dtype.is_signed else "u"
+
+    def can_cast(self, dtype: Any, to: Any) -> bool:
+        """PyTorch's own rule."""
+        found: bool = torch.can_cast(dtype, to)
+        return found
+
+    # --- values that become one ---------------------------------------------------------------
+
+    def countable(self, value: Any) -> Array:
+        """Numbers; True counts as 1, and unsigned ones, which PyTorch does not add, are int64."""
+        if isinstance(value, _TEXT) or (
+            isinstance(value, np.ndarray) and value.dtype.kind in "OSU"
+        ):
+            raise InvalidArgumentError(
+                f"values such as {value!r:.40} cannot be added up; take them with local_results"
+            )
+        tensor = self.array(value)
+        narrow = tensor.dtype == torch.bool or tensor.dtype in _UNSIGNED
+        return tensor.to(torch.int64) if narrow else tensor
+
+    def total(self, arrays: Sequence[Array]) -> Array:
+        """On the first one's device."""
+        first, *others = arrays
+        if not others:
+            return first.clone()
+        for other in others:
+            first = first + other.to(first.device)
+        return first
+
+    def within(self, array: Array, axes: tuple[int, ...]) -> Array:
+        """PyTorch's sum, for which no axes are all axes."""
+        return array.sum(dim=axes, dtype=array.dtype) if axes else array
+
+    def divided(self, array: Array, count: int) -> Array:
+        """PyTorch's quotient."""
+        return torch.true_divide(array, count)
+
+    def joined(self, arrays: Sequence[Array], axis: int) -> Array:
+        """PyTorch's concatenation."""
+        return torch.cat([array.to(arrays[0].device) for array in arrays], dim=axis)
+
+
+def _put(value: Any, device: Device) -> Any:
+    if isinstance(value, _TEXT) or value.dtype.kind in "OSU":
+        return value
+    tensor = tensor_of(value)
+    return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)
+
+
+def tensor_of(value: NDArray[Any] | np.generic) -> Any:
+    """Return a tensor in the memory of an array; in a copy where PyTorch cannot have that.
+
+    Raises:
+        InvalidArgumentError: PyTorch has no such numbers.
+    """
+    array = np.asarray(value)
+    if not array.flags.writeable or any(stride < 0 for stride in array.strides):
+        array = array.copy()
+    extended = _EXTENDED.get(array.dtype.name)
+    if extended is not None:
+        bits, dtype = extended
+        return torch.from_numpy(array.view(bits)).view(dtype)
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    try:
+        return torch.from_numpy(array)
+    except TypeError as error:
+        raise InvalidArgumentError(
+            f"PyTorch has no tensors of NumPy's {array.dtype}; convert it in the dataset, with "
+            "map(lambda x: x.astype(...))"
+        ) from error
+
+
+FRAMEWORK = TorchFramework()

@@ -1,0 +1,176 @@
+"""The one thread of a parameter server that carries out operations, one after another.
+
+Rule 1. A read and a write never overlap: there is one thread, and an answer that shows a shard's
+        own memory is copied on its way (`lent`) before the next operation begins.
+Rule 2. Requests are carried out in the order in which they came.
+Rule 3. A request that cannot be carried out is answered with an error; the thread goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from queue import SimpleQueue
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from headrace.errors import FailedPreconditionError, HeadraceError, describe_error
+from headrace.parameter_server.messages import (
+    ArrayForm,
+    CarriedOut,
+    CarryOut,
+    Reborn,
+    ServerStatus,
+    Status,
+    buffer_of,
+    form_of,
+    read_arrays,
+)
+from headrace.parameter_server.operations import (
+    Answer,
+    Describe,
+    Export,
+    Gather,
+    GatherIds,
+    Operation,
+    Read,
+)
+from headrace.serving.call import Done
+from headrace.transport.channel import Request
+
+__all__ = ["Applying", "Core"]
+
+_log = logging.getLogger(__name__)
+
+_STOP_SECONDS = 0.8
+_UNCHANGING = (Read, Gather, GatherIds, Describe, Export)
+
+
+class Core(Protocol):
+    """What operations are carried out on."""
+
+    def carry_out(
+        self, operation: Operation, arrays: Sequence[NDArray[Any]]
+    ) -> tuple[Answer, Sequence[NDArray[Any]]]:
+        """Carry out one operation; the arrays returned may show what it keeps."""
+
+
+class Applying:
+    """Takes requests from the server's thread, and answers them from its own.
+
+    Args:
+        core: The store.
+        index: The server's number, for statistics.
+    """
+
+    def __init__(self, core: Core, index: int) -> None:
+        self.life = secrets.token_hex(8)
+        self._core = core
+        self._index = index
+        self._requests: SimpleQueue[Request | None] = SimpleQueue()
+        self._operations: Counter[str] = Counter()
+        self._carried_out = 0
+        self._failed = 0
+        self._bytes_in = 0
+        self._bytes_out = 0
+        self._busy = 0.0
+        self._since = time.monotonic()
+        self._thread = threading.Thread(
+            target=self._run, name=f"headrace-parameter-server-{index}", daemon=True
+        )
+
+    def start(self) -> None:
+        """Begin to carry out what `handle` takes."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Carry out nothing more; wait for the operation that runs, but not for long."""
+        self._requests.put(None)
+        if self._thread.is_alive():
+            self._thread.join(_STOP_SECONDS)
+
+    def handle(self, requests: Sequence[Request]) -> None:
+        """Take requests; called by the transport's thread."""
+        for request in requests:
+            message = request.message
+            if isinstance(message, CarryOut):
+                if message.life not in ("", self.life):
+                    request.reply(Reborn(life=self.life))
+                else:
+                    self._requests.put(request)
+            elif isinstance(message, Status):
+                request.reply(self.status())
+            else:
+                request.reply(Done())
+
+    def status(self) -> ServerStatus:
+        """Return what was done so far."""
+        return ServerStatus(
+            life=self.life,
+            index=self._index,
+            seconds=time.monotonic() - self._since,
+            requests=self._carried_out,
+            operations=dict(self._operations),
+            bytes_in=self._bytes_in,
+            bytes_out=self._bytes_out,
+            busy_seconds=self._busy,
+            failed=self._failed,
+            waiting=self._requests.qsize(),
+        )
+
+    # --- the thread ---------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while (request := self._requests.get()) is not None:
+            began = time.monotonic()
+            try:
+                self._carry_out(request)
+            except Exception as error:
+                self._fail(request, error)
+            self._busy += time.monotonic() - began
+            # Not held while the thread waits for the next: its buffers may be the asker's memory.
+            del request
+
+    def _carry_out(self, request: Request) -> None:
+        message = request.message
+        assert isinstance(message, CarryOut)
+        operations = message.operations
+        if len(message.arrays) != len(operations):
+            raise FailedPreconditionError(
+                f"a request has {len(operations)} operations, and arrays for {len(message.arrays)}"
+            )
+        reads = [isinstance(each, Read) for each in operations]
+        # What a read shows may change by the next operation of this very request.
+        changes = any(reads) and not all(isinstance(each, _UNCHANGING) for each in operations)
+        answers: list[Answer] = []
+        forms: list[tuple[ArrayForm, ...]] = []
+        buffers: list[memoryview] = []
+        given = read_arrays(message.arrays, request.buffers)
+        for operation, is_read, arrays in zip(operations, reads, given, strict=True):
+            answer, found = self._core.carry_out(operation, arrays)
+            answers.append(answer)
+            forms.append(tuple(form_of(array) for array in found))
+            for array in found:
+                if (is_read and changes) or not array.flags.c_contiguous:
+                    array = array.copy()
+                buffers.append(buffer_of(array))
+            self._operations[type(operation).__name__] += 1
+            self._bytes_in += sum(array.nbytes for array in arrays)
+        self._bytes_out += sum(buffer.nbytes for buffer in buffers)
+        self._carried_out += 1
+        request.reply(
+            CarriedOut(life=self.life, answers=tuple(answers), arrays=tuple(forms)),
+            buffers,
+            lent=any(reads) and not changes,
+        )
+
+    def _fail(self, request: Request, error: Exception) -> None:
+        self._failed += 1
+        if not isinstance(error, HeadraceError | ValueError | TypeError):
+            _log.error("an operation failed: %s", describe_error(error), exc_info=error)
+        request.fail(error)

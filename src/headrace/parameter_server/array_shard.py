@@ -1,0 +1,253 @@
+"""One shard of a variable: its value, the slots beside it, and what can be done to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import InvalidArgumentError
+from headrace.parameter_server.dtypes import dtype_named, is_floating, working_dtype
+from headrace.parameter_server.rules import apply_dense, apply_sparse, put_rows, slots_of
+from headrace.parameter_server.specs import OptimizerRule, ShardSpec, Step
+from headrace.parameter_server.sums import check_rows, sum_rows
+from headrace.parameter_server.touched import Touched
+
+__all__ = ["ArrayShard", "check_gradient", "check_place", "first_value", "rising"]
+
+Array = NDArray[Any]
+
+
+class ArrayShard:
+    """A run of a variable's rows, in one piece of memory.
+
+    Args:
+        spec: What it is.
+        value: Of the spec's shape and dtype; it belongs to the shard from now on.
+        period: Which period of marks this is.
+    """
+
+    def __init__(self, spec: ShardSpec, value: Array, period: int) -> None:
+        self.spec = spec
+        self.value = value
+        #: By "optimizer/name"; each has as many rows as the value, in the working dtype.
+        self.slots: dict[str, Array] = {}
+        #: What their elements begin with.
+        self.slot_firsts: dict[str, float] = {}
+        self.touched = Touched(period)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the value, the slots, and what is kept for increments."""
+        slots = sum(slot.nbytes for slot in self.slots.values())
+        return self.value.nbytes + slots + self.touched.nbytes
+
+    def assign(self, how: str, value: Array) -> None:
+        """Change the whole value."""
+        change = _named("how", how, _WHOLE)
+        self._check(value, self.value.shape, "a value")
+        self._check_arithmetic(how)
+        with np.errstate(all="ignore"):
+            change(self.value, value)
+        self.touched.write_all()
+
+    def gather(self, rows: Array, allocate: Callable[..., Array]) -> Array:
+        """Return rows, in the order in which they are named."""
+        local = self._local(rows)
+        answer = allocate((*local.shape, *self.value.shape[1:]), self.value.dtype)
+        if answer.size:
+            np.take(self.value, local, axis=0, out=answer, mode="clip")
+        return answer
+
+    def scatter(self, how: str, rows: Array, values: Array) -> None:
+        """Change some rows; one that is named twice is changed twice."""
+        change = _named("how", how, _SCATTERED)
+        local = self._local(rows, one_dimension=True)
+        self._check(values, (len(local), *self.value.shape[1:]), "values")
+        self._check_arithmetic(how)
+        if not values.size:
+            return
+        if how in ("add", "sub") and is_floating(self.value.dtype) and not rising(local):
+            local, values = sum_rows(local, values)
+            values = values.astype(self.value.dtype, copy=False)
+        with np.errstate(all="ignore"):
+            if change is None:
+                self.value[local] = values
+            elif rising(local):
+                columns = self.value[:1].size
+                table = self.value.reshape(-1, columns)
+                there = np.take(table, local, axis=0, mode="clip")
+                operation = self._division() if how == "div" else change
+                operation(there, values.reshape(-1, columns), out=there)
+                put_rows(table, local, there)
+            else:
+                operation = self._division() if how == "div" else change
+                operation.at(self.value, local, values)
+        self.touched.write(local, len(self.value))
+
+    def apply(self, optimizer: str, rule: OptimizerRule, step: Step, arrays: list[Array]) -> None:
+        """Take one step of an optimizer: by a gradient, or by rows and their gradients."""
+        if not is_floating(self.value.dtype):
+            raise InvalidArgumentError(
+                f"an optimizer changes floating variables, but {self.spec.variable} has dtype "
+                f"{self.spec.dtype}"
+            )
+        gradient = arrays[-1]
+        check_gradient(gradient, self.spec.variable)
+        if len(arrays) == 1:
+            self._check_shape(gradient, self.value.shape, "a gradient")
+            apply_dense(rule, step, self.value, gradient, self.slots_for(optimizer, rule))
+            self.touched.write_all()
+            return
+        local = self._local(arrays[0], one_dimension=True)
+        self._check_shape(gradient, (len(local), *self.value.shape[1:]), "gradients")
+        if not rising(local):
+            local, gradient = sum_rows(local, gradient)
+        slots = self.slots_for(optimizer, rule)
+        apply_sparse(rule, step, self.value, local, gradient, slots)
+        self.touched.write(local, len(self.value))
+
+    def slots_for(self, optimizer: str, rule: OptimizerRule) -> dict[str, Array]:
+        """Return the slots of an optimizer, by name; those that are missing are made."""
+        found = {}
+        for slot in slots_of(rule):
+            key = f"{optimizer}/{slot.name}"
+            if key not in self.slots:
+                shape = self.value.shape[:1] if slot.by_row else self.value.shape
+                dtype = working_dtype(self.value.dtype)
+                self.slot_firsts[key] = slot.first
+                # Zeros cost no time until they are touched.
+                self.slots[key] = (
+                    np.full(shape, slot.first, dtype) if slot.first else np.zeros(shape, dtype)
+                )
+            found[slot.name] = self.slots[key]
+        return found
+
+    def _local(self, rows: Array, *, one_dimension: bool = False) -> NDArray[np.int64]:
+        """Return rows as the shard numbers them."""
+        spec = self.spec
+        if not self.value.ndim:
+            raise InvalidArgumentError(
+                f"the variable {spec.variable} is a single number and has no rows; read or assign "
+                "all of it"
+            )
+        if one_dimension and rows.ndim != 1:
+            raise InvalidArgumentError(
+                f"ids of {spec.variable} must have one dimension, but got shape {rows.shape}"
+            )
+        found = check_rows(rows, spec.variable_shape[0], f"the variable {spec.variable}")
+        if spec.row:
+            found = found - spec.row
+        if len(self.value) == spec.variable_shape[0]:
+            return found
+        if found.size and (found.min() < 0 or found.max() >= len(self.value)):
+            flat = found.reshape(-1)
+            wrong = flat[(flat < 0) | (flat >= len(self.value))][0] + spec.row
+            raise InvalidArgumentError(
+                f"id {wrong} of the variable {spec.variable} is not in shard {spec.index}, which "
+                f"has rows {spec.row} to {spec.row + len(self.value) - 1}"
+            )
+        return found
+
+    def _check(self, value: Array, shape: tuple[int, ...], what: str) -> None:
+        self._check_shape(value, shape, what)
+        if value.dtype != self.value.dtype:
+            raise InvalidArgumentError(
+                f"{what} of dtype {value.dtype} cannot be written to the variable "
+                f"{self.spec.variable} of dtype {self.spec.dtype}; convert it first"
+            )
+
+    def _check_shape(self, value: Array, shape: tuple[int, ...], what: str) -> None:
+        if value.shape != shape:
+            raise InvalidArgumentError(
+                f"shape {value.shape} of {what} does not fit the variable {self.spec.variable}: "
+                f"shard {self.spec.index} needs {shape}"
+            )
+
+    def _check_arithmetic(self, how: str) -> None:
+        if self.value.dtype.kind == "b" and how not in ("assign", "update"):
+            raise InvalidArgumentError(
+                f"{how} is not defined for the variable {self.spec.variable} of dtype bool; assign "
+                "or update it"
+            )
+
+    def _division(self) -> np.ufunc:
+        whole: np.ufunc = np.floor_divide
+        return whole if self.value.dtype.kind in "iu" else np.true_divide
+
+
+def rising(rows: NDArray[np.int64]) -> bool:
+    """Whether each row is there once, in order: as clients send them."""
+    return len(rows) < 2 or bool((rows[1:] > rows[:-1]).all())
+
+
+def check_gradient(gradient: Array, whose: str) -> None:
+    """Refuse a gradient that is of no floating dtype.
+
+    Raises:
+        InvalidArgumentError: It is not.
+    """
+    if not is_floating(gradient.dtype):
+        raise InvalidArgumentError(
+            f"a gradient of {whose} must have a floating dtype, but has {gradient.dtype}"
+        )
+
+
+def check_place(spec: ShardSpec) -> None:
+    """Refuse a shard that is no run of the rows of its variable.
+
+    Raises:
+        InvalidArgumentError: It is not.
+    """
+    shape, whole = spec.shape, spec.variable_shape
+    fits = len(shape) == len(whole) and min((*shape, *whole, spec.row), default=0) >= 0
+    if fits and shape:
+        fits = shape[1:] == whole[1:] and spec.row + shape[0] <= whole[0]
+    if not fits:
+        raise InvalidArgumentError(
+            f"shard {spec.name} of shape {shape} from row {spec.row} on is no part of a variable "
+            f"of shape {whole}"
+        )
+
+
+def first_value(spec: ShardSpec, value: Array) -> Array:
+    """Return a copy of a first value, as a shard keeps it.
+
+    Raises:
+        InvalidArgumentError: It is not of the spec's shape and dtype.
+    """
+    dtype = dtype_named(spec.dtype)
+    if value.shape != spec.shape or value.dtype != dtype:
+        raise InvalidArgumentError(
+            f"a first value of shape {value.shape} and dtype {value.dtype} does not fit shard "
+            f"{spec.index} of the variable {spec.variable}, of shape {spec.shape} and dtype "
+            f"{spec.dtype}"
+        )
+    return np.array(value, dtype, order="C", copy=True)
+
+
+def _named(name: str, value: str, choices: dict[str, Any]) -> Any:
+    if value not in choices:
+        raise InvalidArgumentError(
+            f"`{name}` must be one of {', '.join(choices)}, but got {value!r}"
+        )
+    return choices[value]
+
+
+_WHOLE: dict[str, Callable[[Array, Array], Any]] = {
+    "assign": lambda value, other: np.copyto(value, other),
+    "add": lambda value, other: np.add(value, other, out=value),
+    "sub": lambda value, other: np.subtract(value, other, out=value),
+}
+
+_SCATTERED: dict[str, Any] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": np.true_divide,
+    "min": np.minimum,
+    "max": np.maximum,
+    "update": None,
+}

@@ -1,0 +1,43 @@
+"""What servers are told about closures: which have settled, and whose writes to refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headrace.parameter_server.connection import Servers
+from headrace.parameter_server.operations import Fence, Settle
+
+__all__ = ["ClosureServers"]
+
+
+class ClosureServers:
+    """The parameter servers, as far as the closures of one coordinator go.
+
+    Making it fences all earlier coordinators; a server that comes back is told again.
+
+    Args:
+        servers: Those of the cluster.
+        incarnation: Of the coordinator; a later one's is larger.
+
+    Raises:
+        UnavailableError: A server cannot be reached.
+    """
+
+    def __init__(self, servers: Servers, incarnation: int) -> None:
+        self._servers = servers
+        self._incarnation = incarnation
+        servers.ask_each(Fence(incarnation))
+        servers.on_return(lambda server: servers.ask(server, Fence(incarnation)))
+
+    def settle(self, closures: Sequence[int], below: int) -> None:
+        """Have all servers forget the keys of closures that have ended.
+
+        Args:
+            closures: Their numbers.
+            below: All below this one have, too.
+        """
+        self._servers.ask_each(Settle(self._incarnation, tuple(closures), below))
+
+    def fence(self, worker: int) -> None:
+        """Have all servers refuse what a life of a worker still writes."""
+        self._servers.ask_each(Fence(self._incarnation, worker))

@@ -1,0 +1,388 @@
+"""Asking parameter servers: many at a time, from any thread, with patience.
+
+    servers = Servers(["host1:2222", "host2:2222"])
+    (step, _), (_, [rows]) = servers.ask_all([Ask(0, Count("steps")), Ask(1, Gather("w"), [ids])])
+
+Each thread has channels of its own: nothing is handed from one thread to another, and what a thread
+copies into shared memory keeps no other one waiting. What is asked of one server at a time is one
+request; the servers work at the same time.
+
+Rule 1. A server that cannot be reached is asked again until `timeout` seconds have passed; after 10
+        s a warning says which it is.
+Rule 2. What may have been carried out is repeated only if that does no harm: it changes nothing, or
+        it has a key, or twice is as good as once (`may_be_repeated`). What never reached the server
+        is always asked again.
+Rule 3. A server that was started again has lost what it held. That is reported once, before
+        anything else is asked of it, to the log and to those who asked for it (`on_return`). Who
+        then misses a shard waits for it as for the server: somebody may restore it.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+import os
+import random
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from numpy.typing import NDArray
+
+from headrace.arguments import check_seconds, check_strings
+from headrace.errors import (
+    CancelledError,
+    FailedPreconditionError,
+    HeadraceError,
+    NotFoundError,
+    UnavailableError,
+)
+from headrace.parameter_server.messages import (
+    CarriedOut,
+    CarryOut,
+    Reborn,
+    ServerReply,
+    ServerStatus,
+    Status,
+    buffer_of,
+    form_of,
+    read_arrays,
+)
+from headrace.parameter_server.operations import Answer, Operation, Settle
+from headrace.parameter_server.repeating import may_be_repeated
+from headrace.transport import zeromq
+from headrace.transport.channel import Channel, Reply
+from headrace.transport.retry import RetryPolicy, delays
+from headrace.transport.security import Security
+
+__all__ = ["Ask", "Servers"]
+
+_log = logging.getLogger(__name__)
+
+_SLICE_SECONDS = 1.0
+_QUIET_SECONDS = 10.0
+_WORDS_SECONDS = 60.0
+_LARGEST_REQUEST = 16 << 30
+_POLICY = RetryPolicy(first_delay=0.02, max_delay=1.0)
+
+
+class Ask(NamedTuple):
+    """One operation for one server."""
+
+    server: int
+    operation: Operation
+    arrays: Sequence[NDArray[Any]] = ()
+
+
+Answered = tuple[Answer, list[NDArray[Any]]]
+
+
+class Servers:
+    """The parameter servers of a cluster, as those see them who ask.
+
+    Args:
+        addresses: Where they listen, by index.
+        security: Keys of a client.
+        timeout: Seconds for which a server that cannot be reached is asked again.
+
+    Raises:
+        ValueError: There is none, or an address is not "host:port".
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        *,
+        security: Security | None = None,
+        timeout: float = 120.0,
+    ) -> None:
+        check_strings("addresses", addresses)
+        check_seconds("timeout", timeout)
+        if not addresses:
+            raise ValueError("`addresses` must name a parameter server, but is empty")
+        self.addresses = tuple(addresses)
+        self.timeout = float(timeout)
+        self._security = security
+        self._lock = threading.Lock()
+        self._lives = [""] * len(addresses)
+        #: Servers that were started again since they were first asked.
+        self._came_back: set[int] = set()
+        self._callbacks: list[Callable[[int], object]] = []
+        self._channels = threading.local()
+        #: Whose channel each is.
+        self._owners: weakref.WeakKeyDictionary[Channel, int] = weakref.WeakKeyDictionary()
+        self._process = os.getpid()
+        self._closed = threading.Event()
+
+    def __len__(self) -> int:
+        return len(self.addresses)
+
+    def ask(self, server: int, operation: Operation, *arrays: NDArray[Any]) -> Answered:
+        """Ask one thing of one server; see `ask_all`."""
+        return self.ask_all([Ask(server, operation, arrays)])[0]
+
+    def ask_all(self, asks: Sequence[Ask]) -> list[Answered]:
+        """Ask things of several servers at a time; return the answers in the order of the asks.
+
+        What one server is asked is carried out in the order in which it stands. The arrays of an
+        answer belong to whoever asked.
+
+        Raises:
+            UnavailableError: A server could not be reached in time, or was lost while it carried
+                out what may not be repeated.
+            HeadraceError: What a server answered with; the other servers carried out theirs.
+        """
+        by_server: dict[int, list[int]] = {}
+        for position, ask in enumerate(asks):
+            by_server.setdefault(ask.server, []).append(position)
+        calls = [
+            _Call(self, server, [asks[position] for position in positions])
+            for server, positions in by_server.items()
+        ]
+        for call in calls:
+            call.begin()
+        answers: list[Any] = [None] * len(asks)
+        failed: Exception | None = None
+        for call, positions in zip(calls, by_server.values(), strict=True):
+            try:
+                for position, answer in zip(positions, call.finish(), strict=True):
+                    answers[position] = answer
+            except Exception as error:
+                failed = failed or error
+        if failed is not None:
+            try:
+                raise failed
+            finally:
+                del failed  # its traceback holds this frame, which would hold it
+        return answers
+
+    def greet(self) -> None:
+        """Wait until all servers answer, and ask nothing.
+
+        Raises:
+            UnavailableError: One did not answer in time.
+        """
+        self.ask_each(Settle(0))
+
+    def ask_each(self, operation: Operation) -> None:
+        """Ask all servers the same, whose answers say nothing.
+
+        Raises:
+            UnavailableError: One did not answer in time.
+        """
+        self.ask_all([Ask(server, operation) for server in range(len(self))])
+
+    def status(self, server: int, timeout: float = 5.0) -> ServerStatus:
+        """Ask a server what it has done.
+
+        Raises:
+            UnavailableError: It cannot be reached.
+            DeadlineExceededError: It did not answer in time.
+        """
+        channel = self._channel_to(server)
+        try:
+            answer, _ = channel.call(Status(), timeout=timeout)
+        finally:
+            channel.close()
+        assert isinstance(answer, ServerStatus)
+        return answer
+
+    def on_return(self, callback: Callable[[int], object]) -> None:
+        """Have `callback(server)` called when a server turns out to have been started again.
+
+        It is called on the thread that noticed, but in no closure, before that thread asks the
+        server anything else; it may restore what the server held.
+        """
+        self._callbacks.append(callback)
+
+    def close(self) -> None:
+        """Ask nothing more; whoever waits gets CancelledError. May be called twice."""
+        self._closed.set()
+        # Those of other threads that are at work go with the last use of them.
+        self._channels = threading.local()
+        alive = {thread.ident for thread in threading.enumerate()}
+        for channel, owner in list(self._owners.items()):
+            if owner == threading.get_ident() or owner not in alive:
+                channel.close()
+
+    # --- for calls ----------------------------------------------------------------------------
+
+    def name_of(self, server: int) -> str:
+        """Return what a server is called in messages."""
+        return f"parameter server {server} at {self.addresses[server]}"
+
+    def channel(self, server: int) -> Channel:
+        """Return this thread's channel to a server."""
+        self.check_open()
+        if self._process != os.getpid():
+            self._process = os.getpid()
+            self._channels = threading.local()
+        mine: dict[int, Channel] | None = getattr(self._channels, "by_server", None)
+        if mine is None:
+            mine = self._channels.by_server = {}
+        found = mine.get(server)
+        if found is None:
+            found = mine[server] = self._channel_to(server)
+            self._owners[found] = threading.get_ident()
+        return found
+
+    def _channel_to(self, server: int) -> Channel:
+        return zeromq.connect(
+            self.addresses[server],
+            reply_type=ServerReply,
+            security=self._security,
+            # A server that stands still is waited for as long as one that is gone.
+            patience=self.timeout,
+            request_bytes=_LARGEST_REQUEST,
+        )
+
+    def life_of(self, server: int) -> str:
+        """Return which life of a server is known; "": none yet."""
+        return self._lives[server]
+
+    def met(self, server: int, life: str) -> None:
+        """Take note of the life of a server that answered."""
+        if self._lives[server] == life:
+            return
+        with self._lock:
+            before, self._lives[server] = self._lives[server], life
+            is_news = before not in ("", life)
+            if is_news:
+                self._came_back.add(server)
+        if is_news:
+            _log.warning(
+                "%s was started again, and has lost the variables and tables that it held; restore "
+                "a checkpoint, or make them again",
+                self.name_of(server),
+            )
+            for callback in self._callbacks:
+                # What it writes is not the write of the closure that found out.
+                contextvars.Context().run(callback, server)
+
+    def came_back(self, server: int) -> bool:
+        """Whether a server was started again since it was first asked."""
+        return server in self._came_back
+
+    def check_open(self) -> None:
+        """Raise CancelledError if nothing is to be asked any more."""
+        if self._closed.is_set():
+            raise CancelledError("the connection to the parameter servers was closed")
+
+    def pause(self, seconds: float) -> None:
+        """Wait; raise CancelledError if nothing is to be asked any more."""
+        self._closed.wait(seconds)
+        self.check_open()
+
+
+class _Call:
+    """What one server is asked at a time."""
+
+    def __init__(self, servers: Servers, server: int, asks: Sequence[Ask]) -> None:
+        self._servers = servers
+        self._server = server
+        self._operations = tuple(ask.operation for ask in asks)
+        arrays = [[_contiguous(array) for array in ask.arrays] for ask in asks]
+        self._forms = tuple(tuple(form_of(array) for array in each) for each in arrays)
+        self._buffers = [buffer_of(array) for each in arrays for array in each]
+        self._repeatable = all(may_be_repeated(operation) for operation in self._operations)
+        self._until = time.monotonic() + servers.timeout
+        self._words_at = time.monotonic() + _QUIET_SECONDS
+        self._waits = delays(_POLICY, random.random)
+        self._ticket = 0
+
+    def begin(self) -> None:
+        """Send it."""
+        servers = self._servers
+        life = servers.life_of(self._server)
+        self._channel = servers.channel(self._server)
+        self._ticket = self._channel.send(
+            CarryOut(self._operations, self._forms, life), self._buffers
+        )
+
+    def finish(self) -> list[Answered]:
+        """Wait for the answer, and ask again as long as that makes sense."""
+        servers = self._servers
+        while True:
+            try:
+                reply = self._receive()
+                message = reply.message
+                if isinstance(message, Exception):
+                    raise message
+                if isinstance(message, CarriedOut):
+                    servers.met(self._server, message.life)
+                    given = read_arrays(message.arrays, reply.buffers)
+                    return list(zip(message.answers, given, strict=True))
+                if isinstance(message, Reborn):
+                    servers.met(self._server, message.life)
+                else:
+                    raise FailedPreconditionError(
+                        f"{servers.name_of(self._server)} answered with "
+                        f"{type(message).__name__}; is it of another version of Headrace?"
+                    )
+            except UnavailableError as error:
+                if not (self._repeatable or error.unsent):
+                    raise self._unknown(error) from error
+                self._wait(error)
+            except NotFoundError as error:
+                if not (self._repeatable and servers.came_back(self._server)):
+                    raise
+                self._wait(error)
+            self.begin()
+
+    def _receive(self) -> Reply:
+        """Return the answer; the server is alive, or the channel says that it is not."""
+        while True:
+            reply = self._channel.receive(_SLICE_SECONDS)
+            if reply is not None:
+                if reply.ticket == self._ticket:
+                    return reply
+                continue  # to what somebody gave up, as by Ctrl-C
+            self._servers.check_open()
+            self._say("has not answered")
+
+    def _wait(self, error: HeadraceError) -> None:
+        """Wait before the next try; raise if there is none."""
+        pause = next(self._waits)
+        if time.monotonic() + pause > self._until:
+            if isinstance(error, NotFoundError):
+                raise NotFoundError(
+                    f"{self._servers.name_of(self._server)} was started again, and in "
+                    f"{self._servers.timeout:g} s nobody restored what it held: {error}"
+                ) from error
+            raise UnavailableError(
+                f"{self._servers.name_of(self._server)} did not answer for "
+                f"{self._servers.timeout:g} s: is it running, and is this its address? The last "
+                f"try: {error}"
+            ) from error
+        self._say(f"cannot do what it is asked ({error})")
+        self._servers.pause(pause)
+
+    def _say(self, what: str) -> None:
+        now = time.monotonic()
+        if now >= self._words_at:
+            self._words_at = now + _WORDS_SECONDS
+            waited = now - self._until + self._servers.timeout
+            _log.warning(
+                "%s %s for %.0f s; it was asked to carry out %s",
+                self._servers.name_of(self._server),
+                what,
+                waited,
+                self._names(),
+            )
+
+    def _names(self) -> str:
+        kinds = dict.fromkeys(type(operation).__name__ for operation in self._operations)
+        return ", ".join(kinds)
+
+    def _unknown(self, error: UnavailableError) -> UnavailableError:
+        return UnavailableError(
+            f"{self._servers.name_of(self._server)} was lost while it carried out {self._names()}: "
+            "it may be done or not, so it is not asked again. Read what is there, and decide; in "
+            f"functions that a coordinator schedules, writes are repeated safely. {error}"
+        )
+
+
+def _contiguous(array: NDArray[Any]) -> NDArray[Any]:
+    return array if array.flags.c_contiguous else array.copy()

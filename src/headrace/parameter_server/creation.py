@@ -1,0 +1,185 @@
+"""Making a variable on parameter servers: its shape, its shards, where they go, its first values.
+
+A value is built here and sent in parts. Where that is too much for this process, a function that
+takes `partition_shape` and `partition_offset` is called once a shard, and an initializer of the
+servers' own (`Zeros`, `Uniform` ...) not at all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.arguments import check_int
+from headrace.errors import InvalidArgumentError
+from headrace.parameter_server.arrays import as_array
+from headrace.parameter_server.connection import Ask, Servers
+from headrace.parameter_server.dtypes import dtype_named, name_of
+from headrace.parameter_server.operations import (
+    Constant,
+    Create,
+    Initializer,
+    Normal,
+    ShardSpec,
+    Uniform,
+    Zeros,
+)
+from headrace.parameter_server.partitioners import count_shards, ranges_of_rows
+
+__all__ = ["PlacedShard", "VariableRecord", "cut", "initial", "make"]
+
+_INITIALIZERS = (Zeros, Constant, Uniform, Normal)
+
+
+class PlacedShard(msgspec.Struct, frozen=True):
+    """A shard, and which server has it."""
+
+    spec: ShardSpec
+    server: int
+
+    @property
+    def rows(self) -> slice:
+        """The rows of the variable that it holds."""
+        return slice(self.spec.row, self.spec.row + (self.spec.shape[0] if self.spec.shape else 1))
+
+
+class VariableRecord(msgspec.Struct, frozen=True):
+    """A variable, as its handle carries it."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    trainable: bool
+    aggregation: str
+    shards: tuple[PlacedShard, ...]
+
+
+class Initial(msgspec.Struct, frozen=True):
+    """First values: all of them, or what makes them.
+
+    Attributes:
+        shape: Of the variable.
+        dtype: Of the variable.
+        value: All of it.
+        by_shard: Makes the value of a shard of this shape that begins at this offset.
+        initializer: Of the servers' own.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    value: Any = None
+    by_shard: Callable[..., Any] | None = None
+    initializer: Initializer | None = None
+
+
+def initial(initial_value: Any, shape: Any, dtype: Any) -> Initial:
+    """Find out the shape and dtype of a variable from what a user gave.
+
+    Raises:
+        TypeError: It is no array of numbers.
+        ValueError: The shape is missing, or another one.
+    """
+    sizes = None if shape is None else _sizes(shape)
+    if isinstance(initial_value, _INITIALIZERS):
+        if sizes is None:
+            raise ValueError(
+                f"`shape` must say how large the variable is that {initial_value} fills"
+            )
+        found = np.dtype(np.float32 if dtype is None else dtype)
+        return Initial(sizes, found, initializer=initial_value)
+    if callable(initial_value):
+        if sizes is not None and dtype is not None:
+            return Initial(sizes, np.dtype(dtype), by_shard=initial_value)
+        initial_value = initial_value()
+    array = as_array(initial_value)
+    if dtype is not None:
+        array = array.astype(dtype, copy=False)
+    if sizes is not None and array.shape != sizes:
+        raise ValueError(f"`shape` is {sizes}, but the initial value has shape {array.shape}")
+    name_of(array.dtype)
+    return Initial(array.shape, array.dtype, value=array)
+
+
+def cut(
+    name: str,
+    first: Initial,
+    partitioner: Callable[..., Any] | None,
+    place: Callable[[int], int],
+) -> tuple[PlacedShard, ...]:
+    """Cut a variable into shards, and place each.
+
+    Args:
+        name: Of the variable.
+        first: Its shape and dtype.
+        partitioner: Says into how many; None: one.
+        place: Takes a shard's bytes, and returns its server.
+
+    Raises:
+        ValueError: The partitioner returned nonsense.
+    """
+    shape = first.shape
+    dtype = name_of(first.dtype)
+    shards = 1
+    if partitioner is not None and shape:
+        shards = count_shards(partitioner(shape, first.dtype), shape)
+    ranges = ranges_of_rows(shape[0], shards) if shards > 1 else [range(shape[0] if shape else 1)]
+    row_bytes = math.prod(shape[1:]) * first.dtype.itemsize
+    return tuple(
+        PlacedShard(
+            ShardSpec(
+                name=name if shards == 1 else f"{name}/part_{index}",
+                variable=name,
+                index=index,
+                row=rows.start,
+                shape=(len(rows), *shape[1:]) if shape else (),
+                dtype=dtype,
+                variable_shape=shape,
+            ),
+            place(len(rows) * row_bytes),
+        )
+        for index, rows in enumerate(ranges)
+    )
+
+
+def make(servers: Servers, shards: Sequence[PlacedShard], first: Initial) -> bool:
+    """Have the servers make shards, all at a time; return whether any was there before."""
+    asks = []
+    for shard in shards:
+        arrays = [] if first.initializer is not None else [_value_of(shard, first, len(shards) > 1)]
+        asks.append(Ask(shard.server, Create(shard.spec, first.initializer), arrays))
+    return any(answer.existed for answer, _ in servers.ask_all(asks))  # type: ignore[union-attr]
+
+
+def _value_of(shard: PlacedShard, first: Initial, is_part: bool) -> NDArray[Any]:
+    if first.by_shard is None:
+        whole: NDArray[Any] = first.value
+        return whole[shard.rows] if is_part else whole
+    spec = shard.spec
+    if is_part:
+        offset = (spec.row, *[0] * (len(spec.shape) - 1))
+        try:
+            made = as_array(first.by_shard(partition_shape=spec.shape, partition_offset=offset))
+        except (TypeError, ValueError):
+            # It knows nothing of parts. It might raise these for another reason: then so it will.
+            made = as_array(first.by_shard())
+    else:
+        made = as_array(first.by_shard())
+    if made.shape != spec.shape and made.shape == first.shape:
+        made = made[shard.rows]
+    if made.shape != spec.shape:
+        raise InvalidArgumentError(
+            f"the function that makes {spec.name!r} returned shape {made.shape}, and neither "
+            f"{spec.shape} of the shard nor {first.shape} of the variable"
+        )
+    return made.astype(dtype_named(spec.dtype), copy=False)
+
+
+def _sizes(shape: Any) -> tuple[int, ...]:
+    if isinstance(shape, int | np.integer):
+        shape = (shape,)
+    return tuple(check_int("shape", size, minimum=0) for size in shape)

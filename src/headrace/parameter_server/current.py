@@ -1,0 +1,105 @@
+"""What handles resolve to in this process: the clusters that it takes part in.
+
+A variable, table, optimizer or strategy pickles as a handle: the id of its cluster, and what it is
+called there. The coordinator fills this when it makes a strategy, a worker when a coordinator
+greets it (`enter`).
+
+A process that is both has entered twice: handles mean what the first one made of them, so that a
+variable is one object there.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from headrace.errors import FailedPreconditionError
+from headrace.parameter_server.connection import Servers
+
+__all__ = ["Cluster", "cluster_of", "enter", "find_cluster", "leave"]
+
+T = TypeVar("T")
+
+
+class Cluster:
+    """A cluster as one process sees it.
+
+    Args:
+        cluster_id: Names it in handles.
+        servers: Leads to its parameter servers.
+    """
+
+    def __init__(self, cluster_id: str, servers: Servers) -> None:
+        self.cluster_id = cluster_id
+        self.servers = servers
+        self._lock = threading.RLock()
+        self._things: weakref.WeakValueDictionary[tuple[str, str], Any] = (
+            weakref.WeakValueDictionary()
+        )
+
+    def resolve(self, kind: str, name: str, make: Callable[[], T]) -> T:
+        """Return the one object of this process for a handle; `make` makes the first."""
+        with self._lock:
+            found: T | None = self._things.get((kind, name))
+            if found is None:
+                found = self._things[kind, name] = make()
+            return found
+
+    def keep(self, kind: str, name: str, thing: object) -> None:
+        """Have later handles of this name resolve to `thing`, as long as it lives."""
+        with self._lock:
+            self._things[kind, name] = thing
+
+    def close(self) -> None:
+        """Ask the servers nothing more, and resolve nothing more."""
+        leave(self)
+        self.servers.close()
+
+
+_clusters: dict[str, list[Cluster]] = {}
+_lock = threading.Lock()
+
+
+def enter(cluster: Cluster) -> None:
+    """Resolve handles of a cluster from now on, until it is closed."""
+    with _lock:
+        _clusters.setdefault(cluster.cluster_id, []).append(cluster)
+
+
+def leave(cluster: Cluster) -> None:
+    """Resolve no more handles of a cluster."""
+    with _lock:
+        entered = _clusters.get(cluster.cluster_id, [])
+        if cluster in entered:
+            entered.remove(cluster)
+        if not entered:
+            _clusters.pop(cluster.cluster_id, None)
+
+
+def find_cluster(cluster_id: str) -> Cluster | None:
+    """Return a cluster that this process takes part in; None: it takes part in none of this id."""
+    entered = _clusters.get(cluster_id)
+    return entered[0] if entered else None
+
+
+def cluster_of(cluster_id: str, what: str) -> Cluster:
+    """Return the cluster of a handle.
+
+    Args:
+        cluster_id: Stands in the handle.
+        what: Which handle it is, for the error.
+
+    Raises:
+        FailedPreconditionError: This process takes part in no such cluster.
+    """
+    with _lock:
+        entered = list(_clusters.get(cluster_id, ()))
+    if not entered:
+        raise FailedPreconditionError(
+            f"{what} belongs to the cluster {cluster_id}, which this process does not take part "
+            "in: it can be used where its strategy was made, and in functions that a coordinator "
+            "schedules"
+        )
+    return entered[0]

@@ -1,0 +1,74 @@
+"""Names of dtypes, as specs carry them: "float32", "bool", "bfloat16"."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from headrace.element.description import decode_dtype
+
+__all__ = ["as_dtype", "dtype_named", "is_floating", "name_of", "working_dtype"]
+
+_PLAIN = {
+    np.dtype(kind).name
+    for kind in (*np.typecodes["AllInteger"], *np.typecodes["Float"], *np.typecodes["Complex"], "?")
+}
+
+
+def as_dtype(dtype: Any) -> np.dtype[Any]:
+    """Return a dtype that a user gave: a type, a dtype or a name, such as "bfloat16".
+
+    Raises:
+        TypeError: It is none.
+    """
+    try:
+        found: np.dtype[Any] = np.dtype(dtype)
+        return found
+    except TypeError:
+        if not isinstance(dtype, str):
+            raise
+    try:
+        return dtype_named(dtype)
+    except ValueError:
+        raise TypeError(f"`dtype` must be the name of a dtype, but got {dtype!r}") from None
+
+
+def name_of(dtype: Any) -> str:
+    """Return the name of a dtype that a variable can have.
+
+    Raises:
+        TypeError: No variable can: strings, objects, records.
+    """
+    found = as_dtype(dtype)
+    name: str = found.name
+    # Those that another package has registered (ml_dtypes) are "built in" with number 2.
+    if name not in _PLAIN and found.isbuiltin != 2:
+        raise TypeError(
+            f"a variable on parameter servers holds numbers or bools, but got dtype {found}"
+        )
+    return name
+
+
+def dtype_named(name: str) -> np.dtype[Any]:
+    """Return the dtype of a name.
+
+    Raises:
+        ValueError: There is none.
+        FailedPreconditionError: It needs a package that is not installed here.
+    """
+    return np.dtype(name) if name in _PLAIN else decode_dtype(name)
+
+
+def is_floating(dtype: np.dtype[Any]) -> bool:
+    """Whether an optimizer can change it."""
+    return dtype.kind == "f" or (dtype.isbuiltin == 2 and "float" in dtype.name)
+
+
+def working_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype that a rule computes in, and that slots have.
+
+    Numbers of less than 32 bits are stored as they are and changed in float32: with the 8 bits of
+    bfloat16, small steps and running averages would be lost by rounding.
+    """
+    return dtype if dtype.isbuiltin == 1 and dtype.itemsize >= 4 else np.dtype(np.float32)

@@ -1,0 +1,58 @@
+"""Sparse gradients: rows of a variable or table, and a value for each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import InvalidArgumentError
+from headrace.parameter_server.arrays import as_array
+
+__all__ = ["IndexedSlices"]
+
+
+class IndexedSlices:
+    """Values for some rows of an array; a row that stands there twice counts twice.
+
+    >>> import headrace as hr
+    >>> import numpy as np
+    >>> hr.IndexedSlices(np.ones((2, 4), np.float32), [7, 3])
+    <IndexedSlices of 2 rows, values (2, 4) float32>
+
+    Args:
+        values: A value for each index: an array of NumPy, JAX or PyTorch. Its first axes are those
+            of `indices`, the others those of a row.
+        indices: Integers.
+        dense_shape: Of the whole array; None: that of the variable.
+
+    Raises:
+        TypeError: The indices are no integers.
+        InvalidArgumentError: There are more or fewer values than indices.
+    """
+
+    __slots__ = ("dense_shape", "indices", "values")
+
+    def __init__(self, values: Any, indices: Any, dense_shape: Sequence[int] | None = None) -> None:
+        rows = as_array(indices)
+        if rows.dtype.kind not in "iu":
+            if rows.size:
+                raise TypeError(f"`indices` must be integers, but got dtype {rows.dtype}")
+            rows = rows.astype(np.int64)
+        found = as_array(values)
+        if found.shape[: rows.ndim] != rows.shape:
+            raise InvalidArgumentError(
+                f"`values` must begin with the axes of `indices`, {rows.shape}, but has shape "
+                f"{found.shape}"
+            )
+        self.values: NDArray[Any] = found.reshape(rows.size, *found.shape[rows.ndim :])
+        self.indices: NDArray[np.int64] = rows.reshape(-1).astype(np.int64, copy=False)
+        self.dense_shape = None if dense_shape is None else tuple(int(each) for each in dense_shape)
+
+    def __repr__(self) -> str:
+        return (
+            f"<IndexedSlices of {len(self.indices)} rows, values {self.values.shape} "
+            f"{self.values.dtype}>"
+        )

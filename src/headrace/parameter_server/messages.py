@@ -1,0 +1,165 @@
+"""What goes between a parameter server and those who ask it.
+
+    CarryOut(life, operations, arrays)  ->  CarriedOut(answers, arrays), or Reborn(life)
+
+One request carries operations on any number of shards and tables. They are carried out in their
+order; the first that fails ends it, and its error is the answer. Arrays travel as buffers, those of
+the first operation first; what they look like stands in the message.
+
+Rule 1. A request names the life of the server that it is meant for. A server that was started again
+        carries out nothing that was meant for the one before: it says who it is, and whoever asks
+        learns that what the server held is lost, before anything is written to it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import FailedPreconditionError
+from headrace.parameter_server.dtypes import dtype_named, name_of
+from headrace.parameter_server.operations import Answer, Operation
+from headrace.serving.call import Done, Message, Ping, Question
+from headrace.transport.channel import Buffer
+
+__all__ = [
+    "ArrayForm",
+    "CarriedOut",
+    "CarryOut",
+    "Reborn",
+    "ServerReply",
+    "ServerRequest",
+    "ServerStatus",
+    "Status",
+    "buffer_of",
+    "form_of",
+    "read_arrays",
+]
+
+
+class ArrayForm(msgspec.Struct, frozen=True, array_like=True):
+    """What an array looks like that travels as a buffer."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class CarriedOut(Message, frozen=True):
+    """An answer for each operation, and the forms of the arrays that it has.
+
+    Attributes:
+        life: Of the server.
+        answers: One an operation.
+        arrays: The forms, for each operation.
+    """
+
+    life: str
+    answers: tuple[Answer, ...]
+    arrays: tuple[tuple[ArrayForm, ...], ...]
+
+
+class Reborn(Message, frozen=True):
+    """Nothing was carried out: the server was started again, and this is its life."""
+
+    life: str
+
+
+class CarryOut(Question[CarriedOut], frozen=True):
+    """Carry out operations.
+
+    Attributes:
+        operations: What to do, in this order.
+        arrays: Forms of the arrays of each operation.
+        life: Whom it is meant for; "": whoever listens there.
+    """
+
+    operations: tuple[Operation, ...]
+    arrays: tuple[tuple[ArrayForm, ...], ...]
+    life: str = ""
+
+
+class ServerStatus(Message, frozen=True):
+    """What a server has done so far.
+
+    Attributes:
+        life: Which life of the server this is.
+        index: Its number in the cluster.
+        seconds: How long it has been there.
+        requests: Requests that were carried out, and operations in them.
+        operations: Operations by name.
+        bytes_in: Of arrays that came.
+        bytes_out: Of arrays that went.
+        busy_seconds: Spent on operations.
+        failed: Requests that ended with an error.
+        waiting: Requests that came and were not begun.
+    """
+
+    life: str
+    index: int
+    seconds: float
+    requests: int
+    operations: dict[str, int]
+    bytes_in: int
+    bytes_out: int
+    busy_seconds: float
+    failed: int
+    waiting: int
+
+
+class Status(Question[ServerStatus], frozen=True):
+    """What have you done? Answered at once, whatever waits to be carried out."""
+
+
+ServerRequest: TypeAlias = CarryOut | Status | Ping
+ServerReply: TypeAlias = CarriedOut | Reborn | ServerStatus | Done
+
+
+def form_of(array: NDArray[Any]) -> ArrayForm:
+    """Return what an array looks like.
+
+    Raises:
+        TypeError: It holds neither numbers nor bools.
+    """
+    return ArrayForm(name_of(array.dtype), array.shape)
+
+
+def buffer_of(array: NDArray[Any]) -> memoryview:
+    """Return the memory of a contiguous array, for reading."""
+    if not array.size:
+        return memoryview(b"")
+    return array.reshape(-1).view(np.uint8).data.toreadonly()
+
+
+def read_arrays(
+    forms: Sequence[Sequence[ArrayForm]], buffers: Sequence[Buffer]
+) -> Iterator[list[NDArray[Any]]]:
+    """Yield the arrays of each operation, as views of what came.
+
+    Raises:
+        FailedPreconditionError: The buffers are not as they were announced.
+    """
+    count = sum(map(len, forms))
+    if count != len(buffers):
+        raise FailedPreconditionError(f"{len(buffers)} buffers came where {count} were announced")
+    rest = iter(buffers)
+    for each in forms:
+        yield [_array(form, next(rest)) for form in each]
+
+
+def _array(form: ArrayForm, buffer: Buffer) -> NDArray[Any]:
+    dtype = dtype_named(form.dtype)
+    due = math.prod(form.shape) * dtype.itemsize
+    found = memoryview(buffer).nbytes
+    if found != due or min(form.shape, default=0) < 0:
+        raise FailedPreconditionError(
+            f"an array of shape {form.shape} and dtype {form.dtype} has {due:,} bytes, and "
+            f"{found:,} came"
+        )
+    if not due:
+        return np.empty(form.shape, dtype)
+    return np.frombuffer(buffer, dtype).reshape(form.shape)

@@ -1,0 +1,188 @@
+"""What all optimizers share: a name, a rule, a learning rate, clipping.
+
+    optimizer.rule                  travels with each push; `rules` carries it out
+    optimizer.rate(iteration)       a schedule is evaluated by the client
+    optimizer.prepare(names, ...)   clipped gradients, or None for a step to pass over
+
+`apply_gradients` is one call of `push_gradients` on the first variable: variables know their
+servers, optimizers do not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias, get_args
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.arguments import check_string
+from headrace.distribute.current import get_strategy
+from headrace.parameter_server.gradients import (
+    NonFinite,
+    are_finite,
+    clip_by_norm,
+    clip_by_value,
+    refuse_non_finite,
+)
+from headrace.parameter_server.operations import OptimizerRule
+
+__all__ = ["Optimizer", "Rate", "check_number"]
+
+Rate: TypeAlias = float | Callable[[int], float]
+
+
+class Optimizer:
+    """What all optimizers take: a learning rate, decay, clipping.
+
+    Args:
+        rule: What it does to a shard.
+        learning_rate: A number, or a function of the step (`schedules`).
+        clipnorm: Largest norm of the gradient of one variable.
+        clipvalue: Largest element of a gradient.
+        global_clipnorm: Largest norm of all gradients of a step together.
+        name: Of its slots and its count of steps on the servers: handles of one name share them,
+            in whatever process they were made. None: the name of its class, and a number for the
+            second of its class that is made in the scope of one strategy.
+        non_finite: What to do when a gradient has a NaN or an infinity: "raise" before anything is
+            applied, "skip" the step of all variables, or "apply" it.
+    """
+
+    def __init__(
+        self,
+        rule: OptimizerRule,
+        learning_rate: Rate,
+        clipnorm: float | None,
+        clipvalue: float | None,
+        global_clipnorm: float | None,
+        name: str | None,
+        non_finite: NonFinite,
+    ) -> None:
+        if not callable(learning_rate):
+            check_number("learning_rate", learning_rate)
+        if rule.weight_decay is not None:
+            check_number("weight_decay", rule.weight_decay)
+        clips = {"clipnorm": clipnorm, "clipvalue": clipvalue, "global_clipnorm": global_clipnorm}
+        for argument, value in clips.items():
+            if value is not None:
+                check_number(argument, value)
+        if sum(value is not None for value in clips.values()) > 1:
+            raise ValueError(
+                "only one of `clipnorm`, `clipvalue` and `global_clipnorm` can be set, but got "
+                + ", ".join(f"{name}={value}" for name, value in clips.items())
+            )
+        if non_finite not in get_args(NonFinite):
+            raise ValueError(
+                f"`non_finite` must be one of {', '.join(get_args(NonFinite))}, "
+                f"but got {non_finite!r}"
+            )
+        if name is not None:
+            check_string("name", name, empty=False)
+        self.name = name or _name_in_scope(type(self).__name__)
+        # Plain numbers travel; NumPy's do not.
+        numbers = {name: getattr(rule, name) for name in rule.__struct_fields__}
+        self.rule = msgspec.structs.replace(
+            rule, **{k: v.item() for k, v in numbers.items() if isinstance(v, np.generic)}
+        )
+        self.learning_rate = learning_rate
+        self.clipnorm = clipnorm
+        self.clipvalue = clipvalue
+        self.global_clipnorm = global_clipnorm
+        self.non_finite = non_finite
+
+    #: Asks how many steps were taken; set by the first.
+    count: Callable[[], int] | None = None
+
+    @property
+    def iterations(self) -> int:
+        """How many steps were taken, by all who have this optimizer or one of its name."""
+        return 0 if self.count is None else self.count()
+
+    def rate(self, iteration: int) -> float:
+        """Return the learning rate of a step, of which so many were taken before."""
+        if not callable(self.learning_rate):
+            return float(self.learning_rate)
+        rate = float(self.learning_rate(iteration))
+        if not math.isfinite(rate):
+            raise ValueError(f"the learning rate of step {iteration} must be finite, but is {rate}")
+        return rate
+
+    def prepare(
+        self, names: Sequence[str], gradients: Sequence[NDArray[Any]]
+    ) -> list[NDArray[Any]] | None:
+        """Return gradients as they are to be sent, or None if the step is to be passed over.
+
+        Args:
+            names: Of the variables, for errors.
+            gradients: One of each variable: dense, or the summed rows of a sparse one.
+
+        Raises:
+            InvalidArgumentError: One is not finite, and `non_finite` is "raise".
+        """
+        if self.non_finite == "raise":
+            refuse_non_finite(names, gradients)
+        elif self.non_finite == "skip" and not all(map(are_finite, gradients)):
+            return None
+        if self.clipnorm:
+            return [clip_by_norm([one], self.clipnorm)[0] for one in gradients]
+        if self.global_clipnorm:
+            return clip_by_norm(gradients, self.global_clipnorm)
+        if self.clipvalue:
+            return clip_by_value(gradients, self.clipvalue)
+        return list(gradients)
+
+    def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> int:
+        """Change variables by their gradients, and return how many steps were taken with this one.
+
+        Args:
+            grads_and_vars: Pairs of a gradient and a variable or table. A gradient is an array of
+                any framework or an `IndexedSlices`; a pair whose gradient is None is left out.
+
+        Raises:
+            ValueError: There is no gradient.
+            InvalidArgumentError: A gradient is not finite, or does not fit its variable.
+        """
+        pairs = [(gradient, variable) for gradient, variable in grads_and_vars]
+        kept = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
+        if not kept:
+            raise ValueError(
+                f"no gradient was given for any of {len(pairs)} variables; pass pairs of "
+                "(gradient, variable)"
+            )
+        push: Callable[..., int] | None = getattr(kept[0][1], "push_gradients", None)
+        if push is None:
+            raise TypeError(
+                "an optimizer changes variables and tables on parameter servers, but got a "
+                f"{type(kept[0][1]).__name__}; make it in the scope of a ParameterServerStrategy"
+            )
+        return push(self, kept)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(learning_rate={self.learning_rate!r}, name={self.name!r})"
+
+
+def _name_in_scope(kind: str) -> str:
+    """Return the name of an optimizer that was given none."""
+    name: Callable[[str], str] | None = getattr(get_strategy(), "optimizer_name", None)
+    return kind if name is None else name(kind)
+
+
+def check_number(
+    name: str, value: object, *, minimum: float = 0.0, maximum: float = math.inf
+) -> None:
+    """Refuse what is no finite number within bounds.
+
+    Raises:
+        TypeError: It is no number.
+        ValueError: It is out of bounds, or not finite.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        raise TypeError(
+            f"`{name}` must be a number, but got {value!r} of type {type(value).__name__}"
+        )
+    if not (minimum <= value <= maximum and math.isfinite(value)):
+        bounds = f"at least {minimum:g}"
+        bounds = bounds if maximum == math.inf else f"{bounds} and at most {maximum:g}"
+        raise ValueError(f"`{name}` must be {bounds}, and finite, but got {value}")

@@ -1,0 +1,89 @@
+"""Who writes: the closure that the code belongs to, and how often it wrote.
+
+    with writing_as(Origin(incarnation=1, closure=7, worker=0)):
+        function(*args)          # each write has a key: it is carried out once, however often sent
+
+Another attempt at the closure counts from 0 again, so its writes have the same keys. Outside of
+closures writes have none.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import NamedTuple
+
+from headrace.parameter_server.operations import WriteKey
+
+__all__ = ["Attempt", "Origin", "in_closure", "next_key", "writing_as"]
+
+
+class Origin(NamedTuple):
+    """Which attempt at which closure runs here.
+
+    Attributes:
+        incarnation: Of the coordinator.
+        closure: Its number; another attempt has the same.
+        worker: Number that the coordinator gave the worker.
+    """
+
+    incarnation: int
+    closure: int
+    worker: int
+
+
+class Attempt:
+    """An origin, and how often it wrote to what."""
+
+    def __init__(self, origin: Origin) -> None:
+        self.origin = origin
+        self._lock = threading.Lock()
+        self._counts: dict[str, int] = {}
+        self._refusal: Exception | None = None
+
+    @property
+    def wrote(self) -> bool:
+        """Whether anything was written, or tried."""
+        return bool(self._counts)
+
+    def refuse(self, error: Exception) -> None:
+        """Have each later write raise this error. May be called from any thread."""
+        self._refusal = error
+
+    def next_key(self, target: str) -> WriteKey:
+        """Return the key of the next write to a shard, table or counter."""
+        with self._lock:
+            if self._refusal is not None:
+                raise self._refusal
+            number = self._counts.get(target, 0)
+            self._counts[target] = number + 1
+        incarnation, closure, worker = self.origin
+        return WriteKey(incarnation=incarnation, closure=closure, worker=worker, number=number)
+
+
+_here: ContextVar[Attempt | None] = ContextVar("headrace_closure", default=None)
+
+
+@contextmanager
+def writing_as(origin: Origin) -> Iterator[Attempt]:
+    """Give what is written inside the keys of a closure."""
+    attempt = Attempt(origin)
+    token = _here.set(attempt)
+    try:
+        yield attempt
+    finally:
+        _here.reset(token)
+
+
+def in_closure() -> Origin | None:
+    """Return the closure that the code belongs to; None: it belongs to none."""
+    attempt = _here.get()
+    return None if attempt is None else attempt.origin
+
+
+def next_key(target: str) -> WriteKey | None:
+    """Return the key of the next write to a shard, table or counter; None outside of closures."""
+    attempt = _here.get()
+    return None if attempt is None else attempt.next_key(target)

@@ -1,0 +1,43 @@
+"""Pickling functions for workers: handles travel, variables of this process do not."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from headrace.distribute.variable import Variable
+from headrace.errors import FailedPreconditionError
+from headrace.plan.serialize import Pickler
+
+__all__ = ["WorkerPickler", "pickle_for_workers"]
+
+
+class WorkerPickler(Pickler):
+    """Refuses what would be another thing on a worker than it is here."""
+
+    def reducer_override(self, value: Any) -> Any:
+        """Return how a value is pickled; raise for a variable of this process."""
+        kind = type(value)
+        # By its own class: variables on servers count as variables, too, and travel as handles.
+        if Variable in kind.__mro__:
+            raise FailedPreconditionError(
+                f"the function captured Variable {value.name!r}, which was made outside of "
+                "strategy.scope() and is an array of this process: a worker would get a copy, and "
+                "what it writes would be lost. Make it in the scope, or pass its value as an "
+                "argument: variable.read()"
+            )
+        return super().reducer_override(value)
+
+
+def pickle_for_workers(value: Any) -> bytes:
+    """Pickle a function or its arguments as workers are to get them.
+
+    Variables, tables, optimizers and strategies of parameter servers travel as handles.
+
+    Raises:
+        FailedPreconditionError: A variable of this process was captured; it is named.
+        Exception: What else cannot be pickled says so.
+    """
+    with io.BytesIO() as file:
+        WorkerPickler(file).dump(value)
+        return file.getvalue()

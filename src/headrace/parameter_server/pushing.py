@@ -1,0 +1,178 @@
+"""One step of an optimizer: gradients of many variables and tables, pushed to all servers.
+
+    1. each gradient is brought into the form of its variable; rows that stand there twice are
+       summed, and so are the gradients of a worker's replicas
+    2. the optimizer looks for what is not finite, and clips
+    3. server 0 counts the step, and says which it is
+    4. every shard gets its part, all at a time
+
+Where neither the rule nor a schedule asks which step it is, 3 and 4 are one round trip.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.distribute.context import OnReplica, here
+from headrace.errors import FailedPreconditionError
+from headrace.parameter_server.connection import Ask
+from headrace.parameter_server.current import Cluster, cluster_of
+from headrace.parameter_server.operations import AdamRule, Count, Counted, OptimizerRule, Step
+from headrace.parameter_server.optimizer import Optimizer
+from headrace.parameter_server.origin import next_key
+from headrace.parameter_server.sums import sum_rows
+
+__all__ = ["Counter", "Gradient", "Trained", "push_gradients"]
+
+COUNTING_SERVER = 0
+"""Which server counts steps."""
+
+
+class Gradient(NamedTuple):
+    """A gradient: of every element, or of some rows, each named once."""
+
+    rows: NDArray[np.int64] | None
+    values: NDArray[Any]
+
+
+@runtime_checkable
+class Trained(Protocol):
+    """What an optimizer can change: a variable or table on parameter servers."""
+
+    name: str
+    #: Whether a push has to say which step it is, whatever the rule.
+    counts_steps: bool
+
+    @property
+    def cluster(self) -> Cluster:
+        """Where it is."""
+
+    def gradient_of(self, gradient: Any) -> Gradient:
+        """Bring what a user gave into the form that fits."""
+
+    def pushes(
+        self, optimizer: str, rule: OptimizerRule, step: Step, gradient: Gradient
+    ) -> list[Ask]:
+        """Return what is to be asked of which server."""
+
+
+class Counter:
+    """How many steps an optimizer has taken; a handle.
+
+    Args:
+        cluster_id: Of the cluster that counts.
+        name: Of the counter.
+    """
+
+    def __init__(self, cluster_id: str, name: str) -> None:
+        self._cluster_id = cluster_id
+        self._name = name
+
+    def __call__(self) -> int:
+        """Ask the server that counts."""
+        cluster = cluster_of(self._cluster_id, f"the counter {self._name!r}")
+        answer, _ = cluster.servers.ask(COUNTING_SERVER, Count(self._name, 0))
+        assert isinstance(answer, Counted)
+        return answer.after
+
+
+def push_gradients(optimizer: Optimizer, pairs: Sequence[tuple[Any, Any]]) -> int:
+    """Take one step; return how many have been taken with it.
+
+    Args:
+        optimizer: Says what a gradient does.
+        pairs: Of a gradient and a variable or table.
+
+    Raises:
+        TypeError: One is neither.
+        ValueError: One stands there twice, or they are of several clusters.
+    """
+    targets = [_checked(variable) for _, variable in pairs]
+    if len({id(target) for target in targets}) < len(targets):
+        names = [target.name for target in targets]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise ValueError(f"{', '.join(twice)} has several gradients in one step; add them first")
+    clusters = {id(target.cluster): target.cluster for target in targets}
+    if len(clusters) > 1:
+        raise ValueError("the variables of one step must be in one cluster, and are in several")
+    gradients = [
+        target.gradient_of(gradient) for target, (gradient, _) in zip(targets, pairs, strict=True)
+    ]
+    place = here.get()
+    if not isinstance(place, OnReplica) or place.strategy.num_replicas_in_sync == 1:
+        return _push(optimizer, targets, gradients)
+
+    def merged(of_replicas: list[list[Gradient]]) -> list[int]:
+        summed = [_summed(each) for each in zip(*of_replicas, strict=True)]
+        return [_push(optimizer, targets, summed)] * len(of_replicas)
+
+    taken: int = place.meet(merged, gradients)  # type: ignore[attr-defined]
+    return taken
+
+
+def _checked(target: Any) -> Trained:
+    if not isinstance(target, Trained):
+        raise TypeError(
+            "an optimizer changes variables and tables on parameter servers, but got a "
+            f"{type(target).__name__}; make it in the scope of a ParameterServerStrategy"
+        )
+    return target
+
+
+def _summed(gradients: Sequence[Gradient]) -> Gradient:
+    """Return the sum of what replicas have for one variable."""
+    if any(gradient.rows is None for gradient in gradients):
+        if not all(gradient.rows is None for gradient in gradients):
+            raise FailedPreconditionError(
+                "some replicas have a dense gradient and some a sparse one for one variable"
+            )
+        return Gradient(None, np.sum([gradient.values for gradient in gradients], axis=0))
+    rows = np.concatenate([gradient.rows for gradient in gradients if gradient.rows is not None])
+    return Gradient(*sum_rows(rows, np.concatenate([gradient.values for gradient in gradients])))
+
+
+def _push(optimizer: Optimizer, targets: Sequence[Trained], gradients: Sequence[Gradient]) -> int:
+    cluster = targets[0].cluster
+    counter = f"{optimizer.name}/iterations"
+    optimizer.count = count = Counter(cluster.cluster_id, counter)
+    values = optimizer.prepare(
+        [target.name for target in targets], [gradient.values for gradient in gradients]
+    )
+    if values is None:
+        return count()
+    gradients = [
+        Gradient(gradient.rows, value) for gradient, value in zip(gradients, values, strict=True)
+    ]
+    servers = cluster.servers
+    counting = Ask(COUNTING_SERVER, Count(counter, 1, next_key(counter)))
+    if (
+        callable(optimizer.learning_rate)
+        or isinstance(optimizer.rule, AdamRule)
+        or any(target.counts_steps for target in targets)
+    ):
+        counted, _ = servers.ask_all([counting])[0]
+        assert isinstance(counted, Counted)
+        step = Step(iteration=counted.before, learning_rate=optimizer.rate(counted.before))
+        servers.ask_all(_pushes(optimizer, step, targets, gradients))
+        return counted.after
+    step = Step(iteration=0, learning_rate=optimizer.rate(0))
+    (counted, _), *_ = servers.ask_all([counting, *_pushes(optimizer, step, targets, gradients)])
+    assert isinstance(counted, Counted)
+    return counted.after
+
+
+def _pushes(
+    optimizer: Optimizer,
+    step: Step,
+    targets: Sequence[Trained],
+    gradients: Sequence[Gradient],
+) -> list[Ask]:
+    return [
+        ask
+        for target, gradient in zip(targets, gradients, strict=True)
+        for ask in target.pushes(optimizer.name, optimizer.rule, step, gradient)
+    ]

@@ -1,0 +1,133 @@
+"""Reading a variable on parameter servers: all of it, rows, slices, or as an array among others."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
+from numpy.typing import NDArray
+
+from headrace.parameter_server.arrays import as_array, is_foreign, refuse_while_tracing
+from headrace.parameter_server.sharded import Sharded
+from headrace.parameter_server.sums import check_rows, distinct_ids
+
+__all__ = ["ShardedReading"]
+
+
+class ShardedReading(NDArrayOperatorsMixin):
+    """What can be asked of a variable without changing it."""
+
+    name: str
+    shape: tuple[int, ...]
+    _sharded: Sharded
+
+    def read(self) -> Any:
+        """Return the value, as an array of NumPy that belongs to the caller.
+
+        Each shard is of one moment; different shards may be of different ones.
+
+        Raises:
+            FailedPreconditionError: JAX traces the code that reads.
+            UnavailableError: A server cannot be reached.
+        """
+        refuse_while_tracing(f"Variable {self.name!r}")
+        return self._sharded.read()[()]
+
+    numpy = value = read_value = read
+
+    def gather(self, ids: Any) -> NDArray[Any]:
+        """Return the rows of these ids, in their order.
+
+        Args:
+            ids: Integers of any shape, from 0 to the number of rows - 1; a doubled one is sent
+                once.
+
+        Raises:
+            InvalidArgumentError: One is out of range; it is named.
+        """
+        refuse_while_tracing(f"Variable {self.name!r}")
+        rows = self._checked_rows(ids)
+        distinct, inverse = distinct_ids(rows)
+        found = self._sharded.rows(distinct)
+        if rows.ndim == 1 and np.array_equal(distinct, rows):
+            return found
+        return found.take(inverse, axis=0)
+
+    sparse_read = gather
+
+    def _checked_rows(self, ids: Any) -> NDArray[np.int64]:
+        whose = f"Variable {self.name!r}"
+        if not self.shape:
+            raise ValueError(f"{whose} has no rows: it is one number")
+        plain = ids if isinstance(ids, list | tuple) else as_array(ids)
+        return check_rows(plain, self.shape[0], whose)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        array = np.asarray(self.read())
+        return array if dtype is None else array.astype(dtype, copy=False)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        if any(isinstance(each, ShardedReading) for each in kwargs.get("out", ())):
+            raise TypeError(
+                "a Variable is not written by operators; use assign, assign_add or assign_sub"
+            )
+        plain = [each.read() if isinstance(each, ShardedReading) else each for each in inputs]
+        return getattr(ufunc, method)(*plain, **kwargs)
+
+    def __getitem__(self, key: Any) -> Any:
+        """Return a part, as NumPy would of the whole; only the rows that it needs are sent."""
+        keys = key if isinstance(key, tuple) else (key,)
+        for each in keys:
+            _refuse_foreign(each)
+        first, rest = (keys[0], keys[1:]) if keys else (Ellipsis, ())
+        if self.shape and isinstance(first, slice):
+            rows = range(self.shape[0])[first]
+            if len(rows) < self.shape[0]:
+                named = np.arange(rows.start, rows.stop, rows.step, dtype=np.int64)
+                return self.gather(named)[(slice(None), *rest)]
+        elif self.shape and isinstance(first, int | np.integer) and not isinstance(first, bool):
+            return self.gather([self._row(operator.index(first))])[(0, *rest)]
+        return np.asarray(self.read())[key]
+
+    def _row(self, index: int) -> int:
+        count = self.shape[0]
+        if not -count <= index < count:
+            raise IndexError(f"index {index} is out of bounds for axis 0 with size {count}")
+        return index % count
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        raise TypeError(
+            "a Variable is not written by its parts; use scatter_update(ids, values), or assign"
+        )
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of a variable that is one number")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.read())
+
+    def __float__(self) -> float:
+        return float(self.read())
+
+    def __int__(self) -> int:
+        return int(self.read())
+
+    def __bool__(self) -> bool:
+        return bool(self.read())
+
+    def __format__(self, spec: str) -> str:
+        return format(self.read(), spec) if spec else str(self)
+
+
+def _refuse_foreign(key: Any) -> None:
+    parts = (key.start, key.stop, key.step) if isinstance(key, slice) else (key,)
+    if any(is_foreign(each) for each in parts):
+        raise TypeError(
+            "arrays of a framework are not allowed as indices of a Variable; use integers, slices, "
+            "or arrays of NumPy, and gather(ids) for rows"
+        )

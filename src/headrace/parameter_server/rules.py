@@ -1,0 +1,367 @@
+"""What an optimizer does to values and slots, in place, by blocks that stay in the cache.
+
+    slots_of(rule)                                            which slots there are
+    apply_dense(rule, step, values, gradient, slots)          every element
+    apply_sparse(rule, step, values, rows, gradient, slots)   the rows that are named, and no other
+
+Formulas are those of Keras. Each is written once, for a block of rows by columns, and used by both:
+a dense block is a view, a sparse one is gathered and put back. So the size of a block changes no
+bit, and a sparse step on all rows has the bits of a dense one (but for Adam: see `_adam`).
+
+Sparse steps are lazy: a row that is not named is not decayed, and its running averages stand still;
+the correction of their bias goes by the step's iteration, for all rows alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.parameter_server.dtypes import working_dtype
+from headrace.parameter_server.operations import (
+    AdagradRule,
+    AdamRule,
+    FtrlRule,
+    OptimizerRule,
+    RMSpropRule,
+    RowWiseAdagradRule,
+    SgdRule,
+    Step,
+)
+
+__all__ = ["BLOCK_ELEMENTS", "Slot", "apply_dense", "apply_sparse", "put_rows", "slots_of"]
+
+BLOCK_ELEMENTS = 32_768
+"""128 KiB of float32: values, gradient, slots and two scratch blocks share a cache of 1 MiB."""
+
+Array: TypeAlias = NDArray[Any]
+Change: TypeAlias = Callable[[Array, Array, list[Array], Array, Array], None]
+"""Changes values and slots by a gradient, all of one block; two blocks are scratch."""
+
+
+class Slot(NamedTuple):
+    """An array that an optimizer keeps beside a shard.
+
+    Attributes:
+        name: As Keras calls it.
+        first: What its elements are at first.
+        by_row: Whether it has one element a row, rather than one an element.
+    """
+
+    name: str
+    first: float = 0.0
+    by_row: bool = False
+
+
+# --- the formulas --------------------------------------------------------------------------------
+
+
+def _sgd_slots(rule: SgdRule) -> tuple[Slot, ...]:
+    return (Slot("momentum"),) if rule.momentum else ()
+
+
+def _sgd(rule: SgdRule, step: Step, held: np.dtype[Any]) -> Change:
+    rate, momentum = step.learning_rate, rule.momentum
+
+    def change(value: Array, gradient: Array, slots: list[Array], a: Array, b: Array) -> None:
+        np.multiply(gradient, rate, out=a)
+        if not momentum:
+            value -= a
+            return
+        (velocity,) = slots
+        velocity *= momentum
+        velocity -= a
+        if rule.nesterov:
+            np.multiply(velocity, momentum, out=b)
+            b -= a
+            value += b
+        else:
+            value += velocity
+
+    return change
+
+
+def _adagrad_slots(rule: AdagradRule) -> tuple[Slot, ...]:
+    return (Slot("accumulator", rule.initial_accumulator_value),)
+
+
+def _adagrad(rule: AdagradRule, step: Step, held: np.dtype[Any]) -> Change:
+    def change(value: Array, gradient: Array, slots: list[Array], a: Array, b: Array) -> None:
+        (accumulator,) = slots
+        np.multiply(gradient, gradient, out=a)
+        accumulator += a
+        np.add(accumulator, rule.epsilon, out=a)
+        np.sqrt(a, out=a)
+        np.multiply(gradient, step.learning_rate, out=b)
+        b /= a
+        value -= b
+
+    return change
+
+
+def _row_wise_adagrad_slots(rule: RowWiseAdagradRule) -> tuple[Slot, ...]:
+    return (Slot("accumulator", rule.initial_accumulator_value, by_row=True),)
+
+
+def _row_wise_adagrad(rule: RowWiseAdagradRule, step: Step, held: np.dtype[Any]) -> Change:
+    def change(value: Array, gradient: Array, slots: list[Array], a: Array, b: Array) -> None:
+        (accumulator,) = slots
+        np.multiply(gradient, gradient, out=a)
+        accumulator += np.add.reduce(a, axis=1, keepdims=True) / max(1, a.shape[1])
+        divisor = np.sqrt(accumulator + rule.epsilon)
+        np.multiply(gradient, step.learning_rate, out=b)
+        b /= divisor
+        value -= b
+
+    return change
+
+
+def _rmsprop_slots(rule: RMSpropRule) -> tuple[Slot, ...]:
+    momentum = (Slot("momentum"),) if rule.momentum > 0 else ()
+    return (Slot("velocity"), *momentum, *((Slot("average_gradient"),) if rule.centered else ()))
+
+
+def _rmsprop(rule: RMSpropRule, step: Step, held: np.dtype[Any]) -> Change:
+    def change(value: Array, gradient: Array, slots: list[Array], a: Array, b: Array) -> None:
+        velocity = slots[0]
+        velocity *= rule.rho
+        np.multiply(gradient, gradient, out=a)
+        a *= 1 - rule.rho
+        velocity += a
+        if rule.centered:
+            average = slots[-1]
+            average *= rule.rho
+            np.multiply(gradient, 1 - rule.rho, out=a)
+            average += a
+            np.multiply(average, average, out=b)
+            np.subtract(velocity, b, out=a)
+            # A variance: rounding alone makes it negative.
+            np.maximum(a, 0, out=a)
+            a += rule.epsilon
+        else:
+            np.add(velocity, rule.epsilon, out=a)
+        np.sqrt(a, out=a)
+        np.multiply(gradient, step.learning_rate, out=b)
+        b /= a
+        if rule.momentum > 0:
+            momentum = slots[1]
+            momentum *= rule.momentum
+            momentum += b
+            value -= momentum
+        else:
+            value -= b
+
+    return change
+
+
+def _adam_slots(rule: AdamRule) -> tuple[Slot, ...]:
+    largest = (Slot("velocity_hat"),) if rule.amsgrad else ()
+    return (Slot("momentum"), Slot("velocity"), *largest)
+
+
+def _adam(rule: AdamRule, step: Step, held: np.dtype[Any]) -> Change:
+    count = step.iteration + 1
+    # Before it corrects the bias, Keras rounds the betas to the variable's dtype, and
+    # torch.optim.SparseAdam does not: 6e-6 of each step apart. A dense step goes with the one, a
+    # lazy step with the other.
+    first, second = float(held.type(rule.beta_1)), float(held.type(rule.beta_2))
+    rate = step.learning_rate * math.sqrt(1 - second**count) / (1 - first**count)
+
+    def change(value: Array, gradient: Array, slots: list[Array], a: Array, b: Array) -> None:
+        momentum, velocity = slots[:2]
+        np.subtract(gradient, momentum, out=a)
+        a *= 1 - rule.beta_1
+        momentum += a
+        np.multiply(gradient, gradient, out=a)
+        a -= velocity
+        a *= 1 - rule.beta_2
+        velocity += a
+        if rule.amsgrad:
+            largest = slots[2]
+            np.maximum(largest, velocity, out=largest)
+            velocity = largest
+        np.sqrt(velocity, out=a)
+        a += rule.epsilon
+        np.multiply(momentum, rate, out=b)
+        b /= a
+        value -= b
+
+    return change
+
+
+def _ftrl_slots(rule: FtrlRule) -> tuple[Slot, ...]:
+    return (Slot("accumulator", rule.initial_accumulator_value), Slot("linear"))
+
+
+def _ftrl(rule: FtrlRule, step: Step, held: np.dtype[Any]) -> Change:
+    rate, power = step.learning_rate, -rule.learning_rate_power
+    l1, shrinkage = rule.l1_regularization_strength, rule.l2_shrinkage_regularization_strength
+
+    def raised(base: Array, out: Array) -> Array:
+        return np.sqrt(base, out=out) if power == 0.5 else np.power(base, power, out=out)
+
+    def change(value: Array, gradient: Array, slots: list[Array], a: Array, b: Array) -> None:
+        if not rate:
+            # The limit: the value stays. The formula would divide by 0.
+            return
+        accumulator, linear = slots
+        l2 = rule.l2_regularization_strength + rule.beta / (2 * rate)
+        np.multiply(value, 2 * shrinkage, out=a)
+        linear += gradient
+        linear += a
+        raised(accumulator, a)
+        np.multiply(gradient, gradient, out=b)
+        accumulator += b
+        raised(accumulator, b)
+        np.subtract(b, a, out=a)
+        a /= rate
+        a *= value
+        linear -= a
+        b /= rate
+        b += 2 * l2
+        np.clip(linear, -l1, l1, out=a)
+        a -= linear
+        np.divide(a, b, out=value)
+
+    return change
+
+
+_Maker: TypeAlias = Callable[[Any, Step, np.dtype[Any]], Change]
+
+_RULES: dict[type[Any], tuple[Callable[[Any], tuple[Slot, ...]], _Maker]] = {
+    SgdRule: (_sgd_slots, _sgd),
+    AdagradRule: (_adagrad_slots, _adagrad),
+    RowWiseAdagradRule: (_row_wise_adagrad_slots, _row_wise_adagrad),
+    RMSpropRule: (_rmsprop_slots, _rmsprop),
+    AdamRule: (_adam_slots, _adam),
+    FtrlRule: (_ftrl_slots, _ftrl),
+}
+
+
+def slots_of(rule: OptimizerRule) -> tuple[Slot, ...]:
+    """Return the slots that a rule keeps for each shard."""
+    return _RULES[type(rule)][0](rule)
+
+
+def _change(rule: OptimizerRule, step: Step, held: np.dtype[Any]) -> Change:
+    """Return what a rule does to a block; its numbers were held in a dtype."""
+    change = _RULES[type(rule)][1](rule, step, held)
+    if rule.weight_decay is None:
+        return change
+    kept = 1 - rule.weight_decay * step.learning_rate
+
+    def decay_and_change(
+        value: Array, gradient: Array, slots: list[Array], a: Array, b: Array
+    ) -> None:
+        value *= kept
+        change(value, gradient, slots, a, b)
+
+    return decay_and_change
+
+
+# --- by blocks -----------------------------------------------------------------------------------
+
+
+def apply_dense(
+    rule: OptimizerRule,
+    step: Step,
+    values: Array,
+    gradient: Array,
+    slots: Mapping[str, Array],
+    *,
+    block_elements: int = BLOCK_ELEMENTS,
+) -> None:
+    """Change all of `values` and `slots`, in place.
+
+    Args:
+        rule: Of the optimizer.
+        step: Which step.
+        values: C-contiguous; of any shape and floating dtype.
+        gradient: Of the shape of `values`.
+        slots: Those of `slots_of(rule)`, in the working dtype.
+        block_elements: How much is changed at a time.
+    """
+    if values.size == 0:
+        return
+    wanted = slots_of(rule)
+    # One element after another, unless a slot wants to see whole rows.
+    by_row = any(slot.by_row for slot in wanted)
+    columns = values.size // len(values) if by_row and values.ndim else 1
+    flat = values.reshape(-1, columns)
+    steps = gradient.reshape(-1, columns)
+    kept = [slots[slot.name].reshape(-1, 1 if slot.by_row else columns) for slot in wanted]
+    dtype = working_dtype(values.dtype)
+    rows = min(len(flat), max(1, block_elements // columns))
+    scratch = np.empty((2, rows, columns), dtype)
+    change = _change(rule, step, dtype)
+    with np.errstate(all="ignore"):
+        for start in range(0, len(flat), rows):
+            here = slice(start, start + rows)
+            stored = flat[here]
+            value = stored if stored.dtype == dtype else stored.astype(dtype)
+            a, b = scratch[:, : len(value)]
+            change(value, _in(dtype, steps[here]), [slot[here] for slot in kept], a, b)
+            if value is not stored:
+                stored[...] = value.astype(stored.dtype)
+
+
+def apply_sparse(
+    rule: OptimizerRule,
+    step: Step,
+    values: Array,
+    rows: NDArray[np.int64],
+    gradient: Array,
+    slots: Mapping[str, Array],
+    *,
+    block_elements: int = BLOCK_ELEMENTS,
+) -> None:
+    """Change the rows that are named, and their slots, in place.
+
+    Args:
+        rule: Of the optimizer.
+        step: Which step.
+        values: C-contiguous, of one dimension or more.
+        rows: 1-D, each of them in range, and none twice.
+        gradient: A row for each.
+        slots: Those of `slots_of(rule)`, in the working dtype.
+        block_elements: How much is changed at a time.
+    """
+    if not len(rows) or not values.size:
+        return
+    columns = values.size // len(values)
+    table = values.reshape(-1, columns)
+    steps = gradient.reshape(-1, columns)
+    kept = [slots[slot.name].reshape(-1, 1 if slot.by_row else columns) for slot in slots_of(rule)]
+    dtype = working_dtype(values.dtype)
+    size = min(len(rows), max(1, block_elements // columns))
+    scratch = np.empty((2, size, columns), dtype)
+    gathered = [np.empty((size, slot.shape[1]), slot.dtype) for slot in (table, *kept)]
+    change = _change(rule, step, np.dtype(np.float64))
+    with np.errstate(all="ignore"):
+        for start in range(0, len(rows), size):
+            block = rows[start : start + size]
+            stored, *held = (
+                np.take(whole, block, axis=0, out=part[: len(block)], mode="clip")
+                for whole, part in zip((table, *kept), gathered, strict=True)
+            )
+            value = stored if stored.dtype == dtype else stored.astype(dtype)
+            a, b = scratch[:, : len(block)]
+            change(value, _in(dtype, steps[start : start + size]), held, a, b)
+            put_rows(table, block, value if value is stored else value.astype(table.dtype))
+            for whole, part in zip(kept, held, strict=True):
+                put_rows(whole, block, part)
+
+
+def put_rows(table: Array, rows: NDArray[np.int64], values: Array) -> None:
+    """Write rows of a C-contiguous table of two dimensions; `values` is contiguous too."""
+    # As one item a row: half the time of `table[rows] = values`.
+    item = np.dtype((np.void, table.shape[1] * table.itemsize))
+    table.view(item)[:, 0][rows] = values.view(item)[:, 0]
+
+
+def _in(dtype: np.dtype[Any], part: Array) -> Array:
+    return part if part.dtype == dtype else part.astype(dtype)

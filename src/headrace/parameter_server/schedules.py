@@ -1,0 +1,185 @@
+"""Learning rates that change with the steps: those of Keras, on plain numbers.
+
+Any function of a step may stand in their place; step 0 is the first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = [
+    "CosineDecay",
+    "ExponentialDecay",
+    "InverseTimeDecay",
+    "PiecewiseConstantDecay",
+    "PolynomialDecay",
+]
+
+
+@dataclass(frozen=True)
+class ExponentialDecay:
+    """`initial_learning_rate * decay_rate ** (step / decay_steps)`.
+
+    >>> import headrace as hr
+    >>> rate = hr.optimizers.schedules.ExponentialDecay(0.5, decay_steps=10, decay_rate=0.5)
+    >>> rate(0), rate(10), rate(20)
+    (0.5, 0.25, 0.125)
+
+    Args:
+        initial_learning_rate: At step 0.
+        decay_steps: More than 0.
+        decay_rate: What remains after each `decay_steps`.
+        staircase: Whether the rate changes at whole multiples of `decay_steps` only.
+        name: For people.
+    """
+
+    initial_learning_rate: float
+    decay_steps: float
+    decay_rate: float
+    staircase: bool = False
+    name: str = "ExponentialDecay"
+
+    def __post_init__(self) -> None:
+        _check_decay_steps(self.decay_steps)
+
+    def __call__(self, step: float) -> float:
+        """Return the rate of a step."""
+        decays = step / self.decay_steps
+        return self.initial_learning_rate * self.decay_rate ** (
+            math.floor(decays) if self.staircase else decays
+        )
+
+
+@dataclass(frozen=True)
+class PiecewiseConstantDecay:
+    """`values[0]` up to and with step `boundaries[0]`, then `values[1]`, and so on.
+
+    Args:
+        boundaries: Steps, rising.
+        values: One more than there are boundaries.
+        name: For people.
+    """
+
+    boundaries: Sequence[float]
+    values: Sequence[float]
+    name: str = "PiecewiseConstant"
+
+    def __post_init__(self) -> None:
+        if len(self.boundaries) != len(self.values) - 1:
+            raise ValueError(
+                "the length of `boundaries` must be 1 less than that of `values`, but got "
+                f"boundaries={self.boundaries} of length {len(self.boundaries)} and "
+                f"values={self.values} of length {len(self.values)}"
+            )
+        if any(a >= b for a, b in zip(self.boundaries, self.boundaries[1:], strict=False)):
+            raise ValueError(f"`boundaries` must rise, but got {self.boundaries}")
+
+    def __call__(self, step: float) -> float:
+        """Return the rate of a step."""
+        return float(self.values[sum(step > boundary for boundary in self.boundaries)])
+
+
+@dataclass(frozen=True)
+class PolynomialDecay:
+    """From `initial_learning_rate` to `end_learning_rate` in `decay_steps`, by a power.
+
+    Args:
+        initial_learning_rate: At step 0.
+        decay_steps: More than 0.
+        end_learning_rate: From then on.
+        power: 1: a straight line.
+        cycle: Whether to start again, each time over one more multiple of `decay_steps`.
+        name: For people.
+    """
+
+    initial_learning_rate: float
+    decay_steps: float
+    end_learning_rate: float = 0.0001
+    power: float = 1.0
+    cycle: bool = False
+    name: str = "PolynomialDecay"
+
+    def __post_init__(self) -> None:
+        _check_decay_steps(self.decay_steps)
+
+    def __call__(self, step: float) -> float:
+        """Return the rate of a step."""
+        steps = self.decay_steps
+        if self.cycle:
+            steps *= max(1, math.ceil(step / steps))
+        left = 1 - min(step, steps) / steps
+        span = self.initial_learning_rate - self.end_learning_rate
+        return float(span * left**self.power + self.end_learning_rate)
+
+
+@dataclass(frozen=True)
+class InverseTimeDecay:
+    """`initial_learning_rate / (1 + decay_rate * step / decay_steps)`.
+
+    Args:
+        initial_learning_rate: At step 0.
+        decay_steps: More than 0.
+        decay_rate: How fast.
+        staircase: Whether the rate changes at whole multiples of `decay_steps` only.
+        name: For people.
+    """
+
+    initial_learning_rate: float
+    decay_steps: float
+    decay_rate: float
+    staircase: bool = False
+    name: str = "InverseTimeDecay"
+
+    def __post_init__(self) -> None:
+        _check_decay_steps(self.decay_steps)
+
+    def __call__(self, step: float) -> float:
+        """Return the rate of a step."""
+        decays = step / self.decay_steps
+        return self.initial_learning_rate / (
+            1 + self.decay_rate * (math.floor(decays) if self.staircase else decays)
+        )
+
+
+@dataclass(frozen=True)
+class CosineDecay:
+    """A line up to `warmup_target`, if there is one, then half a cosine down.
+
+    Args:
+        initial_learning_rate: At step 0.
+        decay_steps: Of the cosine; more than 0.
+        alpha: What remains at its end, as a fraction of where it began.
+        name: For people.
+        warmup_target: Where the cosine begins; None: at `initial_learning_rate`, without a line.
+        warmup_steps: Of the line.
+    """
+
+    initial_learning_rate: float
+    decay_steps: float
+    alpha: float = 0.0
+    name: str = "CosineDecay"
+    warmup_target: float | None = None
+    warmup_steps: float = 0
+
+    def __post_init__(self) -> None:
+        _check_decay_steps(self.decay_steps)
+
+    def __call__(self, step: float) -> float:
+        """Return the rate of a step."""
+        highest = self.initial_learning_rate
+        if self.warmup_target is not None:
+            if step < self.warmup_steps:
+                rise = self.warmup_target - highest
+                return rise * step / self.warmup_steps + highest
+            highest = self.warmup_target
+            step -= self.warmup_steps
+        done = min(step, self.decay_steps) / self.decay_steps
+        cosine = 0.5 * (1 + math.cos(math.pi * done))
+        return highest * ((1 - self.alpha) * cosine + self.alpha)
+
+
+def _check_decay_steps(steps: float) -> None:
+    if not steps > 0:
+        raise ValueError(f"`decay_steps` must be more than 0, but got {steps}")

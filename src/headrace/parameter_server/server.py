@@ -1,0 +1,145 @@
+"""The parameter server: where it listens, and its life. What it does, `applying` says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from headrace.arguments import check_int
+from headrace.parameter_server.applying import Applying, Core
+from headrace.parameter_server.messages import ServerRequest, ServerStatus
+from headrace.parameter_server.store import Store
+from headrace.serving.endpoint import Endpoint
+from headrace.serving.life_cycle import LifeCycle
+from headrace.transport import zeromq
+from headrace.transport.limits import ServerLimits
+from headrace.transport.security import Security, check_security
+
+__all__ = ["ParameterServer"]
+
+_LIMITS = ServerLimits(request_bytes=16 << 30, unread_bytes=1 << 30)
+"""A request holds a whole shard at most; the rest bounds what slow readers make a server keep."""
+
+
+class ParameterServer(LifeCycle):
+    """Keeps shards of variables and tables, and changes them as it is asked.
+
+    What it keeps is in its memory alone. One that is started again at the same address is empty;
+    whoever asks it learns that before anything is written to it.
+
+    >>> from headrace.parameter_server.server import ParameterServer
+    >>> with ParameterServer(0) as server:
+    ...     server.address.rpartition(":")[0]
+    '127.0.0.1'
+
+    Args:
+        index: Its number among the servers of the cluster.
+        host: A name or number of this machine.
+        port: 0 takes one that is free.
+        security: The keys of this server, and who may enter; required where `host` can be reached
+            from another machine.
+        metrics_port: Where `/metrics`, `/healthz` and `/readyz` are served on the same host; 0
+            takes one that is free, None serves none.
+        start: Start now; else `start()` does.
+
+    Raises:
+        ValueError: The host is not loopback and there is no `security`.
+        OSError: The port is in use.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        security: Security | None = None,
+        metrics_port: int | None = None,
+        start: bool = True,
+    ) -> None:
+        super().__init__()
+        self._index = check_int("index", index, minimum=0)
+        check_security(security)
+        self._host = host
+        self._port = port
+        self._security = security
+        self._metrics_port = metrics_port
+        self._address = ""
+        self._metrics_address = ""
+        self._status: Callable[[], ServerStatus] | None = None
+        if start:
+            self.start()
+
+    @property
+    def index(self) -> int:
+        """Its number among the servers of the cluster."""
+        return self._index
+
+    @property
+    def address(self) -> str:
+        """Where it listens, as "host:port"; empty before `start`."""
+        return self._address
+
+    @property
+    def metrics_address(self) -> str:
+        """Where `/metrics` is, as "host:port"; empty where `metrics_port` is None."""
+        return self._metrics_address
+
+    def status(self) -> ServerStatus:
+        """Return what the server has done so far.
+
+        Raises:
+            RuntimeError: It was not started.
+        """
+        if self._status is None:
+            raise RuntimeError("the parameter server was not started: call start()")
+        return self._status()
+
+    def _open(self) -> None:
+        core: Core = Store()
+        applying = Applying(core, self._index)
+        self._status = applying.status
+        if self._metrics_port is not None:
+            endpoint = Endpoint(
+                self._host,
+                self._metrics_port,
+                metrics=lambda: _metrics(applying.status()),
+                why_not_ready=lambda: "",
+            )
+            self._keep(endpoint.close)
+            self._metrics_address = endpoint.address
+        server = zeromq.serve(
+            applying.handle,
+            request_type=ServerRequest,
+            host=self._host,
+            port=self._port,
+            security=self._security,
+            limits=_LIMITS,
+        )
+        self._keep(server.close)
+        self._address = server.address
+        applying.start()
+        self._keep(applying.close)
+
+    def __repr__(self) -> str:
+        return f"<ParameterServer {self._index} at {self._address or 'no address yet'}>"
+
+
+def _metrics(status: ServerStatus) -> Iterable[Metric]:
+    name = "headrace_parameter_server_"
+    operations = CounterMetricFamily(
+        f"{name}operations", "Operations that were carried out.", labels=["operation"]
+    )
+    for operation, count in status.operations.items():
+        operations.add_metric([operation], count)
+    yield operations
+    for counter, words, value in (
+        ("requests", "Requests that were carried out.", status.requests),
+        ("failures", "Requests that ended with an error.", status.failed),
+        ("received_bytes", "Bytes of arrays that came.", status.bytes_in),
+        ("sent_bytes", "Bytes of arrays that went.", status.bytes_out),
+        ("busy_seconds", "Seconds spent on operations.", status.busy_seconds),
+    ):
+        yield CounterMetricFamily(f"{name}{counter}", words, value=value)
+    yield GaugeMetricFamily(f"{name}waiting", "Requests that wait.", value=status.waiting)

@@ -1,0 +1,121 @@
+"""The shards of one variable: what of an operation on all of it each of them is asked.
+
+Everything here takes arrays of the right shape and dtype; what users may pass, `variable` knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.parameter_server.connection import Ask, Servers
+from headrace.parameter_server.creation import PlacedShard, VariableRecord
+from headrace.parameter_server.dtypes import dtype_named
+from headrace.parameter_server.operations import (
+    Apply,
+    Assign,
+    Gather,
+    OptimizerRule,
+    Read,
+    Scatter,
+    Step,
+)
+from headrace.parameter_server.origin import next_key
+from headrace.parameter_server.pushing import Gradient
+from headrace.parameter_server.sums import split_by_rows
+
+__all__ = ["Sharded"]
+
+Rows = NDArray[np.int64]
+
+
+class Sharded:
+    """The shards of a variable, and the servers that have them.
+
+    Args:
+        servers: Those of the cluster.
+        record: Of the variable.
+    """
+
+    def __init__(self, servers: Servers, record: VariableRecord) -> None:
+        self._servers = servers
+        self._row_shape = record.shape[1:]
+        self._dtype = dtype_named(record.dtype)
+        self._shards: Sequence[PlacedShard] = record.shards
+        self._ranges = [range(each.rows.start, each.rows.stop) for each in record.shards]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether there is one shard alone."""
+        return len(self._shards) == 1
+
+    def read(self) -> NDArray[Any]:
+        """Return the value; in one copy where it has several parts, and in none else."""
+        answers = self._servers.ask_all(
+            [Ask(each.server, Read(each.spec.name)) for each in self._shards]
+        )
+        parts = [arrays[0] for _, arrays in answers]
+        return parts[0] if self.is_whole else np.concatenate(parts)
+
+    def rows(self, rows: Rows) -> NDArray[Any]:
+        """Return rows that are named in order, each once."""
+        asks = [
+            Ask(shard.server, Gather(shard.spec.name), [rows[part]])
+            for shard, part in zip(self._shards, split_by_rows(rows, self._ranges), strict=True)
+            if part.stop > part.start
+        ]
+        if not asks:
+            return np.empty((0, *self._row_shape), self._dtype)
+        parts = [arrays[0] for _, arrays in self._servers.ask_all(asks)]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def assign(self, how: str, value: NDArray[Any]) -> None:
+        """Change the whole value."""
+        self._servers.ask_all(
+            [
+                Ask(
+                    shard.server,
+                    Assign(shard.spec.name, how, next_key(shard.spec.name)),
+                    [value if self.is_whole else value[shard.rows]],
+                )
+                for shard in self._shards
+            ]
+        )
+
+    def scatter(self, how: str, rows: Rows, values: NDArray[Any]) -> None:
+        """Change rows, in any order; one that is named twice is changed twice."""
+        parts = [slice(0, len(rows))]
+        if not self.is_whole:  # stable: of a row that is named twice the last stays the last
+            order = np.argsort(rows, kind="stable")
+            rows, values = rows[order], values[order]
+            parts = split_by_rows(rows, self._ranges)
+        asks = []
+        for shard, part in zip(self._shards, parts, strict=True):
+            if part.stop > part.start:
+                operation = Scatter(shard.spec.name, how, next_key(shard.spec.name))
+                asks.append(Ask(shard.server, operation, [rows[part], values[part]]))
+        self._servers.ask_all(asks)
+
+    def pushes(
+        self, optimizer: str, rule: OptimizerRule, step: Step, gradient: Gradient
+    ) -> list[Ask]:
+        """Return what one step of an optimizer asks of which server."""
+        rows, values = gradient
+        asks = []
+        if rows is None:
+            for shard in self._shards:
+                name = shard.spec.name
+                operation = Apply(name, optimizer, rule, step, next_key(name))
+                asks.append(
+                    Ask(shard.server, operation, [values if self.is_whole else values[shard.rows]])
+                )
+            return asks
+        for shard, part in zip(self._shards, split_by_rows(rows, self._ranges), strict=True):
+            if part.stop > part.start:
+                name = shard.spec.name
+                operation = Apply(name, optimizer, rule, step, next_key(name))
+                asks.append(Ask(shard.server, operation, [rows[part], values[part]]))
+        return asks

@@ -1,0 +1,213 @@
+"""What operations speak of: shards, tables, first values, who writes, rules of optimizers."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+from headrace.serving.call import Message
+
+__all__ = [
+    "AdagradRule",
+    "AdamRule",
+    "Constant",
+    "FtrlRule",
+    "Initializer",
+    "Normal",
+    "OptimizerRule",
+    "RMSpropRule",
+    "RowWiseAdagradRule",
+    "SgdRule",
+    "ShardSpec",
+    "Step",
+    "TableSpec",
+    "Uniform",
+    "WriteKey",
+    "Zeros",
+]
+
+
+# --- what is kept ------------------------------------------------------------------------------
+
+
+class ShardSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One shard of a variable: a run of its rows, or all of it.
+
+    Attributes:
+        name: Of the shard; no other in the cluster has it ("weights/part_0").
+        variable: Name of the variable.
+        index: Which shard of the variable it is.
+        row: The first row of the variable that it holds.
+        shape: Of the shard.
+        dtype: As `dtypes.name_of` writes it ("float32", "bfloat16").
+        variable_shape: Of the whole variable.
+    """
+
+    name: str
+    variable: str
+    index: int = 0
+    row: int = 0
+    shape: tuple[int, ...]
+    dtype: str
+    variable_shape: tuple[int, ...]
+
+
+class Zeros(Message, frozen=True):
+    """Every element is 0."""
+
+
+class Constant(Message, frozen=True):
+    """Every element is `value`."""
+
+    value: float
+
+
+class Uniform(Message, frozen=True):
+    """Elements are spread evenly over [low, high), each by its row and column alone."""
+
+    low: float = -0.05
+    high: float = 0.05
+    seed: int = 0
+
+
+class Normal(Message, frozen=True):
+    """Elements are normally distributed, each by its row and column alone."""
+
+    mean: float = 0.0
+    deviation: float = 0.05
+    seed: int = 0
+
+
+Initializer: TypeAlias = Zeros | Constant | Uniform | Normal
+"""First values, the same whatever the order of arrival and the number of shards."""
+
+
+class TableSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One shard of a table: rows of those ids that fall to it (`sums.shard_of_ids`).
+
+    Attributes:
+        name: Of the shard; no other in the cluster has it.
+        table: Name of the table.
+        index: Which shard of the table it is.
+        shards: How many there are.
+        dim: Elements in a row.
+        dtype: As `dtypes.name_of` writes it; a floating one.
+        initializer: First value of a row.
+        admission: An id gets a row when it was looked up this often; before, it reads zeros and
+            its gradients are dropped. 1: at once.
+        evict_after: A row that was not touched for so many steps is dropped with its slots. None:
+            never.
+        capacity: The shard holds at most so many rows; those touched longest ago go first. None: no
+            bound.
+    """
+
+    name: str
+    table: str
+    index: int = 0
+    shards: int = 1
+    dim: int
+    dtype: str = "float32"
+    initializer: Initializer = Uniform()
+    admission: int = 1
+    evict_after: int | None = None
+    capacity: int | None = None
+
+
+# --- who writes --------------------------------------------------------------------------------
+
+
+class WriteKey(msgspec.Struct, frozen=True, kw_only=True):
+    """Which write of which closure this is; a shard carries it out once.
+
+    Another attempt at the closure writes with the same keys but for `worker`.
+
+    Attributes:
+        incarnation: Of the coordinator; one that starts again has a higher one.
+        closure: Number of the closure.
+        worker: Number that the coordinator gave this worker when it greeted it. A worker that was
+            lost and returns gets another: a fence keeps out a number for ever.
+        number: Counts the writes of this closure to this shard, table or counter, from 0.
+    """
+
+    incarnation: int
+    closure: int
+    worker: int
+    number: int
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """One step of an optimizer.
+
+    Attributes:
+        iteration: Steps that were taken before this one: `Counted.before` of `iterations`.
+        learning_rate: For this step; a schedule has been evaluated.
+    """
+
+    iteration: int
+    learning_rate: float
+
+
+# --- how optimizers change a shard ---------------------------------------------------------------
+
+
+class SgdRule(Message, frozen=True, kw_only=True):
+    """Gradient descent, with momentum."""
+
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float | None = None
+
+
+class AdagradRule(Message, frozen=True, kw_only=True):
+    """Adagrad: steps shrink by the gradients' squares so far."""
+
+    initial_accumulator_value: float = 0.1
+    epsilon: float = 1e-7
+    weight_decay: float | None = None
+
+
+class RowWiseAdagradRule(Message, frozen=True, kw_only=True):
+    """Adagrad with one accumulator a row: the mean of the row's squares."""
+
+    initial_accumulator_value: float = 0.1
+    epsilon: float = 1e-7
+    weight_decay: float | None = None
+
+
+class RMSpropRule(Message, frozen=True, kw_only=True):
+    """RMSprop: steps are divided by a running root mean square."""
+
+    rho: float = 0.9
+    momentum: float = 0.0
+    epsilon: float = 1e-7
+    centered: bool = False
+    weight_decay: float | None = None
+
+
+class AdamRule(Message, frozen=True, kw_only=True):
+    """Adam, and AdamW: the decay of weights is apart from the gradient in both."""
+
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    epsilon: float = 1e-7
+    amsgrad: bool = False
+    weight_decay: float | None = None
+
+
+class FtrlRule(Message, frozen=True, kw_only=True):
+    """Follow the regularized leader."""
+
+    learning_rate_power: float = -0.5
+    initial_accumulator_value: float = 0.1
+    l1_regularization_strength: float = 0.0
+    l2_regularization_strength: float = 0.0
+    l2_shrinkage_regularization_strength: float = 0.0
+    beta: float = 0.0
+    weight_decay: float | None = None
+
+
+OptimizerRule: TypeAlias = (
+    SgdRule | AdagradRule | RowWiseAdagradRule | RMSpropRule | AdamRule | FtrlRule
+)
+"""What changes a shard and its slots. Clipping is not here: the client has the whole gradient."""

@@ -1,0 +1,283 @@
+"""The store: what one parameter server holds, and what it does with it. No thread, socket or clock.
+
+    answer, arrays = store.carry_out(operation, arrays)
+
+Rule 1: an operation is carried out whole, or an error is raised and nothing has changed.
+Rule 2: arrays that come in belong to the caller again once `carry_out` has returned.
+Rule 3: arrays that go out are new, but for `Read`: they are the shard's own memory, read-only, and
+        hold until the next operation. Who needs them longer copies them.
+Rule 4: a key is carried out once (`write_keys`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
+from headrace.parameter_server import operations as ops
+from headrace.parameter_server.array_shard import ArrayShard, check_place, first_value
+from headrace.parameter_server.dtypes import dtype_named
+from headrace.parameter_server.first_values import fill
+from headrace.parameter_server.table_shard import TableShard
+from headrace.parameter_server.write_keys import WriteKeys
+
+__all__ = ["Store"]
+
+Arrays = Sequence[NDArray[Any]]
+Carried = tuple[ops.Answer, Arrays]
+
+_DONE = ops.Done()
+
+
+class Store:
+    """Shards, tables and counters of one server.
+
+    Args:
+        allocate: Makes the arrays that answer `Gather`, `Lookup` and `GatherIds`, from a shape and
+            a dtype; it may return memory from which they are sent.
+
+    Attributes:
+        shards: Of variables, by name.
+        tables: Shards of tables, by name.
+        counters: By name.
+        keys: Writes that were carried out.
+        period: How many marks were set (`marks`).
+    """
+
+    def __init__(self, allocate: Callable[..., NDArray[Any]] = np.empty) -> None:
+        self.shards: dict[str, ArrayShard] = {}
+        self.tables: dict[str, TableShard] = {}
+        self.counters: dict[str, int] = {}
+        self.keys = WriteKeys()
+        self.period = 0
+        self._allocate = allocate
+
+    def carry_out(self, operation: ops.Operation, arrays: Arrays = ()) -> Carried:
+        """Carry out one operation, and return its answer and the arrays that go with it.
+
+        Raises:
+            InvalidArgumentError: Arrays do not fit the operation, or what it names.
+            NotFoundError: It names no shard or table of this server.
+            AlreadyExistsError: It makes something under a name that is taken.
+            AbortedError: Its key is refused.
+        """
+        kind = type(operation)
+        carry_out, fewest, most = _OPERATIONS[kind]
+        if not fewest <= len(arrays) <= most:
+            wanted = f"{fewest}" if fewest == most else f"{fewest} to {most}"
+            raise InvalidArgumentError(
+                f"{kind.__name__} needs {wanted} arrays, but got {len(arrays)}"
+            )
+        key = getattr(operation, "key", None)
+        if key is None:
+            return carry_out(self, operation, arrays)
+        target = _target(operation)
+        answer = self.keys.known(key, target)
+        if answer is not None:
+            return self._repeat(operation, arrays, answer)
+        answered, out = carry_out(self, operation, arrays)
+        assert isinstance(answered, ops.Done | ops.Counted)
+        self.keys.remember(key, target, answered)
+        return answered, out
+
+    def _repeat(
+        self, operation: ops.Operation, arrays: Arrays, answer: ops.Done | ops.Counted
+    ) -> Carried:
+        if isinstance(operation, ops.Lookup):
+            return self._lookup(operation, arrays, count=False)
+        return answer, ()
+
+    # --- variables -------------------------------------------------------------------------------
+
+    def _create(self, operation: ops.Create, arrays: Arrays) -> Carried:
+        spec = operation.shard
+        found = self.shards.get(spec.name)
+        if found is not None:
+            if found.spec != spec:
+                raise AlreadyExistsError(
+                    f"there is a shard {spec.name} of dtype {found.spec.dtype} and shape "
+                    f"{found.spec.shape}, from row {found.spec.row} of {found.spec.variable} with "
+                    f"shape {found.spec.variable_shape}; it cannot be made of dtype {spec.dtype} "
+                    f"and shape {spec.shape}, from row {spec.row} of {spec.variable} with shape "
+                    f"{spec.variable_shape}: use another name"
+                )
+            return ops.Created(existed=True), ()
+        check_place(spec)
+        if (operation.initializer is None) != (len(arrays) == 1):
+            raise InvalidArgumentError(
+                f"shard {spec.name} is made from a value or from an initializer, but got "
+                + ("both" if arrays else "neither")
+            )
+        if operation.initializer is None:
+            value = first_value(spec, arrays[0])
+        else:
+            value = np.empty(spec.shape, dtype_named(spec.dtype))
+            fill(value, operation.initializer, spec.row)
+        self.shards[spec.name] = ArrayShard(spec, value, self.period)
+        return ops.Created(existed=False), ()
+
+    def _read(self, operation: ops.Read, arrays: Arrays) -> Carried:
+        value = self._shard(operation.shard).value.view()
+        value.flags.writeable = False
+        return _DONE, (value,)
+
+    def _assign(self, operation: ops.Assign, arrays: Arrays) -> Carried:
+        self._shard(operation.shard).assign(operation.how, arrays[0])
+        return _DONE, ()
+
+    def _gather(self, operation: ops.Gather, arrays: Arrays) -> Carried:
+        return _DONE, (self._shard(operation.shard).gather(arrays[0], self._allocate),)
+
+    def _scatter(self, operation: ops.Scatter, arrays: Arrays) -> Carried:
+        self._shard(operation.shard).scatter(operation.how, arrays[0], arrays[1])
+        return _DONE, ()
+
+    def _apply(self, operation: ops.Apply, arrays: Arrays) -> Carried:
+        shard = self._shard(operation.shard)
+        shard.apply(operation.optimizer, operation.rule, operation.step, list(arrays))
+        return _DONE, ()
+
+    def _count(self, operation: ops.Count, arrays: Arrays) -> Carried:
+        if operation.by < 0:
+            raise InvalidArgumentError(
+                f"the counter {operation.counter} only grows, but got {operation.by}"
+            )
+        before = self.counters.get(operation.counter, 0)
+        self.counters[operation.counter] = after = before + operation.by
+        return ops.Counted(before=before, after=after), ()
+
+    # --- tables ----------------------------------------------------------------------------------
+
+    def _create_table(self, operation: ops.CreateTable, arrays: Arrays) -> Carried:
+        spec = operation.table
+        found = self.tables.get(spec.name)
+        if found is None:
+            self.tables[spec.name] = TableShard(spec, self.period)
+        elif found.spec != spec:
+            raise AlreadyExistsError(
+                f"there is a table under the name {spec.name} that is made otherwise: "
+                f"{found.spec}; it cannot be made as {spec}: use another name"
+            )
+        return ops.Created(existed=found is not None), ()
+
+    def _lookup(self, operation: ops.Lookup, arrays: Arrays, *, count: bool = True) -> Carried:
+        counts = arrays[1] if len(arrays) > 1 else None
+        table = self._table(operation.table)
+        return _DONE, (table.lookup(arrays[0], counts, count, self._allocate),)
+
+    def _gather_ids(self, operation: ops.GatherIds, arrays: Arrays) -> Carried:
+        return _DONE, (self._table(operation.table).gather(arrays[0], self._allocate),)
+
+    def _apply_ids(self, operation: ops.ApplyIds, arrays: Arrays) -> Carried:
+        table = self._table(operation.table)
+        table.apply(operation.optimizer, operation.rule, operation.step, arrays[0], arrays[1])
+        return _DONE, ()
+
+    def _assign_ids(self, operation: ops.AssignIds, arrays: Arrays) -> Carried:
+        self._table(operation.table).assign(arrays[0], arrays[1])
+        return _DONE, ()
+
+    def _evict(self, operation: ops.Evict, arrays: Arrays) -> Carried:
+        return ops.Evicted(rows=self._table(operation.table).evict(operation.older_than)), ()
+
+    def _export(self, operation: ops.Export, arrays: Arrays) -> Carried:
+        if operation.limit < 1:
+            raise InvalidArgumentError(
+                f"a part of the table {operation.table} has at least 1 row, but got "
+                f"limit={operation.limit}"
+            )
+        table = self._table(operation.table)
+        ids, values, following = table.export(operation.start, operation.limit)
+        return ops.Exported(next=following, rows=len(table.rows)), (ids, values)
+
+    # --- closures, and all of it -----------------------------------------------------------------
+
+    def _settle(self, operation: ops.Settle, arrays: Arrays) -> Carried:
+        self.keys.settle(operation.incarnation, operation.closures, operation.below)
+        return _DONE, ()
+
+    def _fence(self, operation: ops.Fence, arrays: Arrays) -> Carried:
+        self.keys.fence(operation.incarnation, operation.worker)
+        return _DONE, ()
+
+    def _describe(self, operation: ops.Describe, arrays: Arrays) -> Carried:
+        shards = tuple(
+            ops.ShardDescription(spec=shard.spec, bytes=shard.nbytes, slots=tuple(shard.slots))
+            for shard in self.shards.values()
+        )
+        tables = tuple(
+            ops.TableDescription(
+                spec=table.spec,
+                rows=len(table.rows),
+                waiting=len(table.waiting),
+                bytes=table.nbytes,
+                slots=tuple(table.slots),
+            )
+            for table in self.tables.values()
+        )
+        described = ops.Described(
+            incarnation=self.keys.incarnation,
+            shards=shards,
+            tables=tables,
+            counters=dict(self.counters),
+            keys=len(self.keys),
+            bytes=sum(part.bytes for part in shards) + sum(part.bytes for part in tables),
+        )
+        return described, ()
+
+    def _shard(self, name: str) -> ArrayShard:
+        found = self.shards.get(name)
+        if found is None:
+            raise NotFoundError(
+                f"there is no shard {name} on this server; it has {_listed(self.shards)}"
+            )
+        return found
+
+    def _table(self, name: str) -> TableShard:
+        found = self.tables.get(name)
+        if found is None:
+            raise NotFoundError(
+                f"there is no table {name} on this server; it has {_listed(self.tables)}"
+            )
+        return found
+
+
+#: How each operation is carried out, and how many arrays come with it, at least and at most.
+_OPERATIONS: dict[type[Any], tuple[Callable[[Store, Any, Arrays], Carried], int, int]] = {
+    ops.Create: (Store._create, 0, 1),
+    ops.Read: (Store._read, 0, 0),
+    ops.Assign: (Store._assign, 1, 1),
+    ops.Gather: (Store._gather, 1, 1),
+    ops.Scatter: (Store._scatter, 2, 2),
+    ops.Apply: (Store._apply, 1, 2),
+    ops.Count: (Store._count, 0, 0),
+    ops.CreateTable: (Store._create_table, 0, 0),
+    ops.Lookup: (Store._lookup, 1, 2),
+    ops.GatherIds: (Store._gather_ids, 1, 1),
+    ops.ApplyIds: (Store._apply_ids, 2, 2),
+    ops.AssignIds: (Store._assign_ids, 2, 2),
+    ops.Evict: (Store._evict, 0, 0),
+    ops.Export: (Store._export, 0, 0),
+    ops.Settle: (Store._settle, 0, 0),
+    ops.Fence: (Store._fence, 0, 0),
+    ops.Describe: (Store._describe, 0, 0),
+}
+
+
+def _target(operation: Any) -> str:
+    """Return what a write changes: a shard, a table and a counter may have one name."""
+    for kind in ("shard", "table", "counter"):
+        name = getattr(operation, kind, None)
+        if name is not None:
+            return f"{kind} {name}"
+    raise TypeError(f"{type(operation).__name__} changes nothing that has a name")
+
+
+def _listed(names: Any) -> str:
+    known = sorted(names)
+    text = ", ".join(known[:8]) or "none"
+    return text if len(known) <= 8 else f"{text} and {len(known) - 8} more"

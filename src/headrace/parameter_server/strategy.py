@@ -1,0 +1,386 @@
+"""The strategy of parameter servers: what is placed where, and what runs on a worker.
+
+Workers are not in step: `num_replicas_in_sync` counts the replicas of one worker. Functions run on
+workers when a `ClusterCoordinator` schedules them; a strategy that is used without one runs them
+here, against the servers.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import secrets
+import threading
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from headrace.arguments import check_callable, check_instance, check_int, check_seconds
+from headrace.cluster.environment import TFConfigClusterResolver
+from headrace.cluster.resolver import ClusterResolver
+from headrace.cluster.spec import ClusterSpec
+from headrace.data.dataset import Dataset
+from headrace.distribute.context import check_cross_replica
+from headrace.distribute.extended import Extended
+from headrace.distribute.input_context import InputContext, InputOptions
+from headrace.distribute.strategy import Strategy
+from headrace.parameter_server.closure_servers import ClosureServers
+from headrace.parameter_server.cluster_check import (
+    checked_cluster,
+    server_addresses,
+    worker_addresses,
+)
+from headrace.parameter_server.connection import Servers
+from headrace.parameter_server.creation import Initial, VariableRecord, cut, make
+from headrace.parameter_server.current import Cluster, cluster_of, enter
+from headrace.parameter_server.dtypes import name_of
+from headrace.parameter_server.extended import ServerExtended, placed_beside
+from headrace.parameter_server.operations import TableSpec
+from headrace.parameter_server.origin import in_closure
+from headrace.parameter_server.per_worker_input import PerWorkerInput
+from headrace.parameter_server.placement import placement as placement_named
+from headrace.parameter_server.table import PlacedTable, TableRecord
+from headrace.parameter_server.variable import ServerVariable
+from headrace.transport.security import Security, check_security
+
+__all__ = ["ParameterServerStrategy", "StrategySettings"]
+
+_log = logging.getLogger(__name__)
+
+_NOT_SCHEDULED = (
+    "A `ParameterServerStrategy` method is invoked without using `ClusterCoordinator.schedule`: it "
+    "runs here, in the coordinator's process, and not on a worker"
+)
+_READ_HERE = (
+    "To use this dataset, you need to pass this dataset to "
+    "ClusterCoordinator.create_per_worker_dataset."
+)
+_READ_HERE_FUNCTION = (
+    "You need to use this dataset in ClusterCoordinator.create_per_worker_dataset."
+)
+
+
+class StrategySettings(msgspec.Struct, frozen=True):
+    """How a strategy works, as its handle carries it."""
+
+    mode: str
+    staleness: int | None
+    round_size: int | None
+    replication: int
+    replicas: int
+
+
+class ParameterServerStrategy(Strategy):
+    """Variables on parameter servers, and workers that change them without waiting for each other.
+
+    Args:
+        cluster_resolver: Says where parameter servers ("ps") and workers are; None: `TF_CONFIG`.
+        variable_partitioner: One of `hr.distribute.partitioners`, or a function of a shape and a
+            dtype that returns the parts along each axis. None: variables are not cut.
+        mode: "async": what a function writes counts at once. "sync": later.
+        staleness: A function begins only when all but so many of those that were scheduled before
+            it are done; None: no bound.
+        round_size: Of "sync".
+        placement: "round_robin": shards go to servers in turn; "bytes": to the one with the least.
+        replication: How many servers have each shard: 1.
+        security: Keys of a client of the servers.
+        server_timeout: Seconds for which a server that cannot be reached is waited for.
+        replicas: Of each worker.
+
+    Raises:
+        ValueError: The cluster lacks what is needed, or an argument makes no sense.
+        UnavailableError: A parameter server cannot be reached.
+    """
+
+    def __init__(
+        self,
+        cluster_resolver: ClusterResolver | None = None,
+        variable_partitioner: Callable[..., Any] | None = None,
+        *,
+        mode: Literal["async", "sync"] = "async",
+        staleness: int | None = None,
+        round_size: int | None = None,
+        placement: Literal["round_robin", "bytes"] = "round_robin",
+        replication: int = 1,
+        security: Security | None = None,
+        server_timeout: float = 120.0,
+        replicas: int = 1,
+    ) -> None:
+        resolver = TFConfigClusterResolver() if cluster_resolver is None else cluster_resolver
+        check_instance("cluster_resolver", resolver, ClusterResolver)
+        if variable_partitioner is not None:
+            check_callable("variable_partitioner", variable_partitioner)
+        check_security(security)
+        check_seconds("server_timeout", server_timeout)
+        settings = _settings(mode, staleness, round_size, replication, replicas)
+        spec = checked_cluster(resolver)
+        addresses = server_addresses(spec)
+        self._placement = placement_named(placement, len(addresses))
+        self._resolver: ClusterResolver | None = resolver
+        self._partitioner = variable_partitioner
+        self.security = security
+        servers = Servers(
+            addresses,
+            security=None if security is None else security.as_client(),
+            timeout=server_timeout,
+        )
+        self._begin(Cluster(secrets.token_hex(8), servers), settings)
+        self._spec = spec
+        # In milliseconds: no program starts again faster.
+        self.incarnation = time.time_ns() // 1_000_000
+        servers.greet()
+        enter(self._cluster)
+
+    def _begin(self, cluster: Cluster, settings: StrategySettings) -> None:
+        super().__init__([f"cpu:{number}" for number in range(settings.replicas)])
+        self._cluster = cluster
+        self._settings = settings
+        self._lock = threading.Lock()
+        #: Names of variables and tables that were made.
+        self._names: set[str] = set()
+        self._warned = False
+        cluster.keep("strategy", "", self)
+
+    @classmethod
+    def at_worker(cls, cluster: Cluster, settings: StrategySettings) -> ParameterServerStrategy:
+        """Return a strategy's handle in a process that takes part in its cluster."""
+        made = cls.__new__(cls)
+        made._resolver = None
+        made._spec = ClusterSpec({})
+        made.incarnation = 0
+        made.security = None
+        made._partitioner = None
+        made._begin(cluster, settings)
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _resolve, (self._cluster.cluster_id, self._settings)
+
+    # --- what it is ---------------------------------------------------------------------------
+
+    #: What `hr.Variable` makes in its scope.
+    variable_type = ServerVariable
+
+    @property
+    def cluster(self) -> Cluster:
+        """The cluster as this process sees it: its id, and its servers."""
+        return self._cluster
+
+    @property
+    def cluster_resolver(self) -> ClusterResolver | None:
+        """What says who takes part; None on a worker."""
+        return self._resolver
+
+    @property
+    def cluster_id(self) -> str:
+        """What handles call the cluster."""
+        return self._cluster.cluster_id
+
+    @property
+    def server_addresses(self) -> Sequence[str]:
+        """Where the parameter servers listen."""
+        return self._cluster.servers.addresses
+
+    @property
+    def worker_addresses(self) -> Sequence[str]:
+        """Where the workers listen; none on a worker."""
+        return worker_addresses(self._spec)
+
+    @functools.cached_property
+    def closure_servers(self) -> ClosureServers:
+        """The servers for a coordinator; from now on those of earlier programs are fenced."""
+        return ClosureServers(self._cluster.servers, self.incarnation)
+
+    @property
+    def settings(self) -> StrategySettings:
+        """How it works: what a worker needs to know."""
+        return self._settings
+
+    @property
+    def mode(self) -> str:
+        """Whether writes count at once, "async", or by rounds, "sync"."""
+        return self._settings.mode
+
+    @property
+    def staleness(self) -> int | None:
+        """How many functions one may be behind; None: no bound."""
+        return self._settings.staleness
+
+    @property
+    def extended(self) -> Extended:
+        """What tf.distribute has there."""
+        return ServerExtended(self)
+
+    def close(self) -> None:
+        """Ask the servers nothing more. Variables and tables stay there, and go with them."""
+        self._cluster.close()
+
+    def __repr__(self) -> str:
+        return f"<ParameterServerStrategy of {len(self._cluster.servers)} parameter servers>"
+
+    # --- variables ----------------------------------------------------------------------------
+
+    def make_variable(
+        self, first: Initial, name: str | None, trainable: bool, aggregation: str
+    ) -> tuple[Cluster, VariableRecord]:
+        """Cut a variable into shards and have the servers make them."""
+        with self._lock:
+            own_name = self._new_name("Variable", name)
+            beside = placed_beside()
+            try:
+                if beside is None:
+                    shards = cut(own_name, first, self._partitioner, self._placement.place)
+                else:
+                    shards = cut(own_name, first, None, lambda size: beside.shards[0].server)
+            except BaseException:
+                self._names.discard(own_name)
+                raise
+        if make(self._cluster.servers, shards, first):
+            _log.warning(
+                "the parameter servers had a variable %r already, of another program or of this "
+                "one before it was started again; it keeps its value",
+                own_name,
+            )
+        record = VariableRecord(
+            own_name, first.shape, name_of(first.dtype), trainable, aggregation, shards
+        )
+        return self._cluster, record
+
+    def place_table(self, spec: TableSpec) -> tuple[Cluster, TableRecord]:
+        """Deal a table to all servers."""
+        with self._lock:
+            self._new_name("EmbeddingTable", spec.name)
+        count = len(self._cluster.servers)
+        capacity = None if spec.capacity is None else -(-spec.capacity // count)
+        shards = tuple(
+            PlacedTable(
+                msgspec.structs.replace(
+                    spec,
+                    name=f"{spec.table}/part_{index}",
+                    index=index,
+                    shards=count,
+                    capacity=capacity,
+                ),
+                index,
+            )
+            for index in range(count)
+        )
+        return self._cluster, TableRecord(spec.table, spec.dim, spec.dtype, shards)
+
+    def _new_name(self, kind: str, name: str | None) -> str:
+        if name in self._names:
+            raise ValueError(
+                f"`name` must be unique in a strategy, and there is a variable or table {name!r}"
+            )
+        free = name or kind
+        number = 0
+        while free in self._names:
+            number += 1
+            free = f"{kind}_{number}"
+        self._names.add(free)
+        return free
+
+    # --- running ------------------------------------------------------------------------------
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+        options: Any = None,
+    ) -> Any:
+        """Call `fn` on each replica of the worker that this runs on; see `Strategy.run`.
+
+        Outside of functions that a coordinator schedules it is called here, with one warning.
+        """
+        self._warn_once("run")
+        return super().run(fn, args, kwargs, options)
+
+    def reduce(self, reduce_op: Any, value: Any, axis: Any = None) -> Any:
+        """Return one value for those of all replicas of a worker; see `Strategy.reduce`."""
+        self._warn_once("reduce", "all_reduce()")
+        return super().reduce(reduce_op, value, axis)
+
+    def _warn_once(self, method: str, instead: str = "merge_call()") -> None:
+        check_cross_replica(self, method, instead)
+        if self._warned or in_closure() is not None:
+            return
+        self._warned = True
+        warnings.warn(_NOT_SCHEDULED, stacklevel=3)
+
+    # --- input --------------------------------------------------------------------------------
+
+    def distribute_dataset(  # type: ignore[override]
+        self, dataset: Dataset, options: InputOptions | None = None
+    ) -> PerWorkerInput:
+        """Return a dataset for `create_per_worker_dataset`: each worker reads all of it."""
+        check_cross_replica(self, "distribute_dataset")
+        super().distribute_dataset(dataset, options)  # refuses what no worker could build
+        return PerWorkerInput(
+            functools.partial(_build, self, "distribute_dataset", dataset, options), _READ_HERE
+        )
+
+    def distribute_datasets_from_function(  # type: ignore[override]
+        self,
+        dataset_fn: Callable[[InputContext], Dataset],
+        options: InputOptions | None = None,
+    ) -> PerWorkerInput:
+        """Return a dataset for `create_per_worker_dataset`: each worker calls the function."""
+        check_cross_replica(self, "distribute_datasets_from_function")
+        check_callable("dataset_fn", dataset_fn)
+        return PerWorkerInput(
+            functools.partial(
+                _build, self, "distribute_datasets_from_function", dataset_fn, options
+            ),
+            _READ_HERE_FUNCTION,
+        )
+
+    experimental_distribute_dataset = distribute_dataset  # type: ignore[assignment]
+    experimental_distribute_datasets_from_function = distribute_datasets_from_function  # type: ignore[assignment]
+
+
+def _build(strategy: ParameterServerStrategy, method: str, *args: Any) -> Any:
+    return getattr(super(ParameterServerStrategy, strategy), method)(*args)
+
+
+def _resolve(cluster_id: str, settings: StrategySettings) -> ParameterServerStrategy:
+    cluster = cluster_of(cluster_id, "the ParameterServerStrategy")
+    return cluster.resolve(
+        "strategy", "", lambda: ParameterServerStrategy.at_worker(cluster, settings)
+    )
+
+
+def _settings(
+    mode: Any, staleness: Any, round_size: Any, replication: Any, replicas: Any
+) -> StrategySettings:
+    """Check how a strategy is to work.
+
+    Raises:
+        ValueError: An argument is out of its bounds, or does not go with another.
+        NotImplementedError: This is not there yet.
+    """
+    if mode not in ("async", "sync"):
+        raise ValueError(f'`mode` must be "async" or "sync", but got {mode!r}')
+    if staleness is not None:
+        check_int("staleness", staleness, minimum=0)
+    if round_size is not None:
+        check_int("round_size", round_size, minimum=1)
+    check_int("replication", replication, minimum=1)
+    check_int("replicas", replicas, minimum=1)
+    if mode == "sync" and staleness is not None:
+        raise ValueError('`staleness` is for mode="async": in mode="sync" no write is stale')
+    if mode == "async" and round_size is not None:
+        raise ValueError('`round_size` is for mode="sync"')
+    if mode == "sync":
+        raise NotImplementedError(
+            'mode="sync" is not supported yet; staleness=0 makes functions run one after another'
+        )
+    if replication > 1:
+        raise NotImplementedError(
+            f"replication={replication} is not supported yet: each shard is on one server, and "
+            "checkpoints keep what a lost server held"
+        )
+    return StrategySettings(mode, staleness, round_size, replication, replicas)

@@ -1,0 +1,340 @@
+"""Tables: rows for any integer ids, without a vocabulary, dealt to the servers by a hash.
+
+A row comes to be when its id is looked up (often enough, with `admission`), with first values that
+depend on the seed, the id and nothing else. Rows that are not used go again, with what optimizers
+keep for them (`evict_after`, `capacity`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.arguments import check_int, check_string
+from headrace.distribute.current import get_strategy
+from headrace.errors import FailedPreconditionError, InvalidArgumentError
+from headrace.parameter_server.arrays import as_array, refuse_while_tracing
+from headrace.parameter_server.connection import Ask
+from headrace.parameter_server.current import Cluster, cluster_of
+from headrace.parameter_server.dtypes import dtype_named, is_floating, name_of, working_dtype
+from headrace.parameter_server.indexed_slices import IndexedSlices
+from headrace.parameter_server.operations import (
+    ApplyIds,
+    AssignIds,
+    Constant,
+    CreateTable,
+    Export,
+    Exported,
+    GatherIds,
+    Initializer,
+    Lookup,
+    Normal,
+    OptimizerRule,
+    Step,
+    TableSpec,
+    Uniform,
+    Zeros,
+)
+from headrace.parameter_server.origin import in_closure, next_key
+from headrace.parameter_server.pushing import Gradient, push_gradients
+from headrace.parameter_server.sums import distinct_ids, split_by_hash, sum_rows
+
+__all__ = ["EmbeddingTable", "PlacedTable", "TableRecord"]
+
+_NAMED: dict[str, Callable[[int], Initializer]] = {
+    "uniform": lambda seed: Uniform(seed=seed),
+    "normal": lambda seed: Normal(seed=seed),
+    "zeros": lambda seed: Zeros(),
+}
+
+
+class PlacedTable(msgspec.Struct, frozen=True):
+    """A shard of a table, and which server has it."""
+
+    spec: TableSpec
+    server: int
+
+
+class TableRecord(msgspec.Struct, frozen=True):
+    """A table, as its handle carries it."""
+
+    name: str
+    dim: int
+    dtype: str
+    shards: tuple[PlacedTable, ...]
+
+
+class EmbeddingTable:
+    """Rows for any int64 ids on parameter servers; made in the scope of their strategy.
+
+    Args:
+        dim: Elements in a row.
+        name: Unique in the strategy.
+        initializer: "uniform" (-0.05 to 0.05), "normal", "zeros", a number, or one of
+            `hr.initializers`: first values of a row.
+        seed: Other seeds have other first values; for the names "uniform" and "normal".
+        dtype: Of the rows: a floating one.
+        admission: An id gets its row when it was looked up this often; until then it reads zeros,
+            and its gradients are dropped. None: at once.
+        evict_after: A row that was not used for so many steps goes. None: never.
+        capacity: At most so many rows, over all servers; those unused for longest go. None: no
+            bound.
+
+    Raises:
+        FailedPreconditionError: It is made outside of the scope, or in a scheduled function.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        name: str,
+        initializer: Any = "uniform",
+        seed: int = 0,
+        dtype: Any = "float32",
+        admission: int | None = None,
+        evict_after: int | None = None,
+        capacity: int | None = None,
+    ) -> None:
+        check_int("dim", dim, minimum=1)
+        check_string("name", name, empty=False)
+        check_int("seed", seed, minimum=0)
+        for argument, value in (
+            ("admission", admission),
+            ("evict_after", evict_after),
+            ("capacity", capacity),
+        ):
+            if value is not None:
+                check_int(argument, value, minimum=1)
+        found = np.dtype(dtype_named(dtype) if isinstance(dtype, str) else dtype)
+        if not is_floating(found):
+            raise ValueError(f"`dtype` of a table must be a floating one, but got {found}")
+        strategy = get_strategy()
+        if in_closure() is not None or not hasattr(strategy, "place_table"):
+            raise FailedPreconditionError(
+                f"EmbeddingTable {name!r} must be made in the scope of a ParameterServerStrategy, "
+                "and outside of functions that a coordinator schedules"
+            )
+        spec = TableSpec(
+            name=name,
+            table=name,
+            dim=int(dim),
+            dtype=name_of(found),
+            initializer=_initializer(initializer, seed),
+            admission=1 if admission is None else int(admission),
+            evict_after=evict_after,
+            capacity=capacity,
+        )
+        cluster, record = strategy.place_table(spec)
+        cluster.servers.ask_all(
+            [Ask(shard.server, CreateTable(shard.spec)) for shard in record.shards]
+        )
+        self._become(cluster, record)
+
+    def _become(self, cluster: Cluster, record: TableRecord) -> None:
+        self._cluster = cluster
+        self._record = record
+        self.name = record.name
+        self.dim = record.dim
+        self.dtype = dtype_named(record.dtype)
+        cluster.keep("table", record.name, self)
+
+    @classmethod
+    def of(cls, cluster: Cluster, record: TableRecord) -> EmbeddingTable:
+        """Return the table of a handle."""
+        made = cls.__new__(cls)
+        made._become(cluster, record)
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _resolve, (self._cluster.cluster_id, self._record)
+
+    @property
+    def cluster(self) -> Cluster:
+        """The cluster that it is in."""
+        return self._cluster
+
+    @property
+    def shards(self) -> tuple[PlacedTable, ...]:
+        """Its parts."""
+        return self._record.shards
+
+    # --- reading ------------------------------------------------------------------------------
+
+    def lookup(self, ids: Any) -> NDArray[Any]:
+        """Return the rows of ids, and make those that are due; for training.
+
+        Args:
+            ids: Integers of any shape; a doubled one is sent once, with how often it stands there.
+
+        Returns:
+            An array of the shape of `ids` and `dim`.
+        """
+        return self._read(ids, counts=True)
+
+    def gather(self, ids: Any) -> NDArray[Any]:
+        """Return the rows of ids, zeros where there is none, and change nothing."""
+        return self._read(ids, counts=False)
+
+    def _read(self, ids: Any, *, counts: bool) -> NDArray[Any]:
+        refuse_while_tracing(f"EmbeddingTable {self.name!r}")
+        wanted = self._checked(ids)
+        distinct, inverse = distinct_ids(wanted)
+        often = np.bincount(inverse.reshape(-1), minlength=len(distinct)) if counts else None
+        rows = np.empty((len(distinct), self.dim), self.dtype)
+        asks, places = [], []
+        shards = self._record.shards
+        for shard, part in zip(shards, split_by_hash(distinct, len(shards)), strict=True):
+            if not len(part):
+                continue
+            name = shard.spec.name
+            if often is None:
+                asks.append(Ask(shard.server, GatherIds(name), [distinct[part]]))
+            else:
+                operation = Lookup(name, next_key(name))
+                arrays = [distinct[part], often[part].astype(np.int64, copy=False)]
+                asks.append(Ask(shard.server, operation, arrays))
+            places.append(part)
+        answers = self._cluster.servers.ask_all(asks)
+        if len(answers) == 1:
+            rows = answers[0][1][0]
+        else:
+            for part, (_, (found,)) in zip(places, answers, strict=True):
+                rows[part] = found
+        if wanted.ndim == 1 and np.array_equal(distinct, wanted):
+            return rows
+        return rows.take(inverse, axis=0)
+
+    def _checked(self, ids: Any) -> NDArray[np.int64]:
+        found = as_array(ids)
+        if not found.size:
+            return found.astype(np.int64)
+        if found.dtype.kind not in "iu":
+            raise TypeError(
+                f"ids of EmbeddingTable {self.name!r} must be integers, but have dtype "
+                f"{found.dtype}; hash strings to int64 first"
+            )
+        if found.dtype == np.uint64 and found.max() > np.iinfo(np.int64).max:
+            return found.view(np.int64)  # a hash: its bits are the id
+        return found.astype(np.int64, copy=False)
+
+    def export(self, limit: int = 65_536) -> Iterator[tuple[NDArray[np.int64], NDArray[Any]]]:
+        """Yield the ids that have a row, and their rows, part by part.
+
+        Args:
+            limit: At most so many rows in a part.
+        """
+        check_int("limit", limit, minimum=1)
+        for shard in self._record.shards:
+            start: int | None = 0
+            while start is not None:
+                answer, arrays = self._cluster.servers.ask(
+                    shard.server, Export(shard.spec.name, start, limit)
+                )
+                assert isinstance(answer, Exported)
+                start = answer.next
+                if arrays and len(arrays[0]):
+                    yield arrays[0], arrays[1]
+
+    # --- writing ------------------------------------------------------------------------------
+
+    def assign(self, ids: Any, values: Any) -> None:
+        """Write rows; their ids are admitted. Of an id that stands there twice the last stays."""
+        wanted = self._checked(ids).reshape(-1)
+        rows = np.broadcast_to(as_array(values), (len(wanted), self.dim)).astype(self.dtype)
+        last, place = np.unique(wanted[::-1], return_index=True)
+        rows = rows[::-1][place]
+        asks = []
+        shards = self._record.shards
+        for shard, part in zip(shards, split_by_hash(last, len(shards)), strict=True):
+            if len(part):
+                operation = AssignIds(shard.spec.name, next_key(shard.spec.name))
+                asks.append(Ask(shard.server, operation, [last[part], rows[part]]))
+        self._cluster.servers.ask_all(asks)
+
+    # --- training -----------------------------------------------------------------------------
+
+    counts_steps = True
+
+    def apply_gradients(self, optimizer: Any, gradients: Any, ids: Any = None) -> int:
+        """Take one step of an optimizer with the gradients of some rows.
+
+        Args:
+            optimizer: One of `hr.optimizers`.
+            gradients: An `IndexedSlices`; or rows, with `ids`.
+            ids: Whose gradients they are, as they were looked up.
+
+        Returns:
+            How many steps the optimizer has taken.
+        """
+        if ids is not None:
+            gradients = IndexedSlices(gradients, self._checked(ids))
+        return push_gradients(optimizer, [(gradients, self)])
+
+    def gradient_of(self, gradient: Any) -> Gradient:
+        """Bring a gradient into the table's form: each id once.
+
+        Raises:
+            TypeError: It is no `IndexedSlices`.
+            InvalidArgumentError: Its rows have another length.
+        """
+        if not isinstance(gradient, IndexedSlices):
+            raise TypeError(
+                f"a gradient of EmbeddingTable {self.name!r} must be an IndexedSlices(values, ids),"
+                f" but got a {type(gradient).__name__}"
+            )
+        if gradient.values.shape[1:] != (self.dim,) or not is_floating(gradient.values.dtype):
+            raise InvalidArgumentError(
+                f"rows of EmbeddingTable {self.name!r} have {self.dim} floating numbers, and those "
+                f"of its gradient have shape {gradient.values.shape[1:]} and dtype "
+                f"{gradient.values.dtype}"
+            )
+        values = gradient.values.astype(working_dtype(self.dtype), copy=False)
+        return Gradient(*sum_rows(gradient.indices, values))
+
+    def pushes(
+        self, optimizer: str, rule: OptimizerRule, step: Step, gradient: Gradient
+    ) -> list[Ask]:
+        """Return what is to be asked of which server for one step."""
+        ids, values = gradient
+        assert ids is not None
+        asks = []
+        shards = self._record.shards
+        for shard, part in zip(shards, split_by_hash(ids, len(shards)), strict=True):
+            if len(part):
+                name = shard.spec.name
+                operation = ApplyIds(name, optimizer, rule, step, next_key(name))
+                asks.append(Ask(shard.server, operation, [ids[part], values[part]]))
+        return asks
+
+    def push_gradients(self, optimizer: Any, pairs: Sequence[tuple[Any, Any]]) -> int:
+        """Change variables and tables by their gradients; `Optimizer.apply_gradients` calls it."""
+        return push_gradients(optimizer, pairs)
+
+    def __repr__(self) -> str:
+        return (
+            f"<EmbeddingTable {self.name!r} dim={self.dim} dtype={self.dtype} on "
+            f"{len(self._record.shards)} servers>"
+        )
+
+
+def _initializer(given: Any, seed: int) -> Initializer:
+    if isinstance(given, Zeros | Constant | Uniform | Normal):
+        return given
+    if isinstance(given, int | float) and not isinstance(given, bool):
+        return Constant(float(given))
+    if isinstance(given, str) and given in _NAMED:
+        return _NAMED[given](seed)
+    raise ValueError(
+        f"`initializer` must be one of {', '.join(map(repr, _NAMED))}, a number, or one of "
+        f"hr.initializers, but got {given!r}"
+    )
+
+
+def _resolve(cluster_id: str, record: TableRecord) -> EmbeddingTable:
+    cluster = cluster_of(cluster_id, f"EmbeddingTable {record.name!r}")
+    return cluster.resolve("table", record.name, lambda: EmbeddingTable.of(cluster, record))

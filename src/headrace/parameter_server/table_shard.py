@@ -1,0 +1,300 @@
+"""One shard of a table: rows that ids get when they are seen often enough, and lose with time.
+
+    looked up      an id is counted, and gets a row when it was seen `admission` times
+    not admitted   it reads zeros, and its gradients are dropped
+    touched        by a look-up or a gradient: the row's age is 0 steps again
+    evicted        by age or for want of room: the row goes, and its slots with it
+
+Time is the highest step that an optimizer has reached here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import InvalidArgumentError
+from headrace.parameter_server.array_shard import check_gradient, rising
+from headrace.parameter_server.dtypes import dtype_named, is_floating, working_dtype
+from headrace.parameter_server.first_values import first_rows
+from headrace.parameter_server.rules import apply_sparse, slots_of
+from headrace.parameter_server.specs import OptimizerRule, Step, TableSpec
+from headrace.parameter_server.sums import distinct_ids, sum_rows
+from headrace.parameter_server.table_rows import Column, TableRows
+from headrace.parameter_server.touched import Touched
+
+__all__ = ["TableShard", "slot_column"]
+
+Array = NDArray[Any]
+Ids = NDArray[np.int64]
+
+_COUNT = Column((), np.dtype(np.int64))
+#: Ids that wait for admission, for each row of the capacity.
+_WAITING = 4
+_WHEN = Column((), np.dtype(np.int64))
+
+
+class TableShard:
+    """Rows of those ids that fall to one server.
+
+    Args:
+        spec: What it is.
+        period: Which period of marks this is.
+    """
+
+    def __init__(self, spec: TableSpec, period: int) -> None:
+        self.dtype = dtype_named(spec.dtype)
+        if not is_floating(self.dtype):
+            raise InvalidArgumentError(
+                f"the table {spec.table} needs a floating dtype, but got {spec.dtype}"
+            )
+        bounds = (spec.dim, spec.admission, spec.shards, spec.evict_after, spec.capacity)
+        if min(1 if bound is None else bound for bound in bounds) < 1 or not (
+            0 <= spec.index < spec.shards
+        ):
+            raise InvalidArgumentError(
+                f"the table {spec.table} needs numbers of at least 1, and an index below `shards`, "
+                f"but got {spec}"
+            )
+        self.spec = spec
+        #: Columns: "value", "seen", "touched", and slots as "optimizer/name".
+        self.rows = TableRows(value=Column((spec.dim,), self.dtype), seen=_COUNT, touched=_WHEN)
+        #: Ids that were not seen often enough.
+        self.waiting = TableRows(seen=_COUNT, touched=_WHEN)
+        self.step = 0
+        self.touched = Touched(period)
+        #: Ids that lost their row, by period.
+        self.removed: list[tuple[int, Ids]] = []
+        self._period = period
+        self._next_sweep = 0
+
+    @property
+    def slots(self) -> list[str]:
+        """Names of the slots that rows have."""
+        return [name for name in self.rows.columns if "/" in name]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of rows, slots and indices."""
+        return self.rows.nbytes + self.waiting.nbytes + self.touched.nbytes
+
+    def begin(self, period: int) -> None:
+        """Begin a period of marks."""
+        self._period = period
+        self.touched.begin(period)
+
+    def lookup(
+        self, ids: Array, counts: Array | None, count: bool, allocate: Callable[..., Array]
+    ) -> Array:
+        """Count ids, unless this is a repetition, and return their rows."""
+        found = self._checked(ids)
+        if counts is not None and (counts.shape != found.shape or counts.dtype.kind not in "iu"):
+            raise InvalidArgumentError(
+                f"counts of the table {self.spec.table} must be integers of shape {found.shape}, "
+                f"but got {counts.dtype} of shape {counts.shape}"
+            )
+        if counts is not None and counts.size and counts.min() < 1:
+            raise InvalidArgumentError(
+                f"an id of the table {self.spec.table} is looked up at least once, but got a count "
+                f"of {counts.min()}"
+            )
+        if not count:
+            return self._read(self.rows.index.find(found), allocate)
+        once, inverse = found, None
+        times = np.ones(len(found), np.int64) if counts is None else counts.astype(np.int64)
+        if not rising(found):
+            once, inverse = distinct_ids(found)
+            sums = np.zeros(len(once), np.int64)
+            np.add.at(sums, inverse, times)
+            times = sums
+        rows = self.rows.index.find(once)
+        absent = np.flatnonzero(rows < 0)
+        if len(absent):
+            rows[absent] = self._admit(once[absent], times[absent], rows[rows >= 0])
+        there = rows >= 0
+        kept = rows if there.all() else rows[there]
+        self.rows["seen"][kept] += times if kept is rows else times[there]
+        self.rows["touched"][kept] = self.step
+        self.touched.write(kept, self.rows.index.room)
+        return self._read(rows if inverse is None else rows[inverse], allocate)
+
+    def gather(self, ids: Array, allocate: Callable[..., Array]) -> Array:
+        """Return rows, and change nothing."""
+        return self._read(self.rows.index.find(self._checked(ids)), allocate)
+
+    def assign(self, ids: Array, values: Array) -> None:
+        """Write rows; ids that have none are admitted."""
+        found = self._checked(ids)
+        self._check_values(found, values, "values")
+        if values.dtype != self.dtype:
+            raise InvalidArgumentError(
+                f"values of dtype {values.dtype} cannot be written to the table {self.spec.table} "
+                f"of dtype {self.spec.dtype}; convert them first"
+            )
+        if not rising(found):
+            once, inverse = distinct_ids(found)
+            last = np.zeros(len(once), np.int64)
+            # Of equal ids the last one counts.
+            last[inverse] = np.arange(len(found))
+            found, values = once, values[last]
+        here = self.rows.index.find(found)
+        absent = np.flatnonzero(here < 0)
+        if len(absent):
+            always = np.full(len(absent), self.spec.admission)
+            here[absent] = self._admit(found[absent], always, here[here >= 0])
+        there = here >= 0
+        self.rows["value"][here[there]] = values[there]
+        self.rows["touched"][here[there]] = self.step
+        self.touched.write(here[there], self.rows.index.room)
+
+    def apply(
+        self, optimizer: str, rule: OptimizerRule, step: Step, ids: Array, gradient: Array
+    ) -> None:
+        """Take one step of an optimizer on the rows that are there."""
+        found = self._checked(ids)
+        check_gradient(gradient, self.spec.table)
+        self._check_values(found, gradient, "gradients")
+        if not rising(found):
+            found, gradient = sum_rows(found, gradient)
+        rows = self.rows.index.find(found)
+        there = rows >= 0
+        if not there.all():
+            rows, gradient = rows[there], gradient[there]
+        slots = self._slots_for(optimizer, rule)
+        self.step = max(self.step, step.iteration + 1)
+        if len(rows):
+            apply_sparse(rule, step, self.rows["value"], rows, gradient, slots)
+            self.rows["touched"][rows] = self.step
+            self.touched.write(rows, self.rows.index.room)
+        if self.spec.evict_after is not None and self.step >= self._next_sweep:
+            # All rows are looked at, so not at each step: a row may be a quarter older.
+            self.evict(self.spec.evict_after)
+            self._next_sweep = self.step + max(1, self.spec.evict_after // 4)
+
+    def evict(self, older_than: int | None) -> int:
+        """Drop rows that were not touched for so many steps, and return how many."""
+        age = self.spec.evict_after if older_than is None else older_than
+        if age is None:
+            raise InvalidArgumentError(
+                f"the table {self.spec.table} was made without `evict_after`; say how old rows may "
+                "be"
+            )
+        last = self.step - age
+        for part in (self.waiting, self.rows):
+            rows = part.index.rows()
+            ids = part.index.ids_of(rows[part["touched"][rows] <= last])
+            if part is self.waiting:
+                part.remove(ids)
+            else:
+                self._drop(ids)
+        return len(ids)
+
+    def export(self, start: int, limit: int) -> tuple[Ids, Array, int | None]:
+        """Return ids and values of some rows, and where the next part begins."""
+        rows = self.rows.index.rows()
+        rows = rows[np.searchsorted(rows, start) :]
+        part = rows[:limit]
+        following = int(rows[limit]) if len(rows) > limit else None
+        return self.rows.index.ids_of(part), self.rows["value"][part], following
+
+    def removed_since(self, mark: int) -> Ids:
+        """Return ids that lost their row in later periods than `mark`, and have none now."""
+        gone = [ids for period, ids in self.removed if period > mark]
+        ids = np.unique(np.concatenate(gone)) if gone else np.zeros(0, np.int64)
+        return ids[self.rows.index.find(ids) < 0]
+
+    def _admit(self, ids: Ids, times: Ids, in_use: Ids) -> Ids:
+        """Count ids that have no row, and return the row of each that gets one, else -1."""
+        answer = np.full(len(ids), -1, np.int64)
+        seen = times
+        due = np.arange(len(ids))
+        if self.spec.admission > 1:
+            waiting, _ = self.waiting.find_or_add(ids)
+            self.waiting["seen"][waiting] += times
+            self.waiting["touched"][waiting] = self.step
+            seen = self.waiting["seen"][waiting]
+            due = np.flatnonzero(seen >= self.spec.admission)
+            self._forget_waiting(waiting)
+        if self.spec.capacity is not None:
+            due = due[: max(0, self.spec.capacity - len(in_use))]
+            self._make_room(len(due), self.spec.capacity, in_use)
+        if not len(due):
+            return answer
+        if self.spec.admission > 1:
+            self.waiting.remove(ids[due])
+        rows, _ = self.rows.find_or_add(ids[due])
+        self.rows["value"][rows] = first_rows(
+            self.spec.initializer, ids[due], self.spec.dim, self.dtype
+        )
+        # What is counted now is added by whoever asked.
+        self.rows["seen"][rows] = seen[due] - times[due]
+        answer[due] = rows
+        return answer
+
+    def _forget_waiting(self, in_use: Ids) -> None:
+        """Keep what is seen once and never again from growing without bound."""
+        if self.spec.capacity is None:
+            return
+        over = len(self.waiting) - _WAITING * self.spec.capacity
+        if over > 0:
+            count = over + self.spec.capacity // 4
+            rows = self.waiting.oldest(count, "touched", "seen", in_use)
+            self.waiting.remove(self.waiting.index.ids_of(rows))
+
+    def _make_room(self, count: int, capacity: int, in_use: Ids) -> None:
+        over = len(self.rows) + count - capacity
+        if over > 0:
+            # Some more at a time: to find the oldest, all rows are looked at.
+            rows = self.rows.oldest(over + capacity // 16, "touched", "seen", in_use)
+            self._drop(self.rows.index.ids_of(rows))
+
+    def _drop(self, ids: Ids) -> None:
+        self.rows.remove(ids)
+        if self._period and len(ids):
+            self.removed.append((self._period, ids))
+
+    def _slots_for(self, optimizer: str, rule: OptimizerRule) -> dict[str, Array]:
+        found = {}
+        for slot in slots_of(rule):
+            name = f"{optimizer}/{slot.name}"
+            if name not in self.rows.columns:
+                shape = () if slot.by_row else (self.spec.dim,)
+                self.rows.add_column(name, slot_column(shape, self.dtype, slot.first))
+            found[slot.name] = self.rows[name]
+        return found
+
+    def _read(self, rows: Ids, allocate: Callable[..., Array]) -> Array:
+        answer = allocate((len(rows), self.spec.dim), self.dtype)
+        table = self.rows["value"]
+        if not len(table):
+            answer[...] = 0
+        elif answer.size:
+            np.take(table, rows, axis=0, out=answer, mode="clip")
+            absent = rows < 0
+            if absent.any():
+                answer[absent] = 0
+        return answer
+
+    def _checked(self, ids: Array) -> Ids:
+        if ids.ndim != 1 or ids.dtype != np.int64:
+            raise InvalidArgumentError(
+                f"ids of the table {self.spec.table} must be int64 of one dimension, but got "
+                f"{ids.dtype} of shape {ids.shape}"
+            )
+        return np.ascontiguousarray(ids)
+
+    def _check_values(self, ids: Ids, values: Array, what: str) -> None:
+        shape = (len(ids), self.spec.dim)
+        if values.shape != shape:
+            raise InvalidArgumentError(
+                f"{what} of shape {values.shape} do not fit {len(ids)} ids of the table "
+                f"{self.spec.table}: it needs {shape}"
+            )
+
+
+def slot_column(shape: tuple[int, ...], dtype: np.dtype[Any], first: float) -> Column:
+    """Return the column of a slot beside values of a dtype."""
+    return Column(shape, working_dtype(dtype), first)

@@ -1,0 +1,368 @@
+"""Variables on parameter servers, in one shard or several.
+
+What `hr.Variable` makes in the scope of a `ParameterServerStrategy`. The object is a handle: the
+value is on the servers alone, and each read asks for it. It pickles as a handle, too, and means the
+same variable wherever its cluster is known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.arguments import check_flag, check_string
+from headrace.distribute.collectives import ReduceOp
+from headrace.distribute.context import OnReplica, here
+from headrace.distribute.current import get_strategy
+from headrace.distribute.variable import Variable, VariableAggregation, VariableSynchronization
+from headrace.errors import FailedPreconditionError
+from headrace.parameter_server.arrays import as_array
+from headrace.parameter_server.connection import Ask
+from headrace.parameter_server.creation import VariableRecord, initial
+from headrace.parameter_server.current import Cluster, cluster_of
+from headrace.parameter_server.dtypes import dtype_named, is_floating, working_dtype
+from headrace.parameter_server.indexed_slices import IndexedSlices
+from headrace.parameter_server.operations import OptimizerRule, Step
+from headrace.parameter_server.origin import in_closure
+from headrace.parameter_server.pushing import Gradient, push_gradients
+from headrace.parameter_server.reading import ShardedReading
+from headrace.parameter_server.sharded import Sharded
+from headrace.parameter_server.sums import sum_rows
+
+__all__ = ["ServerVariable", "Shard"]
+
+
+class Shard(msgspec.Struct, frozen=True):
+    """Where a part of a variable is.
+
+    Attributes:
+        name: Of the shard.
+        server: Index of the parameter server that has it.
+        row: The first row of the variable that it holds.
+        shape: Of the shard.
+    """
+
+    name: str
+    server: int
+    row: int
+    shape: tuple[int, ...]
+
+
+class ServerVariable(ShardedReading):
+    """An array on parameter servers; `hr.Variable` in the scope of their strategy makes it.
+
+    Args:
+        initial_value: An array or number, or a function that returns one; with `shape` and `dtype`
+            the function is called once a shard, with `partition_shape` and `partition_offset`, if
+            it takes them. Or an initializer of the servers' own (`hr.initializers`).
+        name: Unique in the strategy; None: "Variable", and a number.
+        dtype: Of the variable; None: that of the initial value.
+        trainable: Whether it is to be trained; it changes nothing here.
+        aggregation: How what several replicas of a worker write becomes one.
+        synchronization: AUTO or ON_WRITE: there is one copy.
+        shape: Of the variable; None: that of the initial value.
+    """
+
+    def __init__(
+        self,
+        initial_value: Any,
+        name: str | None = None,
+        dtype: Any = None,
+        trainable: bool = True,
+        aggregation: Any = VariableAggregation.NONE,
+        synchronization: Any = VariableSynchronization.AUTO,
+        *,
+        shape: Any = None,
+    ) -> None:
+        if name is not None:
+            check_string("name", name, empty=False)
+        check_flag("trainable", trainable, or_none=False)
+        if in_closure() is not None:
+            raise FailedPreconditionError(
+                f"Variable {name or ''!r} is made inside a function that a coordinator scheduled, "
+                "where it would be made again each time: make it in strategy.scope(), outside"
+            )
+        how = str(getattr(synchronization, "name", synchronization)).upper()
+        if how not in ("AUTO", "ON_WRITE"):
+            raise ValueError(
+                "a variable on parameter servers has one copy: `synchronization` must be AUTO or "
+                f"ON_WRITE, but got {synchronization!r}"
+            )
+        kind = str(getattr(aggregation, "name", aggregation)).upper()
+        if kind not in VariableAggregation.__members__:
+            raise ValueError(
+                f"`aggregation` must be one of {', '.join(VariableAggregation.__members__)}, but "
+                f"got {aggregation!r}"
+            )
+        made = get_strategy().make_variable(  # type: ignore[attr-defined]
+            initial(initial_value, shape, dtype), name, bool(trainable), kind
+        )
+        self._become(*made)
+
+    def _become(self, cluster: Cluster, record: VariableRecord) -> None:
+        self._cluster = cluster
+        self._record = record
+        self.name = record.name
+        self.trainable = record.trainable
+        self.shape = record.shape
+        self.dtype = dtype_named(record.dtype)
+        self._sharded = Sharded(cluster.servers, record)
+        cluster.keep("variable", record.name, self)
+
+    @classmethod
+    def of(cls, cluster: Cluster, record: VariableRecord) -> ServerVariable:
+        """Return the variable of a handle."""
+        made = cls.__new__(cls)
+        made._become(cluster, record)
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _resolve, (self._cluster.cluster_id, self._record)
+
+    # --- what it is ---------------------------------------------------------------------------
+
+    @property
+    def cluster(self) -> Cluster:
+        """The cluster that it is in."""
+        return self._cluster
+
+    @property
+    def aggregation(self) -> VariableAggregation:
+        """How what several replicas of a worker write becomes one."""
+        return VariableAggregation[self._record.aggregation]
+
+    @property
+    def synchronization(self) -> VariableSynchronization:
+        """ON_WRITE: there is one copy."""
+        return VariableSynchronization.ON_WRITE
+
+    @property
+    def ndim(self) -> int:
+        """How many axes it has."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """How many elements it has."""
+        return math.prod(self.shape)
+
+    @property
+    def shards(self) -> tuple[Shard, ...]:
+        """Its parts, in the order of their rows."""
+        return tuple(
+            Shard(each.spec.name, each.server, each.spec.row, each.spec.shape)
+            for each in self._record.shards
+        )
+
+    # --- writing ------------------------------------------------------------------------------
+
+    def assign(
+        self, value: Any, use_locking: Any = None, name: Any = None, read_value: bool = True
+    ) -> ServerVariable:
+        """Make `value` the value, and return the variable.
+
+        The other arguments are accepted as in tf.Variable.
+
+        Raises:
+            ValueError: It has another shape.
+        """
+        return self._write(lambda whole: self._assign("assign", whole), value)
+
+    def assign_add(
+        self, value: Any, use_locking: Any = None, name: Any = None, read_value: bool = True
+    ) -> ServerVariable:
+        """Add `value`, and return the variable; see `assign`."""
+        return self._write(lambda whole: self._assign("add", whole), value)
+
+    def assign_sub(
+        self, value: Any, use_locking: Any = None, name: Any = None, read_value: bool = True
+    ) -> ServerVariable:
+        """Subtract `value`, and return the variable; see `assign`."""
+        return self._write(lambda whole: self._assign("sub", whole), value)
+
+    def _assign(self, how: str, value: Any) -> None:
+        self._sharded.assign(how, self._fitting(value, self.shape))
+
+    def scatter_add(self, ids: Any, values: Any = None) -> ServerVariable:
+        """Add a value to each row that is named; a row named twice is changed twice.
+
+        Args:
+            ids: Integers, 1-D; or an `IndexedSlices`, without `values`.
+            values: One for each id, or one for all.
+        """
+        return self._scatter("add", ids, values)
+
+    def scatter_sub(self, ids: Any, values: Any = None) -> ServerVariable:
+        """Subtract a value from each row that is named; see `scatter_add`."""
+        return self._scatter("sub", ids, values)
+
+    def scatter_update(self, ids: Any, values: Any = None) -> ServerVariable:
+        """Make a value the new row; of a row named twice the last stays. See `scatter_add`."""
+        return self._scatter("update", ids, values)
+
+    batch_scatter_update = scatter_update
+
+    def scatter_mul(self, ids: Any, values: Any = None) -> ServerVariable:
+        """Multiply each row that is named by a value; see `scatter_add`."""
+        return self._scatter("mul", ids, values)
+
+    def scatter_div(self, ids: Any, values: Any = None) -> ServerVariable:
+        """Divide each row that is named by a value; see `scatter_add`."""
+        return self._scatter("div", ids, values)
+
+    def scatter_min(self, ids: Any, values: Any = None) -> ServerVariable:
+        """Keep the lesser of each row that is named and a value; see `scatter_add`."""
+        return self._scatter("min", ids, values)
+
+    def scatter_max(self, ids: Any, values: Any = None) -> ServerVariable:
+        """Keep the greater of each row that is named and a value; see `scatter_add`."""
+        return self._scatter("max", ids, values)
+
+    def _scatter(self, how: str, ids: Any, values: Any) -> ServerVariable:
+        if isinstance(ids, IndexedSlices):
+            ids, values = ids.indices, ids.values
+        rows = self._checked_rows(ids)
+        if rows.ndim != 1:
+            raise ValueError(
+                f"`ids` of a scatter into Variable {self.name!r} must be 1-D, but have shape "
+                f"{rows.shape}"
+            )
+        shape = (len(rows), *self.shape[1:])
+        found = as_array(values)
+        if found.ndim < len(shape):
+            found = np.broadcast_to(found, shape)
+        found = self._fitting(found, shape)
+        self._sharded.scatter(how, rows, found)
+        return self
+
+    # --- training -----------------------------------------------------------------------------
+
+    counts_steps = False
+
+    def gradient_of(self, gradient: Any) -> Gradient:
+        """Bring a gradient into the variable's form: its dtype, and each row once.
+
+        Raises:
+            TypeError: The variable holds no floating numbers.
+            ValueError: It has another shape.
+        """
+        if not is_floating(self.dtype):
+            raise TypeError(
+                f"Variable {self.name!r} has dtype {self.dtype}, and an optimizer changes floating "
+                "numbers alone; use assign, or a dtype such as float32"
+            )
+        dtype = working_dtype(self.dtype)
+        if not isinstance(gradient, IndexedSlices):
+            array = as_array(gradient)
+            if array.shape != self.shape:
+                raise ValueError(
+                    f"Variable {self.name!r} has shape {self.shape}, and its gradient has shape "
+                    f"{array.shape}"
+                )
+            return Gradient(None, self._floating(array).astype(dtype, copy=False))
+        if gradient.dense_shape not in (None, self.shape):
+            raise ValueError(
+                f"Variable {self.name!r} has shape {self.shape}, and its gradient is of rows of "
+                f"{gradient.dense_shape}"
+            )
+        rows = self._checked_rows(gradient.indices)
+        if gradient.values.shape != (len(rows), *self.shape[1:]):
+            raise ValueError(
+                f"rows of Variable {self.name!r} have shape {self.shape[1:]}, and those of its "
+                f"gradient {gradient.values.shape[1:]}"
+            )
+        values = self._floating(gradient.values).astype(dtype, copy=False)
+        return Gradient(*sum_rows(rows, values))
+
+    def _floating(self, values: NDArray[Any]) -> NDArray[Any]:
+        if is_floating(values.dtype):
+            return values
+        raise TypeError(
+            f"a gradient of Variable {self.name!r} must have floating numbers, but has dtype "
+            f"{values.dtype}"
+        )
+
+    def pushes(
+        self, optimizer: str, rule: OptimizerRule, step: Step, gradient: Gradient
+    ) -> list[Ask]:
+        """Return what is to be asked of which server for one step."""
+        return self._sharded.pushes(optimizer, rule, step, gradient)
+
+    def push_gradients(self, optimizer: Any, pairs: Sequence[tuple[Any, Any]]) -> int:
+        """Change variables and tables by their gradients; `Optimizer.apply_gradients` calls it."""
+        return push_gradients(optimizer, pairs)
+
+    def _write(self, write: Callable[[Any], None], value: Any) -> ServerVariable:
+        """Write once what all replicas of this worker bring."""
+        place = here.get()
+        if not isinstance(place, OnReplica) or place.strategy.num_replicas_in_sync == 1:
+            write(value)
+            return self
+        if self.aggregation is VariableAggregation.NONE:
+            raise ValueError(
+                f"You must specify an aggregation method to update Variable {self.name!r} in "
+                'replica context, such as aggregation="SUM": each replica has a value for it'
+            )
+        strategy = place.strategy
+
+        def merged(values: list[Any]) -> list[None]:
+            first_only = self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA
+            write(
+                values[0]
+                if first_only
+                else strategy.reduce_replicas(ReduceOp.of(self.aggregation.name), values)
+            )
+            return [None] * len(values)
+
+        place.meet(merged, as_array(value))  # type: ignore[attr-defined]
+        return self
+
+    def _fitting(self, value: Any, shape: tuple[int, ...]) -> NDArray[Any]:
+        """Return a value as an array of this shape, and of the variable's dtype."""
+        array = as_array(value.read() if isinstance(value, Variable) else value)
+        if array.shape != shape:
+            raise ValueError(
+                f"Variable {self.name!r} takes a value of shape {shape} here, and one of shape "
+                f"{array.shape} does not fit"
+            )
+        if array.dtype != self.dtype and not _keeps_kind(array, self.dtype):
+            raise TypeError(
+                f"Variable {self.name!r} has dtype {self.dtype}, which would lose what is in a "
+                f"value of dtype {array.dtype}; convert it with astype"
+            )
+        return array.astype(self.dtype, copy=False)
+
+    # --- else ---------------------------------------------------------------------------------
+
+    def __copy__(self) -> ServerVariable:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ServerVariable:
+        return self
+
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        servers = sorted({each.server for each in self._record.shards})
+        where = f"server {servers[0]}" if len(servers) == 1 else f"servers {servers}"
+        parts = "" if self._sharded.is_whole else f", {len(self._record.shards)} shards"
+        return f"<Variable {self.name!r} shape={self.shape} dtype={self.dtype} on {where}{parts}>"
+
+
+Variable.register(ServerVariable)
+
+
+def _resolve(cluster_id: str, record: VariableRecord) -> ServerVariable:
+    cluster = cluster_of(cluster_id, f"Variable {record.name!r}")
+    return cluster.resolve("variable", record.name, lambda: ServerVariable.of(cluster, record))
+
+
+def _keeps_kind(array: NDArray[Any], dtype: np.dtype[Any]) -> bool:
+    if not array.shape and array.dtype.kind in "iu" and dtype.kind in "iu":
+        return True
+    return bool(np.can_cast(array.dtype, dtype, "same_kind"))

@@ -1,0 +1,150 @@
+"""One of two processes of a JAX program on loopback; `test_jax.py` starts both.
+
+    python jax_in_two_processes.py PROCESS PORT FOLDER
+
+Prints a JSON value for each scenario. Each process has 4 devices.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import headrace as hr
+
+PROCESS, PORT, FOLDER = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+
+
+def over(*shape: int, across: bool = False) -> NamedSharding:
+    devices = np.array(jax.devices())
+    # Across: each row of the mesh has devices of both processes, as in tensor parallelism.
+    devices = devices.reshape(2, 4).T.reshape(shape) if across else devices.reshape(shape)
+    return NamedSharding(Mesh(devices, ("data", "model")[: len(shape)]), P("data"))
+
+
+def files() -> hr.Dataset:
+    """Read 12 and 20 lines, of two files."""
+    names = [str(FOLDER / name) for name in ("a.txt", "b.txt")]
+    lines = hr.Dataset.from_tensor_slices(names).interleave(hr.TextLineDataset, cycle_length=1)
+    return lines.map(lambda line: np.int32(int(line)))
+
+
+def shown(array: jax.Array) -> list[Any]:
+    """Return the rows that this process has, with their numbers in the whole array."""
+    found = {}
+    for shard in array.addressable_shards:
+        start = shard.index[0].start or 0
+        found[start] = np.asarray(shard.data).tolist()
+    return sorted(found.items())
+
+
+def attempt(read: Any) -> Any:
+    try:
+        return read()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def every(dataset: hr.Dataset, sharding: NamedSharding, **options: str) -> list[Any]:
+    iterator = hr.jax.device_iterator(dataset, sharding, **options)
+    return [[leaf.shape, *map(shown, jax.tree.leaves(leaf))] for leaf in iterator]
+
+
+def whole_rows(dataset: hr.Dataset, sharding: NamedSharding) -> list[Any]:
+    """Return whole arrays, which a program over both processes puts together."""
+    everywhere = NamedSharding(sharding.mesh, P())
+    gather = jax.jit(lambda x: x, out_shardings=everywhere)
+    iterator = hr.jax.device_iterator(dataset, sharding)
+    return [np.asarray(gather(batch)).tolist() for batch in iterator]
+
+
+def padded_files() -> list[Any]:
+    iterator = hr.jax.device_iterator(files().batch(8), over(8), remainder="pad")
+    return [[x.shape, shown(x), shown(mask)] for x, mask in iterator]
+
+
+def refuse_14(x: np.ndarray) -> np.ndarray:
+    if 14 in x and PROCESS == 1:
+        raise ValueError("fourteen")
+    return x
+
+
+def left_by_one() -> Any:
+    iterator = hr.jax.device_iterator(files().batch(8), over(8), 0)
+    if PROCESS == 1:
+        next(iterator)
+        iterator.close()
+        return "left"
+    return attempt(lambda: len(list(iterator)))
+
+
+def alone() -> Any:
+    """Read a dataset onto devices of this process, while the other does something else."""
+    mine = NamedSharding(Mesh(np.array(jax.local_devices()), ("data",)), P("data"))
+    return [len(list(hr.jax.device_iterator(hr.Dataset.range(8 * (PROCESS + 1)).batch(8), mine)))]
+
+
+def resumed() -> list[Any]:
+    dataset = hr.Dataset.range(64).shuffle(64).batch(16)
+    first = hr.jax.device_iterator(dataset, over(8))
+    seen = [shown(next(first)), shown(next(first))]
+    state = first.get_state()
+    rest = [shown(each) for each in first]
+    second = hr.jax.device_iterator(dataset, over(8))
+    second.set_state(state)
+    return [seen, rest, [shown(each) for each in second]]
+
+
+def free_order() -> Any:
+    freed = hr.Dataset.range(16).map(abs, num_parallel_calls=2, deterministic=False).batch(8)
+    return attempt(lambda: hr.jax.device_iterator(freed, over(4, 2, across=True)))
+
+
+def ragged() -> Any:
+    lines = files().batch(8).map(lambda x: np.zeros((8, 1 + x[0] // 12)))
+    return attempt(lambda: every(lines, over(8)))
+
+
+SCENARIOS = {
+    "rows of an array, shared by DATA": lambda: whole_rows(hr.Dataset.range(24).batch(8), over(8)),
+    "over a 2-D mesh": lambda: every(hr.Dataset.range(16).batch(8), over(4, 2)),
+    "tensor parallel over processes": lambda: every(
+        hr.Dataset.range(16).shuffle(16).batch(8), over(4, 2, across=True)
+    ),
+    "shuffled without a seed": lambda: whole_rows(
+        hr.Dataset.range(16).shuffle(16).batch(8), over(8)
+    ),
+    "partial batch": lambda: attempt(lambda: every(hr.Dataset.range(12).batch(8), over(8))),
+    "files": lambda: every(files().take(24).batch(8), over(8), remainder="drop"),
+    "files of other lengths": lambda: attempt(lambda: every(files().batch(8), over(8))),
+    "files of other lengths, dropped": lambda: every(files().batch(8), over(8), remainder="drop"),
+    "files of other lengths, padded": padded_files,
+    "too few files": lambda: attempt(
+        lambda: every(hr.TextLineDataset(str(FOLDER / "a.txt")).map(int).batch(8), over(8))
+    ),
+    "one fails": lambda: attempt(lambda: every(files().batch(8).map(refuse_14), over(8))),
+    "one leaves": left_by_one,
+    "each alone": alone,
+    "resumed": resumed,
+    "free order": free_order,
+    "other lengths of another axis": ragged,
+}
+
+
+def main() -> None:
+    bind = {"coordinator_bind_address": f"127.0.0.1:{PORT}"} if PROCESS == 0 else {}
+    jax.distributed.initialize(f"127.0.0.1:{PORT}", 2, PROCESS, **bind)
+    for name, scenario in SCENARIOS.items():
+        print("scenario", json.dumps([name, scenario()]), flush=True)
+    jax.distributed.shutdown()
+
+
+if __name__ == "__main__":
+    main()

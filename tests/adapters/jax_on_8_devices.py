@@ -1,0 +1,494 @@
+"""`hr.jax.device_iterator` over meshes of 8 devices; `test_jax.py` runs it in its own process."""
+
+from __future__ import annotations
+
+import doctest
+import gc
+import json
+import logging
+import threading
+from collections import namedtuple
+from dataclasses import dataclass
+from itertools import chain
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
+
+import headrace as hr
+from headrace.adapters import jax as adapter
+from headrace.adapters import jax_placement
+from headrace.element.spec import check
+from headrace.element.structure import flatten
+from headrace.element.transpose import map_leaves
+from headrace.errors import FailedPreconditionError, InvalidArgumentError, UserFunctionError
+
+Pair = namedtuple("Pair", ["x", "y"])
+
+
+@dataclass
+class Record:
+    x: object
+
+
+def mesh(*shape: int) -> Mesh:
+    return Mesh(np.array(jax.devices()).reshape(shape), ("data", "model")[: len(shape)])
+
+
+BATCH_OVER_DATA = P("data")
+
+
+def over(*shape: int, spec: P = BATCH_OVER_DATA) -> NamedSharding:
+    return NamedSharding(mesh(*shape), spec)
+
+
+def images(count: int, batch: int, **arguments: bool) -> hr.Dataset:
+    rows = np.arange(count, dtype=np.float32)
+    columns = {"x": np.stack([rows, -rows], axis=1), "y": np.arange(count, dtype=np.int32)}
+    return hr.Dataset.from_tensor_slices(columns).batch(batch, **arguments)
+
+
+def lists(iterator) -> list:
+    return [jax.tree.map(lambda leaf: np.asarray(leaf).tolist(), each) for each in iterator]
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 2, 5])
+@pytest.mark.parametrize(
+    "sharding",
+    [
+        None,
+        SingleDeviceSharding(jax.devices()[5]),
+        over(8),
+        over(4, 2),
+        over(4, 2, spec=P("data", "model")),
+        over(4, 2, spec=P(("data", "model"))),
+        over(2, 4, spec=P(None, None)),
+    ],
+)
+def test_arrays_are_those_of_the_dataset_whatever_the_mesh(sharding, prefetch):
+    dataset = images(40, 8)
+    iterator = hr.jax.device_iterator(dataset, sharding, prefetch)
+    for batch, expected in zip(iterator, dataset, strict=True):
+        assert isinstance(batch["x"], jax.Array)
+        np.testing.assert_array_equal(batch["x"], expected["x"])
+        np.testing.assert_array_equal(batch["y"], expected["y"])
+        if sharding is not None:
+            assert batch["x"].sharding.is_equivalent_to(sharding, 2)
+        check(iterator.element_spec, map_leaves(np.asarray, batch))
+    assert next(iterator, None) is None
+
+
+def test_it_takes_a_device_and_follows_the_default_device():
+    device = jax.devices()[3]
+    (batch,) = hr.jax.device_iterator(hr.Dataset.range(4).batch(4), device)
+    assert batch.devices() == {device}
+    with jax.default_device(device):
+        (batch,) = hr.jax.to_jax(hr.Dataset.range(4).batch(4))
+    assert batch.devices() == {device}
+
+
+@pytest.mark.parametrize(
+    "element",
+    [
+        np.arange(8),
+        (np.arange(8), np.ones((8, 2))),
+        Pair(np.arange(8), np.arange(8)),
+        {"a": {"x": np.arange(8)}, "b": np.zeros(8, bool)},
+    ],
+)
+def test_elements_keep_their_structure(element):
+    (batch,) = hr.jax.device_iterator(hr.Dataset.from_tensors(element), over(8))
+    leaves, structure = flatten(batch)
+    expected, same = flatten(element)
+    assert structure == same
+    for leaf, want in zip(leaves, expected, strict=True):
+        np.testing.assert_array_equal(leaf, want)
+    record = hr.Dataset.from_tensors(Record(np.arange(8)))
+    (made,) = hr.jax.device_iterator(record, over(8))
+    assert type(made) is Record
+    assert made.x.shape == (8,)
+
+
+def test_one_device_takes_elements_that_are_no_batches():
+    dataset = hr.Dataset.range(3).map(lambda x: {"n": x, "odd": x % 2 == 1})
+    assert lists(hr.jax.device_iterator(dataset))[2] == {"n": 2, "odd": False}
+    everywhere = over(8, spec=P())
+    assert [len(x.devices()) for x in hr.jax.device_iterator(hr.Dataset.range(2), everywhere)] == [
+        8,
+        8,
+    ]
+
+
+# --- what cannot be shared evenly ---------------------------------------------------------------
+
+
+def test_shares_that_differ_are_an_error_at_their_step_by_default():
+    iterator = hr.jax.device_iterator(images(22, 8), over(4, 2))
+    assert next(iterator)["y"].tolist() == list(range(8))
+    assert next(iterator)["y"].tolist() == list(range(8, 16))
+    with pytest.raises(InvalidArgumentError, match=r"2, 2, 2 and 0 rows.*drop_remainder=True"):
+        next(iterator)
+    assert next(iterator, None) is None
+
+
+@pytest.mark.parametrize("count", [16, 17, 19, 22, 23])
+@pytest.mark.parametrize("sharding", [None, over(4, 2), over(8), over(4, 2, spec=P())])
+def test_padding_fills_batches_up_so_that_all_have_one_shape_and_the_mask_tells(count, sharding):
+    seen = []
+    iterator = hr.jax.device_iterator(images(count, 8), sharding, remainder="pad")
+    for batch in iterator:
+        assert batch["x"].shape == (8, 2)
+        assert batch["mask"].dtype == bool
+        mask = np.asarray(batch["mask"])
+        seen += np.asarray(batch["y"])[mask].tolist()
+        assert not np.asarray(batch["x"])[~mask].any()
+        check(iterator.element_spec, map_leaves(np.asarray, batch))
+    assert seen == list(range(count))
+
+
+def test_padding_goes_to_a_multiple_where_the_size_of_batches_is_unknown():
+    ragged = hr.Dataset.range(1, 7).map(lambda n: np.arange(n))
+    shapes = [x.shape for x, mask in hr.jax.device_iterator(ragged, over(4, 2), remainder="pad")]
+    assert shapes == [(4,), (4,), (4,), (4,), (8,), (8,)]
+
+
+def test_dropping_leaves_out_the_batches_that_cannot_be_shared():
+    dropped = hr.jax.device_iterator(images(22, 8), over(4, 2), remainder="drop")
+    assert [batch["y"].tolist() for batch in dropped] == [list(range(8)), list(range(8, 16))]
+    even = hr.jax.device_iterator(images(20, 8), over(4, 2), remainder="drop")
+    assert [len(batch["y"]) for batch in even] == [8, 8, 4]
+    ragged = hr.Dataset.range(1, 9).map(lambda n: np.arange(n))
+    kept = hr.jax.device_iterator(ragged, over(4, 2), remainder="drop")
+    assert [len(x) for x in kept] == [4, 8]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "words"),
+    [
+        (hr.Dataset.range(3), r"the element is a scalar.*`batch`"),
+        (images(4, 4).map(lambda row: {**row, "n": 1}), r"\['n'\] is a scalar.*`batch`"),
+        (
+            hr.Dataset.from_tensors({"x": np.zeros((8, 1)), "y": np.zeros(4)}),
+            r"\['x'\] has 8 rows and component \['y'\] has 4",
+        ),
+        (hr.Dataset.from_tensors({"x": np.zeros((8, 3))}), r"\['x'\] of shape \(8, 3\) cannot be"),
+        (hr.Dataset.from_tensors({"s": np.array(["a"] * 8)}), r"\['s'\] holds bytes or str|str"),
+        (hr.Dataset.from_tensors({"s": b"a"}), r"\['s'\]"),
+        (hr.Dataset.range(8).map(lambda n: b"a").batch(8), "holds bytes"),
+    ],
+)
+def test_what_cannot_be_shared_at_all_is_an_error_that_names_the_leaf(dataset, words):
+    with pytest.raises(InvalidArgumentError, match=words):
+        list(hr.jax.device_iterator(dataset, over(4, 2, spec=P("data", "model"))))
+
+
+def test_a_mask_that_is_there_already_is_an_error():
+    dataset = hr.Dataset.from_tensors({"x": np.zeros(8), "mask": np.zeros(8)})
+    with pytest.raises(InvalidArgumentError, match="call it otherwise"):
+        list(hr.jax.device_iterator(dataset, over(8), remainder="pad"))
+
+
+# --- states -------------------------------------------------------------------------------------
+
+PIPELINES = {
+    "array": lambda: images(48, 8),
+    "shuffled": lambda: images(48, 1).unbatch().shuffle(20, seed=3).batch(8).repeat(2),
+    "unseeded": lambda: hr.Dataset.range(48).shuffle(48).map(lambda x: x * 2).batch(8),
+    "filtered": lambda: hr.Dataset.range(96).filter(lambda x: x % 2 == 0).batch(8),
+    "parallel": lambda: hr.Dataset.range(48).map(abs, num_parallel_calls=2).batch(8).prefetch(2),
+    "generated": lambda: hr.Dataset.from_generator(lambda: iter(range(48))).batch(8),
+}
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize("prefetch", [0, 2, 4])
+def test_a_state_counts_what_was_yielded_and_not_what_is_under_way(name, prefetch):
+    dataset = PIPELINES[name]()
+    iterator = hr.jax.device_iterator(dataset, over(4, 2), prefetch)
+    states, batches = [iterator.get_state()], []
+    for batch in iterator:
+        batches.append(lists([batch])[0])
+        states.append(json.loads(json.dumps(iterator.get_state())))
+    states.append(iterator.state_dict())
+    for count, state in enumerate(states):
+        fresh = hr.jax.device_iterator(dataset, over(8), 3 - min(prefetch, 3))
+        fresh.load_state_dict(state)
+        assert lists(fresh) == batches[count:], count
+    # In the iterator itself, too, and back and forth.
+    iterator.set_state(states[2])
+    assert lists([next(iterator)]) == batches[2:3]
+    iterator.set_state(states[0])
+    assert lists(iterator) == batches
+
+
+def test_a_state_of_a_strategy_goes_on_here_and_one_of_here_there():
+    strategy = hr.distribute.MirroredStrategy([f"cpu:{n}" for n in range(4)])
+    distributed = strategy.distribute_dataset(images(40, 8))
+    with iter(distributed) as there:
+        next(there)
+        next(there)
+        state = there.get_state()
+    here = hr.jax.device_iterator(images(40, 8), over(4, 2))
+    here.set_state(state)
+    assert next(here)["y"].tolist() == list(range(16, 24))
+    with iter(distributed) as again:
+        again.set_state(here.get_state())
+        assert next(again)["y"].values[0].tolist() == [24, 25]
+
+
+def test_a_state_in_the_middle_of_a_batch_goes_on_with_its_rest():
+    dataset = images(32, 16)
+    iterator = hr.jax.device_iterator(dataset, over(8))
+    state = iterator.get_state()
+    state["distributed"]["streams"][0]["rows"] = 8
+    iterator.set_state(state)
+    assert [batch["y"].tolist() for batch in iterator] == [list(range(8, 16)), list(range(16, 32))]
+    whole = hr.jax.device_iterator(dataset)
+    whole.set_state(state)
+    assert [batch["y"].tolist() for batch in whole] == [list(range(8, 16)), list(range(16, 32))]
+
+
+def test_a_state_of_something_else_is_refused():
+    iterator = hr.jax.device_iterator(images(16, 8))
+    for wrong in (None, {}, {"version": 1}, 3):
+        with pytest.raises(TypeError, match="DeviceIterator's `get_state`"):
+            iterator.set_state(wrong)
+    state = iterator.get_state()
+    with pytest.raises(FailedPreconditionError, match="version 7"):
+        iterator.set_state({**state, "version": 7})
+    other = hr.jax.device_iterator(hr.Dataset.range(16).batch(8))
+    with pytest.raises(FailedPreconditionError):
+        other.set_state(state)
+    two = {"inputs": [None, None], "rows": 0}
+    twice = {"version": 1, "distributed": {"streams": [two]}}
+    with pytest.raises(FailedPreconditionError, match="places of 2 datasets"):
+        iterator.set_state(twice)
+
+
+def test_each_iterator_is_a_pass_that_draws_again():
+    dataset = hr.Dataset.range(64).shuffle(64, seed=5).batch(8)
+    first, second = (lists(hr.jax.device_iterator(dataset, over(8))) for _ in range(2))
+    assert first != second
+    assert sorted(chain(*first)) == sorted(chain(*second)) == list(range(64))
+
+
+# --- errors, interruptions, ends ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+def test_an_error_comes_in_its_turn_and_the_next_step_is_the_one_after_it(prefetch):
+    def refuse_16(x):
+        if x[0] == 16:
+            raise ValueError("sixteen")
+        return x
+
+    dataset = hr.Dataset.range(40).batch(8).map(refuse_16)
+    iterator = hr.jax.device_iterator(dataset, over(8), prefetch)
+    found = []
+    for _ in range(10):
+        try:
+            found.append(next(iterator)[0].item())
+        except UserFunctionError as error:
+            found.append(error.original_type)
+            state = iterator.get_state()
+        except StopIteration:
+            break
+    assert found == [0, 8, "ValueError", 24, 32]
+    iterator.set_state(state)
+    assert next(iterator)[0] == 24
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 2])
+def test_an_interruption_loses_nothing(prefetch):
+    raised = []
+
+    def interrupt_once(x):
+        if x[0] == 16 and not raised:
+            raised.append(x)
+            raise KeyboardInterrupt
+        return x
+
+    dataset = hr.Dataset.range(40).batch(8).map(interrupt_once)
+    iterator = hr.jax.device_iterator(dataset, over(8), prefetch)
+    found = []
+    for _ in range(10):
+        try:
+            found.append(next(iterator)[0].item())
+        except KeyboardInterrupt:
+            found.append("interrupted")
+        except StopIteration:
+            break
+    assert [each for each in found if each != "interrupted"] == [0, 8, 16, 24, 32]
+    assert "interrupted" in found
+
+
+def test_an_interruption_while_a_batch_is_put_on_devices_loses_nothing(monkeypatch):
+    calls = []
+
+    def put(*arguments, **named):
+        calls.append(None)
+        if len(calls) in (1, 4):
+            raise KeyboardInterrupt
+        return made(*arguments, **named)
+
+    made = jax_placement.global_array
+    monkeypatch.setattr(jax_placement, "global_array", put)
+    iterator = hr.jax.device_iterator(hr.Dataset.range(40).batch(8), over(8), 2)
+    found = []
+    for _ in range(10):
+        try:
+            found.append(next(iterator)[0].item())
+        except KeyboardInterrupt:
+            pass
+        except StopIteration:
+            break
+    assert found == [0, 8, 16, 24, 32]
+
+
+def readers() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t.name.startswith("headrace")]
+
+
+def test_closed_or_dropped_it_leaves_no_thread():
+    dataset = hr.Dataset.range(400).batch(8)
+    with hr.jax.device_iterator(dataset, over(8), 3) as iterator:
+        next(iterator)
+        assert readers()
+    assert readers() == []
+    assert next(iterator, None) is None
+    iterator.close()
+    dropped = hr.jax.device_iterator(dataset, over(8), 3)
+    next(dropped)
+    del dropped
+    gc.collect()
+    assert readers() == []
+
+
+def test_the_end_comes_again_and_again_and_an_empty_dataset_ends_at_once():
+    iterator = hr.jax.device_iterator(hr.Dataset.range(0).batch(8), over(8))
+    assert [next(iterator, "end") for _ in range(3)] == ["end"] * 3
+
+
+def test_no_more_is_read_than_prefetch_says():
+    read = []
+    dataset = hr.Dataset.range(400).batch(8).map(lambda x: (read.append(x), x)[1])
+    for prefetch in (0, 1, 2, 4):
+        read.clear()
+        iterator = hr.jax.device_iterator(dataset, over(8), prefetch)
+        for used in range(1, 6):
+            next(iterator)
+            assert len(read) <= used + prefetch + 1
+        iterator.close()
+
+
+# --- other inputs -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 8])
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_distributed_dataset_has_a_share_for_each_device(replicas, prefetch):
+    strategy = hr.distribute.MirroredStrategy([f"cpu:{n}" for n in range(replicas)])
+    distributed = strategy.distribute_dataset(images(32, 8, drop_remainder=True))
+    iterator = hr.jax.device_iterator(distributed, prefetch=prefetch)
+    assert iterator.element_spec["x"].shape == (8, 2)
+    batches = []
+    for batch in iterator:
+        assert len(batch["x"].devices()) == replicas
+        batches.append(batch["y"].tolist())
+        if len(batches) == 2:
+            state = iterator.get_state()
+    assert batches == [list(range(n, n + 8)) for n in range(0, 32, 8)]
+    again = hr.jax.device_iterator(distributed)
+    again.set_state(state)
+    assert next(again)["y"].tolist() == batches[2]
+
+
+def test_a_distributed_dataset_with_too_many_replicas_or_another_mesh_is_an_error():
+    strategy = hr.distribute.MirroredStrategy([f"cpu:{n}" for n in range(16)])
+    distributed = strategy.distribute_dataset(images(32, 16))
+    with pytest.raises(ValueError, match=r"16 replicas .* 8 devices"):
+        hr.jax.device_iterator(distributed)
+    with pytest.raises(InvalidArgumentError, match=r"16 replicas .* 4 shares"):
+        next(hr.jax.device_iterator(distributed, over(4, 2)))
+
+
+def test_partial_batches_of_a_distributed_dataset_are_padded():
+    strategy = hr.distribute.MirroredStrategy([f"cpu:{n}" for n in range(4)])
+    distributed = strategy.distribute_dataset(hr.Dataset.range(5).batch(8))
+    ((values, mask),) = hr.jax.device_iterator(distributed, over(4, 2), remainder="pad")
+    assert np.asarray(values)[np.asarray(mask)].tolist() == list(range(5))
+
+
+@pytest.mark.heavy
+def test_a_dataset_over_the_service_is_read_once_and_its_state_goes_on():
+    with hr.service.LocalCluster(num_workers=1) as cluster:
+        moved = hr.service.distribute("distributed_epoch", cluster.target, ordered=True)
+        dataset = images(64, 8).apply(moved)
+        iterator = hr.jax.device_iterator(dataset, over(4, 2))
+        first = [next(iterator)["y"].tolist() for _ in range(3)]
+        state = iterator.get_state()
+        iterator.close()
+        again = hr.jax.device_iterator(dataset, over(8))
+        again.set_state(state)
+        rest = [batch["y"].tolist() for batch in again]
+        assert first + rest == [list(range(n, n + 8)) for n in range(0, 64, 8)]
+        anyhow = images(64, 8).apply(hr.service.distribute("distributed_epoch", cluster.target))
+        seen = sorted(chain(*(b["y"].tolist() for b in hr.jax.to_jax(anyhow, over(8)))))
+        assert seen == list(range(64))
+
+
+def test_each_leaf_may_have_a_sharding_of_its_own():
+    shardings = {"y": over(4, 2), "x": over(4, 2, spec=P("data", "model"))}
+    iterator = hr.jax.device_iterator(images(16, 8), shardings, remainder="pad")
+    batch = next(iterator)
+    assert batch["x"].sharding.spec == P("data", "model")
+    assert batch["y"].sharding.spec == batch["mask"].sharding.spec == P("data")
+    with pytest.raises(ValueError, match="in one way"):
+        hr.jax.device_iterator(images(16, 8), {"x": over(8), "y": over(4, 2)})
+    with pytest.raises(hr.errors.InvalidElementError):
+        next(hr.jax.device_iterator(images(16, 8), {"x": over(8)}))
+
+
+# --- arguments, words ---------------------------------------------------------------------------
+
+
+def test_wrong_arguments_are_refused_where_they_are_written():
+    dataset = images(16, 8)
+    for wrong in ([1, 2], np.arange(4), None, iter(dataset)):
+        with pytest.raises(TypeError, match="must be a Dataset"):
+            hr.jax.device_iterator(wrong)
+    for wrong in (P("data"), mesh(8), "cpu", ()):
+        with pytest.raises((TypeError, ValueError), match="`sharding` must"):
+            hr.jax.device_iterator(dataset, wrong)
+    with pytest.raises(ValueError, match="`prefetch`"):
+        hr.jax.device_iterator(dataset, prefetch=-1)
+    with pytest.raises(TypeError, match="`prefetch`"):
+        hr.jax.device_iterator(dataset, prefetch=True)
+    with pytest.raises(ValueError, match="`remainder`"):
+        hr.jax.device_iterator(dataset, remainder="keep")
+
+
+def test_that_64_bits_become_32_is_said_once(caplog, monkeypatch):
+    monkeypatch.setattr(jax_placement, "_has_said_what_is_narrowed", False)
+    with caplog.at_level(logging.WARNING, "headrace"):
+        for _ in range(2):
+            for batch in hr.jax.device_iterator(hr.Dataset.range(16).batch(8)):
+                assert batch.dtype == np.int32
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "int64" in said
+    assert "jax_enable_x64" in said
+
+
+def test_with_64_bits_enabled_they_stay():
+    with jax.enable_x64(True):
+        iterator = hr.jax.device_iterator(hr.Dataset.range(2**40, 2**40 + 8).batch(8), over(8))
+        assert iterator.element_spec.dtype == np.int64
+        assert next(iterator)[0] == 2**40
+
+
+def test_the_examples_in_docstrings_give_what_they_say():
+    result = doctest.testmod(adapter)
+    assert result.attempted > 0
+    assert result.failed == 0

@@ -1,0 +1,154 @@
+"""The adapter of JAX: on 8 devices (`jax_on_8_devices.py`), and in two processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.on_devices import names_of_tests, outcomes
+
+FILE = Path(__file__).with_name("jax_on_8_devices.py")
+
+pytestmark = pytest.mark.heavy
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    flags = "--xla_force_host_platform_device_count=8"
+    return outcomes(FILE, tmp_path_factory.mktemp("found"), XLA_FLAGS=flags, JAX_PLATFORMS="cpu")
+
+
+@pytest.mark.parametrize("name", names_of_tests(FILE))
+def test_on_8_devices(name: str, found: dict[str, str]) -> None:
+    assert found.get(name, str(found)) == ""
+
+
+# --- two processes ------------------------------------------------------------------------------
+
+PROGRAM = Path(__file__).with_name("jax_in_two_processes.py")
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of two processes found for each scenario."""
+    folder = tmp_path_factory.mktemp("files")
+    (folder / "a.txt").write_text("".join(f"{number}\n" for number in range(12)))
+    (folder / "b.txt").write_text("".join(f"{number}\n" for number in range(12, 32)))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    running = [
+        subprocess.Popen(
+            [sys.executable, str(PROGRAM), str(number), str(port), str(folder)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
+        )
+        for number in range(2)
+    ]
+    try:
+        printed = [process.communicate(timeout=150)[0] for process in running]
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+    marked = [
+        [line for line in text.splitlines() if line.startswith("scenario ")] for text in printed
+    ]
+    assert [process.returncode for process in running] == [0, 0], "\n".join(printed)
+    return [dict(json.loads(line.partition(" ")[2]) for line in lines) for lines in marked]
+
+
+def test_the_whole_array_is_the_batch_of_one_process(said):
+    for each in said:
+        whole = each["rows of an array, shared by DATA"]
+        assert whole == [list(range(n, n + 8)) for n in range(0, 24, 8)]
+
+
+def test_without_a_seed_the_processes_still_draw_the_same_order(said):
+    first, second = (each["shuffled without a seed"] for each in said)
+    assert first == second
+    assert sorted(first[0] + first[1]) == list(range(16))
+
+
+def test_each_process_has_the_rows_of_its_part_of_a_mesh(said):
+    first, second = (each["over a 2-D mesh"] for each in said)
+    assert first == [[[8], [[0, [0, 1]], [2, [2, 3]]]], [[8], [[0, [8, 9]], [2, [10, 11]]]]]
+    assert second == [[[8], [[4, [4, 5]], [6, [6, 7]]]], [[8], [[4, [12, 13]], [6, [14, 15]]]]]
+
+
+def test_processes_that_share_a_batch_shard_read_the_same_rows(said):
+    first, second = (each["tensor parallel over processes"] for each in said)
+    assert first == second
+    assert sorted(n for _, parts in first for _, part in parts for n in part) == list(range(16))
+
+
+def test_a_partial_batch_is_an_error_on_all(said):
+    for each in said:
+        assert "1, 1, 1, 1, 0, 0, 0 and 0 rows" in each["partial batch"]
+
+
+def test_processes_read_files_of_their_own(said):
+    for process, each in enumerate(said):
+        start, device = 12 * process, 4 * process
+        assert each["files"] == [
+            [[8], [[device + n, [start + step + n]] for n in range(4)]] for step in (0, 4, 8)
+        ]
+
+
+def test_files_of_other_lengths_are_an_error_on_all_or_end_with_the_shortest_or_the_longest(said):
+    for process, each in enumerate(said):
+        error = each["files of other lengths"]
+        assert error.startswith("InvalidArgumentError: processes [0] have no rows left")
+        assert each["files of other lengths, dropped"] == each["files"]
+        padded = each["files of other lengths, padded"]
+        assert len(padded) == 5
+        numbers = [
+            row
+            for _, x, mask in padded
+            for (_, [row]), (_, [real]) in zip(x, mask, strict=True)
+            if real
+        ]
+        assert numbers == (list(range(12)) if process == 0 else list(range(12, 32)))
+
+
+def test_fewer_files_than_pipelines_are_an_error_on_all_before_the_first_batch(said):
+    for each in said:
+        assert "1 file to shard" in each["too few files"]
+
+
+def test_a_process_that_fails_or_leaves_ends_the_other_which_names_it(said):
+    assert said[1]["one fails"].startswith("UserFunctionError")
+    assert said[0]["one fails"].startswith("AbortedError: process 1 failed")
+    assert said[0]["one leaves"].startswith("AbortedError: process 1 closed")
+
+
+def test_a_sharding_of_one_process_concerns_no_other(said):
+    assert [each["each alone"] for each in said] == [[1], [2]]
+
+
+def test_states_go_on_in_all_processes(said):
+    for each in said:
+        _, rest, again = each["resumed"]
+        assert rest == again
+        assert len(rest) == 2
+
+
+def test_what_would_read_other_rows_is_refused(said):
+    for each in said:
+        assert "deterministic=False" in each["free order"]
+        assert "padded_batch" in each["other lengths of another axis"]

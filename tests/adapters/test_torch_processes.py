@@ -1,0 +1,354 @@
+"""A loader on the ranks of torch.distributed and in the processes of a DataLoader."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed
+from torch.testing._internal.distributed import fake_pg  # noqa: F401 - a backend without peers
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+import headrace as hr
+from headrace.distribute import AutoShardPolicy
+from headrace.errors import FailedPreconditionError
+
+# On a machine of one core, too.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+N = 23
+OnRank = Callable[[int, int], None]
+
+
+def dataset(seed: int | None = None) -> hr.Dataset:
+    return hr.Dataset.range(N).shuffle(N, seed=seed).map(lambda x: x + 0).batch(2)
+
+
+def numbers(loader: Any) -> list[list[int]]:
+    return [batch.tolist() for batch in loader]
+
+
+def rows(batches: list[list[int]]) -> list[int]:
+    return sorted(x for batch in batches for x in batch)
+
+
+@pytest.fixture
+def on_rank() -> Iterator[OnRank]:
+    """Have this process be one rank of several, which share a store."""
+    store = distributed.HashStore()
+
+    def begin(rank: int, count: int) -> None:
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
+        distributed.init_process_group("fake", rank=rank, world_size=count, store=store)
+
+    yield begin
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
+# --- ranks --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+def test_ranks_read_parts_of_one_order_and_end_together(on_rank: OnRank, seed: int | None):
+    found: list[list[list[int]]] = []
+    for rank in range(4):
+        loader = hr.torch.loader(dataset(seed))  # before the ranks are known
+        on_rank(rank, 4)
+        assert len(loader) == 3
+        found.append(numbers(loader) + numbers(loader))
+    assert [len(batches) for batches in found] == [6] * 4
+    for epoch in (slice(0, 3), slice(3, 6)):
+        seen = rows([batch for batches in found for batch in batches[epoch]])
+        assert len(seen) == len(set(seen)) >= N - 1  # twelve batches, the last has one row
+    assert found[0][:3] != found[0][3:]
+
+
+def test_a_fixed_order_without_a_seed_is_one_order_on_all_ranks(on_rank: OnRank):
+    seen: list[list[int]] = []
+    for rank in range(2):
+        on_rank(rank, 2)
+        fixed = hr.Dataset.range(20).shuffle(20, reshuffle_each_iteration=False)  # drawn by each
+        seen.append([int(x) for x in hr.torch.loader(fixed)])
+    assert sorted(seen[0] + seen[1]) == list(range(20))
+
+
+def test_a_rank_reads_all_where_it_is_asked_to(on_rank: OnRank):
+    on_rank(1, 2)
+    off = hr.Options()
+    off.auto_shard_policy = AutoShardPolicy.OFF
+    plain = hr.Dataset.range(8)
+    assert len(hr.torch.loader(plain)) == 4
+    assert len(hr.torch.loader(plain, shard=False)) == 8
+    assert len(hr.torch.loader(plain.with_options(off))) == 8
+    assert [int(x) for x in hr.torch.loader(plain, shard=(4, 3))] == [3, 7]
+    assert [int(x) for x in hr.torch.loader(plain.shard(2, 1))] == [1, 3, 5, 7]
+    assert len(hr.torch.loader(hr.Dataset.range(9), drop_remainder=False)) == 4
+
+
+def test_what_ranks_may_not_expect_is_said_once(on_rank: OnRank, caplog: Any, tmp_path: Any):
+    names = [str(tmp_path / f"{n}") for n in range(2)]
+    for name in names:
+        (tmp_path / name).write_text("1\n2\n")
+    on_rank(0, 2)
+    for policy, words in [(AutoShardPolicy.FILE, "end at different"), (None, "runs for all")]:
+        options = hr.Options(auto_shard_policy=policy)
+        lines = hr.Dataset.from_tensor_slices(names).interleave(hr.TextLineDataset)
+        loader = hr.torch.loader(lines.with_options(options))
+        assert [list(loader) for _ in range(2)] == [[b"1", b"2"]] * 2
+        assert [words in record.message for record in caplog.records] == [True]
+        caplog.clear()
+
+
+def test_a_state_of_some_ranks_is_gone_on_from_by_others(on_rank: OnRank):
+    source = dataset(seed=7)
+    whole = numbers(iter(source))
+    read: list[list[int]] = []
+    for rank in range(3):
+        on_rank(rank, 3)
+        loader = hr.torch.loader(source)
+        iterator = iter(loader)
+        read += [next(iterator).tolist() for _ in range(2)]
+    state = json.loads(json.dumps(loader.state_dict()))
+    for rank in range(2):
+        on_rank(rank, 2)
+        loader = hr.torch.loader(source)
+        loader.load_state_dict(state)
+        iterator = iter(loader)
+        read += [next(iterator).tolist() for _ in range(2)]
+    state = loader.state_dict()
+    distributed.destroy_process_group()
+    loader = hr.torch.loader(source)
+    loader.load_state_dict(state)
+    read += numbers(loader)
+    assert sorted(read) == sorted(whole)
+    assert rows(numbers(loader)) == list(range(N))
+
+
+def test_parts_of_an_order_that_nobody_agreed_on_are_refused():
+    with pytest.raises(FailedPreconditionError, match="give `shuffle` a seed"):
+        hr.torch.loader(dataset(), shard=(2, 0))
+    assert len(hr.torch.loader(dataset(seed=1), shard=(2, 0))) == 6
+
+
+def test_a_loader_that_is_sent_elsewhere_keeps_its_part(on_rank: OnRank):
+    on_rank(1, 2)
+    there = pickle.loads(pickle.dumps(hr.torch.loader(dataset())))
+    here = numbers(hr.torch.loader(dataset()))
+    distributed.destroy_process_group()
+    assert numbers(pickle.loads(pickle.dumps(there))) == numbers(there) == here
+    alone = pickle.dumps(hr.torch.loader(hr.Dataset.range(8)))
+    on_rank(1, 2)
+    assert len(pickle.loads(alone)) == 4  # that part was open
+
+
+# --- processes of a DataLoader ------------------------------------------------------------------
+
+
+def test_processes_read_every_element_once_in_the_order_without_them():
+    loader = hr.torch.loader(dataset(seed=3))
+    plain = [numbers(loader) for _ in range(2)]
+    workers = DataLoader(
+        loader, batch_size=None, num_workers=2, persistent_workers=True, **_forked()
+    )
+    loader.set_epoch(0)
+    assert len(workers) == len(plain[0]) == 12
+    assert [numbers(workers) for _ in range(2)] == plain
+    loader.set_epoch(1)
+    assert numbers(DataLoader(loader, batch_size=None, num_workers=3, **_forked())) == plain[1]
+
+
+def test_an_order_without_a_seed_is_one_order_in_all_processes():
+    workers = DataLoader(hr.torch.loader(dataset()), batch_size=None, num_workers=2, **_forked())
+    passes = [numbers(workers) for _ in range(2)]
+    assert [rows(batches) for batches in passes] == [list(range(N))] * 2
+    assert passes[0] != passes[1]
+
+
+def test_ranks_have_processes_and_the_order_stays(on_rank: OnRank):
+    for rank in range(2):
+        on_rank(rank, 2)
+        loader = hr.torch.loader(dataset())
+        plain = numbers(loader)
+        loader.set_epoch(0)
+        workers = DataLoader(loader, batch_size=None, num_workers=2, **_forked())
+        assert numbers(workers) == plain
+
+
+def test_what_was_asked_or_loaded_before_counts_in_each_process():
+    source = dataset(seed=3)
+    loader = hr.torch.loader(source)
+    loader.state_dict()
+    loader.set_epoch(0)
+    loader.state_dict()  # makes an iterator over all of it
+    loader.set_epoch(0)
+    whole = numbers(hr.torch.loader(source))
+    assert numbers(DataLoader(loader, batch_size=None, num_workers=2, **_forked())) == whole
+    iterator = iter(loader)
+    for _ in range(5):
+        next(iterator)
+    restored = hr.torch.loader(source)
+    restored.load_state_dict(loader.state_dict())
+    workers = DataLoader(restored, batch_size=None, num_workers=2, **_forked())
+    assert numbers(workers) == whole[5:]
+
+
+def test_a_dataloader_batches_and_collates_what_a_loader_gives():
+    source = hr.Dataset.range(6).map(lambda x: {"x": x, "name": f"n{x}"})
+    (batch,) = DataLoader(hr.torch.loader(source), batch_size=6)
+    assert batch["x"].tolist() == [0, 1, 2, 3, 4, 5]
+    assert batch["name"] == [f"n{k}" for k in range(6)]
+
+
+def test_what_a_process_cannot_read_is_refused_in_words(monkeypatch: pytest.MonkeyPatch):
+    info = SimpleNamespace(id=1, num_workers=2, seed=8)
+    for room in ("torch_passes", "torch_loader"):
+        monkeypatch.setattr(f"headrace.adapters.{room}.get_worker_info", lambda: info)
+    strategy = hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
+    steps = strategy.distribute_dataset(hr.Dataset.range(8).batch(4))
+    with pytest.raises(FailedPreconditionError, match="num_workers=0"):
+        iter(hr.torch.loader(steps))
+    with pytest.raises(FailedPreconditionError, match="pin_memory=True"):
+        iter(hr.torch.loader(hr.Dataset.range(8), "cuda:0"))
+
+
+def _forked() -> Any:
+    return {"multiprocessing_context": "fork"}
+
+
+SPAWNED = """
+import headrace as hr
+from torch.utils.data import DataLoader
+
+if __name__ == "__main__":
+    loader = hr.torch.loader(hr.Dataset.range(9).shuffle(9, seed=1).map(lambda x: x + 0))
+    workers = DataLoader(loader, batch_size=None, num_workers=1, multiprocessing_context="spawn")
+    assert [int(x) for x in workers] == [int(x) for x in loader]
+"""
+
+
+@pytest.mark.heavy
+def test_processes_may_be_spawned(tmp_path: Any):
+    program = tmp_path / "spawned.py"
+    program.write_text(SPAWNED)
+    done = subprocess.run(
+        [sys.executable, str(program)], capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
+# --- the data service ---------------------------------------------------------------------------
+
+
+def test_a_dataset_over_the_service_is_read_with_states_and_by_several_processes():
+    with hr.service.LocalCluster(num_workers=1, processes=False) as cluster:
+        alone = dataset().apply(hr.service.distribute("distributed_epoch", cluster.target))
+        for device in (None, "meta"):
+            loader = hr.torch.loader(alone, device)
+            with iter(loader) as iterator:
+                for _ in range(5):
+                    next(iterator)
+                state = json.loads(json.dumps(iterator.state_dict()))
+            for source in (alone, dataset()):
+                rest = hr.torch.loader(source)
+                rest.load_state_dict(state)
+                assert len(list(rest)) == 7
+        named = dataset().apply(
+            hr.service.distribute("distributed_epoch", cluster.target, job_name="trainers")
+        )
+        workers = DataLoader(hr.torch.loader(named), batch_size=None, num_workers=2, **_forked())
+        assert rows(numbers(workers)) == list(range(N))
+
+
+def test_a_process_that_would_read_all_of_a_service_for_itself_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    info = SimpleNamespace(id=1, num_workers=2, seed=8)
+    monkeypatch.setattr("headrace.adapters.torch_passes.get_worker_info", lambda: info)
+    with hr.service.LocalCluster(num_workers=1, processes=False) as cluster:
+        alone = dataset().apply(hr.service.distribute("distributed_epoch", cluster.target))
+        with pytest.raises(FailedPreconditionError, match="give `distribute` a job_name"):
+            iter(hr.torch.loader(alone))
+
+
+def test_ranks_do_not_share_what_a_service_deals_to_them(on_rank: OnRank):
+    with hr.service.LocalCluster(num_workers=1, processes=False) as cluster:
+        alone = dataset().apply(hr.service.distribute("distributed_epoch", cluster.target))
+        on_rank(1, 2)
+        assert rows(numbers(hr.torch.loader(alone))) == list(range(N))
+
+
+# --- the protocol of torchdata's StatefulDataLoader ----------------------------------------------
+
+
+class Stateful(IterableDataset[Any]):
+    """Reads a dataset in a worker process as a StatefulDataLoader does.
+
+    It restores the dataset, makes an iterator, restores that, and sends the states of both along
+    with what it gives.
+    """
+
+    def __init__(self, source: Any, states: dict[int, Any]) -> None:
+        self._source = source
+        self._states = states
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info().id
+        state = self._states.get(worker)
+        if state is not None:
+            self._source.load_state_dict(state["dataset"])
+        iterator = iter(self._source)
+        if state is not None:
+            iterator.load_state_dict(state["iterator"])
+        for element in iterator:
+            now = {"dataset": self._source.state_dict(), "iterator": iterator.state_dict()}
+            yield element, worker, json.dumps(now)
+
+
+def test_states_of_processes_are_restored_by_a_stateful_loader():
+    source = dataset()
+    first = iter(
+        DataLoader(
+            Stateful(hr.torch.loader(source), {}), batch_size=None, num_workers=2, **_forked()
+        )
+    )
+    read, states = [], {}
+    for _ in range(6):
+        batch, worker, state = next(first)
+        read.append(batch.tolist())
+        states[worker] = json.loads(state)
+    rest = [batch.tolist() for batch, _, _ in first]
+    again = DataLoader(
+        Stateful(hr.torch.loader(source), states), batch_size=None, num_workers=2, **_forked()
+    )
+    assert [batch.tolist() for batch, _, _ in again] == rest
+    assert rows(read + rest) == list(range(N))
+    other = hr.torch.loader(source)
+    other.load_state_dict(states[1]["dataset"])
+    with pytest.raises(FailedPreconditionError, match="worker process 1 of 2"):
+        next(iter(other))
+
+
+def test_states_are_restored_in_the_training_process_by_a_stateful_loader():
+    loader = hr.torch.loader(dataset())
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator)
+    saved = copy.deepcopy({"dataset": loader.state_dict(), "iterator": iterator.state_dict()})
+    rest = numbers(iterator)
+    again = hr.torch.loader(dataset())
+    again.load_state_dict(saved["dataset"])
+    iterator = iter(again)
+    iterator.load_state_dict(saved["iterator"])
+    assert numbers(iterator) == rest
+    assert again.state_dict()["ended"]
+    assert isinstance(next(iter(again)), torch.Tensor)

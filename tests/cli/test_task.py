@@ -1,0 +1,73 @@
+"""`headrace server`: a task of the cluster that TF_CONFIG names, as a real process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from headrace.cli.main import app
+from headrace.transport import address as addresses
+from tests.cli.test_serve import run  # noqa: F401 - a fixture
+
+CLUSTER = {"worker": ["127.0.0.1:0"], "ps": ["127.0.0.1:0", "10.9.9.9:2222"], "chief": ["a:1"]}
+
+
+def config(cluster=CLUSTER, **task):
+    return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env", "words"),
+    [
+        ([], {"TF_CONFIG": ""}, "TF_CONFIG names no tasks; set it, as in TF_CONFIG="),
+        ([], {"TF_CONFIG": "{"}, "TF_CONFIG is no JSON"),
+        ([], config(), "Must specify an explicit --type"),
+        (["--type", "ps"], config(), "Must specify an explicit --index"),
+        (["--type", "ps"], config(type="worker", index=1), "Must specify an explicit --index"),
+        (["--type", "ps", "--index", "2"], config(), "the cluster has no 'ps' task 2"),
+        (["--type", "ps", "--index", "-1"], config(), "--index"),
+        (["--type", "chief"], config(), "--type"),
+        ([], config(type="chief", index=0), "Unexpected task_type to start a server: chief"),
+        (["--type", "ps", "--index", "1"], config(), "--host '10.9.9.9' needs --keys"),
+        (["--type", "worker", "--keys", "/no/such"], config(), "/no/such"),
+        (["--type", "worker", "--preload", "no_such_module"], config(), "no_such_module"),
+    ],
+)
+def test_a_task_that_cannot_be_is_a_usage_error_in_the_words_of_the_command(arguments, env, words):
+    result = CliRunner().invoke(app, ["server", *arguments], env=env)
+    assert result.exit_code == 2
+    assert words in " ".join(result.stderr.split())
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.heavy
+@pytest.mark.system
+def test_servers_say_where_they_are_and_end_with_the_signals_that_others_know(run):  # noqa: F811
+    port = addresses.lasting_port()
+    env = config({"ps": [f"127.0.0.1:{port}"], "worker": ["127.0.0.1:0"]}, type="ps", index=0)
+    # What TF_CONFIG says, and what the options say in its place; a crash, and Ctrl-C.
+    ps = run("server", "--restart", env=env)
+    worker = run("server", "--type", "worker", env=env)
+    ps.find(f"ps 0 ready at tcp://127.0.0.1:{port}")
+    worker.find(r"worker 0 ready at tcp://127\.0\.0\.1:\d+")
+    taken = CliRunner().invoke(app, ["server"], env=env)
+    assert taken.exit_code == 1
+    assert taken.stderr == (
+        f"headrace: port {port} on 127.0.0.1 is in use by another server; choose another port, or "
+        "0 for one that is free\n"
+    )
+    children = Path(f"/proc/{ps.process.pid}/task/{ps.process.pid}/children")
+    [child] = map(int, children.read_text().split())
+    os.kill(child, signal.SIGKILL)
+    ps.find(f"ps 0 ready at tcp://127.0.0.1:{port}", count=2)
+    ps.find(rf"process {child} ended by SIGKILL and is started again in 0.5 s", stream="stderr")
+    assert worker.end(signal.SIGTERM) == 0
+    assert ps.end(signal.SIGINT) == 0
+    assert worker.lines["stdout"][-1] == "worker 0 stopped"
+    assert ps.lines["stdout"][-1] == "ps 0 stopped"
+    assert worker.lines["stderr"] == []

@@ -1,0 +1,472 @@
+"""The queue of closures: given events in some order, who gets what, and what is told to whom."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from headrace.coordinator.closure import Closure, Payload, RemoteValueStatus
+from headrace.coordinator.closure_queue import ClosureQueue
+from headrace.coordinator.decided import CallOff, Decided, How
+from headrace.errors import (
+    CancelledError,
+    DeadlineExceededError,
+    HeadraceError,
+    UnavailableError,
+    UserFunctionError,
+)
+from tests.coordinator.invariants import check
+
+VALUE = Payload(b"value")
+CANCELLED = "The corresponding function is cancelled. Please reschedule the function."
+
+
+class Driver:
+    """A queue with its workers, driven by hand."""
+
+    def __init__(self, num_workers: int = 1, **options: Any) -> None:
+        self.queue = ClosureQueue(**{"in_flight": 1, **options})
+        self.staleness = options.get("staleness")
+        self.now = 0.0
+        self._next_session = 1
+        self.sessions: dict[int, int] = {}
+        #: Numbers of closures that each worker has.
+        self.at: dict[int, list[int]] = {}
+        self.last = Decided()
+        self._to_settle: list[int] = []
+        for worker in range(num_workers):
+            self.came(worker)
+
+    def came(self, worker: int) -> None:
+        self.sessions[worker] = self._next_session
+        self._next_session += 1
+        self.at[worker] = []
+        self.queue.worker_came(worker, self.sessions[worker])
+        self.decide()
+
+    def schedule(self, **fields: Any) -> Closure:
+        closure = Closure("step", **fields)
+        self.queue.schedule(closure, self.now)
+        self.decide()
+        return closure
+
+    def decide(self, after: float = 0.0) -> Decided:
+        self.now += after
+        self.last = decided = self.queue.decide(self.now)
+        check(self.queue, self.staleness)
+        self._to_settle += decided.settles
+        for send in decided.sends:
+            assert send.session == self.sessions[send.worker]
+            self.at[send.worker].append(send.closure.number)
+        return decided
+
+    def settle(self) -> None:
+        """Have the servers forget all keys that they are to forget."""
+        numbers, self._to_settle = self._to_settle, []
+        self.queue.settled(numbers, self.now)
+        self.decide()
+
+    def ends(
+        self, worker: int, number: int, error: Exception | None = None, *, wrote: bool = False
+    ) -> None:
+        self.at[worker].remove(number)
+        value = None if error else VALUE
+        session = self.sessions[worker]
+        assert self.queue.returned(
+            session, number, value, error, wrote=wrote, seconds=1.0, now=self.now
+        )
+        self.decide()
+
+    def dropped(self, worker: int, number: int) -> None:
+        self.at[worker].remove(number)
+        self.queue.called_off(self.sessions[worker], number, is_dropped=True, now=self.now)
+        self.decide()
+
+    def lose(self, worker: int) -> None:
+        """Lose a worker; the servers fence it."""
+        self.queue.worker_lost(worker)
+        fences = self.decide().fences
+        assert fences == [self.sessions[worker]]
+        self.at[worker] = []
+        self.queue.fenced(fences[0], self.now)
+        self.decide()
+
+
+def _fetch(closure: Closure) -> Payload | None:
+    if closure.result.error is not None:
+        raise closure.result.error
+    return closure.result.payload
+
+
+def test_a_closure_goes_to_a_worker_and_is_over_when_it_has_returned():
+    driver = Driver()
+    closure = driver.schedule()
+    assert driver.at[0] == [closure.number]
+    assert not driver.queue.is_drained
+    driver.ends(0, closure.number)
+    assert driver.queue.is_drained
+    assert driver.queue.is_over(closure.number)
+    assert _fetch(closure) == VALUE
+
+
+def test_a_closure_of_a_lost_worker_runs_again_first_under_its_number():
+    driver = Driver(2)
+    first, second, third, fourth = (driver.schedule() for _ in range(4))
+    assert (driver.at[0], driver.at[1]) == ([first.number], [second.number])
+    driver.lose(0)
+    driver.ends(1, second.number)
+    assert driver.at[1] == [first.number], "before those that came later"
+    driver.ends(1, first.number)
+    driver.ends(1, third.number)
+    driver.ends(1, fourth.number)
+    driver.settle()
+    assert driver.queue.is_drained
+
+
+def test_a_lost_worker_is_fenced_before_its_closures_go_elsewhere():
+    driver = Driver(2)
+    closure = driver.schedule()
+    driver.queue.worker_lost(0)
+    assert driver.decide().fences == [1]
+    assert driver.last.sends == []
+    driver.queue.fenced(1, driver.now)
+    (send,) = driver.decide().sends
+    assert (send.closure, send.worker) == (closure, 1)
+
+
+def test_what_a_lost_worker_says_later_changes_nothing():
+    driver = Driver(2)
+    closure = driver.schedule()
+    driver.lose(0)
+    was_heard = driver.queue.returned(
+        1, closure.number, Payload(b"old"), None, wrote=True, seconds=1.0, now=0.0
+    )
+    assert not was_heard
+    driver.ends(1, closure.number)
+    assert _fetch(closure) == VALUE
+
+
+def test_each_of_many_closures_ends_once_whoever_gives_it_back():
+    for seed in range(20):
+        chance = random.Random(seed)
+        print("seed", seed)
+        driver = Driver(10)
+        closures = [driver.schedule(retries=1000) for _ in range(100)]
+        while not driver.queue.is_drained:
+            worker = chance.choice([each for each in driver.at if driver.at[each]])
+            if chance.random() < 0.5:
+                driver.lose(worker)
+                driver.came(worker)
+            else:
+                driver.ends(worker, driver.at[worker][0])
+                driver.settle()
+        assert [_fetch(closure) for closure in closures] == [VALUE] * 100
+
+
+def test_a_closure_is_over_only_when_the_servers_have_forgotten_its_keys():
+    driver = Driver()
+    closure = driver.schedule()
+    driver.ends(0, closure.number, wrote=True)
+    assert driver.last.settles == [closure.number]
+    assert closure.result.is_ready, "its value is here all the same"
+    assert not driver.queue.is_drained
+    driver.queue.settled([closure.number], driver.now)
+    assert driver.queue.is_drained
+
+
+def test_an_error_is_kept_cancels_what_is_queued_and_is_given_once():
+    driver = Driver()
+    failing, queued = driver.schedule(), driver.schedule()
+    driver.ends(0, failing.number, ValueError("Some error."))
+    assert driver.queue.is_drained
+    failure = driver.queue.take_failure()
+    assert failure is not None
+    assert isinstance(failure.to_raise(), ValueError)
+    assert driver.queue.take_failure() is None
+    with pytest.raises(CancelledError, match=CANCELLED):
+        _fetch(queued)
+    with pytest.raises(ValueError, match=r"Some error\."):
+        _fetch(failing)
+    again = driver.schedule()
+    driver.ends(0, again.number)
+    assert driver.queue.failure is None
+
+
+def test_after_an_error_what_runs_may_write_no_more_and_is_waited_for():
+    driver = Driver(2)
+    first, second, third = (driver.schedule() for _ in range(3))
+    driver.ends(0, first.number, ValueError("Some error."))
+    assert driver.last.calls_off == [CallOff(second.number, 1, 2, How.REFUSE)]
+    assert not driver.queue.is_drained
+    driver.queue.called_off(2, second.number, is_dropped=False, now=driver.now)
+    driver.ends(1, second.number, CancelledError("Fake cancellation error."))
+    assert driver.queue.is_drained
+    failure = driver.queue.take_failure()
+    assert failure is not None
+    assert str(failure.to_raise()) == "Some error."
+    with pytest.raises(CancelledError, match="Fake cancellation error"):
+        _fetch(second)
+    assert second.result.status is RemoteValueStatus.READY
+    with pytest.raises(CancelledError, match=CANCELLED):
+        _fetch(third)
+    again = driver.schedule()
+    driver.ends(0, again.number)
+    assert _fetch(again) == VALUE
+
+
+def test_what_still_runs_ten_seconds_after_an_error_is_given_up():
+    driver = Driver(2)
+    failing, long = driver.schedule(), driver.schedule()
+    driver.ends(0, failing.number, ValueError("Some error."))
+    assert driver.last.wake_in == pytest.approx(10.0)
+    driver.decide(after=9.9)
+    assert not driver.last.calls_off
+    driver.decide(after=0.2)
+    assert driver.last.calls_off == [CallOff(long.number, 1, 2, How.ABANDON)]
+    with pytest.raises(CancelledError, match=CANCELLED):
+        _fetch(long)
+    driver.dropped(1, long.number)
+    assert driver.last.settles == [long.number], "what it wrote stays, and its keys are forgotten"
+    driver.queue.settled([long.number], driver.now)
+    assert driver.queue.is_drained
+
+
+def test_later_errors_are_told_with_the_first():
+    driver = Driver(3)
+    closures = [driver.schedule() for _ in range(5)]
+    driver.ends(0, closures[0].number, ValueError("the first"))
+    driver.ends(1, closures[1].number, KeyError("the second"))
+    driver.ends(2, closures[2].number, CancelledError(CANCELLED))
+    failure = driver.queue.take_failure()
+    assert failure is not None
+    notes = failure.to_raise().__notes__
+    assert "1 more failed" in notes[0]
+    assert "KeyError" in notes[0]
+    assert "2 that were scheduled were cancelled" in notes[1]
+
+
+def test_closures_of_one_worker_come_first_there_and_nobody_waits_for_them():
+    driver = Driver(2)
+    busy = [driver.schedule(), driver.schedule()]
+    plain = driver.schedule()
+    mine = Closure("dataset")
+    driver.queue.keep_at(1, mine)
+    driver.decide()
+    assert driver.at == {0: [busy[0].number], 1: [busy[1].number, mine.number]}
+    driver.ends(0, busy[0].number)
+    driver.ends(1, busy[1].number)
+    driver.ends(0, plain.number)
+    assert driver.queue.is_drained, "though the one of worker 1 still runs"
+    driver.ends(1, mine.number, ValueError("no data"))
+    assert driver.queue.failure is None
+    assert isinstance(mine.result.error, ValueError)
+
+
+def test_what_a_lost_worker_kept_is_not_dealt_to_others():
+    driver = Driver(2)
+    mine = Closure("dataset")
+    driver.queue.keep_at(0, mine)
+    driver.decide()
+    driver.lose(0)
+    assert driver.at == {0: [], 1: []}
+
+
+def test_a_full_queue_has_no_room_until_a_worker_takes_one_and_takes_back_all_the_same():
+    driver = Driver(1, most_queued=2)
+    running, *_ = (driver.schedule() for _ in range(3))
+    assert not driver.queue.has_room
+    driver.lose(0)
+    assert driver.queue.num_waiting == 3
+    driver.came(0)
+    assert not driver.queue.has_room
+    driver.ends(0, running.number)
+    assert driver.queue.has_room
+
+
+def test_a_value_that_is_an_argument_holds_its_closure_and_others_pass():
+    driver = Driver(2)
+    producer = driver.schedule()
+    consumer = driver.schedule(inputs=(producer.result,))
+    other = driver.schedule()
+    assert driver.at == {0: [producer.number], 1: [other.number]}
+    driver.ends(0, producer.number)
+    assert driver.at[0] == [consumer.number]
+
+
+def test_a_closure_whose_argument_failed_fails_with_that_error():
+    driver = Driver()
+    producer = driver.schedule()
+    chain = [driver.schedule(inputs=(producer.result,))]
+    for _ in range(3000):
+        chain.append(driver.schedule(inputs=(chain[-1].result,)))
+        if len(chain) == 30:
+            break
+    unrelated = driver.schedule()
+    driver.ends(0, producer.number, UserFunctionError("oh"))
+    assert driver.queue.is_drained
+    assert {type(closure.result.error) for closure in chain} == {UserFunctionError}
+    assert isinstance(unrelated.result.error, CancelledError)
+    failure = driver.queue.take_failure()
+    assert failure is not None
+    late = driver.schedule(inputs=(producer.result,))
+    assert isinstance(late.result.error, UserFunctionError)
+    assert driver.queue.take_failure() is not None
+
+
+def test_a_cancelled_value_cancels_who_waits_for_it_and_is_no_error_of_the_queue():
+    driver = Driver()
+    driver.schedule()
+    producer = driver.schedule()
+    consumer = driver.schedule(inputs=(producer.result,))
+    assert driver.queue.cancel(producer, driver.now)
+    assert isinstance(consumer.result.error, CancelledError)
+    assert driver.queue.failure is None
+    assert not driver.queue.cancel(producer, driver.now)
+
+
+def test_a_running_closure_that_is_cancelled_has_its_error_at_once_and_frees_its_slot_when_told():
+    driver = Driver()
+    running, waiting = driver.schedule(), driver.schedule()
+    assert driver.queue.cancel(running, driver.now)
+    assert isinstance(running.result.error, CancelledError)
+    driver.decide()
+    assert driver.last.calls_off == [CallOff(running.number, 0, 1, How.ABANDON)]
+    assert driver.at[0] == [running.number]
+    driver.dropped(0, running.number)
+    assert driver.at[0] == [waiting.number]
+
+
+def test_a_cancelled_closure_of_a_lost_worker_does_not_run_again():
+    driver = Driver(2)
+    closure = driver.schedule()
+    driver.queue.cancel(closure, driver.now)
+    driver.lose(0)
+    assert driver.at == {0: [], 1: []}
+    driver.queue.settled([closure.number], driver.now)
+    assert driver.queue.is_drained
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2])
+def test_staleness_holds_a_closure_until_those_before_it_are_over(staleness: int):
+    driver = Driver(5, staleness=staleness)
+    closures = [driver.schedule() for _ in range(5)]
+    sent = [number for numbers in driver.at.values() for number in numbers]
+    assert sorted(sent) == [1, 2, 3][: staleness + 1]
+    last = sorted(sent)[-1]
+    if staleness:
+        worker = next(each for each in driver.at if driver.at[each] == [last])
+        driver.ends(worker, last)
+        assert driver.queue.num_waiting == 4 - staleness, "the first is still under way"
+    worker = next(each for each in driver.at if driver.at[each] == [closures[0].number])
+    driver.ends(worker, closures[0].number, wrote=True)
+    assert driver.queue.num_waiting == 4 - staleness, "its keys are not settled"
+    driver.queue.settled([1], driver.now)
+    driver.decide()
+    assert driver.queue.num_waiting < 4 - staleness
+
+
+def test_a_timeout_counts_from_when_it_runs_and_is_an_error():
+    driver = Driver(1, in_flight=2)
+    first, second = driver.schedule(), driver.schedule(timeout=2.0)
+    assert driver.at[0] == [1, 2]
+    driver.decide(after=5.0)
+    assert not driver.last.calls_off
+    driver.ends(0, first.number)
+    driver.decide(after=1.0)
+    assert not second.result.is_ready
+    driver.decide(after=1.1)
+    assert isinstance(second.result.error, DeadlineExceededError)
+    assert driver.last.calls_off == [CallOff(2, 0, 1, How.ABANDON)]
+    driver.dropped(0, 2)
+    failure = driver.queue.take_failure()
+    assert failure is not None
+    with pytest.raises(DeadlineExceededError, match=r"took longer than its timeout of 2 s on"):
+        raise failure.to_raise()
+
+
+def test_a_closure_that_ends_its_worker_each_time_fails_after_its_retries():
+    driver = Driver(1, in_flight=3)
+    poison = driver.schedule(retries=2)
+    bystander = driver.schedule(retries=2)
+    for _ in range(3):
+        assert driver.at[0][0] == poison.number
+        driver.lose(0)
+        driver.came(0)
+    with pytest.raises(UnavailableError, match="was lost with its worker 3 times"):
+        _fetch(poison)
+    assert isinstance(bystander.result.error, CancelledError), "cancelled, not lost too often"
+    assert bystander.losses == 0
+
+
+def test_what_waits_behind_a_long_closure_is_asked_back_for_an_idle_worker():
+    driver = Driver(2, in_flight=2)
+    long, short, waiting, last = (driver.schedule() for _ in range(4))
+    assert driver.at == {0: [long.number, waiting.number], 1: [short.number, last.number]}
+    driver.decide(after=0.01)
+    driver.ends(1, short.number)
+    driver.ends(1, last.number)
+    assert 0 < driver.last.wake_in < 0.1
+    driver.decide(after=0.1)
+    assert driver.last.calls_off == [CallOff(waiting.number, 0, 1, How.RECALL)]
+    driver.dropped(0, waiting.number)
+    assert driver.at == {0: [long.number], 1: [waiting.number]}
+
+
+def test_a_worker_gets_more_of_short_closures_and_fewer_again_of_long_ones():
+    driver = Driver(1, in_flight=2)
+    for _ in range(200):
+        driver.schedule()
+    load = next(iter(driver.queue.loads))
+    for _ in range(20):
+        number = driver.at[0].pop(0)
+        driver.queue.returned(1, number, VALUE, None, wrote=False, seconds=5e-4, now=0.0)
+        driver.decide()
+    assert len(load.running) == 20
+    number = driver.at[0].pop(0)
+    driver.queue.returned(1, number, VALUE, None, wrote=False, seconds=0.5, now=0.0)
+    driver.decide()
+    assert load.window == 2
+
+
+def test_workers_that_have_as_much_to_do_take_turns():
+    driver = Driver(3)
+    order = []
+    for _ in range(6):
+        closure = driver.schedule()
+        (worker,) = [each for each in driver.at if driver.at[each]]
+        order.append(worker)
+        driver.ends(worker, closure.number)
+    assert order == [0, 1, 2, 0, 1, 2]
+
+
+def test_a_worker_that_leaves_ends_what_runs_and_gives_back_what_waits():
+    driver = Driver(2, in_flight=2)
+    closures = [driver.schedule() for _ in range(4)]
+    assert not driver.queue.worker_leaves(0)
+    driver.decide()
+    assert [each.how for each in driver.last.calls_off] == [How.RECALL, How.RECALL]
+    driver.queue.called_off(1, closures[0].number, is_dropped=False, now=0.0)
+    driver.dropped(0, closures[2].number)
+    assert not driver.queue.worker_leaves(0)
+    driver.ends(0, closures[0].number)
+    assert driver.queue.worker_leaves(0)
+    driver.ends(1, closures[1].number)
+    assert driver.at == {0: [], 1: [closures[3].number, closures[2].number]}
+
+
+def test_without_servers_that_answer_the_error_says_so_and_the_queue_goes_on():
+    driver = Driver(2)
+    closure = driver.schedule()
+    driver.queue.worker_lost(0)
+    driver.decide()
+    gone = UnavailableError("parameter server 1 at a:1 is gone")
+    driver.queue.fenced(1, driver.now, gone)
+    driver.decide()
+    assert closure.result.error is gone
+    failure = driver.queue.take_failure()
+    assert failure is not None
+    assert isinstance(failure.to_raise(), HeadraceError)
+    driver.queue.settled([closure.number], driver.now)
+    assert driver.queue.is_drained

@@ -1,0 +1,184 @@
+"""Processes are killed: functions run again, what they wrote counts once, iterators go on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import pytest
+
+import headrace as hr
+from headrace.cluster.resolver import SimpleClusterResolver
+from headrace.cluster.spec import ClusterSpec
+from headrace.coordinator import ClusterCoordinator
+from tests.coordinator.processes import Task
+
+pytestmark = pytest.mark.system
+
+
+class Tasks:
+    """Two workers and two parameter servers, as processes."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.workers = [stack.enter_context(Task("worker", index)) for index in range(2)]
+        self.servers = [stack.enter_context(Task("ps", index)) for index in range(2)]
+        for each in (*self.workers, *self.servers):
+            each.wait_until_ready()
+
+    def strategy(self, **options: Any) -> Any:
+        spec = ClusterSpec(
+            {
+                "worker": [each.address for each in self.workers],
+                "ps": [each.address for each in self.servers],
+            }
+        )
+        resolver = SimpleClusterResolver(spec, task_type=None)
+        return hr.distribute.ParameterServerStrategy(resolver, **options)
+
+
+@pytest.fixture(scope="module")
+def tasks() -> Iterator[Tasks]:
+    with ExitStack() as stack:
+        yield Tasks(stack)
+
+
+def _num_ready(values: list[Any]) -> int:
+    return sum(value.status.name == "READY" for value in values)
+
+
+def _wait_until(is_met: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not is_met():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def _step(variable: Any, rows: Any, seconds: float) -> int:
+    """Add 1 to each of some rows, one after another, and 1 to row 0 as well."""
+    for row in rows:
+        variable.scatter_add([row], np.ones((1, 2)))
+        time.sleep(seconds)
+    variable.scatter_add([0], np.ones((1, 2)))
+    return hr.coordinator.get_current_worker_index()
+
+
+def test_a_killed_worker_loses_nothing_and_doubles_nothing(tasks: Tasks) -> None:
+    strategy = tasks.strategy(
+        variable_partitioner=hr.distribute.partitioners.FixedShardsPartitioner(2)
+    )
+    with strategy.scope():
+        counts = hr.Variable(np.zeros((41, 2)), name="counts")
+    with ClusterCoordinator(strategy, closures_in_flight=4) as coordinator:
+        values = [
+            coordinator.schedule(_step, (counts, [1 + number, 40 - number], 0.002))
+            for number in range(40)
+        ]
+        for ended in (4, 24):
+            _wait_until(lambda ended=ended: _num_ready(values) >= ended)
+            tasks.workers[1].kill()
+            tasks.workers[1].begin()
+            tasks.workers[1].wait_until_ready()
+        coordinator.join(60)
+        at = Counter(coordinator.fetch(values))
+        assert set(at) <= {0, 1}
+        result = counts.read()
+    strategy.close()
+    assert result[0].tolist() == [40.0, 40.0]
+    assert result[1:].tolist() == [[2.0, 2.0]] * 40
+
+
+def _draw(iterator: Any, seconds: float) -> tuple[int, int]:
+    element = int(next(iterator))
+    time.sleep(seconds)
+    return hr.coordinator.get_current_worker_index(), element
+
+
+def test_an_iterator_goes_on_after_its_worker_was_killed(tasks: Tasks) -> None:
+    strategy = tasks.strategy()
+    with ClusterCoordinator(strategy) as coordinator:
+        dataset = coordinator.create_per_worker_dataset(
+            lambda: hr.Dataset.range(10_000).shuffle(50, seed=7)
+        )
+        iterator = iter(dataset)
+        values = [coordinator.schedule(_draw, (iterator, 0.002)) for _ in range(120)]
+        _wait_until(lambda: _num_ready(values) >= 40)
+        tasks.workers[0].kill()
+        tasks.workers[0].begin()
+        coordinator.join(60)
+        tasks.workers[0].wait_until_ready()
+        values += [coordinator.schedule(_draw, (iterator, 0.002)) for _ in range(60)]
+        coordinator.join(60)
+        drawn: dict[int, list[int]] = {0: [], 1: []}
+        for worker, element in coordinator.fetch(values):
+            drawn[worker].append(element)
+    strategy.close()
+    expected = [int(each) for each in hr.Dataset.range(10_000).shuffle(50, seed=7).take(180)]
+    for elements in drawn.values():
+        assert sorted(elements) == sorted(expected[: len(elements)])
+
+
+def test_a_shared_dataset_visits_each_element_once_though_a_worker_is_killed(tasks: Tasks) -> None:
+    strategy = tasks.strategy()
+    with strategy.scope():
+        visits = hr.Variable(np.zeros((300, 1)), name="visits")
+
+    def visit(elements: Any, visits: Any) -> None:
+        for _ in range(7):
+            visits.scatter_add([int(next(elements))], np.ones((1, 1)))
+            time.sleep(0.001)
+
+    with ClusterCoordinator(strategy) as coordinator:
+        shared = coordinator.create_shared_dataset(hr.Dataset.range(300))
+        worker = tasks.workers[0]
+
+        def strike() -> None:
+            _wait_until(lambda: visits.read().sum() >= 50)
+            worker.kill()
+            worker.begin()
+            worker.wait_until_ready()
+
+        thread = threading.Thread(target=strike)
+        thread.start()
+        try:
+            steps = coordinator.run_epoch(visit, (shared, visits))
+        finally:
+            thread.join()
+        result = visits.read()
+    strategy.close()
+    assert 40 <= steps <= 42
+    assert result.ravel().tolist() == [1.0] * 300
+
+
+def test_a_result_can_be_fetched_after_its_worker_was_killed(tasks: Tasks) -> None:
+    strategy = tasks.strategy()
+    with ClusterCoordinator(strategy) as coordinator:
+        values = [coordinator.schedule(np.ones, ((400, 1000),)) for _ in range(4)]
+        coordinator.join(30)
+        tasks.workers[0].kill()
+        tasks.workers[0].begin()
+        assert all(value.fetch().sum() == 400_000 for value in values)
+        tasks.workers[0].wait_until_ready()
+    strategy.close()
+
+
+def test_a_lost_parameter_server_is_waited_for_and_then_named(tasks: Tasks) -> None:
+    strategy = tasks.strategy(server_timeout=1.0)
+    with strategy.scope():
+        variable = hr.Variable(np.zeros(3), name="lost")
+    with ClusterCoordinator(strategy) as coordinator:
+        coordinator.schedule(lambda: variable.assign_add(np.ones(3)))
+        coordinator.join(30)
+        server = tasks.servers[0]
+        server.kill()
+        coordinator.schedule(lambda: variable.assign_add(np.ones(3)))
+        with pytest.raises(hr.errors.UnavailableError, match="parameter server 0 at"):
+            coordinator.join(60)
+        server.begin()
+        server.wait_until_ready()
+        assert coordinator.schedule(lambda: 3).fetch(30) == 3
+    strategy.close()

@@ -1,0 +1,226 @@
+"""Functions that are scheduled read and write variables on parameter servers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+import headrace as hr
+from headrace.cluster.resolver import SimpleClusterResolver
+from headrace.cluster.spec import ClusterSpec
+from headrace.coordinator import ClosureWorker, ClusterCoordinator
+from headrace.errors import CancelledError, DeadlineExceededError, FailedPreconditionError
+from headrace.parameter_server.operations import Describe
+from headrace.parameter_server.server import ParameterServer
+
+SECONDS = 30.0
+
+
+@contextmanager
+def _cluster(
+    num_workers: int = 2, num_ps: int = 2, partitioner: Any = None, **options: Any
+) -> Iterator[tuple[Any, ClusterCoordinator]]:
+    """Yield a strategy and its coordinator; all servers live in this process."""
+    with ExitStack() as stack:
+        workers = [stack.enter_context(ClosureWorker(index)) for index in range(num_workers)]
+        servers = [stack.enter_context(ParameterServer(index)) for index in range(num_ps)]
+        spec = ClusterSpec(
+            {"worker": [w.address for w in workers], "ps": [s.address for s in servers]}
+        )
+        strategy = hr.distribute.ParameterServerStrategy(
+            SimpleClusterResolver(spec, task_type=None), partitioner, **options
+        )
+        stack.callback(strategy.close)
+        yield strategy, stack.enter_context(ClusterCoordinator(strategy))
+
+
+def test_what_functions_add_is_there_after_join():
+    with _cluster() as (strategy, coordinator):
+        with strategy.scope():
+            v = hr.Variable(0.0, name="v")
+        coordinator.join()
+        assert v.numpy() == 0.0
+        for _ in range(5):
+            coordinator.schedule(lambda: v.assign_add(2.0))
+        coordinator.join(SECONDS)
+        assert v.numpy() == 10.0
+        for _ in range(5):
+            coordinator.schedule(lambda variable: variable.assign_add(2.0), (v,))
+        for _ in range(3):
+            coordinator.join(SECONDS)
+        assert v.numpy() == 20.0
+        assert coordinator.done()
+
+
+def test_a_function_looks_rows_up_in_shards():
+    partitioner = hr.distribute.partitioners.FixedShardsPartitioner(3)
+    with _cluster(num_ps=3, partitioner=partitioner) as (strategy, coordinator):
+        with strategy.scope():
+            table = hr.Variable(np.arange(1.0, 11.0).reshape(5, 2), name="table")
+        rows = coordinator.schedule(lambda ids: table.gather(ids), (np.array([0, 3, 4]),))
+        assert rows.fetch(SECONDS).tolist() == [[1, 2], [7, 8], [9, 10]]
+
+
+def test_without_staleness_closures_are_those_of_one_process_bit_for_bit():
+    def step(weights: Any, optimizer: Any, inputs: Any) -> None:
+        gradient = (weights.read() @ inputs - 1.0)[:, None] * inputs[None, :]
+        optimizer.apply_gradients([(gradient.astype(np.float32), weights)])
+
+    data = np.random.default_rng(3).normal(size=(40, 8)).astype(np.float32)
+
+    def run(num_workers: int, staleness: int | None) -> Any:
+        with _cluster(num_workers, staleness=staleness) as (strategy, coordinator):
+            with strategy.scope():
+                weights = hr.Variable(np.zeros((4, 8), np.float32), name="weights")
+                optimizer = hr.optimizers.Adam(0.05)
+            for inputs in data:
+                coordinator.schedule(step, (weights, optimizer, inputs))
+                if staleness is None:
+                    coordinator.join(SECONDS)
+            coordinator.join(SECONDS)
+            return weights.read()
+
+    np.testing.assert_array_equal(run(3, 0), run(1, None))
+
+
+def test_what_a_cancelled_function_writes_later_is_refused():
+    with _cluster(1) as (strategy, coordinator):
+        with strategy.scope():
+            v = hr.Variable(0.0, name="v")
+        _shared["began"], _shared["go_on"] = threading.Event(), threading.Event()
+        _shared["refused"] = []
+        value = coordinator.schedule(_write_twice, (v,))
+        assert _shared["began"].wait(SECONDS)
+        assert value.cancel()
+        with pytest.raises(CancelledError):
+            value.fetch()
+        assert coordinator.schedule(lambda: v.read()).fetch(SECONDS) == 1.0
+        coordinator.join(SECONDS)
+        _shared["go_on"].set()
+        deadline = time.monotonic() + SECONDS
+        while not _shared["refused"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+        assert v.read() == 1.0
+        assert isinstance(_shared["refused"][0], CancelledError)
+
+
+def test_what_a_function_writes_after_its_timeout_is_refused():
+    with _cluster(1) as (strategy, coordinator):
+        with strategy.scope():
+            v = hr.Variable(0.0, name="v")
+        _shared["began"], _shared["go_on"] = threading.Event(), threading.Event()
+        _shared["refused"] = []
+        coordinator.schedule(_write_twice, (v,), timeout=0.1)
+        with pytest.raises(DeadlineExceededError):
+            coordinator.join(SECONDS)
+        _shared["go_on"].set()
+        deadline = time.monotonic() + SECONDS
+        while not _shared["refused"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+        assert v.read() == 1.0
+
+
+#: Reached by functions of this module, which workers of this process import and do not copy.
+_shared: dict[str, Any] = {}
+
+
+def _write_twice(variable: Any) -> None:
+    variable.assign_add(1.0)
+    _shared["began"].set()
+    _shared["go_on"].wait(SECONDS)
+    try:
+        variable.assign_add(1.0)
+    except CancelledError as error:
+        _shared["refused"].append(error)
+        raise
+
+
+def test_keys_of_functions_that_have_ended_are_forgotten():
+    with _cluster(2, 1) as (strategy, coordinator):
+        with strategy.scope():
+            v = hr.Variable(0.0, name="v")
+        for _ in range(50):
+            coordinator.schedule(lambda: v.assign_add(1.0))
+        coordinator.join(SECONDS)
+        (described, _) = strategy.cluster.servers.ask(
+            0,
+            Describe(),
+        )
+        assert described.keys == 0
+
+
+def test_a_strategy_runs_a_function_on_the_replicas_of_a_worker():
+    with _cluster(1) as (strategy, coordinator):
+        with strategy.scope():
+            v = hr.Variable(1.0, name="v")
+
+        def replica_fn(x: Any) -> tuple[Any, Any]:
+            return x + v.read(), x - v.read()
+
+        def step(x: Any) -> Any:
+            return strategy.run(replica_fn, args=(x,))
+
+        assert coordinator.schedule(step, (1.0,)).fetch(SECONDS) == (2.0, 0.0)
+
+
+def test_a_dataset_of_the_strategy_is_read_by_workers():
+    with _cluster() as (strategy, coordinator):
+        per_worker = coordinator.create_per_worker_dataset(
+            strategy.distribute_dataset(hr.Dataset.range(1, 11).batch(4))
+        )
+        first = coordinator.schedule(lambda it: next(it), (iter(per_worker),)).fetch(SECONDS)
+        assert np.asarray(first).tolist() == [1, 2, 3, 4]
+        made = coordinator.create_per_worker_dataset(
+            lambda: strategy.distribute_datasets_from_function(
+                lambda context: hr.Dataset.range(context.num_input_pipelines)
+            )
+        )
+        assert coordinator.schedule(lambda it: int(next(it)), (iter(made),)).fetch(SECONDS) == 0
+
+
+def test_a_variable_made_inside_a_function_is_an_error():
+    with _cluster() as (strategy, coordinator):
+
+        def make() -> None:
+            with strategy.scope():
+                hr.Variable(0.0, name="inside")
+
+        coordinator.schedule(make)
+        with pytest.raises((FailedPreconditionError, ValueError), match=r"inside|variable"):
+            coordinator.join(SECONDS)
+
+
+def test_what_workers_make_for_themselves_writes_nothing():
+    with _cluster(1) as (strategy, coordinator):
+        with strategy.scope():
+            v = hr.Variable(3.0, name="v")
+        read = coordinator.create_per_worker_values(lambda: float(v.read()))
+        assert coordinator.schedule(lambda value: value, (read,)).fetch(SECONDS) == 3.0
+        wrote = coordinator.create_per_worker_values(lambda: v.assign_add(1.0))
+        with pytest.raises(FailedPreconditionError, match="may read variables and write none"):
+            coordinator.schedule(lambda value: value, (wrote,)).fetch(SECONDS)
+        assert v.read() == 3.0
+
+
+def test_a_shared_dataset_trains_a_variable():
+    with _cluster() as (strategy, coordinator):
+        with strategy.scope():
+            seen = hr.Variable(np.zeros(64), name="seen")
+
+        def step(elements: Any) -> None:
+            for _ in range(2):
+                ids = next(elements)
+                seen.scatter_add(ids, np.ones(len(ids)))
+
+        shared = coordinator.create_shared_dataset(hr.Dataset.range(64).shuffle(64).batch(4))
+        for epoch in (1, 2):
+            assert 6 <= coordinator.run_epoch(step, (shared,)) <= 8
+            assert seen.read().tolist() == [float(epoch)] * 64

@@ -1,0 +1,22 @@
+"""Strategies of JAX; the tests are in `jax_on_4_devices.py`, and run on 4 devices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.on_devices import names_of_tests, outcomes
+
+FILE = Path(__file__).with_name("jax_on_4_devices.py")
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    flags = "--xla_force_host_platform_device_count=4"
+    return outcomes(FILE, tmp_path_factory.mktemp("found"), XLA_FLAGS=flags, JAX_PLATFORMS="cpu")
+
+
+@pytest.mark.parametrize("name", names_of_tests(FILE))
+def test_on_4_devices(name: str, found: dict[str, str]) -> None:
+    assert found.get(name, str(found)) == ""

@@ -1,0 +1,247 @@
+"""Workers that die, stand still, never start or do something else: the others hear who, in time."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+
+import pytest
+
+import headrace as hr
+from headrace.cluster.resolver import SimpleClusterResolver
+from headrace.cluster.spec import ClusterSpec
+from headrace.distribute import MultiWorkerMirroredStrategy, PerReplica
+from headrace.errors import InvalidArgumentError, UnavailableError
+from headrace.serving import reminder
+from headrace.transport.security import Security, new_keys
+from tests.distribute import scenarios
+from tests.distribute.several_workers import Workers, free_ports
+
+pytestmark = pytest.mark.system
+
+AT_ONCE = 10.0
+"""Seconds in which a busy machine still does what takes one second."""
+
+
+@pytest.fixture(scope="module")
+def workers():
+    found = Workers(3)
+    yield found
+    found.close()
+
+
+def start_and_wait(workers, count, path, timeout):
+    """Have workers read without end, and wait until they are at it."""
+    for rank, worker in enumerate(workers.workers[:count]):
+        said = str(path / f"worker-{rank}")
+        worker.ask(workers.environment(rank, count), scenarios.steps_until_an_error, timeout, said)
+    until = time.monotonic() + 60.0
+    while len(list(path.glob("worker-*"))) < count:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_a_worker_that_is_killed_is_named_to_all_others_at_once(tmp_path):
+    workers = Workers(3)
+    try:
+        start_and_wait(workers, 3, tmp_path, timeout=300.0)
+        workers.workers[1].signal(signal.SIGKILL)
+        killed = time.monotonic()
+        first, second, third = workers.answers()
+        assert time.monotonic() - killed < AT_ONCE
+        assert second is None
+        for text, _, again, _ in (first, third):
+            assert f"worker 1 ({workers.addresses[1]}) is gone" in text
+            assert again == text
+    finally:
+        workers.close()
+
+
+def test_when_the_first_worker_is_killed_the_others_hear_it_at_once(tmp_path):
+    workers = Workers(3)
+    try:
+        start_and_wait(workers, 3, tmp_path, timeout=300.0)
+        workers.workers[0].signal(signal.SIGKILL)
+        killed = time.monotonic()
+        gone, *others = workers.answers()
+        assert time.monotonic() - killed < AT_ONCE
+        assert gone is None
+        for text, _, again, _ in others:
+            assert f"worker 0 ({workers.addresses[0]})" in text
+            assert "is gone" in text
+            assert again == text
+    finally:
+        workers.close()
+
+
+@pytest.mark.parametrize("lagging", [0, 2])
+def test_a_worker_that_stands_still_is_named_after_the_timeout_and_hears_it_later(
+    workers, tmp_path, lagging
+):
+    start_and_wait(workers, 3, tmp_path, timeout=2.0)
+    still = workers.workers[lagging]
+    still.signal(signal.SIGSTOP)
+    others = [each for each in workers.workers if each is not still]
+    found = [worker.answer() for worker in others]
+    still.signal(signal.SIGCONT)
+    late = still.answer()
+    name = f"worker {lagging} ({workers.addresses[lagging]})"
+    for text, waited, again, _ in found:
+        assert name in text, text
+        assert 1.5 < waited < AT_ONCE
+        assert again == text
+    # The place where they meet stood still itself, or heard of it: it ends for that one, too.
+    assert isinstance(late[0], str)
+
+
+def test_a_pause_that_is_shorter_than_the_timeout_changes_nothing(workers, tmp_path):
+    said = str(tmp_path / "begun")
+    for rank, worker in enumerate(workers.workers[:2]):
+        said = str(tmp_path / f"worker-{rank}")
+        environment = workers.environment(rank, 2)
+        worker.ask(environment, scenarios.steps_until_an_error, 60.0, said, 60, 0.01)
+    until = time.monotonic() + 60.0
+    while len(list(tmp_path.glob("worker-*"))) < 2:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    for worker in workers.workers[:2]:
+        worker.signal(signal.SIGSTOP)
+        time.sleep(0.7)
+        worker.signal(signal.SIGCONT)
+    assert [found[0] for found in workers.answers(2)] == [60, 60]
+
+
+def test_a_worker_that_never_starts_is_named_after_the_timeout(workers):
+    for rank in (0, 2):
+        workers.workers[rank].ask(workers.environment(rank, 3), scenarios.begins, 1.0)
+    for rank in (0, 2):
+        error = workers.workers[rank].answer()
+        assert error.kind == "UnavailableError"
+        assert f"worker 1 ({workers.addresses[1]}) was not heard of so far" in error.text
+        assert "at the beginning" in error.text
+
+
+def test_a_worker_with_a_wrong_address_of_the_first_says_so(workers):
+    (port,) = free_ports(1)
+    wrong = [f"127.0.0.1:{port}", workers.addresses[1]]
+    workers.workers[1].ask(workers.environment(1, 2, wrong), scenarios.begins, 1.0)
+    error = workers.workers[1].answer()
+    assert error.kind == "UnavailableError"
+    assert f"worker 0 (127.0.0.1:{port})" in error.text
+    assert "connection refused" in error.text
+
+
+def test_workers_with_different_clusters_or_replicas_do_not_begin(workers):
+    for rank, worker in enumerate(workers.workers[:2]):
+        worker.ask(workers.environment(rank, 2), scenarios.begins, 20.0, 1 + rank)
+    for error in workers.answers(2):
+        assert error.kind == "InvalidArgumentError"
+        assert "has replicas 1" in error.text
+        assert "has replicas 2" in error.text
+    workers.workers[0].ask(workers.environment(0, 2), scenarios.begins, 3.0)
+    workers.workers[2].ask(workers.environment(2, 3), scenarios.begins, 3.0)
+    error = workers.workers[2].answer()
+    assert error.kind == "InvalidArgumentError"
+    assert "number 2 of those that train together" in error.text
+    assert workers.workers[0].answer().kind == "UnavailableError"
+
+
+def test_workers_that_do_not_do_the_same_hear_it(workers):
+    for error in workers.errors(scenarios.does_something_else, count=2):
+        assert error.kind == "FailedPreconditionError"
+        assert "is at a reduction (SUM)" in error.text
+        assert "is at a gathering along axis 0" in error.text
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_worker_that_leaves_while_others_wait_is_named(workers, rank):
+    texts = workers.run(scenarios.leaves_early, rank, count=2)
+    assert f"worker {rank}" in texts[1 - rank]
+
+
+def test_an_evaluator_works_alone_and_nobody_waits_for_it(workers):
+    environment = workers.environment(0, 2, task={"type": "evaluator", "index": 0})
+    workers.workers[2].ask(environment, scenarios.works_alone)
+    first, second = workers.run(scenarios.steps, 4, 4, "AUTO", count=2)
+    assert (first, second) == ([[[0, 1]]], [[[2, 3]]])
+    assert workers.workers[2].answer() == (2, [[[0, 1], [2, 3]]], 3.0)
+
+
+# --- in one process ------------------------------------------------------------------------------
+
+
+def resolver(*addresses, rank=0, task="worker"):
+    return SimpleClusterResolver(
+        ClusterSpec({"worker": list(addresses)}), task_type=task, task_id=rank
+    )
+
+
+def test_a_cluster_of_one_worker_needs_no_port_and_waits_for_nobody(monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    for found in (None, resolver("nowhere.invalid:1")):
+        strategy = MultiWorkerMirroredStrategy(found, devices=["cpu:0", "cpu:1"])
+        assert strategy.num_replicas_in_sync == 2
+        assert strategy.cluster_resolver is found or found is None
+        steps = strategy.distribute_dataset(hr.Dataset.range(4).batch(4))
+        assert [[v.tolist() for v in step.values] for step in steps] == [[[0, 1], [2, 3]]]
+    assert MultiWorkerMirroredStrategy().run(lambda: 1) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ({"cluster_resolver": "worker"}, TypeError, "ClusterResolver"),
+        ({"framework": "numpi"}, ValueError, "numpi"),
+        ({"timeout": 0}, ValueError, "timeout"),
+        ({"timeout": "long"}, TypeError, "timeout"),
+        ({"security": "keys"}, TypeError, "security"),
+        ({"cluster_resolver": resolver("a:1", "b:2")}, ValueError, "security=.* is needed"),
+        ({"cluster_resolver": resolver("a:1", "b:2", rank=2)}, InvalidArgumentError, "task 2"),
+        ({"cluster_resolver": resolver("a:1", task=None)}, InvalidArgumentError, "task_type"),
+        (
+            {
+                "cluster_resolver": SimpleClusterResolver(
+                    ClusterSpec({"ps": ["a:1"], "worker": ["b:2"]}), task_type="ps", task_id=0
+                )
+            },
+            InvalidArgumentError,
+            "ParameterServerStrategy",
+        ),
+    ],
+)
+def test_wrong_arguments_are_refused_at_once(arguments, error, match):
+    with pytest.raises(error, match=match):
+        MultiWorkerMirroredStrategy(**arguments)
+
+
+def test_the_log_says_who_is_missing_when_a_wait_is_long(monkeypatch, caplog):
+    monkeypatch.setattr(reminder, "FIRST_WORD", 0.3)
+    ports = free_ports(2)
+    addresses = [f"127.0.0.1:{port}" for port in ports]
+    caplog.set_level(logging.WARNING)
+    with pytest.raises(UnavailableError, match=r"worker 1 .* was not heard of so far"):
+        MultiWorkerMirroredStrategy(resolver(*addresses), timeout=1.0)
+    (warning,) = [each.getMessage() for each in caplog.records]
+    assert warning.startswith(f"worker 0 ({addresses[0]}) has waited for 0 s, of 1, for: worker 1")
+
+
+def test_with_keys_workers_meet_and_without_them_they_do_not(tmp_path):
+    keys = Security.load(new_keys(tmp_path / "keys"), "server")
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    found = {}
+
+    def work(rank, security):
+        strategy = MultiWorkerMirroredStrategy(
+            resolver(*addresses, rank=rank), timeout=20.0, security=security
+        )
+        found[rank] = strategy.reduce("SUM", PerReplica([rank + 1.0]))
+        strategy.close()
+
+    threads = [threading.Thread(target=work, args=(rank, keys)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {0: 3.0, 1: 3.0}

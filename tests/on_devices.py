@@ -1,0 +1,46 @@
+"""Tests that need devices or settings of their own, run once in a process that has them."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+def names_of_tests(file: Path) -> list[str]:
+    """Return the names of the test functions of a file, without importing it."""
+    return re.findall(r"^def (test_\w+)", file.read_text(), re.MULTILINE)
+
+
+def outcomes(file: Path, folder: Path, **environment: str) -> dict[str, str]:
+    """Run the tests of a file in a process of its own.
+
+    Returns:
+        For each test function what its failures say; "" if there are none.
+    """
+    report = folder / f"{file.stem}.xml"
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", str(file), "-q", "-p", "no:xdist"),
+            *("-p", "no:cacheprovider", f"--junitxml={report}", f"--rootdir={ROOT}"),
+        ],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=170,
+        check=False,
+    )
+    if not report.exists():
+        return {"": done.stdout + done.stderr}
+    found: dict[str, str] = {}
+    for case in ElementTree.parse(report).iter("testcase"):
+        name = case.attrib["name"].partition("[")[0]
+        words = [(part.text or "") + part.attrib.get("message", "") for part in case]
+        found[name] = found.get(name, "") + "\n".join(words)
+    return found

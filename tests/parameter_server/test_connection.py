@@ -1,0 +1,368 @@
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+import msgspec
+import numpy as np
+import pytest
+
+from headrace.errors import (
+    AbortedError,
+    CancelledError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnavailableError,
+)
+from headrace.parameter_server import operations as ops
+from headrace.parameter_server.applying import Applying
+from headrace.parameter_server.closure_servers import ClosureServers
+from headrace.parameter_server.connection import Ask, Servers
+from headrace.parameter_server.messages import ServerRequest
+from headrace.parameter_server.repeating import may_be_repeated
+from headrace.parameter_server.server import ParameterServer
+from headrace.parameter_server.store import Store
+from headrace.transport import zeromq
+from tests.parameter_server.small_cluster import servers as started
+
+KEY = ops.WriteKey(incarnation=1, closure=1, worker=0, number=0)
+STEP = ops.Step(iteration=0, learning_rate=0.1)
+
+
+def spec(name="w", shape=(4,), dtype="float32"):
+    return ops.ShardSpec(name=name, variable=name, shape=shape, dtype=dtype, variable_shape=shape)
+
+
+@pytest.fixture
+def two():
+    with started(2) as both:
+        servers = Servers([each.address for each in both], timeout=20)
+        yield both, servers
+        servers.close()
+
+
+@pytest.mark.parametrize(
+    ("operation", "may"),
+    [
+        (ops.Read("w"), True),
+        (ops.Create(spec()), True),
+        (ops.Assign("w"), True),
+        (ops.Assign("w", "add"), False),
+        (ops.Assign("w", "add", KEY), True),
+        (ops.Scatter("w", "update"), True),
+        (ops.Scatter("w", "mul"), False),
+        (ops.Scatter("w", "mul", KEY), True),
+        (ops.Apply("w", "SGD", ops.SgdRule(), STEP), False),
+        (ops.Apply("w", "SGD", ops.SgdRule(), STEP, KEY), True),
+        (ops.Count("n"), False),
+        (ops.Count("n", 0), True),
+        (ops.Count("n", 1, KEY), True),
+        (ops.Lookup("t"), True),
+        (ops.ApplyIds("t", "SGD", ops.SgdRule(), STEP), False),
+        (ops.Describe(), True),
+        (ops.Settle(1), True),
+    ],
+)
+def test_what_may_be_asked_again(operation, may):
+    assert may_be_repeated(operation) is may
+
+
+def test_answers_come_in_the_order_of_the_asks_from_whichever_server(two):
+    _, servers = two
+    value = np.arange(4, dtype=np.float32)
+    servers.ask_all(
+        [
+            Ask(1, ops.Create(spec("b")), [value * 2]),
+            Ask(0, ops.Create(spec("a")), [value]),
+            Ask(1, ops.Create(spec("c")), [value * 3]),
+        ]
+    )
+    answers = servers.ask_all(
+        [Ask(1, ops.Read("c")), Ask(0, ops.Read("a")), Ask(1, ops.Gather("b"), [np.array([3])])]
+    )
+    found = [arrays[0].tolist() for _, arrays in answers]
+    assert found == [[0, 3, 6, 9], [0, 1, 2, 3], [6]]
+    assert servers.ask_all([]) == []
+
+
+def test_what_one_server_is_asked_is_done_in_its_order_and_reads_do_not_change_later(two):
+    _, servers = two
+    value = np.ones(4, np.float32)
+    asks = [Ask(0, ops.Create(spec()), [value])]
+    for _ in range(3):
+        asks += [Ask(0, ops.Read("w")), Ask(0, ops.Assign("w", "add"), [value])]
+    answers = servers.ask_all(asks)
+    assert [arrays[0][0] for _, arrays in answers if arrays] == [1, 2, 3]
+
+
+def test_what_was_read_belongs_to_the_reader(two):
+    _, servers = two
+    large = np.zeros(100_000, np.float32)
+    servers.ask(0, ops.Create(spec(shape=large.shape)), large)
+    reads = [servers.ask(0, ops.Read("w"))[1][0] for _ in range(4)]
+    for number, found in enumerate(reads):
+        found += number
+    servers.ask(0, ops.Assign("w", "add"), large + 10)
+    assert [float(found[-1]) for found in reads] == [0, 1, 2, 3]
+    assert servers.ask(0, ops.Read("w"))[1][0][0] == 10
+
+
+def test_the_error_of_one_server_leaves_the_others_usable(two):
+    _, servers = two
+    with pytest.raises(NotFoundError, match="nothing"):
+        servers.ask_all([Ask(0, ops.Read("nothing")), Ask(1, ops.Count("n"))])
+    assert servers.ask(1, ops.Count("n"))[0].after == 2
+    with pytest.raises(InvalidArgumentError):
+        servers.ask(0, ops.Create(spec()))
+    assert servers.ask(0, ops.Count("n"))[0].after == 1
+
+
+def test_many_threads_ask_at_the_same_time(two):
+    _, servers = two
+
+    def count():
+        for _ in range(50):
+            servers.ask_all([Ask(0, ops.Count("n")), Ask(1, ops.Count("n"))])
+
+    threads = [threading.Thread(target=count) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert servers.ask(0, ops.Count("n", 0))[0].after == 300
+    assert servers.ask(1, ops.Count("n", 0))[0].after == 300
+
+
+def test_a_server_that_is_not_there_yet_is_waited_for():
+    address = reserved()
+    servers = Servers([address], timeout=30)
+    late = []
+
+    def come_late():
+        time.sleep(0.3)
+        late.append(ParameterServer(0, port=int(address.rpartition(":")[2])))
+
+    thread = threading.Thread(target=come_late)
+    thread.start()
+    # May be done only once, and was never sent: so it is asked again.
+    assert servers.ask(0, ops.Count("n"))[0].after == 1
+    thread.join()
+    servers.close()
+    late[0].stop()
+
+
+def reserved() -> str:
+    """An address where nobody listens."""
+    server = ParameterServer(0)
+    server.stop()
+    return server.address
+
+
+def test_a_server_that_stays_away_is_named_with_its_address():
+    address = reserved()
+    servers = Servers([address], timeout=0.3)
+    with pytest.raises(UnavailableError, match=f"parameter server 0 at {address} did not answer"):
+        servers.greet()
+    servers.close()
+
+
+def test_a_server_that_came_back_is_reported_once_and_restored_by_who_asked_for_it(two, caplog):
+    both, servers = two
+    value = np.arange(4, dtype=np.float32)
+    servers.ask(0, ops.Create(spec()), value)
+    told = []
+
+    def restore(server):
+        told.append(server)
+        servers.ask(server, ops.Create(spec()), value * 10)
+
+    servers.on_return(restore)
+    port = int(both[0].address.rpartition(":")[2])
+    both[0].stop()
+    again = ParameterServer(0, port=port)
+    with caplog.at_level(logging.WARNING):
+        assert servers.ask(0, ops.Read("w"))[1][0].tolist() == [0, 10, 20, 30]
+        servers.ask(0, ops.Read("w"))
+    assert told == [0]
+    lost = [record for record in caplog.records if "was started again" in record.message]
+    assert len(lost) == 1
+    assert again.address in lost[0].message
+    again.stop()
+
+
+def test_what_a_server_lost_is_waited_for_until_somebody_restores_it(two):
+    both, servers = two
+    value = np.arange(4, dtype=np.float32)
+    servers.ask(0, ops.Create(spec()), value)
+    port = int(both[0].address.rpartition(":")[2])
+    both[0].stop()
+    again = ParameterServer(0, port=port)
+    other = Servers([again.address], timeout=20)
+
+    def restore():
+        time.sleep(0.3)
+        other.ask(0, ops.Create(spec()), value + 1)
+
+    thread = threading.Thread(target=restore)
+    thread.start()
+    assert servers.ask(0, ops.Read("w"))[1][0].tolist() == [1, 2, 3, 4]
+    thread.join()
+    other.close()
+    again.stop()
+
+
+def test_what_nobody_restores_is_missed_in_the_end_and_what_never_was_at_once(two):
+    both, servers = two
+    servers.timeout = 0.4
+    servers.ask(0, ops.Create(spec()), np.zeros(4, np.float32))
+    port = int(both[0].address.rpartition(":")[2])
+    both[0].stop()
+    again = ParameterServer(0, port=port)
+    with pytest.raises(NotFoundError, match="nobody restored"):
+        servers.ask(0, ops.Read("w"))
+    with pytest.raises(NotFoundError):
+        servers.ask(1, ops.Read("w"))
+    again.stop()
+
+
+class Interrupted:
+    """A server whose store stops at a signal, with the connection cut before it answers."""
+
+    def __init__(self):
+        self.store = Store()
+        self.applying = Applying(self.store, 0)
+        self.asked = []
+        self.swallow = 0
+        self.server = zeromq.serve(self.handle, request_type=ServerRequest)
+        self.applying.start()
+
+    def handle(self, requests):
+        for request in requests:
+            self.asked.append(request.message)
+            if self.swallow:
+                self.swallow -= 1
+                operations = request.message.operations
+                for operation in operations:
+                    self.store.carry_out(operation, [])
+                for peer in self.server._peers:
+                    peer.cut()
+            else:
+                self.applying.handle([request])
+
+    def close(self):
+        self.applying.close()
+        self.server.close()
+
+
+@pytest.fixture
+def interrupted():
+    found = Interrupted()
+    servers = Servers([found.server.address], timeout=20)
+    servers.greet()
+    yield found, servers
+    servers.close()
+    found.close()
+
+
+def test_a_write_without_a_key_that_may_be_done_is_not_asked_again(interrupted):
+    server, servers = interrupted
+    server.swallow = 1
+    with pytest.raises(UnavailableError, match="may be done or not"):
+        servers.ask(0, ops.Count("n"))
+    assert servers.ask(0, ops.Count("n", 0))[0].after == 1
+
+
+def test_a_write_with_a_key_is_asked_again_and_done_once(interrupted):
+    server, servers = interrupted
+    server.swallow = 2
+    answer, _ = servers.ask(0, ops.Count("n", 1, KEY))
+    assert answer.after == 1
+    counts = [isinstance(message.operations[0], ops.Count) for message in server.asked]
+    assert sum(counts) == 3
+    assert servers.ask(0, ops.Count("n", 0))[0].after == 1
+
+
+def test_who_waits_is_released_when_the_connection_is_closed():
+    servers = Servers([reserved()], timeout=60)
+    caught = []
+
+    def wait():
+        try:
+            servers.greet()
+        except CancelledError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    until = time.monotonic() + 10
+    while not getattr(servers, "_lives", None) and time.monotonic() < until:
+        pass
+    servers.close()
+    thread.join(10)
+    assert len(caught) == 1
+    with pytest.raises(CancelledError, match="closed"):
+        servers.greet()
+
+
+def test_long_silence_is_said_with_who_and_what(interrupted, caplog, monkeypatch):
+    server, servers = interrupted
+    monkeypatch.setattr("headrace.parameter_server.connection._QUIET_SECONDS", 0.05)
+    monkeypatch.setattr("headrace.parameter_server.connection._SLICE_SECONDS", 0.05)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def stand_still(operation, arrays):
+        begun.set()
+        go_on.wait(10)
+        return ops.Counted(0, 1), []
+
+    server.store.carry_out = stand_still
+    answers = []
+    thread = threading.Thread(target=lambda: answers.append(servers.ask(0, ops.Count("n"))))
+    with caplog.at_level(logging.WARNING):
+        thread.start()
+        assert begun.wait(10)
+        until = time.monotonic() + 10
+        while "has not answered" not in caplog.text and time.monotonic() < until:
+            time.sleep(0.01)
+        go_on.set()
+        thread.join()
+    assert f"parameter server 0 at {servers.addresses[0]} has not answered" in caplog.text
+    assert "Count" in caplog.text
+    assert answers[0][0].after == 1
+
+
+@pytest.mark.parametrize(
+    ("addresses", "timeout", "kind"),
+    [
+        ([], 1, ValueError),
+        ("a:1", 1, TypeError),
+        (["a:1"], 0, ValueError),
+        (["a:1"], "x", TypeError),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(addresses, timeout, kind):
+    with pytest.raises(kind):
+        Servers(addresses, timeout=timeout)
+
+
+def test_a_server_that_came_back_is_told_which_coordinators_are_over(two):
+    both, servers = two
+    desk = ClosureServers(servers, 7)
+    late = ops.WriteKey(incarnation=6, closure=1, worker=0, number=0)
+    with pytest.raises(AbortedError):
+        servers.ask(0, ops.Count("n", 1, late))
+    port = int(both[0].address.rpartition(":")[2])
+    both[0].stop()
+    with ParameterServer(0, port=port):
+        servers.ask(0, ops.Count("n", 0))
+        with pytest.raises(AbortedError):
+            servers.ask(0, ops.Count("n", 1, late))
+        desk.fence(3)
+        with pytest.raises(AbortedError):
+            servers.ask(
+                0, ops.Count("n", 1, msgspec.structs.replace(late, incarnation=7, worker=3))
+            )
+        servers.ask(0, ops.Count("n", 1, msgspec.structs.replace(late, incarnation=7)))
+        desk.settle([], 2)
+        assert servers.ask(0, ops.Describe())[0].keys == 0

@@ -1,0 +1,46 @@
+"""Names of dtypes, as specs carry them."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from headrace.parameter_server.dtypes import as_dtype, dtype_named, is_floating, name_of
+from headrace.parameter_server.dtypes import working_dtype as working
+
+KEPT = [
+    bool, np.int8, np.uint64, np.float16, np.float32, np.float64, np.complex64, ml_dtypes.bfloat16,
+    ml_dtypes.float8_e4m3fn, ml_dtypes.int4,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", KEPT)
+def test_a_dtype_comes_back_from_its_name(dtype):
+    assert dtype_named(name_of(dtype)) == np.dtype(dtype)
+    assert as_dtype(name_of(dtype)) == np.dtype(dtype)
+
+
+@pytest.mark.parametrize("dtype", ["U3", "S", object, "V4", [("a", "i4")], "M8[s]", "m8[s]"])
+def test_variables_hold_numbers_and_bools_alone(dtype):
+    with pytest.raises(TypeError, match="holds numbers or bools, but got dtype"):
+        name_of(dtype)
+
+
+def test_what_is_no_dtype_is_refused():
+    with pytest.raises(TypeError, match="`dtype` must be the name of a dtype, but got 'float33'"):
+        as_dtype("float33")
+    with pytest.raises(TypeError):
+        as_dtype(3)
+    with pytest.raises(ValueError, match="is not a dtype"):
+        dtype_named("object")
+
+
+def test_optimizers_change_floating_variables_in_32_bits_or_more():
+    floating = [np.dtype(one) for one in KEPT if is_floating(np.dtype(one))]
+    assert [one.name for one in floating] == [
+        "float16", "float32", "float64", "bfloat16", "float8_e4m3fn",
+    ]  # fmt: skip
+    assert [working(one).name for one in floating] == [
+        "float32", "float32", "float64", "float32", "float32",
+    ]  # fmt: skip

@@ -1,0 +1,117 @@
+"""Rows of ids: found, given out, freed and used again, like a dictionary."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from headrace.parameter_server.id_table import IdTable
+
+LOWEST, HIGHEST = -(2**63), 2**63 - 1
+
+
+def ids_of(*numbers):
+    return np.array(numbers, np.int64)
+
+
+def test_every_int64_can_be_an_id():
+    table = IdTable()
+    ids = ids_of(0, -1, 1, LOWEST, HIGHEST, -2)
+    assert table.find(ids).tolist() == [-1] * 6
+    rows, added = table.find_or_add(ids)
+    assert sorted(rows.tolist()) == sorted(added.tolist()) == list(range(6))
+    assert table.ids_of(rows).tolist() == ids.tolist()
+    assert table.find(ids[::-1]).tolist() == rows[::-1].tolist()
+
+
+def test_an_id_that_stands_there_twice_gets_one_row():
+    table = IdTable()
+    rows, added = table.find_or_add(ids_of(9, 4, 9, 9, 4))
+    assert rows[0] == rows[2] == rows[3] != rows[1] == rows[4]
+    assert len(added) == len(table) == 2
+
+
+def test_no_ids_are_no_matter():
+    table = IdTable()
+    for part in (*table.find_or_add(ids_of()), table.find(ids_of()), table.remove(ids_of())):
+        assert part.tolist() == []
+    assert len(table) == table.room == 0
+    assert table.remove(ids_of(3)).tolist() == []
+
+
+def test_rows_that_were_freed_are_used_again():
+    table = IdTable()
+    rows, _ = table.find_or_add(np.arange(10, dtype=np.int64))
+    freed = table.remove(ids_of(3, 7, 99))
+    assert sorted(freed.tolist()) == sorted(rows[[3, 7]].tolist())
+    assert table.find(ids_of(3, 7, 4)).tolist() == [-1, -1, rows[4]]
+    _, added = table.find_or_add(ids_of(50, 51, 52))
+    assert set(freed.tolist()) < set(added.tolist())
+    assert table.used == 11
+    assert table.rows().tolist() == list(range(11))
+
+
+def test_ids_whose_hashes_meet_are_told_apart():
+    table = IdTable()
+    # All begin at one slot of 16 or more, as long as there are no more than 2**20 slots.
+    inverse = pow(0x9E3779B97F4A7C15, -1, 2**64)
+    ids = np.array([(1 << 44) + k for k in range(200)], np.uint64) * np.uint64(inverse)
+    ids = ids.view(np.int64)
+    rows, _ = table.find_or_add(ids)
+    assert sorted(rows.tolist()) == list(range(200))
+    table.remove(ids[::2])
+    assert (table.find(ids[::2]) == -1).all()
+    assert table.find(ids[1::2]).tolist() == rows[1::2].tolist()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_it_does_what_a_dictionary_does(seed):
+    rng = np.random.default_rng(seed)
+    table, model = IdTable(), {}
+    few = int(rng.choice([20, 300, 10**6]))
+    for _ in range(60):
+        ids = rng.integers(-few, few, int(rng.integers(0, 80)))
+        match int(rng.integers(3)):
+            case 0 | 1:
+                rows, added = table.find_or_add(ids)
+                new = set(ids.tolist()) - set(model)
+                assert len(added) == len(new), seed
+                for one, row in zip(ids.tolist(), rows.tolist(), strict=True):
+                    assert model.setdefault(one, row) == row, seed
+            case 2:
+                ids = np.unique(ids)
+                rows = table.remove(ids)
+                gone = [model.pop(one) for one in ids.tolist() if one in model]
+                assert sorted(rows.tolist()) == sorted(gone), seed
+        assert len(table) == len(model), seed
+        assert len(set(model.values())) == len(model), seed
+        wanted = rng.integers(-few, few, 50)
+        assert table.find(wanted).tolist() == [model.get(one, -1) for one in wanted.tolist()], seed
+        live = table.rows()
+        assert sorted(live.tolist()) == sorted(model.values()), seed
+        assert set(table.ids_of(live).tolist()) == set(model), seed
+
+
+def test_rows_stay_dense_and_slots_few_however_often_ids_come_and_go():
+    table = IdTable()
+    for start in range(0, 100_000, 500):
+        table.find_or_add(np.arange(start, start + 500, dtype=np.int64))
+        table.remove(np.arange(start - 500, start, dtype=np.int64))
+    assert len(table) == 500
+    assert table.room <= 1024
+    assert table.nbytes < 64_000
+
+
+def test_where_memory_ends_nothing_has_changed():
+    def grow(room):
+        if room > 64:
+            raise MemoryError
+
+    table = IdTable(grow)
+    rows, _ = table.find_or_add(np.arange(60, dtype=np.int64))
+    for _ in range(3):
+        with pytest.raises(MemoryError):
+            table.find_or_add(np.arange(50, 70, dtype=np.int64))
+        assert (len(table), table.room) == (60, 64)
+    assert table.find(np.arange(62, dtype=np.int64)).tolist() == [*rows.tolist(), -1, -1]
+    assert len(table.find_or_add(np.arange(64, dtype=np.int64))[1]) == 4

@@ -1,0 +1,196 @@
+"""Handles of optimizers: their numbers, rates, clipping, and gradients that are not finite."""
+
+from __future__ import annotations
+
+import doctest
+import inspect
+import pickle
+
+import ml_dtypes
+import msgspec
+import numpy as np
+import pytest
+
+import headrace as hr
+from headrace.errors import InvalidArgumentError
+from headrace.parameter_server import optimizers
+from headrace.parameter_server.gradients import are_finite, norm
+
+F = np.float32
+
+
+def test_arguments_and_defaults_are_those_of_keras():
+    def defaults(kind):
+        return {
+            name: parameter.default
+            for name, parameter in inspect.signature(kind).parameters.items()
+            if name not in {"clipnorm", "clipvalue", "global_clipnorm", "name", "non_finite"}
+        }
+
+    assert defaults(hr.optimizers.SGD) == {
+        "learning_rate": 0.01, "momentum": 0.0, "nesterov": False, "weight_decay": None,
+    }  # fmt: skip
+    assert defaults(hr.optimizers.Adagrad) == {
+        "learning_rate": 0.001, "initial_accumulator_value": 0.1, "epsilon": 1e-7,
+        "weight_decay": None,
+    }  # fmt: skip
+    assert defaults(hr.optimizers.RMSprop) == {
+        "learning_rate": 0.001, "rho": 0.9, "momentum": 0.0, "epsilon": 1e-7, "centered": False,
+        "weight_decay": None,
+    }  # fmt: skip
+    assert defaults(hr.optimizers.Adam) == {
+        "learning_rate": 0.001, "beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-7, "amsgrad": False,
+        "weight_decay": None,
+    }  # fmt: skip
+    assert defaults(hr.optimizers.AdamW) == {
+        "learning_rate": 0.001, "weight_decay": 0.004, "beta_1": 0.9, "beta_2": 0.999,
+        "epsilon": 1e-7, "amsgrad": False,
+    }  # fmt: skip
+    assert defaults(hr.optimizers.Ftrl) == {
+        "learning_rate": 0.001, "learning_rate_power": -0.5, "initial_accumulator_value": 0.1,
+        "l1_regularization_strength": 0.0, "l2_regularization_strength": 0.0,
+        "l2_shrinkage_regularization_strength": 0.0, "beta": 0.0, "weight_decay": None,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda o: o.SGD(-0.1), ValueError, "`learning_rate` must be at least 0, and finite"),
+        (lambda o: o.SGD(float("nan")), ValueError, "`learning_rate` must be at least 0"),
+        (lambda o: o.SGD("0.1"), TypeError, "`learning_rate` must be a number, but got '0.1'"),
+        (lambda o: o.SGD(momentum=1.5), ValueError, "`momentum` must be at least 0 and at most 1"),
+        (lambda o: o.SGD(nesterov=1), TypeError, "`nesterov` must be a bool"),
+        (lambda o: o.SGD(clipnorm=-1), ValueError, "`clipnorm` must be at least 0"),
+        (lambda o: o.SGD(clipnorm=1, clipvalue=1), ValueError, "only one of `clipnorm`, `clipval"),
+        (lambda o: o.SGD(non_finite="drop"), ValueError, "`non_finite` must be one of raise, sk"),
+        (lambda o: o.SGD(name=""), ValueError, "`name` must not be empty"),
+        (lambda o: o.SGD(weight_decay=-1), ValueError, "`weight_decay` must be at least 0"),
+        (lambda o: o.Adam(beta_1=1.0), ValueError, "`beta_1` must be less than 1"),
+        (lambda o: o.Adam(beta_2=-0.1), ValueError, "`beta_2` must be at least 0 and at most 1"),
+        (lambda o: o.AdamW(weight_decay=None), TypeError, "`weight_decay` must be a number"),
+        (lambda o: o.Adagrad(epsilon=-1), ValueError, "`epsilon` must be at least 0"),
+        (lambda o: o.RowWiseAdagrad(initial_accumulator_value=-1), ValueError, "initial_accumul"),
+        (lambda o: o.RMSprop(rho=2), ValueError, "`rho` must be at least 0 and at most 1"),
+        (lambda o: o.Ftrl(learning_rate_power=0.1), ValueError, "`learning_rate_power` must be"),
+        (lambda o: o.Ftrl(l1_regularization_strength=-1), ValueError, "`l1_regularization_stren"),
+    ],
+)
+def test_wrong_arguments_are_refused_where_they_are_written(make, error, words):
+    with pytest.raises(error, match=words):
+        make(hr.optimizers)
+
+
+def test_an_optimizer_pickles_with_its_rule_and_schedule():
+    schedule = hr.optimizers.schedules.CosineDecay(0.1, 10)
+    optimizer = hr.optimizers.Adam(schedule, amsgrad=True, clipnorm=2.0, name="mine")
+    again = pickle.loads(pickle.dumps(optimizer))
+    assert vars(again) == vars(optimizer)
+    assert repr(again) == repr(optimizer)
+
+
+def test_a_rule_made_of_numpy_s_numbers_travels():
+    rule = hr.optimizers.Adam(beta_1=np.float32(0.5), epsilon=np.float64(1e-3), amsgrad=True).rule
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(rule), type=type(rule)) == rule
+    assert (rule.beta_1, rule.amsgrad) == (0.5, True)
+
+
+def test_a_rate_is_a_number_or_a_function_of_the_step():
+    assert hr.optimizers.SGD(np.float32(0.5)).rate(3) == 0.5
+    assert hr.optimizers.SGD(lambda step: 1 / (step + 1)).rate(3) == 0.25
+    with pytest.raises(ValueError, match="the learning rate of step 2 must be finite, but is inf"):
+        hr.optimizers.SGD(lambda step: float("inf")).rate(2)
+
+
+def test_clipping_by_norm_is_of_each_variable_and_by_global_norm_of_all():
+    gradients = [F([3, 4]), F([0.3, 0.4])]
+    one = hr.optimizers.SGD(clipnorm=1.0).prepare(["a", "b"], gradients)
+    np.testing.assert_allclose(one[0], [0.6, 0.8], rtol=1e-6)
+    assert one[1].tolist() == gradients[1].tolist()
+    both = hr.optimizers.SGD(global_clipnorm=1.0).prepare(["a", "b"], gradients)
+    assert norm(both) == pytest.approx(1.0)
+    np.testing.assert_allclose(both[0] / both[1], 10, rtol=1e-5)
+    value = hr.optimizers.SGD(clipvalue=0.35).prepare(["a", "b"], gradients)
+    assert value[0].tolist() == F([0.35, 0.35]).tolist()
+    assert value[1].tolist() == F([0.3, 0.35]).tolist()
+    assert all(part.dtype == F for part in (*one, *both, *value))
+
+
+def test_gradients_are_left_as_they_are_if_they_are_small():
+    gradients = [F([0.1]), F([[0.2]])]
+    for clip in ("clipnorm", "global_clipnorm", "clipvalue"):
+        prepared = hr.optimizers.SGD(**{clip: 5.0}).prepare(["a", "b"], gradients)
+        assert [part.tobytes() for part in prepared] == [part.tobytes() for part in gradients]
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+def test_gradients_that_are_not_finite_are_refused_skipped_or_applied(wrong):
+    gradients = [F([1, 2]), F([[0, 1], [wrong, 3]])]
+    with pytest.raises(
+        InvalidArgumentError, match=r"gradient of b has 1 of 4 elements .* first at \[1, 0\]: "
+    ):
+        hr.optimizers.SGD().prepare(["a", "b"], gradients)
+    assert hr.optimizers.SGD(non_finite="skip").prepare(["a", "b"], gradients) is None
+    assert len(hr.optimizers.SGD(non_finite="apply").prepare(["a", "b"], gradients)) == 2
+    assert hr.optimizers.SGD(non_finite="skip").prepare(["a"], gradients[:1]) is not None
+
+
+def test_large_numbers_are_finite_though_their_squares_are_not():
+    assert are_finite(F([1e38, -1e38]))
+    assert are_finite(np.float64([1e308]))
+    assert are_finite(np.float16([60000.0]))
+    assert are_finite(np.zeros((0, 3), F))
+    assert not are_finite(F([[1e38, np.inf]]))
+
+
+def test_an_optimizer_has_the_name_of_its_class_or_the_one_that_its_strategy_gives():
+    assert hr.optimizers.Ftrl().name == hr.optimizers.Ftrl().name == "Ftrl"
+    made = []
+
+    class Naming(hr.distribute.OneDeviceStrategy):
+        def optimizer_name(self, kind):
+            made.append(kind)
+            return f"{kind}_{len(made)}"
+
+    with Naming().scope():
+        first, second = hr.optimizers.Adam(), hr.optimizers.Ftrl()
+        assert hr.optimizers.Adam(name="mine").name == "mine"
+    assert (first.name, second.name) == ("Adam_1", "Ftrl_2")
+    assert pickle.loads(pickle.dumps(second)).name == "Ftrl_2"
+
+
+def test_clipping_keeps_the_dtype():
+    gradients = [np.array([3.0, 4.0], kind) for kind in (F, np.float64, ml_dtypes.bfloat16)]
+    for clip in ("clipnorm", "clipvalue", "global_clipnorm"):
+        clipped = hr.optimizers.SGD(**{clip: 0.5}).prepare(["a"] * 3, gradients)
+        assert [part.dtype for part in clipped] == [part.dtype for part in gradients]
+        assert all(part.max() <= 0.5 for part in clipped)
+
+
+def test_large_gradients_are_clipped_to_their_norm():
+    (clipped,) = hr.optimizers.SGD(clipnorm=1.0).prepare(["a"], [F([3e30, 4e30])])
+    np.testing.assert_allclose(clipped, [0.6, 0.8], rtol=1e-6)
+    assert norm([np.full(200_000, 1e300)]) == np.inf
+
+
+class Target:
+    def push_gradients(self, optimizer, pairs):
+        self.pushed = (optimizer, pairs)
+        return 7
+
+
+def test_gradients_are_pushed_by_the_first_variable():
+    target, optimizer = Target(), hr.optimizers.SGD()
+    assert optimizer.apply_gradients(zip([None, F([1])], [Target(), target], strict=True)) == 7
+    assert target.pushed == (optimizer, [(F([1]), target)])
+
+
+def test_without_gradients_or_servers_there_is_nothing_to_apply():
+    with pytest.raises(ValueError, match="no gradient was given for any of 1 variables"):
+        hr.optimizers.SGD().apply_gradients([(None, Target())])
+    with pytest.raises(TypeError, match="but got a ndarray; make it in the scope of a Parameter"):
+        hr.optimizers.SGD().apply_gradients([(F([1]), F([1]))])
+
+
+def test_examples_in_docstrings_give_what_they_say():
+    assert doctest.testmod(optimizers).failed == 0

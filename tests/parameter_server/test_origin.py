@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import contextvars
+import threading
+
+from headrace.parameter_server.operations import WriteKey
+from headrace.parameter_server.origin import Origin, in_closure, next_key, writing_as
+
+
+def test_outside_of_closures_writes_have_no_key():
+    assert next_key("w") is None
+    assert in_closure() is None
+
+
+def test_each_write_of_a_closure_to_one_target_has_the_next_number():
+    with writing_as(Origin(incarnation=3, closure=7, worker=1)):
+        keys = [next_key("w"), next_key("b"), next_key("w")]
+    assert keys == [
+        WriteKey(incarnation=3, closure=7, worker=1, number=0),
+        WriteKey(incarnation=3, closure=7, worker=1, number=0),
+        WriteKey(incarnation=3, closure=7, worker=1, number=1),
+    ]
+
+
+def test_another_attempt_elsewhere_counts_again_from_the_start():
+    def attempt(worker):
+        with writing_as(Origin(1, 9, worker)):
+            return [next_key("w").number for _ in range(3)]
+
+    assert attempt(0) == attempt(5) == [0, 1, 2]
+
+
+def test_a_closure_ends_with_its_block_also_inside_another():
+    with writing_as(Origin(1, 1, 0)):
+        with writing_as(Origin(1, 2, 0)):
+            assert in_closure().closure == 2
+            next_key("w")
+        assert in_closure().closure == 1
+        assert next_key("w").number == 0
+    assert in_closure() is None
+
+
+def test_threads_that_take_the_context_over_count_together():
+    with writing_as(Origin(1, 1, 0)):
+        context = contextvars.copy_context()
+        found = []
+
+        def write(context):
+            found.append(context.run(next_key, "w"))
+
+        threads = [threading.Thread(target=write, args=[context.copy()]) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(key.number for key in found) == list(range(8))

@@ -1,0 +1,193 @@
+"""Parameter servers in processes of their own: killed, stopped for a while, started again."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import headrace as hr
+from headrace.parameter_server.origin import Origin, writing_as
+from headrace.parameter_server.partitioners import FixedShardsPartitioner
+from headrace.parameter_server.strategy import ParameterServerStrategy
+from tests.parameter_server.small_cluster import resolver_of
+
+ROOT = Path(__file__).parents[2]
+MODULE = "tests.parameter_server.served"
+F32 = np.float32
+MIB = 1 << 20
+
+pytestmark = pytest.mark.system
+
+
+class Process:
+    """One server, which keeps its address when it is started again."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self._port = 0
+        self.start()
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", MODULE, str(self._index), str(self._port)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])},
+        )
+        assert self.process.stdout is not None
+        self.address = self.process.stdout.readline().strip()
+        assert self.address, "the server did not start"
+        self._port = int(self.address.rpartition(":")[2])
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.end()
+
+    def end(self) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        self.process.wait(10)
+        self.process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[list[Process]]:
+    started = [Process(0), Process(1)]
+    yield started
+    for each in started:
+        each.end()
+
+
+@pytest.fixture
+def strategy(processes):
+    made = ParameterServerStrategy(
+        resolver_of(*(each.address for each in processes)), FixedShardsPartitioner(2)
+    )
+    yield made
+    made.close()
+
+
+def test_large_values_go_there_and_back_whole(strategy):
+    value = np.arange(2 * MIB, dtype=F32).reshape(-1, 64)
+    with strategy.scope():
+        v = hr.Variable(value, name="large")
+    kept = [v.read() for _ in range(6)]
+    for _ in range(3):
+        hr.optimizers.SGD(1.0, name="large").apply_gradients([(np.ones_like(value), v)])
+    assert all(np.array_equal(each, value) for each in kept)
+    assert np.array_equal(v.read(), value - 3)
+    ids = np.random.default_rng(1).integers(0, len(value), 20_000)
+    assert np.array_equal(v.gather(ids), (value - 3)[ids])
+
+
+def test_many_threads_push_and_nothing_is_lost(strategy):
+    with strategy.scope():
+        v = hr.Variable(np.zeros((1000, 64), F32), name="pushed")
+    ones = np.ones((1000, 64), F32)
+
+    def push():
+        sgd = hr.optimizers.SGD(1.0, name="pushed")
+        for _ in range(25):
+            sgd.apply_gradients([(ones, v)])
+
+    threads = [threading.Thread(target=push) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (v.read() == -100).all()
+
+
+def test_a_read_is_never_half_of_a_write(strategy, processes):
+    whole = ParameterServerStrategy(resolver_of(processes[0].address))
+    with whole.scope():
+        v = hr.Variable(np.zeros(MIB, F32), name="whole")
+    done = threading.Event()
+
+    def write():
+        for number in range(30):
+            v.assign(np.full(MIB, number, F32))
+        done.set()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    reads = 0
+    while not done.is_set() or not reads:
+        found = v.read()
+        assert found[0] == found[-1] == found[MIB // 2]
+        assert (found == found[0]).all()
+        reads += 1
+    thread.join()
+    whole.close()
+
+
+def test_a_server_that_stands_still_is_waited_for(strategy, processes):
+    with strategy.scope():
+        v = hr.Variable(np.zeros(4, F32), name="paused")
+    process = processes[1].process
+    os.kill(process.pid, signal.SIGSTOP)
+    os.waitpid(process.pid, os.WUNTRACED)
+    thread = threading.Thread(target=lambda: v.assign_add(np.ones(4)))
+    thread.start()
+    thread.join(0.3)
+    assert thread.is_alive()
+    os.kill(process.pid, signal.SIGCONT)
+    thread.join(10)
+    assert v.read().tolist() == [1, 1, 1, 1]
+
+
+@pytest.fixture
+def mortal() -> Iterator[Process]:
+    """A server that may be killed: what is started again belongs to the test."""
+    process = Process(0)
+    yield process
+    process.end()
+
+
+def test_a_server_that_was_killed_is_waited_for_reported_and_restored(processes, mortal, caplog):
+    strategy, other = (
+        ParameterServerStrategy(
+            resolver_of(mortal.address, processes[1].address), FixedShardsPartitioner(2)
+        )
+        for _ in range(2)
+    )
+    start = np.arange(8, dtype=F32)
+    with strategy.scope():
+        v = hr.Variable(start, name="killed")
+    mortal.kill()
+    found = []
+
+    def train():
+        with writing_as(Origin(strategy.incarnation, 1, 0)):
+            v.assign_add(np.ones(8))
+            found.append(v.read())
+
+    def restore(server):
+        with other.scope():
+            hr.Variable(start * 10, name="killed")
+
+    strategy.cluster.servers.on_return(restore)
+    thread = threading.Thread(target=train)
+    with caplog.at_level(logging.WARNING):
+        thread.start()
+        thread.join(0.2)
+        assert thread.is_alive(), "it waits"
+        mortal.start()
+        thread.join(20)
+    assert [value.tolist() for value in found] == [[1, 11, 21, 31, 5, 6, 7, 8]]
+    lost = f"parameter server 0 at {mortal.address} was started again"
+    assert any(lost in record.message for record in caplog.records)
+    other.close()
+    strategy.close()

@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import json
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+
+import headrace as hr
+from headrace.errors import FailedPreconditionError, UnavailableError
+from headrace.parameter_server.current import Cluster, enter, leave
+from headrace.parameter_server.origin import Origin, writing_as
+from headrace.parameter_server.strategy import ParameterServerStrategy
+from tests.parameter_server.small_cluster import cluster, resolver_of, servers
+
+ONE = {"worker": ["a:1"], "ps": ["b:1"]}
+
+
+def resolver(cluster, task_type=None, task_id=None):
+    return hr.distribute.SimpleClusterResolver(
+        hr.distribute.ClusterSpec(cluster), task_type=task_type, task_id=task_id
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (resolver({}), "Cluster spec must be non-empty"),
+        (resolver({**ONE, "some_arbitrary_name": ["c:1"]}), "Disallowed task type found in"),
+        (resolver(ONE, "foobar"), "Unrecognized task_type: foobar, valid task types are"),
+        (resolver(ONE, "chief"), "task_type 'chief' not found in cluster_spec"),
+        (resolver({**ONE, "chief": ["c:1", "d:1"]}), "There must be at most one 'chief' job."),
+        (
+            resolver({**ONE, "evaluator": ["c:1", "d:1"]}),
+            "There must be at most one 'evaluator' job.",
+        ),
+        (resolver(ONE, "worker", 3), "The task_id 3 exceeds the maximum id of worker"),
+        (resolver({"worker": ["a:1"]}), "There must be at least one ps."),
+        (resolver({"ps": ["a:1"]}), "There must be at least one worker."),
+        (resolver({"worker": ["a:1"], "ps": {2: "b:1"}}), "without gaps"),
+    ],
+)
+def test_a_cluster_that_lacks_something_is_refused(given, words):
+    with pytest.raises(ValueError, match=words.rstrip(".")):
+        ParameterServerStrategy(given)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind", "words"),
+    [
+        ({"mode": "slow"}, ValueError, "mode"),
+        ({"staleness": -1}, ValueError, "staleness"),
+        ({"staleness": 1.5}, TypeError, "staleness"),
+        ({"mode": "sync", "staleness": 1}, ValueError, "no write is stale"),
+        ({"round_size": 2}, ValueError, "round_size"),
+        ({"mode": "sync"}, NotImplementedError, "not supported yet"),
+        ({"replication": 0}, ValueError, "replication"),
+        ({"replication": 2}, NotImplementedError, "not supported yet"),
+        ({"placement": "alphabetical"}, ValueError, "placement"),
+        ({"variable_partitioner": 3}, TypeError, "variable_partitioner"),
+        ({"security": "keys/"}, TypeError, "security"),
+        ({"server_timeout": 0}, ValueError, "server_timeout"),
+        ({"replicas": 0}, ValueError, "replicas"),
+        ({"cluster_resolver": ONE}, TypeError, "cluster_resolver"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(wrong, kind, words):
+    with pytest.raises(kind, match=words):
+        ParameterServerStrategy(**{"cluster_resolver": resolver(ONE), **wrong})
+
+
+def test_the_cluster_comes_from_the_environment_where_nobody_says(monkeypatch):
+    with servers(1) as (server,):
+        monkeypatch.setenv(
+            "TF_CONFIG",
+            json.dumps(
+                {
+                    "cluster": {
+                        "worker": ["w:1"],
+                        "ps": [f"grpc://{server.address}"],
+                        "chief": ["c:1"],
+                    },
+                    "task": {"type": "chief", "index": 0},
+                }
+            ),
+        )
+        strategy = ParameterServerStrategy()
+        assert strategy.cluster_resolver.task_type == "chief"
+        assert len(strategy.cluster.servers) == 1
+        strategy.close()
+
+
+def test_a_server_that_is_not_there_is_named():
+    with servers(1) as (server,):
+        address = server.address
+    with pytest.raises(UnavailableError, match=f"parameter server 0 at {address}"):
+        ParameterServerStrategy(resolver_of(address), server_timeout=0.2)
+
+
+def test_what_runs_without_a_coordinator_runs_here_with_one_warning():
+    with cluster(1, staleness=3) as strategy:
+        assert (strategy.num_replicas_in_sync, strategy.mode, strategy.staleness) == (1, "async", 3)
+        with strategy.scope():
+            v = hr.Variable(1.0)
+            assert hr.distribute.get_strategy() is strategy
+        with pytest.warns(UserWarning, match="is invoked without using `ClusterCoordinator.sch"):
+            assert strategy.run(lambda x: v.read() + x, args=(1.0,)) == 2.0
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert strategy.reduce("SUM", 5.0, axis=None) == 5.0
+            strategy.run(lambda: v.assign(7.0))
+        assert v.read() == 7.0
+
+
+def test_what_a_closure_runs_is_not_warned_about():
+    with cluster(1) as strategy, writing_as(Origin(1, 1, 0)):
+        assert strategy.run(lambda: 3) == 3
+
+
+def test_a_dataset_is_for_workers_to_read():
+    with cluster(1, replicas=2) as strategy:
+        dataset = hr.Dataset.range(6).batch(4)
+        whole = strategy.experimental_distribute_dataset(dataset)
+        words = "To use this dataset, you need to pass this dataset to ClusterCoordinator"
+        for use in (iter, len, list):
+            with pytest.raises(ValueError, match=words):
+                use(whole)
+        steps = pickle.loads(pickle.dumps(whole)).build()
+        assert [[v.tolist() for v in step.values] for step in steps] == [
+            [[0, 1], [2, 3]],
+            [[4], [5]],
+        ]
+        assert "create_per_worker_dataset" in repr(whole)
+
+        def make(context):
+            assert (context.num_input_pipelines, context.input_pipeline_id) == (1, 0)
+            return hr.Dataset.range(4).batch(context.get_per_replica_batch_size(4))
+
+        own = strategy.distribute_datasets_from_function(make)
+        with pytest.raises(ValueError, match="You need to use this dataset in ClusterCoordinator"):
+            iter(own)
+        (step,) = own.build()
+        assert [value.tolist() for value in step.values] == [[0, 1], [2, 3]]
+        assert own.element_spec is not None
+        with pytest.raises(TypeError, match="Dataset"):
+            strategy.distribute_dataset([1, 2])
+        with pytest.raises(TypeError, match="dataset_fn"):
+            strategy.distribute_datasets_from_function(dataset)
+
+
+def test_a_handle_resolves_to_the_strategy_here_and_to_one_of_its_own_on_a_worker():
+    with cluster(1, staleness=2) as strategy:
+        data = pickle.dumps(strategy)
+        assert pickle.loads(data) is strategy
+        worker = Cluster(strategy.cluster_id, strategy.cluster.servers)
+        enter(worker)
+        assert pickle.loads(data) is strategy, "who was here first"
+        leave(strategy.cluster)
+        there = pickle.loads(data)
+        assert there is not strategy
+        assert there.staleness == 2
+        assert pickle.loads(data) is there
+        with writing_as(Origin(1, 1, 0)):
+            assert there.run(lambda: 1) == 1
+        assert there.worker_addresses == []
+        leave(worker)
+
+
+def test_extended_knows_the_servers():
+    with cluster(2) as strategy:
+        assert strategy.extended.parameter_devices == ("ps:0", "ps:1")
+        assert strategy.extended.worker_devices == ("cpu:0",)
+        with pytest.raises(AttributeError, match=r"strategy\.run"):
+            _ = strategy.extended.call_for_each_replica
+
+
+def test_two_strategies_do_not_mix():
+    with cluster(1) as strategy, cluster(1) as other, strategy.scope():
+        with pytest.raises(FailedPreconditionError, match="Mixing"):
+            other.run(lambda: 1)
+        v = hr.Variable(np.zeros(2))
+        with pytest.raises(ValueError, match="colocate"):
+            other.extended.colocate_vars_with(v).__enter__()

@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import pickle
+import threading
+
+import numpy as np
+import pytest
+
+import headrace as hr
+from headrace.errors import InvalidArgumentError
+from headrace.parameter_server.origin import Origin, writing_as
+from headrace.parameter_server.partitioners import FixedShardsPartitioner
+from tests.parameter_server.small_cluster import cluster
+
+F32 = np.float32
+
+
+@pytest.fixture
+def strategy():
+    with cluster(2, FixedShardsPartitioner(2)) as made:
+        yield made
+
+
+@pytest.fixture
+def weights(strategy):
+    with strategy.scope():
+        return hr.Variable(np.zeros((5, 2), F32), name="weights")
+
+
+@pytest.fixture
+def bias(strategy, weights):
+    with strategy.scope():
+        return hr.Variable(F32(1.0), name="bias")
+
+
+OPTIMIZERS = [
+    lambda: hr.optimizers.SGD(0.5),
+    lambda: hr.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+    lambda: hr.optimizers.Adagrad(0.1),
+    lambda: hr.optimizers.Adam(0.1),
+    lambda: hr.optimizers.Adam(lambda step: 0.1 / (1 + step)),
+    lambda: hr.optimizers.Ftrl(0.1),
+]
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS)
+def test_shards_on_servers_learn_as_one_array_does(make):
+    chance = np.random.default_rng(4)
+    gradients = [chance.normal(size=(5, 2)).astype(F32) for _ in range(4)]
+    found = []
+    for servers, partitioner in ((1, None), (2, FixedShardsPartitioner(3))):
+        with cluster(servers, partitioner) as strategy, strategy.scope():
+            v = hr.Variable(np.ones((5, 2), F32))
+            optimizer = make()
+            taken = [optimizer.apply_gradients([(each, v)]) for each in gradients]
+            assert taken == [1, 2, 3, 4]
+            assert optimizer.iterations == 4
+            found.append(v.read())
+    assert np.array_equal(*found)
+    assert not np.array_equal(found[0], np.ones((5, 2), F32))
+
+
+def test_rows_are_changed_once_however_often_they_stand_there(weights):
+    slices = hr.IndexedSlices(np.ones((4, 2), F32), [4, 0, 4, 4], dense_shape=(5, 2))
+    hr.optimizers.SGD(1.0).apply_gradients([(slices, weights)])
+    assert weights.read()[:, 0].tolist() == [-1, 0, 0, 0, -3]
+
+
+def test_several_variables_take_one_step_together(weights, bias):
+    optimizer = hr.optimizers.SGD(1.0)
+    pairs = [(np.ones((5, 2), F32), weights), (2.0, bias), (None, bias)]
+    assert optimizer.apply_gradients(pairs) == 1
+    assert weights.read().tolist() == (-np.ones((5, 2))).tolist()
+    assert bias.read() == -1
+    assert optimizer.iterations == 1
+
+
+def test_one_counter_counts_for_all_who_push(weights):
+    def push():
+        optimizer = hr.optimizers.SGD(1.0, name="shared")
+        for _ in range(20):
+            optimizer.apply_gradients([(np.ones((5, 2), F32), weights)])
+
+    threads = [threading.Thread(target=push) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    last = hr.optimizers.SGD(1.0, name="shared")
+    assert last.apply_gradients([(np.zeros((5, 2), F32), weights)]) == 81
+    assert (weights.read() == -80).all()
+
+
+def test_the_norm_of_all_gradients_together_is_clipped(weights, bias):
+    optimizer = hr.optimizers.SGD(1.0, global_clipnorm=1.0)
+    slices = hr.IndexedSlices(np.array([[3.0, 0.0]], F32), [2])
+    optimizer.apply_gradients([(slices, weights), (F32(4.0), bias)])
+    assert weights.read()[2, 0] == pytest.approx(-0.6)
+    assert bias.read() == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_is_not_finite_is_refused_or_passed_over_before_anything_is_applied(
+    weights, bias, bad
+):
+    gradient = np.ones((5, 2), F32)
+    gradient[3, 1] = bad
+    pairs = [(F32(1.0), bias), (gradient, weights)]
+    with pytest.raises(InvalidArgumentError, match=r"weights.*\[3, 1\]"):
+        hr.optimizers.SGD(1.0).apply_gradients(pairs)
+    skips = hr.optimizers.SGD(1.0, non_finite="skip")
+    assert skips.apply_gradients(pairs) == 0
+    assert (bias.read(), weights.read().sum(), skips.iterations) == (1, 0, 0)
+
+
+def test_gradients_that_do_not_fit_are_refused_before_anything_is_applied(strategy, weights, bias):
+    with strategy.scope():
+        whole = hr.Variable([1, 2, 3])
+    sgd = hr.optimizers.SGD(1.0)
+    good = (F32(1.0), bias)
+    cases = [
+        (np.ones((5, 3), F32), weights, ValueError, "shape"),
+        (np.ones((5, 2), int), weights, TypeError, "floating"),
+        (hr.IndexedSlices(np.ones((1, 3), F32), [0]), weights, ValueError, "rows"),
+        (hr.IndexedSlices(np.ones((1, 2), F32), [5]), weights, InvalidArgumentError, "= 5"),
+        (hr.IndexedSlices(np.ones((1, 2), F32), [0], (6, 2)), weights, ValueError, "6, 2"),
+        (np.ones(3, F32), whole, TypeError, "int64"),
+        (F32(1.0), bias, ValueError, "several gradients"),
+        (F32(1.0), hr.Variable(1.0), TypeError, "scope of a ParameterServerStrategy"),
+        (F32(1.0), 3.0, TypeError, "scope of a ParameterServerStrategy"),
+    ]
+    for gradient, variable, kind, words in cases:
+        with pytest.raises(kind, match=words):
+            sgd.apply_gradients([good, (gradient, variable)])
+    for nothing in ([], [(None, bias)]):
+        with pytest.raises(ValueError, match="no gradient"):
+            sgd.apply_gradients(nothing)
+    assert bias.read() == 1
+    assert sgd.iterations == 0
+
+
+def test_variables_of_two_clusters_take_no_step_together(bias):
+    with cluster(1) as other, other.scope():
+        stranger = hr.Variable(F32(0))
+        with pytest.raises(ValueError, match="one cluster"):
+            hr.optimizers.SGD(1.0).apply_gradients([(F32(1), bias), (F32(1), stranger)])
+
+
+@pytest.mark.parametrize("make", [OPTIMIZERS[0], OPTIMIZERS[3]])
+def test_a_closure_that_is_tried_again_takes_its_step_once(strategy, weights, make):
+    optimizer = pickle.loads(pickle.dumps(make()))
+    found = []
+    for worker in (0, 1):
+        with writing_as(Origin(strategy.incarnation, 5, worker)):
+            optimizer.apply_gradients([(np.ones((5, 2), F32), weights)])
+            optimizer.apply_gradients([(hr.IndexedSlices(np.ones((1, 2), F32), [3]), weights)])
+        found.append(weights.read())
+    assert np.array_equal(*found)
+    assert optimizer.iterations == 2
+
+
+def test_small_numbers_learn_in_larger_ones(strategy):
+    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+    with strategy.scope():
+        v = hr.Variable(np.zeros((4, 2), bfloat16))
+    hr.optimizers.SGD(1.0).apply_gradients([(np.ones((4, 2), bfloat16), v)])
+    hr.optimizers.SGD(1.0).apply_gradients([(np.ones((4, 2), np.float64), v)])
+    assert v.dtype == bfloat16
+    assert (v.read() == -2).all()
+
+
+def test_replicas_of_a_worker_push_the_sum_of_their_gradients_once():
+    with cluster(1, replicas=3) as strategy:
+        with strategy.scope():
+            v = hr.Variable(np.zeros(4, F32), aggregation="SUM")
+            plain = hr.Variable(0.0)
+        sgd = hr.optimizers.SGD(1.0)
+
+        def step():
+            replica = hr.distribute.get_replica_context().replica_id_in_sync_group
+            slices = hr.IndexedSlices(np.ones((2, 1), F32).reshape(2), [0, replica])
+            return sgd.apply_gradients([(slices, v)])
+
+        with pytest.warns(UserWarning, match="without using `ClusterCoordinator.schedule`"):
+            steps = strategy.run(step)
+        assert strategy.local_results(steps) == (1, 1, 1)
+        assert v.read().tolist() == [-4, -1, -1, 0]
+        strategy.run(lambda: v.assign_add(np.ones(4)))
+        assert v.read().tolist() == [-1, 2, 2, 3]
+        with pytest.raises(ValueError, match="must specify an aggregation method"):
+            strategy.run(lambda: plain.assign_add(1.0))
+
+
+def test_slices_are_what_they_say():
+    slices = hr.IndexedSlices(np.ones((2, 3, 4)), [[1, 2, 3], [4, 5, 6]])
+    assert slices.values.shape == (6, 4)
+    assert slices.indices.tolist() == [1, 2, 3, 4, 5, 6]
+    assert hr.IndexedSlices(np.zeros((0, 4)), []).indices.dtype == np.int64
+    with pytest.raises(TypeError, match="integers"):
+        hr.IndexedSlices(np.ones((1, 2)), [0.5])
+    with pytest.raises(InvalidArgumentError, match="begin with the axes"):
+        hr.IndexedSlices(np.ones((1, 2)), [0, 1])

@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import threading
+import time
+import urllib.request
+
+import numpy as np
+import pytest
+
+from headrace.errors import FailedPreconditionError, UnauthenticatedError
+from headrace.parameter_server import operations as ops
+from headrace.parameter_server.applying import Applying
+from headrace.parameter_server.connection import Servers
+from headrace.parameter_server.messages import ArrayForm, CarryOut, Reborn
+from headrace.parameter_server.server import ParameterServer
+from headrace.transport.channel import Request
+from headrace.transport.security import Security, new_keys
+
+SPEC = ops.ShardSpec(name="w", variable="w", shape=(3,), dtype="float32", variable_shape=(3,))
+
+
+class Asked(Request):
+    """A request, and what it was answered with."""
+
+    peer = "somebody"
+    role = None
+
+    def __init__(self, message, buffers=()):
+        self.message = message
+        self.buffers = buffers
+        self.answer = self.error = None
+        self.answered = threading.Event()
+
+    def reply(self, message, buffers=(), *, lent=False):
+        self.answer = message
+        self.lent = lent
+        self.sent = list(buffers)
+        self.answered.set()
+
+    def fail(self, error):
+        self.error = error
+        self.answered.set()
+
+
+class Core:
+    """Answers with what it is given."""
+
+    def __init__(self, *arrays):
+        self.arrays = arrays
+
+    def carry_out(self, operation, arrays):
+        if isinstance(operation, ops.Evict):
+            raise self.arrays[0]
+        return ops.Done(), self.arrays
+
+
+@pytest.fixture
+def applying():
+    made = []
+
+    def make(core):
+        found = Applying(core, 0)
+        found.start()
+        made.append(found)
+        return found
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def answered(applying, request):
+    applying.handle([request])
+    assert request.answered.wait(10)
+    return request
+
+
+def test_what_was_meant_for_an_earlier_life_is_not_carried_out(applying):
+    desk = applying(Core())
+    request = answered(desk, Asked(CarryOut((ops.Count("n"),), ((),), "an earlier life")))
+    assert request.answer == Reborn(desk.life)
+    assert desk.status().requests == 0
+    assert answered(desk, Asked(CarryOut((ops.Count("n"),), ((),), desk.life))).answer.life
+
+
+def test_only_what_is_read_is_lent(applying):
+    kept = np.zeros(3)
+    desk = applying(Core(kept))
+    read = answered(desk, Asked(CarryOut((ops.Read("w"),), ((),))))
+    assert read.lent
+    assert np.shares_memory(np.frombuffer(read.sent[0]), kept)
+    assert not answered(desk, Asked(CarryOut((ops.Gather("w"),), ((),)))).lent
+    both = answered(desk, Asked(CarryOut((ops.Read("w"), ops.Assign("w")), ((), ()))))
+    assert not both.lent
+    assert not np.shares_memory(np.frombuffer(both.sent[0]), kept)
+
+
+def test_arrays_that_are_not_as_announced_are_an_error_and_the_thread_goes_on(applying):
+    desk = applying(Core())
+    forms = ((ArrayForm("float32", (2,)),),)
+    assert isinstance(
+        answered(desk, Asked(CarryOut((ops.Read("w"),), forms))).error, FailedPreconditionError
+    )
+    assert isinstance(
+        answered(desk, Asked(CarryOut((ops.Read("w"),), ()))).error, FailedPreconditionError
+    )
+    assert answered(desk, Asked(CarryOut((), ()))).answer is not None
+    assert desk.status().failed == 2
+
+
+def test_an_error_of_the_stores_own_is_logged_and_answered(applying, caplog):
+    desk = applying(Core(ZeroDivisionError("why")))
+    request = answered(desk, Asked(CarryOut((ops.Evict("t"),), ((),))))
+    assert isinstance(request.error, ZeroDivisionError)
+    assert "an operation failed: ZeroDivisionError: why" in caplog.text
+
+
+def test_a_server_says_what_it_did():
+    with ParameterServer(3, metrics_port=0) as server:
+        servers = Servers([server.address])
+        servers.ask(0, ops.Create(SPEC), np.zeros(3, np.float32))
+        servers.ask(0, ops.Read("w"))
+        status = servers.status(0)
+        assert status == server.status() or status.index == 3
+        assert (status.requests, status.bytes_in, status.bytes_out) == (2, 12, 12)
+        assert status.operations == {"Create": 1, "Read": 1}
+        with urllib.request.urlopen(f"http://{server.metrics_address}/metrics") as page:
+            text = page.read().decode()
+        assert 'headrace_parameter_server_operations_total{operation="Read"} 1.0' in text
+        assert "headrace_parameter_server_sent_bytes_total 12.0" in text
+        described, _ = servers.ask(0, ops.Describe())
+        assert [shard.spec for shard in described.shards] == [SPEC]
+        servers.close()
+
+
+def test_it_stops_within_a_second_whatever_it_is_asked():
+    server = ParameterServer(0)
+    servers = Servers([server.address], timeout=0.1)
+    stop = threading.Event()
+
+    def ask():
+        while not stop.is_set():
+            try:
+                servers.ask(0, ops.Count("n", 0))
+            except ConnectionError:
+                break
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    began = time.monotonic()
+    server.stop()
+    assert time.monotonic() - began < 1.0
+    stop.set()
+    for thread in threads:
+        thread.join()
+    servers.close()
+    with pytest.raises(RuntimeError):
+        server.start()
+
+
+def test_life_begins_at_start():
+    server = ParameterServer(1, start=False)
+    assert (server.address, server.index) == ("", 1)
+    with pytest.raises(RuntimeError, match="start"):
+        server.status()
+    server.start()
+    assert server.address
+    server.stop()
+
+
+def test_who_has_no_key_is_kept_out(tmp_path):
+    keys = new_keys(tmp_path / "keys")
+    with ParameterServer(0, security=Security.load(keys, "server")) as server:
+        servers = Servers([server.address], security=Security.load(keys, "client"))
+        assert servers.ask(0, ops.Count("n"))[0].after == 1
+        servers.close()
+        stranger = Servers([server.address], timeout=5)
+        with pytest.raises(UnauthenticatedError):
+            stranger.ask(0, ops.Count("n", 0))
+        stranger.close()
+
+
+def test_off_this_machine_keys_are_needed():
+    with pytest.raises(ValueError, match="security"):
+        ParameterServer(0, "0.0.0.0")
+    with pytest.raises(TypeError, match="security"):
+        ParameterServer(0, security="keys")
+    with pytest.raises(ValueError, match="index"):
+        ParameterServer(-1)

@@ -1,0 +1,476 @@
+from __future__ import annotations
+
+import copy
+import pickle
+
+import cloudpickle
+import numpy as np
+import pytest
+
+import headrace as hr
+from headrace.errors import AlreadyExistsError, FailedPreconditionError, InvalidArgumentError
+from headrace.parameter_server.current import leave
+from headrace.parameter_server.operations import Normal, Uniform, Zeros
+from headrace.parameter_server.origin import Origin, writing_as
+from headrace.parameter_server.partitioners import (
+    FixedShardsPartitioner,
+    MaxSizePartitioner,
+    MinSizePartitioner,
+)
+from headrace.parameter_server.pickling import pickle_for_workers
+from tests.parameter_server.small_cluster import cluster
+
+F32 = np.float32
+
+
+@pytest.fixture
+def strategy():
+    with cluster(2, FixedShardsPartitioner(3)) as made:
+        yield made
+
+
+@pytest.fixture
+def table(strategy):
+    """Eight rows, [1, 2] to [15, 16], in 3, 3 and 2."""
+    with strategy.scope():
+        return hr.Variable(np.arange(1, 17, dtype=F32).reshape(8, 2), name="table")
+
+
+def whole(variable):
+    return np.asarray(variable).tolist()
+
+
+# --- where they are ----------------------------------------------------------------------------
+
+
+def test_shards_go_round_the_servers_by_one_counter():
+    with cluster(2, FixedShardsPartitioner(2)) as strategy, strategy.scope():
+        a = hr.Variable(0.0, name="a")
+        b = hr.Variable([1.0, 2.0, 3.0], name="b")
+        c = hr.Variable(np.zeros((5, 2)), name="c")
+        d = hr.Variable(7.0, name="d")
+        found = [[(s.name, s.server, s.shape) for s in v.shards] for v in (a, b, c, d)]
+    assert found == [
+        [("a", 0, ())],
+        [("b/part_0", 1, (2,)), ("b/part_1", 0, (1,))],
+        [("c/part_0", 1, (3, 2)), ("c/part_1", 0, (2, 2))],
+        [("d", 1, ())],
+    ]
+
+
+def test_without_a_partitioner_nothing_is_cut_and_scopes_of_others_do_not_matter():
+    with cluster(3) as strategy:
+        outside = hr.Variable(1.0)
+        with strategy.scope():
+            made = [hr.Variable(np.zeros(10), name=f"v{n}") for n in range(4)]
+    assert [v.shards[0].server for v in made] == [0, 1, 2, 0]
+    assert not hasattr(outside, "shards")
+    assert all(isinstance(v, hr.Variable) for v in (*made, outside))
+
+
+def test_shards_go_where_the_fewest_bytes_are():
+    with cluster(2, placement="bytes") as strategy, strategy.scope():
+        sizes = [100, 10, 10, 50, 40, 5]
+        made = [hr.Variable(np.zeros(n), name=f"v{n}-{i}") for i, n in enumerate(sizes)]
+    assert [v.shards[0].server for v in made] == [0, 1, 1, 1, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("partitioner", "rows", "servers"),
+    [
+        (FixedShardsPartitioner(4), [3, 3, 2, 2], [0, 1, 0, 1]),
+        (MinSizePartitioner(64 << 20, 4), [10], [0]),
+        (MaxSizePartitioner(24), [3, 3, 2, 2], [0, 1, 0, 1]),
+        (lambda shape, dtype: [2], [5, 5], [0, 1]),
+        (lambda shape, dtype: [100], [1] * 10, [0, 1] * 5),
+    ],
+)
+def test_rows_are_cut_as_the_partitioner_says(partitioner, rows, servers):
+    with cluster(2, partitioner) as strategy, strategy.scope():
+        v = hr.Variable(np.arange(10.0))
+        assert [s.shape[0] for s in v.shards] == rows
+        assert [s.server for s in v.shards] == servers
+        assert [s.row for s in v.shards] == np.cumsum([0, *rows[:-1]]).tolist()
+        assert whole(v) == list(range(10))
+
+
+@pytest.mark.parametrize("answer", [None, [], [0, 1, 1], [2, 2, 1]])
+def test_a_partitioner_that_returns_nonsense_is_refused_and_takes_no_name(answer):
+    with cluster(1, lambda shape, dtype: answer) as strategy, strategy.scope():
+        for _ in range(2):
+            with pytest.raises(ValueError, match="variable_partitioner must return a list/tuple"):
+                hr.Variable(np.zeros((5, 1, 1)), name="v")
+
+
+def test_what_is_placed_beside_a_variable_is_in_one_part_and_moves_no_counter(strategy):
+    with strategy.scope():
+        first = hr.Variable(np.zeros((6, 1)))
+        with strategy.extended.colocate_vars_with(first):
+            beside = hr.Variable(np.zeros((6, 1)))
+        later = hr.Variable(0.0)
+    assert [s.server for s in beside.shards] == [0]
+    assert later.shards[0].server == 1
+    elsewhere = strategy.extended.colocate_vars_with(hr.Variable(1.0))
+    with pytest.raises(ValueError, match="colocate_vars_with"):
+        elsewhere.__enter__()
+
+
+# --- names and first values --------------------------------------------------------------------
+
+
+def test_names_are_unique_in_a_strategy(strategy):
+    with strategy.scope():
+        assert [hr.Variable(0.0).name for _ in range(3)] == [
+            "Variable",
+            "Variable_1",
+            "Variable_2",
+        ]
+        hr.Variable(0.0, name="w")
+        with pytest.raises(ValueError, match="there is a variable or table 'w'"):
+            hr.Variable(0.0, name="w")
+        with pytest.raises(ValueError, match="must not be empty"):
+            hr.Variable(0.0, name="")
+
+
+def test_a_program_that_starts_again_finds_its_variables_with_their_values(strategy, caplog):
+    with strategy.scope():
+        hr.Variable([1.0, 2.0], name="w").assign([5.0, 6.0])
+    again = hr.distribute.ParameterServerStrategy(
+        strategy.cluster_resolver, FixedShardsPartitioner(3)
+    )
+    with again.scope():
+        assert whole(hr.Variable([1.0, 2.0], name="w")) == [5.0, 6.0]
+    other = hr.distribute.ParameterServerStrategy(strategy.cluster_resolver)
+    with other.scope(), pytest.raises(AlreadyExistsError):
+        hr.Variable([1, 2], name="w/part_0")
+    again.close()
+    other.close()
+    assert "it keeps its value" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "expected"),
+    [
+        (3, None, np.dtype(int)),
+        (3, "float32", np.dtype(F32)),
+        ([True, False], None, np.dtype(bool)),
+        (np.zeros((0, 3)), None, np.dtype(float)),
+        (lambda: np.ones((2, 2), F32), None, np.dtype(F32)),
+        (np.ones(3, np.complex64), None, np.dtype(np.complex64)),
+    ],
+)
+def test_shape_and_dtype_are_those_of_the_value(strategy, value, dtype, expected):
+    with strategy.scope():
+        v = hr.Variable(value, dtype=dtype)
+    plain = np.asarray(value() if callable(value) else value, dtype)
+    assert (v.shape, v.dtype, v.ndim, v.size) == (plain.shape, expected, plain.ndim, plain.size)
+    assert np.array_equal(np.asarray(v), plain)
+    assert np.asarray(v).dtype == expected
+
+
+def test_bfloat16_is_kept_and_read_as_it_is(strategy):
+    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+    with strategy.scope():
+        v = hr.Variable(np.array([1, 2, 3, 4], bfloat16))
+    v.assign_add(np.array([1, 1, 1, 1], bfloat16))
+    assert v.dtype == bfloat16
+    assert v.read().tolist() == [2, 3, 4, 5]
+    assert v.gather([3, 0]).tolist() == [5, 2]
+
+
+@pytest.mark.parametrize("value", [["a", "b"], [object()], np.zeros(2, "M8[s]")])
+def test_what_is_no_number_is_refused(strategy, value):
+    with strategy.scope(), pytest.raises(TypeError, match="numbers"):
+        hr.Variable(value)
+
+
+def test_an_initializer_that_knows_of_parts_is_called_once_a_shard(strategy):
+    calls = []
+
+    def eye(partition_shape=None, partition_offset=None):
+        calls.append((partition_shape, partition_offset))
+        return np.eye(4)[partition_offset[0] : partition_offset[0] + partition_shape[0]]
+
+    with cluster(2, FixedShardsPartitioner(2)) as strategy, strategy.scope():
+        v = hr.Variable(eye, shape=(4, 4), dtype=F32)
+        assert whole(v) == np.eye(4).tolist()
+    assert calls == [((2, 4), (0, 0)), ((2, 4), (2, 0))]
+
+
+@pytest.mark.parametrize("given", [{}, {"shape": (4,)}, {"dtype": F32}, {"shape": 4, "dtype": F32}])
+def test_an_initializer_that_knows_nothing_of_parts_is_cut(given):
+    with cluster(2, FixedShardsPartitioner(2)) as strategy, strategy.scope():
+        v = hr.Variable(lambda: np.arange(4, dtype=F32), **given)
+        assert [s.shape for s in v.shards] == [(2,), (2,)]
+        assert whole(v) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("initializer", [Zeros(), Uniform(seed=3), Normal(seed=4)])
+def test_servers_make_first_values_alike_for_any_number_of_shards(initializer):
+    found = []
+    for parts in (1, 3):
+        with cluster(2, FixedShardsPartitioner(parts)) as strategy, strategy.scope():
+            v = hr.Variable(initializer, shape=(7, 5), dtype="float32")
+            found.append(v.read())
+    assert found[0].shape == (7, 5)
+    assert np.array_equal(*found)
+
+
+def test_a_shape_that_is_missing_or_wrong_is_an_error(strategy):
+    with strategy.scope():
+        with pytest.raises(ValueError, match="`shape` must say"):
+            hr.Variable(Zeros())
+        with pytest.raises(ValueError, match="`shape` is"):
+            hr.Variable([1.0], shape=(2,))
+        with pytest.raises(InvalidArgumentError, match="neither"):
+            hr.Variable(lambda: np.zeros(5), shape=(6,), dtype=F32)
+
+
+# --- the whole value ----------------------------------------------------------------------------
+
+
+def test_a_value_is_assigned_added_and_subtracted_over_all_shards(strategy):
+    with strategy.scope():
+        v = hr.Variable([[0.0, 0], [1, 1], [2, 2], [3, 3]])
+    assert v.assign([[4.0, 4], [5, 5], [6, 6], [7, 7]]) is v
+    assert whole(v) == [[4, 4], [5, 5], [6, 6], [7, 7]]
+    v.assign_add(np.ones((4, 2)))
+    v.assign_sub(np.full((4, 2), 3.0))
+    assert whole(v) == [[2, 2], [3, 3], [4, 4], [5, 5]]
+    assert v.numpy().tolist() == v.value().tolist() == v.read_value().tolist() == whole(v)
+
+
+@pytest.mark.parametrize("shape", [(3, 2), (5, 2), (4,), (4, 1), ()])
+def test_a_value_that_does_not_fit_is_an_error_and_changes_nothing(strategy, shape):
+    with strategy.scope():
+        v = hr.Variable(np.ones((4, 2)))
+    for write in (v.assign, v.assign_add, v.assign_sub):
+        with pytest.raises(ValueError, match="does not fit"):
+            write(np.zeros(shape))
+    with pytest.raises(TypeError, match="astype"):
+        v.assign(np.zeros((4, 2), complex))
+    assert whole(v) == np.ones((4, 2)).tolist()
+
+
+def test_one_variable_is_assigned_to_another(strategy):
+    with strategy.scope():
+        a, b = hr.Variable([1.0, 2.0]), hr.Variable([0.0, 0.0])
+    b.assign(a)
+    local = hr.Variable([7.0, 8.0])
+    a.assign(local)
+    local.assign(b)
+    assert (whole(a), whole(b), whole(local)) == ([7, 8], [1, 2], [1, 2])
+
+
+def test_what_was_read_is_the_readers_own(table):
+    found = table.read()
+    found[:] = 0
+    assert whole(table)[0] == [1, 2]
+
+
+def test_it_computes_as_an_array(table):
+    plain = table.read()
+    assert (table + 1).tolist() == (plain + 1).tolist()
+    assert (2 * table - table).tolist() == plain.tolist()
+    assert (table == plain).all()
+    assert np.sum(table) == plain.sum()
+    assert (table @ np.ones((2, 1))).tolist() == (plain @ np.ones((2, 1))).tolist()
+    assert [row.tolist() for row in table] == plain.tolist()
+    assert len(table) == 8
+    with pytest.raises(TypeError, match="not written by operators"):
+        np.add(table, 1, out=table)
+    with pytest.raises(TypeError, match="scatter_update"):
+        table[0] = 1
+
+
+def test_a_number_computes_as_one(strategy):
+    with strategy.scope():
+        v = hr.Variable(2.5)
+    assert (float(v), int(v), bool(v), v + 1, f"{v:.2f}") == (2.5, 2, True, 3.5, "2.50")
+    with pytest.raises(TypeError):
+        len(v)
+    with pytest.raises(ValueError, match="no rows"):
+        v.gather([0])
+
+
+# --- rows -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "ids", [[8, 0, 4], [0], [], [[1, 1], [7, 0]], np.array([3, 2, 2], np.uint8), 5]
+)
+def test_rows_come_in_the_order_of_the_ids(strategy, ids):
+    value = np.arange(18.0).reshape(9, 2)
+    with strategy.scope():
+        v = hr.Variable(value)
+    assert np.array_equal(v.gather(ids), value[np.asarray(ids, int)])
+    assert v.gather(ids).dtype == value.dtype
+
+
+@pytest.mark.parametrize(
+    ("ids", "words"),
+    [
+        ([1, 9], r"ids\[1\] = 9 is not in \[0, 9\) of Variable 'v'"),
+        ([[0], [-1]], r"ids\[1, 0\] = -1"),
+    ],
+)
+def test_an_id_that_is_out_of_range_is_named(strategy, ids, words):
+    with strategy.scope():
+        v = hr.Variable(np.zeros((9, 1)), name="v")
+    for use in (v.gather, lambda ids: v.scatter_add(np.ravel(ids), np.ones((2, 1)))):
+        if np.ndim(ids) == 1 or use is v.gather:
+            with pytest.raises(InvalidArgumentError, match=words):
+                use(ids)
+    with pytest.raises(TypeError, match="integers"):
+        v.gather([0.5])
+
+
+@pytest.mark.parametrize("how", ["add", "sub", "mul", "div", "min", "max", "update"])
+def test_rows_are_changed_as_those_of_one_array(strategy, how):
+    start = np.arange(1.0, 31).reshape(30, 1)
+    ids = [0, 10, 12, 21, 22, 12]
+    values = np.array([[3.0], [2], [4], [25], [2], [5]])
+    with strategy.scope():
+        v = hr.Variable(start)
+    expected = start.copy()
+    for row, value in zip(ids, values, strict=True):
+        old = expected[row]
+        expected[row] = {
+            "add": old + value,
+            "sub": old - value,
+            "mul": old * value,
+            "div": old / value,
+            "min": np.minimum(old, value),
+            "max": np.maximum(old, value),
+            "update": value,
+        }[how]
+    assert getattr(v, f"scatter_{how}")(ids, values) is v
+    assert np.array_equal(v.read(), expected)
+
+
+def test_uneven_shards_and_doubled_rows(strategy):
+    with strategy.scope():
+        v = hr.Variable(np.zeros((32, 2)))
+        small = hr.Variable(np.zeros((9, 1)))
+    rows = [0, 10, 11, 12, 30, 31]
+    v.scatter_add(rows, np.arange(6.0)[:, None] * np.ones((1, 2)))
+    assert v.read()[rows, 0].tolist() == [0, 1, 2, 3, 4, 5]
+    assert v.read().sum() == 30
+    small.scatter_add(hr.IndexedSlices(np.array([[1.0], [1], [10]]), [0, 0, 8]))
+    assert small.read()[:, 0].tolist() == [2, 0, 0, 0, 0, 0, 0, 0, 10]
+    small.scatter_update([1, 2], 5.0)
+    small.batch_scatter_update([1], [[6.0]])
+    small.scatter_add([], np.zeros((0, 1)))
+    assert small.read()[:3, 0].tolist() == [2, 6, 5]
+    with pytest.raises(ValueError, match="1-D"):
+        small.scatter_add([[0]], [[[1.0]]])
+    with pytest.raises(ValueError, match="does not fit"):
+        small.scatter_add([0, 1], np.ones((3, 1)))
+
+
+S = slice
+SLICES = [
+    S(2), S(-8, 2), S(-10, 2), S(5, None), S(5, -1), S(None, None, 3), S(None, None, 5),
+    S(1, None, 6), S(1, 5, 6), S(1, None, 7), S(2, 7), S(2, 7, 2), S(2, 7, 3), S(None, None, -1),
+    S(2, None, -1), S(2, -8, -1), S(2, -10, -1), S(4, None, -1), S(-1, -3, -1),
+    S(None, None, -5), S(6, None, -6), S(6, 5, -6), S(6, None, -7), S(7, 1, -1), S(7, 1, -2),
+    S(7, 1, -4), S(0, 0), S(5, 3), S(3, 5, -1), S(-1, 0), S(2, -1, -1), S(None),
+    (S(None), 0), (S(None), S(0, 1)), 2, 6, (2, 1), -2, Ellipsis, (Ellipsis, 0),
+    (S(0, 1), Ellipsis), None, (None, S(2)), (S(2), None), (S(1, 3), 1), (), np.int64(3),
+    (S(6, None, -3), S(None, None, -1)), [0, 2, 2], (S(None), [1, 0]),
+]  # fmt: skip
+
+
+def test_it_is_sliced_as_numpy_slices(table):
+    plain = np.arange(1, 17, dtype=F32).reshape(8, 2)
+    for key in SLICES:
+        found = table[key]
+        assert np.array_equal(found, plain[key]), key
+        assert np.shape(found) == plain[key].shape, key
+    assert table[table.read() > 10].tolist() == plain[plain > 10].tolist()
+    assert table[plain[:, 0] > 10].tolist() == plain[plain[:, 0] > 10].tolist()
+
+
+@pytest.mark.parametrize("key", [100, -100, (0, 5), (0, 0, 0)])
+def test_an_index_out_of_bounds_is_one(table, key):
+    with pytest.raises(IndexError, match=r"out of bounds|too many"):
+        table[key]
+
+
+def test_a_step_of_zero_is_refused(table):
+    with pytest.raises(ValueError, match="slice step cannot be zero"):
+        table[::0]
+
+
+def test_only_the_rows_of_a_slice_are_sent(table):
+    sent = table.cluster.servers.status
+
+    def out():
+        return sum(sent(server).bytes_out for server in range(2))
+
+    before = out()
+    table[2:4], table[-1]
+    assert out() - before == 3 * 2 * 4
+
+
+# --- handles ------------------------------------------------------------------------------------
+
+
+def test_a_handle_means_the_variable_that_it_was_made_of(table):
+    assert pickle.loads(pickle.dumps(table)) is table
+    assert copy.deepcopy(table) is table
+    assert copy.copy(table) is table
+    captured = cloudpickle.loads(pickle_for_workers(lambda: table.assign_add(table.read())))
+    captured()
+    assert whole(table)[0] == [2, 4]
+
+
+def test_a_handle_is_small_and_resolves_where_its_cluster_is_known(strategy, table):
+    data = pickle.dumps(table)
+    assert len(data) < 1000
+    leave(strategy.cluster)
+    with pytest.raises(FailedPreconditionError, match="Variable 'table' belongs to the cluster"):
+        pickle.loads(data)
+
+
+def test_a_local_variable_in_a_function_for_workers_is_named(strategy):
+    local = hr.Variable([1.0], name="local one")
+    with strategy.scope():
+        placed = hr.Variable(0.0)
+    with pytest.raises(FailedPreconditionError, match="'local one', which was made outside"):
+        pickle_for_workers(lambda: placed.assign(local.read()[0]))
+    with pytest.raises(FailedPreconditionError, match="'local one'"):
+        pickle_for_workers(((local,), {}))
+    assert cloudpickle.loads(pickle_for_workers((placed, 1)))[0] is placed
+
+
+def test_a_variable_is_not_made_in_a_closure(strategy):
+    refused = pytest.raises(FailedPreconditionError, match="make it in strategy")
+    with writing_as(Origin(1, 1, 0)), strategy.scope(), refused:
+        hr.Variable(0.0, name="v")
+
+
+def test_writes_of_a_closure_that_is_tried_again_are_done_once(strategy, table):
+    for worker in (0, 1):
+        with writing_as(Origin(strategy.incarnation, 4, worker)):
+            table.assign_add(np.ones((8, 2)))
+            table.scatter_add([0, 7], np.ones((2, 2)))
+            table.scatter_mul([0], [[2.0, 2.0]])
+    assert whole(table)[0] == [6, 8]
+    assert whole(table)[1] == [4, 5]
+    assert whole(table)[7] == [17, 18]
+
+
+def test_it_says_where_it_is(strategy, table):
+    assert repr(table) == (
+        "<Variable 'table' shape=(8, 2) dtype=float32 on servers [0, 1], 3 shards>"
+    )
+    assert repr(strategy) == "<ParameterServerStrategy of 2 parameter servers>"
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"aggregation": "MOST"}, {"synchronization": "ON_READ"}, {"synchronization": "NONE"}]
+)
+def test_arguments_that_make_no_sense_are_refused(strategy, wrong):
+    with strategy.scope(), pytest.raises(ValueError, match="must be"):
+        hr.Variable(0.0, **wrong)

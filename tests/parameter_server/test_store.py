@@ -1,0 +1,333 @@
+"""What a store does with operations on variables, and what it refuses."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import msgspec
+import numpy as np
+import pytest
+
+from headrace.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
+from headrace.parameter_server.operations import (
+    AdamRule,
+    Apply,
+    Assign,
+    Constant,
+    Count,
+    Counted,
+    Create,
+    Created,
+    CreateTable,
+    Describe,
+    Done,
+    Fence,
+    Gather,
+    Operation,
+    Read,
+    Scatter,
+    Settle,
+    SgdRule,
+    ShardSpec,
+    Step,
+    TableSpec,
+    Uniform,
+)
+from headrace.parameter_server.store import Store
+
+F = np.float32
+STEP = Step(iteration=0, learning_rate=1.0)
+
+
+def spec_of(value, name="v", **other):
+    return ShardSpec(
+        name=name, variable=name, shape=value.shape, dtype=value.dtype.name,
+        variable_shape=other.pop("variable_shape", value.shape), **other,
+    )  # fmt: skip
+
+
+def a_store(value, **spec):
+    store = Store()
+    value = np.asarray(value)
+    assert store.carry_out(Create(shard=spec_of(value, **spec)), [value])[0] == Created(
+        existed=False
+    )
+    return store
+
+
+def read(store, name="v"):
+    return store.carry_out(Read(shard=name))[1][0]
+
+
+def rows(*numbers):
+    return np.array(numbers, np.int64)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        F(3), np.zeros(0, F), np.zeros((0, 3), F), np.zeros((3, 0), F), np.arange(6).reshape(2, 3),
+        np.array([True, False]), np.array([1.5], ml_dtypes.bfloat16), np.array([1 + 2j]),
+    ],
+    ids=lambda value: f"{value.dtype} {value.shape}",
+)  # fmt: skip
+def test_values_of_all_shapes_and_dtypes_are_kept_as_they_are(value):
+    store = a_store(value)
+    found = read(store)
+    assert (found.shape, found.dtype) == (np.shape(value), value.dtype)
+    assert found.tobytes() == value.tobytes()
+    store.carry_out(Assign(shard="v"), [found.copy()])
+    assert read(store).tobytes() == value.tobytes()
+
+
+def test_a_shard_is_made_once_and_keeps_its_value():
+    store = a_store(F([1, 2]))
+    again = Create(shard=spec_of(F([5, 6])))
+    assert store.carry_out(again, [F([5, 6])])[0] == Created(existed=True)
+    assert read(store).tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("other", [F([[1, 2]]), np.array([1.0, 2.0]), F([1, 2, 3])])
+def test_another_shape_or_dtype_under_a_name_is_an_error(other):
+    with pytest.raises(AlreadyExistsError, match="there is a shard v of dtype float32 and shape"):
+        a_store(F([1, 2])).carry_out(Create(shard=spec_of(other)), [other])
+
+
+def test_a_shard_is_made_from_a_value_or_an_initializer():
+    store = Store()
+    spec = spec_of(np.zeros((4, 3), F), row=6, variable_shape=(10, 3))
+    store.carry_out(Create(shard=spec, initializer=Uniform(0.0, 1.0, 5)))
+    whole = spec_of(np.zeros((10, 3), F), name="w")
+    store.carry_out(Create(shard=whole, initializer=Uniform(0.0, 1.0, 5)))
+    assert read(store).tobytes() == read(store, "w")[6:].tobytes()
+    for arrays, initializer, words in (
+        ([], None, "but got neither"),
+        ([F([1])], Constant(1.0), "but got both"),
+        ([F([1, 2])], None, r"a first value of shape \(2,\) and dtype float32 does not fit"),
+        ([np.array([1.0])], None, "dtype float64 does not fit"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=words):
+            store.carry_out(Create(shard=spec_of(F([1]), "x"), initializer=initializer), arrays)
+
+
+@pytest.mark.parametrize(
+    ("shape", "row", "whole"),
+    [((2,), 9, (10,)), ((2,), -1, (10,)), ((2, 3), 0, (2, 4)), ((), 0, (1,)), ((-1,), 0, (1,))],
+)
+def test_a_shard_is_a_run_of_its_variable_s_rows(shape, row, whole):
+    spec = ShardSpec(
+        name="v", variable="v", row=row, shape=shape, dtype="float32", variable_shape=whole
+    )
+    with pytest.raises(InvalidArgumentError, match="is no part of a variable of shape"):
+        Store().carry_out(Create(shard=spec, initializer=Constant(0.0)))
+
+
+def test_what_comes_in_is_copied_and_what_goes_out_cannot_be_written():
+    value = F([1, 2])
+    store = a_store(value)
+    value[0] = 9
+    assert read(store).tolist() == [1, 2]
+    with pytest.raises(ValueError, match="read-only"):
+        read(store)[0] = 9
+    gathered = store.carry_out(Gather(shard="v"), [rows(0)])[1][0]
+    gathered[0] = 9
+    assert read(store).tolist() == [1, 2]
+
+
+def test_a_whole_value_is_assigned_added_or_subtracted():
+    store = a_store(np.array([1, 2]))
+    for how, expected in (("add", [4, 6]), ("sub", [1, 2]), ("assign", [3, 4])):
+        store.carry_out(Assign(shard="v", how=how), [np.array([3, 4])])
+        assert read(store).tolist() == expected
+
+
+def test_rows_are_gathered_in_the_order_in_which_they_are_named():
+    store = a_store(np.arange(8, dtype=F).reshape(4, 2), row=10, variable_shape=(20, 2))
+    gathered = store.carry_out(Gather(shard="v"), [rows(13, 10, 13)])[1][0]
+    assert gathered.tolist() == [[6, 7], [0, 1], [6, 7]]
+    square = store.carry_out(Gather(shard="v"), [rows(11, 12).reshape(1, 2)])[1][0]
+    assert square.tolist() == [[[2, 3], [4, 5]]]
+    assert store.carry_out(Gather(shard="v"), [rows()])[1][0].shape == (0, 2)
+    assert store.carry_out(Gather(shard="v"), [np.array(11)])[1][0].tolist() == [2, 3]
+
+
+def test_answers_are_written_where_the_server_wants_them():
+    made = []
+
+    def allocate(shape, dtype):
+        made.append(np.empty(shape, dtype))
+        return made[-1]
+
+    store = Store(allocate)
+    store.carry_out(Create(shard=spec_of(F([1, 2]))), [F([1, 2])])
+    gathered = store.carry_out(Gather(shard="v"), [rows(1)])[1][0]
+    assert gathered is made[0]
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ("add", [11, 2, 23]), ("sub", [-9, 2, -17]), ("mul", [10, 2, 60]),
+        ("update", [10, 2, 20]), ("min", [1, 2, 3]), ("max", [10, 2, 20]), ("div", [0, 2, 0]),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("dtype", ["int64", "float32", "bfloat16"])
+@pytest.mark.parametrize("order", [[0, 1], [1, 0]])
+def test_rows_are_changed_in_all_ways(how, expected, dtype, order):
+    kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    store = a_store(np.array([1, 2, 3]).astype(kind))
+    which, values = rows(0, 2)[order], np.array([10, 20]).astype(kind)[order]
+    store.carry_out(Scatter(shard="v", how=how), [which, values])
+    if how == "div" and dtype != "int64":
+        expected = (np.float32([1, 2, 3]) / np.float32([10, 1, 20])).astype(kind).tolist()
+    assert read(store).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [("add", 1 + 10 + 30), ("sub", -39), ("mul", 300), ("update", 30), ("min", 1), ("max", 30)],
+)
+@pytest.mark.parametrize("dtype", ["int32", "float32"])
+def test_a_row_that_is_named_twice_is_changed_twice(how, expected, dtype):
+    store = a_store(np.ones((3, 2), dtype))
+    values = np.array([[10, 10], [5, 5], [30, 30]], dtype)
+    store.carry_out(Scatter(shard="v", how=how), [rows(2, 0, 2), values])
+    assert read(store)[2].tolist() == [expected] * 2
+    assert read(store)[1].tolist() == [1, 1]
+
+
+def test_bools_are_assigned_and_updated_and_no_more():
+    store = a_store(np.array([True, False, True]))
+    store.carry_out(Scatter(shard="v", how="update"), [rows(1), np.array([True])])
+    store.carry_out(Assign(shard="v"), [~read(store)])
+    assert read(store).tolist() == [False] * 3
+    for operation, arrays in (
+        (Assign(shard="v", how="add"), [np.ones(3, bool)]),
+        (Scatter(shard="v", how="sub"), [rows(0), np.ones(1, bool)]),
+    ):
+        with pytest.raises(InvalidArgumentError, match="is not defined for the variable v of dtyp"):
+            store.carry_out(operation, arrays)
+
+
+@pytest.mark.parametrize(
+    ("operation", "arrays", "words"),
+    [
+        (
+            Assign(shard="v"),
+            [np.zeros((4, 2), F)],
+            r"shape \(4, 2\) of a value does not fit the va",
+        ),
+        (Assign(shard="v"), [np.zeros((2, 2), F)], r"shard 1 needs \(3, 2\)"),
+        (Assign(shard="v"), [np.zeros((3, 2))], "dtype float64 cannot be written to the variable"),
+        (Assign(shard="v", how="mul"), [np.zeros((3, 2), F)], "`how` must be one of assign, add,"),
+        (Assign(shard="v"), [], "Assign needs 1 arrays, but got 0"),
+        (Gather(shard="v"), [rows(4, 30)], r"ids\[1\] = 30 is not in \[0, 9\) of the variable v"),
+        (Gather(shard="v"), [rows(-1)], r"ids\[0\] = -1 is not in \[0, 9\)"),
+        (Gather(shard="v"), [rows(5, 3)], "id 3 of the variable v is not in shard 1, which has ro"),
+        (Scatter(shard="v"), [rows(9), np.zeros((1, 2), F)], r"ids\[0\] = 9 is not in \[0, 9\)"),
+        (
+            Scatter(shard="v"),
+            [rows(4), np.zeros((2, 2), F)],
+            r"shape \(2, 2\) of values does not f",
+        ),
+        (Scatter(shard="v"), [rows(4), np.zeros((1, 2))], "values of dtype float64 cannot be wri"),
+        (Scatter(shard="v"), [rows(4).reshape(1, 1), np.zeros((1, 2), F)], "one dimension, but go"),
+        (Scatter(shard="v", how="pow"), [rows(4), np.zeros((1, 2), F)], "`how` must be one of add"),
+        (
+            Apply(shard="v", optimizer="o", rule=SgdRule(), step=STEP),
+            [np.zeros((3, 1), F)],
+            r"shape \(3, 1\) of a gradient does not fit",
+        ),
+        (
+            Apply(shard="v", optimizer="o", rule=SgdRule(), step=STEP),
+            [np.zeros((3, 2), int)],
+            "a gradient of v must have a floating dtype, but has int64",
+        ),
+        (
+            Apply(shard="v", optimizer="o", rule=SgdRule(), step=STEP),
+            [rows(5), np.zeros((2, 2), F)],
+            r"shape \(2, 2\) of gradients does not fit",
+        ),
+        (Count(counter="c", by=-1), [], "the counter c only grows, but got -1"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_changes_nothing(operation, arrays, words):
+    value = np.arange(6, dtype=F).reshape(3, 2)
+    store = a_store(value, row=4, index=1, variable_shape=(9, 2))
+    with pytest.raises(InvalidArgumentError, match=words):
+        store.carry_out(operation, arrays)
+    assert read(store).tobytes() == value.tobytes()
+    assert not store.shards["v"].slots
+    assert not store.counters
+
+
+def test_ids_are_integers():
+    with pytest.raises(TypeError, match="ids of the variable v must be integers, but got dtype f"):
+        a_store(F([1])).carry_out(Gather(shard="v"), [F([0])])
+
+
+def test_a_single_number_has_no_rows():
+    with pytest.raises(InvalidArgumentError, match="v is a single number and has no rows"):
+        a_store(F(1)).carry_out(Gather(shard="v"), [rows(0)])
+
+
+def test_an_optimizer_changes_floating_variables_only():
+    with pytest.raises(InvalidArgumentError, match="changes floating variables, but v has dtype i"):
+        a_store(np.array([1])).carry_out(
+            Apply(shard="v", optimizer="o", rule=SgdRule(), step=STEP), [F([1])]
+        )
+
+
+def test_a_name_that_is_not_there_is_named_with_those_that_are():
+    with pytest.raises(NotFoundError, match="there is no shard w on this server; it has v"):
+        read(a_store(F([1])), "w")
+    with pytest.raises(NotFoundError, match="it has none"):
+        read(Store(), "w")
+
+
+def test_the_first_step_makes_slots_and_another_optimizer_has_others():
+    store = a_store(np.ones((4, 2), F))
+    for name in ("a", "b"):
+        adam = Apply(shard="v", optimizer=name, rule=AdamRule(), step=STEP)
+        store.carry_out(adam, [rows(1, 3), np.ones((2, 2), F)])
+    described = store.carry_out(Describe())[0]
+    assert described.shards[0].slots == ("a/momentum", "a/velocity", "b/momentum", "b/velocity")
+    assert described.bytes == 5 * 32
+    assert (read(store)[:, 0] < 1).tolist() == [False, True, False, True]
+
+
+def test_rows_of_a_gradient_may_come_doubled_and_in_any_order():
+    store = a_store(np.zeros((4, 1), F))
+    gradient = np.arange(1, 5, dtype=F).reshape(4, 1)
+    store.carry_out(
+        Apply(shard="v", optimizer="o", rule=SgdRule(), step=STEP), [rows(3, 0, 3, 1), gradient]
+    )
+    assert read(store).tolist() == [[-2], [-4], [0], [-4]]
+
+
+def test_gradients_of_another_precision_are_taken():
+    store = a_store(np.zeros((2, 2), F))
+    for kind in (np.float64, np.float16, ml_dtypes.bfloat16):
+        store.carry_out(
+            Apply(shard="v", optimizer="o", rule=SgdRule(), step=STEP), [np.ones((2, 2), kind)]
+        )
+    assert read(store).tolist() == [[-3, -3]] * 2
+
+
+def test_a_counter_grows_from_0():
+    store = Store()
+    assert store.carry_out(Count(counter="steps"))[0] == Counted(before=0, after=1)
+    assert store.carry_out(Count(counter="steps", by=0))[0] == Counted(before=1, after=1)
+    assert store.carry_out(Count(counter="steps", by=5))[0] == Counted(before=1, after=6)
+    assert store.carry_out(Describe())[0].counters == {"steps": 6}
+
+
+def test_every_operation_travels_as_a_message_and_is_carried_out():
+    store = a_store(F([1, 2]))
+    store.carry_out(CreateTable(table=TableSpec(name="t", table="t", dim=2)))
+    for operation in (Read(shard="v"), Settle(incarnation=1), Fence(incarnation=1), Describe()):
+        sent = msgspec.msgpack.decode(msgspec.msgpack.encode(operation), type=Operation)
+        assert sent == operation
+        answer, _ = store.carry_out(sent)
+        again = msgspec.msgpack.decode(msgspec.msgpack.encode(answer), type=type(answer))
+        assert again == answer
+    assert store.carry_out(Settle(incarnation=1))[0] == Done()

@@ -1,0 +1,243 @@
+"""Any sequence of operations, with keys that are repeated, late or fenced, against a dictionary."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from headrace.errors import AbortedError
+from headrace.parameter_server.operations import (
+    Apply,
+    ApplyIds,
+    Assign,
+    Constant,
+    Count,
+    Create,
+    CreateTable,
+    Fence,
+    Gather,
+    GatherIds,
+    Lookup,
+    Read,
+    Scatter,
+    Settle,
+    SgdRule,
+    ShardSpec,
+    Step,
+    TableSpec,
+    WriteKey,
+)
+from headrace.parameter_server.saved import SavedServer
+from headrace.parameter_server.snapshots import holdings, restore, snapshot_of, snapshot_of_server
+from headrace.parameter_server.store import Store
+
+ROWS, WIDTH, ADMISSION = 7, 2, 2
+
+
+class Model:
+    """What should be there: rows as lists, ids as a dictionary, keys as a set."""
+
+    def __init__(self):
+        self.rows = np.zeros((ROWS, WIDTH))
+        self.table, self.seen = {}, {}
+        self.counter = 0
+        self.done, self.settled, self.fenced, self.incarnation = {}, set(), set(), 0
+
+    def adopt(self, incarnation):
+        if incarnation > self.incarnation:
+            self.incarnation = incarnation
+            self.done, self.settled, self.fenced = {}, set(), set()
+
+    def refuses(self, key):
+        self.adopt(key.incarnation)
+        return (
+            key.incarnation < self.incarnation
+            or key.worker in self.fenced
+            or key.closure in self.settled
+        )
+
+    def once(self, key, target, change):
+        """Return what a write answers, and carry it out if it was not."""
+        if key is None:
+            return change()
+        which = (key.closure, target, key.number)
+        if which not in self.done:
+            self.done[which] = change()
+        return self.done[which]
+
+
+class Play:
+    def __init__(self, seed):
+        self.rng = np.random.default_rng(seed)
+        self.store, self.model = Store(), Model()
+        shape = (ROWS, WIDTH)
+        spec = ShardSpec(name="v", variable="v", shape=shape, dtype="float64", variable_shape=shape)
+        self.store.carry_out(Create(shard=spec, initializer=Constant(0.0)))
+        table = TableSpec(
+            name="t", table="t", dim=WIDTH, dtype="float64", initializer=Constant(1.0),
+            admission=ADMISSION,
+        )  # fmt: skip
+        self.store.carry_out(CreateTable(table=table))
+        self.incarnation = 1
+
+    def number(self, below):
+        return int(self.rng.integers(below))
+
+    def key(self):
+        if self.number(5) == 0:
+            return None
+        late = self.number(12) == 0
+        return WriteKey(
+            incarnation=self.incarnation - late, closure=self.number(9), worker=self.number(4),
+            number=self.number(3),
+        )  # fmt: skip
+
+    def write(self, key, target, operation, arrays, change):
+        if key is not None and self.model.refuses(key):
+            with pytest.raises(AbortedError):
+                self.store.carry_out(operation, arrays)
+            return None
+        return self.store.carry_out(operation, arrays), self.model.once(key, target, change)
+
+    def assign(self):
+        key, value = self.key(), self.rng.integers(0, 9, (ROWS, WIDTH)).astype(float)
+        how = ("assign", "add", "sub")[self.number(3)]
+
+        def change():
+            old = self.model.rows
+            self.model.rows = {"assign": value, "add": old + value, "sub": old - value}[how]
+
+        self.write(key, "v", Assign(shard="v", how=how, key=key), [value], change)
+
+    def scatter(self):
+        key, rows = self.key(), self.rng.integers(0, ROWS, self.number(6))
+        values = self.rng.integers(0, 9, (len(rows), WIDTH)).astype(float)
+        how = ("add", "sub", "update", "max")[self.number(4)]
+        ways = {
+            "add": np.add, "sub": np.subtract, "max": np.maximum, "update": lambda _, value: value,
+        }  # fmt: skip
+
+        def change():
+            self.model.rows = self.model.rows.copy()
+            for row, value in zip(rows, values, strict=True):
+                self.model.rows[row] = ways[how](self.model.rows[row], value)
+
+        self.write(key, "v", Scatter(shard="v", how=how, key=key), [rows, values], change)
+
+    def apply(self):
+        key, rows = self.key(), self.rng.integers(0, ROWS, self.number(6))
+        values = self.rng.integers(0, 9, (len(rows), WIDTH)).astype(float)
+        step = Step(iteration=0, learning_rate=0.5)
+        operation = Apply(shard="v", optimizer="o", rule=SgdRule(), step=step, key=key)
+
+        def change():
+            self.model.rows = self.model.rows.copy()
+            np.subtract.at(self.model.rows, rows, 0.5 * values)
+
+        self.write(key, "v", operation, [rows, values], change)
+
+    def count(self):
+        key, by = self.key(), self.number(4)
+
+        def change():
+            self.model.counter += by
+            return self.model.counter
+
+        result = self.write(key, "c", Count(counter="c", by=by, key=key), [], change)
+        if result is not None:
+            (answer, _), after = result
+            assert answer.after == after
+
+    def lookup(self):
+        key, ids = self.key(), self.rng.integers(-6, 6, self.number(7))
+
+        def change():
+            for one in ids.tolist():
+                self.model.seen[one] = self.model.seen.get(one, 0) + 1
+            for one in ids.tolist():
+                if self.model.seen[one] >= ADMISSION:
+                    self.model.table.setdefault(one, np.ones(WIDTH))
+
+        result = self.write(key, "t", Lookup(table="t", key=key), [ids], change)
+        if result is not None:
+            self.compare_ids(ids, result[0][1][0])
+
+    def apply_ids(self):
+        key, ids = self.key(), self.rng.integers(-6, 6, self.number(7))
+        values = self.rng.integers(0, 9, (len(ids), WIDTH)).astype(float)
+        step = Step(iteration=0, learning_rate=0.5)
+        operation = ApplyIds(table="t", optimizer="o", rule=SgdRule(), step=step, key=key)
+
+        def change():
+            for one, value in zip(ids.tolist(), values, strict=True):
+                if one in self.model.table:
+                    self.model.table[one] = self.model.table[one] - 0.5 * value
+
+        self.write(key, "t", operation, [ids, values], change)
+
+    def settle(self):
+        closure, below = self.number(9), self.number(4) if self.number(4) == 0 else 0
+        self.store.carry_out(Settle(incarnation=self.incarnation, closures=(closure,), below=below))
+        self.model.adopt(self.incarnation)
+        self.model.settled |= {closure, *range(below)}
+        self.model.done = {
+            which: answer
+            for which, answer in self.model.done.items()
+            if which[0] not in self.model.settled
+        }
+
+    def fence(self):
+        worker = self.number(4)
+        self.store.carry_out(Fence(incarnation=self.incarnation, worker=worker))
+        self.model.adopt(self.incarnation)
+        self.model.fenced.add(worker)
+
+    def new_coordinator(self):
+        self.incarnation += 1
+        self.store.carry_out(Fence(incarnation=self.incarnation))
+        self.model.adopt(self.incarnation)
+
+    def come_back(self):
+        """The server is lost, and another one is restored from what was saved."""
+        again = Store()
+        for holding in holdings(self.store):
+            restore(again, snapshot_of(self.store, holding))
+        saved = snapshot_of_server(self.store)
+        assert isinstance(saved.record, SavedServer)
+        restore(again, saved)
+        self.store = again
+
+    def compare_ids(self, ids, found):
+        nothing = np.zeros(WIDTH)
+        expected = [self.model.table.get(one, nothing).tolist() for one in ids.tolist()]
+        assert found.tolist() == expected
+
+    def compare(self):
+        assert self.store.carry_out(Read(shard="v"))[1][0].tolist() == self.model.rows.tolist()
+        rows = self.rng.integers(0, ROWS, 3)
+        gathered = self.store.carry_out(Gather(shard="v"), [rows])[1][0]
+        assert gathered.tolist() == self.model.rows[rows].tolist()
+        ids = np.arange(-6, 6)
+        self.compare_ids(ids, self.store.carry_out(GatherIds(table="t"), [ids])[1][0])
+        assert self.store.counters.get("c", 0) == self.model.counter
+        assert len(self.store.keys) == len(self.model.done)
+
+
+MOVES = [
+    (Play.assign, 2), (Play.scatter, 4), (Play.apply, 4), (Play.count, 2), (Play.lookup, 4),
+    (Play.apply_ids, 4), (Play.settle, 3), (Play.fence, 0.4), (Play.new_coordinator, 0.4),
+    (Play.come_back, 0.5),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_store_does_what_its_model_does(seed):
+    play = Play(seed)
+    weights = np.array([weight for _, weight in MOVES])
+    for step in range(60):
+        move = MOVES[play.rng.choice(len(MOVES), p=weights / weights.sum())][0]
+        try:
+            move(play)
+            play.compare()
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}, step {step}: {move.__name__}") from error

@@ -1,0 +1,125 @@
+"""Ids of a batch: each once, summed, to its shard, and back in order."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from headrace.errors import InvalidArgumentError
+from headrace.parameter_server import sums
+from headrace.parameter_server.partitioners import ranges_of_rows
+from headrace.parameter_server.sums import (
+    check_rows,
+    distinct_ids,
+    shard_of_ids,
+    split_by_hash,
+    split_by_rows,
+    sum_rows,
+)
+
+IDS = {
+    "none": [],
+    "one": [7],
+    "all equal": [3] * 9,
+    "some doubled": [5, 1, 5, 9, 1, 1, 0],
+    "negative": [-4, 2, -4],
+    "far apart": [2**63 - 1, -(2**63), 0, 2**63 - 1, 5],
+    "large and near": [2**62 + 5, 2**62, 2**62 + 5],
+}
+
+
+@pytest.fixture(params=["with SciPy", "without SciPy"])
+def way(request, monkeypatch):
+    if request.param == "without SciPy":
+        monkeypatch.setattr(sums, "_sparse_product", lambda: None)
+    else:
+        assert sums._sparse_product() is not None
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("name", IDS)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "int32"])
+@pytest.mark.parametrize("row", [(), (3,), (2, 2), (0,)])
+def test_rows_of_equal_ids_are_summed(name, dtype, row):
+    ids = np.array(IDS[name], np.int64)
+    values = np.arange(len(ids) * int(np.prod(row)), dtype="int64").reshape(len(ids), *row)
+    once, summed = sum_rows(ids, values.astype(getattr(ml_dtypes, dtype, dtype)))
+    expected = np.unique(ids)
+    assert once.tolist() == expected.tolist()
+    assert summed.dtype == np.dtype("float32" if dtype == "bfloat16" else dtype)
+    assert summed.shape == (len(expected), *row)
+    for one, got in zip(expected, summed, strict=True):
+        assert got.tolist() == values[ids == one].sum(axis=0).tolist()
+
+
+def test_both_ways_to_sum_agree(monkeypatch):
+    rng = np.random.default_rng(5)
+    ids, values = rng.zipf(1.4, 3000) % 500, rng.standard_normal((3000, 7)).astype(np.float32)
+    fast = sum_rows(ids, values)
+    monkeypatch.setattr(sums, "_sparse_product", lambda: None)
+    slow = sum_rows(ids, values)
+    np.testing.assert_allclose(fast[1], slow[1], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_distinct_ids_and_their_places_make_the_ids_again(name):
+    ids = np.array(IDS[name], np.int64)
+    once, inverse = distinct_ids(ids)
+    assert once.tolist() == sorted(set(IDS[name]))
+    assert once[inverse].tolist() == ids.tolist()
+
+
+def test_places_have_the_shape_of_the_ids():
+    once, inverse = distinct_ids(np.array([[4, 2], [2, 9]]))
+    assert once.tolist() == [2, 4, 9]
+    assert inverse.tolist() == [[1, 0], [0, 2]]
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3, 5])
+def test_answers_of_shards_come_back_in_the_order_of_the_ids(shards):
+    table = np.arange(11) * 10
+    ranges = ranges_of_rows(11, shards)
+    once, inverse = distinct_ids(np.array([8, 0, 4, 10, 8]))
+    parts = split_by_rows(once, ranges)
+    asked = [once[part] for part in parts]
+    assert all(row in here for rows, here in zip(asked, ranges, strict=True) for row in rows)
+    answers = [
+        table[here.start : here.stop][rows - here.start]
+        for rows, here in zip(asked, ranges, strict=True)
+    ]
+    assert np.concatenate(answers)[inverse].tolist() == [80, 0, 40, 100, 80]
+
+
+@pytest.mark.parametrize(
+    ("ids", "words"),
+    [
+        ([0, 1, 9], r"ids\[2\] = 9 is not in \[0, 9\) of the variable w"),
+        ([[0, 1], [-1, 12]], r"ids\[1, 0\] = -1 is not in \[0, 9\)"),
+        (np.uint64([2**64 - 1]), r"ids\[0\] = 18446744073709551615 is not in"),
+        (9, r"ids\[\] = 9 is not in"),
+    ],
+)
+def test_an_id_out_of_range_is_named_with_its_place(ids, words):
+    with pytest.raises(InvalidArgumentError, match=words):
+        check_rows(ids, 9, "the variable w")
+
+
+def test_ids_are_integers():
+    assert check_rows([], 0, "w").dtype == np.int64
+    assert check_rows(np.uint8([3]), 4, "w").dtype == np.int64
+    with pytest.raises(TypeError, match="ids of w must be integers, but got dtype float64"):
+        check_rows([0.0], 4, "w")
+    with pytest.raises(TypeError, match="dtype bool"):
+        check_rows(np.array([True]), 4, "w")
+
+
+@pytest.mark.parametrize("ids", [np.arange(30_000), np.arange(30_000) * 64, -np.arange(30_000)])
+@pytest.mark.parametrize("shards", [1, 2, 3, 7])
+def test_ids_are_spread_evenly_whatever_their_stride(ids, shards):
+    owner = shard_of_ids(ids, shards)
+    counts = np.bincount(owner, minlength=shards)
+    assert counts.min() > 0.9 * len(ids) / shards
+    assert counts.max() < 1.1 * len(ids) / shards
+    for shard, places in enumerate(split_by_hash(ids, shards)):
+        assert (owner[places] == shard).all()

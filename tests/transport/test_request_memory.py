@@ -1,0 +1,229 @@
+"""Requests with large buffers take the way through memory that the channel owns."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+import pytest
+
+from headrace.errors import FailedPreconditionError, UnavailableError
+from headrace.transport import zeromq
+from headrace.transport.envelope import REQUEST, RequestHeader, encode
+from headrace.transport.limits import ServerLimits
+from headrace.transport.shared_memory import Placement
+from tests.transport.conftest import Carrier
+from tests.transport.words import Echo, Echoed, Hold, Release, TestReply, TestRequest
+
+LARGE = 1 << 20
+
+
+def eventually(seconds: float, condition: Callable[[], bool]) -> bool:
+    until = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > until:
+            return False
+    return True
+
+
+def ask(channel, number: int, size: int = LARGE):
+    """Have a buffer come back, and check that it is what was sent."""
+    sent = np.full(size, number % 251, np.uint8)
+    message, (buffer,) = channel.call(Echo(number=number), [memoryview(sent)], timeout=20)
+    assert message == Echoed(number=number)
+    assert np.array_equal(np.frombuffer(buffer, np.uint8), sent)
+
+
+def arena_of(channel):
+    arena = channel._arena
+    assert arena is not None, "no memory is shared"
+    return arena
+
+
+def test_large_requests_take_the_way_through_shared_memory(start_peer):
+    peer = start_peer()
+    channel = zeromq.connect(peer.address, reply_type=TestReply)
+    for number in range(20):
+        ask(channel, number)
+    arena = arena_of(channel)
+    assert arena.bytes_mapped == 16 << 20, "one segment, used again and again"
+    assert arena.slots_in_use <= 4
+    channel.close()
+
+
+def test_small_requests_take_no_memory(start_peer):
+    peer = start_peer()
+    channel = zeromq.connect(peer.address, reply_type=TestReply)
+    for number in range(5):
+        ask(channel, number, 50_000)
+    assert arena_of(channel).bytes_mapped == 0
+    channel.close()
+
+
+def test_several_buffers_arrive_apart_aligned_and_writable():
+    carrier = Carrier("shared-memory")
+    seen = []
+
+    def handler(requests):
+        for request in requests:
+            seen.append(
+                [np.frombuffer(view, np.uint8).ctypes.data % 64 for view in request.buffers]
+            )
+            assert not any(view.readonly for view in request.buffers)
+            request.reply(Echoed(), [memoryview(bytes(view)) for view in request.buffers])
+
+    server = carrier.serve(handler)
+    channel = carrier.connect(server.address)
+    data = [b"a" * 300_001, b"b", b"c" * 65]
+    for _ in range(3):
+        _, buffers = channel.call(Echo(), [memoryview(each) for each in data], timeout=20)
+        assert [bytes(view) for view in buffers] == data
+    assert arena_of(channel).slots_in_use > 0
+    assert seen[-1] == [0, 0, 0]
+    carrier.close()
+
+
+def test_what_the_server_holds_is_not_written_over_and_comes_back_in_the_end():
+    carrier = Carrier("shared-memory")
+    held = []
+
+    def handler(requests):
+        for request in requests:
+            if isinstance(request.message, Echo):
+                held.append(request.buffers)
+            request.reply(Echoed())
+
+    server = carrier.serve(handler)
+    channel = carrier.connect(server.address)
+    for number in range(64):
+        channel.call(Echo(), [memoryview(np.full(LARGE, number, np.uint8))], timeout=20)
+    for number, (view,) in enumerate(held):
+        assert set(view[:: LARGE // 8]) == {number}
+    arena = arena_of(channel)
+    assert arena.slots_in_use > 10
+    del view
+    held.clear()
+    gc.collect()
+    channel.call(Release(), timeout=20)
+    assert arena.slots_in_use == 0
+    carrier.close()
+
+
+def test_many_requests_at_once_are_answered_whatever_room_there_is():
+    carrier = Carrier("shared-memory")
+    _, channel = carrier.pair()
+    ask(channel, 0)
+    for number in range(100):
+        channel.send(Echo(number=number), [memoryview(np.full(LARGE, number, np.uint8))])
+    for _ in range(100):
+        reply = channel.receive(30)
+        assert bytes(reply.buffers[0][:5]) == bytes([reply.message.number]) * 5
+        del reply
+    carrier.close()
+
+
+def test_a_server_that_says_nothing_more_still_gives_slots_back():
+    carrier = Carrier("shared-memory")
+    _, channel = carrier.pair()
+    for number in range(3):
+        ask(channel, number)
+    arena = arena_of(channel)
+    assert eventually(15, lambda: channel.receive(0.05) is None and arena.slots_in_use == 0)
+    carrier.close()
+
+
+def test_a_server_that_comes_back_gets_memory_of_its_own(start_peer):
+    peer = start_peer()
+    channel = zeromq.connect(peer.address, reply_type=TestReply)
+    for number in range(3):
+        ask(channel, number)
+    first = arena_of(channel)
+    peer.kill()
+    again = start_peer(int(peer.address.rpartition(":")[2]))
+
+    def answered() -> bool:
+        try:
+            ask(channel, 7)
+        except ConnectionError:
+            return False
+        return True
+
+    assert eventually(20, answered)
+    for number in range(3):
+        ask(channel, number)
+    assert arena_of(channel) is not first
+    assert first.bytes_mapped == 0
+    channel.close()
+    assert again.process.poll() is None
+
+
+def test_a_request_that_is_too_large_is_refused_wherever_it_lies():
+    def handler(requests):
+        for request in requests:
+            request.reply(Echoed())
+
+    server = zeromq.serve(
+        handler, request_type=TestRequest, limits=ServerLimits(request_bytes=2 << 20)
+    )
+    channel = zeromq.connect(server.address, reply_type=TestReply)
+    for _ in range(3):
+        channel.call(Echo(), [bytes(LARGE)], timeout=20)
+    with pytest.raises(FailedPreconditionError, match="larger than the 2,097,152"):
+        channel.call(Echo(), [bytes(3 << 20)], timeout=20)
+    channel.call(Echo(), [bytes(LARGE)], timeout=20)
+    channel.close()
+    server.close()
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_placement_that_makes_no_sense_is_an_error_and_harms_nobody(shared: bool):
+    carrier = Carrier("shared-memory" if shared else "tcp")
+    _, channel = carrier.pair()
+    channel.call(Echo(), timeout=20)
+    header = RequestHeader(
+        77, REQUEST, msgspec.Raw(encode(Hold())), placement=Placement(12345, 1, 0, (100,))
+    )
+    channel._unanswered.add(77)
+    channel._write(channel._connection, header)
+    reply = channel.receive(20)
+    assert isinstance(reply.message, FailedPreconditionError)
+    ask(channel, 5)
+    carrier.close()
+
+
+@pytest.mark.parametrize("kind", ["inprocess", "tcp", "shared-memory"])
+def test_lent_memory_may_change_once_it_was_sent(kind: str):
+    carrier = Carrier(kind)
+    table = np.zeros(LARGE, np.uint8)
+
+    def handler(requests):
+        for request in requests:
+            table[:] = request.message.number
+            request.reply(Echoed(), [memoryview(table)], lent=True)
+            table[:] = 255
+
+    server = carrier.serve(handler)
+    channel = carrier.connect(server.address)
+    for number in range(8):
+        _, (view,) = channel.call(Echo(number=number), timeout=20)
+        assert set(np.frombuffer(view, np.uint8).tolist()) == {number}
+    carrier.close()
+
+
+def test_a_loss_says_whether_anything_can_have_been_sent(start_peer):
+    peer = start_peer()
+    channel = zeromq.connect(peer.address, reply_type=TestReply)
+    channel.call(Echo(), timeout=20)
+    channel.send(Hold())
+    peer.kill()
+    with pytest.raises(UnavailableError) as caught:
+        channel.receive(20)
+    assert not caught.value.unsent
+    channel.send(Echo())
+    with pytest.raises(UnavailableError, match="refused") as caught:
+        channel.receive(20)
+    assert caught.value.unsent
+    channel.close()
