@@ -15,6 +15,7 @@ from benchmarks.report import Result, results_table, store
 __all__ = ["main"]
 
 QUESTIONS = (
+    "adapters_jax",
     "small_rows",
     "scalar_map",
     "distributed_input",

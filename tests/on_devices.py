@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -17,8 +18,16 @@ def names_of_tests(file: Path) -> list[str]:
     return re.findall(r"^def (test_\w+)", file.read_text(), re.MULTILINE)
 
 
-def outcomes(file: Path, folder: Path, **environment: str) -> dict[str, str]:
+def outcomes(
+    file: Path, folder: Path, names: Sequence[str] = (), **environment: str
+) -> dict[str, str]:
     """Run the tests of a file in a process of its own.
+
+    Args:
+        file: Its tests.
+        folder: For a report.
+        names: Of test functions; none: all.
+        **environment: Variables that the process has besides this one's.
 
     Returns:
         For each test function what its failures say; "" if there are none.
@@ -26,8 +35,9 @@ def outcomes(file: Path, folder: Path, **environment: str) -> dict[str, str]:
     report = folder / f"{file.stem}.xml"
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "pytest", str(file), "-q", "-p", "no:xdist"),
+            *(sys.executable, "-m", "pytest", "-q", "-p", "no:xdist"),
             *("-p", "no:cacheprovider", f"--junitxml={report}", f"--rootdir={ROOT}"),
+            *([f"{file}::{name}" for name in names] or [str(file)]),
         ],
         cwd=ROOT,
         env={**os.environ, **environment},

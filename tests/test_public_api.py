@@ -19,8 +19,8 @@ TOP = {
     "AUTOTUNE", "ArraySpec", "Chunk", "Dataset", "DatasetIterator", "EmbeddingTable",
     "INFINITE_CARDINALITY", "IndexedSlices", "IndexedSource", "Optional", "Options", "Reader",
     "Source", "TFRecordDataset", "TextLineDataset", "UNKNOWN_CARDINALITY", "Variable",
-    "coordinator", "distribute", "errors", "initializers", "io", "jax", "optimizers", "service",
-    "testing", "torch",
+    "coordinator", "distribute", "errors", "initializers", "io", "jax", "keras", "optimizers",
+    "service", "testing", "torch",
 }  # fmt: skip
 SERVICE = {
     "CrossTrainerCache",

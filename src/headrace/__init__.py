@@ -6,7 +6,7 @@ from headrace.lazy import lazily
 
 if TYPE_CHECKING:
     from headrace import coordinator, distribute, errors, io, service, testing
-    from headrace.adapters import jax, torch
+    from headrace.adapters import jax, keras, torch
     from headrace.data.dataset import Dataset
     from headrace.data.files import TextLineDataset, TFRecordDataset
     from headrace.data.iterator import DatasetIterator
@@ -49,6 +49,7 @@ else:
             "initializers": "headrace.parameter_server.initializers:",
             "io": "headrace.io:",
             "jax": "headrace.adapters.jax:",
+            "keras": "headrace.adapters.keras:",
             "optimizers": "headrace.parameter_server.optimizers:",
             "service": "headrace.service:",
             "testing": "headrace.testing:",
@@ -81,6 +82,7 @@ __all__ = [
     "initializers",
     "io",
     "jax",
+    "keras",
     "optimizers",
     "service",
     "testing",

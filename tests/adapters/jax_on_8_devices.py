@@ -18,8 +18,7 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 import headrace as hr
-from headrace.adapters import jax as adapter
-from headrace.adapters import jax_placement
+from headrace.adapters import jax_iterator, jax_placement
 from headrace.element.spec import check
 from headrace.element.structure import flatten
 from headrace.element.transpose import map_leaves
@@ -333,8 +332,8 @@ def test_an_interruption_while_a_batch_is_put_on_devices_loses_nothing(monkeypat
             raise KeyboardInterrupt
         return made(*arguments, **named)
 
-    made = jax_placement.global_array
-    monkeypatch.setattr(jax_placement, "global_array", put)
+    made = jax_placement.whole_array
+    monkeypatch.setattr(jax_placement, "whole_array", put)
     iterator = hr.jax.device_iterator(hr.Dataset.range(40).batch(8), over(8), 2)
     found = []
     for _ in range(10):
@@ -489,6 +488,6 @@ def test_with_64_bits_enabled_they_stay():
 
 
 def test_the_examples_in_docstrings_give_what_they_say():
-    result = doctest.testmod(adapter)
+    result = doctest.testmod(jax_iterator)
     assert result.attempted > 0
     assert result.failed == 0

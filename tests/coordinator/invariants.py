@@ -10,7 +10,7 @@ from headrace.coordinator.closure_queue import ClosureQueue
 
 def check(queue: ClosureQueue, staleness: int | None = None) -> None:
     """Raise AssertionError if the queue contradicts itself."""
-    unsettled = queue._unsettled
+    unsettled = queue.unsettled
     assert all(number >= queue.low for number in unsettled)
     assert queue.low == queue.last + 1 or queue.low in unsettled
     places: Counter[int] = Counter()

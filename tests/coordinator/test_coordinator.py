@@ -24,6 +24,7 @@ from headrace.coordinator import (
     shell,
 )
 from headrace.coordinator.cluster import Workers
+from headrace.coordinator.reception import Announce, Announced, ReceptionReply
 from headrace.errors import (
     AbortedError,
     CancelledError,
@@ -33,6 +34,8 @@ from headrace.errors import (
     OutOfRangeError,
     UserFunctionError,
 )
+from headrace.transport import zeromq
+from headrace.transport.security import Security, new_keys
 
 SECONDS = 30.0
 
@@ -483,9 +486,59 @@ def test_workers_are_added_and_removed_while_functions_run(coordinator: ClusterC
             coordinator.remove_worker(9)
 
 
+def test_workers_announce_themselves_to_a_coordinator_that_listens():
+    with ClosureWorker(0) as first, ClusterCoordinator(Workers([first.address])) as coordinator:
+        address = coordinator.listen()
+        with ClosureWorker(1, coordinator=address) as second:
+            _wait_until(lambda: coordinator.workers == {0: first.address, 1: second.address})
+            _wait_until(lambda: all(each.is_there for each in coordinator.status().workers))
+            coordinator.remove_worker(0)
+            coordinator.remove_worker(1)
+            _wait_until(lambda: coordinator.workers == {})
+            again = Announce(address=second.address, life="another process")
+            channel = zeromq.connect(address, reply_type=ReceptionReply)
+            answer, _ = channel.call(again, timeout=SECONDS)
+            channel.close()
+            assert answer == Announced(worker=2)
+            assert coordinator.schedule(_where, (0.0,)).fetch(SECONDS) == 2
+
+
+def test_a_status_says_what_runs_where(coordinator: ClusterCoordinator):
+    _shared["release"] = threading.Event()
+    values = [coordinator.schedule(_wait_for_release) for _ in range(8)]
+    _wait_until(lambda: sum(len(each.running) for each in coordinator.status().workers) == 2)
+    status = coordinator.status()
+    assert status.unsettled == 8
+    assert status.waiting == 8 - sum(each.in_flight for each in status.workers)
+    assert "_wait_for_release" in status.workers[0].running[0][0]
+    _shared["release"].set()
+    coordinator.fetch(values)
+    coordinator.join(SECONDS)
+    assert coordinator.status().finished >= 8
+    assert coordinator.status().gap == 0
+
+
 def _where(seconds: float) -> int:
     time.sleep(seconds)
     return get_current_worker_index()
+
+
+def test_off_one_machine_workers_let_in_whom_they_know(tmp_path: Any):
+    keys = new_keys(tmp_path / "keys")
+    strangers = new_keys(tmp_path / "others")
+    with pytest.raises(ValueError, match="needs security="):
+        ClosureWorker(0, host="0.0.0.0")
+    server = Security.load(keys, "server")
+    with ClosureWorker(0, security=server) as worker:
+        known = Workers([worker.address], security=Security.load(keys, "client"))
+        with ClusterCoordinator(known) as coordinator:
+            assert coordinator.schedule(_divide, (1, 1)).fetch(SECONDS) == 1.0
+        for security in (None, Security.load(strangers, "client")):
+            stranger = Workers([worker.address], security=security)
+            with ClusterCoordinator(stranger) as coordinator:
+                value = coordinator.schedule(_divide, (1, 1))
+                with pytest.raises(DeadlineExceededError, match=r"worker 0 .* has not been"):
+                    value.fetch(0.5)
 
 
 # --- per-worker data ---------------------------------------------------------------------------

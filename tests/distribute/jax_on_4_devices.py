@@ -327,6 +327,26 @@ def test_results_of_a_program_go_to_run_and_to_reductions():
         made["x"] + 1
 
 
+def test_keys_small_floats_bools_and_no_rows_pass_through_a_compiled_step():
+    strategy = mirrored()
+
+    def step(key, x):
+        context = get_replica_context()
+        mine = jax.random.fold_in(key, context.replica_id_in_sync_group)
+        return jax.random.split(key)[0], jax.random.normal(mine, (2,)), context.all_reduce("SUM", x)
+
+    compiled = strategy.compile(step)
+    key, first, total = compiled(jax.random.key(0), PerReplica([True, False, True, True]))
+    assert [int(value) for value in total.values] == [3] * 4
+    _, second, _ = compiled(key, True)
+    assert len({tuple(v.tolist()) for v in (*first.values, *second.values)}) == 8
+    same = strategy.compile(lambda *values: values)
+    half, none, zero = same(np.float64(1.5), None, np.zeros((0, 3), ml_dtypes.bfloat16))
+    assert half.values[3] == 1.5
+    assert none is None
+    assert (zero.values[1].shape, zero.values[1].dtype) == ((0, 3), jnp.bfloat16)
+
+
 def test_values_from_a_function_are_made_on_the_devices():
     values = mirrored().distribute_values_from_function(
         lambda context: jnp.full(2, context.replica_id_in_sync_group)

@@ -383,5 +383,23 @@ def in_a_framework(name):
         totals = s.local_results(s.run(on_replica, args=(step,)))[0]
         gathered = s.gather(step, axis=0)
         found.append((float(totals["sum"]), int(totals["rows"]), np.asarray(gathered).tolist()))
+    large = np.arange(1 << 19, dtype=np.float32) * (1 + s.first_replica)
+    values = {"large": large, "small": large[:3], "whole": large.astype(np.int64)}
+    made = s.run(lambda: {key: weight.framework.array(value) for key, value in values.items()})
+    sums = s.reduce("MEAN", made)
+    assert np.array_equal(np.asarray(sums["large"]), large / (1 + s.first_replica) * 1.5)
+    assert np.asarray(sums["small"]).tolist() == [0.0, 1.5, 3.0]
+    assert float(sums["whole"][-1]) == 1.5 * ((1 << 19) - 1)
     kinds = {type(x).__module__.partition(".")[0] for x in (totals["sum"], gathered, weight.read())}
     return found, float(weight.read()), float(s.reduce("MEAN", step, axis=0)), sorted(kinds)
+
+
+def large_until_an_error(said):
+    s = strategy(framework="torch", timeout=60.0)
+    value = s.run(lambda: s.framework.array(np.ones(1 << 19, np.float32)))
+    try:
+        while True:
+            assert float(s.reduce("SUM", value)[0]) == s.num_replicas_in_sync
+            Path(f"{said}-{s.first_replica}").touch()
+    except hr.errors.UnavailableError as error:
+        return str(error)

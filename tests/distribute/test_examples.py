@@ -9,13 +9,23 @@ import pytest
 
 import headrace as hr
 from headrace.data import optional
-from headrace.distribute import feeding, get_replica_context, mirrored, strategy
+from headrace.distribute import (
+    feeding,
+    get_replica_context,
+    mirrored,
+    multi_worker,
+    rebatch,
+    strategy,
+    streams,
+)
 from tests.distribute import replicas as r
 
 numbers = hr.Dataset.range
 
 
-@pytest.mark.parametrize("module", [feeding, mirrored, optional, strategy])
+@pytest.mark.parametrize(
+    "module", [feeding, mirrored, multi_worker, optional, rebatch, strategy, streams]
+)
 def test_examples_in_docstrings_give_what_they_say(module):
     assert doctest.testmod(module).failed == 0
 

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.on_devices import names_of_tests, outcomes
 
 FILE = Path(__file__).with_name("jax_on_4_devices.py")
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def test_on_4_devices(tmp_path: Path) -> None:
+    # One test for all, so that one process runs them, however many run tests.
     flags = "--xla_force_host_platform_device_count=4"
-    return outcomes(FILE, tmp_path_factory.mktemp("found"), XLA_FLAGS=flags, JAX_PLATFORMS="cpu")
-
-
-@pytest.mark.parametrize("name", names_of_tests(FILE))
-def test_on_4_devices(name: str, found: dict[str, str]) -> None:
-    assert found.get(name, str(found)) == ""
+    found = outcomes(FILE, tmp_path, XLA_FLAGS=flags, JAX_PLATFORMS="cpu")
+    assert found == dict.fromkeys(names_of_tests(FILE), "")

@@ -21,7 +21,7 @@ from tests.distribute.several_workers import Workers, free_ports
 
 pytestmark = pytest.mark.system
 
-AT_ONCE = 10.0
+AT_ONCE = 15.0
 """Seconds in which a busy machine still does what takes one second."""
 
 
@@ -80,7 +80,7 @@ def test_when_the_first_worker_is_killed_the_others_hear_it_at_once(tmp_path):
 def test_a_worker_that_stands_still_is_named_after_the_timeout_and_hears_it_later(
     workers, tmp_path, lagging
 ):
-    start_and_wait(workers, 3, tmp_path, timeout=2.0)
+    start_and_wait(workers, 3, tmp_path, timeout=4.0)
     still = workers.workers[lagging]
     still.signal(signal.SIGSTOP)
     others = [each for each in workers.workers if each is not still]
@@ -90,7 +90,7 @@ def test_a_worker_that_stands_still_is_named_after_the_timeout_and_hears_it_late
     name = f"worker {lagging} ({workers.addresses[lagging]})"
     for text, waited, again, _ in found:
         assert name in text, text
-        assert 1.5 < waited < AT_ONCE
+        assert 3.5 < waited < AT_ONCE
         assert again == text
     # The place where they meet stood still itself, or heard of it: it ends for that one, too.
     assert isinstance(late[0], str)
@@ -115,7 +115,7 @@ def test_a_pause_that_is_shorter_than_the_timeout_changes_nothing(workers, tmp_p
 
 def test_a_worker_that_never_starts_is_named_after_the_timeout(workers):
     for rank in (0, 2):
-        workers.workers[rank].ask(workers.environment(rank, 3), scenarios.begins, 1.0)
+        workers.workers[rank].ask(workers.environment(rank, 3), scenarios.begins, 6.0)
     for rank in (0, 2):
         error = workers.workers[rank].answer()
         assert error.kind == "UnavailableError"
@@ -140,8 +140,8 @@ def test_workers_with_different_clusters_or_replicas_do_not_begin(workers):
         assert error.kind == "InvalidArgumentError"
         assert "has replicas 1" in error.text
         assert "has replicas 2" in error.text
-    workers.workers[0].ask(workers.environment(0, 2), scenarios.begins, 3.0)
-    workers.workers[2].ask(workers.environment(2, 3), scenarios.begins, 3.0)
+    workers.workers[0].ask(workers.environment(0, 2), scenarios.begins, 6.0)
+    workers.workers[2].ask(workers.environment(2, 3), scenarios.begins, 6.0)
     error = workers.workers[2].answer()
     assert error.kind == "InvalidArgumentError"
     assert "number 2 of those that train together" in error.text

@@ -13,7 +13,13 @@ from jax.sharding import PartitionSpec as P
 
 from headrace.errors import InvalidArgumentError
 from headrace.frameworks import jax_arrays
-from headrace.frameworks.jax_arrays import BatchLayout, Pipeline, batch_layout, global_array
+from headrace.frameworks.jax_arrays import (
+    BatchLayout,
+    Pipeline,
+    batch_layout,
+    global_array,
+    whole_array,
+)
 
 
 def mesh(*shape: int) -> Mesh:
@@ -46,13 +52,13 @@ def test_an_array_over_a_mesh_is_the_one_that_device_put_makes(shape, spec, shar
     assert layout.shards == shards
     assert layout.here == tuple(range(shards))
     rows = np.arange(16 * 8 * 3, dtype=np.float32).reshape(16, 8, 3)
-    made = global_array(layout, cut(rows, layout))
     expected = jax.device_put(rows, sharding)
-    assert made.sharding == expected.sharding
-    assert made.dtype == expected.dtype
-    for mine, theirs in zip(made.addressable_shards, expected.addressable_shards, strict=True):
-        assert (mine.device, mine.index) == (theirs.device, theirs.index)
-        np.testing.assert_array_equal(mine.data, theirs.data)
+    for made in (global_array(layout, cut(rows, layout)), whole_array(layout, rows)):
+        assert made.sharding == expected.sharding
+        assert made.dtype == expected.dtype
+        for mine, theirs in zip(made.addressable_shards, expected.addressable_shards, strict=True):
+            assert (mine.device, mine.index) == (theirs.device, theirs.index)
+            np.testing.assert_array_equal(mine.data, theirs.data)
 
 
 def test_devices_in_another_order_get_the_rows_of_their_place_in_the_mesh():
@@ -153,12 +159,16 @@ def test_pieces_that_differ_and_axes_that_cannot_be_cut_are_errors_that_name_the
         global_array(layout, [np.zeros(1), np.zeros(2), np.zeros(1), np.zeros(1)], "['x']")
     with pytest.raises(InvalidArgumentError, match=r"\['x'\] of shape \(4, 3\) cannot be cut"):
         global_array(layout, [np.zeros((1, 3))] * 4, "['x']")
+    with pytest.raises(InvalidArgumentError, match=r"\['x'\] of shape \(4, 3\) cannot be cut"):
+        whole_array(layout, np.zeros((4, 3)), "['x']")
 
 
 def test_scalars_have_no_rows_but_one_device_takes_them():
     layout = batch_layout(NamedSharding(mesh(4, 2), P("data")))
     with pytest.raises(InvalidArgumentError, match=r"\['x'\] is a scalar.*`batch`"):
         global_array(layout, [np.float32(1)] * 4, "['x']")
+    with pytest.raises(InvalidArgumentError, match=r"\['x'\] is a scalar.*`batch`"):
+        whole_array(layout, np.float32(1), "['x']")
     one = batch_layout(SingleDeviceSharding(jax.devices()[1]))
     made = global_array(one, [np.int64(3)])
     assert (made.shape, made.dtype, int(made)) == ((), np.int32, 3)

@@ -108,6 +108,43 @@ def test_arrays_that_are_not_as_announced_are_an_error_and_the_thread_goes_on(ap
     assert desk.status().failed == 2
 
 
+class Recording:
+    """Notes on which thread each operation is carried out, and stands still at an Evict."""
+
+    def __init__(self):
+        self.done = []
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def carry_out(self, operation, arrays):
+        if isinstance(operation, ops.Evict):
+            self.begun.set()
+            assert self.go_on.wait(10)
+        self.done.append((type(operation).__name__, threading.current_thread().name))
+        return ops.Done(), []
+
+
+def test_what_is_short_and_comes_alone_is_done_at_once_and_never_before_what_came_earlier(applying):
+    core = Recording()
+    desk = applying(core)
+    here, there = threading.current_thread().name, "headrace-parameter-server-0"
+    short = [Asked(CarryOut((ops.Count("n"),), ((),))) for _ in range(4)]
+    long = Asked(CarryOut((ops.Evict("t"),), ((),)))
+    desk.handle([short[0]])
+    assert core.done == [("Count", here)]
+    desk.handle([long])
+    assert core.begun.wait(10)
+    desk.handle([short[1]])
+    assert core.done == [("Count", here)], "it waits for its turn"
+    core.go_on.set()
+    assert short[1].answered.wait(10)
+    desk.handle(short[2:])
+    assert short[3].answered.wait(10)
+    assert core.done[1:] == [("Evict", there), ("Count", there), ("Count", there), ("Count", there)]
+    large = CarryOut((ops.Assign("w"),), ((ArrayForm("uint8", (2 << 20,)),),))
+    assert answered(desk, Asked(large, [bytes(2 << 20)])).answer is not None
+    assert core.done[-1] == ("Assign", there)
+
+
 def test_an_error_of_the_stores_own_is_logged_and_answered(applying, caplog):
     desk = applying(Core(ZeroDivisionError("why")))
     request = answered(desk, Asked(CarryOut((ops.Evict("t"),), ((),))))

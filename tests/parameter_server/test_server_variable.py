@@ -252,6 +252,23 @@ def test_a_value_that_does_not_fit_is_an_error_and_changes_nothing(strategy, sha
     assert whole(v) == np.ones((4, 2)).tolist()
 
 
+def test_a_number_that_does_not_fit_a_small_dtype_is_refused(strategy):
+    with strategy.scope():
+        v = hr.Variable(np.uint8(3))
+    v.assign(255)
+    for wrong in (256, -1, 1.5):
+        with pytest.raises(TypeError, match="astype"):
+            v.assign(wrong)
+    assert v.read() == 255
+
+
+def test_a_name_is_free_again_where_its_variable_could_not_be_made(strategy):
+    with strategy.scope():
+        with pytest.raises(InvalidArgumentError):
+            hr.Variable(lambda: np.zeros(5), name="w", shape=(6,), dtype=F32)
+        hr.Variable(0.0, name="w")
+
+
 def test_one_variable_is_assigned_to_another(strategy):
     with strategy.scope():
         a, b = hr.Variable([1.0, 2.0]), hr.Variable([0.0, 0.0])

@@ -4,7 +4,8 @@
   passes (`torch_passes`) of this rank's and this process's part (`torch_share`, `rounds`); they
   yield tensors (`torch_tensors`), on a device if asked to (`torch_device`; `moved`: the step of a
   plan that sends them). `torch_datasets` makes datasets of PyTorch's.
-* `jax`: the iterator over devices. `jax_sharing` says who reads which rows, `jax_steps` cuts them,
-  `jax_placement` puts them on devices, `jax_agreement` has processes end together, by words in the
-  `jax_store`.
+* `jax`: what `hr.jax` offers. The iterator (`jax_iterator`) takes steps of a dataset (`jax_steps`),
+  of which `jax_sharing` says who reads which rows, and puts them on devices (`jax_placement`);
+  processes that read rows of their own end together (`jax_agreement`), by words in the `jax_store`
+* `keras`: what `hr.keras` offers: a dataset for `fit`, `evaluate` and `predict` (`keras_dataset`).
 """

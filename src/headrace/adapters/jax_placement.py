@@ -18,6 +18,7 @@ from headrace.frameworks.jax_arrays import (
     check_is_numeric,
     global_array,
     narrowed_dtype,
+    whole_array,
 )
 from headrace.frameworks.shares import mask_of, padded, with_mask
 
@@ -61,17 +62,23 @@ class Placement:
             rows: How many rows each share is to have, if they are padded.
             pads: Whether they are, and a mask is added.
         """
-        structure, columns, _ = step
+        structure, columns, counts, whole = step
         if self._known is None or self._known[0] != structure:
             self._known = structure, self._leaves_of(structure)
             _say_what_is_narrowed(structure, columns)
-        leaves = [
-            global_array(layout, padded(column, rows) if pads else column, path)
-            for (layout, path), column in zip(self._known[1], columns, strict=True)
-        ]
+        if whole is not None and not (pads and rows != max(counts.values())):
+            leaves = [
+                whole_array(layout, leaf, path)
+                for (layout, path), leaf in zip(self._known[1], whole, strict=True)
+            ]
+        else:
+            leaves = [
+                global_array(layout, padded(column, rows) if pads else column, path)
+                for (layout, path), column in zip(self._known[1], columns, strict=True)
+            ]
         if not pads:
             return unflatten(structure, leaves)
-        real = [step.rows.get(shard, 0) for shard in self.layout.here]
+        real = [counts.get(shard, 0) for shard in self.layout.here]
         mask = global_array(self.layout, mask_of(real, rows), "['mask']")
         return with_mask(structure, leaves, mask)
 

@@ -39,11 +39,13 @@ class Step(NamedTuple):
         columns: For each leaf its values, one for each share of this process.
         rows: How many rows each share has that is known here, by the share's number. Empty: nobody
             needs to know.
+        whole: The leaves, where this process has all shares and they are equal.
     """
 
     structure: Structure
     columns: list[list[Any]]
     rows: dict[int, int]
+    whole: list[Any] | None = None
 
 
 class Steps(ABC):
@@ -120,7 +122,8 @@ class DatasetSteps(Steps):
             else:
                 return None
             if self._passes_on and not self._skip:
-                return Step(self._structure, [[leaf] for leaf in self._leaves], {})
+                leaves = self._leaves if len(self._layout.processes) == 1 else None
+                return Step(self._structure, [[leaf] for leaf in self._leaves], {}, leaves)
             self._left = self._cut(self._rows())
             self._skip = 0
         pieces = self._left.pop(0)
@@ -129,10 +132,14 @@ class DatasetSteps(Steps):
         known = range(layout.shards) if self._shares_batches else layout.own.shards
         mine = dict(zip(known, pieces, strict=True))
         assert self._structure is not None
+        rows = {shard: stop - start for shard, (start, stop) in mine.items()}
+        is_whole = len(layout.processes) == 1 and len(set(rows.values())) == 1
+        begin, end = pieces[0][0], pieces[-1][1]
         return Step(
             self._structure,
             [[leaf[slice(*mine[shard])] for shard in layout.here] for leaf in self._leaves],
-            {shard: stop - start for shard, (start, stop) in mine.items()},
+            rows,
+            [leaf[begin:end] for leaf in self._leaves] if is_whole else None,
         )
 
     def _rows(self) -> int:

@@ -6,7 +6,8 @@
 * `shell` runs them, with one I/O thread; `server_talk` tells parameter servers; `stuck` says what a
   wait waits for.
 * `coordinator` is what users see, with `remote_value`, `per_worker` and `shared_dataset`; `cluster`
-  is who takes part; `keeping` makes closures of calls.
+  is who takes part; `keeping` makes closures of calls. At the `reception` workers announce
+  themselves (`announcing`), and watchers ask.
 * `worker` is the other end: a `life` for each greeting, with an `agenda` that is pure. What a
   function sees there is in `current`, `worker_iterator` and `leased_elements`; `blame` says what
   its error becomes.

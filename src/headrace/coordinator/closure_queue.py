@@ -56,8 +56,8 @@ class ClosureQueue:
     ) -> None:
         self._staleness = staleness
         self._most_queued = most_queued
-        #: Closures that are not over, but those of one worker alone.
-        self._unsettled: dict[int, Closure] = {}
+        self.unsettled: dict[int, Closure] = {}
+        """Closures that are not over, by number, but those of one worker alone."""
         self._next = 1
         self._next_private = -1
         self._ready = Ready()
@@ -80,7 +80,7 @@ class ClosureQueue:
     @property
     def is_drained(self) -> bool:
         """Whether nothing is left of what was scheduled."""
-        return not self._unsettled
+        return not self.unsettled
 
     @property
     def has_room(self) -> bool:
@@ -112,7 +112,7 @@ class ClosureQueue:
         """Take a closure; return its number. Not while there is a failure."""
         assert self.failure is None, "a failure is raised before anything is scheduled"
         closure.number, self._next = self._next, self._next + 1
-        self._unsettled[closure.number] = closure
+        self.unsettled[closure.number] = closure
         self.num_waiting += 1
         unready = [result for result in closure.inputs if not result.is_ready]
         closure.missing = len(unready)
@@ -240,7 +240,7 @@ class ClosureQueue:
     def settled(self, numbers: Iterable[int], now: float, error: Exception | None = None) -> None:
         """Take note that servers have forgotten keys; or that they could not be told."""
         for number in numbers:
-            closure = self._unsettled.get(number)
+            closure = self.unsettled.get(number)
             if closure is not None and closure.phase is Phase.SETTLING:
                 self._finish(closure)
         if error is not None:
@@ -301,7 +301,7 @@ class ClosureQueue:
         if failure is None or failure.is_pressed or now < failure.press_at:
             return
         failure.is_pressed = True
-        for closure in list(self._unsettled.values()):
+        for closure in list(self.unsettled.values()):
             if closure.phase is Phase.SENT:
                 self._give_up(closure, CancelledError(CANCELLED))
 
@@ -365,7 +365,7 @@ class ClosureQueue:
                 failure.others.append(error)
             return
         self.failure = failure = Failure(error, now)
-        for closure in list(self._unsettled.values()):
+        for closure in list(self.unsettled.values()):
             if closure.phase in (Phase.HELD, Phase.READY):
                 self._end_waiting(closure, CancelledError(CANCELLED))
                 failure.cancelled += 1
@@ -389,9 +389,9 @@ class ClosureQueue:
     def _finish(self, closure: Closure) -> None:
         closure.phase = Phase.OVER
         closure.work, closure.inputs = None, ()
-        del self._unsettled[closure.number]
+        del self.unsettled[closure.number]
         self.finished += 1
-        while self.low < self._next and self.low not in self._unsettled:
+        while self.low < self._next and self.low not in self.unsettled:
             self.low += 1
 
 

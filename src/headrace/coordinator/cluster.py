@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headrace.arguments import check_int, check_strings
-from headrace.cluster.roles import WORKER
+from headrace.coordinator.messages import WorkerReply
 from headrace.coordinator.server_talk import Servers
-from headrace.parameter_server import connection
-from headrace.parameter_server.connection import Ask
-from headrace.parameter_server.operations import Fence, Operation, Settle
+from headrace.coordinator.worker import LARGEST_CLOSURE
+from headrace.parameter_server.closure_servers import ClosureServers
 from headrace.parameter_server.strategy import ParameterServerStrategy
+from headrace.transport import zeromq
+from headrace.transport.channel import Channel
 from headrace.transport.security import Security, check_security
 
 __all__ = ["Cluster", "Workers", "check_strategy", "cluster_of"]
-
-_AT_ONCE = 10_000
 
 
 class Workers:
@@ -70,6 +70,15 @@ class Cluster:
     staleness: int | None = None
     security: Security | None = None
 
+    def dial(self, address: str) -> Channel:
+        """Open a channel to a worker."""
+        return zeromq.connect(
+            address,
+            reply_type=WorkerReply,
+            security=None if self.security is None else self.security.as_client(),
+            request_bytes=LARGEST_CLOSURE,
+        )
+
 
 def check_strategy(strategy: object) -> None:
     """Raise ValueError for what is no strategy for a coordinator."""
@@ -87,7 +96,7 @@ def cluster_of(strategy: object) -> Cluster:
         ValueError: It is no strategy for a coordinator.
     """
     check_strategy(strategy)
-    incarnation = time.time_ns()
+    incarnation = _next_incarnation()
     if isinstance(strategy, Workers):
         return Cluster(
             cluster_id=uuid.uuid4().hex,
@@ -97,43 +106,28 @@ def cluster_of(strategy: object) -> Cluster:
             security=strategy.security,
         )
     assert isinstance(strategy, ParameterServerStrategy)
-    resolver, servers = strategy.cluster_resolver, strategy.cluster.servers
-    if resolver is None:
+    if strategy.cluster_resolver is None:
         raise ValueError("a ClusterCoordinator cannot be made on a worker")
-    spec = resolver.cluster_spec()
+    servers = strategy.cluster.servers
     return Cluster(
         cluster_id=strategy.cluster.cluster_id,
         incarnation=incarnation,
-        workers={
-            # "grpc://host:port" is what some resolvers write.
-            number: spec.task_address(WORKER, number).rpartition("://")[2]
-            for number in spec.task_indices(WORKER)
-        },
+        workers=dict(enumerate(strategy.worker_addresses)),
         addresses=servers.addresses,
         server_timeout=servers.timeout,
-        servers=_ParameterServers(servers, incarnation),
+        servers=ClosureServers(servers, incarnation),
         staleness=strategy.staleness,
         security=strategy.security,
     )
 
 
-class _ParameterServers:
-    """Tells all parameter servers of closures that have ended, and of workers that are lost."""
+def _next_incarnation() -> int:
+    """Return a number that is larger than that of any coordinator before."""
+    global _last_incarnation
+    with _lock:
+        _last_incarnation = max(time.time_ns() // 1_000_000, _last_incarnation + 1)
+        return _last_incarnation
 
-    def __init__(self, servers: connection.Servers, incarnation: int) -> None:
-        self._servers = servers
-        self._incarnation = incarnation
 
-    def begin(self) -> None:
-        self._tell(Fence(incarnation=self._incarnation))
-
-    def settle(self, closures: Sequence[int], below: int) -> None:
-        for start in range(0, len(closures), _AT_ONCE):
-            part = tuple(closures[start : start + _AT_ONCE])
-            self._tell(Settle(incarnation=self._incarnation, closures=part, below=below))
-
-    def fence(self, worker: int) -> None:
-        self._tell(Fence(incarnation=self._incarnation, worker=worker))
-
-    def _tell(self, operation: Operation) -> None:
-        self._servers.ask_all([Ask(server, operation) for server in range(len(self._servers))])
+_lock = threading.Lock()
+_last_incarnation = 0

@@ -13,19 +13,16 @@ from headrace.coordinator.closure_queue import ClosureQueue
 from headrace.coordinator.cluster import check_strategy, cluster_of
 from headrace.coordinator.coordination import Coordination
 from headrace.coordinator.keeping import Keeping
-from headrace.coordinator.messages import WorkerReply
 from headrace.coordinator.per_worker import PerWorkerDataset, PerWorkerResource
-from headrace.coordinator.remote_value import RemoteValue
+from headrace.coordinator.reception import CoordinatorStatus, Reception, status_of
+from headrace.coordinator.remote_value import RemoteValue, fetched
 from headrace.coordinator.shared_dataset import Epoch, SharedDataset
 from headrace.coordinator.shell import Shell
-from headrace.coordinator.worker import LARGEST_CLOSURE
 from headrace.coordinator.worker_iterator import DATASETS, build_dataset
 from headrace.data.dataset import Dataset
 from headrace.errors import FailedPreconditionError
 from headrace.parameter_server.per_worker_input import PerWorkerInput
 from headrace.serving.life_cycle import LifeCycle
-from headrace.transport import zeromq
-from headrace.transport.channel import Channel
 from headrace.transport.envelope import decode_error
 from headrace.transport.security import Security
 
@@ -45,14 +42,23 @@ class _Running(LifeCycle):
         self._keep(self._shell.close)
         self._shell.open()
 
+    def keep(self, close: Callable[[], object]) -> None:
+        """Have `close` called at the end."""
+        self._keep(close)
+
 
 class ClusterCoordinator:
     """Schedules functions, which run on the workers of a strategy.
 
-        coordinator = hr.coordinator.ClusterCoordinator(strategy)
-        value = coordinator.schedule(step, args=(iterator,))      # returns at once
-        coordinator.join()                                        # all have run
-        value.fetch()
+    >>> import headrace as hr
+    >>> from headrace.coordinator.cluster import Workers
+    >>> with hr.coordinator.ClosureWorker(0) as worker:
+    ...     strategy = Workers([worker.address])  # or a ParameterServerStrategy
+    ...     with hr.coordinator.ClusterCoordinator(strategy) as coordinator:
+    ...         value = coordinator.schedule(lambda x: x * 2, args=(21,))  # returns at once
+    ...         coordinator.join()  # all have run
+    ...         value.fetch()
+    42
 
     A function runs again on another worker if its worker is lost; what it wrote to variables is
     applied once all the same. Made again for a strategy that has one, it is the same object.
@@ -100,8 +106,6 @@ class ClusterCoordinator:
             return
         self._strategy = strategy
         cluster = cluster_of(strategy)
-        if cluster.servers is not None:
-            cluster.servers.begin()
         queue = ClosureQueue(
             in_flight=closures_in_flight,
             threads=threads_per_worker,
@@ -119,9 +123,10 @@ class ClusterCoordinator:
         )
         for number, address in cluster.workers.items():
             core.add_worker(address, time.monotonic(), number)
-        self._shell = Shell(core, _dialler(cluster.security), cluster.servers)
+        self._shell = Shell(core, cluster.dial, cluster.servers)
         self._keeping = Keeping(self._shell)
         self._settings = settings
+        self._reception = Reception(self._shell)
         self._running = _Running(self._shell)
         self._running.start()
         _known[strategy] = weakref.ref(self)
@@ -212,7 +217,7 @@ class ClusterCoordinator:
         if timeout is not None:
             check_seconds("timeout", timeout)
         until = None if timeout is None else time.monotonic() + timeout
-        return _fetched(structure, until)
+        return fetched(structure, until)
 
     def evaluate(
         self,
@@ -340,8 +345,31 @@ class ClusterCoordinator:
             if index not in self._shell.core.contacts:
                 known = sorted(self._shell.core.contacts)
                 raise ValueError(f"there is no worker {index}; there are {known}")
+            self._reception.remove(self._shell.core.contacts[index].address)
             self._shell.core.remove_worker(index)
         self._shell.wake()
+
+    def listen(
+        self, host: str = "127.0.0.1", port: int = 0, *, security: Security | None = None
+    ) -> str:
+        """Listen for workers that announce themselves; return the address, as "host:port".
+
+        `ClosureWorker(..., coordinator=address)` is taken in wherever it was started, while
+        functions run. Whoever watches asks the same address (`status`).
+
+        Args:
+            host: A name or number of this machine.
+            port: 0 takes one that is free.
+            security: Keys of a server; required where `host` can be reached from another machine.
+        """
+        server = self._reception.listen(host, port, security)
+        self._running.keep(server.close)
+        return server.address
+
+    def status(self) -> CoordinatorStatus:
+        """Return how many functions wait, where which ones run for how long, and who is there."""
+        with self._shell.lock:
+            return status_of(self._shell.core, time.monotonic())
 
     @property
     def workers(self) -> dict[int, str]:
@@ -354,31 +382,6 @@ class ClusterCoordinator:
             "a ClusterCoordinator cannot travel to a worker: functions that are scheduled may not "
             "schedule others. hr.coordinator.get_current_worker_index() is a function of the module"
         )
-
-
-def _dialler(security: Security | None) -> Callable[[str], Channel]:
-
-    return lambda address: zeromq.connect(
-        address,
-        reply_type=WorkerReply,
-        security=security,
-        request_bytes=LARGEST_CLOSURE,
-    )
-
-
-def _fetched(structure: Any, until: float | None) -> Any:
-    kind = type(structure)
-    if isinstance(structure, RemoteValue):
-        left = None if until is None else max(1e-6, until - time.monotonic())
-        return structure.fetch(left)
-    if kind is list:
-        return [_fetched(each, until) for each in structure]
-    if isinstance(structure, tuple):
-        values = [_fetched(each, until) for each in structure]
-        return kind(*values) if hasattr(structure, "_fields") else tuple(values)
-    if isinstance(structure, dict):
-        return {key: _fetched(each, until) for key, each in structure.items()}
-    return structure
 
 
 _known: weakref.WeakKeyDictionary[Any, weakref.ref[ClusterCoordinator]] = (

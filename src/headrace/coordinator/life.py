@@ -208,7 +208,12 @@ class Life:
     def _carry_out(self, task: Task[Request]) -> bool:
         """Run a closure, and answer; False: this thread was replaced."""
         begun = time.perf_counter()
-        ran, buffers = self._ran(task, begun)
+        try:
+            ran, buffers = self._ran(task, begun)
+        except BaseException as raised:
+            # Not the function: the place of an iterator, say. It is owed an answer all the same.
+            error = blame("what comes after a function", self.greeting.worker, raised)
+            ran, buffers = Ran(error=encode_error(error), wrote=True), ()
         with self._changed:
             is_wanted = self._agenda.end(task)
             if is_wanted and ran.nbytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, Protocol
 
 from headrace.arguments import check_seconds
@@ -9,7 +10,7 @@ from headrace.coordinator.closure import Closure, RemoteValueStatus, Result, fre
 from headrace.coordinator.packing import input_value, name_input, unpack
 from headrace.errors import CancelledError, FailedPreconditionError
 
-__all__ = ["RemoteValue", "Waits"]
+__all__ = ["RemoteValue", "Waits", "fetched"]
 
 _ABORTED = "The corresponding function is aborted. Please reschedule the function."
 _UNSET = object()
@@ -91,3 +92,19 @@ class RemoteValue:
 
     def __repr__(self) -> str:
         return f"<RemoteValue of {self._closure.name}: {self.status.name}>"
+
+
+def fetched(structure: Any, until: float | None) -> Any:
+    """Return a structure with the values of all `RemoteValue`s in it, by some time."""
+    kind = type(structure)
+    if isinstance(structure, RemoteValue):
+        left = None if until is None else max(1e-6, until - time.monotonic())
+        return structure.fetch(left)
+    if kind is list:
+        return [fetched(each, until) for each in structure]
+    if isinstance(structure, tuple):
+        values = [fetched(each, until) for each in structure]
+        return kind(*values) if hasattr(structure, "_fields") else tuple(values)
+    if isinstance(structure, dict):
+        return {key: fetched(each, until) for key, each in structure.items()}
+    return structure

@@ -16,9 +16,6 @@ __all__ = ["Hears", "ServerTalk", "Servers"]
 class Servers(Protocol):
     """The parameter servers, as far as closures are concerned. Calls wait for all of them."""
 
-    def begin(self) -> None:
-        """Have them refuse the writes of coordinators before this one."""
-
     def settle(self, closures: Sequence[int], below: int) -> None:
         """Have them forget the keys of closures that have ended, and of all below a number."""
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from headrace.arguments import check_int, check_string
+from headrace.coordinator.announcing import Announcing
 from headrace.coordinator.life import Life
 from headrace.coordinator.messages import (
     Attend,
@@ -33,9 +34,10 @@ from headrace.coordinator.messages import (
 )
 from headrace.errors import AbortedError, HeadraceError
 from headrace.parameter_server.connection import Servers
-from headrace.parameter_server.current import Cluster, enter, find_cluster
+from headrace.parameter_server.current import Cluster, enter
 from headrace.serving.call import Done
 from headrace.serving.life_cycle import LifeCycle
+from headrace.transport import address as addresses
 from headrace.transport import zeromq
 from headrace.transport.channel import Request
 from headrace.transport.limits import ServerLimits
@@ -66,6 +68,8 @@ class ClosureWorker(LifeCycle):
         port: 0 takes one that is free.
         security: This worker's keys, and whom it lets in; required where `host` can be reached from
             another machine: whoever is let in can run code here.
+        coordinator: Where a coordinator listens (`ClusterCoordinator.listen`): the worker announces
+            itself there, and need not be named by the strategy.
         start: Start now; else `start()` does.
     """
 
@@ -76,6 +80,7 @@ class ClosureWorker(LifeCycle):
         port: int = 0,
         *,
         security: Security | None = None,
+        coordinator: str | None = None,
         start: bool = True,
     ) -> None:
         super().__init__()
@@ -84,6 +89,9 @@ class ClosureWorker(LifeCycle):
         self._host = host
         self._port = check_int("port", port, minimum=0, maximum=65535)
         self._security = security
+        if coordinator is not None:
+            addresses.split(coordinator)
+        self._coordinator = coordinator
         self._address = ""
         if start:
             self.start()
@@ -108,6 +116,13 @@ class ClosureWorker(LifeCycle):
         # Before the server: it takes the answers that are owed along.
         self._keep(desk.close)
         self._address = server.address
+        if self._coordinator is not None:
+            address = server.address
+            if addresses.is_wildcard(self._host):
+                host = addresses.towards(self._coordinator)
+                address = addresses.join(host, addresses.split(address)[1])
+            keys = None if self._security is None else self._security.as_client()
+            self._keep(Announcing(self._coordinator, address, keys).close)
 
 
 class _Desk:
@@ -153,16 +168,20 @@ class _Desk:
 
     def _take_part(self, message: Greet) -> None:
         """Have handles of the cluster resolve here."""
-        before, known = self._cluster, find_cluster(message.cluster_id)
-        if known is not None and known.servers.addresses == message.servers:
-            return  # since the last greeting; or the coordinator lives in this process
+        before = self._cluster
+        if before is not None:
+            if (before.cluster_id, before.servers.addresses) == (
+                message.cluster_id,
+                message.servers,
+            ):
+                return  # since the last greeting
+            self._cluster = None
+            before.close()
         if message.servers:
             keys = None if self._security is None else self._security.as_client()
             servers = Servers(message.servers, security=keys, timeout=message.server_timeout)
             self._cluster = Cluster(message.cluster_id, servers)
             enter(self._cluster)
-        if before is not None:
-            before.close()
 
     def _begin(self, message: Greet | None) -> None:
         with self._lock:

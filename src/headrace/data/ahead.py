@@ -13,7 +13,7 @@ from headrace.data.iterator import DatasetIterator
 from headrace.element.chunk import States
 from headrace.plan.node import Node
 
-__all__ = ["AheadIterator", "Mark", "read_ahead"]
+__all__ = ["AheadIterator", "Mark", "next_pass", "read_ahead"]
 
 Mark: TypeAlias = tuple[States, int]
 """A place of an iterator. Taking it is free: the state is made when somebody asks."""
@@ -71,4 +71,14 @@ def read_ahead(dataset: Dataset, plan: Node) -> AheadIterator:
         dataset: Whose passes are counted.
         plan: What to read: the dataset's own, or one made of it.
     """
-    return AheadIterator(plan, next(dataset._passes), lambda: dataset.element_spec)
+    return AheadIterator(plan, next_pass(dataset), lambda: dataset.element_spec)
+
+
+def next_pass(dataset: Dataset, least: int = 0) -> int:
+    """Return the number of the next pass over a dataset, which counts as begun.
+
+    Args:
+        dataset: Whose passes are counted.
+        least: Numbers below it are left out.
+    """
+    return next(number for number in dataset._passes if number >= least)

@@ -9,9 +9,9 @@
 * Workers in several processes (`multi_worker`) meet (`meeting`), and agree at each step of a
   dataset whether there is another (`agreement`).
 * A distributed dataset (`dataset`, `sharing`) gives each replica its rows (`rebatch`: arithmetic;
-  `auto_shard`: what of it this worker reads), through `iterator` and `feeds`; `streams` are what
-  several workers read of it, and `delivery` puts rows on their devices. `input_context` has the
-  records that say among whom, and how.
+  `auto_shard`: what of it this worker reads), through `iterator`, `feeds` and `batch_feeds`;
+  `streams` are what several workers read of it, and `delivery` puts rows on their devices.
+  `input_context` has the records that say among whom, and how.
 """
 
 from typing import TYPE_CHECKING

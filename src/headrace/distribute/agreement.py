@@ -17,7 +17,7 @@ import numpy as np
 from headrace.distribute.meeting.combining import ALL, ANY
 from headrace.distribute.meeting.member import Member
 
-__all__ = ["AHEAD", "Agreement", "StepAgreement"]
+__all__ = ["AHEAD", "Agreement", "StepAgreement", "said_by_all"]
 
 AHEAD = 8
 """Steps that a worker with data may be ahead of the slowest."""
@@ -37,6 +37,13 @@ class Agreement(Protocol):
 
     def begin_again(self) -> None:
         """Take note that the iterator was moved, as on all workers."""
+
+
+def said_by_all(member: Member, what: str, value: Any) -> list[Any]:
+    """Return what all workers say, JSON, in the order of their ranks."""
+    text = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    found = member.meet(what, ALL, arrays=[text])
+    return [json.loads(array.tobytes()) for array in found.arrays]
 
 
 class StepAgreement:
@@ -75,10 +82,8 @@ class StepAgreement:
 
     def of_all(self, value: Any) -> list[Any]:
         """Return the values of all workers (`Agreement`)."""
-        text = np.frombuffer(json.dumps(value).encode(), np.uint8)
         what = f"the state of {self._name} after step {self._step}"
-        found = self._member.meet(what, ALL, arrays=[text])
-        return [json.loads(array.tobytes()) for array in found.arrays]
+        return said_by_all(self._member, what, value)
 
     def begin_again(self) -> None:
         """Forget what was said and not heard (`Agreement`)."""

@@ -9,8 +9,9 @@ from headrace.arguments import check_instance
 from headrace.data.dataset import Dataset
 from headrace.distribute.agreement import Agreement
 from headrace.distribute.auto_shard import auto_shard
+from headrace.distribute.batch_feeds import Balanced, Split
 from headrace.distribute.delivery import Delivery, OnHost
-from headrace.distribute.feeds import Balanced, Feed, InTurn, Own, Split, Step, Whole
+from headrace.distribute.feeds import Feed, InTurn, Own, Step, Whole
 from headrace.distribute.input_context import InputContext, InputOptions
 from headrace.distribute.iterator import DistributedIterator
 from headrace.distribute.rebatch import rotated_batch_sizes

@@ -7,7 +7,6 @@ have is added up there, in the order of the workers, so that all get the same, b
 from __future__ import annotations
 
 import itertools
-import json
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -23,16 +22,16 @@ from headrace.cluster.roles import EVALUATOR, PS, check_task, rank, workers
 from headrace.cluster.spec import ClusterSpec
 from headrace.data.at_exit import close_at_exit
 from headrace.data.dataset import Dataset
-from headrace.distribute.agreement import Agreement, StepAgreement
+from headrace.distribute.agreement import Agreement, StepAgreement, said_by_all
 from headrace.distribute.collectives import Axis, ReduceOp, concatenated, finished, total_and_count
 from headrace.distribute.input_context import InputContext, InputOptions
-from headrace.distribute.meeting.combining import ALL, FIRST
+from headrace.distribute.meeting.combining import ALL, ANY, FIRST
 from headrace.distribute.meeting.member import Member
 from headrace.distribute.meeting.messages import MemberReply
 from headrace.distribute.meeting.place import LARGEST_BYTES, place_at
 from headrace.distribute.meeting.summing import summed
 from headrace.distribute.strategy import Strategy
-from headrace.errors import InvalidArgumentError
+from headrace.errors import InvalidArgumentError, UnavailableError
 from headrace.execution.build import draw_seed
 from headrace.frameworks.framework import device_names, framework_named
 from headrace.plan.options import AutoShardPolicy
@@ -43,6 +42,8 @@ from headrace.transport.security import Security, check_security
 
 __all__ = ["MultiWorkerMirroredStrategy"]
 
+_LARGE_BYTES = 1 << 20
+"""From here on the framework's own way is worth a message more."""
 _GOLDEN = 0x9E3779B97F4A7C15
 _SEEDS = 1 << 52
 """As many as `draw_seed` draws from."""
@@ -93,6 +94,10 @@ class MultiWorkerMirroredStrategy(Strategy):
         self._workers = len(self._names)
         self._numbers: defaultdict[str, Iterator[int]] = defaultdict(lambda: itertools.count(1))
         self._seed = 0
+        #: What adds up large arrays of the framework, once there was one.
+        self._direct: Any = None
+        # It has no keys; where they are wanted all goes by our own way.
+        self._at, self._timeout, self._may_be_direct = at, float(timeout), security is None
         self._member: Member | None = None
         self._leave: Callable[[], object] = _nothing
         if self._workers == 1:
@@ -174,14 +179,55 @@ class MultiWorkerMirroredStrategy(Strategy):
         if member is None or not columns:
             return super().reduce_columns(op, columns, axis)
         pairs = [total_and_count(values, axis, framework) for values in columns]
-        totals = [np.asarray(framework.numpy(total)) for total, _ in pairs]
+        totals = [total for total, _ in pairs]
+        direct = [self._is_direct(total) for total in totals]
+        here = [
+            np.asarray(framework.numpy(total))
+            for total, is_direct in zip(totals, direct, strict=True)
+            if not is_direct
+        ]
         counts = np.array([count for _, count in pairs] if op is ReduceOp.MEAN else [], np.int64)
-        *totals, counts = summed(member, [*totals, counts], f"a reduction ({op.name})")
+        words = f"a reduction ({op.name})"
+        # All workers say the same, so that none waits for another elsewhere.
+        for total, is_direct in zip(totals, direct, strict=True):
+            words += f" with {total.dtype} of shape {tuple(total.shape)}" if is_direct else ""
+        *sums, counts = summed(member, [*here, counts], words)
+        rest = iter(sums)
         numbers = counts.tolist() or [0] * len(totals)
         return [
-            finished(op, self._put(total), count, framework)
-            for total, count in zip(totals, numbers, strict=True)
+            finished(
+                op,
+                self._summed_directly(member, total) if is_direct else self._put(next(rest)),
+                count,
+                framework,
+            )
+            for total, is_direct, count in zip(totals, direct, numbers, strict=True)
         ]
+
+    def _is_direct(self, total: Any) -> bool:
+        """Whether workers add up such arrays by the framework's own means."""
+        if not self._may_be_direct or total.nbytes < _LARGE_BYTES:
+            return False
+        if self._direct is None:
+            member = self._member
+            assert member is not None
+            self._direct = self.framework.sums_of_workers(
+                self._rank,
+                self._workers,
+                addresses.towards(self._at),
+                self._timeout,
+                lambda own: said_by_all(member, "where each listens for large arrays", own),
+            )
+            self._may_be_direct = self._direct is not None
+        return self._may_be_direct and bool(self._direct.adds(total))
+
+    def _summed_directly(self, member: Member, total: Any) -> Any:
+        try:
+            return self._direct.sum(total)
+        except RuntimeError as error:
+            # Who is missing is found out where all meet.
+            member.meet("an exchange of large arrays that failed", ANY)
+            raise UnavailableError(f"large arrays could not be added up: {error}") from error
 
     def gather_replicas(self, values: Sequence[Any], axis: int) -> Any:
         """Return what all replicas have, one after another."""
@@ -298,9 +344,7 @@ def _greet(member: Member, names: Sequence[str], replicas: int) -> int:
         InvalidArgumentError: They do not.
     """
     terms = {"workers": list(names), "replicas": replicas, "seed": draw_seed()}
-    text = np.frombuffer(json.dumps(terms).encode(), np.uint8)
-    found = member.meet("the beginning", ALL, arrays=[text]).arrays
-    first, *others = [json.loads(array.tobytes()) for array in found]
+    first, *others = said_by_all(member, "the beginning", terms)
     for other, name in zip(others, names[1:], strict=False):
         for word in ("workers", "replicas"):
             if other[word] != first[word]:

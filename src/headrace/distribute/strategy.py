@@ -1,7 +1,7 @@
 """The strategy: what runs on the replicas, and how their values become one.
 
 What differs between strategies are the two methods by which replicas' values become one,
-`reduce_replicas` and `gather_replicas`, and who takes part (`feeding`). All else is said once.
+`reduce_columns` and `gather_replicas`, and who takes part (`feeding`). All else is said once.
 """
 
 from __future__ import annotations
@@ -64,15 +64,15 @@ class Strategy(Feeding):
 
     def reduce_replicas(self, op: ReduceOp, values: Sequence[Any], axis: Axis = None) -> Any:
         """Return the sum or mean of what the local replicas have, over all replicas."""
-        if axis is None:
-            return reduced(op, values, self.framework)
-        return reduced_within(op, values, axis, self.framework)
+        return self.reduce_columns(op, [values], axis)[0]
 
     def reduce_columns(
         self, op: ReduceOp, columns: Sequence[Sequence[Any]], axis: Axis = None
     ) -> list[Any]:
         """Return what `reduce_replicas` returns for each of several values."""
-        return [self.reduce_replicas(op, values, axis) for values in columns]
+        if axis is None:
+            return [reduced(op, values, self.framework) for values in columns]
+        return [reduced_within(op, values, axis, self.framework) for values in columns]
 
     def gather_replicas(self, values: Sequence[Any], axis: int) -> Any:
         """Return what the local replicas have, and those of other workers, one after another."""

@@ -7,4 +7,5 @@ Nothing here is imported before somebody asks for a framework by its name.
 * `shares`: rows shared by devices, where they differ: padding, masks
 * `jax_arrays`: arrays over a mesh of JAX, from rows of each process
 * `jax_program`: one program of JAX for all replicas, over a mesh
+* `torch_workers`: large tensors of several processes added up by Gloo
 """

@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -168,6 +168,20 @@ class Framework(ABC):
     @abstractmethod
     def divided(self, array: Array, count: int) -> Array:
         """Return the true quotient; by 0 it is nan or infinite."""
+
+    def sums_of_workers(
+        self,
+        rank: int,
+        size: int,
+        host: str,
+        timeout: float,
+        exchange: Callable[[dict[str, str]], list[dict[str, str]]],
+    ) -> Any:
+        """Return what adds up large arrays of several workers; None: the framework has nothing.
+
+        It has `adds(array)` and `sum(array)`; see `torch_workers`, also for the arguments.
+        """
+        return None
 
     @abstractmethod
     def joined(self, arrays: Sequence[Array], axis: int) -> Array:

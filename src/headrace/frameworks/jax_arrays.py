@@ -35,6 +35,7 @@ __all__ = [
     "narrowed",
     "narrowed_dtype",
     "pipelines_of",
+    "whole_array",
 ]
 
 _ALIGNMENT = 64
@@ -232,6 +233,31 @@ def global_array(
     ]
     arrays = jax.device_put(parts, [_one(device, sharding) for device, _ in layout.places])
     return jax.make_array_from_single_device_arrays(shape, sharding, arrays)
+
+
+def whole_array(layout: BatchLayout, rows: Any, path: str = "") -> jax.Array:
+    """Return the array of a batch that this process has whole, where it has all devices.
+
+    It is what `global_array` returns for the pieces of the batch, in one call of JAX.
+
+    Args:
+        layout: Of the sharding, all of whose devices are here.
+        rows: An array that nobody writes into any more, or a scalar.
+        path: Where the leaf is in the element, for errors.
+
+    Raises:
+        InvalidArgumentError: It cannot be cut so, or JAX has no such dtype.
+    """
+    if layout.shards > 1 and not np.ndim(rows):
+        return _of_scalars(layout, [rows], path)
+    sharding = for_axes(layout.sharding, np.ndim(rows))
+    given = narrowed(np.asarray(rows), path) if isinstance(rows, np.generic) else rows
+    try:
+        return jax.device_put(_prepared(given, path, True, True), sharding)
+    except ValueError as error:
+        raise InvalidArgumentError(
+            f"{component(path)} of shape {np.shape(rows)} cannot be cut as {sharding} says: {error}"
+        ) from error
 
 
 def _of_scalars(layout: BatchLayout, pieces: Sequence[Any], path: str) -> jax.Array:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
@@ -182,6 +183,20 @@ class TorchFramework(Framework):
     def divided(self, array: Array, count: int) -> Array:
         """PyTorch's quotient."""
         return torch.true_divide(array, count)
+
+    def sums_of_workers(
+        self,
+        rank: int,
+        size: int,
+        host: str,
+        timeout: float,
+        exchange: Callable[[dict[str, str]], list[dict[str, str]]],
+    ) -> Any:
+        """Gloo, where PyTorch was built with it."""
+        if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
+            return None
+        workers = importlib.import_module("headrace.frameworks.torch_workers")
+        return workers.Gloo(rank, size, host, timeout, exchange)
 
     def joined(self, arrays: Sequence[Array], axis: int) -> Array:
         """PyTorch's concatenation."""

@@ -1,9 +1,12 @@
-"""The one thread of a parameter server that carries out operations, one after another.
+"""Where a parameter server carries out operations, one after another.
 
-Rule 1. A read and a write never overlap: there is one thread, and an answer that shows a shard's
-        own memory is copied on its way (`lent`) before the next operation begins.
+Rule 1. A read and a write never overlap: one request is carried out at a time, and an answer that
+        shows a shard's own memory is copied on its way (`lent`) before the next one begins.
 Rule 2. Requests are carried out in the order in which they came.
 Rule 3. A request that cannot be carried out is answered with an error; the thread goes on.
+Rule 4. There is a thread for it, so that the transport's goes on. A small request that comes alone
+        while nothing waits is carried out by the transport's thread at once: it would do nothing
+        else meanwhile, and handing over takes longer than what is asked.
 """
 
 from __future__ import annotations
@@ -33,12 +36,20 @@ from headrace.parameter_server.messages import (
 )
 from headrace.parameter_server.operations import (
     Answer,
+    Apply,
+    ApplyIds,
+    Assign,
+    Count,
     Describe,
     Export,
+    Fence,
     Gather,
     GatherIds,
+    Lookup,
     Operation,
     Read,
+    Scatter,
+    Settle,
 )
 from headrace.serving.call import Done
 from headrace.transport.channel import Request
@@ -49,6 +60,9 @@ _log = logging.getLogger(__name__)
 
 _STOP_SECONDS = 0.8
 _UNCHANGING = (Read, Gather, GatherIds, Describe, Export)
+_SMALL_BYTES = 1 << 20
+#: What takes no longer than its arrays are large.
+_SHORT = (Read, Gather, GatherIds, Lookup, Count, Assign, Scatter, Apply, ApplyIds, Settle, Fence)
 
 
 class Core(Protocol):
@@ -73,6 +87,10 @@ class Applying:
         self._core = core
         self._index = index
         self._requests: SimpleQueue[Request | None] = SimpleQueue()
+        #: How many were handed to the thread, and how many of those are answered. Each is counted
+        #: by one thread; where they are equal the thread has nothing to do.
+        self._handed_over = 0
+        self._answered = 0
         self._operations: Counter[str] = Counter()
         self._carried_out = 0
         self._failed = 0
@@ -101,12 +119,23 @@ class Applying:
             if isinstance(message, CarryOut):
                 if message.life not in ("", self.life):
                     request.reply(Reborn(life=self.life))
+                elif len(requests) == 1 and self._is_short(request, message):
+                    self._begin(request)
                 else:
+                    self._handed_over += 1
                     self._requests.put(request)
             elif isinstance(message, Status):
                 request.reply(self.status())
             else:
                 request.reply(Done())
+
+    def _is_short(self, request: Request, message: CarryOut) -> bool:
+        """Whether the transport's thread may carry it out: it is small, and nothing waits."""
+        return (
+            self._handed_over == self._answered
+            and all(isinstance(operation, _SHORT) for operation in message.operations)
+            and sum([memoryview(buffer).nbytes for buffer in request.buffers]) <= _SMALL_BYTES
+        )
 
     def status(self) -> ServerStatus:
         """Return what was done so far."""
@@ -127,14 +156,18 @@ class Applying:
 
     def _run(self) -> None:
         while (request := self._requests.get()) is not None:
-            began = time.monotonic()
-            try:
-                self._carry_out(request)
-            except Exception as error:
-                self._fail(request, error)
-            self._busy += time.monotonic() - began
+            self._begin(request)
+            self._answered += 1
             # Not held while the thread waits for the next: its buffers may be the asker's memory.
             del request
+
+    def _begin(self, request: Request) -> None:
+        began = time.monotonic()
+        try:
+            self._carry_out(request)
+        except Exception as error:
+            self._fail(request, error)
+        self._busy += time.monotonic() - began
 
     def _carry_out(self, request: Request) -> None:
         message = request.message

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from headrace.errors import FailedPreconditionError
 from headrace.parameter_server.connection import Servers
 
-__all__ = ["Cluster", "cluster_of", "enter", "find_cluster", "leave"]
+__all__ = ["Cluster", "cluster_of", "enter", "leave"]
 
 T = TypeVar("T")
 
@@ -76,12 +76,6 @@ def leave(cluster: Cluster) -> None:
             entered.remove(cluster)
         if not entered:
             _clusters.pop(cluster.cluster_id, None)
-
-
-def find_cluster(cluster_id: str) -> Cluster | None:
-    """Return a cluster that this process takes part in; None: it takes part in none of this id."""
-    entered = _clusters.get(cluster_id)
-    return entered[0] if entered else None
 
 
 def cluster_of(cluster_id: str, what: str) -> Cluster:

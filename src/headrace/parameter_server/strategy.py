@@ -76,6 +76,20 @@ class StrategySettings(msgspec.Struct, frozen=True):
 class ParameterServerStrategy(Strategy):
     """Variables on parameter servers, and workers that change them without waiting for each other.
 
+    >>> import headrace as hr
+    >>> from headrace.parameter_server.server import ParameterServer
+    >>> server = ParameterServer(0)
+    >>> spec = hr.distribute.ClusterSpec({"ps": [server.address], "worker": ["localhost:2222"]})
+    >>> strategy = ParameterServerStrategy(hr.distribute.SimpleClusterResolver(spec))
+    >>> with strategy.scope():
+    ...     weights = hr.Variable([1.0, 2.0], name="weights")
+    >>> weights
+    <Variable 'weights' shape=(2,) dtype=float64 on server 0>
+    >>> weights.assign_add([1.0, 1.0]).read()
+    array([2., 3.])
+    >>> strategy.close()
+    >>> server.stop()
+
     Args:
         cluster_resolver: Says where parameter servers ("ps") and workers are; None: `TF_CONFIG`.
         variable_partitioner: One of `hr.distribute.partitioners`, or a function of a shape and a
@@ -229,16 +243,18 @@ class ParameterServerStrategy(Strategy):
         """Cut a variable into shards and have the servers make them."""
         with self._lock:
             own_name = self._new_name("Variable", name)
-            beside = placed_beside()
-            try:
+        beside = placed_beside()
+        try:
+            with self._lock:
                 if beside is None:
                     shards = cut(own_name, first, self._partitioner, self._placement.place)
                 else:
                     shards = cut(own_name, first, None, lambda size: beside.shards[0].server)
-            except BaseException:
-                self._names.discard(own_name)
-                raise
-        if make(self._cluster.servers, shards, first):
+            existed = make(self._cluster.servers, shards, first)
+        except BaseException:
+            self._names.discard(own_name)
+            raise
+        if existed:
             _log.warning(
                 "the parameter servers had a variable %r already, of another program or of this "
                 "one before it was started again; it keeps its value",

@@ -71,6 +71,11 @@ class TableRecord(msgspec.Struct, frozen=True):
 class EmbeddingTable:
     """Rows for any int64 ids on parameter servers; made in the scope of their strategy.
 
+        with strategy.scope():
+            users = hr.EmbeddingTable(16, name="users")
+        rows = users.lookup(ids)                                # ids.shape + (16,)
+        users.apply_gradients(optimizer, gradients, ids)
+
     Args:
         dim: Elements in a row.
         name: Unique in the strategy.

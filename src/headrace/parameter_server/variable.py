@@ -364,5 +364,6 @@ def _resolve(cluster_id: str, record: VariableRecord) -> ServerVariable:
 
 def _keeps_kind(array: NDArray[Any], dtype: np.dtype[Any]) -> bool:
     if not array.shape and array.dtype.kind in "iu" and dtype.kind in "iu":
-        return True
+        bounds = np.iinfo(dtype)
+        return bool(bounds.min <= int(array) <= bounds.max)
     return bool(np.can_cast(array.dtype, dtype, "same_kind"))

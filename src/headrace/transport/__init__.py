@@ -20,6 +20,7 @@ Peers in two processes:
     zeromq_channel     the calling end
     zeromq_connection  one connection of it, from the attempt to the loss
     zeromq_server      the answering end, and its one thread
+    complaints         what it says in the log of requests that went wrong
     zeromq_request     a request, as its handler sees it
     zeromq_outbox      answers on their way out, counted
     zeromq_peers       who is connected
@@ -32,7 +33,7 @@ Peers in two processes:
 Peers in two processes of one host:
 
     shared_memory      the words that the two ends exchange, in five rules
-    arena              the server's end: segments and slots
+    arena              the end that sends: segments and slots
     free_list          which parts of a segment are free
-    mappings           the channel's end: views of slots
+    mappings           the end that reads: views of slots
 """

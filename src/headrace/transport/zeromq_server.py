@@ -21,11 +21,11 @@ import zmq
 
 from headrace.errors import FailedPreconditionError, HeadraceError, describe_error
 from headrace.forks import stays_with_parent
-from headrace.metrics import count_request_too_large
 from headrace.open_files import check_room
 from headrace.transport.admission import Admission
 from headrace.transport.arena import Arena, ArenaBudget
 from headrace.transport.channel import Handler, Server
+from headrace.transport.complaints import Complaints
 from headrace.transport.context import ENOUGH_FILES, shared_context, start_collector
 from headrace.transport.descriptors import raise_file_limit
 from headrace.transport.envelope import (
@@ -56,7 +56,6 @@ _BATCH = 512
 _ZERO_COPY_BYTES = 64 << 10
 _SWEEP_SECONDS = 3.0
 _AFTER_ERROR_SECONDS = 0.05
-_FAILURE_LOG_SECONDS = 60.0
 _LINGER_MS = 200
 _HEADER_ROOM = 4 << 10
 # Plain numbers: pyzmq's enumerations take longer to combine than a message to send.
@@ -91,8 +90,7 @@ class ZeroMQServer(Server):
         self._memory = ArenaBudget(shared_memory.server_bytes)
         self._identity = this_process()
         self._answers: deque[Answer] = deque()
-        self._too_large_logged = False
-        self._next_failure_log = -math.inf
+        self._complaints = Complaints()
         self._closing = False
         self._forked = False
         self._close_lock = threading.Lock()
@@ -288,7 +286,7 @@ class ZeroMQServer(Server):
         try:
             self._handler(batch)
         except BaseException as error:
-            self._log_failure(error)
+            self._complaints.failed(self._address, error)
             failure = (
                 error
                 if isinstance(error, Exception)
@@ -296,15 +294,6 @@ class ZeroMQServer(Server):
             )
             for request in batch:
                 request.fail(failure)
-
-    def _log_failure(self, error: BaseException) -> None:
-        """Log what no handler should raise, but not each time; refusals are not worth it."""
-        now = time.monotonic()
-        if isinstance(error, HeadraceError) or now < self._next_failure_log:
-            _log.debug("the handler of %s raised", self._address, exc_info=error)
-            return
-        self._next_failure_log = now + _FAILURE_LOG_SECONDS
-        _log.error("the handler of %s raised", self._address, exc_info=error)
 
     def _read_request(self, route: bytes, peers: Peers) -> ZeroMQRequest | None:
         router = self._router
@@ -337,7 +326,12 @@ class ZeroMQServer(Server):
             return None
         request = ZeroMQRequest(self.post, peer, header.ticket, buffers)
         if size > self._limits.request_bytes + _HEADER_ROOM:
-            self._refuse_large(request, size)
+            words = (
+                f"a request of {size:,} bytes is larger than the {self._limits.request_bytes:,} "
+                f"that the server at {self._address} takes"
+            )
+            self._complaints.refused(words)
+            request.fail(FailedPreconditionError(words))
             return None
         try:
             request.message = self._decode(header.body)
@@ -353,17 +347,6 @@ class ZeroMQServer(Server):
             )
             return None
         return request
-
-    def _refuse_large(self, request: ZeroMQRequest, size: int) -> None:
-        count_request_too_large()
-        words = (
-            f"a request of {size:,} bytes is larger than the {self._limits.request_bytes:,} "
-            f"that the server at {self._address} takes"
-        )
-        if not self._too_large_logged:
-            self._too_large_logged = True
-            _log.warning("refused %s; more of them will be counted, not logged", words)
-        request.fail(FailedPreconditionError(words))
 
     def _hear(self, peer: Peer, report: MemoryReport) -> None:
         if peer.arena is not None:

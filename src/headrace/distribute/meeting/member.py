@@ -245,8 +245,8 @@ class Member:
     def _take(self, number: int, message: Result | Failed, buffers: Sequence[Buffer]) -> None:
         if not self._window.awaits(number):
             return
-        self._window.take(number, message)
-        self._window.use_up(number)
+        for taken, _ in self._window.take(number, message):
+            self._window.use_up(taken)
         del self._brought[number]
         found: Brought | HeadraceError
         if isinstance(message, Result):

@@ -1,0 +1,355 @@
+"""The iterator over devices of JAX: one device or a mesh, in one process or many."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Self
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from headrace.adapters.jax_agreement import Agreement, Word
+from headrace.adapters.jax_placement import Placement
+from headrace.adapters.jax_sharing import agreement_of, share
+from headrace.adapters.jax_steps import Place, ReplicaSteps, Step, Steps
+from headrace.arguments import check_int
+from headrace.data.dataset import Dataset
+from headrace.distribute.dataset import DistributedDataset, DistributedDatasetsFromFunction
+from headrace.distribute.values import PerReplicaSpec
+from headrace.element.spec import ArraySpec, Spec
+from headrace.element.structure import flatten, unflatten
+from headrace.errors import (
+    AbortedError,
+    FailedPreconditionError,
+    UnavailableError,
+    describe_error,
+)
+from headrace.frameworks.jax_arrays import BatchLayout, check_is_numeric, narrowed_dtype
+from headrace.frameworks.shares import check_remainder, rows_to_use, with_mask
+from headrace.plan.traverse import element_spec
+
+__all__ = ["DeviceIterator", "device_iterator"]
+
+_log = logging.getLogger("headrace")
+_VERSION = 1
+_DISTRIBUTED = (DistributedDataset, DistributedDatasetsFromFunction)
+
+
+def device_iterator(
+    dataset: Any, sharding: Any = None, prefetch: int = 2, *, remainder: str = "error"
+) -> DeviceIterator:
+    """Return an iterator over one pass of a dataset, whose batches are arrays on devices.
+
+    >>> import headrace as hr
+    >>> for batch in hr.jax.device_iterator(hr.Dataset.range(6).batch(4)):
+    ...     print(batch, type(batch).__name__)
+    [0 1 2 3] ArrayImpl
+    [4 5] ArrayImpl
+
+    Args:
+        dataset: A dataset of global batches, the same in all processes of the sharding; or a
+            distributed dataset, which has a share for each of this process's.
+        sharding: A `jax.sharding.Sharding`, for all leaves or one for each (nested as elements
+            are); or a device. None: JAX's default device.
+        prefetch: Batches under way while one is in use; 0: none.
+        remainder: What becomes of batches that cannot be shared evenly: "error"; "pad", which fills
+            batches up with zeros and adds a boolean `mask`; or "drop", which leaves them out.
+
+    Raises:
+        TypeError: It is no dataset, or no sharding.
+        InvalidArgumentError: Its elements are no batches, or hold bytes or str.
+    """
+    check_int("prefetch", prefetch, minimum=0)
+    check_remainder(remainder)
+    process = jax.process_index()
+    if isinstance(dataset, _DISTRIBUTED):
+        spec, here = _of_one_replica(dataset.element_spec)
+        placement = Placement(_mesh_of(here) if sharding is None else sharding)
+        layout = placement.layout
+        agreement = agreement_of(layout, process)
+        passes_on = layout.shards == 1 and remainder != "pad" and agreement is None
+        return DeviceIterator(
+            ReplicaSteps(iter(dataset), layout, passes_on),
+            placement,
+            remainder,
+            lambda: _with_rows(spec, lambda rows: None if rows is None else rows * layout.shards),
+            _rows_of(spec),
+            agreement,
+        )
+    if not isinstance(dataset, Dataset):
+        raise TypeError(
+            f"`dataset` must be a Dataset or a distributed one, but got {type(dataset).__name__}: "
+            "Dataset.from_tensor_slices makes one of arrays, Dataset.from_generator of a generator"
+        )
+    placement = Placement(_default_device() if sharding is None else sharding)
+    _check_is_numeric(element_spec(dataset.plan))
+    part = share(dataset, placement.layout, process, prefetch, remainder == "pad")
+    return DeviceIterator(
+        part.steps,
+        placement,
+        remainder,
+        lambda: dataset.element_spec,
+        part.size,
+        part.agreement,
+        part.depth,
+    )
+
+
+class _Item:
+    """A step that is on its devices, or an error, and the place after it."""
+
+    __slots__ = ("error", "is_given", "place", "value")
+
+    def __init__(self, value: Any, error: Exception | None, place: Place) -> None:
+        self.value, self.error, self.place = value, error, place
+        self.is_given = False
+
+
+class DeviceIterator:
+    """Yields elements whose leaves are `jax.Array`s; `device_iterator` makes it.
+
+    Also a context manager; `close` (or the end, or garbage collection) releases its threads and
+    files. Not for several threads at once.
+
+    Args:
+        steps: The rows of this process.
+        placement: Where they go.
+        remainder: What becomes of shares that differ.
+        spec: Returns the spec of a whole batch in NumPy.
+        size: Rows that each share of a full batch has; None: that is not known.
+        agreement: How processes agree on each step; None: they need not.
+        depth: How many steps may be on their devices before they are asked for.
+    """
+
+    def __init__(
+        self,
+        steps: Steps,
+        placement: Placement,
+        remainder: str,
+        spec: Callable[[], Spec],
+        size: int | None = None,
+        agreement: Agreement | None = None,
+        depth: int = 0,
+    ) -> None:
+        self._steps = steps
+        self._placement = placement
+        self._remainder = remainder
+        self._spec = spec
+        self._size = size
+        self._agreement = agreement
+        self._depth = depth
+        if agreement is not None:
+            weakref.finalize(self, agreement.close).atexit = False
+        self._start_at(None)
+
+    def _start_at(self, place: Place) -> None:
+        #: Steps that come next; the first may be given already.
+        self._ready: deque[_Item] = deque()
+        #: The place after the last step that is in use, unless that is the first of `_ready`.
+        self._used = place
+        self._has_begun = self._is_at_end = self._is_cut_off = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        ready = self._ready
+        if ready and ready[0].is_given:
+            self._used = ready[0].place
+            ready.popleft()
+        # The first step is not held up by the second.
+        wanted = 1 + (self._depth if self._has_begun else 0)
+        while len(ready) < wanted and not self._is_at_end:
+            self._read()
+        if not ready:
+            raise StopIteration
+        self._has_begun = True
+        item = ready[0]
+        if item.error is not None:
+            self._used = item.place
+            ready.popleft()
+            raise item.error
+        # No call until the return, where an interruption could lose what is given.
+        value, item.value = item.value, None
+        item.is_given = True
+        return value
+
+    def _read(self) -> None:
+        """Read one step more and put it on its devices."""
+        ready, steps = self._ready, self._steps
+        if self._is_cut_off:
+            steps.go_back(ready[-1].place if ready else self._used)
+        elif not ready and self._used is None:
+            self._used = steps.place()
+        self._is_cut_off = True  # until it is done; an interruption leaves it so
+        try:
+            made = self._next_value()
+        except Exception as error:
+            self._is_at_end = self._agreement is not None
+            ready.append(_Item(None, error, steps.place()))
+        else:
+            if made is None:
+                self._is_at_end = True
+            else:
+                ready.append(_Item(made[0], None, steps.place()))
+        self._is_cut_off = False
+
+    def _next_value(self) -> tuple[Any] | None:
+        """Return the next step's element in a tuple, or None at the end."""
+        while True:
+            step, rows = self._agreed() if self._agreement else self._alone()
+            if step is None:
+                return None
+            if rows is not None:
+                return (self._placement.put(step, rows, self._remainder == "pad"),)
+            _log.info("a batch was left out, since its rows cannot be shared evenly")
+
+    def _alone(self) -> tuple[Step | None, int | None]:
+        """Return the next step, and how many rows each share is to have; None: it is left out."""
+        step = self._steps.next()
+        if step is None or not step.rows:
+            return step, 0
+        return step, rows_to_use(self._remainder, list(step.rows.values()), self._size)
+
+    def _agreed(self) -> tuple[Step | None, int | None]:
+        """Return the same, as all processes do it."""
+        assert self._agreement is not None
+        try:
+            step = self._steps.next()
+        except Exception as error:
+            with contextlib.suppress(AbortedError, UnavailableError):
+                self._agreement.ask({"error": describe_error(error)}, self._remainder)
+            raise
+        word: Word = {"end": True}
+        if step is not None:
+            rows = {str(share): count for share, count in step.rows.items()}
+            word = {"rows": rows, "forms": [_form(column[0]) for column in step.columns]}
+        decided = self._agreement.ask(word, self._remainder, self._size)
+        if "end" in decided:
+            return None, None
+        if step is None:
+            step = _without_rows(self._spec(), decided["forms"], self._placement.layout)
+        return step, decided.get("use")
+
+    @property
+    def element_spec(self) -> Spec:
+        """Spec of the elements: shapes of whole arrays, in JAX's dtypes."""
+        shards, size = self._placement.layout.shards, self._size
+        if self._remainder != "pad":
+            return _with_rows(self._spec(), lambda rows: None if (rows or 0) % shards else rows)
+        spec = _with_rows(self._spec(), lambda rows: None if size is None else size * shards)
+        leaves, structure = flatten(spec)
+        return with_mask(structure, leaves, ArraySpec(leaves[0].shape[:1], np.bool_))
+
+    def get_state(self) -> dict[str, Any]:
+        """Return where the step after the one in use comes from: a JSON value.
+
+        Batches that are under way count as not read. `set_state` goes on there, also with another
+        sharding. Where processes read rows of their own, each has a state of its own.
+        """
+        ready = self._ready
+        place = ready[0].place if ready and ready[0].is_given else self._used
+        return {"version": _VERSION, "distributed": self._steps.get_state(place)}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go to where `state` was taken.
+
+        Raises:
+            FailedPreconditionError: The state is of another dataset, or another version.
+        """
+        if not isinstance(state, dict) or not {"version", "distributed"} <= state.keys():
+            raise TypeError(
+                f"`state` must be a value of a DeviceIterator's `get_state`, but got {state!r:.80}"
+            )
+        if state["version"] != _VERSION:
+            raise FailedPreconditionError(
+                f"the state has version {state['version']!r}, and this Headrace reads version "
+                f"{_VERSION}; begin the pass again, or restore it with the Headrace that saved it"
+            )
+        self._steps.set_state(state["distributed"])
+        self._start_at(None)
+
+    state_dict = get_state
+    load_state_dict = set_state
+
+    def close(self) -> None:
+        """Release threads and files; the iterator is at its end then. May be called twice."""
+        self._is_at_end = True
+        self._ready.clear()
+        self._steps.close()
+        if self._agreement is not None:
+            self._agreement.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _default_device() -> Any:
+    chosen = jax.config.jax_default_device
+    return chosen if isinstance(chosen, jax.Device) else jax.local_devices(backend=chosen)[0]
+
+
+def _mesh_of(here: int) -> Any:
+    """Return a sharding over as many devices of each process as it has replicas."""
+    by_process: dict[int, list[Any]] = {}
+    for device in jax.devices():
+        by_process.setdefault(device.process_index, []).append(device)
+    found = jax.local_device_count()
+    if found < here:
+        raise ValueError(
+            f"the strategy has {here} replicas in this process, and JAX has {found} devices here: "
+            "pass `sharding`, or use as many replicas as there are devices"
+        )
+    devices = [device for each in by_process.values() for device in each[:here]]
+    if here == 1:
+        return SingleDeviceSharding(jax.local_devices()[0])
+    return NamedSharding(Mesh(np.array(devices), ("replica",)), PartitionSpec("replica"))
+
+
+def _of_one_replica(spec: Spec) -> tuple[Spec, int]:
+    """Return the spec of what one replica gets, and how many there are in this process."""
+    leaves, structure = flatten(spec)
+    specs = [leaf.specs if isinstance(leaf, PerReplicaSpec) else (leaf,) for leaf in leaves]
+    return unflatten(structure, [each[0] for each in specs]), len(specs[0]) if specs else 1
+
+
+def _rows_of(spec: Spec) -> int | None:
+    leaves, _ = flatten(spec)
+    return leaves[0].shape[0] if leaves and leaves[0].shape else None
+
+
+def _with_rows(spec: Spec, change: Callable[[int | None], int | None]) -> Spec:
+    """Return a spec with other numbers of rows, in the dtypes that JAX makes of its own."""
+    leaves, structure = flatten(spec)
+    made = []
+    for leaf in leaves:
+        shape = (change(leaf.shape[0]), *leaf.shape[1:]) if leaf.shape else ()
+        made.append(ArraySpec(shape, narrowed_dtype(leaf.dtype), leaf.name))
+    return unflatten(structure, made)
+
+
+def _check_is_numeric(spec: Spec | None) -> None:
+    if spec is None:
+        return  # it shows when the first element is there
+    leaves, structure = flatten(spec)
+    for leaf, path in zip(leaves, structure.paths, strict=True):
+        check_is_numeric(leaf.dtype, path)
+
+
+def _form(value: Any) -> list[Any]:
+    """Return what must be equal in all processes: lengths of axes but the first, and the dtype."""
+    return [*value.shape[1:], value.dtype.name]
+
+
+def _without_rows(spec: Spec, forms: list[list[Any]], layout: BatchLayout) -> Step:
+    _, structure = flatten(spec)
+    columns = [[np.zeros((0, *form[:-1]), form[-1])] * len(layout.here) for form in forms]
+    return Step(structure, columns, dict.fromkeys(layout.here, 0))

@@ -1,0 +1,42 @@
+"""Datasets for models of Keras 3: `hr.keras`.
+
+Keras is imported when one of these is first used, and not before.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from headrace.lazy import lazily
+
+if TYPE_CHECKING:
+    from headrace.adapters.keras_dataset import KerasDataset, dataset
+    from headrace.adapters.keras_dataset import dataset as adapter
+else:
+    _load, __dir__ = lazily(
+        __name__,
+        {
+            "KerasDataset": "headrace.adapters.keras_dataset",
+            "adapter": "headrace.adapters.keras_dataset:dataset",
+            "dataset": "headrace.adapters.keras_dataset",
+        },
+        absent="headrace.data.absent:no_such_name",
+    )
+
+    def __getattr__(name: str) -> Any:
+        try:
+            return _load(name)
+        except ModuleNotFoundError as error:
+            if error.name == "keras":
+                raise ImportError(
+                    f"hr.keras.{name} needs Keras 3, which is not installed here: "
+                    "pip install 'headrace[keras]', or keras alone"
+                ) from error
+            if error.name in ("jax", "tensorflow", "torch"):
+                raise ImportError(
+                    f"hr.keras.{name} needs Keras, whose back end is {error.name} here, which is "
+                    'not installed: set the variable KERAS_BACKEND to "jax" or "torch" before '
+                    "Keras is imported"
+                ) from error
+            raise
+
+
+__all__ = ["KerasDataset", "adapter", "dataset"]

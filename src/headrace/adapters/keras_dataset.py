@@ -1,0 +1,352 @@
+"""Datasets for `fit`, `evaluate` and `predict` of Keras 3, on the back ends jax and torch.
+
+Keras asks an adapter for an iterator whenever a pass begins, and for one more to build a model of
+its first batch. It takes NumPy arrays as they are, so nothing is copied here; the dataset is read
+ahead on a thread of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Self
+
+import keras
+import numpy as np
+
+# Keras takes whatever derives from this; it has no public name.
+from keras.src.trainers.data_adapters.data_adapter import DataAdapter
+from numpy.typing import NDArray
+
+from headrace.arguments import check_instance, check_int
+from headrace.data.ahead import next_pass
+from headrace.data.dataset import Dataset
+from headrace.data.iterator import DatasetIterator
+from headrace.element.spec import BYTES, STR, Spec, spec_of
+from headrace.element.structure import Kind, component, flatten
+from headrace.element.transpose import map_leaves
+from headrace.errors import FailedPreconditionError, InvalidArgumentError
+from headrace.plan.buffering import Prefetch
+from headrace.plan.source import INFINITE, UNKNOWN
+from headrace.plan.traverse import element_spec
+
+__all__ = ["KerasDataset", "dataset"]
+
+_VERSION = 1
+_SHARED_WITH_TORCH = {
+    *("bool", "uint8", "int8", "int16", "int32", "int64"),
+    *("float16", "float32", "float64", "complex64", "complex128"),
+}
+
+
+def dataset(
+    dataset: Dataset,
+    *,
+    steps: int | None = None,
+    class_weight: Mapping[int, float] | None = None,
+    prefetch: int = 2,
+) -> KerasDataset:
+    """Return what `fit`, `evaluate` and `predict` take: `model.fit(hr.keras.dataset(dataset))`.
+
+    >>> import numpy as np
+    >>> import headrace as hr
+    >>> rows = hr.Dataset.from_tensor_slices((np.ones((10, 3), "f4"), np.ones(10, "f4")))
+    >>> hr.keras.dataset(rows.batch(4)).num_batches
+    3
+
+    Args:
+        dataset: Of batches: `x`, `(x,)`, `(x, y)` or `(x, y, sample_weight)`, where each is an
+            array, or a dict or tuple of arrays. Each epoch is a pass over it; it shuffles itself.
+        steps: Batches in an epoch, where the dataset does not know their number (after a filter, or
+            over a data service). Without it Keras warns where the first epoch ends.
+        class_weight: The weight of each class, from which sample weights are made. The argument of
+            that name of `fit` does not reach adapters.
+        prefetch: Batches that are read ahead.
+
+    Raises:
+        InvalidArgumentError: Its elements are not such batches, as far as is known by now.
+    """
+    return KerasDataset(dataset, steps, class_weight, prefetch)
+
+
+class KerasDataset(DataAdapter):  # type: ignore[misc]
+    """A dataset as Keras reads it; `dataset` makes it.
+
+    Args:
+        dataset: Of batches.
+        steps: Batches in an epoch; None: as many as the dataset has.
+        class_weight: The weight of each class.
+        prefetch: Batches that are read ahead.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        steps: int | None = None,
+        class_weight: Mapping[int, float] | None = None,
+        prefetch: int = 2,
+    ) -> None:
+        if not isinstance(dataset, Dataset):
+            raise TypeError(
+                f"`dataset` must be a Dataset, but got {type(dataset).__name__}: "
+                "Dataset.from_tensor_slices makes one of arrays, Dataset.from_generator of a "
+                "generator"
+            )
+        if steps is not None:
+            check_int("steps", steps, minimum=1)
+        if class_weight is not None:
+            check_instance("class_weight", class_weight, Mapping)
+        check_int("prefetch", prefetch, minimum=0)
+        self._dataset = dataset
+        self._steps = steps
+        self._weigh = None if class_weight is None else _weights(class_weight)
+        plan = dataset.plan
+        spec = element_spec(plan)
+        if spec is not None:
+            _check(spec)
+        if prefetch and not isinstance(plan, Prefetch):
+            plan = Prefetch(input=plan, buffer_size=prefetch)
+        self._plan = plan
+        self._is_within_epoch = False
+        self._start_at(0)
+
+    def _start_at(self, number: int) -> None:
+        #: The number of the pass that is read, or comes next.
+        self._pass = number
+        #: What reads it; None: nothing was read of it.
+        self._reading: DatasetIterator | None = None
+        #: How many batches of it were given.
+        self._given = 0
+        #: A batch that was given and comes again: Keras built the model of it.
+        self._first: Any = None
+
+    # --- what Keras asks for ----------------------------------------------------------------------
+
+    @property
+    def num_batches(self) -> int | None:
+        """Batches in an epoch; None: without end, or known only by reading them."""
+        if self._steps is not None:
+            return self._steps
+        size = self._dataset.cardinality()
+        return None if size in (INFINITE, UNKNOWN) else size
+
+    def __len__(self) -> int:
+        return len(self._dataset) if self._steps is None else self._steps
+
+    def __bool__(self) -> bool:
+        return True
+
+    @property
+    def batch_size(self) -> int | None:
+        """Unknown: batches may differ."""
+        return None
+
+    @property
+    def has_partial_batch(self) -> bool | None:
+        """Unknown, as is its size."""
+        return None
+
+    @property
+    def partial_batch_size(self) -> int | None:
+        """Unknown."""
+        return None
+
+    @property
+    def element_spec(self) -> Spec:
+        """Spec of the batches."""
+        return self._dataset.element_spec
+
+    def get_numpy_iterator(self) -> Iterator[Any]:
+        """Return an iterator over the batches of a pass, which begins with the first of them."""
+        return self._batches()
+
+    def get_jax_iterator(self) -> Iterator[Any]:
+        """Return the same: Keras puts arrays on devices by itself."""
+        return self._batches()
+
+    def get_torch_dataloader(self) -> Iterator[Any]:
+        """Return the same as tensors, on the device that Keras uses."""
+        import torch  # noqa: PLC0415 - optional dependency
+
+        def tensor(array: Any) -> Any:
+            # Keras copies arrays, and takes tensors as they are.
+            shares = array.dtype.name in _SHARED_WITH_TORCH
+            return keras.ops.convert_to_tensor(torch.from_numpy(array) if shares else array)
+
+        return (map_leaves(tensor, batch) for batch in self._batches())
+
+    def get_tf_dataset(self) -> Any:
+        """Raise: the back end TensorFlow reads tf.data.
+
+        Raises:
+            FailedPreconditionError: Always.
+        """
+        raise FailedPreconditionError(
+            "hr.keras.dataset feeds the back ends jax and torch, and this is tensorflow: set "
+            "KERAS_BACKEND before Keras is imported"
+        )
+
+    def on_epoch_begin(self) -> None:
+        """Take note that a pass begins, or goes on."""
+        self._is_within_epoch = True
+
+    def on_epoch_end(self) -> None:
+        """Take note that an epoch is over."""
+        self._is_within_epoch = False
+
+    # --- reading ----------------------------------------------------------------------------------
+
+    def _batches(self) -> Iterator[Any]:
+        """Yield the batches of a pass.
+
+        A model is built of the first batch of an iterator that is then dropped, in an epoch that
+        ends at once. The next one begins with the same batch: what comes from a shared job comes
+        only once.
+        """
+        reading = self._reading
+        if reading is None or (self._given and self._first is None):
+            self._leave()
+            self._pass = next_pass(self._dataset, self._pass)
+            reading = self._reading = DatasetIterator(self._plan, self._pass)
+        first, self._first = self._first, None
+        if first is not None:
+            self._given = 0
+        read = 0
+        try:
+            while self._steps is None or self._given < self._steps:
+                batch = first
+                first = None
+                if batch is None:
+                    batch = next(reading, None)
+                    if batch is None:
+                        break
+                    batch = self._prepared(batch)
+                self._given += 1
+                read += 1
+                yield batch
+            if self._reading is reading:
+                self._leave()
+        except GeneratorExit:
+            is_for_a_model = self._is_within_epoch and read == self._given == 1
+            if self._reading is reading and is_for_a_model and not self._is_whole:
+                self._first = batch
+            raise
+
+    def _leave(self) -> None:
+        """End the pass that is read, so that the next one comes."""
+        if self._reading is not None:
+            self._reading.close()
+            self._start_at(self._pass + 1)
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether all batches of the pass were given."""
+        return self._reading is not None and self._given == self.num_batches
+
+    def _prepared(self, batch: Any) -> Any:
+        _check(spec_of(batch))
+        return batch if self._weigh is None else self._weigh(batch)
+
+    # --- state ------------------------------------------------------------------------------------
+
+    def get_state(self) -> dict[str, Any]:
+        """Return where the next batch comes from: a JSON value.
+
+        With JAX on an accelerator Keras takes one batch more than it has used, so there take it
+        where an epoch ends.
+        """
+        if self._reading is None or self._is_whole:
+            return {"version": _VERSION, "pass": self._pass + self._is_whole, "at": None}
+        return {"version": _VERSION, "pass": self._pass, "at": self._reading.get_state()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Have the next epoch begin where `state` was taken; it ends with its pass.
+
+        Raises:
+            FailedPreconditionError: The state is of another dataset, or another version.
+        """
+        if not isinstance(state, dict) or not {"version", "pass", "at"} <= state.keys():
+            raise TypeError(
+                "`state` must be a value of the `get_state` of hr.keras.dataset, but got "
+                f"{state!r:.80}"
+            )
+        if state["version"] != _VERSION:
+            raise FailedPreconditionError(
+                f"the state has version {state['version']!r}, and this Headrace reads version "
+                f"{_VERSION}; begin the pass again, or restore it with the Headrace that saved it"
+            )
+        reading = None
+        if state["at"] is not None:
+            reading = DatasetIterator(self._plan, state["pass"])
+            reading.set_state(state["at"])
+        self.close()
+        self._start_at(state["pass"])
+        self._reading = reading
+
+    state_dict = get_state
+    load_state_dict = set_state
+
+    def close(self) -> None:
+        """Release threads and files; what comes next is a new pass. May be called twice."""
+        self._leave()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _check(spec: Spec) -> None:
+    """Raise unless elements are batches as Keras takes them.
+
+    Raises:
+        InvalidArgumentError: They are not; the message names the component.
+    """
+    leaves, structure = flatten(spec)
+    root = structure.root
+    if root.kind in (Kind.TUPLE, Kind.NAMEDTUPLE) and len(root.children) not in (1, 2, 3):
+        raise InvalidArgumentError(
+            f"an element has {len(root.children)} parts, and Keras takes x, (x, y) or (x, y, "
+            "sample_weight): map() it to one of these; several inputs are a dict or tuple, as in "
+            "((a, b), y)"
+        )
+    if root.kind == Kind.DATACLASS:
+        raise InvalidArgumentError(
+            f"an element is a {root.cls.__name__ if root.cls else 'dataclass'}, and Keras takes x, "
+            "(x, y) or (x, y, sample_weight): map() it to one of these"
+        )
+    for leaf, path in zip(leaves, structure.paths, strict=True):
+        if leaf.dtype in (BYTES, STR):
+            raise InvalidArgumentError(
+                f"{component(path)} holds bytes or str, of which Keras makes no tensors: make "
+                "numbers of it with map(), or leave it out"
+            )
+        if not leaf.shape:
+            raise InvalidArgumentError(
+                f"{component(path)} is a scalar ({leaf}), and Keras takes batches: call the "
+                "`batch` method on the dataset"
+            )
+
+
+def _weights(class_weight: Mapping[int, float]) -> Callable[[Any], Any]:
+    """Return what adds a sample weight for each row: that of its class."""
+    classes = {int(number): float(weight) for number, weight in class_weight.items()}
+
+    def weigh(batch: Any) -> Any:
+        if not isinstance(batch, tuple) or len(batch) != 2 or not isinstance(batch[1], np.ndarray):
+            raise InvalidArgumentError(
+                "`class_weight` is for elements (x, y) with one array of labels, and here are "
+                f"{spec_of(batch)!r:.200}: add sample weights with map()"
+            )
+        x, y = batch
+        return x, y, _weight_of_each(y, classes)
+
+    return weigh
+
+
+def _weight_of_each(labels: NDArray[Any], classes: Mapping[int, float]) -> NDArray[Any]:
+    if labels.ndim > 1:
+        labels = labels.argmax(axis=-1) if labels.shape[-1] != 1 else labels[..., 0]
+    found, inverse = np.unique(np.round(labels).astype(np.int64), return_inverse=True)
+    weights = np.array([classes.get(int(number), 1.0) for number in found], keras.config.floatx())
+    return weights[inverse.reshape(labels.shape)]

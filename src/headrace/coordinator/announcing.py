@@ -1,0 +1,68 @@
+"""A worker that looks for its coordinator, instead of being named by a strategy."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+
+from headrace.coordinator.reception import Announce, ReceptionReply
+from headrace.errors import HeadraceError
+from headrace.serving.reminder import Reminder
+from headrace.threads import start_thread
+from headrace.transport import zeromq
+from headrace.transport.security import Security
+
+__all__ = ["Announcing"]
+
+_log = logging.getLogger(__name__)
+
+_EVERY_SECONDS = 2.0
+_PATIENCE = 5.0
+
+
+class Announcing:
+    """Says every two seconds that a worker is there, until it is closed.
+
+    Args:
+        coordinator: Where the coordinator listens, as "host:port".
+        address: Where the worker listens.
+        security: Keys of a client.
+    """
+
+    def __init__(self, coordinator: str, address: str, security: Security | None) -> None:
+        self._coordinator = coordinator
+        self._message = Announce(address=address, life=uuid.uuid4().hex)
+        self._security = security
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="headrace-announcing", daemon=True)
+        start_thread(self._thread)
+
+    def _run(self) -> None:
+        channel = zeromq.connect(
+            self._coordinator,
+            reply_type=ReceptionReply,
+            security=self._security,
+            shared_memory=False,
+        )
+        waited, reminder = 0.0, Reminder()
+        try:
+            while True:
+                try:
+                    channel.call(self._message, timeout=_PATIENCE)
+                except HeadraceError as error:
+                    if reminder.is_due(waited):
+                        _log.warning("no coordinator answers at %s: %s", self._coordinator, error)
+                    waited += _EVERY_SECONDS
+                else:
+                    waited = 0.0
+                    reminder.begin()
+                if self._ended.wait(_EVERY_SECONDS):
+                    return
+        finally:
+            channel.close()
+
+    def close(self) -> None:
+        """End it, after the call that is under way."""
+        self._ended.set()
+        self._thread.join(_EVERY_SECONDS)

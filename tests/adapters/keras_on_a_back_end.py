@@ -1,0 +1,364 @@
+"""`hr.keras.dataset` on the back end that KERAS_BACKEND names; `test_keras.py` runs it."""
+
+from __future__ import annotations
+
+import doctest
+import json
+import threading
+import warnings
+from collections import namedtuple
+from dataclasses import dataclass
+
+import keras
+import numpy as np
+import pytest
+
+import headrace as hr
+from headrace.adapters import keras_dataset
+from headrace.errors import FailedPreconditionError, InvalidArgumentError, UserFunctionError
+
+# What Keras itself does to tensors of PyTorch.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+Pair = namedtuple("Pair", ["x", "y"])
+
+
+@dataclass
+class Record:
+    x: object
+
+
+class Seen(keras.layers.Layer):
+    """A layer that is the identity, so that predictions show what came."""
+
+    def call(self, inputs):
+        return inputs
+
+
+def lines(count: int) -> hr.Dataset:
+    x = np.arange(count, dtype=np.float32)[:, None]
+    return hr.Dataset.from_tensor_slices((x, 3 * x + 1))
+
+
+def linear(model: keras.Model | None = None) -> keras.Model:
+    model = model or keras.Sequential([keras.layers.Dense(1, kernel_initializer="zeros")])
+    # Eagerly, since to compile takes longer than the few steps of these tests.
+    model.compile(keras.optimizers.SGD(0.0), "mse", run_eagerly=True)
+    return model
+
+
+class Count(keras.callbacks.Callback):
+    """Counts the training batches of each epoch."""
+
+    def __init__(self):
+        super().__init__()
+        self.epochs = []
+        self.called = []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epochs.append(0)
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.epochs[-1] += 1
+
+
+def fitted(data, model=None, **options) -> list[int]:
+    count = Count()
+    (model or linear()).fit(data, verbose=0, callbacks=[count], **options)
+    return count.epochs
+
+
+def watched(dataset: hr.Dataset, seen: list) -> hr.Dataset:
+    def note(*batch):
+        seen.append(batch[0][:, 0].astype(int).tolist())
+        return batch if len(batch) > 1 else batch[0]
+
+    return dataset.map(note)
+
+
+# --- numbers of batches, passes -------------------------------------------------------------------
+
+
+def test_an_epoch_is_a_pass_with_its_last_partial_batch():
+    assert fitted(hr.keras.dataset(lines(10).batch(4)), epochs=3) == [3, 3, 3]
+    assert fitted(hr.keras.dataset(lines(10).batch(4, drop_remainder=True)), epochs=2) == [2, 2]
+    assert fitted(hr.keras.adapter(lines(4).batch(4)), epochs=2) == [1, 1]
+    assert len(hr.keras.dataset(lines(10).batch(4))) == 3
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_no_batch_comes_twice_in_a_pass_and_building_the_model_costs_none(prefetch):
+    seen: list = []
+    data = hr.keras.dataset(watched(lines(12).batch(4), seen), prefetch=prefetch)
+    assert fitted(data, epochs=2) == [3, 3]
+    assert seen == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]] * 2
+
+
+def test_each_epoch_is_shuffled_as_the_dataset_says():
+    seen: list = []
+    dataset = watched(lines(16).shuffle(16, seed=1).batch(16), seen)
+    fitted(hr.keras.dataset(dataset, prefetch=0), epochs=3)
+    again: list = []
+    fitted(hr.keras.dataset(watched(lines(16).shuffle(16, seed=1).batch(16), again)), epochs=3)
+    assert seen == again
+    # A model of one batch is built of a pass of its own.
+    assert len({tuple(batch) for batch in seen}) == len(seen) >= 3
+    fixed: list = []
+    same = lines(16).shuffle(16, seed=1, reshuffle_each_iteration=False).batch(8)
+    fitted(hr.keras.dataset(watched(same, fixed), prefetch=0), epochs=2)
+    assert fixed[:2] == fixed[2:]
+
+
+def test_without_end_an_epoch_has_the_steps_that_fit_is_given_and_one_pass_goes_on():
+    seen: list = []
+    data = hr.keras.dataset(watched(lines(8).batch(4).repeat(), seen), prefetch=0)
+    assert data.num_batches is None
+    assert fitted(data, epochs=3, steps_per_epoch=3) == [3, 3, 3]
+    assert seen == ([[0, 1, 2, 3], [4, 5, 6, 7]] * 5)[:9]
+
+
+def test_steps_say_the_number_where_the_dataset_does_not_know_it():
+    unknown = lines(10).filter(lambda x, y: True).batch(4)
+    assert hr.keras.dataset(unknown).num_batches is None
+    assert fitted(hr.keras.dataset(unknown, steps=3), epochs=2) == [3, 3]
+    assert fitted(hr.keras.dataset(unknown, steps=2), epochs=2) == [2, 2]
+    with pytest.warns(UserWarning, match="ran out of data"):
+        assert fitted(hr.keras.dataset(unknown), epochs=1)[0] >= 3
+
+
+def test_steps_per_epoch_beyond_the_data_end_with_the_warning_of_keras():
+    with pytest.warns(UserWarning, match="ran out of data"):
+        fitted(hr.keras.dataset(lines(8).batch(4)), epochs=2, steps_per_epoch=3)
+
+
+def test_fit_evaluate_and_predict_have_a_pass_each_and_may_alternate():
+    seen: list = []
+    train = hr.keras.dataset(watched(lines(8).batch(4), seen), prefetch=0)
+    held: list = []
+    test = hr.keras.dataset(watched(lines(6).batch(4), held), prefetch=0)
+    model = linear()
+    assert fitted(train, model, epochs=2, validation_data=test) == [2, 2]
+    assert held == [[0, 1, 2, 3], [4, 5]] * 2
+    model.evaluate(test, verbose=0)
+    assert held == [[0, 1, 2, 3], [4, 5]] * 3
+    assert model.predict(test, verbose=0).shape == (6, 1)
+    model.evaluate(train, verbose=0, steps=1)
+    model.evaluate(train, verbose=0)
+    assert seen[-2:] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_training_learns_and_evaluation_measures_every_row():
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile(keras.optimizers.Adam(0.2), "mse", metrics=["mae"])
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal((64, 2)).astype(np.float32)
+    rows = hr.Dataset.from_tensor_slices((x, x @ np.float32([[2.0], [-1.0]]) + 0.5))
+    history = model.fit(hr.keras.dataset(rows.shuffle(64, seed=1).batch(10)), epochs=15, verbose=0)
+    assert history.history["loss"][-1] < 0.05 * history.history["loss"][0]
+    mine = model.evaluate(hr.keras.dataset(rows.batch(10)), verbose=0)
+    theirs = model.evaluate(x, x @ np.float32([[2.0], [-1.0]]) + 0.5, batch_size=10, verbose=0)
+    np.testing.assert_allclose(mine, theirs, rtol=1e-4)
+
+
+# --- elements -------------------------------------------------------------------------------------
+
+
+def test_predictions_are_those_of_the_rows_in_their_order():
+    model = keras.Sequential([Seen()])
+    rows = np.arange(10, dtype=np.float32)[:, None]
+    bare = hr.Dataset.from_tensor_slices(rows).batch(4)
+    for dataset in (bare, bare.map(lambda x: (x,)), lines(10).batch(4)):
+        made = model.predict(hr.keras.dataset(dataset), verbose=0)
+        np.testing.assert_array_equal(made, rows)
+
+
+def test_inputs_and_labels_may_be_dicts_and_tuples():
+    a, b = keras.Input((1,), name="a"), keras.Input((2,), name="b")
+    total = keras.layers.Concatenate()([a, b])
+    model = keras.Model({"a": a, "b": b}, {"sum": keras.layers.Dense(1, name="sum")(total)})
+    model.compile("sgd", {"sum": "mse"}, run_eagerly=True)
+    inputs = {"b": np.ones((6, 2), np.float32), "a": np.ones((6, 1), np.float32)}
+    labels = {"sum": np.ones((6, 1), np.float32)}
+    dataset = hr.Dataset.from_tensor_slices((inputs, labels)).batch(4)
+    assert fitted(hr.keras.dataset(dataset), model) == [2]
+    pairs = hr.Dataset.from_tensor_slices(Pair(inputs, labels)).batch(4)
+    assert fitted(hr.keras.dataset(pairs), model) == [2]
+    only = hr.Dataset.from_tensor_slices(inputs).batch(4)
+    assert model.predict(hr.keras.dataset(only), verbose=0)["sum"].shape == (6, 1)
+    two = linear(keras.Model([a, b], keras.layers.Dense(1)(total)))
+    tuples = dataset.map(lambda x, y: ((x["a"], x["b"]), y["sum"]))
+    assert fitted(hr.keras.dataset(tuples), two) == [2]
+
+
+def test_sample_weights_and_class_weights_count():
+    x, y = np.ones((4, 1), np.float32), np.float32([[0], [0], [1], [1]])
+    weights = np.float32([0, 0, 1, 1])
+    rows = hr.Dataset.from_tensor_slices((x, y, weights)).batch(2)
+    weighted = linear().evaluate(hr.keras.dataset(rows), verbose=0)
+    np.testing.assert_allclose(weighted, linear().evaluate(x, y, 2, 0, weights), rtol=1e-6)
+    plain = hr.Dataset.from_tensor_slices((x, y)).batch(2)
+    by_class = hr.keras.dataset(plain, class_weight={0: 0.0, 1: 1.0})
+    np.testing.assert_allclose(linear().evaluate(by_class, verbose=0), weighted, rtol=1e-6)
+    one_hot = hr.Dataset.from_tensor_slices((x, np.eye(2, dtype="f4")[[0, 0, 1, 1]])).batch(4)
+    (batch,) = hr.keras.dataset(one_hot, class_weight={0: 5.0}).get_numpy_iterator()
+    assert batch[2].tolist() == [5, 5, 1, 1]
+    with pytest.raises(InvalidArgumentError, match="`class_weight` is for elements"):
+        fitted(hr.keras.dataset(rows, class_weight={0: 1.0}))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int64", "float64", "float16", "bool"])
+def test_other_dtypes_are_taken(dtype):
+    x = np.ones((4, 1)).astype(dtype)
+    dataset = hr.Dataset.from_tensor_slices((x, x)).batch(4)
+    assert fitted(hr.keras.dataset(dataset)) == [1]
+
+
+def test_arrays_are_handed_over_without_a_copy():
+    data = hr.keras.dataset(lines(4).batch(4))
+    batch = (np.ones((4, 1), np.float32), np.ones(4, np.float32))
+    assert data._prepared(batch) is batch
+    data._batches = lambda: iter([batch])
+    assert next(data.get_jax_iterator())[0] is batch[0]
+    tensors = next(data.get_torch_dataloader())
+    assert type(tensors) is tuple
+    if keras.backend.backend() == "torch":
+        assert [t.data_ptr() for t in tensors] == [array.ctypes.data for array in batch]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "words"),
+    [
+        (hr.Dataset.range(4), r"the element is a scalar.*`batch`"),
+        (hr.Dataset.from_tensors((np.ones((2, 1)), 1)), r"\[1\] is a scalar.*`batch`"),
+        (hr.Dataset.from_tensors((np.ones(2),) * 4), r"4 parts.*\(x, y\)"),
+        (hr.Dataset.from_tensors(()), "0 parts"),
+        (hr.Dataset.from_tensors(Record(np.ones(2))), "is a Record"),
+        (hr.Dataset.from_tensor_slices({"s": np.array(["a", "b"])}).batch(2), r"\['s'\] holds"),
+        (hr.Dataset.range(2).map(lambda i: (b"a", i)).batch(2), r"\[0\] holds bytes"),
+        (hr.Dataset.range(2).map(lambda i: (i, i)), r"\[0\] is a scalar.*`batch`"),
+    ],
+)
+def test_what_is_no_batch_is_an_error_that_names_the_part(dataset, words):
+    with pytest.raises(InvalidArgumentError, match=words):
+        fitted(hr.keras.dataset(dataset))
+
+
+def test_wrong_arguments_are_refused_where_they_are_written():
+    for wrong in (np.ones(3), [1], None, iter(lines(2))):
+        with pytest.raises(TypeError, match="must be a Dataset"):
+            hr.keras.dataset(wrong)
+    with pytest.raises(ValueError, match="`steps`"):
+        hr.keras.dataset(lines(4).batch(2), steps=0)
+    with pytest.raises(ValueError, match="`prefetch`"):
+        hr.keras.dataset(lines(4).batch(2), prefetch=-1)
+    with pytest.raises(TypeError, match="`class_weight`"):
+        hr.keras.dataset(lines(4).batch(2), class_weight=[1, 2])
+    with pytest.raises(FailedPreconditionError, match="KERAS_BACKEND"):
+        hr.keras.dataset(lines(4).batch(2)).get_tf_dataset()
+
+
+def test_an_error_of_the_users_arrives_and_the_next_fit_begins_again():
+    calls = []
+
+    def fail_once(x, y):
+        calls.append(len(x))
+        if len(calls) == 2:
+            raise ValueError("no")
+        return x, y
+
+    data = hr.keras.dataset(lines(12).batch(4).map(fail_once), prefetch=0)
+    with pytest.raises(UserFunctionError, match="no"):
+        fitted(data)
+    assert fitted(data) == [3]
+
+
+# --- states, ends ---------------------------------------------------------------------------------
+
+
+def test_a_state_goes_on_in_the_middle_of_a_pass_and_then_with_the_next_pass():
+    def shuffled():
+        return lines(24).shuffle(24, seed=2).batch(4)
+
+    whole = hr.keras.dataset(shuffled())
+    epochs = [[x.ravel().tolist() for x, _ in whole.get_numpy_iterator()] for _ in range(3)]
+    assert epochs[0] != epochs[1]
+    first = hr.keras.dataset(shuffled())
+    batches = first.get_numpy_iterator()
+    for count in range(1, 7):
+        next(batches)
+        state = json.loads(json.dumps(first.get_state()))
+        second = hr.keras.dataset(shuffled())
+        second.set_state(state)
+        rest = [[x.ravel().tolist() for x, _ in second.get_numpy_iterator()] for _ in range(2)]
+        expected = [epochs[0][count:], epochs[1]] if count < 6 else epochs[1:]
+        assert rest == expected, count
+
+
+def test_a_state_that_a_callback_takes_says_which_batches_were_trained_on():
+    seen: list = []
+    data = hr.keras.dataset(watched(lines(16).batch(4), seen), prefetch=2)
+    states = []
+
+    class Keep(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            states.append(data.state_dict())
+
+    model = linear()
+    model.fit(data, verbose=0, callbacks=[Keep()])
+    again = hr.keras.dataset(watched(lines(16).batch(4), seen), prefetch=0)
+    again.load_state_dict(states[1])
+    seen.clear()
+    with pytest.warns(UserWarning, match="ran out of data"):
+        assert fitted(again, model) == [2]
+    assert seen == [[8, 9, 10, 11], [12, 13, 14, 15]]
+    assert fitted(again, model) == [4]
+
+
+def test_a_state_of_something_else_is_refused():
+    data = hr.keras.dataset(lines(8).batch(4))
+    for wrong in (None, {}, 3):
+        with pytest.raises(TypeError, match="`state` must"):
+            data.set_state(wrong)
+    with pytest.raises(FailedPreconditionError, match="version 9"):
+        data.set_state({**data.get_state(), "version": 9})
+    next(data.get_numpy_iterator())
+    other = hr.keras.dataset(hr.Dataset.range(8).batch(4))
+    with pytest.raises(FailedPreconditionError):
+        other.set_state(data.get_state())
+
+
+def readers() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t.name.startswith("headrace")]
+
+
+def test_closed_it_leaves_no_thread_and_nothing_is_said():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with hr.keras.dataset(lines(48).batch(4)) as data:
+            model = linear()
+            fitted(data, model, steps_per_epoch=3)
+            assert readers()
+        assert readers() == []
+        fitted(data, model, steps_per_epoch=12)
+        fitted(data, model)
+    data.close()
+    assert readers() == []
+
+
+@pytest.mark.heavy
+def test_a_shared_job_gives_each_batch_once_and_the_model_is_built_of_none_of_them():
+    with hr.service.LocalCluster(num_workers=1) as cluster:
+        moved = hr.service.distribute("distributed_epoch", cluster.target, job_name="train")
+        seen: list = []
+        dataset = watched(lines(24).batch(4).apply(moved), seen)
+        data = hr.keras.dataset(dataset, steps=6, prefetch=0)
+        assert fitted(data, epochs=2) == [6, 6]
+        assert (
+            sorted(seen[:6]) == sorted(seen[6:]) == [list(range(n, n + 4)) for n in range(0, 24, 4)]
+        )
+
+
+def test_the_examples_in_docstrings_give_what_they_say():
+    result = doctest.testmod(keras_dataset)
+    assert result.attempted > 0
+    assert result.failed == 0

@@ -1,0 +1,39 @@
+"""Without a framework its adapter says what is missing, and where to get it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import sys
+sys.modules[{absent!r}] = None
+import headrace as hr
+{room} = hr.{room}
+assert not {{"jax", "keras", "torch"}} & {{name for name, module in sys.modules.items() if module}}
+try:
+    {room}.{name}
+except ImportError as error:
+    print(error)
+try:
+    {room}.no_such_name
+except AttributeError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("absent", "room", "name", "words"),
+    [
+        ("jax", "jax", "device_iterator", "pip install 'headrace[jax]'"),
+        ("keras", "keras", "dataset", "pip install 'headrace[keras]'"),
+    ],
+)
+def test_what_is_missing_is_said(absent: str, room: str, name: str, words: str) -> None:
+    program = PROGRAM.format(absent=absent, room=room, name=name)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    said, other = done.stdout.splitlines()
+    assert words in said, done.stderr
+    assert "no_such_name" in other
