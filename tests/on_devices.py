@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
 import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).parent.parent
 
@@ -16,6 +21,26 @@ ROOT = Path(__file__).parent.parent
 def names_of_tests(file: Path) -> list[str]:
     """Return the names of the test functions of a file, without importing it."""
     return re.findall(r"^def (test_\w+)", file.read_text(), re.MULTILINE)
+
+
+def once(factory: pytest.TempPathFactory, name: str, find: Callable[[Path], Any]) -> Any:
+    """Return what `find` finds, which is called once for all processes of a run of the tests.
+
+    Args:
+        factory: Makes folders.
+        name: Of what is found, among all that is.
+        find: Called with a folder; returns a JSON value.
+    """
+    shared = factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    found = shared / f"{name}.json"
+    with (shared / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not found.exists():
+            text = json.dumps(find(factory.mktemp(name)))
+            found.write_text(text)
+    return json.loads(found.read_text())
 
 
 def outcomes(

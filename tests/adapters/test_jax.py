@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.on_devices import names_of_tests, outcomes
+from tests.on_devices import names_of_tests, once, outcomes
 
 FILE = Path(__file__).with_name("jax_on_8_devices.py")
 
@@ -22,7 +22,11 @@ pytestmark = pytest.mark.heavy
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     flags = "--xla_force_host_platform_device_count=8"
-    return outcomes(FILE, tmp_path_factory.mktemp("found"), XLA_FLAGS=flags, JAX_PLATFORMS="cpu")
+    named = {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    found: dict[str, str] = once(
+        tmp_path_factory, FILE.stem, lambda folder: outcomes(FILE, folder, **named)
+    )
+    return found
 
 
 @pytest.mark.parametrize("name", names_of_tests(FILE))
@@ -38,7 +42,12 @@ PROGRAM = Path(__file__).with_name("jax_in_two_processes.py")
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two processes found for each scenario."""
-    folder = tmp_path_factory.mktemp("files")
+    found: list[dict[str, Any]] = once(tmp_path_factory, PROGRAM.stem, said_in)
+    return found
+
+
+def said_in(folder: Path) -> list[dict[str, Any]]:
+    """Run the program in two processes; return what they said."""
     (folder / "a.txt").write_text("".join(f"{number}\n" for number in range(12)))
     (folder / "b.txt").write_text("".join(f"{number}\n" for number in range(12, 32)))
     with socket.socket() as free:

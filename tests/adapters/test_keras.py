@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.on_devices import names_of_tests, outcomes
+from tests.on_devices import names_of_tests, once, outcomes
 
 FILE = Path(__file__).with_name("keras_on_a_back_end.py")
 NAMES = {
@@ -36,9 +36,14 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str,
 
     @functools.cache
     def run(back_end: str) -> dict[str, str]:
-        folder = tmp_path_factory.mktemp(back_end)
         named = {"KERAS_BACKEND": back_end, "JAX_PLATFORMS": "cpu"}
-        return outcomes(FILE, folder, NAMES[back_end], **named)
+        names = NAMES[back_end]
+        found: dict[str, str] = once(
+            tmp_path_factory,
+            f"{FILE.stem}_{back_end}",
+            lambda folder: outcomes(FILE, folder, names, **named),
+        )
+        return found
 
     return run
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.on_devices import names_of_tests, outcomes
+from tests.on_devices import names_of_tests, once, outcomes
 
 FILE = Path(__file__).with_name("jax_arrays_on_8_devices.py")
 
@@ -14,7 +14,11 @@ FILE = Path(__file__).with_name("jax_arrays_on_8_devices.py")
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     flags = "--xla_force_host_platform_device_count=8"
-    return outcomes(FILE, tmp_path_factory.mktemp("found"), XLA_FLAGS=flags, JAX_PLATFORMS="cpu")
+    named = {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    found: dict[str, str] = once(
+        tmp_path_factory, FILE.stem, lambda folder: outcomes(FILE, folder, **named)
+    )
+    return found
 
 
 @pytest.mark.parametrize("name", names_of_tests(FILE))

@@ -91,6 +91,16 @@ def test_one_counter_counts_for_all_who_push(weights):
     assert (weights.read() == -80).all()
 
 
+def test_who_only_made_an_optimizer_in_the_scope_knows_what_its_copies_did(strategy, weights):
+    with strategy.scope():
+        optimizer, other = hr.optimizers.SGD(1.0), hr.optimizers.SGD(1.0)
+    there = pickle.loads(pickle.dumps(optimizer))
+    for _ in range(3):
+        there.apply_gradients([(np.ones((5, 2), F32), weights)])
+    assert (optimizer.name, other.name) == ("SGD", "SGD_1")
+    assert (optimizer.iterations, other.iterations) == (3, 0)
+
+
 def test_the_norm_of_all_gradients_together_is_clipped(weights, bias):
     optimizer = hr.optimizers.SGD(1.0, global_clipnorm=1.0)
     slices = hr.IndexedSlices(np.array([[3.0, 0.0]], F32), [2])

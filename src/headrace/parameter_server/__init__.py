@@ -25,9 +25,9 @@ Between the two:
 
 What users hold:
 
-* `strategy` says which servers there are (`cluster_check`); what is made in its scope is placed on
-  them, beside something else if asked (`extended`). `current` knows what handles mean in this
-  process.
+* `strategy` says which servers there are (`cluster_check`) and how it works (`settings`); what is
+  made in its scope is placed on them, beside something else if asked (`extended`). `current` knows
+  what handles mean in this process.
 * `variable` is a handle of a variable, and `reading` what it shows as an array: `creation` makes
   it, `sharded` asks its shards. `table` is one of rows for any ids, with first values by
   `initializers`.

@@ -81,6 +81,9 @@ class Optimizer:
         if name is not None:
             check_string("name", name, empty=False)
         self.name = name or _name_in_scope(type(self).__name__)
+        counter = getattr(get_strategy(), "optimizer_counter", None)
+        if counter is not None:
+            self.count = counter(self.name)
         # Plain numbers travel; NumPy's do not.
         numbers = {name: getattr(rule, name) for name in rule.__struct_fields__}
         self.rule = msgspec.structs.replace(
@@ -92,7 +95,7 @@ class Optimizer:
         self.global_clipnorm = global_clipnorm
         self.non_finite = non_finite
 
-    #: Asks how many steps were taken; set by the first.
+    #: Asks how many steps were taken; known in the scope of a strategy, or from the first step on.
     count: Callable[[], int] | None = None
 
     @property

@@ -26,7 +26,7 @@ from headrace.parameter_server.optimizer import Optimizer
 from headrace.parameter_server.origin import next_key
 from headrace.parameter_server.sums import sum_rows
 
-__all__ = ["Counter", "Gradient", "Trained", "push_gradients"]
+__all__ = ["Counter", "Gradient", "Trained", "counter_name", "push_gradients"]
 
 COUNTING_SERVER = 0
 """Which server counts steps."""
@@ -78,6 +78,11 @@ class Counter:
         answer, _ = cluster.servers.ask(COUNTING_SERVER, Count(self._name, 0))
         assert isinstance(answer, Counted)
         return answer.after
+
+
+def counter_name(optimizer: str) -> str:
+    """Return what servers call the counter of an optimizer of this name."""
+    return f"{optimizer}/iterations"
 
 
 def push_gradients(optimizer: Optimizer, pairs: Sequence[tuple[Any, Any]]) -> int:
@@ -137,7 +142,7 @@ def _summed(gradients: Sequence[Gradient]) -> Gradient:
 
 def _push(optimizer: Optimizer, targets: Sequence[Trained], gradients: Sequence[Gradient]) -> int:
     cluster = targets[0].cluster
-    counter = f"{optimizer.name}/iterations"
+    counter = counter_name(optimizer.name)
     optimizer.count = count = Counter(cluster.cluster_id, counter)
     values = optimizer.prepare(
         [target.name for target in targets], [gradient.values for gradient in gradients]

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from headrace.arguments import check_callable, check_instance, check_int, check_seconds
+from headrace.arguments import check_callable, check_instance, check_seconds
 from headrace.cluster.environment import TFConfigClusterResolver
 from headrace.cluster.resolver import ClusterResolver
 from headrace.cluster.spec import ClusterSpec
@@ -42,11 +42,13 @@ from headrace.parameter_server.operations import TableSpec
 from headrace.parameter_server.origin import in_closure
 from headrace.parameter_server.per_worker_input import PerWorkerInput
 from headrace.parameter_server.placement import placement as placement_named
+from headrace.parameter_server.pushing import Counter, counter_name
+from headrace.parameter_server.settings import StrategySettings, checked_settings
 from headrace.parameter_server.table import PlacedTable, TableRecord
 from headrace.parameter_server.variable import ServerVariable
 from headrace.transport.security import Security, check_security
 
-__all__ = ["ParameterServerStrategy", "StrategySettings"]
+__all__ = ["ParameterServerStrategy"]
 
 _log = logging.getLogger(__name__)
 
@@ -61,16 +63,6 @@ _READ_HERE = (
 _READ_HERE_FUNCTION = (
     "You need to use this dataset in ClusterCoordinator.create_per_worker_dataset."
 )
-
-
-class StrategySettings(msgspec.Struct, frozen=True):
-    """How a strategy works, as its handle carries it."""
-
-    mode: str
-    staleness: int | None
-    round_size: int | None
-    replication: int
-    replicas: int
 
 
 class ParameterServerStrategy(Strategy):
@@ -129,7 +121,7 @@ class ParameterServerStrategy(Strategy):
             check_callable("variable_partitioner", variable_partitioner)
         check_security(security)
         check_seconds("server_timeout", server_timeout)
-        settings = _settings(mode, staleness, round_size, replication, replicas)
+        settings = checked_settings(mode, staleness, round_size, replication, replicas)
         spec = checked_cluster(resolver)
         addresses = server_addresses(spec)
         self._placement = placement_named(placement, len(addresses))
@@ -155,6 +147,8 @@ class ParameterServerStrategy(Strategy):
         self._lock = threading.Lock()
         #: Names of variables and tables that were made.
         self._names: set[str] = set()
+        #: How many optimizers of a kind were made in the scope.
+        self._optimizers: dict[str, int] = {}
         self._warned = False
         cluster.keep("strategy", "", self)
 
@@ -286,6 +280,17 @@ class ParameterServerStrategy(Strategy):
         )
         return self._cluster, TableRecord(spec.table, spec.dim, spec.dtype, shards)
 
+    def optimizer_name(self, kind: str) -> str:
+        """Return a name for an optimizer that is made in the scope, and was given none."""
+        with self._lock:
+            number = self._optimizers.get(kind, 0)
+            self._optimizers[kind] = number + 1
+        return f"{kind}_{number}" if number else kind
+
+    def optimizer_counter(self, name: str) -> Counter:
+        """Return what counts the steps of the optimizer of a name."""
+        return Counter(self.cluster_id, counter_name(name))
+
     def _new_name(self, kind: str, name: str | None) -> str:
         if name in self._names:
             raise ValueError(
@@ -367,36 +372,3 @@ def _resolve(cluster_id: str, settings: StrategySettings) -> ParameterServerStra
     return cluster.resolve(
         "strategy", "", lambda: ParameterServerStrategy.at_worker(cluster, settings)
     )
-
-
-def _settings(
-    mode: Any, staleness: Any, round_size: Any, replication: Any, replicas: Any
-) -> StrategySettings:
-    """Check how a strategy is to work.
-
-    Raises:
-        ValueError: An argument is out of its bounds, or does not go with another.
-        NotImplementedError: This is not there yet.
-    """
-    if mode not in ("async", "sync"):
-        raise ValueError(f'`mode` must be "async" or "sync", but got {mode!r}')
-    if staleness is not None:
-        check_int("staleness", staleness, minimum=0)
-    if round_size is not None:
-        check_int("round_size", round_size, minimum=1)
-    check_int("replication", replication, minimum=1)
-    check_int("replicas", replicas, minimum=1)
-    if mode == "sync" and staleness is not None:
-        raise ValueError('`staleness` is for mode="async": in mode="sync" no write is stale')
-    if mode == "async" and round_size is not None:
-        raise ValueError('`round_size` is for mode="sync"')
-    if mode == "sync":
-        raise NotImplementedError(
-            'mode="sync" is not supported yet; staleness=0 makes functions run one after another'
-        )
-    if replication > 1:
-        raise NotImplementedError(
-            f"replication={replication} is not supported yet: each shard is on one server, and "
-            "checkpoints keep what a lost server held"
-        )
-    return StrategySettings(mode, staleness, round_size, replication, replicas)
