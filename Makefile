@@ -1,4 +1,4 @@
-# make demo | make test: each works as the first and only command on a fresh clone.
+# make demo | make demo-flights | make test: each works as the first and only command on a fresh clone.
 # Needs make, git and Python 3.11 or newer (choose one with `make test PYTHON=python3.13`).
 
 PYTHON ?= python3
@@ -10,21 +10,25 @@ BENCH_VENV := .venv-bench
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO_READY := $(VENV)/.ready-demo
+FLIGHTS_READY := $(VENV)/.ready-demo-flights
 BENCH_READY := $(BENCH_VENV)/.ready
 # In variables, since a comma would part the arguments of $(call ...).
-EXTRAS := demo,dev
+EXTRAS := demo,demo-flights,dev
 DEMO_EXTRAS := demo
+FLIGHTS_EXTRAS := demo-flights
 BENCH_EXTRAS := bench,compression
 PIP_FLAGS := --quiet --quiet --disable-pip-version-check --no-input
 
 export PIP_NO_WARN_SCRIPT_LOCATION := 1
 
-.PHONY: help setup demo test check soak bench docs clean
+.PHONY: help setup demo demo-flights test check soak bench docs clean
 .DEFAULT_GOAL := test
 
 help:
 	@echo "make setup   a virtual environment in .venv, with everything that is needed"
 	@echo "make demo    train a classifier through a dispatcher and two worker processes"
+	@echo "make demo-flights"
+	@echo "             train a model of late flights on two workers and two parameter servers"
 	@echo "make test    all checks and tests (WORKERS=3 processes)"
 	@echo "make check   format, lint, types, floors"
 	@echo "make soak    crowds in the simulation, the tests of the service many times over (TIMES=20)"
@@ -36,6 +40,9 @@ setup: $(READY)
 
 demo: $(DEMO_READY)
 	@$(BIN)/headrace demo
+
+demo-flights: $(FLIGHTS_READY)
+	@$(BIN)/headrace demo --job flights
 
 test: check
 	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
@@ -81,10 +88,13 @@ define make_environment
 endef
 
 $(READY): pyproject.toml constraints.txt
-	$(call make_environment,$(VENV),--constraint constraints.txt --editable '.[$(EXTRAS)]',$(READY) $(DEMO_READY))
+	$(call make_environment,$(VENV),--constraint constraints.txt --editable '.[$(EXTRAS)]',$(READY) $(DEMO_READY) $(FLIGHTS_READY))
 
 $(DEMO_READY): pyproject.toml constraints.txt
 	$(call make_environment,$(VENV),--constraint constraints.txt --editable '.[$(DEMO_EXTRAS)]',$(DEMO_READY))
+
+$(FLIGHTS_READY): pyproject.toml constraints.txt
+	$(call make_environment,$(VENV),--constraint constraints.txt --editable '.[$(FLIGHTS_EXTRAS)]',$(FLIGHTS_READY))
 
 $(BENCH_READY): pyproject.toml
 	$(call make_environment,$(BENCH_VENV),--editable '.[$(BENCH_EXTRAS)]',$(BENCH_READY))

@@ -38,6 +38,8 @@ QUESTIONS = (
     "latencies",
     "killed_workers",
     "parameter_store",
+    "parameter_servers",
+    "dense_variable",
     "dispatcher",
 )
 

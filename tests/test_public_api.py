@@ -16,11 +16,11 @@ import headrace as hr
 from headrace import storage
 
 TOP = {
-    "AUTOTUNE", "ArraySpec", "Chunk", "Dataset", "DatasetIterator", "EmbeddingTable",
-    "INFINITE_CARDINALITY", "IndexedSlices", "IndexedSource", "Optional", "Options", "Reader",
-    "Source", "TFRecordDataset", "TextLineDataset", "UNKNOWN_CARDINALITY", "Variable",
-    "coordinator", "distribute", "errors", "initializers", "io", "jax", "keras", "optimizers",
-    "service", "testing", "torch",
+    "AUTOTUNE", "ArraySpec", "Checkpoint", "CheckpointManager", "Chunk", "Dataset",
+    "DatasetIterator", "EmbeddingTable", "INFINITE_CARDINALITY", "IndexedSlices", "IndexedSource",
+    "Optional", "Options", "Reader", "Source", "TFRecordDataset", "TextLineDataset",
+    "UNKNOWN_CARDINALITY", "Variable", "checkpoints_iterator", "coordinator", "distribute",
+    "errors", "initializers", "io", "jax", "keras", "optimizers", "service", "testing", "torch",
 }  # fmt: skip
 SERVICE = {
     "CrossTrainerCache",

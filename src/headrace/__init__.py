@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from headrace.element.chunk import Chunk
     from headrace.element.spec import ArraySpec
     from headrace.parameter_server import initializers, optimizers
+    from headrace.parameter_server.checkpoint import Checkpoint
+    from headrace.parameter_server.checkpoints import CheckpointManager, checkpoints_iterator
     from headrace.parameter_server.indexed_slices import IndexedSlices
     from headrace.parameter_server.table import EmbeddingTable
     from headrace.plan.node import AUTOTUNE
@@ -30,6 +32,8 @@ else:
             "INFINITE_CARDINALITY": "headrace.plan.source:INFINITE",
             "UNKNOWN_CARDINALITY": "headrace.plan.source:UNKNOWN",
             "ArraySpec": "headrace.element.spec",
+            "Checkpoint": "headrace.parameter_server.checkpoint",
+            "CheckpointManager": "headrace.parameter_server.checkpoints",
             "Chunk": "headrace.element.chunk",
             "Dataset": "headrace.data.dataset",
             "DatasetIterator": "headrace.data.iterator",
@@ -43,6 +47,7 @@ else:
             "TFRecordDataset": "headrace.data.files",
             "TextLineDataset": "headrace.data.files",
             "Variable": "headrace.distribute.variable",
+            "checkpoints_iterator": "headrace.parameter_server.checkpoints",
             "coordinator": "headrace.coordinator:",
             "distribute": "headrace.distribute:",
             "errors": "headrace.errors:",
@@ -63,6 +68,8 @@ __all__ = [
     "INFINITE_CARDINALITY",
     "UNKNOWN_CARDINALITY",
     "ArraySpec",
+    "Checkpoint",
+    "CheckpointManager",
     "Chunk",
     "Dataset",
     "DatasetIterator",
@@ -76,6 +83,7 @@ __all__ = [
     "TFRecordDataset",
     "TextLineDataset",
     "Variable",
+    "checkpoints_iterator",
     "coordinator",
     "distribute",
     "errors",

@@ -40,6 +40,21 @@ def _cluster(
         yield strategy, stack.enter_context(ClusterCoordinator(strategy))
 
 
+def test_steps_that_workers_take_are_counted_by_the_optimizer_here():
+    with _cluster() as (strategy, coordinator):
+        with strategy.scope():
+            v = hr.Variable(np.zeros(2, np.float32), name="v")
+            first, second = hr.optimizers.Adam(), hr.optimizers.Adam()
+        assert (first.name, second.name) == ("Adam", "Adam_1")
+        assert first.iterations == 0
+        for _ in range(3):
+            coordinator.schedule(
+                lambda: first.apply_gradients([(np.ones(2, np.float32), v)]) and None
+            )
+        coordinator.join(SECONDS)
+        assert (first.iterations, second.iterations) == (3, 0)
+
+
 def test_what_functions_add_is_there_after_join():
     with _cluster() as (strategy, coordinator):
         with strategy.scope():

@@ -11,6 +11,7 @@ import pytest
 from headrace.errors import (
     AbortedError,
     CancelledError,
+    DataLossError,
     InvalidArgumentError,
     NotFoundError,
     UnavailableError,
@@ -20,6 +21,7 @@ from headrace.parameter_server.applying import Applying
 from headrace.parameter_server.closure_servers import ClosureServers
 from headrace.parameter_server.connection import Ask, Servers
 from headrace.parameter_server.messages import ServerRequest
+from headrace.parameter_server.origin import Origin, writing_as
 from headrace.parameter_server.repeating import may_be_repeated
 from headrace.parameter_server.server import ParameterServer
 from headrace.parameter_server.store import Store
@@ -219,7 +221,7 @@ def test_what_nobody_restores_is_missed_in_the_end_and_what_never_was_at_once(tw
     port = int(both[0].address.rpartition(":")[2])
     both[0].stop()
     again = ParameterServer(0, port=port)
-    with pytest.raises(NotFoundError, match="nobody restored"):
+    with pytest.raises(DataLossError, match="nobody restored"):
         servers.ask(0, ops.Read("w"))
     with pytest.raises(NotFoundError):
         servers.ask(1, ops.Read("w"))
@@ -366,3 +368,19 @@ def test_a_server_that_came_back_is_told_which_coordinators_are_over(two):
         servers.ask(0, ops.Count("n", 1, msgspec.structs.replace(late, incarnation=7)))
         desk.settle([], 2)
         assert servers.ask(0, ops.Describe())[0].keys == 0
+
+
+def test_a_closure_waits_for_what_was_lost_also_on_a_server_that_it_meets_first(two, monkeypatch):
+    both, servers = two
+    restorer = Servers([each.address for each in both], timeout=20)
+
+    def restore(seconds):
+        restorer.ask(0, ops.Create(spec()), np.arange(4, dtype=np.float32))
+
+    monkeypatch.setattr(servers, "pause", restore)
+    with writing_as(Origin(incarnation=1, closure=1, worker=0)):
+        _, (value,) = servers.ask(0, ops.Read("w"))
+    assert value.tolist() == [0, 1, 2, 3]
+    with pytest.raises(NotFoundError):
+        servers.ask(0, ops.Read("another"))
+    restorer.close()

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 import headrace as hr
+from headrace.errors import AbortedError
 from headrace.parameter_server.origin import Origin, writing_as
 from headrace.parameter_server.partitioners import FixedShardsPartitioner
 from headrace.parameter_server.strategy import ParameterServerStrategy
@@ -191,3 +193,83 @@ def test_a_server_that_was_killed_is_waited_for_reported_and_restored(processes,
     assert any(lost in record.message for record in caplog.records)
     other.close()
     strategy.close()
+
+
+def test_a_server_that_is_killed_in_the_middle_of_training_goes_back_to_the_last_increment(
+    processes, mortal, tmp_path
+):
+    strategy = ParameterServerStrategy(
+        resolver_of(mortal.address, processes[1].address), FixedShardsPartitioner(2)
+    )
+    with strategy.scope():
+        w = hr.Variable(np.zeros((1000, 64), F32), name="trained")
+    sgd = hr.optimizers.SGD(1.0, name="trained")
+    manager = hr.CheckpointManager(hr.Checkpoint(w=w, sgd=sgd), tmp_path, incremental_seconds=0.1)
+    done = threading.Event()
+    steps = 0
+
+    def train():
+        nonlocal steps
+        while not done.is_set():
+            with writing_as(Origin(strategy.incarnation, steps, 0)):
+                sgd.apply_gradients([(np.ones((1000, 64), F32), w)])
+            steps += 1
+
+    def wait_for(condition):
+        until = time.monotonic() + 30
+        while not condition():
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    wait_for(lambda: manager.latest_increment)
+    mortal.kill()
+    at_loss = steps
+    mortal.start()
+    wait_for(lambda: steps > at_loss + 20)
+    done.set()
+    thread.join(10)
+    value = w.read()
+    # The server that stayed has lost nothing; of the other each row is of one moment, and what is
+    # missing was pushed after the last increment and before the loss.
+    assert (value[500:] == -steps).all()
+    assert (value[:500] == value[0, 0]).all()
+    assert at_loss < steps
+    assert manager.lost_updates <= value[0, 0] + steps <= at_loss + 1
+    path = manager.save()
+    with strategy.scope():
+        other = hr.Variable(np.zeros((1000, 64), F32), name="read")
+    hr.Checkpoint(w=other).restore(path)
+    assert np.array_equal(other.read(), value)
+    manager.close()
+    strategy.close()
+
+
+def test_a_new_coordinator_restores_the_servers_and_fences_the_one_before(processes, tmp_path):
+    old, new = (
+        ParameterServerStrategy(resolver_of(*(each.address for each in processes)))
+        for _ in range(2)
+    )
+    new.incarnation = old.incarnation + 1
+    with old.scope():
+        v = hr.Variable(np.zeros(4, F32), name="fenced")
+    assert old.closure_servers
+    v.assign(np.full(4, 7))
+    hr.CheckpointManager(hr.Checkpoint(v=v), tmp_path).save()
+    with writing_as(Origin(old.incarnation, 5, 0)):
+        v.assign_add(np.ones(4))
+    assert new.closure_servers
+    with new.scope():
+        again = hr.Variable(np.zeros(4, F32), name="fenced")
+    hr.CheckpointManager(hr.Checkpoint(v=again), tmp_path).restore_or_initialize()
+    with (
+        writing_as(Origin(old.incarnation, 6, 0)),
+        pytest.raises(AbortedError, match="incarnation"),
+    ):
+        v.assign_add(np.ones(4))
+    with writing_as(Origin(new.incarnation, 5, 0)):
+        again.assign_add(np.ones(4))
+    assert again.read().tolist() == [8] * 4
+    old.close()
+    new.close()

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
-from sklearn import datasets
+
+from headrace.cli.scikit_learn import images_and_labels
 
 __all__ = ["Classifier", "Digits", "load_digits"]
 
@@ -31,8 +32,7 @@ class Digits:
 
 def load_digits() -> Digits:
     """Return scikit-learn's 1,797 handwritten digits."""
-    bunch = datasets.load_digits()
-    images, labels = bunch.images.astype(np.uint8), bunch.target.astype(np.int64)
+    images, labels = images_and_labels()
     held_out = np.arange(len(images)) % 5 == 0
     return Digits(images[~held_out], labels[~held_out], images[held_out], labels[held_out])
 

@@ -38,6 +38,7 @@ class Job(enum.StrEnum):
 
     DIGITS = "digits"
     CHAOS = "chaos"
+    FLIGHTS = "flights"
 
 
 @app.command("demo")
@@ -47,21 +48,29 @@ def _run_demo(
         typer.Option(
             help="digits: train a classifier on real digits through a dispatcher and two workers, "
             "and kill one. chaos: kill a process every second, and compare what arrives with what "
-            "one process reads."
+            "one process reads. flights: train a model of late flights on two workers and two "
+            "parameter servers, and kill one of each."
         ),
     ] = Job.DIGITS,
 ) -> None:
-    """Show the data service at work, with processes that are killed."""
+    """Show what Headrace does, with processes that are killed."""
     if job is Job.CHAOS:
         raise typer.Exit(chaos.run_chaos())
+    extra = "demo-flights" if job is Job.FLIGHTS else "demo"
     try:
+        if job is Job.FLIGHTS:
+            from headrace.cli.flights import run_flights  # noqa: PLC0415 - optional: scikit-learn
+
+            raise typer.Exit(run_flights())
         from headrace.cli.demo import run_demo  # noqa: PLC0415 - optional: jax, scikit-learn
+
+        raise typer.Exit(run_demo())
     except ModuleNotFoundError as error:
         print(
-            f"headrace: the demo needs {error.name}: pip install 'headrace[demo]'", file=sys.stderr
+            f"headrace: the demo needs {error.name}: pip install 'headrace[{extra}]'",
+            file=sys.stderr,
         )
         raise typer.Exit(1) from error
-    raise typer.Exit(run_demo())
 
 
 def _print_version(wanted: bool) -> None:

@@ -8,6 +8,7 @@ What a server does is pure:
   (`table_rows`) for ids (`id_table`), which begin with their `first_values`. `rules` are what
   optimizers do to both; `write_keys` knows what was carried out already.
 * `snapshots` takes a store apart into `saved` values, whole or what was `touched` since a mark.
+  `checkpoint_format` is what is on disk; `assembling` makes shards from pieces of any others.
 
 What a client computes:
 
@@ -19,7 +20,9 @@ Between the two:
 
 * `server` is the shell: a port, and the one thread that carries out operations (`applying`), as
   `messages` ask for them. `connection` asks many servers at a time, with patience; `repeating` says
-  what may be asked twice.
+  what may be asked twice, and `lives` when a server was started again.
+* `saving` is the server's other thread: `shard_writer` writes shards to a `tensor_file` while they
+  are in use, `shard_reader` puts them back.
 * `origin` says which closure writes, so that a write is carried out once; `closure_servers` when
   that may be forgotten, and who may not write.
 
@@ -33,6 +36,10 @@ What users hold:
   `initializers`.
 * `pushing` is one step of an optimizer, over all of them; gradients of some rows are
   `indexed_slices`, and `arrays` may be of any framework.
+* `checkpoint` saves and restores objects of a program: its `checkpoint_tree` says which and how,
+  `checkpoint_objects` what servers and this process do of it, and `server_files` asks servers.
+  `checkpoints` are saved again and again, in a `checkpoint_folder`, and given back to a server that
+  was lost.
 * `per_worker_input` is a dataset that workers are to read; `pickling` makes functions ready for
   them.
 """

@@ -7,6 +7,8 @@ Rule 3. A request that cannot be carried out is answered with an error; the thre
 Rule 4. There is a thread for it, so that the transport's goes on. A small request that comes alone
         while nothing waits is carried out by the transport's thread at once: it would do nothing
         else meanwhile, and handing over takes longer than what is asked.
+Rule 5. Others that look at what is kept, as those who save it, do so between two operations
+        (`between`), in turn with the requests.
 """
 
 from __future__ import annotations
@@ -16,18 +18,20 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from headrace.errors import FailedPreconditionError, HeadraceError, describe_error
+from headrace.errors import CancelledError, FailedPreconditionError, HeadraceError, describe_error
 from headrace.parameter_server.messages import (
     ArrayForm,
     CarriedOut,
     CarryOut,
     Reborn,
+    RestoreShards,
+    SaveShards,
     ServerStatus,
     Status,
     buffer_of,
@@ -39,6 +43,7 @@ from headrace.parameter_server.operations import (
     Apply,
     ApplyIds,
     Assign,
+    AssignIds,
     Count,
     Describe,
     Export,
@@ -65,6 +70,28 @@ _SMALL_BYTES = 1 << 20
 _SHORT = (Read, Gather, GatherIds, Lookup, Count, Assign, Scatter, Apply, ApplyIds, Settle, Fence)
 
 
+_WRITES = (Apply, ApplyIds, Assign, AssignIds, Scatter)
+
+
+class _Turn:
+    """A function that is called between two operations."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self._function = function
+        self.done = threading.Event()
+        self.result: Any = None
+        self.error: Exception | None = None
+
+    def take(self) -> None:
+        """Call it."""
+        try:
+            self.result = self._function()
+        except Exception as error:
+            self.error = error
+        finally:
+            self.done.set()
+
+
 class Core(Protocol):
     """What operations are carried out on."""
 
@@ -80,19 +107,28 @@ class Applying:
     Args:
         core: The store.
         index: The server's number, for statistics.
+        files: Answers requests to save and restore.
     """
 
-    def __init__(self, core: Core, index: int) -> None:
+    def __init__(
+        self, core: Core, index: int, files: Callable[[Request], object] | None = None
+    ) -> None:
+        self.files = files
         self.life = secrets.token_hex(8)
         self._core = core
         self._index = index
-        self._requests: SimpleQueue[Request | None] = SimpleQueue()
+        self._requests: SimpleQueue[Request | _Turn | None] = SimpleQueue()
+        self._closed = threading.Event()
+        #: Held by whoever looks at what is kept, or changes it.
+        self._one = threading.Lock()
         #: How many were handed to the thread, and how many of those are answered. Each is counted
-        #: by one thread; where they are equal the thread has nothing to do.
+        #: by one thread; where they are equal no request waits.
         self._handed_over = 0
         self._answered = 0
         self._operations: Counter[str] = Counter()
         self._carried_out = 0
+        #: Of operations that change a value.
+        self.writes = 0
         self._failed = 0
         self._bytes_in = 0
         self._bytes_out = 0
@@ -108,6 +144,7 @@ class Applying:
 
     def close(self) -> None:
         """Carry out nothing more; wait for the operation that runs, but not for long."""
+        self._closed.set()
         self._requests.put(None)
         if self._thread.is_alive():
             self._thread.join(_STOP_SECONDS)
@@ -116,12 +153,12 @@ class Applying:
         """Take requests; called by the transport's thread."""
         for request in requests:
             message = request.message
-            if isinstance(message, CarryOut):
+            if isinstance(message, CarryOut | SaveShards | RestoreShards):
                 if message.life not in ("", self.life):
                     request.reply(Reborn(life=self.life))
-                elif len(requests) == 1 and self._is_short(request, message):
-                    self._begin(request)
-                else:
+                elif not isinstance(message, CarryOut):
+                    self._to_files(request)
+                elif not (len(requests) == 1 and self._carried_out_at_once(request, message)):
                     self._handed_over += 1
                     self._requests.put(request)
             elif isinstance(message, Status):
@@ -129,13 +166,26 @@ class Applying:
             else:
                 request.reply(Done())
 
-    def _is_short(self, request: Request, message: CarryOut) -> bool:
-        """Whether the transport's thread may carry it out: it is small, and nothing waits."""
-        return (
+    def _to_files(self, request: Request) -> None:
+        if self.files is None:
+            request.fail(FailedPreconditionError("this server saves nothing"))
+        else:
+            self.files(request)
+
+    def _carried_out_at_once(self, request: Request, message: CarryOut) -> bool:
+        """Carry out a request on the transport's thread, if it is small and nothing waits."""
+        is_short = (
             self._handed_over == self._answered
             and all(isinstance(operation, _SHORT) for operation in message.operations)
             and sum([memoryview(buffer).nbytes for buffer in request.buffers]) <= _SMALL_BYTES
         )
+        if not is_short or not self._one.acquire(blocking=False):
+            return False
+        try:
+            self._begin(request)
+        finally:
+            self._one.release()
+        return True
 
     def status(self) -> ServerStatus:
         """Return what was done so far."""
@@ -152,12 +202,31 @@ class Applying:
             waiting=self._requests.qsize(),
         )
 
+    def between(self, function: Callable[[], Any]) -> Any:
+        """Call a function between two operations, and return what it returns.
+
+        Raises:
+            CancelledError: The server is stopped.
+        """
+        turn = _Turn(function)
+        self._requests.put(turn)
+        while not turn.done.wait(_STOP_SECONDS):
+            if self._closed.is_set():
+                raise CancelledError("the parameter server was stopped")
+        if turn.error is not None:
+            raise turn.error
+        return turn.result
+
     # --- the thread ---------------------------------------------------------------------------
 
     def _run(self) -> None:
         while (request := self._requests.get()) is not None:
-            self._begin(request)
-            self._answered += 1
+            with self._one:
+                if isinstance(request, _Turn):
+                    request.take()
+                else:
+                    self._begin(request)
+                    self._answered += 1
             # Not held while the thread waits for the next: its buffers may be the asker's memory.
             del request
 
@@ -193,11 +262,14 @@ class Applying:
                     array = array.copy()
                 buffers.append(buffer_of(array))
             self._operations[type(operation).__name__] += 1
+            self.writes += isinstance(operation, _WRITES)
             self._bytes_in += sum(array.nbytes for array in arrays)
         self._bytes_out += sum(buffer.nbytes for buffer in buffers)
         self._carried_out += 1
         request.reply(
-            CarriedOut(life=self.life, answers=tuple(answers), arrays=tuple(forms)),
+            CarriedOut(
+                life=self.life, answers=tuple(answers), arrays=tuple(forms), writes=self.writes
+            ),
             buffers,
             lent=any(reads) and not changes,
         )

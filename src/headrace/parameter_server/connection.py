@@ -13,13 +13,12 @@ Rule 2. What may have been carried out is repeated only if that does no harm: it
         it has a key, or twice is as good as once (`may_be_repeated`). What never reached the server
         is always asked again.
 Rule 3. A server that was started again has lost what it held. That is reported once, before
-        anything else is asked of it, to the log and to those who asked for it (`on_return`). Who
-        then misses a shard waits for it as for the server: somebody may restore it.
+        anything else is asked of it, to the log and to those who restore it or asked for it
+        (`lives`). Who then misses a shard waits for it as for the server.
 """
 
 from __future__ import annotations
 
-import contextvars
 import logging
 import os
 import random
@@ -34,11 +33,13 @@ from numpy.typing import NDArray
 from headrace.arguments import check_seconds, check_strings
 from headrace.errors import (
     CancelledError,
+    DataLossError,
     FailedPreconditionError,
     HeadraceError,
     NotFoundError,
     UnavailableError,
 )
+from headrace.parameter_server.lives import Lives
 from headrace.parameter_server.messages import (
     CarriedOut,
     CarryOut,
@@ -51,6 +52,7 @@ from headrace.parameter_server.messages import (
     read_arrays,
 )
 from headrace.parameter_server.operations import Answer, Operation, Settle
+from headrace.parameter_server.origin import in_closure
 from headrace.parameter_server.repeating import may_be_repeated
 from headrace.transport import zeromq
 from headrace.transport.channel import Channel, Reply
@@ -105,11 +107,8 @@ class Servers:
         self.addresses = tuple(addresses)
         self.timeout = float(timeout)
         self._security = security
-        self._lock = threading.Lock()
-        self._lives = [""] * len(addresses)
-        #: Servers that were started again since they were first asked.
-        self._came_back: set[int] = set()
-        self._callbacks: list[Callable[[int], object]] = []
+        #: Which lives of the servers are known.
+        self.lives = Lives(len(addresses), self.name_of)
         self._channels = threading.local()
         #: Whose channel each is.
         self._owners: weakref.WeakKeyDictionary[Channel, int] = weakref.WeakKeyDictionary()
@@ -181,7 +180,7 @@ class Servers:
             UnavailableError: It cannot be reached.
             DeadlineExceededError: It did not answer in time.
         """
-        channel = self._channel_to(server)
+        channel = self.connect(server)
         try:
             answer, _ = channel.call(Status(), timeout=timeout)
         finally:
@@ -192,10 +191,10 @@ class Servers:
     def on_return(self, callback: Callable[[int], object]) -> None:
         """Have `callback(server)` called when a server turns out to have been started again.
 
-        It is called on the thread that noticed, but in no closure, before that thread asks the
+        It is called on the thread that noticed, but in no closure, before anybody here asks the
         server anything else; it may restore what the server held.
         """
-        self._callbacks.append(callback)
+        self.lives.on_return(callback)
 
     def close(self) -> None:
         """Ask nothing more; whoever waits gets CancelledError. May be called twice."""
@@ -224,11 +223,12 @@ class Servers:
             mine = self._channels.by_server = {}
         found = mine.get(server)
         if found is None:
-            found = mine[server] = self._channel_to(server)
+            found = mine[server] = self.connect(server)
             self._owners[found] = threading.get_ident()
         return found
 
-    def _channel_to(self, server: int) -> Channel:
+    def connect(self, server: int) -> Channel:
+        """Return a new channel to a server; whoever asks for it closes it."""
         return zeromq.connect(
             self.addresses[server],
             reply_type=ServerReply,
@@ -237,33 +237,6 @@ class Servers:
             patience=self.timeout,
             request_bytes=_LARGEST_REQUEST,
         )
-
-    def life_of(self, server: int) -> str:
-        """Return which life of a server is known; "": none yet."""
-        return self._lives[server]
-
-    def met(self, server: int, life: str) -> None:
-        """Take note of the life of a server that answered."""
-        if self._lives[server] == life:
-            return
-        with self._lock:
-            before, self._lives[server] = self._lives[server], life
-            is_news = before not in ("", life)
-            if is_news:
-                self._came_back.add(server)
-        if is_news:
-            _log.warning(
-                "%s was started again, and has lost the variables and tables that it held; restore "
-                "a checkpoint, or make them again",
-                self.name_of(server),
-            )
-            for callback in self._callbacks:
-                # What it writes is not the write of the closure that found out.
-                contextvars.Context().run(callback, server)
-
-    def came_back(self, server: int) -> bool:
-        """Whether a server was started again since it was first asked."""
-        return server in self._came_back
 
     def check_open(self) -> None:
         """Raise CancelledError if nothing is to be asked any more."""
@@ -295,7 +268,8 @@ class _Call:
     def begin(self) -> None:
         """Send it."""
         servers = self._servers
-        life = servers.life_of(self._server)
+        servers.lives.wait(self._server, servers.check_open)
+        life = servers.lives.known(self._server)
         self._channel = servers.channel(self._server)
         self._ticket = self._channel.send(
             CarryOut(self._operations, self._forms, life), self._buffers
@@ -311,11 +285,11 @@ class _Call:
                 if isinstance(message, Exception):
                     raise message
                 if isinstance(message, CarriedOut):
-                    servers.met(self._server, message.life)
+                    servers.lives.met(self._server, message.life, message.writes)
                     given = read_arrays(message.arrays, reply.buffers)
                     return list(zip(message.answers, given, strict=True))
                 if isinstance(message, Reborn):
-                    servers.met(self._server, message.life)
+                    servers.lives.met(self._server, message.life)
                 else:
                     raise FailedPreconditionError(
                         f"{servers.name_of(self._server)} answered with "
@@ -326,7 +300,10 @@ class _Call:
                     raise self._unknown(error) from error
                 self._wait(error)
             except NotFoundError as error:
-                if not (self._repeatable and servers.came_back(self._server)):
+                # What a closure names was made before it was scheduled, so it was lost, also where
+                # this process meets the server for the first time.
+                is_lost = servers.lives.came_back(self._server) or in_closure() is not None
+                if not (self._repeatable and is_lost):
                     raise
                 self._wait(error)
             self.begin()
@@ -347,9 +324,11 @@ class _Call:
         pause = next(self._waits)
         if time.monotonic() + pause > self._until:
             if isinstance(error, NotFoundError):
-                raise NotFoundError(
+                raise DataLossError(
                     f"{self._servers.name_of(self._server)} was started again, and in "
-                    f"{self._servers.timeout:g} s nobody restored what it held: {error}"
+                    f"{self._servers.timeout:g} s nobody restored what it held: {error}. Restore a "
+                    "checkpoint; an `hr.CheckpointManager` that is there while training does so by "
+                    "itself"
                 ) from error
             raise UnavailableError(
                 f"{self._servers.name_of(self._server)} did not answer for "

@@ -22,8 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import FailedPreconditionError
+from headrace.parameter_server.checkpoint_format import Answers, Piece
 from headrace.parameter_server.dtypes import dtype_named, name_of
-from headrace.parameter_server.operations import Answer, Operation
+from headrace.parameter_server.operations import Answer, Operation, ShardSpec, TableSpec
 from headrace.serving.call import Done, Message, Ping, Question
 from headrace.transport.channel import Buffer
 
@@ -32,9 +33,13 @@ __all__ = [
     "CarriedOut",
     "CarryOut",
     "Reborn",
+    "RestoreShards",
+    "SaveShards",
     "ServerReply",
     "ServerRequest",
     "ServerStatus",
+    "ShardsRestored",
+    "ShardsSaved",
     "Status",
     "buffer_of",
     "form_of",
@@ -56,11 +61,13 @@ class CarriedOut(Message, frozen=True):
         life: Of the server.
         answers: One an operation.
         arrays: The forms, for each operation.
+        writes: How many writes the server has carried out, these among them.
     """
 
     life: str
     answers: tuple[Answer, ...]
     arrays: tuple[tuple[ArrayForm, ...], ...]
+    writes: int = 0
 
 
 class Reborn(Message, frozen=True):
@@ -80,6 +87,84 @@ class CarryOut(Question[CarriedOut], frozen=True):
 
     operations: tuple[Operation, ...]
     arrays: tuple[tuple[ArrayForm, ...], ...]
+    life: str = ""
+
+
+class ShardsSaved(Message, frozen=True):
+    """What a server wrote; see `shard_writer.Written`.
+
+    Attributes:
+        life: Of the server.
+        pieces: In their order.
+        mark: What was written before it is in the pieces.
+        counters: What they are at.
+        incarnation: Of the coordinator whose writes `answers` are.
+        answers: Keys of writes, by shard.
+        bytes: Of the files.
+        writes: Writes that the server had carried out when it was done.
+    """
+
+    life: str
+    pieces: tuple[Piece, ...]
+    mark: int
+    counters: dict[str, int]
+    incarnation: int
+    answers: Answers
+    bytes: int
+    writes: int
+
+
+class SaveShards(Question[ShardsSaved], frozen=True):
+    """Write shards to files; operations go on meanwhile.
+
+    Attributes:
+        url: Of the folder.
+        stem: What the names of the files begin with.
+        shards: Of variables: their names.
+        tables: Likewise.
+        since: A mark: write what changed after it. None: write all.
+        forget: Nobody will ask for what changed after an earlier mark.
+        life: Whom it is meant for; "": whoever listens there.
+    """
+
+    url: str
+    stem: str
+    shards: tuple[str, ...]
+    tables: tuple[str, ...]
+    since: int | None = None
+    forget: bool = False
+    life: str = ""
+
+
+class ShardsRestored(Message, frozen=True):
+    """The shards are in place."""
+
+    life: str
+
+
+class RestoreShards(Question[ShardsRestored], frozen=True):
+    """Read shards from files, and put them in place all at a time.
+
+    Attributes:
+        url: Of the folder.
+        shards: Each with the name of its variable in the checkpoint.
+        tables: Likewise.
+        pieces: What is in the files.
+        renamed: New names of optimizers.
+        counters: What they are to be at.
+        incarnation: Of the coordinator whose writes `answers` are.
+        answers: Keys of writes that are in the shards.
+        life: Whom it is meant for; "": whoever listens there.
+    """
+
+    url: str
+    shards: tuple[tuple[ShardSpec, str], ...]
+    tables: tuple[tuple[TableSpec, str], ...]
+    pieces: tuple[Piece, ...]
+    renamed: dict[str, str]
+    counters: dict[str, int]
+    incarnation: int
+    answers: Answers
     life: str = ""
 
 
@@ -115,8 +200,8 @@ class Status(Question[ServerStatus], frozen=True):
     """What have you done? Answered at once, whatever waits to be carried out."""
 
 
-ServerRequest: TypeAlias = CarryOut | Status | Ping
-ServerReply: TypeAlias = CarriedOut | Reborn | ServerStatus | Done
+ServerRequest: TypeAlias = CarryOut | SaveShards | RestoreShards | Status | Ping
+ServerReply: TypeAlias = CarriedOut | Reborn | ShardsSaved | ShardsRestored | ServerStatus | Done
 
 
 def form_of(array: NDArray[Any]) -> ArrayForm:

@@ -80,8 +80,11 @@ class Optimizer:
             )
         if name is not None:
             check_string("name", name, empty=False)
-        self.name = name or _name_in_scope(type(self).__name__)
-        counter = getattr(get_strategy(), "optimizer_counter", None)
+        strategy = get_strategy()
+        self.name = name or _name_in_scope(strategy, type(self).__name__)
+        counter: Callable[[str], Callable[[], int]] | None = getattr(
+            strategy, "optimizer_counter", None
+        )
         if counter is not None:
             self.count = counter(self.name)
         # Plain numbers travel; NumPy's do not.
@@ -166,9 +169,9 @@ class Optimizer:
         return f"{type(self).__name__}(learning_rate={self.learning_rate!r}, name={self.name!r})"
 
 
-def _name_in_scope(kind: str) -> str:
+def _name_in_scope(strategy: object, kind: str) -> str:
     """Return the name of an optimizer that was given none."""
-    name: Callable[[str], str] | None = getattr(get_strategy(), "optimizer_name", None)
+    name: Callable[[str], str] | None = getattr(strategy, "optimizer_name", None)
     return kind if name is None else name(kind)
 
 

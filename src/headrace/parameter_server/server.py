@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from headrace.arguments import check_int
-from headrace.parameter_server.applying import Applying, Core
+from headrace.parameter_server.applying import Applying
 from headrace.parameter_server.messages import ServerRequest, ServerStatus
+from headrace.parameter_server.saving import Saving
 from headrace.parameter_server.store import Store
 from headrace.serving.endpoint import Endpoint
 from headrace.serving.life_cycle import LifeCycle
@@ -97,8 +98,10 @@ class ParameterServer(LifeCycle):
         return self._status()
 
     def _open(self) -> None:
-        core: Core = Store()
-        applying = Applying(core, self._index)
+        store = Store()
+        applying = Applying(store, self._index)
+        saving = Saving(store, applying)
+        applying.files = saving.handle
         self._status = applying.status
         if self._metrics_port is not None:
             endpoint = Endpoint(
@@ -121,6 +124,8 @@ class ParameterServer(LifeCycle):
         self._address = server.address
         applying.start()
         self._keep(applying.close)
+        saving.start()
+        self._keep(saving.close)
 
     def __repr__(self) -> str:
         return f"<ParameterServer {self._index} at {self._address or 'no address yet'}>"

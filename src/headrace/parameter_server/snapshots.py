@@ -31,9 +31,12 @@ __all__ = [
     "forget_removed",
     "holdings",
     "mark",
+    "part_of",
     "restore",
+    "rows_of",
     "snapshot_of",
     "snapshot_of_server",
+    "touched_bytes",
 ]
 
 
@@ -69,6 +72,44 @@ def snapshot_of(store: Store, holding: Holding) -> Saved[Any]:
         return Saved(_shard_record(part), {"value": part.value, **part.slots})
     rows = part.rows.index.rows()
     return Saved(_table_record(part), {**_rows(part, rows), **_waiting(part)})
+
+
+def rows_of(store: Store, holding: Holding) -> tuple[int, int]:
+    """Return how many rows a shard or table has, and the bytes of one with its slots.
+
+    Of a table, rows that ids lost are counted as well.
+    """
+    part = _find(store, holding)
+    if isinstance(part, ArrayShard):
+        held = [part.value, *part.slots.values()]
+        rows = len(part.value) if part.value.ndim else 1
+        return rows, sum(array.nbytes for array in held) // max(1, rows) or 1
+    return part.rows.index.used, 8 + sum(
+        column.nbytes // max(1, len(column)) for column in part.rows.columns.values()
+    )
+
+
+def touched_bytes(store: Store, holding: Holding, since: int | None) -> tuple[int, bool]:
+    """Return how many bytes were written since a mark (None: ever), and whether that is all."""
+    rows, row_bytes = rows_of(store, holding)
+    touched = None if since is None else _find(store, holding).touched.since(since)
+    return (rows if touched is None else len(touched)) * row_bytes, touched is None
+
+
+def part_of(store: Store, holding: Holding, start: int, stop: int) -> Saved[Any]:
+    """Return some rows of a shard or table as they are now.
+
+    Of a table, ids that wait for admission are left out.
+    """
+    part = _find(store, holding)
+    if isinstance(part, ArrayShard):
+        arrays = {"value": part.value, **part.slots}
+        return Saved(
+            _shard_record(part), {name: array[start:stop] for name, array in arrays.items()}
+        )
+    rows = part.rows.index.rows()
+    first, last = np.searchsorted(rows, (start, stop))
+    return Saved(_table_record(part), _rows(part, rows[first:last]))
 
 
 def mark(store: Store) -> int:

@@ -245,6 +245,11 @@ class EmbeddingTable:
                 if arrays and len(arrays[0]):
                     yield arrays[0], arrays[1]
 
+    @property
+    def placed(self) -> tuple[PlacedTable, ...]:
+        """Its shards as servers know them."""
+        return self._record.shards
+
     # --- writing ------------------------------------------------------------------------------
 
     def assign(self, ids: Any, values: Any) -> None:

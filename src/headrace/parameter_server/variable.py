@@ -23,7 +23,7 @@ from headrace.distribute.variable import Variable, VariableAggregation, Variable
 from headrace.errors import FailedPreconditionError
 from headrace.parameter_server.arrays import as_array
 from headrace.parameter_server.connection import Ask
-from headrace.parameter_server.creation import VariableRecord, initial
+from headrace.parameter_server.creation import PlacedShard, VariableRecord, initial
 from headrace.parameter_server.current import Cluster, cluster_of
 from headrace.parameter_server.dtypes import dtype_named, is_floating, working_dtype
 from headrace.parameter_server.indexed_slices import IndexedSlices
@@ -158,6 +158,11 @@ class ServerVariable(ShardedReading):
             Shard(each.spec.name, each.server, each.spec.row, each.spec.shape)
             for each in self._record.shards
         )
+
+    @property
+    def placed(self) -> tuple[PlacedShard, ...]:
+        """Its shards as servers know them."""
+        return self._record.shards
 
     # --- writing ------------------------------------------------------------------------------
 

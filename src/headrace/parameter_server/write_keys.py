@@ -10,6 +10,8 @@ So what is remembered is bounded by the closures that are at work.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import msgspec
 
 from headrace.errors import AbortedError
@@ -85,6 +87,26 @@ class WriteKeys:
     def remember(self, key: WriteKey, target: str, answer: Remembered) -> None:
         """Note that a write was carried out."""
         self._answers.setdefault(key.closure, {})[target, key.number] = answer
+
+    def answers_of(self, target: str) -> tuple[tuple[int, int, Remembered], ...]:
+        """Return closure, number and answer of all writes to one target."""
+        return tuple(
+            (closure, number, answer)
+            for closure, answers in self._answers.items()
+            for (found, number), answer in answers.items()
+            if found == target
+        )
+
+    def restore(
+        self, incarnation: int, answers: Mapping[str, Sequence[tuple[int, int, Remembered]]]
+    ) -> None:
+        """Know again which writes were carried out; those of another coordinator mean nothing."""
+        if incarnation < self.incarnation:
+            return
+        self._adopt(incarnation)
+        for target, each in answers.items():
+            for closure, number, answer in each:
+                self._answers.setdefault(closure, {})[target, number] = answer
 
     def settle(self, incarnation: int, closures: tuple[int, ...], below: int) -> None:
         """Forget the keys of closures, and refuse what still comes from them."""

@@ -1,0 +1,307 @@
+"""Saving and restoring many objects: what servers do of it, and what is done here.
+
+1. every server writes its shards; arrays of this process are written here
+2. the manifest is written: now there is a checkpoint
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.distribute.variable import Variable
+from headrace.errors import InvalidArgumentError
+from headrace.parameter_server.assembling import assembled_shard
+from headrace.parameter_server.checkpoint_folder import Read
+from headrace.parameter_server.checkpoint_format import (
+    Answers,
+    ArrayEntry,
+    Entry,
+    Manifest,
+    OptimizerEntry,
+    StateEntry,
+    TableEntry,
+    ValueEntry,
+    VariableEntry,
+    encode,
+)
+from headrace.parameter_server.checkpoint_tree import Leaf, describe, leaves, local_array
+from headrace.parameter_server.current import Cluster
+from headrace.parameter_server.messages import RestoreShards, SaveShards, ShardsSaved
+from headrace.parameter_server.operations import ShardSpec, TableSpec
+from headrace.parameter_server.optimizer import Optimizer
+from headrace.parameter_server.pushing import COUNTING_SERVER, Counter
+from headrace.parameter_server.server_files import ask_for_files
+from headrace.parameter_server.table import EmbeddingTable
+from headrace.parameter_server.tensor_file import TensorFile, write_tensors
+from headrace.parameter_server.variable import ServerVariable
+from headrace.storage.folder import Folder
+
+__all__ = [
+    "Mark",
+    "SavedNow",
+    "on_servers_of",
+    "renames",
+    "restore_objects",
+    "restore_on_servers",
+    "save_objects",
+]
+
+
+class Mark(NamedTuple):
+    """Up to where a server was saved: in which life, at which mark, after how many writes."""
+
+    life: str
+    mark: int
+    writes: int
+
+
+class SavedNow(NamedTuple):
+    """What one save has done: up to where the servers were saved, and the bytes that they wrote."""
+
+    marks: dict[int, Mark]
+    bytes: int
+
+
+def save_objects(
+    objects: dict[str, Any],
+    folder: Folder,
+    name: str,
+    *,
+    marks: Mapping[int, Mark] | None = None,
+    continues: tuple[str, ...] = (),
+    forget: bool = False,
+) -> SavedNow:
+    """Save objects under a name, all or what changed since marks; the manifest is written last."""
+    found = leaves(objects)
+    stem = f"{name}.{secrets.token_hex(4)}"
+    cluster, on_servers = on_servers_of(found.values())
+    answers: dict[int, ShardsSaved] = {}
+    if cluster is not None:
+
+        def ask(server: int, life: str) -> SaveShards:
+            since = (marks or {}).get(server)
+            return SaveShards(
+                url=folder.url,
+                stem=f"{stem}.{server}",
+                shards=_names_on(server, on_servers, ServerVariable),
+                tables=_names_on(server, on_servers, EmbeddingTable),
+                since=since.mark if since and since.life == life else None,
+                forget=forget,
+                life=life,
+            )
+
+        answers = ask_for_files(cluster.servers, range(len(cluster.servers)), ask)
+    counters: dict[str, int] = {}
+    keys: Answers = {}
+    for answer in answers.values():
+        counters |= answer.counters
+        keys |= answer.answers
+    entries = {path: describe(leaf, counters) for path, leaf in found.items()}
+    arrays = {
+        path: array
+        for path, leaf in found.items()
+        if (array := local_array(leaf.value)) is not None
+    }
+    local = f"{stem}.local.safetensors" if arrays else ""
+    if arrays:
+        write_tensors(folder, local, arrays)
+    manifest = Manifest(
+        entries=entries,
+        pieces=tuple(piece for answer in answers.values() for piece in answer.pieces),
+        local=local,
+        continues=continues,
+        counters=counters,
+        incarnation=max((answer.incarnation for answer in answers.values()), default=0),
+        answers=keys,
+    )
+    _check_files(folder, manifest, answers)
+    folder.write(f"{name}.json", encode(manifest))
+    return SavedNow(
+        {
+            server: Mark(answer.life, answer.mark, answer.writes)
+            for server, answer in answers.items()
+        },
+        sum(answer.bytes for answer in answers.values()),
+    )
+
+
+def _names_on(server: int, found: Iterable[Leaf], kind: Any) -> tuple[str, ...]:
+    """Return the names of the shards that a server has, each once."""
+    return tuple(
+        dict.fromkeys(
+            part.spec.name
+            for leaf in found
+            if isinstance(leaf.value, kind)
+            for part in leaf.value.placed
+            if part.server == server
+        )
+    )
+
+
+def _check_files(folder: Folder, manifest: Manifest, answers: Mapping[int, ShardsSaved]) -> None:
+    """Refuse what servers have written elsewhere: to disks of their own, for one.
+
+    Raises:
+        InvalidArgumentError: A file is not there.
+    """
+    there = set(folder.names())
+    for server, answer in answers.items():
+        for piece in answer.pieces:
+            if piece.file not in there:
+                raise InvalidArgumentError(
+                    f"parameter server {server} has written {piece.file!r}, which is not in "
+                    f"{folder.url!r} as this program sees it; save to a path or URL that all reach"
+                )
+
+
+def on_servers_of(found: Iterable[Leaf]) -> tuple[Cluster | None, list[Leaf]]:
+    """Return the variables and tables that are on servers, and their cluster."""
+    mine = [leaf for leaf in found if isinstance(leaf.value, ServerVariable | EmbeddingTable)]
+    clusters = {id(leaf.value.cluster): leaf.value.cluster for leaf in mine}
+    if len(clusters) > 1:
+        raise ValueError("the objects of a Checkpoint must be in one cluster, and are in several")
+    return next(iter(clusters.values()), None), mine
+
+
+# --- restoring -----------------------------------------------------------------------------------
+
+
+def restore_objects(read: Read, found: Mapping[str, Leaf], due: list[Leaf]) -> None:
+    """Restore those of the objects that are due."""
+    entries = read.manifest.entries
+    cluster, on_servers = on_servers_of(found.values())
+    ours = {leaf.path for leaf in due}
+    if cluster is not None:
+        placed = [
+            (leaf, entry)
+            for leaf in on_servers
+            if leaf.path in ours
+            and isinstance(entry := entries[leaf.path], VariableEntry | TableEntry)
+        ]
+        counters = _take_up_counts(cluster, due, entries)
+        restore_on_servers(cluster, read, placed, renames(found.values(), entries), counters)
+    local = TensorFile(read.folder, read.manifest.local) if read.manifest.local else None
+    for leaf in due:
+        _restore_here(leaf, entries[leaf.path], read, local)
+
+
+def _take_up_counts(
+    cluster: Cluster, due: Iterable[Leaf], entries: Mapping[str, Entry]
+) -> dict[str, int]:
+    """Return what the servers are to count on from; optimizers ask them from now on."""
+    counters = {}
+    for leaf in due:
+        entry = entries[leaf.path]
+        if isinstance(leaf.value, Optimizer) and isinstance(entry, OptimizerEntry):
+            counter = f"{leaf.value.name}/iterations"
+            counters[counter] = entry.iterations
+            leaf.value.count = Counter(cluster.cluster_id, counter)
+    return counters
+
+
+def renames(found: Iterable[Leaf], entries: Mapping[str, Entry]) -> dict[str, str]:
+    """Return the names of optimizers here, by those that they had when they were saved."""
+    return {
+        entry.name: leaf.value.name
+        for leaf in found
+        if isinstance(leaf.value, Optimizer)
+        and isinstance(entry := entries.get(leaf.path), OptimizerEntry)
+    }
+
+
+def restore_on_servers(
+    cluster: Cluster,
+    read: Read,
+    placed: Iterable[tuple[Leaf, VariableEntry | TableEntry]],
+    renamed: dict[str, str],
+    counters: dict[str, int],
+    *,
+    only: int | None = None,
+    answers: Answers | None = None,
+) -> None:
+    """Have the servers read what they are to hold.
+
+    Args:
+        cluster: Whose servers.
+        read: What from.
+        placed: Variables and tables, and what they were saved as.
+        renamed: New names of optimizers.
+        counters: What server 0 is to count on from.
+        only: Ask this server alone, which has nothing yet; and see to no other life of it.
+        answers: Keys of writes that were carried out.
+    """
+    shards: dict[int, list[tuple[ShardSpec, str]]] = {}
+    tables: dict[int, list[tuple[TableSpec, str]]] = {}
+    for leaf, entry in placed:
+        # A handle's record says where its shards are.
+        for part in leaf.value.placed:
+            where: Any = shards if isinstance(entry, VariableEntry) else tables
+            where.setdefault(part.server, []).append((part.spec, entry.name))
+    which = {*shards, *tables, *({COUNTING_SERVER} if counters else ())}
+    if only is not None:
+        which &= {only}
+
+    def ask(server: int, life: str) -> RestoreShards:
+        mine, theirs = tuple(shards.get(server, ())), tuple(tables.get(server, ()))
+        needed = {("shard", name) for _, name in mine} | {("table", name) for _, name in theirs}
+        return RestoreShards(
+            url=read.folder.url,
+            shards=mine,
+            tables=theirs,
+            pieces=tuple(piece for piece in read.pieces if (piece.kind, piece.of) in needed),
+            renamed=renamed,
+            counters=counters if server == COUNTING_SERVER else {},
+            incarnation=read.manifest.incarnation,
+            answers=answers or {},
+            life=life,
+        )
+
+    ask_for_files(cluster.servers, sorted(which), ask, meets=only is None)
+
+
+def _restore_here(leaf: Leaf, entry: Entry, read: Read, local: TensorFile | None) -> None:
+    value = leaf.value
+    match entry:
+        case ValueEntry():
+            if isinstance(value, Variable | np.ndarray):
+                _put(leaf, np.asarray(entry.value))
+            else:
+                leaf.replace(entry.value)
+        case StateEntry():
+            value.set_state(entry.state)
+        case ArrayEntry():
+            assert local is not None
+            _put(leaf, local[entry.key])
+        case VariableEntry() if not isinstance(value, ServerVariable):
+            _put(leaf, _whole(read, entry))
+
+
+def _put(leaf: Leaf, array: NDArray[Any]) -> None:
+    """Make an array the value of what is there."""
+    value = leaf.value
+    if isinstance(value, ServerVariable | Variable):
+        value.assign(array)
+    elif isinstance(value, np.ndarray):
+        value[...] = array
+    else:
+        is_number = isinstance(value, int | float | complex) and not array.ndim
+        leaf.replace(array.item() if is_number else np.array(array)[()])
+
+
+def _whole(read: Read, entry: VariableEntry) -> NDArray[Any]:
+    """Return a variable that was on servers."""
+    spec = ShardSpec(
+        name=entry.name,
+        variable=entry.name,
+        shape=entry.shape,
+        dtype=entry.dtype,
+        variable_shape=entry.shape,
+    )
+    pieces = [piece for piece in read.pieces if (piece.kind, piece.of) == ("shard", entry.name)]
+    arrays_of: Callable[..., Any] = lambda piece: TensorFile(read.folder, piece.file).of(piece.key)  # noqa: E731
+    return assembled_shard(spec, pieces, arrays_of, {}).arrays["value"]

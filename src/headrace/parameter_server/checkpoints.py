@@ -1,0 +1,399 @@
+"""The checkpoints of a program while it trains: numbered, kept a few at a time, put to use.
+
+    save()        ckpt-1, ckpt-2 ...: everything
+    increments    ckpt-2+1, ckpt-2+2 ...: what was written since, every so many seconds
+    a server came back empty      it reads its shards from the newest of both
+
+What is promised when a server is lost: each shard is as it was in the newest checkpoint or
+increment, bit for bit; what was written to it after that is lost, and counted; writes that wait are
+carried out when it is restored. Shards of other servers lose nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from headrace.arguments import check_flag, check_instance, check_int, check_seconds, check_string
+from headrace.errors import CancelledError, HeadraceError, NotFoundError, describe_error
+from headrace.parameter_server.checkpoint import Checkpoint
+from headrace.parameter_server.checkpoint_folder import (
+    checkpoint_names,
+    delete,
+    increments_of,
+    place_of,
+    read_checkpoint,
+    sweep,
+)
+from headrace.parameter_server.checkpoint_format import Answers, TableEntry, VariableEntry
+from headrace.parameter_server.checkpoint_objects import (
+    Mark,
+    on_servers_of,
+    renames,
+    restore_on_servers,
+    save_objects,
+)
+from headrace.parameter_server.checkpoint_tree import leaves
+from headrace.parameter_server.current import Cluster
+from headrace.parameter_server.pushing import COUNTING_SERVER
+from headrace.storage.names import FileName
+
+__all__ = ["CheckpointManager", "checkpoints_iterator"]
+
+_log = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 1.0
+_QUIET_SECONDS = 10.0
+
+
+class CheckpointManager:
+    """Saves a checkpoint under numbered names, and restores servers that were lost from them.
+
+    Made in the program that has the strategy, it is attached to the strategy's servers: one that
+    was started again at its address gets its shards back before anybody here asks it for anything.
+
+    >>> import tempfile
+    >>> import headrace as hr
+    >>> checkpoint = hr.Checkpoint(step=1)
+    >>> with hr.CheckpointManager(checkpoint, tempfile.mkdtemp(), max_to_keep=2) as manager:
+    ...     path = manager.save()
+    >>> path.rpartition("/")[2], manager.latest_checkpoint == path
+    ('ckpt-1', True)
+
+    Args:
+        checkpoint: What is saved.
+        directory: A folder by path or URL, for this manager alone.
+        max_to_keep: The oldest beyond so many are deleted; None: none is.
+        checkpoint_name: What names begin with.
+        incremental_seconds: Save everything now if nothing was, and then every so many seconds what
+            was written since; None: never.
+        save_on_sigterm: Save once when this process is told to end (SIGTERM), and then end. To be
+            made in the main thread.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        directory: FileName,
+        max_to_keep: int | None = 5,
+        checkpoint_name: str = "ckpt",
+        *,
+        incremental_seconds: float | None = None,
+        save_on_sigterm: bool = False,
+    ) -> None:
+        check_instance("checkpoint", checkpoint, Checkpoint)
+        if max_to_keep is not None:
+            check_int("max_to_keep", max_to_keep, minimum=1)
+        check_string("checkpoint_name", checkpoint_name, empty=False)
+        if incremental_seconds is not None:
+            check_seconds("incremental_seconds", incremental_seconds)
+        check_flag("save_on_sigterm", save_on_sigterm, or_none=False)
+        self.checkpoint = checkpoint
+        self._folder, _ = place_of(f"{os.fspath(directory)!s}/{checkpoint_name}")
+        self._prefix = checkpoint_name
+        self._keep = max_to_keep
+        self._seconds = incremental_seconds
+        #: Held while files are written or deleted.
+        self._lock = threading.RLock()
+        #: What a lost server is restored from; "": nothing was saved or restored yet.
+        self._newest = ""
+        self._full = ""
+        self._full_bytes = 0
+        self._increments: list[str] = []
+        self._increment_bytes = 0
+        self._marks: dict[int, Mark] = {}
+        self._unrestored: set[int] = set()
+        self.lost_updates = 0
+        """How many writes servers had carried out that were lost with them, as far as is known."""
+        self._closed = threading.Event()
+        self._cluster: Cluster | None = None
+        self._thread: threading.Thread | None = None
+        self._before_sigterm: Any = None
+        self._attach()
+        if save_on_sigterm:
+            self._before_sigterm = signal.signal(signal.SIGTERM, self._on_sigterm)
+
+    # --- saving -------------------------------------------------------------------------------
+
+    @property
+    def directory(self) -> str:
+        """Where it saves."""
+        return self._folder.url
+
+    @property
+    def checkpoints(self) -> list[str]:
+        """Paths of the full checkpoints that are there, the oldest first."""
+        return [self._folder.path(name) for name in checkpoint_names(self._folder, self._prefix)]
+
+    @property
+    def latest_checkpoint(self) -> str | None:
+        """Path of the newest full checkpoint; None: there is none."""
+        names = checkpoint_names(self._folder, self._prefix)
+        return self._folder.path(names[-1]) if names else None
+
+    @property
+    def latest_increment(self) -> str | None:
+        """Path of the newest increment of the newest checkpoint, to restore; None: it has none."""
+        names = checkpoint_names(self._folder, self._prefix)
+        increments = increments_of(self._folder, names[-1]) if names else []
+        return self._folder.path(increments[-1]) if increments else None
+
+    def save(self, checkpoint_number: int | None = None) -> str:
+        """Save everything under the next number, or this one; return its path.
+
+        Raises:
+            UnavailableError: A server, or the place to save to, cannot be reached.
+        """
+        if checkpoint_number is not None:
+            check_int("checkpoint_number", checkpoint_number, minimum=0)
+        self._attach()
+        with self._lock:
+            names = checkpoint_names(self._folder, self._prefix)
+            number = checkpoint_number
+            if number is None:
+                number = 1 + (int(names[-1].rpartition("-")[2]) if names else 0)
+            name = f"{self._prefix}-{number}"
+            # What was removed from tables before is forgotten by servers: no increment goes on
+            # from an earlier checkpoint, even if this one comes to nothing.
+            self._marks = {}
+            for old in increments_of(self._folder, name):
+                self._folder.remove(f"{old}.json")
+            saved = save_objects(
+                self.checkpoint.checkpoint_objects, self._folder, name, forget=True
+            )
+            self._marks, self._full, self._newest = saved.marks, name, name
+            self._full_bytes, self._increment_bytes = saved.bytes, 0
+            self._increments = []
+            self._prune()
+        return self._folder.path(name)
+
+    def save_increment(self) -> str:
+        """Save what was written since the last time; everything, if nothing was saved yet.
+
+        Returns:
+            The path of what was saved: "ckpt-2+1" continues "ckpt-2".
+        """
+        with self._lock:
+            if not self._marks or self._increment_bytes > self._full_bytes:
+                return self.save()
+            name = f"{self._full}+{len(self._increments) + 1}"
+            saved = save_objects(
+                self.checkpoint.checkpoint_objects,
+                self._folder,
+                name,
+                marks=self._marks,
+                continues=(self._full, *self._increments),
+                forget=True,
+            )
+            self._marks = saved.marks
+            self._increments.append(name)
+            self._increment_bytes += saved.bytes
+            self._newest = name
+        return self._folder.path(name)
+
+    def _prune(self) -> None:
+        names = checkpoint_names(self._folder, self._prefix)
+        if self._keep is not None:
+            for name in [name for name in names if name != self._full][: -self._keep + 1 or None]:
+                delete(self._folder, name)
+        sweep(self._folder, lambda name: name.startswith(f"{self._prefix}-"))
+
+    # --- restoring ----------------------------------------------------------------------------
+
+    def restore_or_initialize(self) -> str | None:
+        """Restore the newest checkpoint with its increments; return its path, or None.
+
+        None: there is none, and everything is as it was made.
+        """
+        self._attach()
+        path = self.latest_increment or self.latest_checkpoint
+        if path is not None:
+            self.checkpoint.restore(path)
+            self._newest = path.rpartition("/")[2]
+        return path
+
+    def _recover(self, server: int, writes: int) -> None:
+        """Give a server that was started again what it had."""
+        self._unrestored.add(server)
+        saved = self._marks.get(server)
+        lost = max(0, writes - (saved.writes if saved else 0))
+        self.lost_updates += lost
+        self._restore_server(server)
+        _log.warning(
+            "parameter server %d was restored from %s; at least %d updates that came after it are "
+            "lost",
+            server,
+            self._folder.path(self._newest),
+            lost,
+        )
+
+    def _restore_server(self, server: int) -> None:
+        cluster = self._cluster
+        assert cluster is not None
+        if not self._newest:
+            raise NotFoundError(
+                "this CheckpointManager has saved and restored nothing yet: call save() when the "
+                "variables are made, or give it incremental_seconds"
+            )
+        read = read_checkpoint(self._folder, self._newest)
+        entries = read.manifest.entries
+        found = leaves(self.checkpoint.checkpoint_objects)
+        placed = [
+            (leaf, entry)
+            for leaf in on_servers_of(found.values())[1]
+            if isinstance(entry := entries.get(leaf.path), VariableEntry | TableEntry)
+        ]
+        restore_on_servers(
+            cluster,
+            read,
+            placed,
+            renames(found.values(), entries),
+            read.manifest.counters,
+            only=server,
+            answers=_answers_on(server, placed, read.manifest.answers),
+        )
+        self._unrestored.discard(server)
+
+    # --- while the program trains -------------------------------------------------------------
+
+    def _attach(self) -> None:
+        """Watch the servers of the checkpoint's variables, once it has any."""
+        if self._cluster is not None or self._closed.is_set():
+            return
+        found = leaves(self.checkpoint.checkpoint_objects)
+        self._cluster, _ = on_servers_of(found.values())
+        if self._cluster is None and self._seconds is None:
+            return
+        if self._cluster is not None:
+            self._cluster.servers.lives.recover_with(self._recover)
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._watch, name="headrace-checkpoints", daemon=True
+            )
+            self._thread.start()
+
+    def _watch(self) -> None:
+        """Find out which servers came back, and save increments."""
+        due = time.monotonic()
+        pause = _LOOK_SECONDS if self._seconds is None else min(_LOOK_SECONDS, self._seconds)
+        while not self._closed.wait(pause):
+            try:
+                self._attach()
+                if self._cluster is not None:
+                    self._cluster.servers.greet()
+                    for server in list(self._unrestored):
+                        self._restore_server(server)
+                if self._seconds is not None and time.monotonic() >= due:
+                    self.save_increment()
+                    due = time.monotonic() + self._seconds
+            except CancelledError:
+                return
+            except Exception as error:
+                if self._closed.is_set():
+                    return
+                _log.warning(
+                    "checkpoints of %s: %s; trying again", self._folder.url, describe_error(error)
+                )
+
+    def _on_sigterm(self, number: int, frame: Any) -> None:
+        # A second one ends the process at once.
+        signal.signal(signal.SIGTERM, self._before_sigterm)
+        threading.Thread(target=self._save_and_end, name="headrace-last-checkpoint").start()
+
+    def _save_and_end(self) -> None:
+        try:
+            path = self.save()
+            _log.warning("told to end (SIGTERM): saved %s", path)
+        except (HeadraceError, OSError) as error:
+            _log.error("told to end (SIGTERM), and could not save: %s", describe_error(error))
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def close(self) -> None:
+        """Save nothing more, and watch the servers no more. May be called twice."""
+        self._closed.set()
+        if self._cluster is not None:
+            self._cluster.servers.lives.stop_recovering(self._recover)
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(2)
+
+    def __enter__(self) -> CheckpointManager:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<CheckpointManager of {self._folder.url!r}>"
+
+
+def _answers_on(server: int, placed: Sequence[Any], answers: Answers) -> Answers:
+    """Return the keys of writes to the shards of a server, and to its counters."""
+    own = {
+        f"{'shard' if isinstance(entry, VariableEntry) else 'table'} {part.spec.name}"
+        for leaf, entry in placed
+        for part in leaf.value.placed
+        if part.server == server
+    }
+    return {
+        target: found
+        for target, found in answers.items()
+        if target in own or (server == COUNTING_SERVER and target.startswith("counter "))
+    }
+
+
+def checkpoints_iterator(
+    directory: FileName,
+    timeout: float | None = None,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[str]:
+    """Yield the newest checkpoint of a directory, again and again: each time there is a new one.
+
+    Those that were overtaken meanwhile are left out. One may be deleted while it is read: restoring
+    it raises NotFoundError, and the next one is as good.
+
+    >>> import tempfile
+    >>> import headrace as hr
+    >>> directory = tempfile.mkdtemp()
+    >>> _ = hr.Checkpoint(step=1).save(f"{directory}/ckpt-1")
+    >>> [path.rpartition("/")[2] for path in hr.checkpoints_iterator(directory, timeout=0.1)]
+    ['ckpt-1']
+
+    Args:
+        directory: A path or URL, which need not exist yet.
+        timeout: Stop when there was no new one for so many seconds; None: wait for ever, with a
+            warning after ten seconds.
+        clock: Seconds since some moment.
+    """
+    if timeout is not None:
+        check_seconds("timeout", timeout)
+    folder, _ = place_of(f"{os.fspath(directory)!s}/any")
+    seen = ""
+    since = clock()
+    is_quiet = False
+    while True:
+        names = checkpoint_names(folder)
+        if names and names[-1] != seen:
+            seen = names[-1]
+            yield folder.path(seen)
+            since, is_quiet = clock(), False
+            continue
+        waited = clock() - since
+        if timeout is not None and waited >= timeout:
+            return
+        if waited >= _QUIET_SECONDS and not is_quiet:
+            is_quiet = True
+            _log.warning(
+                "no new checkpoint appeared in %s for %.0f s; the last one was %s",
+                folder.url,
+                waited,
+                seen or "none",
+            )
+        left = _LOOK_SECONDS if timeout is None else max(0.0, timeout - waited)
+        time.sleep(min(left, 0.02 + waited / 10, _LOOK_SECONDS))

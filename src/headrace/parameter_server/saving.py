@@ -1,0 +1,104 @@
+"""The thread of a parameter server that saves and restores, one request after another."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from queue import SimpleQueue
+
+from headrace.errors import HeadraceError, describe_error
+from headrace.parameter_server.applying import Applying
+from headrace.parameter_server.messages import (
+    RestoreShards,
+    SaveShards,
+    ShardsRestored,
+    ShardsSaved,
+)
+from headrace.parameter_server.shard_reader import read_shards
+from headrace.parameter_server.shard_writer import write_shards
+from headrace.parameter_server.snapshots import Holding
+from headrace.parameter_server.store import Store
+from headrace.storage.folder import open_folder
+from headrace.transport.channel import Request
+
+__all__ = ["Saving"]
+
+_log = logging.getLogger(__name__)
+
+_STOP_SECONDS = 0.8
+
+
+class Saving:
+    """Writes a store to files, and reads it back.
+
+    Args:
+        store: Touched between two operations only.
+        applying: Carries them out.
+    """
+
+    def __init__(self, store: Store, applying: Applying) -> None:
+        self._store = store
+        self._applying = applying
+        self._requests: SimpleQueue[Request | None] = SimpleQueue()
+        self._thread = threading.Thread(
+            target=self._run, name="headrace-parameter-server-saving", daemon=True
+        )
+
+    def start(self) -> None:
+        """Begin with what `handle` takes."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Save nothing more; wait for what is under way, but not for long."""
+        self._requests.put(None)
+        if self._thread.is_alive():
+            self._thread.join(_STOP_SECONDS)
+
+    def handle(self, request: Request) -> None:
+        """Take a request; it is answered later."""
+        self._requests.put(request)
+
+    def _run(self) -> None:
+        while (request := self._requests.get()) is not None:
+            try:
+                self._answer(request)
+            except Exception as error:
+                if not isinstance(error, HeadraceError | ValueError | TypeError):
+                    _log.error("shards: %s", describe_error(error), exc_info=error)
+                request.fail(error)
+            del request
+
+    def _answer(self, request: Request) -> None:
+        message = request.message
+        applying = self._applying
+        if isinstance(message, SaveShards):
+            written = write_shards(
+                self._store,
+                applying.between,
+                open_folder(message.url),
+                message.stem,
+                [
+                    *(Holding("shard", name) for name in message.shards),
+                    *(Holding("table", name) for name in message.tables),
+                ],
+                message.since,
+                message.forget,
+            )
+            # Of those until now, some may have come after the moment of their shard.
+            writes = applying.writes
+            request.reply(ShardsSaved(life=applying.life, writes=writes, **written._asdict()))
+        else:
+            assert isinstance(message, RestoreShards)
+            read_shards(
+                self._store,
+                applying.between,
+                open_folder(message.url),
+                message.shards,
+                message.tables,
+                message.pieces,
+                message.renamed,
+                message.counters,
+                message.incarnation,
+                message.answers,
+            )
+            request.reply(ShardsRestored(life=applying.life))

@@ -1,0 +1,94 @@
+"""A server reads shards from a checkpoint: those that it is to have, whatever they were before.
+
+Files are read and shards are put together on another thread; then all are put in place between two
+operations, so that nobody finds one without the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+
+from headrace.errors import DataLossError
+from headrace.parameter_server.assembling import assembled_shard, assembled_table
+from headrace.parameter_server.checkpoint_format import Answers, Piece
+from headrace.parameter_server.operations import ShardSpec, TableSpec
+from headrace.parameter_server.saved import Saved
+from headrace.parameter_server.snapshots import restore
+from headrace.parameter_server.store import Store
+from headrace.parameter_server.tensor_file import TensorFile
+from headrace.storage.folder import Folder
+
+__all__ = ["read_shards"]
+
+
+def read_shards(
+    store: Store,
+    between: Callable[[Callable[[], Any]], Any],
+    folder: Folder,
+    shards: Sequence[tuple[ShardSpec, str]],
+    tables: Sequence[tuple[TableSpec, str]],
+    pieces: Sequence[Piece],
+    renamed: Mapping[str, str],
+    counters: Mapping[str, int],
+    incarnation: int,
+    answers: Answers,
+) -> None:
+    """Read shards, and put them in place of what is there under their names.
+
+    Args:
+        store: Whose.
+        between: Calls a function between two operations.
+        folder: Where the files are.
+        shards: Each with the name of the variable in the checkpoint.
+        tables: Likewise.
+        pieces: What is in the files.
+        renamed: New names of optimizers.
+        counters: What they are to be at.
+        incarnation: Of the coordinator whose writes `answers` are.
+        answers: Keys of writes that are in the shards; none where rows were dealt again.
+
+    Raises:
+        DataLossError: A file is missing or damaged, or rows are.
+    """
+    files = _Opened(folder)
+    ready: list[Saved[Any]] = []
+    for spec, name in shards:
+        found = _of(pieces, "shard", name)
+        ready.append(assembled_shard(spec, found, files.arrays_of, renamed))
+    for table, name in tables:
+        found = _of(pieces, "table", name)
+        if not found:
+            raise DataLossError(f"the checkpoint has nothing of the table {name}")
+        ready.append(assembled_table(table, found, files.arrays_of, renamed))
+
+    def put_in_place() -> None:
+        for saved in ready:
+            restore(store, saved)
+        store.counters.update(counters)
+        store.keys.restore(incarnation, answers)
+
+    between(put_in_place)
+
+
+def _of(pieces: Sequence[Piece], kind: str, name: str) -> list[Piece]:
+    return [piece for piece in pieces if piece.kind == kind and piece.of == name]
+
+
+class _Opened:
+    """The last file that was read: pieces of one file come one after another."""
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        self._name = ""
+        self._file: TensorFile | None = None
+
+    def arrays_of(self, piece: Piece) -> dict[str, NDArray[Any]]:
+        """Return the arrays of a piece."""
+        if self._file is None or self._name != piece.file:
+            self._file = None
+            self._file = TensorFile(self._folder, piece.file)
+            self._name = piece.file
+        return self._file.of(piece.key)

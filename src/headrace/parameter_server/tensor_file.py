@@ -1,0 +1,150 @@
+"""Files of tensors, as `safetensors` writes them: a header of JSON, then the bytes of each.
+
+What is written is known beforehand but for its bytes, so arrays are written one after another and
+never copied together. Dtypes that the format has no name for are written as bytes (U8), with the
+dtype's name in the header's metadata.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import DataLossError, NotFoundError
+from headrace.parameter_server.dtypes import dtype_named, name_of
+from headrace.storage.files import open_file
+from headrace.storage.folder import Folder
+
+__all__ = ["TensorFile", "write_tensors"]
+
+_NAMES = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "uint16": "U16",
+    "int16": "I16",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "uint32": "U32",
+    "int32": "I32",
+    "float32": "F32",
+    "uint64": "U64",
+    "int64": "I64",
+    "float64": "F64",
+}
+_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+_LARGEST_HEADER = 100 << 20
+_BLOCK = 16 << 20
+
+
+def write_tensors(folder: Folder, name: str, tensors: Mapping[str, NDArray[Any]]) -> int:
+    """Write a file, and return its bytes; others see it when it is whole."""
+    header: dict[str, Any] = {}
+    others: dict[str, str] = {}
+    at = 0
+    for key, array in tensors.items():
+        dtype = name_of(array.dtype)
+        shape = list(array.shape)
+        if dtype not in _NAMES:
+            others[key] = dtype
+            shape.append(array.dtype.itemsize)
+        header[key] = {
+            "dtype": _NAMES.get(dtype, "U8"),
+            "shape": shape,
+            "data_offsets": [at, at + array.nbytes],
+        }
+        at += array.nbytes
+    if others:
+        header["__metadata__"] = others
+    words = json.dumps(header).encode()
+    words += b" " * (-len(words) % 8)
+    with folder.create(name) as file:
+        _write(file, len(words).to_bytes(8, "little"))
+        _write(file, words)
+        for array in tensors.values():
+            if array.size:
+                flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+                for start in range(0, flat.nbytes, _BLOCK):
+                    _write(file, flat[start : start + _BLOCK])
+    folder.publish(name, name)
+    return 8 + len(words) + at
+
+
+def _write(file: BinaryIO, data: bytes | memoryview) -> None:
+    """Write all of it: an unbuffered file may take less at a time."""
+    rest = memoryview(data)
+    while rest.nbytes:
+        taken = file.write(rest)
+        rest = rest[taken:]
+
+
+class TensorFile:
+    """A file that was written; its arrays show its memory and are not to be written to.
+
+    Args:
+        folder: Where it is.
+        name: Its name there.
+
+    Raises:
+        DataLossError: It is missing, or damaged.
+    """
+
+    def __init__(self, folder: Folder, name: str) -> None:
+        self._path = folder.path(folder.found_as(name, name))
+        self._bytes = self._read(folder)
+        head = int.from_bytes(self._bytes[:8].tobytes(), "little")
+        if not 2 <= head <= min(_LARGEST_HEADER, len(self._bytes) - 8):
+            raise self._damaged("it has no header")
+        try:
+            self._header = json.loads(self._bytes[8 : 8 + head].tobytes())
+        except ValueError as error:
+            raise self._damaged(f"its header is no JSON ({error})") from error
+        self._others = self._header.pop("__metadata__", {})
+        self._first = 8 + head
+
+    def names(self) -> list[str]:
+        """Return the names of its tensors."""
+        return list(self._header)
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        form = self._header.get(name)
+        if form is None:
+            raise self._damaged(f"it has no tensor {name!r}")
+        begin, end = form["data_offsets"]
+        dtype = dtype_named(self._others.get(name) or _DTYPES[form["dtype"]])
+        shape = form["shape"][:-1] if name in self._others else form["shape"]
+        raw = self._bytes[self._first + begin : self._first + end]
+        if len(raw) != end - begin or len(raw) != dtype.itemsize * int(np.prod(shape)):
+            raise self._damaged(f"it ends within the tensor {name!r}")
+        if not len(raw):
+            return np.empty(shape, dtype)
+        found = np.frombuffer(raw.data, dtype).reshape(shape)
+        found.flags.writeable = False
+        return found
+
+    def of(self, key: str) -> dict[str, NDArray[Any]]:
+        """Return the tensors whose names begin with `key/`, by the rest of their names."""
+        start = f"{key}/"
+        return {name[len(start) :]: self[name] for name in self._header if name.startswith(start)}
+
+    def _read(self, folder: Folder) -> NDArray[np.uint8]:
+        try:
+            if folder.is_local:
+                return np.memmap(self._path, np.uint8, "r")
+            stream = open_file(self._path)
+            try:
+                blocks = list(iter(lambda: stream.read(_BLOCK), b""))
+            finally:
+                stream.close()
+        except (FileNotFoundError, NotFoundError) as error:
+            raise DataLossError(f"the checkpoint's file {self._path!r} is missing") from error
+        except ValueError as error:
+            raise self._damaged(str(error)) from error
+        return np.frombuffer(b"".join(blocks), np.uint8)
+
+    def _damaged(self, why: str) -> DataLossError:
+        return DataLossError(f"the checkpoint's file {self._path!r} is damaged: {why}")

@@ -1,0 +1,274 @@
+"""Checkpoints: saved by servers, restored into any number of shards and servers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import headrace as hr
+from headrace.errors import (
+    DataLossError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+)
+from headrace.parameter_server.partitioners import FixedShardsPartitioner
+from tests.parameter_server import write_checkpoint
+from tests.parameter_server.small_cluster import cluster
+
+F32 = np.float32
+GOLDEN = Path(__file__).parent / "checkpoint_format_1"
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A checkpoint of a small model that has trained, and what was in it."""
+    path = str(tmp_path_factory.mktemp("saved") / "ckpt-1")
+    with cluster(2, FixedShardsPartitioner(2)) as strategy:
+        model, optimizer = made(strategy)
+        train(model, optimizer, 3)
+        hr.Checkpoint(model=model, optimizer=optimizer, step=3, rate=0.5).save(path)
+        kept = contents(model)
+        train(model, optimizer, 2)
+        after = contents(model)
+    return path, kept, after
+
+
+def made(strategy, rows=7, dtype=F32):
+    with strategy.scope():
+        model = {
+            "w": hr.Variable(np.arange(rows * 2, dtype=dtype).reshape(rows, 2), name="w"),
+            "b": [hr.Variable(F32(1), name="b")],
+            "users": hr.EmbeddingTable(3, name="users"),
+        }
+        return model, hr.optimizers.Adam(0.1, name="adam")
+
+
+def train(model, optimizer, steps):
+    for _ in range(steps):
+        ids = np.array([3, 2**40, -5])
+        model["users"].lookup(ids)
+        optimizer.apply_gradients(
+            [
+                (np.ones(model["w"].shape, F32), model["w"]),
+                (F32(1), model["b"][0]),
+                (hr.IndexedSlices(np.ones((3, 3), F32), ids), model["users"]),
+            ]
+        )
+
+
+def contents(model):
+    ids = np.array([3, 2**40, -5, 11])
+    return (
+        model["w"].read().tolist(),
+        float(model["b"][0].read()),
+        model["users"].gather(ids).tolist(),
+    )
+
+
+@pytest.mark.parametrize(("servers", "shards"), [(1, 1), (2, 2), (2, 4), (3, 3), (1, 3)])
+def test_it_is_restored_into_any_number_of_shards_and_goes_on_alike(saved, servers, shards):
+    path, kept, after = saved
+    with cluster(servers, FixedShardsPartitioner(shards)) as strategy:
+        model, optimizer = made(strategy)
+        checkpoint = hr.Checkpoint(model=model, optimizer=optimizer, step=0, rate=0.0)
+        checkpoint.restore(path).assert_consumed()
+        assert contents(model) == kept
+        assert (checkpoint.step, checkpoint.rate, optimizer.iterations) == (3, 0.5, 3)
+        train(model, optimizer, 2)
+        assert contents(model) == after, "slots and steps as well"
+
+
+def test_variables_that_are_made_later_are_restored_then(saved):
+    path, kept, after = saved
+    with cluster(1) as strategy:
+        checkpoint = hr.Checkpoint()
+        status = checkpoint.restore(path)
+        model, optimizer = made(strategy)
+        with pytest.raises(AssertionError, match="model/b/0"):
+            status.assert_consumed()
+        checkpoint.model = model
+        assert contents(model) == kept
+        checkpoint.optimizer = optimizer
+        status.assert_existing_objects_matched()
+        train(model, optimizer, 2)
+        assert contents(model) == after
+        checkpoint.extra = 1
+        with pytest.raises(AssertionError, match="no value for extra"):
+            status.assert_existing_objects_matched()
+        assert status.expect_partial() is status
+
+
+def test_an_optimizer_of_another_name_takes_its_slots_along(saved):
+    path, _, after = saved
+    with cluster(2) as strategy:
+        model, _ = made(strategy)
+        optimizer = hr.optimizers.Adam(0.1, name="other")
+        hr.Checkpoint(model=model, optimizer=optimizer).restore(path)
+        train(model, optimizer, 2)
+        assert contents(model) == after
+        assert optimizer.iterations == 5
+
+
+def test_a_program_without_servers_reads_variables_as_arrays(saved):
+    path, (w, b, _), _ = saved
+    model = {"w": np.zeros((7, 2), F32), "b": [hr.Variable(F32(0))]}
+    status = hr.Checkpoint(model=model).restore(path)
+    status.assert_existing_objects_matched()
+    assert (model["w"].tolist(), model["b"][0].read()) == (w, b)
+
+
+def test_a_checkpoint_of_another_model_is_refused_and_nothing_is_changed(saved):
+    path, _, _ = saved
+    cases = [
+        ({"rows": 8}, r"model/w.*has shape \(8, 2\) here, and \(7, 2\)"),
+        ({"dtype": np.float64}, "model/w.*has dtype float64 here, and float32"),
+    ]
+    with cluster(1) as strategy:
+        for number, (how, said) in enumerate(cases):
+            with strategy.scope():
+                shape = (how.get("rows", 7), 2)
+                v = hr.Variable(np.zeros(shape, how.get("dtype", F32)), name=f"v{number}")
+                b = hr.Variable(F32(5), name=f"b{number}")
+            with pytest.raises(InvalidArgumentError, match=said):
+                hr.Checkpoint(model={"b": [b], "w": v}).restore(path)
+            assert b.read() == 5
+        with strategy.scope():
+            table = hr.EmbeddingTable(4, name="wide")
+        with pytest.raises(InvalidArgumentError, match="rows of 4 float32 here, and of 3"):
+            hr.Checkpoint(model={"users": table}).restore(path)
+        with pytest.raises(InvalidArgumentError, match="is a table here, and was saved as a var"):
+            hr.Checkpoint(model={"w": table}).restore(path)
+        with pytest.raises(InvalidArgumentError, match="another model: it has model/b/0"):
+            hr.Checkpoint(net=table).restore(path)
+        with pytest.raises(InvalidArgumentError, match="is SGD here, and Adam"):
+            hr.Checkpoint(optimizer=hr.optimizers.SGD(0.1)).restore(path)
+
+
+def test_objects_of_this_process_are_saved_and_restored(tmp_path):
+    def values(number):
+        dataset = hr.Dataset.range(10)
+        iterator = iter(dataset)
+        for _ in range(number):
+            next(iterator)
+        return {
+            "int": number,
+            "float": number / 3,
+            "nan": float("nan") if number else 0.0,
+            "text": f"n{number}",
+            "flag": bool(number),
+            "none": None,
+            "scalar": np.float16(number),
+            "array": np.full((2, 2), number),
+            "variable": hr.Variable([float(number)] * 2),
+            "nested": [1, {"a/b%": number}],
+            "iterator": iterator,
+        }
+
+    before = values(4)
+    path = hr.Checkpoint(**before).save(tmp_path / "mine")
+    after = values(0)
+    array = after["array"]
+    checkpoint = hr.Checkpoint(**after)
+    checkpoint.restore(path).assert_consumed()
+    assert checkpoint.int == 4
+    assert checkpoint.float == 4 / 3
+    assert np.isnan(checkpoint.nan)
+    assert (checkpoint.text, checkpoint.flag, checkpoint.none) == ("n4", True, None)
+    assert checkpoint.scalar == 4
+    assert checkpoint.scalar.dtype == np.float16
+    assert (array == 4).all()
+    assert after["variable"].read().tolist() == [4, 4]
+    assert after["nested"] == [1, {"a/b%": 4}]
+    assert next(after["iterator"]) == 4
+
+
+def test_what_is_set_after_a_restore_stays(tmp_path):
+    path = hr.Checkpoint(step=1, w=hr.Variable(5.0)).save(tmp_path / "mine")
+    checkpoint = hr.Checkpoint(step=0, w=hr.Variable(0.0))
+    status = checkpoint.restore(path)
+    checkpoint.step += 1
+    checkpoint.w.assign(7.0)
+    status.assert_consumed()
+    assert (checkpoint.step, checkpoint.w.read()) == (2, 7)
+    checkpoint.w = hr.Variable(0.0)
+    assert checkpoint.w.read() == 5, "another variable takes the value that was saved"
+
+
+def test_what_is_not_saved_is_named(tmp_path):
+    with pytest.raises(TypeError, match="'a/b' is a object"):
+        hr.Checkpoint(a={"b": object()})
+    with pytest.raises(NotFoundError, match="no checkpoint"):
+        hr.Checkpoint(a=1).restore(tmp_path / "none")
+    with pytest.raises(TypeError, match="cannot be changed"):
+        hr.Checkpoint(a=(1, 2)).restore(hr.Checkpoint(a=(3, 4)).save(tmp_path / "tuple"))
+
+
+def test_it_is_there_when_its_manifest_is_and_leftovers_are_swept(tmp_path, monkeypatch):
+    checkpoint = hr.Checkpoint(a=np.arange(3))
+    path = tmp_path / "ckpt-1"
+    checkpoint.save(path)
+    before = sorted(file.name for file in tmp_path.iterdir())
+    folder = "headrace.storage.folder.LocalFolder.write"
+    with monkeypatch.context() as broken:
+        broken.setattr(folder, lambda *args: (_ for _ in ()).throw(OSError("full")))
+        checkpoint.checkpoint_objects["a"] = np.arange(5)
+        with pytest.raises(OSError, match="full"):
+            checkpoint.save(path)
+    assert len(list(tmp_path.iterdir())) == len(before) + 1
+    again = hr.Checkpoint(a=np.zeros(3, np.int64))
+    again.restore(path).assert_consumed()
+    assert again.a.tolist() == [0, 1, 2]
+    checkpoint.save(path)
+    assert len(list(tmp_path.iterdir())) == 2
+    (tmp_path / "ckpt-1.json").write_text("{")
+    with pytest.raises(DataLossError, match="manifest"):
+        again.restore(path)
+    (tmp_path / "ckpt-1.json").write_text(json.dumps({"format": 2, "new": 1}))
+    with pytest.raises(FailedPreconditionError, match="format 2"):
+        again.restore(path)
+
+
+def test_one_that_is_deleted_while_it_is_read_is_not_found(tmp_path):
+    path = hr.Checkpoint(a=np.arange(3)).save(tmp_path / "ckpt-1")
+    checkpoint = hr.Checkpoint()
+    checkpoint.restore(path)
+    for file in tmp_path.iterdir():
+        file.unlink()
+    with pytest.raises(NotFoundError, match="deleted while"):
+        checkpoint.a = np.arange(3)
+
+
+def test_it_goes_to_a_url():
+    path = hr.Checkpoint(a=np.arange(3)).save("memory://ckpts/run/ckpt-1")
+    assert path == "memory://ckpts/run/ckpt-1"
+    with cluster(1) as strategy:
+        with strategy.scope():
+            v = hr.Variable(np.arange(4), name="v")
+        hr.Checkpoint(v=v).save("memory://ckpts/run/ckpt-2")
+        v.assign(np.zeros(4, int))
+        hr.Checkpoint(v=v).restore("memory://ckpts/run/ckpt-2")
+        assert v.read().tolist() == [0, 1, 2, 3]
+        assert [*hr.checkpoints_iterator("memory://ckpts/run", 0.1)] == [
+            "memory://ckpts/run/ckpt-2"
+        ]
+
+
+def test_a_checkpoint_that_was_written_in_format_1_is_restored_for_ever():
+    # Written by `write_checkpoint`: two steps, an increment after the second; `expected` is what it
+    # printed after a third.
+    expected = json.loads((GOLDEN / "expected.json").read_text())
+    with cluster(3, FixedShardsPartitioner(3)) as strategy:
+        with strategy.scope():
+            objects = write_checkpoint.model()
+        checkpoint = hr.Checkpoint(**objects)
+        checkpoint.restore(GOLDEN / "ckpt-1+1").assert_consumed()
+        assert (checkpoint.step, checkpoint.name) == (2, "step 2")
+        assert objects["array"].tolist() == [1, np.inf]
+        write_checkpoint.train(objects, 2)
+        assert write_checkpoint.contents(objects) == expected
+        hr.Checkpoint(**objects).restore(GOLDEN / "ckpt-1").assert_consumed()
+        assert objects["count"].read() == 1

@@ -1,0 +1,263 @@
+"""Checkpoints while a program trains: numbered, in increments, given back to a lost server."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import headrace as hr
+from headrace.errors import DataLossError, NotFoundError
+from headrace.parameter_server.origin import Origin, writing_as
+from headrace.parameter_server.partitioners import FixedShardsPartitioner
+from headrace.parameter_server.server import ParameterServer
+from headrace.parameter_server.strategy import ParameterServerStrategy
+from tests.parameter_server.small_cluster import cluster, resolver_of, servers
+
+F32 = np.float32
+
+
+def names(paths):
+    return [path.rpartition("/")[2] for path in paths]
+
+
+def until(condition, seconds=20.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def restarted(server):
+    """Start a server again, empty, at the address of one that is stopped."""
+    port = int(server.address.rpartition(":")[2])
+    server.stop()
+    return ParameterServer(server.index, port=port)
+
+
+def test_checkpoints_are_numbered_and_the_oldest_go(tmp_path):
+    checkpoint = hr.Checkpoint(step=0, array=np.zeros(3))
+    manager = hr.CheckpointManager(checkpoint, tmp_path / "run", max_to_keep=2)
+    assert manager.restore_or_initialize() is None
+    assert (manager.latest_checkpoint, manager.checkpoints) == (None, [])
+    for step in range(1, 4):
+        checkpoint.step = step
+        path = manager.save()
+        assert path == manager.latest_checkpoint == str(tmp_path / "run" / f"ckpt-{step}")
+    assert names(manager.checkpoints) == ["ckpt-2", "ckpt-3"]
+    assert len(list((tmp_path / "run").iterdir())) == 4
+    assert names([manager.save(10)]) == ["ckpt-10"]
+    assert names(manager.checkpoints) == ["ckpt-3", "ckpt-10"]
+    other = hr.Checkpoint(step=0, array=np.zeros(3))
+    again = hr.CheckpointManager(other, tmp_path / "run", max_to_keep=1)
+    assert names([again.restore_or_initialize()]) == ["ckpt-10"]
+    assert other.step == 3
+    assert names([again.save()]) == ["ckpt-11"]
+    assert names(again.checkpoints) == ["ckpt-11"]
+
+
+def test_leftovers_of_saves_that_did_not_end_are_swept_by_the_next(tmp_path):
+    manager = hr.CheckpointManager(hr.Checkpoint(a=np.zeros(3)), tmp_path)
+    manager.save()
+    for file in ("ckpt-1.00000000.0-0.safetensors", "ckpt-9.00000000.0-0.safetensors.partial"):
+        (tmp_path / file).write_bytes(b"half")
+    (tmp_path / "mine.txt").write_text("kept")
+    assert names(manager.checkpoints) == ["ckpt-1"]
+    manager.save()
+    left = {file.name for file in tmp_path.iterdir()}
+    assert "mine.txt" in left
+    assert not [name for name in left if "00000000" in name]
+
+
+def test_increments_continue_a_checkpoint_to_the_live_state(tmp_path):
+    rng = np.random.default_rng(5)
+    with cluster(2, FixedShardsPartitioner(2)) as strategy:
+        with strategy.scope():
+            w = hr.Variable(np.zeros((5000, 8), F32), name="w")
+            table = hr.EmbeddingTable(4, name="t", capacity=300)
+        adam = hr.optimizers.Adam(0.1, name="a")
+        checkpoint = hr.Checkpoint(w=w, table=table, adam=adam, step=0)
+        with hr.CheckpointManager(checkpoint, tmp_path, max_to_keep=1) as manager:
+            for number in range(4):
+                assert names([manager.save_increment()]) == [
+                    f"ckpt-1+{number}" if number else "ckpt-1"
+                ]
+                ids = np.unique(rng.integers(0, 400, 50))
+                table.lookup(ids)
+                slices = hr.IndexedSlices(np.ones((len(ids), 4), F32), ids)
+                rows = hr.IndexedSlices(np.ones((3, 8), F32), rng.integers(0, 5000, 3))
+                adam.apply_gradients([(slices, table), (rows, w)])
+                checkpoint.step = number + 1
+            path = manager.save_increment()
+            assert path == manager.latest_increment
+            assert names(manager.checkpoints) == ["ckpt-1"]
+            kept = (
+                w.read(),
+                {
+                    int(i): r.tolist()
+                    for ids, rows in table.export()
+                    for i, r in zip(ids, rows, strict=True)
+                },
+            )
+            full = sum(file.stat().st_size for file in tmp_path.glob("ckpt-1.*.safetensors"))
+            increments = sum(file.stat().st_size for file in tmp_path.glob("ckpt-1+*.safetensors"))
+            assert increments < full / 2
+    with cluster(1) as strategy:
+        with strategy.scope():
+            w = hr.Variable(np.ones((5000, 8), F32), name="w")
+            table = hr.EmbeddingTable(4, name="t", capacity=300)
+        adam = hr.optimizers.Adam(0.1)
+        checkpoint = hr.Checkpoint(w=w, table=table, adam=adam, step=0)
+        with hr.CheckpointManager(checkpoint, tmp_path, max_to_keep=1) as manager:
+            assert manager.restore_or_initialize() == path
+            assert (checkpoint.step, adam.iterations) == (4, 4)
+            assert np.array_equal(w.read(), kept[0])
+            assert {
+                int(i): r.tolist()
+                for ids, rows in table.export()
+                for i, r in zip(ids, rows, strict=True)
+            } == kept[1]
+            assert names([manager.save()]) == ["ckpt-2"]
+            assert {file.name.partition(".")[0] for file in tmp_path.iterdir()} == {"ckpt-2"}
+
+
+def test_increments_are_saved_by_themselves(tmp_path):
+    with cluster(1) as strategy:
+        with strategy.scope():
+            w = hr.Variable(np.zeros(4, F32), name="w")
+        checkpoint = hr.Checkpoint(w=w)
+        with hr.CheckpointManager(checkpoint, tmp_path, incremental_seconds=0.05) as manager:
+            until(lambda: manager.latest_increment)
+
+
+def test_a_server_that_was_lost_gets_back_what_was_saved_and_training_goes_on(tmp_path, caplog):
+    with servers(2) as both:
+        strategy = ParameterServerStrategy(
+            resolver_of(*(each.address for each in both)), FixedShardsPartitioner(2)
+        )
+        with strategy.scope():
+            w = hr.Variable(np.zeros(8, F32), name="w")
+        sgd = hr.optimizers.SGD(1.0)
+        manager = hr.CheckpointManager(hr.Checkpoint(w=w, sgd=sgd), tmp_path)
+        assert strategy.closure_servers, "earlier coordinators are fenced"
+
+        def push(closure):
+            with writing_as(Origin(strategy.incarnation, closure, 0)):
+                sgd.apply_gradients([(np.ones(8, F32), w)])
+
+        push(0)
+        push(1)
+        manager.save()
+        push(2)
+        push(3)
+        manager.save_increment()
+        push(4)
+        push(5)
+        again = restarted(both[0])
+        with caplog.at_level(logging.WARNING):
+            push(6)
+            push(3)  # tried again: it is in the increment, so it is not carried out twice
+        assert w.read().tolist() == [-5] * 4 + [-7] * 4
+        assert sgd.iterations == 5
+        assert manager.lost_updates == 2
+        said = " ".join(record.message for record in caplog.records)
+        assert "ckpt-1+1; at least 2 updates that came after it are lost" in said
+        assert names([manager.save_increment()]) == ["ckpt-1+2"]
+        w.assign(np.zeros(8))
+        hr.Checkpoint(w=w).restore(manager.latest_increment)
+        assert w.read().tolist() == [-5] * 4 + [-7] * 4
+        strategy.close()
+        manager.close()
+        again.stop()
+
+
+def test_a_server_that_came_back_is_noticed_without_anybody_asking(tmp_path):
+    with servers(1) as (server,):
+        strategy = ParameterServerStrategy(resolver_of(server.address))
+        with strategy.scope():
+            w = hr.Variable(np.ones(8, F32), name="w")
+        manager = hr.CheckpointManager(hr.Checkpoint(w=w), tmp_path)
+        manager.save()
+        again = restarted(server)
+        until(lambda: manager._cluster.servers.lives.came_back(0))
+        assert (w.read() == 1).all()
+        strategy.close()
+        manager.close()
+        again.stop()
+
+
+def test_what_was_never_saved_is_said_to_be_lost(tmp_path, caplog):
+    with servers(1) as (server,):
+        strategy = ParameterServerStrategy(resolver_of(server.address), server_timeout=0.5)
+        with strategy.scope():
+            w = hr.Variable(np.ones(8, F32), name="w")
+        with hr.CheckpointManager(hr.Checkpoint(w=w), tmp_path):
+            again = restarted(server)
+            with pytest.raises(DataLossError, match="nobody restored what it held"):
+                w.read()
+            assert "saved and restored nothing yet" in caplog.text
+        strategy.close()
+        again.stop()
+
+
+def test_the_iterator_of_checkpoints_yields_what_is_new(tmp_path, caplog):
+    found = []
+    checkpoint = hr.Checkpoint(step=1)
+    manager = hr.CheckpointManager(checkpoint, tmp_path / "later", max_to_keep=1)
+
+    def evaluate():
+        for path in hr.checkpoints_iterator(tmp_path / "later", timeout=2):
+            found.append(path)
+
+    thread = threading.Thread(target=evaluate)
+    thread.start()
+    manager.save()
+    until(lambda: names(found) == ["ckpt-1"])
+    manager.save()
+    until(lambda: names(found) == ["ckpt-1", "ckpt-2"])
+    with pytest.raises(NotFoundError):
+        hr.Checkpoint(step=0).restore(found[0])
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_a_wait_for_checkpoints_has_a_word_after_a_while(tmp_path, caplog):
+    now = iter([0.0, 3.0, 11.0, 12.0, 30.0])
+    assert not list(hr.checkpoints_iterator(tmp_path, 20, clock=lambda: next(now)))
+    assert caplog.text.count("no new checkpoint appeared") == 1
+
+
+_TERMINATED = """
+import sys, time
+import headrace as hr
+checkpoint = hr.Checkpoint(step=7)
+manager = hr.CheckpointManager(checkpoint, sys.argv[1], save_on_sigterm=True)
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.system
+def test_a_program_that_is_told_to_end_saves_once(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-c", _TERMINATED, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")},
+    )
+    with process:
+        assert process.stdout.readline() == "ready\n"
+        process.terminate()
+        assert process.wait(20) == -signal.SIGTERM
+    checkpoint = hr.Checkpoint(step=0)
+    manager = hr.CheckpointManager(checkpoint, tmp_path)
+    assert names([manager.restore_or_initialize()]) == ["ckpt-1"]
+    assert checkpoint.step == 7

@@ -1,0 +1,335 @@
+"""Shards written to files and read back: whole, in parts, while they change, in other numbers."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+from headrace.errors import DataLossError, NotFoundError
+from headrace.parameter_server.checkpoint_format import standing
+from headrace.parameter_server.operations import (
+    AdamRule,
+    Apply,
+    ApplyIds,
+    Assign,
+    Create,
+    CreateTable,
+    Evict,
+    Lookup,
+    Normal,
+    Read,
+    Scatter,
+    SgdRule,
+    ShardSpec,
+    Step,
+    TableSpec,
+    WriteKey,
+)
+from headrace.parameter_server.partitioners import ranges_of_rows
+from headrace.parameter_server.shard_reader import read_shards
+from headrace.parameter_server.shard_writer import write_shards
+from headrace.parameter_server.snapshots import Holding, holdings
+from headrace.parameter_server.store import Store
+from headrace.parameter_server.sums import shard_of_ids
+from headrace.parameter_server.tensor_file import TensorFile, write_tensors
+from headrace.storage.folder import open_folder
+
+F = np.float32
+ADAM = AdamRule()
+
+
+def shard_specs(rows, shards, columns=3, dtype="float32"):
+    return [
+        ShardSpec(
+            name=f"v/{index}",
+            variable="v",
+            index=index,
+            row=part.start,
+            shape=(len(part), columns),
+            dtype=dtype,
+            variable_shape=(rows, columns),
+        )
+        for index, part in enumerate(ranges_of_rows(rows, shards))
+    ]
+
+
+def table_specs(shards, **options):
+    return [
+        TableSpec(name=f"t/{index}", table="t", index=index, shards=shards, dim=2, **options)
+        for index in range(shards)
+    ]
+
+
+def directly(function):
+    return function()
+
+
+def saved(store, folder, since=None, stem="c.0", between=directly, part_bytes=1 << 20):
+    return write_shards(store, between, folder, stem, holdings(store), since, part_bytes=part_bytes)
+
+
+def restored(folder, pieces, shards=(), tables=(), renamed=None):
+    store = Store()
+    read_shards(
+        store,
+        directly,
+        folder,
+        [(spec, "v") for spec in shards],
+        [(spec, "t") for spec in tables],
+        pieces,
+        renamed or {},
+        {},
+        0,
+        {},
+    )
+    return store
+
+
+def adam(store, name, rows, step):
+    rows = np.asarray(rows, np.int64)
+    values = np.full((len(rows), 3), step + 1, F)
+    store.carry_out(
+        Apply(name, "adam", ADAM, Step(iteration=step, learning_rate=0.1)), [rows, values]
+    )
+
+
+def push_ids(store, name, ids, step):
+    ids = np.asarray(ids, np.int64)
+    store.carry_out(Lookup(name), [ids])
+    store.carry_out(
+        ApplyIds(name, "adam", ADAM, Step(iteration=step, learning_rate=0.1)),
+        [ids, np.full((len(ids), 2), step + 1, F)],
+    )
+
+
+def contents(tables):
+    """All rows of a table, by id."""
+    found = {}
+    for table in tables:
+        rows = table.rows.index.rows()
+        for id_, row in zip(table.rows.index.ids_of(rows).tolist(), rows, strict=True):
+            found[id_] = {name: column[row].tolist() for name, column in table.rows.columns.items()}
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return open_folder(str(tmp_path))
+
+
+def test_a_file_of_tensors_is_one_of_safetensors(folder, tmp_path):
+    arrays = {
+        "a/value": np.arange(6, dtype=F).reshape(2, 3),
+        "empty": np.empty((0, 4), np.int64),
+        "number": np.array(7, np.uint16),
+        "flags": np.array([True, False]),
+        "half": np.array([1.5, -2], ml_dtypes.bfloat16),
+        "complex": np.array([1 + 2j], np.complex128),
+    }
+    write_tensors(folder, "x.safetensors", arrays)
+    with safe_open(tmp_path / "x.safetensors", "numpy") as file:
+        assert set(file.keys()) == set(arrays)
+        assert file.get_tensor("a/value").tolist() == arrays["a/value"].tolist()
+        assert file.get_tensor("number") == 7
+    mine = TensorFile(folder, "x.safetensors")
+    for name, array in arrays.items():
+        assert mine[name].dtype == array.dtype
+        assert mine[name].shape == array.shape
+        assert np.array_equal(mine[name], array)
+    assert set(mine.of("a")) == {"value"}
+
+
+@pytest.mark.parametrize("length", [0, 7, 100, 200])
+def test_a_file_that_was_cut_short_is_damaged(folder, tmp_path, length):
+    write_tensors(folder, "x", {"a": np.arange(100.0)})
+    data = (tmp_path / "x").read_bytes()
+    (tmp_path / "x").write_bytes(data[:length])
+    with pytest.raises(DataLossError, match="damaged"):
+        TensorFile(folder, "x")["a"]
+
+
+@pytest.mark.parametrize("before", [1, 2, 3])
+@pytest.mark.parametrize("after", [1, 2, 5])
+@pytest.mark.parametrize("part_bytes", [64, 1 << 20])
+def test_shards_are_restored_in_any_number(folder, before, after, part_bytes):
+    store = Store()
+    value = np.arange(33, dtype=F).reshape(11, 3)
+    for spec in shard_specs(11, before):
+        store.carry_out(Create(spec), [value[spec.row : spec.row + spec.shape[0]]])
+    for spec in table_specs(before):
+        store.carry_out(CreateTable(spec), [])
+    ids = np.arange(40, dtype=np.int64) * 7919
+    for step in range(3):
+        adam(store, "v/0", range(step, 3), step)  # one shard alone has slots
+        for spec in table_specs(before):
+            push_ids(store, spec.name, ids[shard_of_ids(ids, before) == spec.index], step)
+    pieces = saved(store, folder, part_bytes=part_bytes).pieces
+    back = restored(folder, pieces, shard_specs(11, after), table_specs(after))
+    for name in ("value", "adam/momentum"):
+        both = []
+        for one in (store, back):
+            parts = []
+            for spec in shard_specs(11, before if one is store else after):
+                shard = one.shards[spec.name]
+                zeros = np.zeros(shard.value.shape, F)
+                parts.append(shard.value if name == "value" else shard.slots.get(name, zeros))
+            both.append(np.concatenate(parts))
+        assert np.array_equal(*both), name
+    assert contents(back.tables.values()) == contents(store.tables.values())
+    assert {table.step for table in back.tables.values()} == {3}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_shard_that_changes_while_it_is_written_is_of_one_moment(folder, seed):
+    rng = np.random.default_rng(seed)
+    store = Store()
+    (spec,), (table,) = shard_specs(200, 1), table_specs(1, capacity=90)
+    store.carry_out(Create(spec), [np.zeros((200, 3), F)])
+    store.carry_out(CreateTable(table), [])
+    push_ids(store, "t/0", rng.integers(0, 150, 60), 0)
+    moments = {"v": [], "t": []}
+    step = 1
+
+    def busy(function):
+        nonlocal step
+        found = function()
+        moments["v"].append(store.shards["v/0"].value.copy())
+        moments["t"].append(contents(store.tables.values()))
+        adam(store, "v/0", np.unique(rng.integers(0, 200, 20)), step)
+        push_ids(store, "t/0", np.unique(rng.integers(0, 150, 30)), step)
+        if rng.random() < 0.1:
+            store.carry_out(Assign("v/0"), [np.full((200, 3), step, F)])
+        if rng.random() < 0.3:
+            store.carry_out(Evict("t/0", 2), [])
+        step += 1
+        return found
+
+    written = saved(store, folder, between=busy, part_bytes=300)
+    assert len([piece for piece in written.pieces if piece.kind == "shard"]) > 3
+    back = restored(folder, written.pieces, [spec], [table])
+    assert any(np.array_equal(back.shards["v/0"].value, value) for value in moments["v"])
+    assert contents(back.tables.values()) in moments["t"]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_full_and_increments_are_the_live_state(folder, seed):
+    rng = np.random.default_rng(seed)
+    store = Store()
+    for spec in shard_specs(60, 2):
+        store.carry_out(Create(spec), [np.zeros(spec.shape, F)])
+    (table,) = table_specs(1, capacity=100, admission=2, initializer=Normal(seed=3))
+    store.carry_out(CreateTable(table), [])
+    pieces = []
+    since = None
+    step = 0
+    for number in range(5):
+        written = saved(store, folder, since, stem=f"c.{number}", part_bytes=256)
+        pieces += written.pieces
+        since = written.mark
+        for _ in range(3):
+            adam(store, "v/1", np.unique(rng.integers(30, 60, 5)), step)
+            push_ids(store, "t/0", np.unique(rng.integers(0, 300, 50)), step)
+            step += 1
+        if rng.random() < 0.5:
+            store.carry_out(Evict("t/0", 2), [])
+        if rng.random() < 0.3:
+            store.carry_out(Assign("v/0"), [rng.random((30, 3), F)])
+    pieces += saved(store, folder, since, stem="c.last").pieces
+    back = restored(folder, pieces, shard_specs(60, 2), [table])
+    for name, shard in store.shards.items():
+        assert np.array_equal(back.shards[name].value, shard.value)
+        for slot, array in shard.slots.items():
+            assert np.array_equal(back.shards[name].slots[slot], array)
+    assert contents(back.tables.values()) == contents(store.tables.values())
+    waiting = back.tables["t/0"].waiting
+    assert len(waiting) == len(store.tables["t/0"].waiting)
+    # They also go on alike.
+    for one in (store, back):
+        push_ids(one, "t/0", np.arange(0, 300, 3), step)
+    assert contents(back.tables.values()) == contents(store.tables.values())
+
+
+def test_an_increment_is_as_large_as_the_rows_that_were_written(folder):
+    store = Store()
+    (spec,) = shard_specs(20_000, 1)
+    store.carry_out(Create(spec), [np.zeros(spec.shape, F)])
+    full = saved(store, folder)
+    rows = np.arange(10, dtype=np.int64)
+    store.carry_out(Scatter("v/0"), [rows, np.ones((10, 3), F)])
+    increment = saved(store, folder, full.mark, stem="c.1")
+    assert full.bytes > 240_000
+    assert increment.bytes < 1000
+    assert saved(store, folder, increment.mark, stem="c.2").bytes < 500
+
+
+def test_an_optimizer_may_have_another_name_now(folder):
+    store = Store()
+    (spec,) = shard_specs(4, 1)
+    store.carry_out(Create(spec), [np.zeros(spec.shape, F)])
+    adam(store, "v/0", [1], 0)
+    written = saved(store, folder)
+    back = restored(folder, written.pieces, [spec], renamed={"adam": "mine"})
+    assert set(back.shards["v/0"].slots) == {"mine/momentum", "mine/velocity"}
+
+
+def test_a_missing_file_or_shard_is_said(folder, tmp_path):
+    store = Store()
+    specs = shard_specs(10, 2)
+    for spec in specs:
+        store.carry_out(Create(spec), [np.zeros(spec.shape, F)])
+    pieces = saved(store, folder).pieces
+    with pytest.raises(DataLossError, match="of the 10 rows of v/0"):
+        restored(folder, pieces[:1], shard_specs(10, 1))
+    (tmp_path / pieces[0].file).unlink()
+    with pytest.raises(DataLossError, match="missing"):
+        restored(folder, pieces, specs)
+
+
+def test_keys_are_of_the_moment_of_their_shard(folder):
+    store = Store()
+    (spec,) = shard_specs(100, 1)
+    store.carry_out(Create(spec), [np.zeros(spec.shape, F)])
+    count = 0
+
+    def busy(function):
+        nonlocal count
+        found = function()
+        key = WriteKey(incarnation=1, closure=count, worker=0, number=0)
+        store.carry_out(Assign("v/0", "add", key), [np.ones(spec.shape, F)])
+        count += 1
+        return found
+
+    written = saved(store, folder, between=busy, part_bytes=100)
+    back = restored(folder, written.pieces, [spec])
+    assert (back.shards["v/0"].value == len(written.answers["shard v/0"])).all()
+    assert written.incarnation == 1
+
+
+def test_numbers_without_rows_and_values_that_are_empty(folder):
+    store = Store()
+    for shape in ((), (0, 3)):
+        spec = ShardSpec(name="v", variable="v", shape=shape, dtype="int64", variable_shape=shape)
+        store.shards.clear()
+        store.carry_out(Create(spec), [np.full(shape, 7)])
+        back = restored(folder, saved(store, folder).pieces, [spec])
+        assert np.array_equal(back.carry_out(Read("v"))[1][0], np.full(shape, 7))
+
+
+def test_pieces_before_one_that_begins_do_not_count(folder):
+    store = Store()
+    (spec,) = shard_specs(4, 1)
+    store.carry_out(Create(spec), [np.zeros(spec.shape, F)])
+    first = saved(store, folder)
+    store.carry_out(
+        Apply("v/0", "sgd", SgdRule(), Step(iteration=0, learning_rate=1.0)),
+        [np.ones(spec.shape, F)],
+    )
+    second = saved(store, folder, first.mark, "c.1")
+    assert list(standing([*first.pieces, *second.pieces])) == list(second.pieces)
+
+
+def test_a_shard_that_a_server_has_lost_is_not_left_out_of_a_checkpoint(folder):
+    with pytest.raises(NotFoundError, match="no shard v/0 on this server, so it cannot be saved"):
+        write_shards(Store(), directly, folder, "c.0", [Holding("shard", "v/0")], None)
