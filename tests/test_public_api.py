@@ -18,9 +18,10 @@ from headrace import storage
 TOP = {
     "AUTOTUNE", "ArraySpec", "Checkpoint", "CheckpointManager", "Chunk", "Dataset",
     "DatasetIterator", "EmbeddingTable", "INFINITE_CARDINALITY", "IndexedSlices", "IndexedSource",
-    "Optional", "Options", "Reader", "Source", "TFRecordDataset", "TextLineDataset",
+    "Lookup", "Optional", "Options", "Reader", "Source", "TFRecordDataset", "TextLineDataset",
     "UNKNOWN_CARDINALITY", "Variable", "checkpoints_iterator", "coordinator", "distribute",
-    "errors", "initializers", "io", "jax", "keras", "optimizers", "service", "testing", "torch",
+    "errors", "initializers", "io", "jax", "keras", "metrics", "optimizers", "service", "testing",
+    "torch",
 }  # fmt: skip
 SERVICE = {
     "CrossTrainerCache",
@@ -41,7 +42,7 @@ DISTRIBUTE = {
     "SimpleClusterResolver", "SlurmClusterResolver", "Strategy", "TFConfigClusterResolver",
     "TorchrunClusterResolver", "UnionResolver", "ValueContext", "VariableAggregation",
     "VariableSynchronization", "get_replica_context", "get_strategy", "has_strategy",
-    "in_cross_replica_context", "partitioners",
+    "in_cross_replica_context", "partitioners", "v1",
 }  # fmt: skip
 DATASET = {
     "apply", "as_numpy_iterator", "batch", "bucket_by_sequence_length", "cache", "cardinality",

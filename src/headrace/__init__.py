@@ -11,8 +11,10 @@ if TYPE_CHECKING:
     from headrace.data.files import TextLineDataset, TFRecordDataset
     from headrace.data.iterator import DatasetIterator
     from headrace.data.optional import Optional
+    from headrace.distribute import metrics
     from headrace.distribute.variable import Variable
     from headrace.element.chunk import Chunk
+    from headrace.element.lookup import Lookup
     from headrace.element.spec import ArraySpec
     from headrace.parameter_server import initializers, optimizers
     from headrace.parameter_server.checkpoint import Checkpoint
@@ -40,6 +42,7 @@ else:
             "EmbeddingTable": "headrace.parameter_server.table",
             "IndexedSlices": "headrace.parameter_server.indexed_slices",
             "IndexedSource": "headrace.plan.source",
+            "Lookup": "headrace.element.lookup",
             "Optional": "headrace.data.optional",
             "Options": "headrace.plan.options",
             "Reader": "headrace.plan.source",
@@ -55,6 +58,7 @@ else:
             "io": "headrace.io:",
             "jax": "headrace.adapters.jax:",
             "keras": "headrace.adapters.keras:",
+            "metrics": "headrace.distribute.metrics:",
             "optimizers": "headrace.parameter_server.optimizers:",
             "service": "headrace.service:",
             "testing": "headrace.testing:",
@@ -76,6 +80,7 @@ __all__ = [
     "EmbeddingTable",
     "IndexedSlices",
     "IndexedSource",
+    "Lookup",
     "Optional",
     "Options",
     "Reader",
@@ -91,6 +96,7 @@ __all__ = [
     "io",
     "jax",
     "keras",
+    "metrics",
     "optimizers",
     "service",
     "testing",

@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from headrace import metrics
+from headrace import counts
 from headrace.testing import ManualClock, Resources
 from headrace.transport.arena import Arena, ArenaBudget
 from headrace.transport.mappings import Mappings
@@ -124,7 +124,7 @@ def test_memory_goes_only_after_the_replies_on_their_way(identity: HostIdentity)
 
 
 def refused() -> float:
-    return metrics.REGISTRY.get_sample_value("headrace_memory_refused_total") or 0.0
+    return counts.REGISTRY.get_sample_value("headrace_memory_refused_total") or 0.0
 
 
 def offered(fd: int) -> Offer:

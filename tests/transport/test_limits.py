@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from headrace import metrics
+from headrace import counts
 from headrace.errors import FailedPreconditionError, UnavailableError
 from headrace.transport import zeromq, zeromq_server
 from headrace.transport.channel import Request
@@ -43,7 +43,7 @@ def eventually(seconds: float, condition: Callable[[], bool]) -> bool:
 
 
 def count(name: str) -> float:
-    return metrics.REGISTRY.get_sample_value(name) or 0.0
+    return counts.REGISTRY.get_sample_value(name) or 0.0
 
 
 def mapped(pid: int) -> int:

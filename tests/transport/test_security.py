@@ -13,7 +13,7 @@ import pytest
 import zmq
 
 import headrace as hr
-from headrace import metrics
+from headrace import counts
 from headrace.errors import UnauthenticatedError, UnavailableError
 from headrace.plan.serialize import dump_plan
 from headrace.service.client.options import reading_options
@@ -275,7 +275,7 @@ def test_a_directory_of_keys_without_a_list_of_workers_still_serves(keys: Path):
 def refusals(*reasons: str) -> float:
     name = "headrace_handshakes_refused_total"
     return sum(
-        metrics.REGISTRY.get_sample_value(name, {"reason": reason}) or 0.0 for reason in reasons
+        counts.REGISTRY.get_sample_value(name, {"reason": reason}) or 0.0 for reason in reasons
     )
 
 

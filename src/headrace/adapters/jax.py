@@ -10,12 +10,15 @@ from headrace.lazy import lazily
 if TYPE_CHECKING:
     from headrace.adapters.jax_iterator import DeviceIterator, device_iterator
     from headrace.adapters.jax_iterator import device_iterator as to_jax
+    from headrace.adapters.jax_tables import lookup, prefetch
 else:
     _load, __dir__ = lazily(
         __name__,
         {
             "DeviceIterator": "headrace.adapters.jax_iterator",
             "device_iterator": "headrace.adapters.jax_iterator",
+            "lookup": "headrace.adapters.jax_tables",
+            "prefetch": "headrace.adapters.jax_tables",
             "to_jax": "headrace.adapters.jax_iterator:device_iterator",
         },
         absent="headrace.data.absent:no_such_name",
@@ -33,4 +36,4 @@ else:
             ) from error
 
 
-__all__ = ["DeviceIterator", "device_iterator", "to_jax"]
+__all__ = ["DeviceIterator", "device_iterator", "lookup", "prefetch", "to_jax"]

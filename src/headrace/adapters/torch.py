@@ -1,4 +1,4 @@
-"""Datasets for PyTorch, and PyTorch's as datasets: `hr.torch`.
+"""Datasets for PyTorch, PyTorch's as datasets, and tables as its layers: `hr.torch`.
 
 PyTorch is imported when one of these is first used, and not before.
 """
@@ -12,14 +12,19 @@ if TYPE_CHECKING:
     from headrace.adapters.torch_iterator import LoaderIterator
     from headrace.adapters.torch_loader import Loader, loader
     from headrace.adapters.torch_loader import loader as to_torch
+    from headrace.adapters.torch_tables import Embedding, EmbeddingBag, TableOptimizer, prefetch
 else:
     _load, __dir__ = lazily(
         __name__,
         {
+            "Embedding": "headrace.adapters.torch_tables",
+            "EmbeddingBag": "headrace.adapters.torch_tables",
             "Loader": "headrace.adapters.torch_loader",
             "LoaderIterator": "headrace.adapters.torch_iterator",
+            "TableOptimizer": "headrace.adapters.torch_tables",
             "from_torch": "headrace.adapters.torch_datasets",
             "loader": "headrace.adapters.torch_loader",
+            "prefetch": "headrace.adapters.torch_tables",
             "to_torch": "headrace.adapters.torch_loader:loader",
         },
         absent="headrace.data.absent:no_such_name",
@@ -37,4 +42,14 @@ else:
             ) from error
 
 
-__all__ = ["Loader", "LoaderIterator", "from_torch", "loader", "to_torch"]
+__all__ = [
+    "Embedding",
+    "EmbeddingBag",
+    "Loader",
+    "LoaderIterator",
+    "TableOptimizer",
+    "from_torch",
+    "loader",
+    "prefetch",
+    "to_torch",
+]

@@ -5,7 +5,7 @@
   `run` calls a function on each (`crew`: the threads); code asks where it runs (`context`,
   `current`, `replica_context`); values of several replicas (`values`) become one (`collectives`);
   a `variable` has a copy on each (`operators`: what arrays can do). `spmd` compiles a step once for
-  all.
+  all. `metrics` are sums in variables.
 * Workers in several processes (`multi_worker`) meet (`meeting`), and agree at each step of a
   dataset whether there is another (`agreement`).
 * A distributed dataset (`dataset`, `sharing`) gives each replica its rows (`rebatch`: arithmetic;
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from headrace.distribute.strategy import Strategy
     from headrace.distribute.values import PerReplica, PerReplicaSpec
     from headrace.distribute.variable import VariableAggregation, VariableSynchronization
-    from headrace.parameter_server import partitioners
+    from headrace.parameter_server import partitioners, v1
     from headrace.parameter_server.strategy import ParameterServerStrategy
     from headrace.plan.options import AutoShardPolicy
 else:
@@ -91,6 +91,7 @@ else:
             "has_strategy": "headrace.distribute.current",
             "in_cross_replica_context": "headrace.distribute.current",
             "partitioners": "headrace.parameter_server.partitioners:",
+            "v1": "headrace.parameter_server.v1:",
         },
         absent="headrace.data.absent:no_such_name",
     )
@@ -131,4 +132,5 @@ __all__ = [
     "has_strategy",
     "in_cross_replica_context",
     "partitioners",
+    "v1",
 ]

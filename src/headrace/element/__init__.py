@@ -12,4 +12,5 @@
 * `wire`: a chunk as a header and raw buffers.
 * `packing`: a frame made smaller for a slow wire.
 * `frame_file`: chunks in a file, found again by number.
+* `lookup`: words as numbers.
 """

@@ -29,13 +29,14 @@ Between the two:
 What users hold:
 
 * `strategy` says which servers there are (`cluster_check`) and how it works (`settings`); what is
-  made in its scope is placed on them, beside something else if asked (`extended`). `current` knows
-  what handles mean in this process.
+  made in its scope is placed on them, beside something else if asked (`extended`); `v1` is for
+  programs without a coordinator. `current` knows what handles mean in this process.
 * `variable` is a handle of a variable, and `reading` what it shows as an array: `creation` makes
   it, `sharded` asks its shards. `table` is one of rows for any ids, with first values by
-  `initializers`.
+  `initializers`; `pulling` asks for rows of many tables, `table_files` keeps them in a file.
 * `pushing` is one step of an optimizer, over all of them; gradients of some rows are
-  `indexed_slices`, and `arrays` may be of any framework.
+  `indexed_slices`, and `arrays` may be of any framework. `background` does it
+  while a loop goes on.
 * `checkpoint` saves and restores objects of a program: its `checkpoint_tree` says which and how,
   `checkpoint_objects` what servers and this process do of it, and `server_files` asks servers.
   `checkpoints` are saved again and again, in a `checkpoint_folder`, and given back to a server that

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from headrace.errors import FailedPreconditionError
+from headrace.parameter_server.background import Background
 from headrace.parameter_server.connection import Servers
 
 __all__ = ["Cluster", "cluster_of", "enter", "leave"]
@@ -34,6 +35,7 @@ class Cluster:
     def __init__(self, cluster_id: str, servers: Servers) -> None:
         self.cluster_id = cluster_id
         self.servers = servers
+        self.background = Background()
         self._lock = threading.RLock()
         self._things: weakref.WeakValueDictionary[tuple[str, str], Any] = (
             weakref.WeakValueDictionary()
@@ -53,8 +55,9 @@ class Cluster:
             self._things[kind, name] = thing
 
     def close(self) -> None:
-        """Ask the servers nothing more, and resolve nothing more."""
+        """Ask the servers nothing more, and resolve nothing more; what is under way is finished."""
         leave(self)
+        self.background.close()
         self.servers.close()
 
 

@@ -256,20 +256,24 @@ class Lookup(Question[Done], frozen=True):
 
     Arrays in: ids (int64, each once), and how often each was asked for (int64; optional: once).
     Arrays out: a row for each, in that order; zeros where an id is not admitted. One that is
-    repeated under its key counts nothing, and reads the rows as they are then.
+    repeated under its key counts nothing, and reads the rows as they are then. They are sent in
+    `dtype`; "": in the table's own.
     """
 
     table: str
     key: WriteKey | None = None
+    dtype: str = ""
 
 
 class GatherIds(Question[Done], frozen=True):
     """Read rows and change nothing.
 
-    Arrays in: ids (int64). Arrays out: a row for each, zeros where there is none.
+    Arrays in: ids (int64). Arrays out: a row for each, zeros where there is none; in `dtype`, or
+    in that of the table.
     """
 
     table: str
+    dtype: str = ""
 
 
 class ApplyIds(Question[Done], frozen=True):

@@ -92,6 +92,8 @@ class Optimizer:
         self.rule = msgspec.structs.replace(
             rule, **{k: v.item() for k, v in numbers.items() if isinstance(v, np.generic)}
         )
+        counter = getattr(get_strategy(), "optimizer_counter", None)
+        self.count = None if counter is None else counter(self.name)
         self.learning_rate = learning_rate
         self.clipnorm = clipnorm
         self.clipvalue = clipvalue

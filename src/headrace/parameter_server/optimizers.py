@@ -10,6 +10,7 @@ import sys
 
 from headrace.arguments import check_flag
 from headrace.parameter_server import schedules
+from headrace.parameter_server.background import InBackground
 from headrace.parameter_server.gradients import NonFinite
 from headrace.parameter_server.operations import (
     AdagradRule,
@@ -28,6 +29,7 @@ __all__ = [
     "Adam",
     "AdamW",
     "Ftrl",
+    "InBackground",
     "Optimizer",
     "RMSprop",
     "RowWiseAdagrad",

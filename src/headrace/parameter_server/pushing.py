@@ -26,7 +26,7 @@ from headrace.parameter_server.optimizer import Optimizer
 from headrace.parameter_server.origin import next_key
 from headrace.parameter_server.sums import sum_rows
 
-__all__ = ["Counter", "Gradient", "Trained", "counter_name", "push_gradients"]
+__all__ = ["Counter", "Gradient", "Trained", "push_gradients"]
 
 COUNTING_SERVER = 0
 """Which server counts steps."""
@@ -65,24 +65,20 @@ class Counter:
 
     Args:
         cluster_id: Of the cluster that counts.
-        name: Of the counter.
+        optimizer: Name of the optimizer whose steps are counted.
     """
 
-    def __init__(self, cluster_id: str, name: str) -> None:
+    def __init__(self, cluster_id: str, optimizer: str) -> None:
         self._cluster_id = cluster_id
-        self._name = name
+        #: Of the counter.
+        self.name = f"{optimizer}/iterations"
 
     def __call__(self) -> int:
         """Ask the server that counts."""
-        cluster = cluster_of(self._cluster_id, f"the counter {self._name!r}")
-        answer, _ = cluster.servers.ask(COUNTING_SERVER, Count(self._name, 0))
+        cluster = cluster_of(self._cluster_id, f"the counter {self.name!r}")
+        answer, _ = cluster.servers.ask(COUNTING_SERVER, Count(self.name, 0))
         assert isinstance(answer, Counted)
         return answer.after
-
-
-def counter_name(optimizer: str) -> str:
-    """Return what servers call the counter of an optimizer of this name."""
-    return f"{optimizer}/iterations"
 
 
 def push_gradients(optimizer: Optimizer, pairs: Sequence[tuple[Any, Any]]) -> int:
@@ -142,8 +138,8 @@ def _summed(gradients: Sequence[Gradient]) -> Gradient:
 
 def _push(optimizer: Optimizer, targets: Sequence[Trained], gradients: Sequence[Gradient]) -> int:
     cluster = targets[0].cluster
-    counter = counter_name(optimizer.name)
-    optimizer.count = count = Counter(cluster.cluster_id, counter)
+    optimizer.count = count = Counter(cluster.cluster_id, optimizer.name)
+    counter = count.name
     values = optimizer.prepare(
         [target.name for target in targets], [gradient.values for gradient in gradients]
     )

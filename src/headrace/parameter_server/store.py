@@ -167,10 +167,15 @@ class Store:
     def _lookup(self, operation: ops.Lookup, arrays: Arrays, *, count: bool = True) -> Carried:
         counts = arrays[1] if len(arrays) > 1 else None
         table = self._table(operation.table)
-        return _DONE, (table.lookup(arrays[0], counts, count, self._allocate),)
+        rows = table.lookup(arrays[0], counts, count, self._allocate)
+        return _DONE, (self._sent(rows, operation.dtype),)
 
     def _gather_ids(self, operation: ops.GatherIds, arrays: Arrays) -> Carried:
-        return _DONE, (self._table(operation.table).gather(arrays[0], self._allocate),)
+        rows = self._table(operation.table).gather(arrays[0], self._allocate)
+        return _DONE, (self._sent(rows, operation.dtype),)
+
+    def _sent(self, rows: NDArray[Any], dtype: str) -> NDArray[Any]:
+        return rows.astype(dtype_named(dtype), copy=False) if dtype else rows
 
     def _apply_ids(self, operation: ops.ApplyIds, arrays: Arrays) -> Carried:
         table = self._table(operation.table)

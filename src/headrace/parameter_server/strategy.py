@@ -42,7 +42,7 @@ from headrace.parameter_server.operations import TableSpec
 from headrace.parameter_server.origin import in_closure
 from headrace.parameter_server.per_worker_input import PerWorkerInput
 from headrace.parameter_server.placement import placement as placement_named
-from headrace.parameter_server.pushing import Counter, counter_name
+from headrace.parameter_server.pushing import Counter
 from headrace.parameter_server.settings import StrategySettings, checked_settings
 from headrace.parameter_server.table import PlacedTable, TableRecord
 from headrace.parameter_server.variable import ServerVariable
@@ -287,10 +287,6 @@ class ParameterServerStrategy(Strategy):
             self._optimizers[kind] = number + 1
         return f"{kind}_{number}" if number else kind
 
-    def optimizer_counter(self, name: str) -> Counter:
-        """Return what counts the steps of the optimizer of a name."""
-        return Counter(self.cluster_id, counter_name(name))
-
     def _new_name(self, kind: str, name: str | None) -> str:
         if name in self._names:
             raise ValueError(
@@ -303,6 +299,10 @@ class ParameterServerStrategy(Strategy):
             free = f"{kind}_{number}"
         self._names.add(free)
         return free
+
+    def optimizer_counter(self, name: str) -> Counter:
+        """Return what asks how many steps were taken with an optimizer of this name."""
+        return Counter(self.cluster_id, name)
 
     # --- running ------------------------------------------------------------------------------
 

@@ -17,10 +17,16 @@ from numpy.typing import NDArray
 from headrace.arguments import check_int, check_string
 from headrace.distribute.current import get_strategy
 from headrace.errors import FailedPreconditionError, InvalidArgumentError
-from headrace.parameter_server.arrays import as_array, refuse_while_tracing
+from headrace.parameter_server.arrays import as_array
 from headrace.parameter_server.connection import Ask
 from headrace.parameter_server.current import Cluster, cluster_of
-from headrace.parameter_server.dtypes import dtype_named, is_floating, name_of, working_dtype
+from headrace.parameter_server.dtypes import (
+    as_dtype,
+    dtype_named,
+    is_floating,
+    name_of,
+    working_dtype,
+)
 from headrace.parameter_server.indexed_slices import IndexedSlices
 from headrace.parameter_server.operations import (
     ApplyIds,
@@ -40,8 +46,10 @@ from headrace.parameter_server.operations import (
     Zeros,
 )
 from headrace.parameter_server.origin import in_closure, next_key
+from headrace.parameter_server.pulling import pull
 from headrace.parameter_server.pushing import Gradient, push_gradients
-from headrace.parameter_server.sums import distinct_ids, split_by_hash, sum_rows
+from headrace.parameter_server.sums import split_by_hash, sum_rows
+from headrace.parameter_server.table_files import load_table, save_table
 
 __all__ = ["EmbeddingTable", "PlacedTable", "TableRecord"]
 
@@ -66,6 +74,8 @@ class TableRecord(msgspec.Struct, frozen=True):
     dim: int
     dtype: str
     shards: tuple[PlacedTable, ...]
+    #: Dtype of what is sent; "": that of the rows.
+    wire: str = ""
 
 
 class EmbeddingTable:
@@ -88,6 +98,8 @@ class EmbeddingTable:
         evict_after: A row that was not used for so many steps goes. None: never.
         capacity: At most so many rows, over all servers; those unused for longest go. None: no
             bound.
+        wire_dtype: What rows and gradients are sent as, such as "bfloat16", which halves what goes
+            over the network; the servers keep `dtype`. None: as they are.
 
     Raises:
         FailedPreconditionError: It is made outside of the scope, or in a scheduled function.
@@ -104,6 +116,7 @@ class EmbeddingTable:
         admission: int | None = None,
         evict_after: int | None = None,
         capacity: int | None = None,
+        wire_dtype: Any = None,
     ) -> None:
         check_int("dim", dim, minimum=1)
         check_string("name", name, empty=False)
@@ -115,9 +128,8 @@ class EmbeddingTable:
         ):
             if value is not None:
                 check_int(argument, value, minimum=1)
-        found = np.dtype(dtype_named(dtype) if isinstance(dtype, str) else dtype)
-        if not is_floating(found):
-            raise ValueError(f"`dtype` of a table must be a floating one, but got {found}")
+        found = _floating("dtype", dtype)
+        wire = found if wire_dtype is None else _floating("wire_dtype", wire_dtype)
         strategy = get_strategy()
         if in_closure() is not None or not hasattr(strategy, "place_table"):
             raise FailedPreconditionError(
@@ -138,6 +150,8 @@ class EmbeddingTable:
         cluster.servers.ask_all(
             [Ask(shard.server, CreateTable(shard.spec)) for shard in record.shards]
         )
+        if wire != found:
+            record = msgspec.structs.replace(record, wire=name_of(wire))
         self._become(cluster, record)
 
     def _become(self, cluster: Cluster, record: TableRecord) -> None:
@@ -146,6 +160,7 @@ class EmbeddingTable:
         self.name = record.name
         self.dim = record.dim
         self.dtype = dtype_named(record.dtype)
+        self.wire_name = record.wire
         cluster.keep("table", record.name, self)
 
     @classmethod
@@ -186,11 +201,17 @@ class EmbeddingTable:
         return self._read(ids, counts=False)
 
     def _read(self, ids: Any, *, counts: bool) -> NDArray[Any]:
-        refuse_while_tracing(f"EmbeddingTable {self.name!r}")
-        wanted = self._checked(ids)
-        distinct, inverse = distinct_ids(wanted)
-        often = np.bincount(inverse.reshape(-1), minlength=len(distinct)) if counts else None
-        rows = np.empty((len(distinct), self.dim), self.dtype)
+        return pull([self], [ids], counts=counts)[0].spread()
+
+    def pulls(
+        self, distinct: NDArray[np.int64], often: NDArray[np.int64] | None
+    ) -> tuple[list[Ask], list[NDArray[np.int64]]]:
+        """Return what to ask of which server for rows, and which of `distinct` each answers for.
+
+        Args:
+            distinct: Ids, each once.
+            often: How often each was asked for; None: nothing is counted or made.
+        """
         asks, places = [], []
         shards = self._record.shards
         for shard, part in zip(shards, split_by_hash(distinct, len(shards)), strict=True):
@@ -198,23 +219,19 @@ class EmbeddingTable:
                 continue
             name = shard.spec.name
             if often is None:
-                asks.append(Ask(shard.server, GatherIds(name), [distinct[part]]))
+                asks.append(Ask(shard.server, GatherIds(name, self.wire_name), [distinct[part]]))
             else:
-                operation = Lookup(name, next_key(name))
-                arrays = [distinct[part], often[part].astype(np.int64, copy=False)]
-                asks.append(Ask(shard.server, operation, arrays))
+                operation = Lookup(name, next_key(name), self.wire_name)
+                asks.append(Ask(shard.server, operation, [distinct[part], often[part]]))
             places.append(part)
-        answers = self._cluster.servers.ask_all(asks)
-        if len(answers) == 1:
-            rows = answers[0][1][0]
-        else:
-            for part, (_, (found,)) in zip(places, answers, strict=True):
-                rows[part] = found
-        if wanted.ndim == 1 and np.array_equal(distinct, wanted):
-            return rows
-        return rows.take(inverse, axis=0)
+        return asks, places
 
-    def _checked(self, ids: Any) -> NDArray[np.int64]:
+    def checked_ids(self, ids: Any) -> NDArray[np.int64]:
+        """Return ids as int64, of any shape.
+
+        Raises:
+            TypeError: They are no integers.
+        """
         found = as_array(ids)
         if not found.size:
             return found.astype(np.int64)
@@ -250,11 +267,34 @@ class EmbeddingTable:
         """Its shards as servers know them."""
         return self._record.shards
 
+    def save(self, path: Any) -> int:
+        """Write all ids and rows to one file, and return how many there were.
+
+        Args:
+            path: ".safetensors" (tensors `ids` and `rows`; all rows pass through the memory of this
+                process), or ".parquet" (columns `id` and `row`, part by part; needs PyArrow).
+
+        Raises:
+            ValueError: It ends otherwise.
+        """
+        return save_table(self, path)
+
+    def load(self, path: Any) -> int:
+        """Write the rows of a file that `save` wrote, and return how many there were.
+
+        Other rows stay. Optimizers begin with the rows: what they kept is not in such a file, but
+        in a checkpoint.
+
+        Raises:
+            InvalidArgumentError: Its rows have another length.
+        """
+        return load_table(self, path)
+
     # --- writing ------------------------------------------------------------------------------
 
     def assign(self, ids: Any, values: Any) -> None:
         """Write rows; their ids are admitted. Of an id that stands there twice the last stays."""
-        wanted = self._checked(ids).reshape(-1)
+        wanted = self.checked_ids(ids).reshape(-1)
         rows = np.broadcast_to(as_array(values), (len(wanted), self.dim)).astype(self.dtype)
         last, place = np.unique(wanted[::-1], return_index=True)
         rows = rows[::-1][place]
@@ -282,7 +322,7 @@ class EmbeddingTable:
             How many steps the optimizer has taken.
         """
         if ids is not None:
-            gradients = IndexedSlices(gradients, self._checked(ids))
+            gradients = IndexedSlices(gradients, self.checked_ids(ids))
         return push_gradients(optimizer, [(gradients, self)])
 
     def gradient_of(self, gradient: Any) -> Gradient:
@@ -312,6 +352,8 @@ class EmbeddingTable:
         """Return what is to be asked of which server for one step."""
         ids, values = gradient
         assert ids is not None
+        if self.wire_name:
+            values = values.astype(dtype_named(self.wire_name), copy=False)
         asks = []
         shards = self._record.shards
         for shard, part in zip(shards, split_by_hash(ids, len(shards)), strict=True):
@@ -330,6 +372,13 @@ class EmbeddingTable:
             f"<EmbeddingTable {self.name!r} dim={self.dim} dtype={self.dtype} on "
             f"{len(self._record.shards)} servers>"
         )
+
+
+def _floating(argument: str, dtype: Any) -> np.dtype[Any]:
+    found = as_dtype(dtype)
+    if not is_floating(found):
+        raise ValueError(f"`{argument}` of a table must be a floating one, but got {found}")
+    return found
 
 
 def _initializer(given: Any, seed: int) -> Initializer:

@@ -24,8 +24,8 @@ from typing import Any
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 
+from headrace.counts import REGISTRY
 from headrace.forks import stays_with_parent
-from headrace.metrics import REGISTRY
 from headrace.transport import address as addresses
 
 __all__ = ["Endpoint"]

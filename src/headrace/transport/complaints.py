@@ -6,8 +6,8 @@ import logging
 import math
 import time
 
+from headrace.counts import count_request_too_large
 from headrace.errors import HeadraceError
-from headrace.metrics import count_request_too_large
 
 __all__ = ["Complaints"]
 

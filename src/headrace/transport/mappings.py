@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from headrace.metrics import count_memory_refused
+from headrace.counts import count_memory_refused
 from headrace.transport.shared_memory import (
     SEALS,
     HostIdentity,

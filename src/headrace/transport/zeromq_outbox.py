@@ -22,8 +22,8 @@ import msgspec
 import numpy as np
 import zmq
 
+from headrace.counts import count_answer_withheld, count_connection_cut
 from headrace.errors import UnavailableError
-from headrace.metrics import count_answer_withheld, count_connection_cut
 from headrace.transport.envelope import ERROR, ReplyHeader, encode, encode_error
 from headrace.transport.limits import ServerLimits
 from headrace.transport.zeromq_peers import Peer

@@ -23,7 +23,7 @@ from typing import Literal
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from headrace.metrics import count_handshake_refused
+from headrace.counts import count_handshake_refused
 from headrace.transport.arena import Arena
 from headrace.transport.descriptors import Descriptor, warn_near
 from headrace.transport.mappings import Mappings

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from headrace.counts import REGISTRY
 from headrace.errors import UnavailableError
-from headrace.metrics import REGISTRY
 from headrace.service.client.round_session import RoundSession
 from headrace.service.client.session import Session
 from headrace.service.client.shell import Shell

@@ -12,10 +12,10 @@ import os
 import time
 from collections.abc import Callable
 
+from headrace.counts import count_delivered
 from headrace.element.chunk import Chunk
 from headrace.errors import FailedPreconditionError
 from headrace.execution.delivered import Delivered
-from headrace.metrics import count_delivered
 from headrace.plan.source import Position
 from headrace.service.client.actions import Delivery
 from headrace.service.client.content import content_of

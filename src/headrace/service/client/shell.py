@@ -23,13 +23,13 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from headrace.counts import count_skipped
 from headrace.errors import (
     CancelledError,
     FailedPreconditionError,
     HeadraceError,
     UnavailableError,
 )
-from headrace.metrics import count_skipped
 from headrace.service.client.actions import Actions, Delivery
 from headrace.service.client.round_session import RoundSession
 from headrace.service.client.session import Session

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from headrace.counts import count_delivered
 from headrace.element.chunk import Chunk
 from headrace.element.places import named
 from headrace.errors import CancelledError, FailedPreconditionError
 from headrace.execution.iterator import ElementIterator
 from headrace.execution.unit_source import UnitReader, UnitSource
-from headrace.metrics import count_delivered
 from headrace.plan.source import Position
 from headrace.service.client.actions import Delivery
 from headrace.service.client.content import content_of

@@ -6,7 +6,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 
-from headrace.metrics import count_split_granted
+from headrace.counts import count_split_granted
 from headrace.service.dispatcher.apply import apply
 from headrace.service.dispatcher.decision import Decision
 from headrace.service.dispatcher.dispatcher import Dispatcher

@@ -17,12 +17,12 @@ from collections.abc import Callable
 from typing import Protocol
 
 from headrace import saved
+from headrace.counts import count_user_function_error
 from headrace.element.chunk import Chunk
 from headrace.element.spec import described_spec
 from headrace.element.wire import frame_bytes
 from headrace.errors import UserFunctionError
 from headrace.execution.iterator import ElementIterator
-from headrace.metrics import count_user_function_error
 from headrace.saved.directory import SavedDirectory
 from headrace.saved.full_disk import Patience
 from headrace.service.messages import SavedFile, SaveOrder

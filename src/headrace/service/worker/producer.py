@@ -22,6 +22,7 @@ import math
 import time
 from collections.abc import Callable
 
+from headrace.counts import count_user_function_error
 from headrace.element import wire
 from headrace.element.chunk import Chunk, concatenate
 from headrace.element.places import joined
@@ -29,7 +30,6 @@ from headrace.errors import HeadraceError, UserFunctionError
 from headrace.execution.error_origins import ErrorOrigin, origin_of_error
 from headrace.execution.iterator import ElementIterator, State
 from headrace.execution.origins import by_unit
-from headrace.metrics import count_user_function_error
 from headrace.service.dispatcher.rows import END, OriginRun
 from headrace.service.worker.failure import describe, for_clients
 from headrace.service.worker.opening import (

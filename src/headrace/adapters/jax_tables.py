@@ -1,0 +1,198 @@
+"""Rows of tables on parameter servers for JAX, whose functions take them as arguments.
+
+rows, inverse, push = hr.jax.lookup(table, ids)
+loss, gradient = jax.value_and_grad(loss_of)(rows, inverse)     # uses rows[inverse]
+push(gradient, optimizer)
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.arguments import check_instance, check_int
+from headrace.errors import InvalidArgumentError
+from headrace.parameter_server.arrays import as_array, refuse_while_tracing
+from headrace.parameter_server.background import InBackground, may_work_in_background
+from headrace.parameter_server.indexed_slices import IndexedSlices
+from headrace.parameter_server.optimizer import Optimizer
+from headrace.parameter_server.pulling import Pulled, pull
+from headrace.parameter_server.table import EmbeddingTable
+
+__all__ = ["Push", "lookup", "prefetch"]
+
+
+class Push:
+    """Pushes the gradients of rows that were looked up.
+
+    Args:
+        tables: Whose rows they are.
+        ids: Of the rows, each once.
+        structure: How tables are nested.
+        optimizer: Which changes them, unless a call says another.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[EmbeddingTable],
+        ids: Sequence[NDArray[np.int64]],
+        structure: Any,
+        optimizer: Any,
+    ) -> None:
+        self._tables = tables
+        self._ids = ids
+        self._structure = structure
+        self._optimizer = optimizer
+
+    def pairs(self, gradients: Any) -> list[tuple[IndexedSlices, EmbeddingTable]]:
+        """Return gradients as pairs for `apply_gradients`, to be pushed with those of others.
+
+        Raises:
+            InvalidArgumentError: They do not have the rows that were looked up.
+        """
+        found = []
+        parts = self._structure.flatten_up_to(gradients)
+        for table, ids, part in zip(self._tables, self._ids, parts, strict=True):
+            values = as_array(part)
+            if values.ndim != 2 or len(values) < len(ids):
+                raise InvalidArgumentError(
+                    f"the gradient of the rows of EmbeddingTable {table.name!r} must have a row "
+                    f"for each of {len(ids)} ids, but has shape {values.shape}"
+                )
+            found.append((IndexedSlices(values[: len(ids)], ids), table))
+        return found
+
+    def __call__(self, gradients: Any, optimizer: Any = None) -> Any:
+        """Take one step of an optimizer, with the gradients of `rows`.
+
+        Args:
+            gradients: Of all rows, nested as they are.
+            optimizer: One of `hr.optimizers`; `InBackground` there returns at once. None: that of
+                the look-up.
+
+        Raises:
+            ValueError: No optimizer was given, here or there.
+        """
+        chosen = self._optimizer if optimizer is None else optimizer
+        if chosen is None:
+            raise ValueError(
+                "`optimizer` must be one of hr.optimizers: give it to push(gradients, optimizer), "
+                "or to lookup(table, ids, optimizer)"
+            )
+        if not isinstance(chosen, Optimizer | InBackground):
+            raise TypeError(
+                f"`optimizer` must be one of hr.optimizers, but got a {type(chosen).__name__}"
+            )
+        return chosen.apply_gradients(self.pairs(gradients))
+
+
+class Ahead:
+    """Rows that are being pulled; `prefetch` makes it."""
+
+    def __init__(self, finish: Callable[[], tuple[Any, Any, Push]]) -> None:
+        self._finish = finish
+
+    def result(self) -> tuple[Any, Any, Push]:
+        """Return what `lookup` does; wait for it if need be."""
+        return self._finish()
+
+
+def lookup(
+    table: Any,
+    ids: Any,
+    optimizer: Any = None,
+    *,
+    size: int | None = None,
+    training: bool = True,
+) -> tuple[Any, Any, Push]:
+    """Pull the rows of ids from a table, or from many in one call.
+
+    Inside of `jax.jit` and the like it is an error: call it before, and pass the rows.
+
+    Args:
+        table: An `hr.EmbeddingTable`; or several, in a list, tuple or dict.
+        ids: Integers of any shape; for several tables, nested as these are.
+        optimizer: What `push` uses if it is given none.
+        size: `rows` has at least so many, with zeros after those of the ids, so that compiled
+            functions see one shape. None: one for each different id.
+        training: Whether ids are counted, and get rows if they have none.
+
+    Returns:
+        `rows`, one for each different id; `inverse`, of the shape of `ids`, so that
+        `rows[inverse]` is a row for each; and `push(gradients_of_rows, optimizer)`. For several
+        tables the first two are nested as these are.
+
+    Raises:
+        FailedPreconditionError: JAX is tracing.
+    """
+    return _begin(table, ids, optimizer, size, training)()()
+
+
+def prefetch(
+    table: Any,
+    ids: Any,
+    optimizer: Any = None,
+    *,
+    size: int | None = None,
+    training: bool = True,
+) -> Ahead:
+    """Begin to pull rows for a step that is to come; its `result()` is what `lookup` returns.
+
+    The rows are those after all steps that began before this call (with `InBackground`, too), and
+    without those that begin after it. See `lookup` for the arguments.
+    """
+    work = _begin(table, ids, optimizer, size, training)
+    tables = jax.tree.leaves(table)
+    if not tables or not may_work_in_background():
+        return Ahead(lambda: work()())
+    future: Future[Callable[[], tuple[Any, Any, Push]]] = tables[0].cluster.background.submit(work)
+    return Ahead(lambda: future.result()())
+
+
+def _begin(
+    table: Any, ids: Any, optimizer: Any, size: int | None, training: bool
+) -> Callable[[], Callable[[], tuple[Any, Any, Push]]]:
+    """Check arguments; return what pulls, and returns what makes arrays of JAX."""
+    if size is not None:
+        check_int("size", size, minimum=0)
+    tables, structure = jax.tree.flatten(table)
+    for each in tables:
+        check_instance("table", each, EmbeddingTable)
+        refuse_while_tracing(f"EmbeddingTable {each.name!r}")
+    wanted = [
+        each.checked_ids(part)
+        for each, part in zip(tables, structure.flatten_up_to(ids), strict=True)
+    ]
+
+    def work() -> Callable[[], tuple[Any, Any, Push]]:
+        pulled = pull(tables, wanted, counts=training) if tables else []
+        return functools.partial(_arrays, tables, pulled, structure, optimizer, size)
+
+    return work
+
+
+def _arrays(
+    tables: Sequence[EmbeddingTable],
+    pulled: Sequence[Pulled],
+    structure: Any,
+    optimizer: Any,
+    size: int | None,
+) -> tuple[Any, Any, Push]:
+    rows = structure.unflatten([jnp.asarray(_padded(each.rows, size)) for each in pulled])
+    inverse = structure.unflatten([jnp.asarray(each.inverse.astype(np.int32)) for each in pulled])
+    return rows, inverse, Push(tables, [each.ids for each in pulled], structure, optimizer)
+
+
+def _padded(rows: NDArray[Any], size: int | None) -> NDArray[Any]:
+    if size is None or len(rows) >= size:
+        return rows
+    whole = np.zeros((size, rows.shape[1]), rows.dtype)
+    whole[: len(rows)] = rows
+    return whole

@@ -1,0 +1,348 @@
+"""Metrics: sums in variables, which many may add to, and a result computed of them.
+
+Made in the scope of a strategy of parameter servers, the sums are on the servers, and functions
+that a coordinator schedules add to them from all workers. In the scope of another strategy each
+replica has its own, and the result is of all. Elsewhere they are arrays of this process.
+
+Formulas are those of Keras 3; sums are float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.arguments import check_int, check_string
+from headrace.distribute.current import get_strategy
+from headrace.distribute.variable import Variable
+from headrace.errors import InvalidArgumentError
+
+__all__ = ["AUC", "Accuracy", "Mean", "Metric"]
+
+Array = NDArray[np.float64]
+
+_EPSILON = 1e-7
+
+
+class Metric:
+    """What all metrics share: sums of one shape, in one variable, so that an update is one write.
+
+    Args:
+        shape: Of the sums.
+        name: Of the variable; unique in a strategy of parameter servers.
+    """
+
+    def __init__(self, shape: tuple[int, ...], name: str | None) -> None:
+        if name is not None:
+            check_string("name", name, empty=False)
+        on_servers = get_strategy().variable_type is not None
+        self._sums: Any = Variable(
+            np.zeros(shape),
+            name=name,
+            trainable=False,
+            aggregation="SUM",
+            synchronization="AUTO" if on_servers else "ON_READ",
+        )
+        self._shape = shape
+
+    @property
+    def name(self) -> str:
+        """The name of its variable."""
+        found: str = self._sums.name
+        return found
+
+    @property
+    def variables(self) -> list[Any]:
+        """The variable with its sums, for checkpoints."""
+        return [self._sums]
+
+    def sums(self) -> Array:
+        """Return the sums so far, of all replicas and workers."""
+        return np.asarray(self._sums.read(), np.float64)
+
+    def reset_state(self) -> None:
+        """Begin again from nothing."""
+        self._sums.assign(np.zeros(self._shape))
+
+    reset_states = reset_state
+
+    def merge(self, others: Metric | Iterable[Metric]) -> Self:
+        """Add what other metrics of this kind have seen, and return this one.
+
+        Raises:
+            TypeError: One is of another kind.
+            ValueError: One has other sums, such as an `AUC` with other thresholds.
+        """
+        several = [others] if isinstance(others, Metric) else list(others)
+        for other in several:
+            if type(other) is not type(self):
+                raise TypeError(
+                    f"a {type(self).__name__} is merged with others, but got a "
+                    f"{type(other).__name__}"
+                )
+            if not self._fits(other):
+                raise ValueError(f"{other!r} has other settings than {self!r}")
+        if several:
+            self._add(np.sum([other.sums() for other in several], axis=0))
+        return self
+
+    merge_state = merge
+
+    def _fits(self, other: Any) -> bool:
+        return bool(other._shape == self._shape)
+
+    def _add(self, sums: Array) -> None:
+        self._sums.assign_add(sums)
+
+    def result(self) -> np.float64:
+        """Return the metric of all that was seen; 0 of nothing."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r}>"
+
+
+class Mean(Metric):
+    """The mean of values, each with its weight.
+
+    >>> import headrace as hr
+    >>> mean = hr.metrics.Mean()
+    >>> mean.update_state([1, 3, 5, 7], sample_weight=[1, 1, 0, 0])
+    >>> mean.result()
+    np.float64(2.0)
+
+    Args:
+        name: Of its variable.
+    """
+
+    def __init__(self, name: str | None = None) -> None:
+        super().__init__((2,), name)
+
+    def update_state(self, values: Any, sample_weight: Any = None) -> None:
+        """Add values.
+
+        Args:
+            values: Numbers of any shape; without weights, those of one sample (all but the first
+                axis) become their mean.
+            sample_weight: A weight for each, or for each sample, or one for all.
+
+        Raises:
+            InvalidArgumentError: The weights do not fit.
+        """
+        found = _numbers("values", values)
+        if sample_weight is None:
+            samples = _mean_from(found, 1)
+            self._add(np.array([samples.sum(), len(samples) if samples.ndim else 1], np.float64))
+            return
+        found, weights = _same_rank(found, _numbers("sample_weight", sample_weight))
+        rank = weights.ndim
+        found = _mean_from(found, rank)
+        try:
+            weights = np.broadcast_to(weights, found.shape)
+        except ValueError:
+            raise InvalidArgumentError(
+                f"`sample_weight` of shape {weights.shape} does not fit values of shape "
+                f"{found.shape}"
+            ) from None
+        weighted = _mean_from(found * weights, 1)
+        if rank > 1:
+            weights = _mean_from(weights, 1)
+        self._add(np.array([weighted.sum(), weights.sum()]))
+
+    def result(self) -> np.float64:
+        """Return the mean; 0 of nothing."""
+        total, count = self.sums()
+        return np.float64(total / count if count else 0.0)
+
+
+class Accuracy(Mean):
+    """How often a prediction is the label.
+
+    >>> import headrace as hr
+    >>> accuracy = hr.metrics.Accuracy()
+    >>> accuracy.update_state([1, 2, 3, 4], [0, 2, 3, 4])
+    >>> accuracy.result()
+    np.float64(0.75)
+
+    Args:
+        name: Of its variable.
+    """
+
+    def update_state(  # type: ignore[override]
+        self, y_true: Any, y_pred: Any, sample_weight: Any = None
+    ) -> None:
+        """Add labels and predictions.
+
+        Args:
+            y_true: Labels.
+            y_pred: As many predictions: the same numbers, not probabilities.
+            sample_weight: A weight for each, or for each sample, or one for all.
+
+        Raises:
+            InvalidArgumentError: There are more of one than of the other.
+        """
+        true, predicted = _same_rank(np.asarray(y_true), np.asarray(y_pred))
+        super().update_state(true == _fitting(true, predicted), sample_weight)
+
+
+class AUC(Metric):
+    """The area under a curve over thresholds, as `keras.metrics.AUC` computes it.
+
+    >>> import headrace as hr
+    >>> auc = hr.metrics.AUC(num_thresholds=3)
+    >>> auc.update_state([0, 0, 1, 1], [0, 0.5, 0.3, 0.9])
+    >>> auc.result()
+    np.float64(0.75)
+
+    Args:
+        num_thresholds: How many, evenly over [0, 1].
+        curve: "ROC", or "PR" (precision and recall).
+        summation_method: "interpolation", "minoring" or "majoring".
+        name: Of its variable.
+        from_logits: Whether predictions are logits; else they are in [0, 1].
+    """
+
+    def __init__(
+        self,
+        num_thresholds: int = 200,
+        curve: str = "ROC",
+        summation_method: str = "interpolation",
+        name: str | None = None,
+        *,
+        from_logits: bool = False,
+    ) -> None:
+        self.num_thresholds = check_int("num_thresholds", num_thresholds, minimum=2)
+        for argument, value, known in (
+            ("curve", curve, ("ROC", "PR")),
+            ("summation_method", summation_method, ("interpolation", "minoring", "majoring")),
+        ):
+            if value not in known:
+                raise ValueError(f"`{argument}` must be one of {', '.join(known)}, not {value!r}")
+        self.curve = curve
+        self.summation_method = summation_method
+        self.from_logits = from_logits
+        # A column is a bucket of predictions; its rows are weights of true and false labels.
+        super().__init__((2, self.num_thresholds), name)
+
+    def _fits(self, other: Any) -> bool:
+        return super()._fits(other) and (other.curve, other.summation_method) == (
+            self.curve,
+            self.summation_method,
+        )
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        """Add labels and predictions.
+
+        Args:
+            y_true: 0 and 1, or bools.
+            y_pred: As many numbers in [0, 1], or logits.
+            sample_weight: A weight for each, or what broadcasts to that.
+
+        Raises:
+            InvalidArgumentError: Shapes do not fit, or a prediction is out of [0, 1].
+        """
+        predicted = _numbers("y_pred", y_pred, np.float32)
+        if self.from_logits:
+            with np.errstate(over="ignore"):
+                predicted = 1 / (1 + np.exp(-predicted))
+        true, predicted = _same_rank(np.asarray(y_true), predicted)
+        true = _fitting(predicted, true).astype(bool)
+        if predicted.size and not (predicted.min() >= 0 and predicted.max() <= 1):
+            raise InvalidArgumentError(
+                f"`y_pred` must be in [0, 1], but is from {predicted.min()} to {predicted.max()}; "
+                "for logits, make the metric with from_logits=True"
+            )
+        weights = np.ones(predicted.shape)
+        if sample_weight is not None:
+            given, _ = _same_rank(_numbers("sample_weight", sample_weight), predicted)
+            try:
+                weights = np.broadcast_to(given, predicted.shape)
+            except ValueError:
+                raise InvalidArgumentError(
+                    f"`sample_weight` of shape {given.shape} does not fit predictions of shape "
+                    f"{predicted.shape}"
+                ) from None
+        # In float32, as Keras does, so that what is on a threshold falls to the same side.
+        buckets = np.ceil(predicted * np.float32(self.num_thresholds - 1)) - 1
+        bucket = np.maximum(buckets, 0).astype(np.int64).reshape(-1)
+        size, is_true, weight = self.num_thresholds, true.reshape(-1), weights.reshape(-1)
+        self._add(
+            np.stack(
+                [
+                    np.bincount(bucket, weight * is_true, minlength=size),
+                    np.bincount(bucket, weight * ~is_true, minlength=size),
+                ]
+            )
+        )
+
+    def result(self) -> np.float64:
+        """Return the area; 0 of nothing."""
+        # A prediction is positive for all thresholds below it.
+        true, false = np.cumsum(self.sums()[:, ::-1], axis=1)[:, ::-1]
+        all_true, all_false = true[0], false[0]
+        if self.curve == "PR" and self.summation_method == "interpolation":
+            return _area_of_precision(true, false, all_true)
+        recall = _ratio(true, all_true)
+        if self.curve == "ROC":
+            x, y = _ratio(false, all_false), recall
+        else:
+            x, y = recall, _ratio(true, true + false)
+        heights = {
+            "interpolation": (y[:-1] + y[1:]) / 2,
+            "minoring": np.minimum(y[:-1], y[1:]),
+            "majoring": np.maximum(y[:-1], y[1:]),
+        }[self.summation_method]
+        return np.float64(((x[:-1] - x[1:]) * heights).sum())
+
+
+def _area_of_precision(true: Array, false: Array, all_true: Any) -> np.float64:
+    """Return the area under precision over recall, both linear in counts between thresholds."""
+    positive = true + false
+    steps = true[:-1] - true[1:]
+    slope = _ratio(steps, np.maximum(positive[:-1] - positive[1:], 0))
+    intercept = true[1:] - slope * positive[1:]
+    both = (positive[:-1] > 0) & (positive[1:] > 0)
+    ratio = np.where(both, _ratio(positive[:-1], positive[1:]), 1.0)
+    return np.float64(_ratio(slope * (steps + intercept * np.log(ratio)), all_true).sum())
+
+
+def _ratio(above: Array, below: Any) -> Array:
+    shape = np.broadcast_shapes(np.shape(above), np.shape(below))
+    found: Array = np.zeros(shape)
+    np.divide(above, below, out=found, where=np.broadcast_to(below != 0, shape))
+    return found
+
+
+def _numbers(name: str, values: Any, dtype: Any = np.float64) -> NDArray[Any]:
+    found = np.asarray(values)
+    if found.size and found.dtype.kind in "OUSV" and found.dtype.isbuiltin != 2:
+        raise TypeError(f"`{name}` must be numbers, but has dtype {found.dtype}")
+    return found.astype(dtype)
+
+
+def _mean_from(values: NDArray[Any], axis: int) -> NDArray[Any]:
+    """Return the mean over all axes from this one."""
+    if values.ndim <= axis:
+        return values
+    return np.asarray(values.mean(axis=tuple(range(axis, values.ndim))))
+
+
+def _same_rank(one: NDArray[Any], other: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Give both as many axes, where one has a last axis of length 1 more."""
+    if one.ndim == other.ndim + 1 and one.shape[-1] == 1:
+        return (one, other[..., None]) if other.ndim == 1 else (one[..., 0], other)
+    if other.ndim == one.ndim + 1 and other.shape[-1] == 1:
+        return (one[..., None], other) if one.ndim == 1 else (one, other[..., 0])
+    return one, other
+
+
+def _fitting(like: NDArray[Any], given: NDArray[Any]) -> NDArray[Any]:
+    if like.shape != given.shape:
+        shapes: Sequence[Any] = (like.shape, given.shape)
+        raise InvalidArgumentError(
+            f"labels and predictions must have one shape, but have {shapes[0]} and {shapes[1]}"
+        )
+    return given

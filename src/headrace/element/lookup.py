@@ -1,0 +1,168 @@
+"""Words as numbers: a vocabulary, and places for what is not in it."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable
+from itertools import repeat
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.arguments import check_int
+from headrace.errors import InvalidArgumentError
+
+__all__ = ["Lookup"]
+
+_SHOWN = 3
+
+
+class Lookup:
+    """The number of each word of a vocabulary.
+
+    >>> import headrace as hr
+    >>> lookup = hr.Lookup.from_vocabulary(["red", "green"])
+    >>> lookup(["green", b"red", "blue"])
+    array([2, 1, 0])
+    >>> len(lookup)
+    3
+
+    Numbers below `num_oov` are for words that are not in it ("out of vocabulary"); those of the
+    words come after them, in their order. `str` and `bytes` of the same text in UTF-8 are one word.
+    Integers may be words, too. A function that captures it takes it along once to each worker.
+
+    Args:
+        words: Each once.
+        num_oov: How many numbers other words share, by a hash; 0: another word is an error.
+
+    Raises:
+        TypeError: A word is neither text nor an integer, or some are text and some integers.
+        ValueError: A word stands there twice.
+    """
+
+    def __init__(self, words: Iterable[Any], num_oov: int = 1) -> None:
+        self.num_oov = check_int("num_oov", num_oov, minimum=0)
+        if isinstance(words, str | bytes):
+            raise TypeError(f"`words` must be several words, but got {words!r}")
+        # `tolist` makes plain values of NumPy's.
+        plain = words.tolist() if isinstance(words, np.ndarray) else list(words)
+        self._words = tuple(map(_plain, plain))
+        kinds = {isinstance(word, int) for word in self._words}
+        if len(kinds) > 1:
+            raise TypeError("`words` must be all text or all integers, and are both")
+        self._is_of_integers = kinds == {True}
+        numbers = dict(
+            zip(map(_key, self._words), range(num_oov, num_oov + len(plain)), strict=True)
+        )
+        if len(numbers) < len(self._words):
+            keys = [_key(word) for word in self._words]
+            twice = next(word for word, key in enumerate(keys) if key in keys[:word])
+            raise ValueError(
+                f"`words` must have each word once, and {self._words[twice]!r} stands there twice"
+            )
+        self._numbers = numbers
+        #: The same by `str`, so that text is not encoded each time.
+        self._by_text = {} if self._is_of_integers else _by_text(numbers)
+
+    @classmethod
+    def from_vocabulary(cls, words: Iterable[Any], num_oov: int = 1) -> Self:
+        """Make one of words, in their order."""
+        return cls(words, num_oov)
+
+    @property
+    def words(self) -> tuple[Any, ...]:
+        """The words, in the order of their numbers."""
+        return self._words
+
+    @property
+    def size(self) -> int:
+        """How many numbers there are: rows that an embedding of them needs."""
+        return self.num_oov + len(self._words)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __call__(self, words: Any) -> Any:
+        """Return the numbers of words, as int64 of their shape.
+
+        Args:
+            words: An array of any shape, a list, or one word.
+
+        Raises:
+            InvalidArgumentError: A word is not in the vocabulary, and `num_oov` is 0.
+            TypeError: Words of text were asked of a vocabulary of integers, or the other way.
+        """
+        array = words if isinstance(words, np.ndarray) else np.asarray(words, object)
+        flat = array.reshape(-1).tolist()
+        found = list(map(self._by_text.get, flat, repeat(-1)))
+        if self._is_of_integers or -1 in found:
+            missing = [place for place, number in enumerate(found) if number == -1]
+            others: list[Any] = []
+            for place in missing:
+                key = _key(_plain(flat[place]))
+                if isinstance(key, int) is not self._is_of_integers and self._words:
+                    kind = "integers" if self._is_of_integers else "text"
+                    raise TypeError(f"words of this Lookup are {kind}, but got {flat[place]!r}")
+                number = self._numbers.get(key, -1)
+                if number < 0:
+                    others.append(flat[place])
+                    number = zlib.crc32(str(key).encode()) % self.num_oov if self.num_oov else -1
+                found[place] = number
+            if others and not self.num_oov:
+                raise self._unknown(others)
+        numbers = np.array(found, np.int64).reshape(array.shape)
+        return numbers[()] if numbers.ndim == 0 else numbers
+
+    def _unknown(self, others: list[Any]) -> InvalidArgumentError:
+        shown = ", ".join(map(repr, dict.fromkeys(others[:_SHOWN])))
+        known = ", ".join(map(repr, self._words[:_SHOWN]))
+        more = ", ..." if len(self._words) > _SHOWN else ""
+        return InvalidArgumentError(
+            f"{shown} is not among the {len(self._words)} words of this Lookup ({known}{more}), "
+            f"and num_oov=0 has no number for other words ({len(others)} of them here); add it, or "
+            "use num_oov=1"
+        )
+
+    def inverse(self, numbers: Any, unknown: Any = None) -> NDArray[Any]:
+        """Return the words of numbers, as objects; `unknown` for numbers of other words.
+
+        Raises:
+            InvalidArgumentError: A number is out of range.
+        """
+        array = np.asarray(numbers)
+        if array.size and not (array.min() >= 0 and array.max() < self.size):
+            raise InvalidArgumentError(f"numbers of this Lookup are in [0, {self.size})")
+        table = np.empty(self.size, object)
+        table[: self.num_oov] = unknown
+        table[self.num_oov :] = self._words
+        return table[array.astype(np.int64)]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._words, self.num_oov)
+
+    def __repr__(self) -> str:
+        return f"<Lookup of {len(self._words)} words, num_oov={self.num_oov}>"
+
+
+def _plain(word: Any) -> Any:
+    if isinstance(word, np.generic):
+        word = word.item()
+    if isinstance(word, bool) or not isinstance(word, str | bytes | int):
+        raise TypeError(f"a word must be str, bytes or an integer, but got {word!r}")
+    return word
+
+
+def _key(word: Any) -> Any:
+    return word.encode("utf-8", "surrogatepass") if isinstance(word, str) else word
+
+
+def _by_text(numbers: dict[Any, int]) -> dict[Any, int]:
+    """Return numbers by bytes, and by str where the bytes are one."""
+    found = dict(numbers)
+    for word, number in numbers.items():
+        try:
+            found[word.decode("utf-8", "surrogatepass")] = number
+        except UnicodeDecodeError:
+            continue
+    return found
