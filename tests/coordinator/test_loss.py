@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextvars
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
@@ -16,6 +18,7 @@ import headrace as hr
 from headrace.cluster.resolver import SimpleClusterResolver
 from headrace.cluster.spec import ClusterSpec
 from headrace.coordinator import ClusterCoordinator
+from headrace.errors import FailedPreconditionError
 from tests.coordinator.processes import Task
 
 pytestmark = pytest.mark.system
@@ -182,3 +185,34 @@ def test_a_lost_parameter_server_is_waited_for_and_then_named(tasks: Tasks) -> N
         server.wait_until_ready()
         assert coordinator.schedule(lambda: 3).fetch(30) == 3
     strategy.close()
+
+
+def test_a_write_on_a_thread_that_a_function_started_is_refused_or_has_its_key(
+    tasks: Tasks,
+) -> None:
+    strategy = tasks.strategy()
+    with strategy.scope():
+        total = hr.Variable(0, name="written on threads")
+
+    def on_a_thread(call: Callable[..., Any]) -> None:
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(call, total.assign_add, 1).result()
+
+    with ClusterCoordinator(strategy) as coordinator:
+        plain = coordinator.schedule(on_a_thread, (_call,))
+        with pytest.raises(FailedPreconditionError, match="on a thread that it started"):
+            plain.fetch(30)
+        with pytest.raises(FailedPreconditionError, match="on a thread that it started"):
+            coordinator.join(30)
+        coordinator.schedule(_in_context, (on_a_thread,)).fetch(30)
+        assert total.read() == 1
+    strategy.close()
+
+
+def _call(function: Callable[..., Any], *args: Any) -> None:
+    function(*args)
+
+
+def _in_context(on_a_thread: Callable[..., Any]) -> None:
+    context = contextvars.copy_context()
+    on_a_thread(lambda function, value: context.run(_call, function, value))

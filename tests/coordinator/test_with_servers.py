@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -239,3 +242,47 @@ def test_a_shared_dataset_trains_a_variable():
         for epoch in (1, 2):
             assert 6 <= coordinator.run_epoch(step, (shared,)) <= 8
             assert seen.read().tolist() == [float(epoch)] * 64
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # of Python 3.12 on: threads
+def test_a_forked_child_of_the_coordinators_process_is_refused_and_does_not_wait():
+    with _cluster() as (_, coordinator):
+        value = coordinator.schedule(lambda: 1)
+        assert value.fetch(SECONDS) == 1
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            with contextlib.suppress(BaseException):
+                for call in (lambda: coordinator.schedule(lambda: 2), coordinator.join):
+                    try:
+                        call()
+                    except FailedPreconditionError as error:
+                        os.write(writer, b"refused " if "before a fork" in str(error) else b"?")
+                coordinator.close()
+                os.write(writer, b"closed")
+            os._exit(0)
+        os.close(writer)
+        with os.fdopen(reader) as words:
+            assert words.read() == "refused refused closed"
+        os.waitpid(child, 0)
+        assert coordinator.schedule(lambda: 3).fetch(SECONDS) == 3
+
+
+def test_a_dataset_without_an_end_is_not_evaluated():
+    with (
+        _cluster() as (_, coordinator),
+        pytest.raises(ValueError, match="must be finite"),
+    ):
+        coordinator.evaluate(len, hr.Dataset.range(3).repeat(), 2, sum)
+
+
+def test_an_array_in_place_of_arguments_is_named():
+    with _cluster() as (_, coordinator), pytest.raises(TypeError, match="`args` must be a tuple"):
+        coordinator.schedule(len, np.zeros(3))  # type: ignore[arg-type]
+
+
+def test_a_structure_that_is_fetched_keeps_its_types():
+    with _cluster() as (_, coordinator):
+        found = coordinator.fetch(OrderedDict(a=coordinator.schedule(lambda: 1)), SECONDS)
+        assert found == {"a": 1}
+        assert type(found) is OrderedDict

@@ -7,9 +7,11 @@ import signal
 import threading
 import time
 
+import numpy as np
 import pytest
 
 from headrace.distribute import get_replica_context
+from headrace.errors import FailedPreconditionError, InvalidArgumentError
 from headrace.serving import reminder
 from tests.distribute.replicas import mirrored
 
@@ -84,3 +86,33 @@ def test_a_long_wait_for_other_replicas_says_for_which(
     assert strategy.run(step).values == (3, 3, 3)
     said = [record.message for record in caplog.records if "waits for replica" in record.message]
     assert said[-1].startswith("replica 0, 2 waits for replica 1 since 0 s, in merge_call")
+
+
+def test_run_in_a_function_of_merge_call_is_an_error_and_no_wait():
+    strategy = mirrored(2)
+
+    def step():
+        return get_replica_context().merge_call(lambda s: s.run(total))
+
+    with pytest.raises(FailedPreconditionError, match="run is called in merge_call"):
+        strategy.run(step)
+    assert strategy.run(total).values == (2, 2)
+
+
+def test_a_meeting_that_failed_is_not_met_again_by_whoever_caught_its_error():
+    strategy = mirrored(3)
+    caught = []
+
+    def step():
+        context = get_replica_context()
+        try:
+            context.all_reduce("SUM", np.ones(context.replica_id_in_sync_group + 1))
+        except InvalidArgumentError as error:
+            caught.append(error)
+            return context.all_reduce("SUM", np.ones(1))
+        return None
+
+    with pytest.raises(InvalidArgumentError, match=r"shapes \(1,\), \(2,\), \(3,\)"):
+        strategy.run(step)
+    assert len(caught) == 1
+    assert strategy.run(total).values == (3, 3, 3)

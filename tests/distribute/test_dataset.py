@@ -300,3 +300,21 @@ def test_the_input_context_checks_and_says_what_it_is():
     )
     with pytest.raises(ValueError, match=r"\(3\) cannot be divided by num_workers \(2\)"):
         _ = InputContext(2, 0, 3).replicas_here
+
+
+def test_rows_of_different_shapes_are_not_joined_and_the_error_says_which_and_what_would_do():
+    short_first = hr.Dataset.from_generator(
+        lambda: iter([{"x": np.ones((4, 2))}, {"x": np.ones((1, 2))}, {"x": np.ones((3, 5))}]),
+        output_signature={"x": hr.ArraySpec((None, None), np.dtype("float64"))},
+    )
+    iterator = iter(mirrored(2).distribute_dataset(short_first, BALANCED))
+    assert [value.shape for value in next(iterator)["x"].values] == [(2, 2), (2, 2)]
+    with pytest.raises(InvalidArgumentError, match=r"\['x'\] have shapes \(2,\), \(5,\).*pad"):
+        next(iterator)
+
+
+def test_a_replica_without_a_date_gets_the_first_one_there_is():
+    days = np.arange(3).astype("datetime64[D]")
+    plan = hr.Dataset.from_tensor_slices(days)
+    steps = [*mirrored(2).distribute_datasets_from_function(lambda context: plan)]
+    assert steps[1].values == (days[2], np.datetime64(0, "D"))

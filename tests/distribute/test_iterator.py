@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 import headrace as hr
@@ -143,6 +144,65 @@ def test_datasets_of_replicas_have_states_for_as_many():
     with made(3) as more, pytest.raises(FailedPreconditionError, match="restore it on as many"):
         more.set_state(state)
     iterator.close()
+
+
+def test_a_used_iterator_forgets_what_it_learned_when_it_goes_back_to_before_the_first_batch():
+    def batches():
+        return iter([np.arange(5), np.arange(4), np.arange(5)])
+
+    plan = hr.Dataset.from_generator(
+        batches, output_signature=hr.ArraySpec((None,), np.dtype("int64"))
+    )
+    iterator = iter(mirrored(2).distribute_dataset(plan, BALANCED))
+    state = iterator.get_state()
+    steps = steps_of(iterator)
+    iterator.set_state(state)
+    assert iterator.get_state() == state
+    assert steps_of(iterator) == steps
+
+
+@pytest.mark.parametrize(
+    "places",
+    [None, {}, {"streams": None}, {"streams": []}, {"streams": [{}]}, {"streams": [[1]]}],
+)
+def test_a_state_that_was_damaged_is_refused_and_the_iterator_stays_where_it_is(places):
+    iterator = iter(mirrored(2).distribute_dataset(numbers(4).batch(2)))
+    next(iterator)
+    with pytest.raises(TypeError, match="`state` must be a value of a DistributedIterator's"):
+        iterator.set_state({"version": 1, "distributed": places})
+    assert steps_of(iterator) == [[[2], [3]]]
+
+
+@pytest.mark.parametrize(("resumed_on", "how"), [(1, "ceil"), (2, "ceil"), (2, "balanced")])
+def test_a_batch_that_fails_when_it_is_read_again_takes_no_rows_of_the_next_with_it(
+    resumed_on, how
+):
+    fails = [False]
+
+    def failing(x):
+        if fails[0]:
+            fails[0] = False
+            raise OSError("not there for a moment")
+        return x
+
+    plan = numbers(3).batch(3).concatenate(numbers(3, 12).batch(4)).map(failing)
+
+    def iterator_over(replicas, split):
+        options = InputOptions(split=split, experimental_per_replica_buffer_size=0)
+        return iter(mirrored(replicas).distribute_dataset(plan, options))
+
+    iterator = iterator_over(4, "balanced")
+    before = taken(next(iterator)) + taken(next(iterator))
+    state = iterator.get_state()
+    assert state["distributed"]["streams"][0]["rows"] > 0
+    fails[0] = True
+    iterator = iterator_over(resumed_on, how)
+    iterator.set_state(state)
+    with pytest.raises(UserFunctionError):
+        next(iterator)
+    rest = [x for step in iterator for x in taken(step)]
+    # Of the batch of 3 to 6 three rows had been used; what was left of it is lost, and no more.
+    assert (before, rest) == ([0, 1, 2, 3, 4, 5], [7, 8, 9, 10, 11])
 
 
 def test_a_state_of_something_else_is_refused():

@@ -445,3 +445,36 @@ def test_a_per_replica_value_is_no_array():
     with pytest.raises(AttributeError, match=r"no attribute 'shape'.*strategy\.run"):
         _ = value.shape
     assert repr(PerReplica([1, 2])) == "PerReplica:{\n  0: 1,\n  1: 2\n}"
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_values_for_another_number_of_replicas_are_refused_by_both_numbers(count):
+    strategy, values = mirrored(2), PerReplica(range(count))
+    words = f"values for {count} replicas, and this strategy has 2"
+    for use in (
+        lambda: strategy.run(lambda x: x, args=(values,)),
+        lambda: strategy.run(lambda x: x, kwargs={"x": {"a": values}}),
+        lambda: strategy.reduce("SUM", values),
+        lambda: strategy.gather(PerReplica([np.ones(1)] * count), 0),
+    ):
+        with pytest.raises(ValueError, match=words):
+            use()
+
+
+def test_a_tuple_that_takes_only_numbers_becomes_a_tuple():
+    class Shape(tuple):
+        def __new__(cls, numbers):
+            if not all(isinstance(each, int) for each in numbers):
+                raise TypeError("numbers only")
+            return super().__new__(cls, numbers)
+
+    shape = mirrored(2).run(lambda: Shape([3, 4]))
+    assert type(shape) is tuple
+    assert [each.values for each in shape] == [(3, 3), (4, 4)]
+
+
+def test_what_is_distributed_is_not_distributed_again():
+    strategy = mirrored(2)
+    distributed = strategy.distribute_dataset(hr.Dataset.range(4).batch(2))
+    with pytest.raises(TypeError, match="is distributed already: iterate over it"):
+        strategy.distribute_dataset(distributed)

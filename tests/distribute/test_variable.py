@@ -163,3 +163,20 @@ def test_what_does_not_fit_is_named():
 
 def test_examples_in_docstrings_give_what_they_say():
     assert doctest.testmod(variable).failed == 0
+
+
+def test_a_copied_variable_is_written_by_itself():
+    strategy = mirrored(2)
+    with strategy.scope():
+        first = hr.Variable(np.zeros(2), aggregation="SUM", synchronization="ON_READ")
+    for make in (copy.copy, copy.deepcopy):
+        second = make(first)
+        strategy.run(lambda made=second: made.assign_add(np.ones(2)))
+        assert first.read().tolist() == [0, 0]
+        assert second.read().tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("value", [None, "abc", [b"a"]])
+def test_a_variable_holds_numbers(value):
+    with pytest.raises(ValueError, match="must be a number or an array of numbers"):
+        hr.Variable(value)

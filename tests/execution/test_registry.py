@@ -48,7 +48,12 @@ def nodes() -> set[type[Node]]:
 
 def test_every_node_has_an_iterator_in_its_twin():
     assert headrace.execution.build
-    registry = {kind: made for kind, made in make_iterator.registry.items() if kind is not object}
+    # Adapters have steps of their own, beside their iterators.
+    registry = {
+        kind: made
+        for kind, made in make_iterator.registry.items()
+        if kind.__module__.startswith("headrace.plan.")
+    }
     assert set(registry) == nodes()
     for kind, made in registry.items():
         place = made.__module__.rpartition(".")[2]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import headrace as hr
-from headrace.errors import InvalidArgumentError
+from headrace.errors import FailedPreconditionError, InvalidArgumentError
 from headrace.parameter_server.origin import Origin, writing_as
 from headrace.parameter_server.partitioners import FixedShardsPartitioner
 from tests.parameter_server.small_cluster import cluster
@@ -210,3 +210,35 @@ def test_slices_are_what_they_say():
         hr.IndexedSlices(np.ones((1, 2)), [0.5])
     with pytest.raises(InvalidArgumentError, match="begin with the axes"):
         hr.IndexedSlices(np.ones((1, 2)), [0, 1])
+
+
+def test_an_optimizer_of_the_scope_knows_the_steps_that_others_took(strategy, weights):
+    with strategy.scope():
+        mine = hr.optimizers.SGD(0.5)
+    assert mine.iterations == 0
+    elsewhere = pickle.loads(pickle.dumps(mine))
+    elsewhere.apply_gradients([(np.ones((5, 2), F32), weights)])
+    assert mine.iterations == 1
+
+
+def test_an_optimizer_made_anywhere_knows_the_steps_that_others_took(weights):
+    mine, other = hr.optimizers.SGD(0.5), hr.optimizers.SGD(0.5)
+    other.apply_gradients([(np.ones((5, 2), F32), weights)])
+    assert mine.iterations == 1
+
+
+def test_with_two_clusters_an_optimizer_made_outside_of_both_does_not_guess(weights):
+    with cluster(1):
+        optimizer = hr.optimizers.SGD(0.5)
+        with pytest.raises(FailedPreconditionError, match=r"make it in strategy\.scope"):
+            optimizer.iterations  # noqa: B018
+        optimizer.apply_gradients([(np.ones((5, 2), F32), weights)])
+        assert optimizer.iterations == 1
+
+
+def test_two_optimizers_of_one_scope_do_not_count_each_others_steps(strategy, weights):
+    with strategy.scope():
+        first, second = hr.optimizers.Adam(0.1), hr.optimizers.Adam(0.1)
+    first.apply_gradients([(np.ones((5, 2), F32), weights)])
+    assert (first.name, second.name) == ("Adam", "Adam_1")
+    assert (first.iterations, second.iterations) == (1, 0)

@@ -47,7 +47,9 @@ def cardinality(step: Node, count: int) -> int:
 
 
 def test_all_kinds_of_steps_are_here():
-    kinds = {kind.kind for kind in Node.__subclasses__() if kind.__module__.startswith("headrace.")}
+    # Adapters have steps of their own.
+    here = (kind for kind in Node.__subclasses__() if kind.__module__.startswith("headrace.plan."))
+    kinds = {kind.kind for kind in here}
     assert set(STEPS) == kinds
 
 

@@ -22,6 +22,7 @@ from headrace.coordinator.worker_iterator import DATASETS, build_dataset
 from headrace.data.dataset import Dataset
 from headrace.errors import FailedPreconditionError
 from headrace.parameter_server.per_worker_input import PerWorkerInput
+from headrace.plan.source import INFINITE
 from headrace.serving.life_cycle import LifeCycle
 from headrace.transport.envelope import decode_error
 from headrace.transport.security import Security
@@ -240,6 +241,10 @@ class ClusterCoordinator:
         check_callable("merge", merge)
         check_instance("dataset", dataset, Dataset)
         count = check_int("num_shards", num_shards, minimum=1)
+        if dataset.cardinality() == INFINITE:
+            raise ValueError(
+                "`dataset` must be finite, but this one has no end; take(n) gives it one"
+            )
         shards = [dataset.shard(count, index) for index in range(count)]
         values = [self.schedule(shard_fn, args=(shard,)) for shard in shards]
         self.join()

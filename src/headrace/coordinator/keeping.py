@@ -63,8 +63,8 @@ class Keeping:
         if retries is not None:
             check_int("retries", retries, minimum=0)
         function = self.function(fn)
+        _check_args(args, kwargs)
         if not args and not kwargs:
-            _check_args(args, kwargs)
             self._check_shares(function.kept, shares=shares)
             work = Work(function)
             return Closure(function.name, work, timeout=timeout, retries=retries)
@@ -140,7 +140,6 @@ def _check_args(args: Sequence[Any] | None, kwargs: dict[str, Any] | None) -> No
 def _packed(
     function: Function, args: Any, kwargs: dict[str, Any] | None, packing: Packing
 ) -> Payload:
-    _check_args(args, kwargs)
     try:
         payload = pack((tuple(args or ()), kwargs or {}), packing)
     except Exception as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from typing import Any, Protocol
 
@@ -106,5 +107,10 @@ def fetched(structure: Any, until: float | None) -> Any:
         values = [fetched(each, until) for each in structure]
         return kind(*values) if hasattr(structure, "_fields") else tuple(values)
     if isinstance(structure, dict):
-        return {key: fetched(each, until) for key, each in structure.items()}
+        items = {key: fetched(each, until) for key, each in structure.items()}
+        if kind is dict:
+            return items
+        made = copy.copy(structure)  # one of its kind, a defaultdict say, with what it knows
+        made.update(items)
+        return made
     return structure

@@ -21,7 +21,13 @@ from headrace.coordinator.coordination import Actions, Call, Coordination
 from headrace.coordinator.messages import Forget
 from headrace.coordinator.server_talk import Servers, ServerTalk
 from headrace.coordinator.stuck import what_is_stuck
-from headrace.errors import CancelledError, DeadlineExceededError, HeadraceError
+from headrace.errors import (
+    CancelledError,
+    DeadlineExceededError,
+    FailedPreconditionError,
+    HeadraceError,
+)
+from headrace.forks import stays_with_parent
 from headrace.serving.reminder import Reminder
 from headrace.threads import start_thread
 from headrace.transport.channel import Channel, Reply
@@ -36,6 +42,10 @@ _SLICE_SECONDS = 1.0
 _JOIN_SECONDS = 1.0
 _SETTLE_SECONDS = 0.2
 _CLOSED = "the coordinator is closed"
+_FORKED = (
+    "this coordinator was made before a fork, and belongs to the process that made it: schedule "
+    "there, or start processes with `subprocess` or the spawn method of multiprocessing"
+)
 
 
 class _Waiter:
@@ -75,6 +85,7 @@ class Shell:
         self._released: deque[int] = deque()
         self._talk = None if servers is None else ServerTalk(servers, self)
         self._threads: list[threading.Thread] = []
+        stays_with_parent(self)
 
     # --- life -----------------------------------------------------------------------------------
 
@@ -99,6 +110,12 @@ class Shell:
                 thread.join(_JOIN_SECONDS)
         if not self._threads and self._inbox is not None:
             self._inbox.close()
+
+    def leave_to_parent(self) -> None:
+        """Refuse further use, in a process that was just forked: none of the threads is in it."""
+        self.lock = threading.RLock()  # one of them may have held it
+        self._broken = FailedPreconditionError(_FORKED)
+        self._talk, self._inbox, self._threads = None, None, []
 
     def wake(self) -> None:
         """Have the I/O thread look at once."""

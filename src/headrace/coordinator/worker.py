@@ -179,7 +179,12 @@ class _Desk:
             before.close()
         if message.servers:
             keys = None if self._security is None else self._security.as_client()
-            servers = Servers(message.servers, security=keys, timeout=message.server_timeout)
+            servers = Servers(
+                message.servers,
+                security=keys,
+                timeout=message.server_timeout,
+                of_worker=True,
+            )
             self._cluster = Cluster(message.cluster_id, servers)
             enter(self._cluster)
 

@@ -7,54 +7,41 @@ Balanced    the same, cut where the pieces' turns say (`rebatch.size_of_piece`)
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from headrace.data.iterator import DatasetIterator
-from headrace.distribute.feeds import Feed, Step, inputs_of, rows_of
+from headrace.distribute.feeds import (
+    Feed,
+    Reader,
+    Step,
+    inputs_of,
+    refuse_state_within_step,
+    rows_of,
+)
 from headrace.distribute.rebatch import Piece, ceil_steps, size_of_piece
-from headrace.element.structure import Structure, flatten
+from headrace.element.structure import Structure, component, flatten
+from headrace.errors import InvalidArgumentError
 
 __all__ = ["Balanced", "Split"]
 
 
-class _Batches:
-    """Reads batches, and knows where each came from.
+def _read(reader: Reader) -> tuple[list[Any], Structure, int] | None:
+    """Return a batch's leaves, its structure, and how many rows it has; the reader holds it.
 
-    Args:
-        elements: What reads them.
-        remembers: Whether a part of a batch may be left after a step, so that its place is needed.
+    Raises:
+        InvalidArgumentError: It is no batch; it is dropped.
     """
-
-    def __init__(self, elements: DatasetIterator, remembers: bool) -> None:
-        self._elements = elements
-        self._remembers = remembers
-        #: The place of the last batch, where it is remembered.
-        self.place: dict[str, Any] | None = None
-
-    def next(self) -> tuple[list[Any], Structure, int] | None:
-        """Return a batch's leaves, its structure, and how many rows it has.
-
-        Raises:
-            InvalidArgumentError: It is no batch.
-        """
-        if self._remembers:
-            self.place = self._elements.get_state()
-        for element in self._elements:
-            leaves, structure = flatten(element)
-            return leaves, structure, rows_of(leaves, structure)
+    if not reader.hold():
         return None
-
-    def get_state(self) -> dict[str, Any]:
-        return self._elements.get_state()
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self._elements.set_state(state)
-
-    def close(self) -> None:
-        self._elements.close()
+    leaves, structure = flatten(*reader.held)
+    try:
+        return leaves, structure, rows_of(leaves, structure)
+    except InvalidArgumentError:
+        reader.held, reader.skip = (), 0
+        raise
 
 
 class Split(Feed):
@@ -79,7 +66,7 @@ class Split(Feed):
     ) -> None:
         #: Whether a batch may be more than one step.
         self._has_rest = every * here < replicas
-        self._batches = _Batches(elements, self._has_rest)
+        self._batches = Reader(elements, self._has_rest)
         self._replicas, self._here = replicas, here
         self._every, self._first = every, first
         self._leaves: list[Any] = []
@@ -88,39 +75,43 @@ class Split(Feed):
         self._steps: list[list[Piece]] = []
         #: Rows of the batch that were used, as the state says it.
         self._done = 0
-        self._skip = 0
 
     def next_step(self) -> Step | None:
         if not self._steps and not self._read():
             return None
-        pieces = self._steps.pop(0)
-        self._done = pieces[-1][1] if self._steps else 0
+        pieces, *rest = self._steps
         mine = pieces[self._first :: self._every]
         assert self._structure is not None
-        return self._structure, [[leaf[a:b] for a, b in mine] for leaf in self._leaves]
+        step = self._structure, [[leaf[a:b] for a, b in mine] for leaf in self._leaves]
+        self._steps, self._done = rest, pieces[-1][1] if rest else 0
+        return step
 
     def _read(self) -> bool:
         while True:
-            batch = self._batches.next()
+            batch = _read(self._batches)
             if batch is None:
                 return False
-            self._leaves, self._structure, rows = batch
+            leaves, structure, rows = batch
             at_once = self._here * self._every
-            self._steps = ceil_steps(rows, self._replicas, at_once, self._skip)
-            self._skip = 0
-            if self._steps:
+            steps = ceil_steps(rows, self._replicas, at_once, self._batches.skip)
+            done = self._batches.skip if self._has_rest and steps else 0
+            self._leaves, self._structure, self._steps = leaves, structure, steps
+            self._done, self._batches.skip, self._batches.held = done, 0, ()
+            if steps:
                 return True
 
     def get_state(self) -> dict[str, Any]:
-        if self._done:
+        if self._steps:
+            if self._batches.place is None:  # interrupted before the only step of the batch
+                refuse_state_within_step()
             return {"inputs": [self._batches.place], "rows": self._done}
-        return {"inputs": [self._batches.get_state()], "rows": self._skip}
+        return {"inputs": [self._batches.get_state()], "rows": self._batches.skip}
 
     def set_state(self, state: dict[str, Any]) -> None:
         (place,) = inputs_of(state, 1)
         self._batches.set_state(place)
         self._steps, self._done = [], 0
-        self._skip = state["rows"]
+        self._batches.skip = state["rows"]
 
     def close(self) -> None:
         self._batches.close()
@@ -148,23 +139,25 @@ class Balanced(Feed):
         first: int = 0,
         size: int | None = None,
     ) -> None:
-        self._batches = _Batches(elements, remembers=True)
-        self._sizes_of, self._size = sizes, size
-        self._sizes: list[int] = [] if size is None else sizes(size)
+        self._batches = Reader(elements, remembers=True)
+        self._sizes_of, self._given_size = sizes, size
+        self._set_size(size)
         self._count, self._every, self._first = here * every, every, first
         #: Batches that are not used up: the place, the leaves, the rows from start to stop.
-        self._held: deque[tuple[dict[str, Any] | None, list[Any], int, int]] = deque()
+        self._held: list[_Held] = []
         self._structure: Structure | None = None
         #: Pieces that were cut.
         self._pieces = 0
-        self._skip = 0
+
+    def _set_size(self, size: int | None) -> None:
+        self._size = size
+        self._sizes: list[int] = [] if size is None else self._sizes_of(size)
 
     def next_step(self) -> Step | None:
         if not self._held and not self._hold():
             return None
         if not self._sizes:
-            self._size = self._held[0][3]
-            self._sizes = self._sizes_of(self._size)
+            self._set_size(self._held[0][3])
         numbers = range(self._pieces, self._pieces + self._count)
         wanted = [size_of_piece(self._sizes, number) for number in numbers]
         # All that is needed first: where that fails, nothing is taken.
@@ -172,36 +165,29 @@ class Balanced(Feed):
             if not self._hold():
                 break
         empty = [leaf[:0] for leaf in self._held[0][1]]
-        parts = [self._take(rows, empty) for rows in wanted]
-        self._pieces += self._count
+        held = deque(self._held)
         assert self._structure is not None
+        paths = self._structure.paths
+        parts = [_taken(held, rows, empty, paths) for rows in wanted]
         mine = parts[self._first :: self._every]
-        return self._structure, [list(column) for column in zip(*mine, strict=True)]
-
-    def _take(self, wanted: int, empty: list[Any]) -> list[Any]:
-        """Return the leaves of the next rows, of one batch or of several."""
-        found: list[list[Any]] = []
-        while wanted and self._held:
-            place, leaves, start, stop = self._held.popleft()
-            end = min(stop, start + wanted)
-            found.append([leaf[start:end] for leaf in leaves])
-            wanted -= end - start
-            if end < stop:
-                self._held.appendleft((place, leaves, end, stop))
-        if len(found) > 1:
-            return [np.concatenate(parts) for parts in zip(*found, strict=True)]
-        return found[0] if found else empty
+        step = self._structure, [list(column) for column in zip(*mine, strict=True)]
+        left = list(held)
+        self._held, self._pieces = left, self._pieces + self._count
+        return step
 
     def _hold(self) -> bool:
         """Hold one batch more that has rows."""
         while True:
-            batch = self._batches.next()
+            batch = _read(self._batches)
             if batch is None:
                 return False
-            leaves, self._structure, rows = batch
-            start, self._skip = min(self._skip, rows), 0
+            leaves, structure, rows = batch
+            start, held = min(self._batches.skip, rows), self._held
             if start < rows:
-                self._held.append((self._batches.place, leaves, start, rows))
+                held = [*held, (self._batches.place, leaves, start, rows)]
+            self._structure, self._held = structure, held
+            self._batches.skip, self._batches.held = 0, ()
+            if start < rows:
                 return True
 
     def get_state(self) -> dict[str, Any]:
@@ -209,18 +195,49 @@ class Balanced(Feed):
         if self._held:
             place, _, start, _ = self._held[0]
             return {"inputs": [place], "rows": start, **state}
-        return {"inputs": [self._batches.get_state()], "rows": self._skip, **state}
+        return {"inputs": [self._batches.get_state()], "rows": self._batches.skip, **state}
 
     def set_state(self, state: dict[str, Any]) -> None:
         (place,) = inputs_of(state, 1)
         self._batches.set_state(place)
-        self._held.clear()
-        self._skip = state["rows"]
-        if state.get("size") is not None:
-            self._size = int(state["size"])
-            self._sizes = self._sizes_of(self._size)
+        self._held = []
+        self._batches.skip = state["rows"]
+        # One that was taken before anything was read has none: what was learned is forgotten.
+        size = state.get("size")
+        self._set_size(self._given_size if size is None else int(size))
         # Other replicas begin their turns at the first.
         self._pieces = state["pieces"] if state.get("sizes") == self._sizes else 0
 
     def close(self) -> None:
         self._batches.close()
+
+
+_Held: TypeAlias = tuple[dict[str, Any] | None, list[Any], int, int]
+"""A batch that is not used up: its place, the leaves, and the rows from start to stop."""
+
+
+def _taken(held: deque[_Held], wanted: int, empty: list[Any], paths: Sequence[str]) -> list[Any]:
+    """Return the leaves of the next rows, of one batch or of several."""
+    found: list[list[Any]] = []
+    while wanted and held:
+        place, leaves, start, stop = held.popleft()
+        end = min(stop, start + wanted)
+        found.append([leaf[start:end] for leaf in leaves])
+        wanted -= end - start
+        if end < stop:
+            held.appendleft((place, leaves, end, stop))
+    if len(found) > 1:
+        columns = zip(*found, strict=True)
+        return [_joined(parts, path) for parts, path in zip(columns, paths, strict=True)]
+    return found[0] if found else empty
+
+
+def _joined(parts: Sequence[Any], path: str) -> Any:
+    shapes = sorted({part.shape[1:] for part in parts})
+    if len(shapes) > 1:
+        raise InvalidArgumentError(
+            f"rows of {component(path)} have shapes {', '.join(map(str, shapes))}, and "
+            'split="balanced" joins what is left of a batch to the next one: pad all rows alike '
+            '(padded_batch with padded_shapes), or use split="ceil"'
+        )
+    return np.concatenate(parts)

@@ -65,6 +65,8 @@ class Round:
         #: What each replica that waits at the meeting brought.
         self._here: dict[int, tuple[Callable[[list[Any]], list[Any]], Any]] = {}
         self._meetings = 0
+        #: The thread in which the function of a meeting runs.
+        self.merger: int | None = None
         self._parts: list[Any] = []
         self._error: BaseException | None = None
 
@@ -144,7 +146,16 @@ class Round:
                 return self._parts[replica]
             arrived = [self._here[each] for each in range(len(self.results))]
         # All others wait, so nothing of the round changes meanwhile.
-        parts = self._across(lambda: arrived[0][0]([brought for _, brought in arrived]))
+        self.merger = threading.get_ident()
+        try:
+            parts = self._across(lambda: arrived[0][0]([brought for _, brought in arrived]))
+        except BaseException as error:
+            # Were it caught on this replica alone, its next meeting would be with what the others
+            # brought to this one.
+            self.call_off(error)
+            raise
+        finally:
+            self.merger = None
         with self._changed:
             self._here.clear()
             self._parts = parts
@@ -214,7 +225,16 @@ class Crew:
 
         Raises:
             BaseException: What a replica raised.
+            FailedPreconditionError: It is called in a function of `merge_call`, in whose round all
+                replicas wait.
         """
+        current = self._bench.current
+        if current is not None and current.merger == threading.get_ident():
+            raise FailedPreconditionError(
+                "strategy.run is called in merge_call, where all replicas wait for its function: "
+                "do that work on the replicas, before or after merge_call, or call run again when "
+                "this one has returned"
+            )
         with self._one_round:
             try:
                 while len(self._threads) < self._replicas - 1:

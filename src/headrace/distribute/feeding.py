@@ -110,11 +110,7 @@ class Feeding:
         check_cross_replica(self, "distribute_dataset")
         checked = _checked(options)
         if not isinstance(dataset, Dataset):
-            raise TypeError(
-                f"Invalid dataset. Expected a Dataset object but got {type(dataset).__name__}: "
-                "Dataset.from_tensor_slices makes one of arrays, Dataset.from_generator of a "
-                "generator; values that are there use distribute_values_from_function"
-            )
+            raise TypeError(_no_dataset(dataset))
         if checked.is_per_replica:
             raise NotImplementedError(
                 "InputReplicationMode.PER_REPLICA is only supported in "
@@ -214,3 +210,16 @@ def _checked(options: InputOptions | None) -> InputOptions:
         return InputOptions()
     check_instance("options", options, InputOptions)
     return options
+
+
+def _no_dataset(value: Any) -> str:
+    if isinstance(value, DistributedDataset | DistributedDatasetsFromFunction):
+        return (
+            f"Invalid dataset. {value!r} is distributed already: iterate over it, or pass the "
+            "Dataset that it was made of"
+        )
+    return (
+        f"Invalid dataset. Expected a Dataset object but got {type(value).__name__}: "
+        "Dataset.from_tensor_slices makes one of arrays, Dataset.from_generator of a "
+        "generator; values that are there use distribute_values_from_function"
+    )

@@ -10,13 +10,16 @@ Rule 1. What is read is given. Where not every replica has something, the others
 Rule 2. A state is the place of each dataset, and how many rows of the batch there are used. It does
         not say among how many replicas they were shared, so others go on from it.
 Rule 3. After an error of an element the next step goes on after that element.
+Rule 4. An interruption (Ctrl-C) at any instruction loses nothing. Python looks for signals at calls
+        and in loops: so what is read is kept where no call lies between, and it is dropped where no
+        call lies between that and the return of the step.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 
@@ -29,10 +32,12 @@ __all__ = [
     "Feed",
     "InTurn",
     "Own",
+    "Reader",
     "Step",
     "Whole",
     "inputs_of",
     "no_batch",
+    "refuse_state_within_step",
     "rows_of",
     "without_rows",
 ]
@@ -61,34 +66,93 @@ class Feed(ABC):
         """Release threads and files. May be called twice."""
 
 
+class Reader:
+    """Reads elements, and holds the one that is at work.
+
+    Args:
+        elements: What reads them.
+        remembers: Whether the place of the last one is needed, also when it is dropped.
+    """
+
+    def __init__(self, elements: DatasetIterator, remembers: bool = False) -> None:
+        self._elements = elements
+        self._remembers = remembers
+        #: The element, if there is one; () drops it.
+        self.held: tuple[()] | tuple[Any] = ()
+        #: The place before the last one, where it is remembered.
+        self.place: dict[str, Any] | None = None
+        #: Rows of the next element that were used before the state was taken.
+        self.skip = 0
+
+    def hold(self) -> bool:
+        """Read an element if none is held; return whether one is now."""
+        if self.held:
+            return True
+        place = self._elements.get_state() if self._remembers or self.skip else None
+        try:
+            for element in self._elements:
+                self.held, self.place = (element,), place if self._remembers else None
+                return True
+        except Exception:
+            if self.skip and self._elements.get_state() != place:
+                self.skip = 0  # the element is lost, and all rows of the next one are wanted
+            raise
+        return False
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the place of the element that is held, or of the next.
+
+        Raises:
+            FailedPreconditionError: One is held whose place was not remembered.
+        """
+        if not self.held:
+            return self._elements.get_state()
+        if self.place is None:
+            refuse_state_within_step()
+        return self.place
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go to a place."""
+        self._elements.set_state(state)
+        self.held = ()
+
+    def close(self) -> None:
+        """Release threads and files. May be called twice."""
+        self.held = ()
+        self._elements.close()
+
+
 class Whole(Feed):
     """Passes elements on to one replica."""
 
     def __init__(self, elements: DatasetIterator) -> None:
-        self._elements = elements
-        self._skip = 0
+        self._reader = Reader(elements)
 
     def next_step(self) -> Step | None:
-        for element in self._elements:
-            leaves, structure = flatten(element)
-            start, self._skip = self._skip, 0
-            if start:  # the rest of a batch that several replicas had begun
-                if start >= rows_of(leaves, structure):
-                    continue
-                leaves = [leaf[start:] for leaf in leaves]
-            return structure, [[leaf] for leaf in leaves]
+        reader = self._reader
+        while reader.hold():
+            leaves, structure = flatten(*reader.held)
+            start = reader.skip
+            step: Step | None = None
+            if not start:
+                step = structure, [[leaf] for leaf in leaves]
+            elif start < rows_of(leaves, structure):  # a batch that several replicas had begun
+                step = structure, [[leaf[start:]] for leaf in leaves]
+            reader.skip, reader.held = 0, ()
+            if step is not None:
+                return step
         return None
 
     def get_state(self) -> dict[str, Any]:
-        return {"inputs": [self._elements.get_state()], "rows": self._skip}
+        return {"inputs": [self._reader.get_state()], "rows": self._reader.skip}
 
     def set_state(self, state: dict[str, Any]) -> None:
         (place,) = inputs_of(state, 1)
-        self._elements.set_state(place)
-        self._skip = state["rows"]
+        self._reader.set_state(place)
+        self._reader.skip = state["rows"]
 
     def close(self) -> None:
-        self._elements.close()
+        self._reader.close()
 
 
 class InTurn(Feed):
@@ -109,15 +173,13 @@ class InTurn(Feed):
                 break
         if not taken:
             return None
+        step = _filled(taken, self._here)
         self._taken = []
-        return _filled(taken, self._here)
+        return step
 
     def get_state(self) -> dict[str, Any]:
         if self._taken:
-            raise FailedPreconditionError(
-                "the last step failed when some of its replicas had their elements already; take "
-                "the state after the next one"
-            )
+            refuse_state_within_step()
         return {"inputs": [self._elements.get_state()], "rows": 0}
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -147,20 +209,17 @@ class Own(Feed):
                     break
         if not taken:
             return None
-        self._taken = {}
         some = next(iter(taken.values()))
         empty = without_rows(some) if len(taken) < len(self._elements) else None
         structure, columns = transpose(
             [taken.get(replica, empty) for replica in range(len(self._elements))]
         )
+        self._taken = {}
         return structure, columns
 
     def get_state(self) -> dict[str, Any]:
         if self._taken:
-            raise FailedPreconditionError(
-                "the last step failed when some of its replicas had their elements already; take "
-                "the state after the next one"
-            )
+            refuse_state_within_step()
         return {"inputs": [each.get_state() for each in self._elements], "rows": 0}
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -193,7 +252,7 @@ def _filled(taken: list[Any], count: int) -> Step:
 def _no_rows(leaf: Any) -> Any:
     if isinstance(leaf, np.ndarray) and leaf.ndim:
         return leaf[:0]
-    return type(leaf)() if isinstance(leaf, bytes | str) else leaf.dtype.type(0)
+    return type(leaf)() if isinstance(leaf, bytes | str) else np.zeros((), leaf.dtype)[()]
 
 
 def rows_of(leaves: list[Any], structure: Structure) -> int:
@@ -239,6 +298,14 @@ def inputs_of(state: dict[str, Any], count: int) -> list[dict[str, Any]]:
             f"are {count}; restore it on as many replicas"
         )
     return inputs
+
+
+def refuse_state_within_step() -> NoReturn:
+    """Raise for a state that is asked for when part of a step was read, and it was not given."""
+    raise FailedPreconditionError(
+        "the last step failed, or was interrupted, when some of its replicas had their elements "
+        "already; take the state after the next one"
+    )
 
 
 def _check_no_rest(state: dict[str, Any]) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from headrace.data.optional import Optional
 from headrace.distribute.agreement import Agreement
 from headrace.distribute.context import OnReplica, here
 from headrace.distribute.delivery import Delivery, OnHost
 from headrace.distribute.feeds import Step
-from headrace.distribute.streams import Streams, merged_states
+from headrace.distribute.streams import Streams, has_form_of_state, merged_states
 from headrace.element.spec import Spec
 from headrace.errors import FailedPreconditionError, InvalidArgumentError, OutOfRangeError
 
@@ -51,6 +51,8 @@ class DistributedIterator:
         self._delivery = delivery or OnHost()
         #: What was read for a step that the workers have not agreed on: the step, or None.
         self._read: list[Step | None] = []
+        #: What was read and agreed on, and not delivered yet; () has no rows.
+        self._step: Step | tuple[()] | None = None
         self._has_ended = False
 
     def __iter__(self) -> Self:
@@ -64,29 +66,40 @@ class DistributedIterator:
             )
         delivered = None
         while delivered is None:
-            step = self._next_step()
-            delivered = self._delivery.deliver(*step, self._wraps)
+            if self._step is None:  # else an interruption came while it was delivered
+                self._step = self._next_step()
+            try:
+                delivered = self._delivery.deliver(*(self._step or self._empty_step()), self._wraps)
+            except Exception:
+                self._step = None
+                raise
+            self._step = None
         return delivered[0]
 
-    def _next_step(self) -> Step:
+    def _next_step(self) -> Step | tuple[()]:
+        """Return the next step; (): one without rows. Interrupted, it loses nothing (`feeds`)."""
         if self._has_ended:
             raise StopIteration
         step = self._feed.next_step() if self._agreement is None else self._agreed()
         if step is None:
+            self._has_ended = True
             self.close()
             raise StopIteration
         return step
 
-    def _agreed(self) -> Step | None:
-        """Return the next step, perhaps without rows; None: no worker has data."""
-        assert self._agreement is not None
+    def _empty_step(self) -> Step:
         assert self._empty is not None
+        return self._empty()
+
+    def _agreed(self) -> Step | tuple[()] | None:
+        """Return the next step; (): one without rows; None: no worker has data."""
+        assert self._agreement is not None
         if not self._read:  # else an interruption came while the others were waited for
             self._read.append(self._feed.next_step())
         (step,) = self._read
         has_data = self._agreement.has_data(step is not None)
-        self._read.clear()
-        return self._empty() if step is None and has_data else step
+        self._read = []
+        return () if step is None and has_data else step
 
     def get_next(self) -> Any:
         """Return what the replicas get next.
@@ -118,7 +131,7 @@ class DistributedIterator:
         `set_state` on an iterator of the same dataset goes on there, also where it is distributed
         among another number of replicas or workers: nothing is lost, and nothing comes twice.
         """
-        if self._read:
+        if self._read or self._step is not None:
             raise FailedPreconditionError(
                 "the last step was interrupted when it had been read already; take the state after "
                 "the next one"
@@ -135,19 +148,18 @@ class DistributedIterator:
                 in another way.
         """
         if not isinstance(state, dict) or not {"version", "distributed"} <= state.keys():
-            raise TypeError(
-                f"`state` must be a value of a DistributedIterator's `get_state`, but got "
-                f"{state!r:.80}"
-            )
+            _refuse_state(state)
         if state["version"] != _VERSION:
             raise FailedPreconditionError(
                 f"the state has version {state['version']!r}, and this Headrace reads version "
                 f"{_VERSION}; begin the pass again, or restore it with the Headrace that saved it"
             )
+        if not has_form_of_state(state["distributed"]):
+            _refuse_state(state)
         self._feed.set_state(state["distributed"])
         if self._agreement is not None:
             self._agreement.begin_again()
-        self._read.clear()
+        self._read, self._step = [], None
         self._has_ended = False
 
     state_dict = get_state
@@ -155,7 +167,7 @@ class DistributedIterator:
 
     def close(self) -> None:
         """Release threads and files; the iterator is at its end then. May be called twice."""
-        self._has_ended = True
+        self._has_ended, self._step = True, None
         self._feed.close()
 
     def __enter__(self) -> Self:
@@ -163,3 +175,9 @@ class DistributedIterator:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _refuse_state(state: Any) -> NoReturn:
+    raise TypeError(
+        f"`state` must be a value of a DistributedIterator's `get_state`, but got {state!r:.80}"
+    )

@@ -29,6 +29,7 @@ from headrace.distribute.values import (
     DistributedValues,
     local_results,
     map_structure,
+    refuse_other_count,
     regroup,
     select,
 )
@@ -130,12 +131,12 @@ class Strategy(Feeding):
             )
         named: dict[str, Any] = {} if kwargs is None else kwargs
         check_instance("kwargs", named, dict)
-        settings = self.framework.settings()
+        settings, count = self.framework.settings(), len(self._devices)
 
         def on_replica(replica: int, rendezvous: Any) -> Any:
             here.set(ReplicaContext(self, replica, rendezvous))
-            positional = [select(replica, value) for value in args]
-            by_name = {name: select(replica, value) for name, value in named.items()}
+            positional = [select(replica, value, count) for value in args]
+            by_name = {name: select(replica, value, count) for name, value in named.items()}
             device = self.framework.on_replica(self.framework_devices[replica], settings)
             if device is None:
                 return fn(*positional, **by_name)
@@ -229,6 +230,8 @@ class Strategy(Feeding):
         """Return the local replicas' values; None: this is not one for each."""
         if isinstance(leaf, DistributedValues):
             values: tuple[Any, ...] = leaf.values  # type: ignore[attr-defined]
+            if len(values) != len(self._devices):
+                refuse_other_count(len(values), len(self._devices))
             return values
         return (leaf,) if self.num_replicas_in_sync == 1 else None
 

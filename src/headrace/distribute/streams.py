@@ -22,7 +22,7 @@ from typing import Any
 from headrace.distribute.feeds import Feed, Step
 from headrace.errors import FailedPreconditionError
 
-__all__ = ["Part", "Streams", "merged_states", "parts_of"]
+__all__ = ["Part", "Streams", "has_form_of_state", "merged_states", "parts_of"]
 
 
 @dataclass(frozen=True)
@@ -138,3 +138,16 @@ def merged_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the state of all workers, of those that `Streams.get_state` returned on each."""
     places = dict(place for state in states for place in state["places"])
     return {"streams": [places.get(number) for number in range(states[0]["streams"])]}
+
+
+def has_form_of_state(state: Any) -> bool:
+    """Say whether a value looks like what `merged_states` returns."""
+    streams = state.get("streams") if isinstance(state, dict) else None
+    return (
+        isinstance(streams, list)
+        and bool(streams)
+        and all(
+            place is None or (isinstance(place, dict) and {"inputs", "rows"} <= place.keys())
+            for place in streams
+        )
+    )

@@ -26,6 +26,7 @@ __all__ = [
     "has_per_replica",
     "local_results",
     "map_structure",
+    "refuse_other_count",
     "regroup",
     "select",
 ]
@@ -146,15 +147,37 @@ def _wrapped(leaves: tuple[Any, ...], always_wrap: bool, wraps_arrays: bool) -> 
     return first if all(leaf is first for leaf in leaves) else PerReplica(leaves)
 
 
-def select(replica: int, structure: Any) -> Any:
-    """Return the structure that one replica gets: its own values, and what is the same for all."""
-    kind = type(structure)
-    if kind is PerReplica:
-        return structure.values[replica]
-    if kind is np.ndarray:  # by far the most common of the rest
+def select(replica: int, structure: Any, count: int | None = None) -> Any:
+    """Return the structure that one replica gets: its own values, and what is the same for all.
+
+    Args:
+        replica: Its number among those of this process.
+        structure: With a `PerReplica` where they differ.
+        count: How many replicas there are; None: as many as there are values.
+
+    Raises:
+        ValueError: There are values for another number of replicas.
+    """
+    if type(structure) is np.ndarray:  # by far the most common of what is the same for all
         return structure
-    return map_structure(
-        lambda leaf: leaf.values[replica] if isinstance(leaf, PerReplica) else leaf, structure
+
+    def part(leaf: Any) -> Any:
+        if not isinstance(leaf, PerReplica):
+            return leaf
+        values = leaf.values
+        if count is not None and len(values) != count:
+            refuse_other_count(len(values), count)
+        return values[replica]
+
+    return part(structure) if type(structure) is PerReplica else map_structure(part, structure)
+
+
+def refuse_other_count(found: int, count: int) -> NoReturn:
+    """Raise for values of another number of replicas than a strategy has."""
+    raise ValueError(
+        f"a PerReplica has values for {found} replicas, and this strategy has {count} in this "
+        "process; use it with the strategy that made it, or make it with "
+        "distribute_values_from_function"
     )
 
 
@@ -217,7 +240,10 @@ def _map(function: Callable[..., Any], structures: tuple[Any, ...], path: str) -
         ]
         if hasattr(first, "_fields"):
             return tuple.__new__(kind, parts)
-        return kind(parts)
+        try:
+            return kind(parts)
+        except TypeError:  # one that holds nothing but numbers, such as a shape of PyTorch
+            return tuple(parts) if isinstance(first, tuple) else parts
     names = tuple(field.name for field in dataclasses.fields(first))
     parts = [
         _map(function, tuple(getattr(each, name) for each in structures), f"{path}.{name}")

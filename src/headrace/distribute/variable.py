@@ -119,6 +119,11 @@ class Variable(ArrayOperators, DistributedValues, metaclass=_MadeOnce):
             None if dtype is None else framework.dtype(dtype),
         )
         kind = framework.kind(value.dtype)
+        if kind in "OSU":
+            raise ValueError(
+                "`initial_value` must be a number or an array of numbers, or a function that "
+                f"returns one, but it has dtype {value.dtype}"
+            )
         if self.aggregation is VariableAggregation.MEAN and kind not in "fc":
             raise ValueError(
                 "creating a distributed Variable with aggregation=MEAN and a non-floating dtype "
@@ -316,6 +321,9 @@ class Variable(ArrayOperators, DistributedValues, metaclass=_MadeOnce):
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Variable:
+        return self.__copy__()
+
+    def __copy__(self) -> Variable:
         made = object.__new__(type(self))
         made.__dict__.update(self.__dict__)
         made._copies = list(self._copies)

@@ -14,7 +14,8 @@ What a client computes:
 
 * `partitioners` cut a variable into shards, and `placement` deals them to servers.
 * `optimizers` are handles with numbers (`optimizer` is what they share, `schedules` their learning
-  rates); `gradients` are clipped, and `sums` brings ids together and to their shards.
+  rates, a `counter` their steps); `gradients` are clipped, and `sums` brings ids together and to
+  their shards.
 
 Between the two:
 
@@ -29,14 +30,15 @@ Between the two:
 What users hold:
 
 * `strategy` says which servers there are (`cluster_check`) and how it works (`settings`); what is
-  made in its scope is placed on them, beside something else if asked (`extended`); `v1` is for
-  programs without a coordinator. `current` knows what handles mean in this process.
+  made in its scope is placed on them, beside something else if asked (`extended`), under the
+  `names` that it gives; `v1` is for programs without a coordinator. `current` knows what handles
+  mean in this process.
 * `variable` is a handle of a variable, and `reading` what it shows as an array: `creation` makes
   it, `sharded` asks its shards. `table` is one of rows for any ids, with first values by
   `initializers`; `pulling` asks for rows of many tables, `table_files` keeps them in a file.
 * `pushing` is one step of an optimizer, over all of them; gradients of some rows are
-  `indexed_slices`, and `arrays` may be of any framework. `background` does it
-  while a loop goes on.
+  `indexed_slices`, and `arrays` may be of any framework. `in_background` does it
+  while a loop goes on, on a thread of the `background`.
 * `checkpoint` saves and restores objects of a program: its `checkpoint_tree` says which and how,
   `checkpoint_objects` what servers and this process do of it, and `server_files` asks servers.
   `checkpoints` are saved again and again, in a `checkpoint_folder`, and given back to a server that

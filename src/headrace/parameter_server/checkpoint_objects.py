@@ -30,11 +30,11 @@ from headrace.parameter_server.checkpoint_format import (
     encode,
 )
 from headrace.parameter_server.checkpoint_tree import Leaf, describe, leaves, local_array
+from headrace.parameter_server.counter import COUNTING_SERVER, Counter
 from headrace.parameter_server.current import Cluster
 from headrace.parameter_server.messages import RestoreShards, SaveShards, ShardsSaved
 from headrace.parameter_server.operations import ShardSpec, TableSpec
 from headrace.parameter_server.optimizer import Optimizer
-from headrace.parameter_server.pushing import COUNTING_SERVER, Counter
 from headrace.parameter_server.server_files import ask_for_files
 from headrace.parameter_server.table import EmbeddingTable
 from headrace.parameter_server.tensor_file import TensorFile, write_tensors
@@ -198,9 +198,8 @@ def _take_up_counts(
     for leaf in due:
         entry = entries[leaf.path]
         if isinstance(leaf.value, Optimizer) and isinstance(entry, OptimizerEntry):
-            counter = f"{leaf.value.name}/iterations"
-            counters[counter] = entry.iterations
-            leaf.value.count = Counter(cluster.cluster_id, counter)
+            leaf.value.count = counter = Counter(cluster.cluster_id, leaf.value.name)
+            counters[counter.name] = entry.iterations
     return counters
 
 

@@ -39,8 +39,8 @@ from headrace.parameter_server.checkpoint_objects import (
     save_objects,
 )
 from headrace.parameter_server.checkpoint_tree import leaves
+from headrace.parameter_server.counter import COUNTING_SERVER
 from headrace.parameter_server.current import Cluster
-from headrace.parameter_server.pushing import COUNTING_SERVER
 from headrace.storage.names import FileName
 
 __all__ = ["CheckpointManager", "checkpoints_iterator"]

@@ -67,6 +67,11 @@ _SLICE_SECONDS = 1.0
 _QUIET_SECONDS = 10.0
 _WORDS_SECONDS = 60.0
 _LARGEST_REQUEST = 16 << 30
+_NO_KEY = (
+    "a function that a coordinator scheduled writes on a thread that it started, and would write "
+    "it again if it ran again. Write on the function's own thread, or start the other one with "
+    "contextvars.copy_context().run; to one variable only one thread may write"
+)
 _POLICY = RetryPolicy(first_delay=0.02, max_delay=1.0)
 
 
@@ -88,6 +93,7 @@ class Servers:
         addresses: Where they listen, by index.
         security: Keys of a client.
         timeout: Seconds for which a server that cannot be reached is asked again.
+        of_worker: Whether scheduled functions ask: what may not be repeated must have a key then.
 
     Raises:
         ValueError: There is none, or an address is not "host:port".
@@ -99,6 +105,7 @@ class Servers:
         *,
         security: Security | None = None,
         timeout: float = 120.0,
+        of_worker: bool = False,
     ) -> None:
         check_strings("addresses", addresses)
         check_seconds("timeout", timeout)
@@ -106,6 +113,7 @@ class Servers:
             raise ValueError("`addresses` must name a parameter server, but is empty")
         self.addresses = tuple(addresses)
         self.timeout = float(timeout)
+        self._of_worker = of_worker
         self._security = security
         #: Which lives of the servers are known.
         self.lives = Lives(len(addresses), self.name_of)
@@ -132,7 +140,10 @@ class Servers:
             UnavailableError: A server could not be reached in time, or was lost while it carried
                 out what may not be repeated.
             HeadraceError: What a server answered with; the other servers carried out theirs.
+            FailedPreconditionError: A function writes on a thread that it started.
         """
+        if self._of_worker and not all(may_be_repeated(ask.operation) for ask in asks):
+            raise FailedPreconditionError(_NO_KEY)
         by_server: dict[int, list[int]] = {}
         for position, ask in enumerate(asks):
             by_server.setdefault(ask.server, []).append(position)

@@ -19,7 +19,7 @@ from headrace.errors import FailedPreconditionError
 from headrace.parameter_server.background import Background
 from headrace.parameter_server.connection import Servers
 
-__all__ = ["Cluster", "cluster_of", "enter", "leave"]
+__all__ = ["Cluster", "cluster_of", "clusters_here", "enter", "leave"]
 
 T = TypeVar("T")
 
@@ -79,6 +79,12 @@ def leave(cluster: Cluster) -> None:
             entered.remove(cluster)
         if not entered:
             _clusters.pop(cluster.cluster_id, None)
+
+
+def clusters_here() -> list[str]:
+    """Return the ids of the clusters that this process takes part in."""
+    with _lock:
+        return list(_clusters)
 
 
 def cluster_of(cluster_id: str, what: str) -> Cluster:

@@ -20,6 +20,9 @@ from numpy.typing import NDArray
 
 from headrace.arguments import check_string
 from headrace.distribute.current import get_strategy
+from headrace.errors import FailedPreconditionError
+from headrace.parameter_server.counter import Counter
+from headrace.parameter_server.current import clusters_here
 from headrace.parameter_server.gradients import (
     NonFinite,
     are_finite,
@@ -81,10 +84,10 @@ class Optimizer:
         if name is not None:
             check_string("name", name, empty=False)
         strategy = get_strategy()
-        self.name = name or _name_in_scope(strategy, type(self).__name__)
-        counter: Callable[[str], Callable[[], int]] | None = getattr(
-            strategy, "optimizer_counter", None
-        )
+        named = getattr(strategy, "optimizer_name", None)
+        kind = type(self).__name__
+        self.name = name or (kind if named is None else named(kind))
+        counter = getattr(strategy, "optimizer_counter", None)
         if counter is not None:
             self.count = counter(self.name)
         # Plain numbers travel; NumPy's do not.
@@ -100,13 +103,29 @@ class Optimizer:
         self.global_clipnorm = global_clipnorm
         self.non_finite = non_finite
 
-    #: Asks how many steps were taken; known in the scope of a strategy, or from the first step on.
+    #: Asks how many steps were taken; None: it is not known yet in which cluster.
     count: Callable[[], int] | None = None
 
     @property
     def iterations(self) -> int:
-        """How many steps were taken, by all who have this optimizer or one of its name."""
-        return 0 if self.count is None else self.count()
+        """How many steps were taken, by all who have this optimizer or one of its name.
+
+        Raises:
+            FailedPreconditionError: There are several clusters, and nothing says which is meant.
+        """
+        if self.count is None:
+            clusters = clusters_here()
+            if len(clusters) > 1:
+                raise FailedPreconditionError(
+                    f"optimizer {self.name!r} has taken no step in this process, which takes part "
+                    f"in {len(clusters)} clusters, so it is not known which of them counts its "
+                    "steps: make it in strategy.scope()"
+                )
+            if not clusters:
+                return 0
+            # Functions may have taken steps on workers.
+            return Counter(clusters[0], self.name)()
+        return self.count()
 
     def rate(self, iteration: int) -> float:
         """Return the learning rate of a step, of which so many were taken before."""
@@ -169,12 +188,6 @@ class Optimizer:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(learning_rate={self.learning_rate!r}, name={self.name!r})"
-
-
-def _name_in_scope(strategy: object, kind: str) -> str:
-    """Return the name of an optimizer that was given none."""
-    name: Callable[[str], str] | None = getattr(strategy, "optimizer_name", None)
-    return kind if name is None else name(kind)
 
 
 def check_number(

@@ -10,8 +10,8 @@ import sys
 
 from headrace.arguments import check_flag
 from headrace.parameter_server import schedules
-from headrace.parameter_server.background import InBackground
 from headrace.parameter_server.gradients import NonFinite
+from headrace.parameter_server.in_background import InBackground
 from headrace.parameter_server.operations import (
     AdagradRule,
     AdamRule,

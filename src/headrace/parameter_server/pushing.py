@@ -20,16 +20,14 @@ from numpy.typing import NDArray
 from headrace.distribute.context import OnReplica, here
 from headrace.errors import FailedPreconditionError
 from headrace.parameter_server.connection import Ask
-from headrace.parameter_server.current import Cluster, cluster_of
+from headrace.parameter_server.counter import COUNTING_SERVER, Counter
+from headrace.parameter_server.current import Cluster
 from headrace.parameter_server.operations import AdamRule, Count, Counted, OptimizerRule, Step
 from headrace.parameter_server.optimizer import Optimizer
 from headrace.parameter_server.origin import next_key
 from headrace.parameter_server.sums import sum_rows
 
-__all__ = ["Counter", "Gradient", "Trained", "push_gradients"]
-
-COUNTING_SERVER = 0
-"""Which server counts steps."""
+__all__ = ["Gradient", "Trained", "push_gradients"]
 
 
 class Gradient(NamedTuple):
@@ -58,27 +56,6 @@ class Trained(Protocol):
         self, optimizer: str, rule: OptimizerRule, step: Step, gradient: Gradient
     ) -> list[Ask]:
         """Return what is to be asked of which server."""
-
-
-class Counter:
-    """How many steps an optimizer has taken; a handle.
-
-    Args:
-        cluster_id: Of the cluster that counts.
-        optimizer: Name of the optimizer whose steps are counted.
-    """
-
-    def __init__(self, cluster_id: str, optimizer: str) -> None:
-        self._cluster_id = cluster_id
-        #: Of the counter.
-        self.name = f"{optimizer}/iterations"
-
-    def __call__(self) -> int:
-        """Ask the server that counts."""
-        cluster = cluster_of(self._cluster_id, f"the counter {self.name!r}")
-        answer, _ = cluster.servers.ask(COUNTING_SERVER, Count(self.name, 0))
-        assert isinstance(answer, Counted)
-        return answer.after
 
 
 def push_gradients(optimizer: Optimizer, pairs: Sequence[tuple[Any, Any]]) -> int:
@@ -139,7 +116,6 @@ def _summed(gradients: Sequence[Gradient]) -> Gradient:
 def _push(optimizer: Optimizer, targets: Sequence[Trained], gradients: Sequence[Gradient]) -> int:
     cluster = targets[0].cluster
     optimizer.count = count = Counter(cluster.cluster_id, optimizer.name)
-    counter = count.name
     values = optimizer.prepare(
         [target.name for target in targets], [gradient.values for gradient in gradients]
     )
@@ -149,7 +125,7 @@ def _push(optimizer: Optimizer, targets: Sequence[Trained], gradients: Sequence[
         Gradient(gradient.rows, value) for gradient, value in zip(gradients, values, strict=True)
     ]
     servers = cluster.servers
-    counting = Ask(COUNTING_SERVER, Count(counter, 1, next_key(counter)))
+    counting = Ask(COUNTING_SERVER, Count(count.name, 1, next_key(count.name)))
     if (
         callable(optimizer.learning_rate)
         or isinstance(optimizer.rule, AdamRule)

@@ -36,8 +36,8 @@ from headrace.storage.folder import Folder
 
 __all__ = ["PART_BYTES", "Written", "write_shards"]
 
-PART_BYTES = 32 << 20
-"""What is copied between two operations: some 10 ms."""
+PART_BYTES = 8 << 20
+"""What is copied between two operations: some milliseconds."""
 
 _FILE_BYTES = 64 << 20
 

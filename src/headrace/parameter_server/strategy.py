@@ -34,15 +34,16 @@ from headrace.parameter_server.cluster_check import (
     worker_addresses,
 )
 from headrace.parameter_server.connection import Servers
+from headrace.parameter_server.counter import Counter
 from headrace.parameter_server.creation import Initial, VariableRecord, cut, make
 from headrace.parameter_server.current import Cluster, cluster_of, enter
 from headrace.parameter_server.dtypes import name_of
 from headrace.parameter_server.extended import ServerExtended, placed_beside
+from headrace.parameter_server.names import Names
 from headrace.parameter_server.operations import TableSpec
 from headrace.parameter_server.origin import in_closure
 from headrace.parameter_server.per_worker_input import PerWorkerInput
 from headrace.parameter_server.placement import placement as placement_named
-from headrace.parameter_server.pushing import Counter
 from headrace.parameter_server.settings import StrategySettings, checked_settings
 from headrace.parameter_server.table import PlacedTable, TableRecord
 from headrace.parameter_server.variable import ServerVariable
@@ -145,10 +146,9 @@ class ParameterServerStrategy(Strategy):
         self._cluster = cluster
         self._settings = settings
         self._lock = threading.Lock()
-        #: Names of variables and tables that were made.
-        self._names: set[str] = set()
-        #: How many optimizers of a kind were made in the scope.
-        self._optimizers: dict[str, int] = {}
+        #: Of variables and tables.
+        self._names = Names()
+        self._optimizers = Names()
         self._warned = False
         cluster.keep("strategy", "", self)
 
@@ -235,8 +235,7 @@ class ParameterServerStrategy(Strategy):
         self, first: Initial, name: str | None, trainable: bool, aggregation: str
     ) -> tuple[Cluster, VariableRecord]:
         """Cut a variable into shards and have the servers make them."""
-        with self._lock:
-            own_name = self._new_name("Variable", name)
+        own_name = self._names.give("Variable", name)
         beside = placed_beside()
         try:
             with self._lock:
@@ -246,7 +245,7 @@ class ParameterServerStrategy(Strategy):
                     shards = cut(own_name, first, None, lambda size: beside.shards[0].server)
             existed = make(self._cluster.servers, shards, first)
         except BaseException:
-            self._names.discard(own_name)
+            self._names.take_back(own_name)
             raise
         if existed:
             _log.warning(
@@ -261,8 +260,7 @@ class ParameterServerStrategy(Strategy):
 
     def place_table(self, spec: TableSpec) -> tuple[Cluster, TableRecord]:
         """Deal a table to all servers."""
-        with self._lock:
-            self._new_name("EmbeddingTable", spec.name)
+        self._names.give("EmbeddingTable", spec.name)
         count = len(self._cluster.servers)
         capacity = None if spec.capacity is None else -(-spec.capacity // count)
         shards = tuple(
@@ -281,27 +279,11 @@ class ParameterServerStrategy(Strategy):
         return self._cluster, TableRecord(spec.table, spec.dim, spec.dtype, shards)
 
     def optimizer_name(self, kind: str) -> str:
-        """Return a name for an optimizer that is made in the scope, and was given none."""
-        with self._lock:
-            number = self._optimizers.get(kind, 0)
-            self._optimizers[kind] = number + 1
-        return f"{kind}_{number}" if number else kind
-
-    def _new_name(self, kind: str, name: str | None) -> str:
-        if name in self._names:
-            raise ValueError(
-                f"`name` must be unique in a strategy, and there is a variable or table {name!r}"
-            )
-        free = name or kind
-        number = 0
-        while free in self._names:
-            number += 1
-            free = f"{kind}_{number}"
-        self._names.add(free)
-        return free
+        """Return the name of an optimizer that was given none: in functions, that of its class."""
+        return kind if in_closure() is not None else self._optimizers.give(kind)
 
     def optimizer_counter(self, name: str) -> Counter:
-        """Return what asks how many steps were taken with an optimizer of this name."""
+        """Return what counts the steps of the optimizers of a name."""
         return Counter(self.cluster_id, name)
 
     # --- running ------------------------------------------------------------------------------

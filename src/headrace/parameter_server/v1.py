@@ -107,7 +107,7 @@ class ParameterServerStrategy(WithCoordinator):
             DeadlineExceededError: The chief did not make it in time.
         """
         with self._lock:
-            own_name = self._new_name("Variable", name)
+            own_name = self._names.give("Variable", name)
             beside = placed_beside()
             try:
                 if beside is None:
@@ -116,7 +116,7 @@ class ParameterServerStrategy(WithCoordinator):
                     server = beside.shards[0].server
                     shards = cut(own_name, first, None, lambda size: server)
             except BaseException:
-                self._names.discard(own_name)
+                self._names.take_back(own_name)
                 raise
         try:
             if self._is_chief:
@@ -124,7 +124,7 @@ class ParameterServerStrategy(WithCoordinator):
             else:
                 _wait_for(self._cluster.servers, own_name, shards)
         except BaseException:
-            self._names.discard(own_name)
+            self._names.take_back(own_name)
             raise
         record = VariableRecord(
             own_name, first.shape, name_of(first.dtype), trainable, aggregation, shards

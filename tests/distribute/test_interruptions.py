@@ -1,0 +1,102 @@
+"""Iterators interrupted wherever Python looks for signals: nothing is lost or doubled."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+import headrace as hr
+from headrace.distribute import InputContext, InputOptions, InputReplicationMode
+from headrace.errors import FailedPreconditionError
+from tests.distribute.replicas import mirrored, rows
+
+_ROOM = os.path.dirname(hr.distribute.__file__)
+_OWN = InputOptions(experimental_replication_mode=InputReplicationMode.PER_REPLICA)
+
+
+class Interruption(BaseException):
+    pass
+
+
+def distributed(how, replicas=3):
+    strategy, plan = mirrored(replicas), hr.Dataset.range(10).batch(4)
+    if how == "in turn":
+        return strategy.distribute_datasets_from_function(lambda context: plan)
+    if how == "own":
+
+        def shard(context: InputContext) -> hr.Dataset:
+            return plan.shard(context.num_input_pipelines, context.input_pipeline_id)
+
+        return strategy.distribute_datasets_from_function(shard, _OWN)
+    options = InputOptions(split=how, experimental_per_replica_buffer_size=0)
+    return strategy.distribute_dataset(plan, options)
+
+
+def taken(step):
+    parts = rows(step)
+    return [x for part in parts for x in (part if isinstance(part, list) else [part])]
+
+
+class Interrupter:
+    """Interrupts at the n-th call, or return of a built-in function, of the code of this room."""
+
+    def __init__(self, number):
+        self.left = number
+
+    def next(self, iterator):
+        """Return the rows of a step; None at the end."""
+        sys.setprofile(self._look)
+        try:
+            for step in iterator:
+                found = step
+                break
+            else:
+                return None
+        finally:
+            sys.setprofile(None)
+        return taken(found)
+
+    def _look(self, frame, event, argument):
+        if event in ("call", "c_return") and frame.f_code.co_filename.startswith(_ROOM):
+            self.left -= 1
+            if not self.left:
+                sys.setprofile(None)
+                raise Interruption
+
+
+def rest_of(state, how, replicas):
+    iterator = iter(distributed(how, replicas))
+    iterator.set_state(state)
+    return [x for step in iterator for x in taken(step)]
+
+
+@pytest.mark.parametrize(
+    ("how", "replicas"),
+    [("ceil", 3), ("balanced", 3), ("in turn", 3), ("own", 3), ("ceil", 1)],
+)
+def test_an_interruption_anywhere_loses_nothing_and_doubles_nothing(how, replicas):
+    whole = sorted(x for step in distributed(how, replicas) for x in taken(step))
+    assert whole == list(range(10))
+    number, were_interrupted = 0, True
+    while were_interrupted:
+        number += 1
+        interrupter, found = Interrupter(number), []
+        iterator = iter(distributed(how, replicas))
+        while True:
+            try:
+                step = interrupter.next(iterator)
+            except Interruption:
+                try:
+                    state = iterator.get_state()
+                except FailedPreconditionError:
+                    continue
+                assert sorted(found + rest_of(state, how, replicas)) == whole, number
+                continue
+            if step is None:
+                break
+            found += step
+        assert sorted(found) == whole, number
+        were_interrupted = interrupter.left <= 0
+    assert number > 10
