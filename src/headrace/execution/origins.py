@@ -114,7 +114,7 @@ def by_unit(chunk: Chunk) -> Chunk:
     if places is None or not has_origins(places):
         raise ValueError(_NO_ORIGINS)
     units = places["unit"]
-    if (units[1:] >= units[:-1]).all():
+    if len(units) < 2 or (units[1:] >= units[:-1]).all():
         return chunk
     return chunk.take(_by_number(units))
 
@@ -125,6 +125,8 @@ def one_run_of(units: NDArray[np.int64], ordinals: NDArray[np.int64]) -> Run | N
     if not size:
         return None
     unit, first = int(units[0]), int(ordinals[0])
+    if size == 1:  # large elements come one by one
+        return Run(unit, 1, first, 1)
     units_apart, ordinals_apart = int(units[-1]) - unit, int(ordinals[-1]) - first
     # Both ends say which of the two it can be; most often it is.
     if units_apart == size - 1 and not ordinals_apart:
@@ -369,6 +371,9 @@ def _runs_of_ended(unit: int, counts: NDArray[np.int64]) -> list[Ended]:
     """Return units from `unit` on that have ended with so many elements each."""
     if not len(counts):
         return []
+    elements = int(counts[0])
+    if len(counts) == 1 or (counts == elements).all():
+        return [Ended(unit, len(counts), elements)]
     starts = _starts(counts[1:] != counts[:-1])
     sizes = np.diff(starts, append=len(counts))
     runs = zip(starts.tolist(), sizes.tolist(), counts[starts].tolist(), strict=True)
