@@ -394,6 +394,26 @@ def test_dataclasses_lists_and_constants_pass_through_a_compiled_step():
     assert [int(v) for v in extra.values] == [2, 3]
 
 
+def test_gradients_of_collectives_are_those_of_all_replicas():
+    """Each replica's weight of what all have counts in the gradient of every one."""
+
+    def gradients(x):
+        context = get_replica_context()
+        weight = context.replica_id_in_sync_group + 1.0
+
+        def gathered(parts):
+            return sum((context.all_gather(part, 1) * weight).sum() for part in parts)
+
+        def reduced(part):
+            return (context.all_reduce("SUM", part) * weight).sum()
+
+        return jax.grad(gathered)([x, 2 * x]), jax.grad(reduced)(x)
+
+    found = mirrored().compile(gradients)(jnp.array([[3.0], [5.0]]))
+    for gradient in (*found[0], found[1]):
+        assert [each.tolist() for each in gradient.values] == [[[10.0], [10.0]]] * 4
+
+
 @pytest.mark.parametrize("rows", [5, 2])
 def test_different_numbers_of_rows_are_an_error_or_padded_or_dropped(rows):
     strategy = mirrored()

@@ -351,6 +351,23 @@ def test_what_one_replica_writes_into_a_reduced_value_is_not_seen_by_others():
     assert [each.tolist() for each in mirrored(3).run(step).values] == [[3, 3], [4, 4], [5, 5]]
 
 
+def test_what_one_replica_writes_into_a_merged_value_is_not_seen_by_others():
+    shared, same = np.zeros(2), object()
+    shared_view = shared.view()
+    shared_view.flags.writeable = False
+
+    def step():
+        context = get_replica_context()
+        got = context.merge_call(lambda s: {"a": [shared], "view": shared_view, "same": same})
+        got["a"][0][:] += replica_id() + 1
+        context.merge_call(lambda strategy: None)
+        return got["a"][0], got["view"] is shared_view, got["same"] is same
+
+    written, view_is_shared, is_same = mirrored(3).run(step)
+    assert [each.tolist() for each in written.values] == [[1, 1], [2, 2], [3, 3]]
+    assert view_is_shared.values == is_same.values == (True, True, True)
+
+
 def test_values_from_a_function_are_made_for_each_replica():
     strategy = mirrored(3)
     values = strategy.distribute_values_from_function(

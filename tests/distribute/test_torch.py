@@ -134,6 +134,16 @@ def test_what_one_replica_writes_into_a_reduced_tensor_is_not_seen_by_others():
 
     assert [each.tolist() for each in mirrored(3).run(step).values] == [[3, 3], [4, 4], [5, 5]]
 
+    def merged():
+        for value in (torch.zeros(2), np.zeros(2)):
+            got = get_replica_context().merge_call(lambda strategy, value=value: value)
+            got += replica_id()
+            get_replica_context().merge_call(lambda strategy: None)
+            yield got.tolist()
+
+    found = mirrored(2).run(lambda: tuple(map(tuple, merged())))
+    assert mirrored(2).local_results(found) == (((0, 0), (0, 0)), ((1, 1), (1, 1)))
+
 
 def test_gradients_flow_on_replicas_and_are_reduced():
     model = torch.nn.Linear(3, 1)

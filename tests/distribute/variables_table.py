@@ -64,3 +64,8 @@ def check_table(strategy: Any) -> None:
         with pytest.raises(ValueError, match=match):
             made(1, aggregation=aggregation, synchronization="ON_READ").read()
     assert np.asarray(made([1.0, 2.0])).tolist() == [1.0, 2.0]
+    for aggregation, rows in (("SUM", [1.0, 2.0, 1.0]), ("MEAN", [0.5, 1.0, 0.5])):
+        v = made(np.zeros((3, 1), np.float32), aggregation=aggregation)
+        strategy.run(lambda v=v: v.scatter_add([one() - 1, one()], [[1.0]] * 2))
+        assert [np.asarray(each)[:, 0].tolist() for each in v.values] == [rows, rows]
+        assert np.asarray(v.gather([2, 1])).tolist() == [[rows[2]], [rows[1]]]

@@ -6,17 +6,14 @@ States say what was used.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any
 
 from headrace.data.dataset import Dataset
 from headrace.data.iterator import DatasetIterator
-from headrace.element.chunk import States
+from headrace.data.marks import Mark
 from headrace.plan.node import Node
 
 __all__ = ["AheadIterator", "Mark", "next_pass", "read_ahead"]
-
-Mark: TypeAlias = tuple[States, int]
-"""A place of an iterator. Taking it is free: the state is made when somebody asks."""
 
 
 class AheadIterator(DatasetIterator):
@@ -32,12 +29,6 @@ class AheadIterator(DatasetIterator):
         """Whether marks can be used later. A data service forgets what was read before."""
         return not self._keepers and not self._cannot_restore
 
-    def mark(self) -> Mark:
-        """Return the place of the next element."""
-        if self._states(self._offset) is None:
-            super().get_state()  # the beginning, too, is a place: from now on it has a name
-        return self._states, self._offset
-
     def use(self, mark: Mark) -> None:
         """Take note that what is before a mark was used, and no more."""
         self._used = mark
@@ -45,18 +36,11 @@ class AheadIterator(DatasetIterator):
     def go_back(self, mark: Mark) -> None:
         """Have the elements after a mark come again, which were read and not used."""
         self._rows, self._has_ended = None, False
-        self._states, self._offset = mark
+        self._states, self._offset = mark.states, mark.offset
 
     def get_state(self) -> dict[str, Any]:
         """Return the state of the mark that was used last."""
-        if self._used is None:
-            return super().get_state()
-        read = self._states, self._offset, self._rows
-        self._states, self._offset = self._used
-        try:
-            return super().get_state()
-        finally:
-            self._states, self._offset, self._rows = read
+        return super().get_state() if self._used is None else self.state_at(self._used)
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Go to where `state` was taken."""

@@ -193,8 +193,15 @@ OF_MODULES["headrace.distribute"] = {
         ("GCEClusterResolver", "SageMakerClusterResolver", "TPUClusterResolver"),
         "SimpleClusterResolver(ClusterSpec({...})), with the addresses that you have",
     ),
+    **dict.fromkeys(("RunOptions", "CrossDeviceOps", "NcclAllReduce"), _GONE),
+    **dict.fromkeys(("HierarchicalCopyAllReduce", "ReductionToOneDevice"), _GONE),
+    **dict.fromkeys(
+        ("CommunicationOptions", "CollectiveHints", "CommunicationImplementation"),
+        "timeout=, of MultiWorkerMirroredStrategy; each framework has its one way to add up",
+    ),
     "cluster_resolver": "hr.distribute itself: its resolvers have the same names",
     "experimental": "hr.distribute itself",
+    "experimental_set_strategy": "`with strategy.scope():` around what is to be made for it",
 }
 
 OF_MODULES["headrace"] |= {

@@ -14,6 +14,7 @@ from typing import Any, Self, cast
 
 from headrace.data.at_exit import close_at_exit
 from headrace.data.forked import leave_in_children
+from headrace.data.marks import Mark, Marks
 from headrace.data.optional import Optional
 from headrace.data.saved_state import PLACES, VERSION, check_form, check_state, served_steps
 from headrace.element.chunk import States
@@ -83,6 +84,7 @@ class DatasetIterator:
             keeper.watch(self)
         self._states: States = lambda index: state
         self._offset = 0
+        self._marks = Marks()
         self._pace = Pace()
         #: Elements that come next, after which what runs goes on. None: it does not stand at the
         #: place, as while it is at work.
@@ -196,7 +198,7 @@ class DatasetIterator:
         for keeper in self._keepers:
             keeper.release(self)
             if keeper.is_full:
-                keeper.forget(self._states(self._offset))
+                keeper.forget((self._marks.oldest() or Mark(self._states, self._offset)).state)
 
     def get_next(self) -> Any:
         """Return the next element.
@@ -233,16 +235,30 @@ class DatasetIterator:
         Raises:
             FailedPreconditionError: Nobody could go there: it reads the data service, for one.
         """
-        self._check_it_has_states()
-        if self._identity is None:
-            self._identity = identity(self._plan)
-        stream = self._states(self._offset)
-        if stream is None:
-            # The beginning, too, is a place: of what a cache holds now, for one.
-            # Once said, it is the place: what others put into the cache since changes nothing here.
+        return self.state_at(self.mark())
+
+    def mark(self) -> Mark:
+        """Return the place of the next element; `state_at` makes a state of it, now or later."""
+        if not self._offset and not self._cannot_restore and self._states(0) is None:
+            # The beginning, too, is a place: of what a cache holds now, whatever comes into it.
             self._resume()
             stream = self._running[-1].get_state()
             self._states, self._rows = lambda index: stream, iter(())
+        mark = Mark(self._states, self._offset)
+        if self._keepers:
+            self._marks.add(mark)
+        return mark
+
+    def state_at(self, mark: Mark) -> dict[str, Any]:
+        """Return what `get_state` would have returned when `mark` was taken.
+
+        Raises:
+            FailedPreconditionError: As `get_state`.
+        """
+        self._check_it_has_states()
+        if self._identity is None:
+            self._identity = identity(self._plan)
+        stream = mark.state
         for keeper in self._keepers:
             stream = keeper.said(stream)
         seed, at = self._place(stream)

@@ -4,8 +4,8 @@
 * A strategy (`strategy`, `mirrored`, `extended`, `scope`; what it reads: `feeding`) has replicas.
   `run` calls a function on each (`crew`: the threads); code asks where it runs (`context`,
   `current`, `replica_context`); values of several replicas (`values`) become one (`collectives`);
-  a `variable` has a copy on each (`operators`: what arrays can do). `spmd` compiles a step once for
-  all. `metrics` are sums in variables.
+  a `variable` has a copy on each (`operators`: what arrays can do; `scattering`: rows of one).
+  `spmd` compiles a step once for all. `metrics` are sums in variables.
 * Workers in several processes (`multi_worker`) meet (`meeting`), and agree at each step of a
   dataset whether there is another (`agreement`).
 * A distributed dataset (`dataset`, `sharing`) gives each replica its rows (`rebatch`: arithmetic;

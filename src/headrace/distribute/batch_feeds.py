@@ -13,12 +13,12 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from headrace.data.iterator import DatasetIterator
+from headrace.data.marks import Mark
 from headrace.distribute.feeds import (
     Feed,
     Reader,
     Step,
     inputs_of,
-    refuse_state_within_step,
     rows_of,
 )
 from headrace.distribute.rebatch import Piece, ceil_steps, size_of_piece
@@ -54,6 +54,7 @@ class Split(Feed):
         every: So many workers read the same batches, and this one gets every so-manieth piece,
             from piece `first` on. 1: it has them for itself.
         first: See `every`.
+        check_order: See `Reader`.
     """
 
     def __init__(
@@ -63,10 +64,11 @@ class Split(Feed):
         here: int,
         every: int = 1,
         first: int = 0,
+        check_order: Callable[[], None] | None = None,
     ) -> None:
         #: Whether a batch may be more than one step.
         self._has_rest = every * here < replicas
-        self._batches = Reader(elements, self._has_rest)
+        self._batches = Reader(elements, self._has_rest, check_order)
         self._replicas, self._here = replicas, here
         self._every, self._first = every, first
         self._leaves: list[Any] = []
@@ -101,10 +103,8 @@ class Split(Feed):
                 return True
 
     def get_state(self) -> dict[str, Any]:
-        if self._steps:
-            if self._batches.place is None:  # interrupted before the only step of the batch
-                refuse_state_within_step()
-            return {"inputs": [self._batches.place], "rows": self._done}
+        if self._steps:  # there is no place if it was interrupted before the only step of the batch
+            return {"inputs": [self._batches.state_at(self._batches.place)], "rows": self._done}
         return {"inputs": [self._batches.get_state()], "rows": self._batches.skip}
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -128,6 +128,7 @@ class Balanced(Feed):
             this one gets every so-manieth piece, from piece `first` on.
         first: See `every`.
         size: Rows of a global batch; None: as many as the first has.
+        check_order: See `Reader`.
     """
 
     def __init__(
@@ -138,8 +139,9 @@ class Balanced(Feed):
         every: int = 1,
         first: int = 0,
         size: int | None = None,
+        check_order: Callable[[], None] | None = None,
     ) -> None:
-        self._batches = Reader(elements, remembers=True)
+        self._batches = Reader(elements, True, check_order)
         self._sizes_of, self._given_size = sizes, size
         self._set_size(size)
         self._count, self._every, self._first = here * every, every, first
@@ -194,7 +196,7 @@ class Balanced(Feed):
         state = {"size": self._size, "sizes": self._sizes, "pieces": self._pieces}
         if self._held:
             place, _, start, _ = self._held[0]
-            return {"inputs": [place], "rows": start, **state}
+            return {"inputs": [self._batches.state_at(place)], "rows": start, **state}
         return {"inputs": [self._batches.get_state()], "rows": self._batches.skip, **state}
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -212,7 +214,7 @@ class Balanced(Feed):
         self._batches.close()
 
 
-_Held: TypeAlias = tuple[dict[str, Any] | None, list[Any], int, int]
+_Held: TypeAlias = tuple[Mark | None, list[Any], int, int]
 """A batch that is not used up: its place, the leaves, and the rows from start to stop."""
 
 

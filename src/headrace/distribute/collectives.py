@@ -90,7 +90,7 @@ def total_and_count(
     Raises:
         ValueError, TypeError, InvalidArgumentError: As `reduced` and `reduced_within`.
     """
-    arrays = [framework.countable(value) for value in values]
+    arrays = [framework.countable(_dense(value)) for value in values]
     if axis is None:
         return _sum(arrays, framework), len(values)
     axes = _axes(axis)
@@ -120,7 +120,7 @@ def concatenated(values: Sequence[Any], axis: Any, framework: Framework = NUMPY)
         InvalidArgumentError: Their other axes, or their numbers of axes, differ.
     """
     axis = check_int("axis", axis, minimum=0)
-    arrays = [framework.array(value) for value in values]
+    arrays = [framework.array(_dense(value)) for value in values]
     for array in arrays:
         if axis >= array.ndim:
             raise ValueError(
@@ -133,6 +133,15 @@ def concatenated(values: Sequence[Any], axis: Any, framework: Framework = NUMPY)
             "but that one must be alike"
         )
     return framework.joined(arrays, axis)
+
+
+def _dense(value: Any) -> Any:
+    if hasattr(value, "dense_shape"):
+        raise InvalidArgumentError(
+            f"{value!r:.80} are rows by index, which variables and tables of parameter servers add "
+            "up; on replicas all_gather the indices, and the values"
+        )
+    return value
 
 
 def _sum(arrays: Sequence[Any], framework: Framework) -> Any:

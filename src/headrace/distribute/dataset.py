@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from headrace.arguments import check_instance
@@ -17,6 +18,7 @@ from headrace.distribute.iterator import DistributedIterator
 from headrace.distribute.rebatch import rotated_batch_sizes
 from headrace.distribute.sharing import (
     check_is_batched,
+    check_keeps_order,
     empty_step,
     global_batch_size,
     spec_in_turn,
@@ -176,12 +178,13 @@ class DistributedDataset(_Distributed):
         )
 
     def _open_part(self, part: Part) -> Feed:
-        elements = iter(self._part(part))
+        dataset = self._part(part)
+        elements, check = iter(dataset), partial(check_keeps_order, dataset.plan)
         replicas, here = self._context.num_replicas_in_sync, self._here
         if replicas == 1:
             return Whole(elements)
         if self._options.split == "ceil":
-            return Split(elements, replicas, here, part.readers, part.reader)
+            return Split(elements, replicas, here, part.readers, part.reader, check)
         return Balanced(
             elements,
             lambda size: rotated_batch_sizes(size, replicas, part.before * here),
@@ -189,6 +192,7 @@ class DistributedDataset(_Distributed):
             part.readers,
             part.reader,
             self._size,
+            check,
         )
 
     def _part(self, part: Part) -> Dataset:

@@ -18,12 +18,13 @@ Rule 4. An interruption (Ctrl-C) at any instruction loses nothing. Python looks 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 
 from headrace.data.iterator import DatasetIterator
+from headrace.data.marks import Mark
 from headrace.element.structure import Structure, component, flatten, unflatten
 from headrace.element.transpose import transpose
 from headrace.errors import FailedPreconditionError, InvalidArgumentError
@@ -72,15 +73,24 @@ class Reader:
     Args:
         elements: What reads them.
         remembers: Whether the place of the last one is needed, also when it is dropped.
+        check_order: Raises where another reading would give other elements after a place, so that
+            nobody can go on within one.
     """
 
-    def __init__(self, elements: DatasetIterator, remembers: bool = False) -> None:
+    def __init__(
+        self,
+        elements: DatasetIterator,
+        remembers: bool = False,
+        check_order: Callable[[], None] | None = None,
+    ) -> None:
         self._elements = elements
         self._remembers = remembers
+        self._check_order = check_order
         #: The element, if there is one; () drops it.
         self.held: tuple[()] | tuple[Any] = ()
-        #: The place before the last one, where it is remembered.
-        self.place: dict[str, Any] | None = None
+        #: The place before the last one, where it is remembered. Its state is made when somebody
+        #: asks: of a job that several clients share it is a question to all of them.
+        self.place: Mark | None = None
         #: Rows of the next element that were used before the state was taken.
         self.skip = 0
 
@@ -88,13 +98,13 @@ class Reader:
         """Read an element if none is held; return whether one is now."""
         if self.held:
             return True
-        place = self._elements.get_state() if self._remembers or self.skip else None
+        place = self._elements.mark() if self._remembers or self.skip else None
         try:
             for element in self._elements:
                 self.held, self.place = (element,), place if self._remembers else None
                 return True
         except Exception:
-            if self.skip and self._elements.get_state() != place:
+            if place and self.skip and self._elements.mark().state != place.state:
                 self.skip = 0  # the element is lost, and all rows of the next one are wanted
             raise
         return False
@@ -109,7 +119,19 @@ class Reader:
             return self._elements.get_state()
         if self.place is None:
             refuse_state_within_step()
-        return self.place
+        return self._elements.state_at(self.place)
+
+    def state_at(self, place: Mark | None) -> dict[str, Any]:
+        """Return the state of the place of an element of which a part was used.
+
+        Raises:
+            FailedPreconditionError: It was not remembered, or another element may come there.
+        """
+        if place is None:
+            refuse_state_within_step()
+        if self._check_order is not None:
+            self._check_order()
+        return self._elements.state_at(place)
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Go to a place."""

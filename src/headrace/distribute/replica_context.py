@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from headrace.arguments import check_callable
 from headrace.distribute.collectives import ReduceOp
 from headrace.distribute.context import CrossReplica, OnReplica, Rendezvous, here
@@ -70,7 +72,7 @@ class ReplicaContext(OnReplica):
             kwargs: This replica's.
 
         Returns:
-            This replica's part of what `merge_fn` returned.
+            This replica's part of what `merge_fn` returned; of an array for all, its own copy.
         """
         check_callable("merge_fn", merge_fn)
         strategy = self.strategy
@@ -81,7 +83,7 @@ class ReplicaContext(OnReplica):
                 *strategy.regroup([each[0] for each in values]),
                 **strategy.regroup([each[1] for each in values]),
             )
-            return [select(replica, result) for replica in range(len(values))]
+            return _parts(result, strategy)
 
         return self.meet(merged, (tuple(args), dict(kwargs or {})))
 
@@ -177,4 +179,19 @@ def _copies(result: Any, strategy: Any) -> list[Any]:
     """Return a structure for each replica: what one writes into its own is not seen by others."""
     framework, devices = strategy.framework, strategy.framework_devices
     spread = map_structure(lambda leaf: PerReplica(framework.copies(leaf, devices)), result)
+    return [select(replica, spread) for replica in range(len(devices))]
+
+
+def _parts(result: Any, strategy: Any) -> list[Any]:
+    """Return each replica's part of a structure; arrays for all are copied, as `_copies` does."""
+    framework, devices = strategy.framework, strategy.framework_devices
+
+    def part(leaf: Any) -> Any:
+        if isinstance(leaf, np.ndarray):
+            others = [leaf.copy() if leaf.flags.writeable else leaf for _ in devices[1:]]
+            return PerReplica([leaf, *others])
+        is_array = hasattr(leaf, "__array__") and not isinstance(leaf, DistributedValues)
+        return PerReplica(framework.copies(leaf, devices)) if is_array else leaf
+
+    spread = map_structure(part, result) if len(devices) > 1 else result
     return [select(replica, spread) for replica in range(len(devices))]

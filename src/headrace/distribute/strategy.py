@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 from headrace.arguments import check_callable, check_instance
 from headrace.distribute.collectives import (
@@ -33,6 +33,7 @@ from headrace.distribute.values import (
     regroup,
     select,
 )
+from headrace.errors import FailedPreconditionError
 from headrace.frameworks.framework import Framework
 from headrace.frameworks.numpy import FRAMEWORK as NUMPY
 
@@ -255,6 +256,20 @@ class Strategy(Feeding):
         return local_results(value)
 
     experimental_local_results = local_results
+
+    # A strategy is one of a kind: its threads are here, and so is what was made in its scope.
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        raise FailedPreconditionError(
+            f"{self!r} belongs to the process that made it, and cannot be pickled: make a strategy "
+            "there, in the function that is to run there"
+        )
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {', '.join(self._devices)}>"

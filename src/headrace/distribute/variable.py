@@ -24,8 +24,17 @@ from headrace.distribute.collectives import ReduceOp
 from headrace.distribute.context import CrossReplica, OnReplica, here
 from headrace.distribute.current import get_strategy, has_strategy
 from headrace.distribute.operators import ArrayOperators
+from headrace.distribute.scattering import (
+    Scattering,
+    Slices,
+    check_combines,
+    combined,
+    scattered,
+    slices_of,
+)
 from headrace.distribute.spmd import CompiledReplica
 from headrace.distribute.values import DistributedValues, select
+from headrace.errors import FailedPreconditionError
 
 __all__ = ["Variable", "VariableAggregation", "VariableSynchronization"]
 
@@ -70,7 +79,7 @@ class _MadeOnce(ABCMeta):
         return make()
 
 
-class Variable(ArrayOperators, DistributedValues, metaclass=_MadeOnce):
+class Variable(ArrayOperators, Scattering, DistributedValues, metaclass=_MadeOnce):
     """An array that stays; in the scope of a strategy, with a copy on each replica.
 
     >>> import headrace as hr
@@ -225,13 +234,16 @@ class Variable(ArrayOperators, DistributedValues, metaclass=_MadeOnce):
         place.meet(merged, value)  # type: ignore[attr-defined]
         return self.framework.plain(self._copies[replica])
 
-    def _write_all(self, method: str, value: Any, change: Callable[..., Any]) -> Any:
+    def _check_scope(self) -> None:
         place = here.get()
         if isinstance(place, CrossReplica) and place.strategy is not self.strategy:
             raise ValueError(
                 f"Variable {self.name!r} belongs to {self.strategy!r}, and is written in the scope "
                 f"of {place.strategy!r}; write it in its own"
             )
+
+    def _write_all(self, method: str, value: Any, change: Callable[..., Any]) -> Any:
+        self._check_scope()
         count, everywhere = len(self._copies), self.strategy.num_replicas_in_sync
         summed = self._on_read and self.aggregation is VariableAggregation.SUM
         if summed and method != "assign" and everywhere > 1:
@@ -248,6 +260,37 @@ class Variable(ArrayOperators, DistributedValues, metaclass=_MadeOnce):
             [change(old, new) for old, new in zip(self._copies, moved, strict=True)]
         )
         return self.read()
+
+    def _scatter(self, how: str, ids: Any, values: Any) -> Any:
+        if self._on_read:
+            raise NotImplementedError(
+                f"scatter_{how} of Variable {self.name!r}, which has synchronization ON_READ, is "
+                "not supported: assign the whole, or make it ON_WRITE"
+            )
+        slices = slices_of(ids, values, self)
+        replica, devices = self._replica(), self.strategy.framework_devices
+        if replica is None:
+            self._check_scope()
+            self._copies = self._kept([self._with_rows(how, old, slices) for old in self._copies])
+            return self.read()
+        if self.aggregation is VariableAggregation.NONE:
+            self._may_differ = True
+            new = self._with_rows(how, self._copies[replica], slices)
+            self._copies[replica] = self.framework.kept(new, devices[replica])
+            return self.framework.plain(self._copies[replica])
+        check_combines(how, self.aggregation.name, self.name)
+
+        def merged(brought: list[Slices]) -> list[None]:
+            found = combined(brought, self.aggregation.name, self.strategy)
+            self._copies = self._kept([self._with_rows(how, self._copies[0], found)] * len(devices))
+            return [None] * len(brought)
+
+        here.get().meet(merged, slices)  # type: ignore[union-attr]
+        return self.framework.plain(self._copies[replica])
+
+    def _with_rows(self, how: str, old: Any, slices: Slices) -> Any:
+        """Return a copy with rows changed, by NumPy."""
+        return self.framework.array(scattered(how, self.framework.numpy(old), *slices), self.dtype)
 
     # --- the copies ---------------------------------------------------------------------------
 
@@ -328,6 +371,13 @@ class Variable(ArrayOperators, DistributedValues, metaclass=_MadeOnce):
         made.__dict__.update(self.__dict__)
         made._copies = list(self._copies)
         return made
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        raise FailedPreconditionError(
+            f"Variable {self.name!r} is an array of this process and cannot be pickled: elsewhere "
+            "it would be another variable. Pass its value, variable.read(); or make it in the "
+            "scope of a ParameterServerStrategy, where all processes have the same"
+        )
 
     __hash__ = object.__hash__
 

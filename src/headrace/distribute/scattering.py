@@ -1,0 +1,193 @@
+"""Rows of a variable that are read and changed by their numbers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import InvalidArgumentError
+
+__all__ = ["Scattering", "Slices", "check_combines", "combined", "scattered", "slices_of"]
+
+
+def _divide(array: NDArray[Any], ids: NDArray[np.int64], values: NDArray[Any]) -> None:
+    quotient = np.floor_divide if array.dtype.kind in "iu" else np.true_divide
+    quotient.at(array, ids, values)
+
+
+def _update(array: NDArray[Any], ids: NDArray[np.int64], values: NDArray[Any]) -> None:
+    array[ids] = values
+
+
+_CHANGES: dict[str, Callable[[NDArray[Any], NDArray[np.int64], NDArray[Any]], None]] = {
+    "add": np.add.at,
+    "sub": np.subtract.at,
+    "mul": np.multiply.at,
+    "div": _divide,
+    "min": np.minimum.at,
+    "max": np.maximum.at,
+    "update": _update,
+}
+
+
+def scattered(
+    how: str, array: NDArray[Any], ids: NDArray[np.int64], values: NDArray[Any]
+) -> NDArray[Any]:
+    """Return a copy of an array with some of its rows changed, one value after another.
+
+    >>> scattered("add", np.zeros(3), np.array([1, 1]), np.array([2.0, 3.0])).tolist()
+    [0.0, 5.0, 0.0]
+    """
+    changed = array.copy()
+    _CHANGES[how](changed, ids, values)
+    return changed
+
+
+class Slices(NamedTuple):
+    """Which rows are meant, and a value for each."""
+
+    ids: NDArray[np.int64]
+    values: NDArray[Any]
+
+
+def slices_of(ids: Any, values: Any, variable: Any) -> Slices:
+    """Return which rows of a variable are meant, and a value for each.
+
+    Args:
+        ids: Integers; or what has `indices` and `values`.
+        values: One for each id, or one for all.
+        variable: Whose rows they are.
+
+    Raises:
+        TypeError: The ids are no integers, or the variable would lose what is in the values.
+        ValueError: The variable has no such rows, or the values do not fit to them.
+    """
+    if hasattr(ids, "indices"):
+        ids, values = ids.indices, ids.values
+    framework, shape, whose = variable.framework, variable.shape, f"Variable {variable.name!r}"
+    rows = _rows_of(variable, ids)
+    if rows.ndim != 1:
+        raise ValueError(
+            f"`ids` of a scatter into {whose} must be 1-D, but have shape {rows.shape}"
+        )
+    given = framework.array(values)
+    if not framework.can_cast(given.dtype, variable.dtype):
+        raise TypeError(
+            f"{whose} has dtype {variable.dtype}, which would lose what is in values of dtype "
+            f"{given.dtype}; convert them with astype"
+        )
+    wanted = (len(rows), *shape[1:])
+    found = np.asarray(framework.numpy(framework.array(given, variable.dtype)))
+    if found.ndim < len(wanted):
+        found = np.broadcast_to(found, wanted)
+    if found.shape != wanted:
+        raise ValueError(
+            f"rows of {whose} take values of shape {wanted} here, and values of shape "
+            f"{found.shape} do not fit"
+        )
+    return Slices(rows, found)
+
+
+def _rows_of(variable: Any, ids: Any) -> NDArray[np.int64]:
+    whose = f"Variable {variable.name!r}"
+    if not variable.shape:
+        raise ValueError(f"{whose} has no rows: it is one number")
+    rows, count = np.asarray(ids), variable.shape[0]
+    if rows.dtype.kind not in "iu" and rows.size:
+        raise TypeError(f"`ids` of rows of {whose} must be integers, but have dtype {rows.dtype}")
+    rows = rows.astype(np.int64)
+    wrong = rows[(rows < 0) | (rows >= count)]
+    if len(wrong):
+        raise InvalidArgumentError(f"{whose} has {count} rows, from 0, and no row {wrong[0]}")
+    return rows
+
+
+def check_combines(how: str, aggregation: str, name: str) -> None:
+    """Raise unless what replicas do with rows can become one change as `aggregation` says.
+
+    Raises:
+        NotImplementedError: It cannot.
+    """
+    if how in ("min", "max", "update") and aggregation in ("SUM", "MEAN"):
+        raise NotImplementedError(
+            f"scatter_{how} on the replicas of Variable {name!r} is not supported with aggregation "
+            f"{aggregation}: give it NONE or ONLY_FIRST_REPLICA, or call it outside of them"
+        )
+
+
+def combined(brought: Sequence[Slices], aggregation: str, strategy: Any) -> Slices:
+    """Return what the replicas of all workers do with rows, as one change."""
+    if aggregation == "ONLY_FIRST_REPLICA":
+        return Slices(*(strategy.value_of_first(each, "rows of a Variable") for each in brought[0]))
+    ids, values = (
+        np.asarray(strategy.framework.numpy(strategy.gather_replicas(parts, 0)))
+        for parts in zip(*brought, strict=True)
+    )
+    if aggregation == "MEAN":
+        values = values / np.asarray(strategy.num_replicas_in_sync, values.dtype)
+    return Slices(ids.astype(np.int64), values)
+
+
+class Scattering(ABC):
+    """What reads and changes rows of a variable by their numbers."""
+
+    @abstractmethod
+    def read(self) -> Any:
+        """Return the array."""
+
+    def gather(self, ids: Any) -> Any:
+        """Return the rows of these ids, in their order.
+
+        Args:
+            ids: Integers of any shape, from 0 to the number of rows - 1.
+
+        Raises:
+            InvalidArgumentError: One is out of range; it is named.
+        """
+        return self.read()[_rows_of(self, ids)]
+
+    sparse_read = gather
+
+    @abstractmethod
+    def _scatter(self, how: str, ids: Any, values: Any) -> Any:
+        """Change rows as `how` says, and return the new value."""
+
+    def scatter_add(self, ids: Any, values: Any = None) -> Any:
+        """Add a value to each row that is named, and return the new value.
+
+        A row that is named twice is changed twice. On replicas all call it: their rows together are
+        one change, as `aggregation` says; of MEAN, each replica's values count for their part.
+
+        Args:
+            ids: Integers, 1-D; or an `IndexedSlices`, without `values`.
+            values: One for each id, or one for all.
+        """
+        return self._scatter("add", ids, values)
+
+    def scatter_sub(self, ids: Any, values: Any = None) -> Any:
+        """Subtract a value from each row that is named; see `scatter_add`."""
+        return self._scatter("sub", ids, values)
+
+    def scatter_mul(self, ids: Any, values: Any = None) -> Any:
+        """Multiply each row that is named by a value; see `scatter_add`."""
+        return self._scatter("mul", ids, values)
+
+    def scatter_div(self, ids: Any, values: Any = None) -> Any:
+        """Divide each row that is named by a value; see `scatter_add`."""
+        return self._scatter("div", ids, values)
+
+    def scatter_min(self, ids: Any, values: Any = None) -> Any:
+        """Keep the lesser of each row that is named and a value; see `scatter_add`."""
+        return self._scatter("min", ids, values)
+
+    def scatter_max(self, ids: Any, values: Any = None) -> Any:
+        """Keep the greater of each row that is named and a value; see `scatter_add`."""
+        return self._scatter("max", ids, values)
+
+    def scatter_update(self, ids: Any, values: Any = None) -> Any:
+        """Make a value the new row; of a row named twice the last stays. See `scatter_add`."""
+        return self._scatter("update", ids, values)

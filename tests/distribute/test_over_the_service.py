@@ -1,0 +1,122 @@
+"""Replicas that read from the data service: what each gets, and when its clients ask each other."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+import headrace as hr
+from headrace.distribute import DistributedDataset, InputContext, InputOptions
+from headrace.service.client import reader
+from tests.distribute.replicas import BALANCED, mirrored, on_worker, rows, split, with_policy
+
+numbers = hr.Dataset.range
+
+
+@pytest.fixture
+def cluster():
+    with hr.service.LocalCluster(num_workers=3, processes=False) as found:
+        yield found
+
+
+def shared(cluster, job_name=None, mode="distributed_epoch"):
+    return hr.service.distribute(mode, cluster.target, job_name=job_name)
+
+
+def flat(steps):
+    return [row for step in steps for part in step for row in part]
+
+
+def test_copies_of_all_workers_are_read_once_each(cluster):
+    data = numbers(10).apply(shared(cluster, mode="parallel_epochs"))
+    steps = mirrored(2).distribute_datasets_from_function(lambda context: data.batch(4))
+    assert sorted(flat(map(rows, steps))) == sorted([*range(10)] * 3)
+
+
+@pytest.mark.parametrize("options", [InputOptions(), BALANCED])
+def test_what_several_workers_read_of_a_job_is_not_shared_again(cluster, options, request):
+    """Each of two workers cuts the batches that it gets for all replicas; together they get all."""
+    data = numbers(40).batch(4).apply(shared(cluster, request.node.name))
+    found = [on_worker(data, worker, 2, 2, options) for worker in range(2)]
+    assert sorted(flat(found[0]) + flat(found[1])) == list(range(40))
+    assert flat(found[0])
+
+
+def test_a_policy_that_is_named_shares_what_the_service_gives(cluster, request):
+    data = numbers(16).batch(4).apply(shared(cluster, mode="parallel_epochs"))
+    data = with_policy(data, "DATA")
+    assert len(flat(on_worker(data, 0))) == len(flat(on_worker(data, 1))) == 24
+
+
+def test_a_job_is_not_asked_for_its_state_before_the_user_asks(cluster, monkeypatch, request):
+    """One of two clients of a job reads on alone: the other never answers for its place."""
+    asked = []
+    ask = reader.gathered
+    monkeypatch.setattr(reader, "gathered", lambda *a, **k: (asked.append(1), ask(*a, **k))[1])
+    data = numbers(60).batch(6).apply(shared(cluster, request.node.name))
+    for options, here in ((BALANCED, 1), (InputOptions(), 1)):
+        distributed = DistributedDataset(data, InputContext(2, 0, 2 * here), options)
+        with iter(distributed) as first, iter(distributed) as second:
+            for iterator in (second, first, first, first):
+                next(iterator)
+            assert asked == []
+
+
+def of_all(iterators):
+    """Return the states of iterators that are asked at the same time."""
+    states = [None] * len(iterators)
+
+    def ask(index):
+        states[index] = iterators[index].get_state()
+
+    threads = [threading.Thread(target=ask, args=(index,)) for index in range(len(iterators))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return states
+
+
+@pytest.mark.parametrize("options", [InputOptions(), BALANCED])
+def test_workers_go_on_where_they_stopped_when_each_had_used_its_batches_up(
+    cluster, options, request
+):
+    def opened(name):
+        share = shared(cluster, request.node.name + name)
+        data = numbers(480).batch(6).apply(share)
+        return [iter(DistributedDataset(data, InputContext(2, w, 2), options)) for w in range(2)]
+
+    before, after = opened("before"), opened("after")
+    seen = [row for _ in range(2) for each in before for row in flat([rows(next(each))])]
+    states = of_all(before)
+    places = [state["distributed"]["streams"][worker] for worker, state in enumerate(states)]
+    assert places[0]["inputs"] == places[1]["inputs"]
+    together = {**states[0], "distributed": {"streams": places}}
+    for iterator in after:
+        iterator.set_state(together)
+    rest = flat([rows(step) for each in after for step in each])
+    assert sorted(seen + rest) == list(range(480))
+    for iterator in before:
+        iterator.close()
+
+
+def test_within_a_batch_there_is_no_state_where_another_may_be_the_next(cluster):
+    uneven = numbers(40).batch(5).map(lambda x: x[:3])
+    from_service = uneven.apply(shared(cluster))
+    free = uneven.map(abs, num_parallel_calls=2, deterministic=False)
+    for data, words in ((from_service, "the data service"), (with_policy(free, "OFF"), "map")):
+        with iter(DistributedDataset(data, InputContext(2, 0, 2), BALANCED)) as iterator:
+            iterator.get_state()
+            next(iterator)
+            with pytest.raises(hr.errors.FailedPreconditionError, match=f"{words}.*in no order"):
+                iterator.get_state()
+
+
+def test_balanced_pieces_are_read_of_a_service_that_has_no_states(cluster):
+    data = numbers(20).batch(5).apply(shared(cluster, mode="parallel_epochs"))
+    assert sorted(flat(split(data, 2, BALANCED))) == sorted([*range(20)] * 3)
+    with iter(mirrored(2).distribute_dataset(data, BALANCED)) as iterator:
+        next(iterator)
+        with pytest.raises(hr.errors.FailedPreconditionError, match="no state"):
+            iterator.get_state()

@@ -1,0 +1,121 @@
+"""Rows of variables by their numbers: what the catalogue says, and what is refused."""
+
+from __future__ import annotations
+
+import doctest
+
+import numpy as np
+import pytest
+
+import headrace as hr
+from headrace.distribute import get_replica_context, scattering
+from headrace.errors import InvalidArgumentError
+from tests.distribute.replicas import mirrored
+
+HOW = ["add", "sub", "mul", "div", "min", "max", "update"]
+
+
+def replica_id():
+    return get_replica_context().replica_id_in_sync_group
+
+
+def made(value, **kwargs):
+    strategy = mirrored(2)
+    with strategy.scope():
+        return strategy, hr.Variable(value, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("how", "aggregation", "before", "ids", "values", "after"),
+    [
+        # Replica r changes the rows that `ids(r)` says by `values(r)`.
+        ("sub", "MEAN", [0.0] * 3, lambda r: [r, r + 1], lambda r: [r, r + 1.0], [0, -1, -1]),
+        ("add", "SUM", [0.0] * 3, lambda r: [r, r + 1], lambda r: [r, r + 1.0], [0, 2, 2]),
+        ("div", "SUM", [1, 6, 1], lambda r: [r], lambda r: [r + 2], [0, 2, 1]),
+        ("mul", "MEAN", [2.0, 1, 1], lambda r: [r], lambda r: [r + 2.0], [2, 1.5, 1]),
+        ("min", "ONLY_FIRST_REPLICA", [0, 2, 0], lambda r: [r + 1], lambda r: [r + 1], [0, 1, 0]),
+        ("max", "ONLY_FIRST_REPLICA", [0, 0, 0], lambda r: [r], lambda r: [r + 1], [1, 0, 0]),
+        ("update", "ONLY_FIRST_REPLICA", [0] * 3, lambda r: [r + 1], lambda r: [r + 3], [0, 3, 0]),
+    ],
+)
+def test_rows_by_index_of_all_replicas_are_combined_as_the_table_says(
+    how, aggregation, before, ids, values, after
+):
+    strategy, v = made(before, aggregation=aggregation)
+
+    def step():
+        rows = hr.IndexedSlices(np.array(values(replica_id())), ids(replica_id()))
+        return getattr(v, f"scatter_{how}")(rows)
+
+    returned = strategy.run(step)
+    assert [copy.tolist() for copy in v.values] == [after, after]
+    assert [copy.tolist() for copy in returned.values] == [after, after]
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [("sub", 2), ("add", 6), ("max", 4), ("min", 2), ("mul", 8), ("div", 2), ("update", 2)],
+)
+def test_without_an_aggregation_each_copy_is_changed_by_itself(how, expected):
+    strategy, v = made([4.0])
+    strategy.run(lambda: getattr(v, f"scatter_{how}")([0], 2.0))
+    assert [copy.tolist() for copy in v.values] == [[expected]] * 2
+    _, w = made([1.0, 1.0, 1.0], aggregation="SUM")
+    assert w.scatter_add([0], [2.0]).tolist() == [3.0, 1.0, 1.0]
+    assert w.scatter_min([0], 1.0).tolist() == [1.0, 1.0, 1.0]
+    local = hr.Variable([4.0, 0.0])
+    assert getattr(local, f"scatter_{how}")([0], 2.0).tolist() == [expected, 0.0]
+
+
+def test_a_row_that_is_named_twice_is_changed_twice_and_values_are_rows():
+    v = hr.Variable(np.zeros((3, 2), np.float32))
+    v.scatter_add([2, 0, 2], np.arange(6, dtype=np.float32).reshape(3, 2))
+    assert v.read().tolist() == [[2, 3], [0, 0], [4, 6]]
+    v.scatter_update([1], [7.0, 8.0])
+    v.scatter_add([], np.zeros((0, 2)))
+    assert v.read().tolist() == [[2, 3], [7, 8], [4, 6]]
+    assert v.gather([[2], [1]]).tolist() == [[[4, 6]], [[7, 8]]]
+    assert v.sparse_read([]).shape == (0, 2)
+
+
+@pytest.mark.parametrize("aggregation", ["SUM", "MEAN"])
+@pytest.mark.parametrize("how", ["min", "max", "update"])
+def test_what_cannot_be_combined_by_a_sum_or_mean_is_refused_on_replicas(how, aggregation):
+    strategy, v = made([0.0], aggregation=aggregation)
+    with pytest.raises(NotImplementedError, match=f"scatter_{how}.*{aggregation}.*ONLY_FIRST"):
+        strategy.run(lambda: getattr(v, f"scatter_{how}")([0], 1.0))
+    assert getattr(v, f"scatter_{how}")([0], 0.0).tolist() == [0.0]
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_on_read_variables_take_no_rows_by_index(how):
+    for aggregation in ("NONE", "SUM", "MEAN", "ONLY_FIRST_REPLICA"):
+        strategy, v = made([0.0], aggregation=aggregation, synchronization="ON_READ")
+        with pytest.raises(NotImplementedError, match=f"scatter_{how} .*ON_READ"):
+            strategy.run(lambda v=v: getattr(v, f"scatter_{how}")([0], 1.0))
+
+
+def test_rows_and_values_that_do_not_fit_are_named():
+    v = hr.Variable([[1.0, 2.0]], name="w")
+    for ids, values, error, words in (
+        ([1], 0.0, InvalidArgumentError, "'w' has 1 rows, from 0, and no row 1"),
+        ([-1], 0.0, InvalidArgumentError, "no row -1"),
+        ([0.0], 0.0, TypeError, "must be integers, but have dtype float64"),
+        ([[0]], 0.0, ValueError, r"must be 1-D, but have shape \(1, 1\)"),
+        ([0, 0], [[1.0, 2.0]], ValueError, r"of shape \(2, 2\) here, and values of shape \(1, 2\)"),
+        ([0], 1j, TypeError, "would lose what is in values of dtype complex128"),
+    ):
+        with pytest.raises(error, match=words):
+            v.scatter_add(ids, values)
+    with pytest.raises(InvalidArgumentError, match="'w' has 1 rows, from 0, and no row 3"):
+        v.gather([0, 3])
+    with pytest.raises(ValueError, match="has no rows: it is one number"):
+        hr.Variable(1.0).scatter_add([0], 1.0)
+    other = mirrored(2)
+    with other.scope(), pytest.raises(ValueError, match="write it in its own"):
+        v.scatter_add([0], 1.0)
+    assert v.read().tolist() == [[1.0, 2.0]]
+
+
+def test_examples_in_docstrings_give_what_they_say():
+    assert doctest.testmod(scattering).failed == 0
