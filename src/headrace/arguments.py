@@ -15,6 +15,7 @@ __all__ = [
     "check_flag",
     "check_instance",
     "check_int",
+    "check_metrics",
     "check_path",
     "check_seconds",
     "check_string",
@@ -71,6 +72,18 @@ def check_string(name: str, value: object, *, empty: bool = True) -> None:
         raise TypeError(f"`{name}` must be a string, but got {_shown(value)}")
     if not value and not empty:
         raise ValueError(f"`{name}` must not be empty, but got ''")
+
+
+def check_metrics(port: object, host: object) -> None:
+    """Check where metrics are served: `metrics_port`, which may be None, and `metrics_host`.
+
+    Raises:
+        TypeError: One is of another type.
+        ValueError: It is no port, or the host is empty.
+    """
+    if port is not None:
+        check_int("metrics_port", port, minimum=0, maximum=65535)
+    check_string("metrics_host", host, empty=False)
 
 
 def check_strings(name: str, values: object) -> None:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 from typer.testing import CliRunner
 
+from headrace.cli import task
 from headrace.cli.main import app
+from headrace.coordinator import ClusterCoordinator, get_current_worker_index
+from headrace.coordinator.cluster import Workers
 from headrace.transport import address as addresses
 from tests.cli.test_serve import run  # noqa: F401 - a fixture
 
@@ -36,6 +41,11 @@ def config(cluster=CLUSTER, **task):
         (["--type", "ps", "--index", "1"], config(), "--host '10.9.9.9' needs --keys"),
         (["--type", "worker", "--keys", "/no/such"], config(), "/no/such"),
         (["--type", "worker", "--preload", "no_such_module"], config(), "no_such_module"),
+        (["--type", "ps", "--index", "0", "--coordinator", "a:1"], {}, "--type"),
+        (["--coordinator", "nowhere"], {}, "'nowhere'"),
+        (["--coordinator", "a:1", "--port", "70000"], {}, "--port"),
+        (["--type", "ps", "--index", "0", "--port", "7"], config(), "--port goes with --coord"),
+        (["--type", "worker", "--metrics-port", "-1"], config(), "--metrics-port"),
     ],
 )
 def test_a_task_that_cannot_be_is_a_usage_error_in_the_words_of_the_command(arguments, env, words):
@@ -71,3 +81,39 @@ def test_servers_say_where_they_are_and_end_with_the_signals_that_others_know(ru
     assert worker.lines["stdout"][-1] == "worker 0 stopped"
     assert ps.lines["stdout"][-1] == "ps 0 stopped"
     assert worker.lines["stderr"] == []
+
+
+def wait_until(is_met, seconds=60.0):
+    until = time.monotonic() + seconds
+    while not is_met():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+@pytest.mark.heavy
+@pytest.mark.system
+def test_a_worker_comes_by_itself_and_shows_what_it_does(run):  # noqa: F811
+    with ClusterCoordinator(Workers([])) as coordinator:
+        at = coordinator.listen()
+        command = run("server", "--coordinator", at, "--index", "3", "--metrics-port", "0")
+        [ready] = command.find(r"worker 3 ready at tcp://(127\.0\.0\.1:\d+)")
+        value = coordinator.schedule(get_current_worker_index)
+        assert value.fetch(60.0) == 0
+        assert coordinator.workers == {0: ready[1]}
+        [metrics] = command.find(r"metrics at (http://\S+)/metrics")
+        with urlopen(f"{metrics[1]}/metrics") as page:
+            text = page.read().decode()
+        assert "headrace_closure_worker_greeted 1.0" in text
+        assert "headrace_closure_worker_functions_total 1.0" in text
+        with urlopen(f"{metrics[1]}/readyz") as page:
+            assert page.read() == b"ready\n"
+        assert command.end(signal.SIGTERM) == 0
+        wait_until(lambda: not coordinator.status().workers[0].is_there)
+
+
+def test_a_worker_that_is_started_again_is_to_be_found_at_its_address():
+    place, port = task._place(None, 0, restart=True)
+    assert place == f"127.0.0.1:{port}"
+    assert port
+    assert task._place("::1", 0, restart=False) == ("[::1]:0", 0)
+    assert task._place("10.0.0.1", 7000, restart=True) == ("10.0.0.1:7000", 7000)

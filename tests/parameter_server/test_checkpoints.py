@@ -235,29 +235,51 @@ def test_a_wait_for_checkpoints_has_a_word_after_a_while(tmp_path, caplog):
     assert caplog.text.count("no new checkpoint appeared") == 1
 
 
+#: A coordinator, a worker of which adds one to all elements again and again.
 _TERMINATED = """
-import sys, time
+import sys
+import numpy as np
 import headrace as hr
-checkpoint = hr.Checkpoint(step=7)
-manager = hr.CheckpointManager(checkpoint, sys.argv[1], save_on_sigterm=True)
-print("ready", flush=True)
-time.sleep(60)
+with hr.distribute.LocalCluster(num_workers=1, num_ps=2, processes=False) as cluster:
+    strategy = hr.distribute.ParameterServerStrategy(
+        cluster.cluster_resolver, hr.distribute.partitioners.FixedShardsPartitioner(2)
+    )
+    with strategy.scope():
+        steps = hr.Variable(np.zeros(6), name="steps")
+    manager = hr.CheckpointManager(
+        hr.Checkpoint(steps=steps, epoch=7), sys.argv[1], save_on_sigterm=True
+    )
+    coordinator = hr.coordinator.ClusterCoordinator(strategy)
+    step = lambda: steps.assign_add(np.ones(6))
+    for _ in range(3):
+        coordinator.schedule(step)
+    coordinator.join()
+    print("ready", flush=True)
+    while True:
+        coordinator.schedule(step)
+        coordinator.join()
 """
 
 
 @pytest.mark.system
-def test_a_program_that_is_told_to_end_saves_once(tmp_path):
+def test_a_coordinator_that_is_told_to_end_saves_once_while_functions_run(tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-c", _TERMINATED, str(tmp_path)],
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")},
     )
     with process:
         assert process.stdout.readline() == "ready\n"
         process.terminate()
-        assert process.wait(20) == -signal.SIGTERM
-    checkpoint = hr.Checkpoint(step=0)
+        assert process.wait(30) == -signal.SIGTERM
+        assert f"told to end (SIGTERM): saved {tmp_path}/ckpt-1" in process.stderr.read()
+    checkpoint = hr.Checkpoint(steps=hr.Variable(np.zeros(6)), epoch=0)
     manager = hr.CheckpointManager(checkpoint, tmp_path)
     assert names([manager.restore_or_initialize()]) == ["ckpt-1"]
-    assert checkpoint.step == 7
+    assert checkpoint.epoch == 7
+    found = checkpoint.steps.numpy()
+    assert (found >= 3).all()
+    # Each shard is whole; they may be of different moments while functions run.
+    assert len(set(found[:3])) == len(set(found[3:])) == 1

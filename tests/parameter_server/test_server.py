@@ -11,6 +11,7 @@ from headrace.errors import FailedPreconditionError, UnauthenticatedError
 from headrace.parameter_server import operations as ops
 from headrace.parameter_server.applying import Applying
 from headrace.parameter_server.connection import Servers
+from headrace.parameter_server.gauges import Kept
 from headrace.parameter_server.messages import ArrayForm, CarryOut, Reborn
 from headrace.parameter_server.server import ParameterServer
 from headrace.transport.channel import Request
@@ -145,6 +146,22 @@ def test_what_is_short_and_comes_alone_is_done_at_once_and_never_before_what_cam
     assert core.done[-1] == ("Assign", there)
 
 
+def test_a_status_waits_for_no_operation_and_sees_what_is_kept_after_it():
+    core, seen = Recording(), iter([1, 2, 3])
+    desk = Applying(core, 0, kept=lambda: Kept(shards=next(seen)))
+    desk.start()
+    assert desk.status().shards == 1
+    evict = Asked(CarryOut((ops.Evict("t"),), ((),)))
+    desk.handle([evict])
+    assert core.begun.wait(10)
+    assert desk.status().shards == 1, "as it was"
+    core.go_on.set()
+    assert evict.answered.wait(10)
+    while desk.status().shards < 3:
+        time.sleep(0.001)
+    desk.close()
+
+
 def test_an_error_of_the_stores_own_is_logged_and_answered(applying, caplog):
     desk = applying(Core(ZeroDivisionError("why")))
     request = answered(desk, Asked(CarryOut((ops.Evict("t"),), ((),))))
@@ -165,6 +182,10 @@ def test_a_server_says_what_it_did():
             text = page.read().decode()
         assert 'headrace_parameter_server_operations_total{operation="Read"} 1.0' in text
         assert "headrace_parameter_server_sent_bytes_total 12.0" in text
+        assert (status.shards, status.tables, status.bytes_kept) == (1, 0, 12)
+        assert "headrace_parameter_server_kept_bytes 12.0" in text
+        with urllib.request.urlopen(f"http://{server.metrics_address}/readyz") as page:
+            assert page.read() == b"ready\n"
         described, _ = servers.ask(0, ops.Describe())
         assert [shard.spec for shard in described.shards] == [SPEC]
         servers.close()

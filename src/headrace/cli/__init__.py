@@ -6,9 +6,14 @@ task               `headrace server`: a worker or a parameter server of a cluste
 running            one server, from its start to the last word
 supervise          several worker processes of one command
 signals            waiting for Ctrl-C, SIGTERM and children
+options            what several commands take alike
 inspect            `headrace status`
-top                `headrace top`: a live view, of the frames that `frame` draws
-frame              one frame of it, as text
+top                `headrace top`: a live view
+asking             a look at whatever listens at an address
+shown              what a look found, as text and as JSON
+frame              one frame of a dispatcher, as text
+coordinator_frame  one frame of a coordinator or a parameter server
+tables             lines and columns of a frame
 advice             what bounds a pass, and what would help
 quantities         numbers, bytes and times as people read them
 journal            `headrace journal`: what became of a task or a job

@@ -1,11 +1,12 @@
-"""One frame of `headrace top`: a status as text. It knows no terminal, socket or clock."""
+"""One frame of `headrace top` on a dispatcher: a status as text, without terminal or clock."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from headrace.cli.advice import bound_of, bound_of_save
-from headrace.cli.quantities import bytes_of, duration, number, plural, printable, rate
+from headrace.cli.quantities import bytes_of, duration, number, plural, rate, trend
+from headrace.cli.tables import fitted, table
 from headrace.service.config import ShardingPolicy
 from headrace.service.messages import (
     ClientStatus,
@@ -23,8 +24,6 @@ _MOST_STAGES = 3
 _MOST_LOST = 3
 _LOST_SECONDS = 600.0
 """For how long a lost worker is shown."""
-_CHANGE = 1.1
-"""By how much a rate differs from the one before that is marked as rising or falling."""
 
 
 def render(stats: DispatcherStatus, previous: DispatcherStatus | None, width: int) -> str:
@@ -42,7 +41,7 @@ def render(stats: DispatcherStatus, previous: DispatcherStatus | None, width: in
     if not stats.jobs:
         lines += ["", "nobody reads: there is no job"]
     lines += ["", *_workers(stats)]
-    return "\n".join(_fitted(printable(line), width) for line in lines) + "\n"
+    return fitted(lines, width)
 
 
 def _head(stats: DispatcherStatus) -> Iterator[str]:
@@ -87,7 +86,7 @@ def _job(job: JobStatus, before: dict[int, float]) -> Iterator[str]:
 
 def _pass(reading: IterationStatus, before: float | None, *, is_save: bool) -> Iterator[str]:
     title = f"pass {'.'.join(map(str, reading.pass_number))}" if reading.pass_number else "pass"
-    made = f"{rate(reading.elements_per_second)}{_trend(reading.elements_per_second, before)}"
+    made = f"{rate(reading.elements_per_second)}{trend(reading.elements_per_second, before)}"
     parts = [_bar(reading.progress), made, f"{bytes_of(reading.bytes_per_second)}/s"]
     if reading.seconds_left is not None:
         parts.append(f"{duration(reading.seconds_left)} left")
@@ -119,14 +118,6 @@ def _bar(progress: float | None) -> str:
         return f"[{'?' * _BAR}]"
     full = int(progress * _BAR)
     return f"[{'#' * full}{'.' * (_BAR - full)}] {progress:4.0%}"
-
-
-def _trend(now: float, before: float | None) -> str:
-    if before is None or now == before:
-        return ""
-    if now > before * _CHANGE:
-        return " rising"
-    return " falling" if now * _CHANGE < before else ""
 
 
 def _clients(clients: Sequence[ClientStatus]) -> str:
@@ -170,12 +161,7 @@ def _workers(stats: DispatcherStatus) -> Iterator[str]:
         yield "no worker is registered; start one with `headrace worker --dispatcher HOST:PORT`"
         return
     head = ("worker", "tasks", "made", "bytes", "ready", "last heard of")
-    rows = [head, *(_worker(each) for each in stats.workers)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        first, *rest = zip(row, widths, strict=True)
-        cells = [first[0].ljust(first[1]), *(cell.rjust(wide) for cell, wide in rest)]
-        yield "  ".join(cells)
+    yield from table([head, *(_worker(each) for each in stats.workers)])
 
 
 def _worker(worker: WorkerStatus) -> tuple[str, ...]:
@@ -200,7 +186,3 @@ def _rates(status: DispatcherStatus | None) -> dict[int, float]:
     return {
         each.iteration_id: each.elements_per_second for job in status.jobs for each in job.passes
     }
-
-
-def _fitted(line: str, width: int) -> str:
-    return line if len(line) <= width else f"{line[: max(0, width - 3)]}..."

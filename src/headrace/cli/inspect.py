@@ -2,54 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Annotated, Any
+import sys
+from typing import Annotated
 
-import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from headrace.cli.failures import wrong_arguments
+from headrace.cli.asking import Asking
+from headrace.cli.options import Keys
 from headrace.cli.quantities import plural, printable
-from headrace.service.config import ShardingPolicy, parse_service
-from headrace.service.dispatcher.stub import DispatcherStub
-from headrace.service.messages import DispatcherStatus, GetStatus
-from headrace.transport.security import Security
+from headrace.cli.shown import WIDTH_WITHOUT_TERMINAL, as_json, render_look
+from headrace.service.config import ShardingPolicy
+from headrace.service.messages import DispatcherStatus
 
-__all__ = ["Address", "Keys", "Timeout", "as_json", "connected", "show_status"]
-
+__all__ = ["Address", "Timeout", "show_status"]
 
 Address = Annotated[
     str,
     typer.Argument(
-        envvar="HEADRACE_DISPATCHER", metavar="HOST:PORT", help="The dispatcher to ask."
+        envvar="HEADRACE_DISPATCHER",
+        metavar="HOST:PORT",
+        help="Where the one who is asked listens.",
     ),
 ]
-Keys = Annotated[
-    Path | None,
-    typer.Option(envvar="HEADRACE_KEYS", help="Directory made by `headrace keys new`."),
-]
 Timeout = Annotated[float, typer.Option(help="Seconds to wait for an answer.")]
-
-
-@contextlib.contextmanager
-def connected(
-    address: str, keys: Path | None, timeout: float
-) -> Iterator[tuple[str, DispatcherStub]]:
-    """Check what a user wrote; give the dispatcher's address, and a connection to it."""
-    with wrong_arguments({"service": "HOST:PORT", "address": "HOST:PORT"}):
-        if not timeout > 0:
-            raise ValueError(f"--timeout {timeout:g} must be above 0")
-        address = parse_service(address)
-        security = None if keys is None else Security.load(keys, "client")
-    stub = DispatcherStub(address, security=security)
-    try:
-        yield address, stub
-    finally:
-        stub.close()
 
 
 def show_status(
@@ -61,33 +38,18 @@ def show_status(
         typer.Option("--json", help="Print everything that is known, as one JSON object."),
     ] = False,
 ) -> None:
-    """Show the workers and jobs of a dispatcher."""
-    with connected(address, keys, timeout) as (checked, stub):
-        status = stub.call(GetStatus(), timeout=timeout)
+    """Show how a dispatcher, a coordinator or a parameter server is.
+
+    A coordinator is asked where it listens: `coordinator.listen()` returns the address.
+    """
+    with Asking(address, keys, timeout) as asking:
+        look = asking.look()
     if json:
-        print(as_json(status))
+        print(as_json(look))
+    elif isinstance(look.status, DispatcherStatus):
+        _print(asking.address, look.status)
     else:
-        _print(checked, status)
-
-
-def as_json(status: DispatcherStatus) -> str:
-    """Write a status as JSON: the fields of the records, and modes by name."""
-    plain = msgspec.to_builtins(status)
-    for job in plain["jobs"]:
-        job["processing_mode"] = ShardingPolicy(job["processing_mode"]).name
-    _drop_types(plain)
-    return msgspec.json.format(msgspec.json.encode(plain), indent=2).decode()
-
-
-def _drop_types(value: Any) -> None:
-    """Leave out which record it was: what it is, its place says."""
-    if isinstance(value, dict):
-        value.pop("type", None)
-        for each in value.values():
-            _drop_types(each)
-    elif isinstance(value, list | tuple):
-        for each in value:
-            _drop_types(each)
+        sys.stdout.write(render_look(look, None, WIDTH_WITHOUT_TERMINAL))
 
 
 def _print(address: str, status: DispatcherStatus) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ["bytes_of", "duration", "number", "plural", "printable", "rate"]
+__all__ = ["bytes_of", "duration", "number", "plural", "printable", "rate", "trend"]
 
+_CHANGE = 1.1
+"""By how much a rate differs from the one before that is marked as rising or falling."""
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
@@ -26,6 +28,15 @@ def bytes_of(value: float) -> str:
 def rate(value: float) -> str:
     """Write how many there are per second."""
     return f"{number(value)}/s"
+
+
+def trend(now: float, before: float | None) -> str:
+    """Write whether a rate rises or falls; empty: neither, as far as is known."""
+    if before is None or now == before:
+        return ""
+    if now > before * _CHANGE:
+        return " rising"
+    return " falling" if now * _CHANGE < before else ""
 
 
 def duration(seconds: float) -> str:

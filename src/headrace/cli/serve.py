@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from headrace.cli.failures import wrong_arguments
+from headrace.cli.options import Keys, MetricsHost, MetricsPort, WithParent
 from headrace.cli.running import run_server, say
 from headrace.cli.supervise import run_children
 from headrace.process.bound import NO_ACCELERATORS
@@ -21,23 +22,10 @@ from headrace.service.worker.preloading import preload
 from headrace.service.worker.server import DRAIN_SECONDS
 from headrace.transport.security import Security
 
-__all__ = ["OPTIONS", "Keys", "WithParent", "import_modules", "run_dispatcher", "run_worker"]
+__all__ = ["OPTIONS", "import_modules", "run_dispatcher", "run_worker"]
 
 Port = Annotated[int, typer.Option(help="Where to listen; 0 takes a free one.")]
 Host = Annotated[str, typer.Option(help="Whom to listen for; the default is this machine alone.")]
-Keys = Annotated[
-    Path | None,
-    typer.Option(envvar="HEADRACE_KEYS", help="Directory made by `headrace keys new`."),
-]
-MetricsPort = Annotated[
-    int | None,
-    typer.Option(help="Serve /metrics, /healthz and /readyz there, over HTTP; 0 takes a free one."),
-]
-MetricsHost = Annotated[
-    str, typer.Option(help="Whom these are for; the default is this machine alone.")
-]
-
-WithParent = Annotated[bool, typer.Option("--with-parent", hidden=True)]
 
 OPTIONS = {
     "port": "--port",

@@ -8,13 +8,18 @@ from typing import Annotated
 
 import typer
 
+from headrace.arguments import check_int
 from headrace.cli.failures import wrong_arguments
+from headrace.cli.options import Keys, MetricsHost, MetricsPort, WithParent
 from headrace.cli.running import run_server, say
-from headrace.cli.serve import Keys, WithParent, import_modules
+from headrace.cli.serve import import_modules
 from headrace.cli.supervise import run_children
 from headrace.cluster.environment import TFConfigClusterResolver
+from headrace.cluster.roles import WORKER
+from headrace.cluster.spec import ClusterSpec
 from headrace.deploy.server import Server
 from headrace.errors import InvalidArgumentError
+from headrace.transport import address as addresses
 from headrace.transport.security import Security
 
 __all__ = ["run_task"]
@@ -24,6 +29,10 @@ _OPTIONS = {
     "task_index": "--index",
     "host": "--host",
     "security": "--keys",
+    "coordinator": "--coordinator",
+    "port": "--port",
+    "metrics_port": "--metrics-port",
+    "metrics_host": "--metrics-host",
 }
 """The option for each argument of a server."""
 
@@ -56,6 +65,17 @@ def run_task(
             "is a name that only others know.",
         ),
     ] = None,
+    coordinator: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Be a worker that announces itself to the coordinator that listens there, "
+            "whatever its cluster was; TF_CONFIG is not read.",
+        ),
+    ] = None,
+    port: Annotated[
+        int, typer.Option(help="Where a worker with --coordinator listens; 0 takes a free one.")
+    ] = 0,
     preload: Annotated[
         list[str] | None,
         typer.Option(
@@ -71,33 +91,55 @@ def run_task(
         ),
     ] = False,
     keys: Keys = None,
+    metrics_port: MetricsPort = None,
+    metrics_host: MetricsHost = "127.0.0.1",
     with_parent: WithParent = False,
 ) -> None:
     """Run a worker or a parameter server of a cluster until Ctrl-C or SIGTERM.
 
     The variable TF_CONFIG names the cluster: {"cluster": {"worker": ["host1:2222"], "ps":
     ["host2:2222"]}}. It may name the task, too: {"task": {"type": "ps", "index": 0}}.
+
+    With --coordinator it is a worker that comes while the program runs, and may leave again.
     """
     with wrong_arguments(_OPTIONS):
-        found = TFConfigClusterResolver(task_type, index)
-        spec = found.cluster_spec()
-        if not spec:
-            raise InvalidArgumentError(
-                'TF_CONFIG names no tasks; set it, as in TF_CONFIG=\'{"cluster": {"worker": '
-                '["host1:2222"], "ps": ["host2:2222"]}}\''
-            )
-        job_name = found.task_type
-        # A number in the variable is of the task there, and of no other type.
-        is_there = task_type is None or task_type == TFConfigClusterResolver().task_type
-        task_index = found.task_id if index is not None or is_there else None
-        security = None if keys is None else Security.load(keys, "server")
-        server = Server(spec, job_name, task_index, start=False, security=security, host=host)
+        if coordinator is None:
+            if port:
+                raise ValueError("`port` goes with --coordinator; TF_CONFIG says it for all others")
+            spec, job_name, task_index = _named_task(task_type, index)
+        else:
+            if task_type is TaskType.PS:
+                raise ValueError(
+                    "--coordinator is for workers: the strategy knows the parameter servers from "
+                    "its cluster, so --type ps reads TF_CONFIG"
+                )
+            place, port = _place(host, port, restart)
+            spec, job_name, task_index = ClusterSpec({WORKER: {index or 0: place}}), task_type, None
+        server = Server(
+            spec,
+            job_name,
+            task_index,
+            start=False,
+            security=None if keys is None else Security.load(keys, "server"),
+            host=host,
+            coordinator=coordinator,
+            metrics_port=metrics_port,
+            metrics_host=metrics_host,
+        )
     role = f"{server.job_name} {server.task_index}"
     if restart:
         arguments = ["server", "--with-parent", "--type", server.job_name]
         arguments += ["--index", str(server.task_index)]
-        for option, text in (("--host", host), ("--keys", keys)):
-            arguments += [] if text is None else [option, str(text)]
+        options = {
+            "--host": host,
+            "--keys": keys,
+            "--coordinator": coordinator,
+            "--port": port or None,
+            "--metrics-port": metrics_port,
+            "--metrics-host": None if metrics_port is None else metrics_host,
+        }
+        for option, value in options.items():
+            arguments += [] if value is None else [option, str(value)]
         for module in preload or ():
             arguments += ["--preload", module]
         failed = run_children([arguments], environment=os.environ)
@@ -107,3 +149,32 @@ def run_task(
         return
     import_modules(preload or ())
     run_server(role, server, lambda: server.target, options=_OPTIONS, with_parent=with_parent)
+
+
+def _named_task(
+    task_type: TaskType | None, index: int | None
+) -> tuple[ClusterSpec, str | None, int | None]:
+    """Return the cluster that TF_CONFIG names, and the task in it that this is."""
+    found = TFConfigClusterResolver(task_type, index)
+    spec = found.cluster_spec()
+    if not spec:
+        raise InvalidArgumentError(
+            'TF_CONFIG names no tasks; set it, as in TF_CONFIG=\'{"cluster": {"worker": '
+            '["host1:2222"], "ps": ["host2:2222"]}}\''
+        )
+    # A number in the variable is of the task there, and of no other type.
+    is_there = task_type is None or task_type == TFConfigClusterResolver().task_type
+    return spec, found.task_type, found.task_id if index is not None or is_there else None
+
+
+def _place(host: str | None, port: int, restart: bool) -> tuple[str, int]:
+    """Return where a worker listens that announces itself, and the port there.
+
+    One that is started again is to be found at its address: to a coordinator it is another worker
+    elsewhere.
+    """
+    check_int("port", port, minimum=0, maximum=65535)
+    host = "127.0.0.1" if host is None else host
+    if restart and not port:
+        port = addresses.lasting_port(host)
+    return addresses.join(host, port), port

@@ -1,4 +1,4 @@
-"""`headrace top`: a live view of a service, until q or Ctrl-C."""
+"""`headrace top`: a live view of a dispatcher, coordinator or parameter server, until q."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.frame import render
-from headrace.cli.inspect import Address, Keys, Timeout, connected
+from headrace.cli.asking import Asking, Look
+from headrace.cli.inspect import Address, Timeout
+from headrace.cli.options import Keys
 from headrace.cli.quantities import duration
+from headrace.cli.shown import WIDTH_WITHOUT_TERMINAL, render_look
 from headrace.cli.signals import STOP_SIGNALS, Signals
 from headrace.errors import HeadraceError
-from headrace.service.dispatcher.stub import DispatcherStub
-from headrace.service.messages import DispatcherStatus, GetStatus
 
 __all__ = ["show_top"]
 
-_WIDTH_WITHOUT_TERMINAL = 120
 _ENTER = "\x1b[?1049h\x1b[?25l"
 """The other screen, so that what was there is there again afterwards; and no cursor."""
 _LEAVE = "\x1b[?25h\x1b[?1049l"
@@ -40,32 +39,36 @@ def show_top(
     timeout: Timeout = 5.0,
     interval: Annotated[float, typer.Option(help="Seconds between two looks.")] = 1.0,
 ) -> None:
-    """Watch a service: jobs, workers, rates, who waits for whom; q leaves.
+    """Watch a dispatcher, a coordinator or a parameter server; q leaves.
+
+    Of a dispatcher: jobs, workers, rates, who waits for whom. Of a coordinator: functions, what
+    each worker runs, what parameter servers keep and do.
 
     Without a terminal it prints one frame and ends.
     """
     if not interval > 0:
         raise typer.BadParameter(f"--interval {interval:g} must be above 0")
-    with connected(address, keys, timeout) as (_, stub):
-        status = stub.call(GetStatus(), timeout=timeout)
+    with Asking(address, keys, timeout) as asking:
+        look = asking.look()
         if not (sys.stdout.isatty() and sys.stdin.isatty()):
-            sys.stdout.write(render(status, None, _WIDTH_WITHOUT_TERMINAL))
+            sys.stdout.write(render_look(look, None, WIDTH_WITHOUT_TERMINAL))
             return
         with _screen(), Signals() as signals:
-            _watch(stub, status, signals, timeout, interval)
+            _watch(asking, look, signals, timeout, interval)
 
 
 def _watch(
-    stub: DispatcherStub,
-    status: DispatcherStatus,
+    asking: Asking,
+    look: Look,
     signals: Signals,
     timeout: float,
     interval: float,
 ) -> None:
-    previous, answered, problem = None, time.monotonic(), ""
+    previous: Look | None = None
+    answered, problem = time.monotonic(), ""
     while True:
         size = shutil.get_terminal_size()
-        lines = render(status, previous, size.columns).splitlines()
+        lines = render_look(look, previous, size.columns).splitlines()
         if problem:
             silence = duration(time.monotonic() - answered)
             lines.insert(0, f"no answer for {silence}: {problem}"[: size.columns])
@@ -75,7 +78,7 @@ def _watch(
         if _is_over(signals, interval):
             return
         try:
-            previous, status = status, stub.call(GetStatus(), timeout=min(timeout, 2.0))
+            previous, look = look, asking.look(min(timeout, 2.0))
             answered, problem = time.monotonic(), ""
         except HeadraceError as error:
             problem = str(error)

@@ -3,8 +3,10 @@
 * `closure_queue` decides which closure goes where, and what becomes of it (`closure`, `ready`,
   `roster`, `load`, `deadlines`, `failure`, `decided`); `coordination` what that takes in messages
   to workers (`contact`, `work`, `messages`). Both are pure.
-* `shell` runs them, with one I/O thread; `server_talk` tells parameter servers; `stuck` says what a
-  wait waits for.
+* `shell` runs them, with one I/O thread, for as long as there is a coordinator (`running_shell`);
+  `server_talk` tells parameter servers.
+* `stuck` says what a wait waits for, `watch` counts and says what takes too long; `status` and
+  `gauges` are for who looks on, as are a worker's `totals`.
 * `coordinator` is what users see, with `remote_value`, `per_worker` and `shared_dataset`; `cluster`
   is who takes part; `keeping` makes closures of calls. At the `reception` workers announce
   themselves (`announcing`), and watchers ask.

@@ -54,7 +54,7 @@ class ClosureQueue:
         staleness: int | None = None,
         most_queued: int = 1 << 16,
     ) -> None:
-        self._staleness = staleness
+        self.staleness = staleness
         self._most_queued = most_queued
         self.unsettled: dict[int, Closure] = {}
         """Closures that are not over, by number, but those of one worker alone."""
@@ -275,9 +275,9 @@ class ClosureQueue:
     def _head(self) -> Closure | None:
         """Return the closure that is next, if it may be sent now."""
         closure = self._ready.first()
-        if closure is None or self._staleness is None:
+        if closure is None or self.staleness is None:
             return closure
-        return None if self.low < closure.number - self._staleness else closure
+        return None if self.low < closure.number - self.staleness else closure
 
     def _send(self, closure: Closure, load: Load, now: float) -> None:
         closure.phase = Phase.SENT

@@ -11,6 +11,8 @@ __all__ = ["Contact"]
 
 _FIRST_DELAY = 0.05
 _LONGEST_DELAY = 1.0
+_FORGET_SECONDS = 300.0
+"""For so long a worker that announced itself is remembered when nothing is heard of it."""
 
 
 @dataclass(eq=False)
@@ -33,6 +35,9 @@ class Contact:
         ended: Those that have ended, the oldest first, while the value of the first is large and
             has to be taken (None).
         is_taking: Whether it is on its way.
+        announced_at: When it announced itself last; None: it was named, and is waited for.
+        finished: Closures that it has answered.
+        losses: How often it was lost.
     """
 
     worker: int
@@ -49,6 +54,9 @@ class Contact:
     sent: dict[int, Closure] = field(default_factory=dict)
     ended: dict[int, tuple[Ran, Payload | None]] = field(default_factory=dict)
     is_taking: bool = False
+    announced_at: float | None = None
+    finished: int = 0
+    losses: int = 0
     delay: float = _FIRST_DELAY
 
     def came(self, process: str, now: float) -> None:
@@ -61,6 +69,7 @@ class Contact:
         """Take note that it is lost, or still not there."""
         if self.is_there:
             self.since = now
+            self.losses += 1
         self.is_there = self.is_asked = False
         self.reason = reason
         self.functions.clear()
@@ -69,6 +78,12 @@ class Contact:
         self.is_taking = False
         self.retry_at = now + self.delay
         self.delay = min(_LONGEST_DELAY, 2 * self.delay)
+
+    def is_forgotten(self, now: float) -> bool:
+        """Whether nobody will come back here: one that does announces itself."""
+        if self.is_there or self.announced_at is None:
+            return False
+        return now - max(self.announced_at, self.since) >= _FORGET_SECONDS
 
     def words(self, now: float) -> str:
         """Say who it is, and how it is."""

@@ -37,6 +37,7 @@ from headrace.coordinator.messages import (
     Taken,
     TakeResult,
 )
+from headrace.coordinator.watch import Watch
 from headrace.coordinator.work import Resource, feed_message, load_message, run_message
 from headrace.errors import AbortedError
 from headrace.transport.channel import Buffer
@@ -103,9 +104,10 @@ class Coordination:
         self.resources: dict[int, Resource] = {}
         self.overtaken: Exception | None = None
         """Why this coordinator has no say any more; None: it has."""
+        self.servers = servers
+        self.watch = Watch()
         self._cluster_id = cluster_id
         self._incarnation = incarnation
-        self._servers = servers
         self._server_timeout = server_timeout
         self._threads = threads
         self._read_error = read_error
@@ -115,15 +117,20 @@ class Coordination:
 
     # --- what users want ------------------------------------------------------------------------
 
-    def add_worker(self, address: str, now: float, worker: int | None = None) -> int:
+    def add_worker(
+        self, address: str, now: float, worker: int | None = None, *, announced: bool = False
+    ) -> int:
         """Take a worker in; return its number: a new one, unless it has one or is there."""
         for contact in self.contacts.values():
             if contact.address == address and not contact.is_leaving:
+                if contact.announced_at is not None:
+                    contact.announced_at = now if announced else None
                 return contact.worker
         if worker is None:
             worker = self._next_worker
         self._next_worker = max(self._next_worker, worker + 1)
-        self.contacts[worker] = Contact(worker, address, now)
+        since = now if announced else None
+        self.contacts[worker] = Contact(worker, address, now, announced_at=since)
         return worker
 
     def remove_worker(self, worker: int) -> None:
@@ -182,7 +189,7 @@ class Coordination:
         if contact is None:
             return
         if contact.is_there:
-            held = len(contact.sent)
+            held = self.watch.lost(contact.sent.values())
             self._actions.words.append(
                 f"worker {worker} ({contact.address}) is lost: {error}"
                 + (f"; {held} functions that it had will run again" if held else "")
@@ -264,6 +271,10 @@ class Coordination:
             closure.work.lease.unused = ran.unused
             closure.work.lease.met_end = ran.met_end
         error = self._read_error(ran.error) if ran.error else None
+        if number > 0:
+            contact.finished += 1
+            if closure is not None:
+                self.watch.ended(closure.name, ran.seconds, failed=error is not None)
         self.queue.returned(
             contact.session,
             number,
@@ -312,6 +323,9 @@ class Coordination:
         """Return what is to be done now, and when to look again."""
         wake_at = NEVER
         for contact in list(self.contacts.values()):
+            if contact.is_forgotten(now):
+                self._actions.words.append(f"{contact.words(now)}; it is not waited for any more")
+                contact.is_leaving = True
             if contact.is_leaving:
                 self._let_go(contact)
             elif not contact.is_there and not contact.is_asked and self.overtaken is None:
@@ -323,10 +337,13 @@ class Coordination:
         for send in decided.sends:
             contact = self.contacts[send.worker]
             contact.sent[send.closure.number] = send.closure
+            self.watch.sent(send.closure.number, self.queue.low)
             self._send(contact, send.closure)
         for off in decided.calls_off:
             contact = self.contacts[off.worker]
             self._call(contact, CallOff(session=off.session, number=off.number, how=off.how.value))
+        if now >= self.watch.next_look:
+            self._actions.words += self.watch.look(self.queue, self.contacts, now)
         actions, self._actions = self._actions, Actions()
         actions.settles, actions.fences = decided.settles, decided.fences
         actions.wake_in = min(decided.wake_in, max(0.0, wake_at - now))
@@ -342,7 +359,7 @@ class Coordination:
                 incarnation=self._incarnation,
                 session=contact.session,
                 worker=contact.worker,
-                servers=self._servers,
+                servers=self.servers,
                 server_timeout=self._server_timeout,
                 threads=self._threads,
             ),

@@ -8,44 +8,35 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Self
 
-from headrace.arguments import check_callable, check_instance, check_int, check_seconds
+from headrace.arguments import (
+    check_callable,
+    check_instance,
+    check_int,
+    check_metrics,
+    check_seconds,
+)
 from headrace.coordinator.closure_queue import ClosureQueue
 from headrace.coordinator.cluster import check_strategy, cluster_of
 from headrace.coordinator.coordination import Coordination
 from headrace.coordinator.keeping import Keeping
 from headrace.coordinator.per_worker import PerWorkerDataset, PerWorkerResource
-from headrace.coordinator.reception import CoordinatorStatus, Reception, status_of
+from headrace.coordinator.reception import Reception
 from headrace.coordinator.remote_value import RemoteValue, fetched
+from headrace.coordinator.running_shell import RunningShell
 from headrace.coordinator.shared_dataset import Epoch, SharedDataset
 from headrace.coordinator.shell import Shell
+from headrace.coordinator.status import CoordinatorStatus
 from headrace.coordinator.worker_iterator import DATASETS, build_dataset
 from headrace.data.dataset import Dataset
 from headrace.errors import FailedPreconditionError
 from headrace.parameter_server.per_worker_input import PerWorkerInput
 from headrace.plan.source import INFINITE
-from headrace.serving.life_cycle import LifeCycle
 from headrace.transport.envelope import decode_error
 from headrace.transport.security import Security
 
 __all__ = ["ClusterCoordinator"]
 
 _MOST_QUEUED = 1 << 16
-
-
-class _Running(LifeCycle):
-    """The coordinator's threads; they end when nobody holds it."""
-
-    def __init__(self, shell: Shell) -> None:
-        super().__init__()
-        self._shell = shell
-
-    def _open(self) -> None:
-        self._keep(self._shell.close)
-        self._shell.open()
-
-    def keep(self, close: Callable[[], object]) -> None:
-        """Have `close` called at the end."""
-        self._keep(close)
 
 
 class ClusterCoordinator:
@@ -128,7 +119,7 @@ class ClusterCoordinator:
         self._keeping = Keeping(self._shell)
         self._settings = settings
         self._reception = Reception(self._shell)
-        self._running = _Running(self._shell)
+        self._running = RunningShell(self._shell)
         self._running.start()
         _known[strategy] = weakref.ref(self)
 
@@ -355,26 +346,39 @@ class ClusterCoordinator:
         self._shell.wake()
 
     def listen(
-        self, host: str = "127.0.0.1", port: int = 0, *, security: Security | None = None
+        self,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        security: Security | None = None,
+        metrics_port: int | None = None,
+        metrics_host: str = "127.0.0.1",
     ) -> str:
         """Listen for workers that announce themselves; return the address, as "host:port".
 
         `ClosureWorker(..., coordinator=address)` is taken in wherever it was started, while
-        functions run. Whoever watches asks the same address (`status`).
+        functions run. `headrace status` and `headrace top` ask the same address.
 
         Args:
             host: A name or number of this machine.
             port: 0 takes one that is free.
             security: Keys of a server; required where `host` can be reached from another machine.
+            metrics_port: Where `/metrics`, `/healthz` and `/readyz` are served; None: nowhere.
+            metrics_host: Whom these are served for; the default is this machine alone.
         """
-        server = self._reception.listen(host, port, security)
-        self._running.keep(server.close)
-        return server.address
+        check_metrics(metrics_port, metrics_host)
+        listening = self._reception.listen(host, port, security, metrics_host, metrics_port)
+        self._running.keep(listening.close)
+        return self._reception.address
+
+    @property
+    def metrics_address(self) -> str:
+        """Where `/metrics` is, as "host:port"; empty: nowhere."""
+        return self._reception.metrics_address
 
     def status(self) -> CoordinatorStatus:
         """Return how many functions wait, where which ones run for how long, and who is there."""
-        with self._shell.lock:
-            return status_of(self._shell.core, time.monotonic())
+        return self._reception.status()
 
     @property
     def workers(self) -> dict[int, str]:

@@ -32,6 +32,7 @@ from headrace.coordinator.messages import (
     Taken,
 )
 from headrace.coordinator.packing import NOTHING, pack, unpack
+from headrace.coordinator.totals import Totals
 from headrace.errors import (
     AbortedError,
     CancelledError,
@@ -63,10 +64,12 @@ class Life:
 
     Args:
         greeting: What began it.
+        totals: Counts what is run.
     """
 
-    def __init__(self, greeting: Greet) -> None:
+    def __init__(self, greeting: Greet, totals: Totals) -> None:
         self.greeting = greeting
+        self._totals = totals
         self._changed = threading.Condition()
         self._agenda: Agenda[Request] = Agenda()
         self._loads = Loads()
@@ -110,6 +113,7 @@ class Life:
             answer, answers = self._agenda.call_off(message)
             gave_up = answer.is_dropped and message.how == "abandon"
             self._given_up += gave_up
+            self._totals.abandoned += gave_up
         for request, ran in answers:
             request.reply(ran)
         if gave_up:
@@ -158,6 +162,12 @@ class Life:
     def release(self, resources: tuple[int, ...]) -> None:
         """Let go of what nobody uses any more."""
         self._resources.release(resources)
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """How many functions run, and how many wait for a thread."""
+        with self._changed:
+            return len(self._agenda.running), self._agenda.num_waiting
 
     def close(self) -> None:
         """Run nothing more; what runs may write no more, and is left to itself."""
@@ -214,6 +224,8 @@ class Life:
             # Not the function: the place of an iterator, say. It is owed an answer all the same.
             error = blame("what comes after a function", self.greeting.worker, raised)
             ran, buffers = Ran(error=encode_error(error), wrote=True), ()
+        if task.run.number > 0:
+            self._totals.ran(time.perf_counter() - begun, failed=bool(ran.error))
         with self._changed:
             is_wanted = self._agenda.end(task)
             if is_wanted and ran.nbytes:

@@ -15,8 +15,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from headrace.arguments import check_int, check_string
+from headrace.arguments import check_int, check_metrics, check_string
 from headrace.coordinator.announcing import Announcing
+from headrace.coordinator.gauges import metrics_of_worker
 from headrace.coordinator.life import Life
 from headrace.coordinator.messages import (
     Attend,
@@ -32,10 +33,12 @@ from headrace.coordinator.messages import (
     TakeResult,
     WorkerRequest,
 )
+from headrace.coordinator.totals import Totals
 from headrace.errors import AbortedError, HeadraceError
 from headrace.parameter_server.connection import Servers
 from headrace.parameter_server.current import Cluster, enter
 from headrace.serving.call import Done
+from headrace.serving.endpoint import Endpoint
 from headrace.serving.life_cycle import LifeCycle
 from headrace.transport import address as addresses
 from headrace.transport import zeromq
@@ -70,6 +73,9 @@ class ClosureWorker(LifeCycle):
             another machine: whoever is let in can run code here.
         coordinator: Where a coordinator listens (`ClusterCoordinator.listen`): the worker announces
             itself there, and need not be named by the strategy.
+        metrics_port: Where `/metrics`, `/healthz` and `/readyz` are served over HTTP; 0 takes one
+            that is free, None serves none.
+        metrics_host: Whom these are served for; the default is this machine alone.
         start: Start now; else `start()` does.
     """
 
@@ -81,6 +87,8 @@ class ClosureWorker(LifeCycle):
         *,
         security: Security | None = None,
         coordinator: str | None = None,
+        metrics_port: int | None = None,
+        metrics_host: str = "127.0.0.1",
         start: bool = True,
     ) -> None:
         super().__init__()
@@ -92,6 +100,9 @@ class ClosureWorker(LifeCycle):
         if coordinator is not None:
             addresses.split(coordinator)
         self._coordinator = coordinator
+        check_metrics(metrics_port, metrics_host)
+        self._metrics = metrics_host, metrics_port
+        self._metrics_address = ""
         self._address = ""
         if start:
             self.start()
@@ -101,9 +112,26 @@ class ClosureWorker(LifeCycle):
         """Where coordinators reach it, as "host:port"; empty before `start`."""
         return self._address
 
+    @property
+    def metrics_address(self) -> str:
+        """Where `/metrics` is, as "host:port"; empty where `metrics_port` is None."""
+        return self._metrics_address
+
     def _open(self) -> None:
         desk = _Desk(self._security)
         self._keep(desk.close)
+        host, port = self._metrics
+        if port is not None:
+            # Ready as soon as it listens: who waits for a coordinator before it may be found by
+            # its name would never be found by one.
+            endpoint = Endpoint(
+                host,
+                port,
+                metrics=lambda: metrics_of_worker(desk.totals()),
+                why_not_ready=lambda: "" if desk.is_open else "it does not listen yet",
+            )
+            self._keep(endpoint.close)
+            self._metrics_address = endpoint.address
         server = zeromq.serve(
             desk.handle,
             request_type=WorkerRequest,
@@ -116,6 +144,7 @@ class ClosureWorker(LifeCycle):
         # Before the server: it takes the answers that are owed along.
         self._keep(desk.close)
         self._address = server.address
+        desk.is_open = True
         if self._coordinator is not None:
             address = server.address
             if addresses.is_wildcard(self._host):
@@ -130,6 +159,9 @@ class _Desk:
 
     def __init__(self, security: Security | None) -> None:
         self._security = security
+        self.is_open = False
+        """Whether requests can come."""
+        self._totals = Totals()
         self._lock = threading.Lock()
         self._life: Life | None = None
         self._incarnation = -1
@@ -197,7 +229,8 @@ class _Desk:
             return
         with self._lock:
             if not self._is_closed:
-                self._life = Life(message)
+                self._life = Life(message, self._totals)
+                self._totals.greetings += 1
 
     def _forget(self, request: Request, message: Forget) -> None:
         self._of(message.session)
@@ -230,6 +263,13 @@ class _Desk:
     def _release(self, request: Request, message: Release) -> None:
         self._of(message.session).release(message.resources)
         request.reply(Done())
+
+    def totals(self) -> Totals:
+        """Return what was done so far, and what is going on."""
+        life, totals = self._life, self._totals
+        totals.is_greeted = life is not None
+        totals.running, totals.waiting = (0, 0) if life is None else life.counts
+        return totals
 
     def close(self) -> None:
         """End the life that there is. May be called twice."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import atexit
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from headrace.arguments import check_int, check_string
+from headrace.arguments import check_int, check_metrics, check_string
 from headrace.cluster.roles import PS, TYPES, WORKER, check_task
 from headrace.cluster.spec import ClusterSpec
 from headrace.coordinator.worker import ClosureWorker
@@ -50,6 +51,11 @@ class Server(LifeCycle):
             machines reach, since workers run functions.
         host: Where to listen, in place of the host in the address, which may be a name or an
             address that only other machines know.
+        coordinator: Where a coordinator listens (`ClusterCoordinator.listen`): a worker announces
+            itself there, and need not be known to the strategy.
+        metrics_port: Where `/metrics`, `/healthz` and `/readyz` are served over HTTP; 0 takes one
+            that is free, None serves none.
+        metrics_host: Whom these are served for; the default is this machine alone.
 
     Raises:
         ValueError: It is not clear which task this is, there is no such one, or it is none that
@@ -68,6 +74,9 @@ class Server(LifeCycle):
         security: Security | None = None,
         *,
         host: str | None = None,
+        coordinator: str | None = None,
+        metrics_port: int | None = None,
+        metrics_host: str = "127.0.0.1",
     ) -> None:
         super().__init__()
         spec = ClusterSpec(cluster_spec)
@@ -82,6 +91,14 @@ class Server(LifeCycle):
         named, self._port = _split(written)
         self._host = named if host is None else host
         self._security = security
+        check_metrics(metrics_port, metrics_host)
+        self._metrics = metrics_host, metrics_port
+        if coordinator is not None and self._job_name != WORKER:
+            raise ValueError(
+                "`coordinator` is for workers, which announce themselves there; the strategy knows "
+                f"the parameter servers from its cluster, but this is a {self._job_name!r} task"
+            )
+        self._coordinator = coordinator
         self._task: ClosureWorker | ParameterServer | None = None
         if start:
             self.start()
@@ -108,16 +125,25 @@ class Server(LifeCycle):
 
     @property
     def metrics_address(self) -> str:
-        """Empty: it serves no metrics of its own."""
-        return ""
+        """Where `/metrics` is, as "host:port"; empty where `metrics_port` is None."""
+        return "" if self._task is None else self._task.metrics_address
 
     def __repr__(self) -> str:
         where = self.target or "no address yet"
         return f"<Server of {self._job_name!r} task {self._task_index} at {where}>"
 
     def _open(self) -> None:
-        task = _KINDS[self._job_name](
-            self._task_index, self._host, self._port, security=self._security
+        make = _KINDS[self._job_name]
+        if self._coordinator is not None:
+            make = functools.partial(ClosureWorker, coordinator=self._coordinator)
+        metrics_host, metrics_port = self._metrics
+        task = make(
+            self._task_index,
+            self._host,
+            self._port,
+            security=self._security,
+            metrics_port=metrics_port,
+            metrics_host=metrics_host,
         )
         self._keep(task.stop)
         task.start()
@@ -127,7 +153,7 @@ class Server(LifeCycle):
 
 
 #: What listens, for each type of tasks that does.
-_KINDS: dict[str, type[ClosureWorker] | type[ParameterServer]] = {
+_KINDS: dict[str, Callable[..., ClosureWorker | ParameterServer]] = {
     PS: ParameterServer,
     WORKER: ClosureWorker,
 }

@@ -21,7 +21,8 @@ Between the two:
 
 * `server` is the shell: a port, and the one thread that carries out operations (`applying`), as
   `messages` ask for them. `connection` asks many servers at a time, with patience; `repeating` says
-  what may be asked twice, and `lives` when a server was started again.
+  what may be asked twice, and `lives` when a server was started again. `gauges` are for who looks
+  on.
 * `saving` is the server's other thread: `shard_writer` writes shards to a `tensor_file` while they
   are in use, `shard_reader` puts them back.
 * `origin` says which closure writes, so that a write is carried out once; `closure_servers` when

@@ -25,6 +25,7 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from headrace.errors import CancelledError, FailedPreconditionError, HeadraceError, describe_error
+from headrace.parameter_server.gauges import Kept
 from headrace.parameter_server.messages import (
     ArrayForm,
     CarriedOut,
@@ -108,12 +109,21 @@ class Applying:
         core: The store.
         index: The server's number, for statistics.
         files: Answers requests to save and restore.
+        kept: Says what is kept, for statistics; called between two operations.
     """
 
     def __init__(
-        self, core: Core, index: int, files: Callable[[Request], object] | None = None
+        self,
+        core: Core,
+        index: int,
+        files: Callable[[Request], object] | None = None,
+        kept: Callable[[], Kept] = Kept,
     ) -> None:
         self.files = files
+        self._look = kept
+        #: What was kept when that was seen last, and whether it is to be seen again.
+        self._kept = Kept()
+        self._is_look_due = False
         self.life = secrets.token_hex(8)
         self._core = core
         self._index = index
@@ -188,7 +198,19 @@ class Applying:
         return True
 
     def status(self) -> ServerStatus:
-        """Return what was done so far."""
+        """Return what was done so far.
+
+        It waits for nothing: while operations are carried out, what is kept is as it was after the
+        first one that followed the last question.
+        """
+        if self._one.acquire(blocking=False):
+            try:
+                self._kept = self._look()
+            finally:
+                self._one.release()
+        else:
+            self._is_look_due = True
+        kept = self._kept
         return ServerStatus(
             life=self.life,
             index=self._index,
@@ -200,6 +222,10 @@ class Applying:
             busy_seconds=self._busy,
             failed=self._failed,
             waiting=self._requests.qsize(),
+            shards=kept.shards,
+            tables=kept.tables,
+            rows=kept.rows,
+            bytes_kept=kept.nbytes,
         )
 
     def between(self, function: Callable[[], Any]) -> Any:
@@ -237,6 +263,9 @@ class Applying:
         except Exception as error:
             self._fail(request, error)
         self._busy += time.monotonic() - began
+        if self._is_look_due:
+            self._is_look_due = False
+            self._kept = self._look()
 
     def _carry_out(self, request: Request) -> None:
         message = request.message

@@ -182,6 +182,10 @@ class ServerStatus(Message, frozen=True):
         busy_seconds: Spent on operations.
         failed: Requests that ended with an error.
         waiting: Requests that came and were not begun.
+        shards: Of variables, that it keeps.
+        tables: Shards of tables that it keeps.
+        rows: Of tables.
+        bytes_kept: Of values, slots and tables.
     """
 
     life: str
@@ -194,6 +198,10 @@ class ServerStatus(Message, frozen=True):
     busy_seconds: float
     failed: int
     waiting: int
+    shards: int = 0
+    tables: int = 0
+    rows: int = 0
+    bytes_kept: int = 0
 
 
 class Status(Question[ServerStatus], frozen=True):

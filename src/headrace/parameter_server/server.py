@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable
 
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
-
-from headrace.arguments import check_int
+from headrace.arguments import check_int, check_metrics
 from headrace.parameter_server.applying import Applying
+from headrace.parameter_server.gauges import kept_in, metrics_of
 from headrace.parameter_server.messages import ServerRequest, ServerStatus
 from headrace.parameter_server.saving import Saving
 from headrace.parameter_server.store import Store
@@ -40,8 +40,9 @@ class ParameterServer(LifeCycle):
         port: 0 takes one that is free.
         security: The keys of this server, and who may enter; required where `host` can be reached
             from another machine.
-        metrics_port: Where `/metrics`, `/healthz` and `/readyz` are served on the same host; 0
-            takes one that is free, None serves none.
+        metrics_port: Where `/metrics`, `/healthz` and `/readyz` are served over HTTP; 0 takes one
+            that is free, None serves none.
+        metrics_host: Whom these are served for; the default is this machine alone.
         start: Start now; else `start()` does.
 
     Raises:
@@ -57,6 +58,7 @@ class ParameterServer(LifeCycle):
         *,
         security: Security | None = None,
         metrics_port: int | None = None,
+        metrics_host: str = "127.0.0.1",
         start: bool = True,
     ) -> None:
         super().__init__()
@@ -65,7 +67,8 @@ class ParameterServer(LifeCycle):
         self._host = host
         self._port = port
         self._security = security
-        self._metrics_port = metrics_port
+        check_metrics(metrics_port, metrics_host)
+        self._metrics = metrics_host, metrics_port
         self._address = ""
         self._metrics_address = ""
         self._status: Callable[[], ServerStatus] | None = None
@@ -99,16 +102,18 @@ class ParameterServer(LifeCycle):
 
     def _open(self) -> None:
         store = Store()
-        applying = Applying(store, self._index)
+        applying = Applying(store, self._index, kept=lambda: kept_in(store))
         saving = Saving(store, applying)
         applying.files = saving.handle
         self._status = applying.status
-        if self._metrics_port is not None:
+        is_open = threading.Event()
+        host, port = self._metrics
+        if port is not None:
             endpoint = Endpoint(
-                self._host,
-                self._metrics_port,
-                metrics=lambda: _metrics(applying.status()),
-                why_not_ready=lambda: "",
+                host,
+                port,
+                metrics=lambda: metrics_of(applying.status()),
+                why_not_ready=lambda: "" if is_open.is_set() else "it does not listen yet",
             )
             self._keep(endpoint.close)
             self._metrics_address = endpoint.address
@@ -126,25 +131,7 @@ class ParameterServer(LifeCycle):
         self._keep(applying.close)
         saving.start()
         self._keep(saving.close)
+        is_open.set()
 
     def __repr__(self) -> str:
         return f"<ParameterServer {self._index} at {self._address or 'no address yet'}>"
-
-
-def _metrics(status: ServerStatus) -> Iterable[Metric]:
-    name = "headrace_parameter_server_"
-    operations = CounterMetricFamily(
-        f"{name}operations", "Operations that were carried out.", labels=["operation"]
-    )
-    for operation, count in status.operations.items():
-        operations.add_metric([operation], count)
-    yield operations
-    for counter, words, value in (
-        ("requests", "Requests that were carried out.", status.requests),
-        ("failures", "Requests that ended with an error.", status.failed),
-        ("received_bytes", "Bytes of arrays that came.", status.bytes_in),
-        ("sent_bytes", "Bytes of arrays that went.", status.bytes_out),
-        ("busy_seconds", "Seconds spent on operations.", status.busy_seconds),
-    ):
-        yield CounterMetricFamily(f"{name}{counter}", words, value=value)
-    yield GaugeMetricFamily(f"{name}waiting", "Requests that wait.", value=status.waiting)

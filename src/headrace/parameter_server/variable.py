@@ -319,13 +319,19 @@ class ServerVariable(ShardedReading):
             first_only = self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA
             write(
                 values[0]
-                if first_only
+                if first_only or self._is_mean_of_one(values)
                 else strategy.reduce_replicas(ReduceOp.of(self.aggregation.name), values)
             )
             return [None] * len(values)
 
         place.meet(merged, as_array(value))  # type: ignore[attr-defined]
         return self
+
+    def _is_mean_of_one(self, values: list[Any]) -> bool:
+        """Whether replicas bring whole numbers that are alike, whose mean is whole as well."""
+        if self.aggregation is not VariableAggregation.MEAN or self.dtype.kind in "fc":
+            return False
+        return all(np.array_equal(each, values[0]) for each in values[1:])
 
     def _fitting(self, value: Any, shape: tuple[int, ...]) -> NDArray[Any]:
         """Return a value as an array of this shape, and of the variable's dtype."""

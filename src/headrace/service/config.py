@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.arguments import (
     check_flag,
     check_int,
+    check_metrics,
     check_path,
     check_string,
     check_strings,
@@ -262,7 +263,7 @@ class DispatcherConfig:
         _check_place(self.port, self.host)
         if self.work_dir is not None:
             check_path("work_dir", self.work_dir)
-        _check_metrics(self.metrics_port, self.metrics_host)
+        check_metrics(self.metrics_port, self.metrics_host)
         check_flag("fault_tolerant_mode", self.fault_tolerant_mode, or_none=False)
         check_flag("gc_dynamic_sharding_jobs", self.gc_dynamic_sharding_jobs, or_none=False)
         if self.work_dir is not None and "://" in os.fspath(self.work_dir):
@@ -353,7 +354,7 @@ class WorkerConfig:
             ) from None
         object.__setattr__(self, "dispatcher_address", address)
         _check_place(self.port, self.host)
-        _check_metrics(self.metrics_port, self.metrics_host)
+        check_metrics(self.metrics_port, self.metrics_host)
         if self.worker_address is not None:
             check_string("worker_address", self.worker_address, empty=False)
             try:
@@ -404,12 +405,6 @@ def _refuse(name: str, value: object, instead: str) -> None:
 def _check_place(port: object, host: object) -> None:
     check_int("port", port, minimum=0, maximum=65535)
     check_string("host", host, empty=False)
-
-
-def _check_metrics(port: object, host: object) -> None:
-    if port is not None:
-        check_int("metrics_port", port, minimum=0, maximum=65535)
-    check_string("metrics_host", host, empty=False)
 
 
 def _check_number(name: str, value: object, *, least: int) -> None:

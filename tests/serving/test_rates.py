@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.service.dispatcher.rates import Rate
+from headrace.serving.rates import Rate
 
 
 @pytest.mark.parametrize("seconds", [2.0, 10.0, 60.0])

@@ -1,0 +1,34 @@
+"""Tables and lines of a frame: as wide as the terminal, and no wider."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from headrace.cli.quantities import printable
+
+__all__ = ["fitted", "table"]
+
+
+def table(rows: Sequence[Sequence[str]], left: int = 1) -> Iterator[str]:
+    """Yield lines for rows of cells, the first of which is the head.
+
+    Args:
+        rows: All of one length.
+        left: So many of the first columns begin at their left.
+    """
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        cells = [
+            cell.ljust(wide) if column < left else cell.rjust(wide)
+            for column, (cell, wide) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield "  ".join(cells).rstrip()
+
+
+def fitted(lines: Iterable[str], width: int) -> str:
+    """Return lines as a text, none longer than `width`, without what would move the cursor."""
+    return "\n".join(_cut(printable(line), width) for line in lines) + "\n"
+
+
+def _cut(line: str, width: int) -> str:
+    return line if len(line) <= width else f"{line[: max(0, width - 3)]}..."

@@ -1,0 +1,147 @@
+"""Frames of `headrace top` on a coordinator, compared letter by letter with those in `frames/`."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from headrace.cli.asking import Look, SeenServer
+from headrace.cli.shown import render_look
+from headrace.coordinator.status import CoordinatorStatus, RunningFunction, WorkerStatus
+from headrace.parameter_server.messages import ServerStatus
+
+FRAMES = Path(__file__).parent / "frames"
+
+SERVER = ServerStatus(
+    life="a",
+    index=0,
+    seconds=8000.0,
+    requests=80_000,
+    operations={"GatherIds": 40_000, "ApplyIds": 39_990, "CreateTable": 1},
+    bytes_in=1_600_000_000,
+    bytes_out=3_200_000_000,
+    busy_seconds=800.0,
+    failed=3,
+    waiting=2,
+    shards=12,
+    tables=1,
+    rows=1_234_567,
+    bytes_kept=45_600_000,
+)
+
+BUSY = CoordinatorStatus(
+    waiting=1200,
+    unsettled=1206,
+    finished=45_678,
+    gap=5,
+    failure="ValueError: the loss is not finite\nand more",
+    workers=(
+        WorkerStatus(
+            worker=0,
+            address="10.0.0.1:2222",
+            is_there=True,
+            seconds=7990.0,
+            in_flight=4,
+            running=(("train_step", 0.32), ("evaluate", 12.0), ("train_step", 0.1)),
+            finished=30_000,
+        ),
+        WorkerStatus(
+            worker=1,
+            address="10.0.0.2:2222",
+            is_there=False,
+            seconds=12.0,
+            reason="10.0.0.2:2222 refuses connections\nfor now",
+            finished=15_678,
+            losses=2,
+        ),
+        WorkerStatus(worker=2, address="10.0.0.3:2222", is_there=True, seconds=3.0, in_flight=2),
+    ),
+    seconds_up=8000.0,
+    in_flight=6,
+    finished_per_second=482.0,
+    returned=45_680,
+    failed=1,
+    retried=3,
+    workers_lost=2,
+    largest_gap=8,
+    staleness=8,
+    longest=RunningFunction(name="evaluate", worker=0, seconds=12.0, usual=0.9),
+    servers=("10.0.0.9:2222", "10.0.0.8:2222"),
+)
+SERVERS = (
+    SeenServer("10.0.0.9:2222", SERVER),
+    SeenServer("10.0.0.8:2222", None, "10.0.0.8:2222 refuses connections"),
+)
+NOW = Look(BUSY, 50.0, SERVERS)
+BEFORE = Look(
+    msgspec.structs.replace(BUSY, finished_per_second=600.0),
+    48.0,
+    (
+        SeenServer(
+            "10.0.0.9:2222",
+            msgspec.structs.replace(
+                SERVER,
+                requests=79_000,
+                bytes_in=1_580_000_000,
+                bytes_out=3_160_000_000,
+                busy_seconds=799.0,
+            ),
+        ),
+        SERVERS[1],
+    ),
+)
+QUIET = Look(CoordinatorStatus(waiting=0, unsettled=0, finished=0, gap=0), 1.0)
+
+
+def another_life(look: Look) -> Look:
+    first = look.servers[0]
+    assert first.status is not None
+    status = msgspec.structs.replace(first.status, life="b", requests=10**6)
+    return replace(look, servers=(replace(first, status=status),))
+
+
+@pytest.mark.parametrize(
+    ("name", "look", "previous", "width"),
+    [
+        ("coordinator_quiet", QUIET, None, 100),
+        ("coordinator_busy", NOW, None, 120),
+        ("coordinator_falling", NOW, BEFORE, 120),
+        ("coordinator_narrow", NOW, BEFORE, 50),
+        ("server", Look(SERVER, 50.0), Look(SERVER, 48.0), 120),
+    ],
+)
+def test_a_status_looks_as_it_did(name: str, look: Look, previous: Look | None, width: int):
+    path = FRAMES / f"{name}.txt"
+    frame = render_look(look, previous, width)
+    if os.environ.get("UPDATE_FRAMES"):
+        path.write_text(frame)
+    assert frame == path.read_text()
+
+
+def test_rates_of_a_server_that_was_started_again_are_those_since_then():
+    assert render_look(NOW, another_life(BEFORE), 200) == render_look(
+        NOW, replace(BEFORE, servers=()), 200
+    )
+
+
+@pytest.mark.parametrize("width", [1, 20, 79, 200])
+def test_no_line_is_wider_than_the_terminal(width: int):
+    frame = render_look(NOW, BEFORE, width)
+    assert all(len(line) <= max(3, width) for line in frame.splitlines())
+
+
+def test_short_medians_are_milliseconds():
+    longest = RunningFunction(name="step", worker=0, seconds=1.0, usual=0.00042)
+    frame = render_look(Look(msgspec.structs.replace(BUSY, longest=longest), 0.0), None, 120)
+    assert "step on worker 0 for 1.0 s; 0.42 ms in the median" in frame
+
+
+def test_names_that_users_chose_move_no_cursor():
+    longest = RunningFunction(name="evil\x1b[2Jname", worker=0, seconds=1.0)
+    frame = render_look(Look(msgspec.structs.replace(BUSY, longest=longest), 0.0), None, 120)
+    assert "\x1b" not in frame
+    assert "evil?[2Jname" in frame
