@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import json
+import os
+import re
 import threading
 import time
 import weakref
@@ -25,6 +28,7 @@ from headrace.coordinator import (
 )
 from headrace.coordinator.cluster import Workers
 from headrace.coordinator.reception import Announce, Announced, ReceptionReply
+from headrace.data.iterator import DatasetIterator
 from headrace.errors import (
     AbortedError,
     CancelledError,
@@ -431,13 +435,19 @@ def test_another_strategy_is_refused(strategy: Any):
         ClusterCoordinator(strategy)
 
 
-def test_a_newer_coordinator_takes_the_workers_and_the_older_one_says_so():
+def test_a_newer_coordinator_takes_the_workers_and_the_older_one_says_so(
+    caplog: pytest.LogCaptureFixture,
+):
     with ClosureWorker(0) as worker:
         old = ClusterCoordinator(Workers([worker.address]))
         assert old.schedule(_divide, (1, 1)).fetch(SECONDS) == 1.0
         with ClusterCoordinator(Workers([worker.address])) as new:
             assert new.schedule(_divide, (2, 1)).fetch(SECONDS) == 2.0
-            with pytest.raises(AbortedError, match="obeys a newer coordinator"):
+            # Also where nobody asks it for anything.
+            _wait_until(lambda: "this coordinator has no say any more" in caplog.text)
+            other = f"a newer coordinator, in process [^ ]*:{os.getpid()} "
+            assert re.search(other, caplog.text)
+            with pytest.raises(AbortedError, match=other):
                 old.schedule(_divide, (3, 1)).fetch(SECONDS)
             assert new.schedule(_divide, (4, 1)).fetch(SECONDS) == 4.0
         old.close()
@@ -783,6 +793,72 @@ def test_a_shared_dataset_belongs_to_an_epoch(coordinator: ClusterCoordinator):
         coordinator.run_epoch(_next, (3,))
     with pytest.raises(TypeError, match="`dataset`"):
         coordinator.create_shared_dataset([1, 2])  # type: ignore[arg-type]
+
+
+def _note_until(elements: Any, last: int) -> None:
+    element = int(next(elements))
+    if element == last:
+        raise ValueError("once")
+    _note(element)
+
+
+def test_an_epoch_that_was_interrupted_goes_on_in_another_program_with_what_was_not_used(
+    coordinator: ClusterCoordinator,
+):
+    _noted.clear()
+    dataset = hr.Dataset.range(300).shuffle(300, seed=4)
+    shared = coordinator.create_shared_dataset(dataset)
+    assert shared.get_state() == {"version": 1, "pass": 0}
+    last = [int(element) for element in DatasetIterator(dataset.plan)][200]
+    with pytest.raises(UserFunctionError, match="once"):
+        coordinator.run_epoch(_note_until, (shared, last))
+    before = list(_noted)
+    assert len(before) >= 150
+    state = json.loads(json.dumps(shared.get_state()))
+    with _coordinator(1) as other:
+        again = other.create_shared_dataset(hr.Dataset.range(300).shuffle(300, seed=4))
+        again.set_state(state)
+        assert again.get_state() == state
+        assert other.run_epoch(_note_until, (again, -1)) == 300 - len(before)
+        assert sorted(_noted) == list(range(300))
+        # The next epoch is another one, as it would have been in the first program.
+        assert again.get_state() == {"version": 1, "pass": 1}
+        _noted.clear()
+        assert other.run_epoch(_note_until, (again, -1)) == 300
+        assert _noted == [int(element) for element in DatasetIterator(dataset.plan, 1)]
+    _noted.clear()
+
+
+def test_the_state_of_a_shared_dataset_is_saved_while_an_epoch_runs(
+    coordinator: ClusterCoordinator, tmp_path: Any
+):
+    _noted.clear()
+    shared = coordinator.create_shared_dataset(hr.Dataset.range(400))
+    checkpoint = hr.Checkpoint(data=shared)
+    _saves[:] = [lambda: (list(_noted), checkpoint.save(tmp_path / "here"))]
+    assert coordinator.run_epoch(_note_and_save, (shared,)) == 400
+    noted, path = _saved.pop()
+    again = coordinator.create_shared_dataset(hr.Dataset.range(400))
+    hr.Checkpoint(data=again).restore(path).assert_consumed()
+    _noted.clear()
+    steps = coordinator.run_epoch(_note_until, (again, -1))
+    # What was under way when it was saved comes again.
+    assert 0 <= steps - (400 - len(noted)) <= 2 * 64
+    assert set(noted) | set(_noted) == set(range(400))
+    assert steps == len(set(_noted))
+    with pytest.raises(InvalidArgumentError, match="no state of a shared dataset"):
+        again.set_state({"place": 1})
+    _noted.clear()
+
+
+_saves: list[Any] = []
+_saved: list[Any] = []
+
+
+def _note_and_save(elements: Any) -> None:
+    _note(int(next(elements)))
+    if len(_noted) >= 200 and _saves:
+        _saved.append(_saves.pop()())
 
 
 def test_evaluation_by_shards_counts_each_element_once(coordinator: ClusterCoordinator):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextvars
+import functools
+import os
 import threading
 import time
 from collections import Counter
@@ -206,6 +208,34 @@ def test_a_write_on_a_thread_that_a_function_started_is_refused_or_has_its_key(
             coordinator.join(30)
         coordinator.schedule(_in_context, (on_a_thread,)).fetch(30)
         assert total.read() == 1
+    strategy.close()
+
+
+def test_a_process_that_a_function_forks_is_refused_at_once(tasks: Tasks) -> None:
+    strategy = tasks.strategy()
+    with strategy.scope():
+        total = hr.Variable(0, name="written by a fork")
+
+    def fork() -> list[str]:
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            for call in (functools.partial(total.assign_add, 1), total.read):
+                try:
+                    call()
+                except FailedPreconditionError as error:
+                    os.write(writer, f"{error}\n".encode())
+            os._exit(0)
+        os.close(writer)
+        os.waitpid(child, 0)
+        with os.fdopen(reader) as words:
+            return words.readlines()
+
+    with ClusterCoordinator(strategy) as coordinator:
+        refusals = coordinator.schedule(fork).fetch(30)
+        assert ["was forked inside a function" in each for each in refusals] == [True, True]
+        coordinator.schedule(lambda: total.assign_add(2) and None).fetch(30)
+        assert total.read() == 2
     strategy.close()
 
 

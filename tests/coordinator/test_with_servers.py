@@ -204,16 +204,42 @@ def test_a_dataset_of_the_strategy_is_read_by_workers():
         assert coordinator.schedule(lambda it: int(next(it)), (iter(made),)).fetch(SECONDS) == 0
 
 
-def test_a_variable_made_inside_a_function_is_an_error():
-    with _cluster() as (strategy, coordinator):
+@pytest.mark.parametrize("in_scope", [True, False])
+def test_a_variable_made_inside_a_function_is_an_error(in_scope: bool):
+    with _cluster(1) as (strategy, coordinator):
 
         def make() -> None:
-            with strategy.scope():
+            with strategy.scope() if in_scope else contextlib.nullcontext():
                 hr.Variable(0.0, name="inside")
 
         coordinator.schedule(make)
-        with pytest.raises((FailedPreconditionError, ValueError), match=r"inside|variable"):
+        with pytest.raises(FailedPreconditionError, match="Variable 'inside' is made inside a fun"):
             coordinator.join(SECONDS)
+
+
+def test_a_variable_made_by_the_function_of_a_dataset_is_an_error():
+    with _cluster(1) as (_, coordinator):
+
+        def make() -> Any:
+            offset = hr.Variable(1, "offset")
+            return hr.Dataset.range(3).map(lambda x: x + offset.read())
+
+        dataset = coordinator.create_per_worker_dataset(make)
+        value = coordinator.schedule(next, (iter(dataset),))
+        with pytest.raises(ValueError, match=r"Creating variables in dataset_fn .*'offset'"):
+            value.fetch(SECONDS)
+
+
+def test_what_a_worker_keeps_for_itself_may_be_a_variable_and_a_function_has_its_own_metrics():
+    with _cluster(1) as (_, coordinator):
+        calls = coordinator.create_per_worker_values(lambda: hr.Variable(0))
+
+        def count(calls: Any) -> float:
+            mean = hr.metrics.Mean()
+            mean.update_state([float(calls.assign_add(1)), 4.0])
+            return float(mean.result())
+
+        assert [coordinator.schedule(count, (calls,)).fetch(SECONDS) for _ in range(2)] == [2.5, 3]
 
 
 def test_what_workers_make_for_themselves_writes_nothing():

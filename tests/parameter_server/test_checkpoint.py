@@ -186,6 +186,27 @@ def test_objects_of_this_process_are_saved_and_restored(tmp_path):
     assert next(after["iterator"]) == 4
 
 
+@pytest.mark.parametrize("kind", ["local.safetensors", "json"])
+def test_a_byte_that_was_changed_is_found(tmp_path, kind):
+    objects = {"array": np.arange(7.0), "iterator": iter(hr.Dataset.range(9)), "step": 3}
+    path = hr.Checkpoint(**objects).save(tmp_path / "mine")
+    (file,) = tmp_path.glob(f"*.{kind}")
+    data = file.read_bytes()
+    found = 0
+    for place in range(0, len(data), 3):
+        damaged = bytearray(data)
+        damaged[place] ^= 1
+        file.write_bytes(damaged)
+        back = hr.Checkpoint(array=np.zeros(7), iterator=iter(hr.Dataset.range(9)), step=0)
+        try:
+            back.restore(path)
+        except DataLossError as error:
+            found += str(tmp_path) in str(error)
+        else:  # white space of a header, or the checksum's own name
+            assert (back.array.tolist(), back.step) == ([0, 1, 2, 3, 4, 5, 6], 3)
+    assert found > 0.8 * len(range(0, len(data), 3))
+
+
 def test_what_is_set_after_a_restore_stays(tmp_path):
     path = hr.Checkpoint(step=1, w=hr.Variable(5.0)).save(tmp_path / "mine")
     checkpoint = hr.Checkpoint(step=0, w=hr.Variable(0.0))

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,8 @@ import pytest
 
 import headrace as hr
 from headrace.errors import DataLossError, NotFoundError
+from headrace.parameter_server.connection import Servers
+from headrace.parameter_server.operations import Count, WriteKey
 from headrace.parameter_server.origin import Origin, writing_as
 from headrace.parameter_server.partitioners import FixedShardsPartitioner
 from headrace.parameter_server.server import ParameterServer
@@ -176,6 +179,59 @@ def test_a_server_that_was_lost_gets_back_what_was_saved_and_training_goes_on(tm
         assert w.read().tolist() == [-5] * 4 + [-7] * 4
         strategy.close()
         manager.close()
+        again.stop()
+
+
+def test_a_step_that_is_counted_before_its_server_is_restored_is_neither_lost_nor_doubled(tmp_path):
+    with servers(1) as (server,):
+        strategy = ParameterServerStrategy(resolver_of(server.address))
+        with strategy.scope():
+            w = hr.Variable(np.ones(2, F32), name="w")
+            sgd = hr.optimizers.SGD(1.0)
+        now = strategy.incarnation
+
+        def counting(closure, seen=0):
+            key = WriteKey(incarnation=now, closure=closure, worker=0, number=0)
+            return Count("SGD/iterations", 1, key, seen)
+
+        # Of two other programs the first knows where the server has counted to.
+        first, second = (Servers([server.address]) for _ in range(2))
+        manager = hr.CheckpointManager(hr.Checkpoint(w=w), tmp_path)
+        for closure in range(3):
+            first.ask(0, counting(closure))
+        manager.save()
+        strategy.cluster.servers.lives.recover_with(None)  # not yet
+        again = restarted(server)
+        second.ask(0, counting(4))
+        second.ask(0, counting(2))  # tried again; it is in the checkpoint
+        with ThreadPoolExecutor(1) as threads:
+            waits = threads.submit(first.ask, 0, counting(5, seen=3))
+            until(lambda: first.lives.came_back(0))
+            assert not waits.done()
+            strategy.cluster.servers.lives.recover_with(manager._recover)
+            assert sgd.iterations >= 4
+            counted, _ = waits.result(20)
+        assert (counted.before, counted.after) == (4, 5)
+        assert sgd.iterations == 5
+        for each in (manager, first, second, strategy):
+            each.close()
+        again.stop()
+
+
+def test_a_counter_that_no_checkpoint_has_starts_again_once_its_server_is_restored(tmp_path):
+    with servers(1) as (server,):
+        strategy = ParameterServerStrategy(resolver_of(server.address), server_timeout=20)
+        with strategy.scope():
+            w = hr.Variable(np.ones(2, F32), name="w")
+            sgd = hr.optimizers.SGD(1.0)
+        manager = hr.CheckpointManager(hr.Checkpoint(w=w), tmp_path)
+        manager.save()
+        sgd.apply_gradients([(np.ones(2, F32), w)])
+        again = restarted(server)
+        assert sgd.iterations == 0
+        assert sgd.apply_gradients([(np.ones(2, F32), w)]) == 1
+        manager.close()
+        strategy.close()
         again.stop()
 
 

@@ -142,7 +142,7 @@ def test_a_program_that_starts_again_finds_its_variables_with_their_values(strat
         assert whole(hr.Variable([1.0, 2.0], name="w")) == [5.0, 6.0]
     other = hr.distribute.ParameterServerStrategy(strategy.cluster_resolver)
     with other.scope(), pytest.raises(AlreadyExistsError):
-        hr.Variable([1, 2], name="w/part_0")
+        hr.Variable([1, 2], name="w")
     again.close()
     other.close()
     assert "it keeps its value" in caplog.text

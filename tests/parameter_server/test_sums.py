@@ -8,8 +8,10 @@ import pytest
 
 from headrace.errors import InvalidArgumentError
 from headrace.parameter_server import sums
+from headrace.parameter_server.indexed_slices import IndexedSlices
 from headrace.parameter_server.partitioners import ranges_of_rows
 from headrace.parameter_server.sums import (
+    check_ids,
     check_rows,
     distinct_ids,
     shard_of_ids,
@@ -123,3 +125,14 @@ def test_ids_are_spread_evenly_whatever_their_stride(ids, shards):
     assert counts.max() < 1.1 * len(ids) / shards
     for shard, places in enumerate(split_by_hash(ids, shards)):
         assert (owner[places] == shard).all()
+
+
+def test_integers_beyond_64_bits_are_called_by_what_they_are():
+    with pytest.raises(InvalidArgumentError, match=r"ids\[1\] = 1180591620717411303424 is not in"):
+        check_rows([1, 2**70], 4, "Variable 'v'")
+    with pytest.raises(InvalidArgumentError, match=r"64 bits, but one is -1180591620717411303424"):
+        check_ids(np.array([3, -(2**70)]), "EmbeddingTable 't'")
+    with pytest.raises(InvalidArgumentError, match="64 bits"):
+        IndexedSlices(np.ones((1, 2)), [2**70])
+    with pytest.raises(TypeError, match="dtype object"):
+        check_rows([1, None], 4, "Variable 'v'")

@@ -263,7 +263,7 @@ def test_a_table_is_made_once_and_of_floats():
     store = a_table()
     spec = store.tables["t"].spec
     assert store.carry_out(CreateTable(table=spec))[0].existed
-    with pytest.raises(AlreadyExistsError, match="under the name t that is made otherwise"):
+    with pytest.raises(AlreadyExistsError, match="a table t that is made otherwise: with "):
         a_table(store, dim=3)
     with pytest.raises(InvalidArgumentError, match="t needs a floating dtype, but got int32"):
         a_table(dtype="int32")

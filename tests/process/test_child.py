@@ -205,3 +205,27 @@ def test_a_child_that_holds_the_interpreter_dies_with_its_parent() -> None:
         check=False,
     )
     wait_until(lambda: not Path(f"/proc/{int(parent.stdout)}").exists())
+
+
+def test_processes_that_are_forked_die_with_the_one_that_forked_them():
+    program = """
+import os, sys, time
+from headrace.process.parent import forked_children_die_too
+forked_children_die_too()
+if os.fork() == 0:
+    os.fork()
+    if os.fork() == 0:
+        os._exit(0)  # closes what it has, and ends nobody else
+    print("forked", flush=True)
+time.sleep(60)
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
+    )
+    with process:
+        assert process.stdout is not None
+        assert [process.stdout.readline() for _ in range(2)] == ["forked\n"] * 2
+        began = time.monotonic()
+        process.kill()
+        assert process.stdout.read() == ""  # all who could write are gone
+        assert time.monotonic() - began < 20

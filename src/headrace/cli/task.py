@@ -19,6 +19,7 @@ from headrace.cluster.roles import WORKER
 from headrace.cluster.spec import ClusterSpec
 from headrace.deploy.server import Server
 from headrace.errors import InvalidArgumentError
+from headrace.process.parent import forked_children_die_too
 from headrace.transport import address as addresses
 from headrace.transport.security import Security
 
@@ -148,6 +149,7 @@ def run_task(
         say(f"{role} stopped")
         return
     import_modules(preload or ())
+    forked_children_die_too()
     run_server(role, server, lambda: server.target, options=_OPTIONS, with_parent=with_parent)
 
 

@@ -8,7 +8,8 @@
 * `stuck` says what a wait waits for, `watch` counts and says what takes too long; `status` and
   `gauges` are for who looks on, as are a worker's `totals`.
 * `coordinator` is what users see, with `remote_value`, `per_worker` and `shared_dataset`; `cluster`
-  is who takes part; `keeping` makes closures of calls. At the `reception` workers announce
+  is who takes part; `keeping` makes closures of calls, `progress` says what was used of a shared
+  dataset. At the `reception` workers announce
   themselves (`announcing`), and watchers ask.
 * `worker` is the other end: a `life` for each greeting, with an `agenda` that is pure. What a
   function sees there is in `current`, `worker_iterator` and `leased_elements`; `blame` says what

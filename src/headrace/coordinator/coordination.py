@@ -85,6 +85,7 @@ class Coordination:
         servers: Addresses of the parameter servers.
         server_timeout: Seconds for which one that cannot be reached is waited for.
         threads: How many closures a worker runs at a time.
+        process: Which one this is, for words.
         read_error: Returns the error that a worker wrote.
     """
 
@@ -98,6 +99,7 @@ class Coordination:
         servers: tuple[str, ...] = (),
         server_timeout: float = 120.0,
         threads: int = 1,
+        process: str = "",
     ) -> None:
         self.queue = queue
         self.contacts: dict[int, Contact] = {}
@@ -110,6 +112,7 @@ class Coordination:
         self._incarnation = incarnation
         self._server_timeout = server_timeout
         self._threads = threads
+        self._process = process
         self._read_error = read_error
         self._sessions = itertools.count(1)
         self._next_worker = 0
@@ -204,8 +207,12 @@ class Coordination:
         self, contact: Contact, asked: Greet, reply: Any, buffers: Sequence[Buffer], now: float
     ) -> None:
         if not isinstance(reply, Greeted):
-            if isinstance(reply, AbortedError):
+            if isinstance(reply, AbortedError) and self.overtaken is None:
                 self.overtaken = reply
+                self._actions.words.append(
+                    f"this coordinator has no say any more, by word of worker {contact.worker} "
+                    f"({contact.address}): {reply}"
+                )
             self.lost(contact.worker, reply, now)
             return
         contact.came(reply.process, now)
@@ -362,6 +369,7 @@ class Coordination:
                 servers=self.servers,
                 server_timeout=self._server_timeout,
                 threads=self._threads,
+                process=self._process,
             ),
         )
 

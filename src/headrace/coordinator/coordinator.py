@@ -26,6 +26,7 @@ from headrace.coordinator.running_shell import RunningShell
 from headrace.coordinator.shared_dataset import Epoch, SharedDataset
 from headrace.coordinator.shell import Shell
 from headrace.coordinator.status import CoordinatorStatus
+from headrace.coordinator.worker import this_process
 from headrace.coordinator.worker_iterator import DATASETS, build_dataset
 from headrace.data.dataset import Dataset
 from headrace.errors import FailedPreconditionError
@@ -111,6 +112,7 @@ class ClusterCoordinator:
             servers=cluster.addresses,
             server_timeout=cluster.server_timeout,
             threads=threads_per_worker,
+            process=this_process(),
             read_error=decode_error,
         )
         for number, address in cluster.workers.items():
@@ -286,7 +288,7 @@ class ClusterCoordinator:
         )
 
     def create_shared_dataset(self, dataset: Dataset) -> SharedDataset:
-        """Return a dataset that all workers share: see `run_epoch`."""
+        """Return a dataset that all workers share: see `run_epoch`. Its state can be saved."""
         return SharedDataset(dataset)
 
     def run_epoch(
@@ -299,7 +301,8 @@ class ClusterCoordinator:
 
         Each element goes to one call. One whose worker is lost is made again with the same
         elements. A call that meets the end and raises OutOfRangeError has ended well, and is not
-        counted. An epoch that is interrupted by an error is not gone on with.
+        counted. An epoch that is interrupted by an error is gone on with where the dataset is
+        given its state again: `dataset.set_state(dataset.get_state())`.
 
         Args:
             fn: Calls `next` on the shared dataset, as often as it likes.
@@ -315,9 +318,9 @@ class ClusterCoordinator:
                 "create_shared_dataset(dataset) makes one"
             )
         ((_, dataset),) = shared.items()
-        with iter(dataset.dataset) as elements:
-            steps = Epoch(self._shell, closure, elements).run()
-        self.join()
+        with dataset.reading() as (elements, progress):
+            steps = Epoch(self._shell, closure, dataset, elements, progress).run()
+            self.join()
         return steps
 
     # --- workers --------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from headrace.coordinator.messages import (
 )
 from headrace.coordinator.packing import NOTHING, pack, unpack
 from headrace.coordinator.totals import Totals
+from headrace.distribute.context import refusing_variables
 from headrace.errors import (
     AbortedError,
     CancelledError,
@@ -251,6 +252,8 @@ class Life:
             greeting.worker, self._resources, is_alone=greeting.threads == 1, lease=lease
         )
         before = running.set(here)
+        # What a worker makes for itself lives as long as it does, and so may a variable in it.
+        no_variables = refusing_variables.set(None if message.keeps else _no_variable)
         try:
             origin = Origin(greeting.incarnation, message.number, greeting.session)
             with writing_as(origin) as attempt:
@@ -262,6 +265,7 @@ class Life:
                         task.refuse()
                 payload, error = self._value(task, loaded)
         finally:
+            refusing_variables.reset(no_variables)
             running.reset(before)
         met_end = lease is not None and lease.met_end and isinstance(error, OutOfRangeError)
         if met_end:
@@ -295,6 +299,14 @@ class Life:
             if resource:
                 self._resources.keep(resource, None, error)
             return NOTHING, error
+
+
+def _no_variable(name: str) -> Exception:
+    return FailedPreconditionError(
+        f"Variable {name!r} is made inside a function that a coordinator scheduled: it would be "
+        "made again each time, and be lost with the worker. Make it in strategy.scope(), outside; "
+        "what each worker is to keep for itself, create_per_worker_values makes"
+    )
 
 
 def _arguments(message: Run, buffers: Sequence[Buffer]) -> tuple[Any, Any]:

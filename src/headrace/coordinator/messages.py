@@ -52,6 +52,7 @@ class Greet(Question[Greeted], frozen=True):
         servers: Addresses of the parameter servers.
         server_timeout: Seconds for which one that cannot be reached is waited for.
         threads: How many closures to run at a time.
+        process: Of the coordinator, for words: "host:pid".
     """
 
     cluster_id: str
@@ -61,6 +62,7 @@ class Greet(Question[Greeted], frozen=True):
     servers: tuple[str, ...] = ()
     server_timeout: float = 120.0
     threads: int = 1
+    process: str = ""
 
 
 class News(Message, frozen=True):

@@ -46,11 +46,16 @@ from headrace.transport.channel import Request
 from headrace.transport.limits import ServerLimits
 from headrace.transport.security import Security
 
-__all__ = ["LARGEST_CLOSURE", "ClosureWorker"]
+__all__ = ["LARGEST_CLOSURE", "ClosureWorker", "this_process"]
 
 LARGEST_CLOSURE = 1 << 30
 """Bytes of the largest function, or arguments, that a worker takes."""
 _JOIN_SECONDS = 0.5
+
+
+def this_process() -> str:
+    """Return which process this is, for words: "host:pid"."""
+    return f"{socket.gethostname()}:{os.getpid()}"
 
 
 class ClosureWorker(LifeCycle):
@@ -165,6 +170,8 @@ class _Desk:
         self._lock = threading.Lock()
         self._life: Life | None = None
         self._incarnation = -1
+        #: In which process the coordinator of this incarnation is.
+        self._obeyed = ""
         self._is_closed = False
         #: The cluster that was entered here; None: none was.
         self._cluster: Cluster | None = None
@@ -189,14 +196,14 @@ class _Desk:
     def _greet(self, request: Request, message: Greet) -> None:
         if message.incarnation < self._incarnation:
             raise AbortedError(
-                f"this worker obeys a newer coordinator (incarnation {self._incarnation}; yours is "
-                f"{message.incarnation}): end this program, or give each of the two workers of its "
-                "own"
+                f"this worker obeys a newer coordinator, in process {self._obeyed} (incarnation "
+                f"{self._incarnation}; yours is {message.incarnation}): end this program, or give "
+                "each of the two workers of its own"
             )
-        self._incarnation = message.incarnation
+        self._incarnation, self._obeyed = message.incarnation, message.process
         self._take_part(message)
         self._begin(message)
-        request.reply(Greeted(process=f"{socket.gethostname()}:{os.getpid()}"))
+        request.reply(Greeted(process=this_process()))
 
     def _take_part(self, message: Greet) -> None:
         """Have handles of the cluster resolve here."""

@@ -12,6 +12,7 @@ import msgspec
 from headrace.coordinator.current import running
 from headrace.data.dataset import Dataset
 from headrace.data.optional import Optional
+from headrace.distribute.context import refusing_variables
 from headrace.distribute.dataset import DistributedDataset, DistributedDatasetsFromFunction
 from headrace.errors import FailedPreconditionError, InvalidArgumentError, OutOfRangeError
 from headrace.parameter_server.per_worker_input import PerWorkerInput
@@ -33,15 +34,26 @@ def build_dataset(dataset_or_fn: Any) -> Any:
     """
     if isinstance(dataset_or_fn, DATASETS):
         return dataset_or_fn
-    dataset = dataset_or_fn()
-    if isinstance(dataset, PerWorkerInput):
-        dataset = dataset.build()
+    before = refusing_variables.set(_no_variable)
+    try:
+        dataset = dataset_or_fn()
+        if isinstance(dataset, PerWorkerInput):
+            dataset = dataset.build()
+    finally:
+        refusing_variables.reset(before)
     if not isinstance(dataset, DATASETS):
         raise InvalidArgumentError(
             "the function given to create_per_worker_dataset must return a Dataset or a "
             f"distributed dataset, but returned {dataset!r:.80} of type {type(dataset).__name__}"
         )
     return dataset
+
+
+def _no_variable(name: str) -> Exception:
+    return InvalidArgumentError(
+        f"Creating variables in dataset_fn is not allowed, and Variable {name!r} is made there: it "
+        "would be made again by each worker. Make it in strategy.scope(), outside"
+    )
 
 
 def build_iterator(dataset: Any, resource: int, state: bytes) -> WorkerIterator:

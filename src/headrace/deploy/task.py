@@ -18,7 +18,13 @@ from typing import Any
 
 from headrace.deploy.server import Server
 from headrace.forks import in_each_child
-from headrace.process.parent import die_with_parent, end_when_released, say_leaving, say_ready
+from headrace.process.parent import (
+    die_with_parent,
+    end_when_released,
+    forked_children_die_too,
+    say_leaving,
+    say_ready,
+)
 
 __all__ = ["main"]
 
@@ -28,6 +34,7 @@ _STOP_SECONDS = 3.0
 def main(cluster: str, job_name: str, task_index: int, log_to: int, lifeline: int) -> None:
     """Run a task until the parent releases it."""
     die_with_parent(lifeline)
+    forked_children_die_too()
     ended = threading.Event()
     end_when_released(ended, _STOP_SECONDS)
     try:

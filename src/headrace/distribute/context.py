@@ -24,6 +24,7 @@ __all__ = [
     "check_cross_replica",
     "here",
     "refuse_mixing",
+    "refusing_variables",
 ]
 
 
@@ -64,6 +65,11 @@ Place: TypeAlias = CrossReplica | OnReplica | None
 
 here: ContextVar[Place] = ContextVar("headrace_distribute_here", default=None)
 """Where the code that asks runs."""
+
+refusing_variables: ContextVar[Callable[[str], Exception] | None] = ContextVar(
+    "headrace_refusing_variables", default=None
+)
+"""Where no variable may be made: takes the name of one, and returns the error; None: it may."""
 
 
 def check_cross_replica(strategy: Any, method: str, instead: str = "merge_call()") -> None:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.arguments import check_int, check_string
+from headrace.distribute.context import refusing_variables
 from headrace.distribute.current import get_strategy
 from headrace.distribute.variable import Variable
 from headrace.errors import InvalidArgumentError
@@ -39,13 +40,19 @@ class Metric:
         if name is not None:
             check_string("name", name, empty=False)
         on_servers = get_strategy().variable_type is not None
-        self._sums: Any = Variable(
-            np.zeros(shape),
-            name=name,
-            trainable=False,
-            aggregation="SUM",
-            synchronization="AUTO" if on_servers else "ON_READ",
-        )
+        # A function that evaluates a part of a dataset has sums of its own, and returns them.
+        token = None if on_servers else refusing_variables.set(None)
+        try:
+            self._sums: Any = Variable(
+                np.zeros(shape),
+                name=name,
+                trainable=False,
+                aggregation="SUM",
+                synchronization="AUTO" if on_servers else "ON_READ",
+            )
+        finally:
+            if token is not None:
+                refusing_variables.reset(token)
         self._shape = shape
 
     @property

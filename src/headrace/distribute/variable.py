@@ -21,7 +21,7 @@ import numpy as np
 
 from headrace.arguments import check_flag, check_string
 from headrace.distribute.collectives import ReduceOp
-from headrace.distribute.context import CrossReplica, OnReplica, here
+from headrace.distribute.context import CrossReplica, OnReplica, here, refusing_variables
 from headrace.distribute.current import get_strategy, has_strategy
 from headrace.distribute.operators import ArrayOperators
 from headrace.distribute.scattering import (
@@ -65,6 +65,9 @@ class _MadeOnce(ABCMeta):
     """The type of a class of which replicas that make one each make one together."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        refuse = refusing_variables.get()
+        if refuse is not None:
+            raise refuse(str(args[1] if len(args) > 1 else kwargs.get("name") or ""))
         kind = get_strategy().variable_type
         if kind is not None:
             return kind(*args, **kwargs)

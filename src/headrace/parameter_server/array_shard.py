@@ -15,7 +15,14 @@ from headrace.parameter_server.specs import OptimizerRule, ShardSpec, Step
 from headrace.parameter_server.sums import check_rows, sum_rows
 from headrace.parameter_server.touched import Touched
 
-__all__ = ["ArrayShard", "check_gradient", "check_place", "first_value", "rising"]
+__all__ = [
+    "ArrayShard",
+    "check_gradient",
+    "check_place",
+    "check_value",
+    "first_value",
+    "rising",
+]
 
 Array = NDArray[Any]
 
@@ -218,6 +225,16 @@ def first_value(spec: ShardSpec, value: Array) -> Array:
     Raises:
         InvalidArgumentError: It is not of the spec's shape and dtype.
     """
+    check_value(spec, value)
+    return np.array(value, order="C", copy=True)
+
+
+def check_value(spec: ShardSpec, value: Array) -> None:
+    """Refuse a value that is not of the spec's shape and dtype.
+
+    Raises:
+        InvalidArgumentError: It is not.
+    """
     dtype = dtype_named(spec.dtype)
     if value.shape != spec.shape or value.dtype != dtype:
         raise InvalidArgumentError(
@@ -225,7 +242,6 @@ def first_value(spec: ShardSpec, value: Array) -> Array:
             f"{spec.index} of the variable {spec.variable}, of shape {spec.shape} and dtype "
             f"{spec.dtype}"
         )
-    return np.array(value, dtype, order="C", copy=True)
 
 
 def _named(name: str, value: str, choices: dict[str, Any]) -> Any:

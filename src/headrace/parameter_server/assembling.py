@@ -47,6 +47,8 @@ def assembled_shard(
     rows = spec.shape[0] if spec.shape else 1
     filled = 0
     for piece in standing(pieces):
+        if _is_elsewhere(spec, rows, piece):
+            continue
         arrays = arrays_of(piece)
         there, taken = _places(spec, rows, piece, arrays)
         if piece.row is not None:
@@ -55,7 +57,11 @@ def assembled_shard(
             part = array[taken] if array.ndim else array
             if name not in found:
                 first = firsts[name] = _first(piece, name, renamed)
-                found[name] = np.full((*value.shape[:1], *array.shape[1:]), first, array.dtype)
+                shape = (*value.shape[:1], *array.shape[1:])
+                # Zeros cost no time until they are touched.
+                found[name] = (
+                    np.full(shape, first, array.dtype) if first else np.zeros(shape, array.dtype)
+                )
             if spec.shape:
                 found[name][there] = part
             else:
@@ -66,6 +72,13 @@ def assembled_shard(
             f"the checkpoint has {filled}"
         )
     return Saved(SavedShard(spec=spec, slot_firsts=firsts), found)
+
+
+def _is_elsewhere(spec: ShardSpec, rows: int, piece: Piece) -> bool:
+    """Whether a piece is known to have no row of the shard, so that it need not be read."""
+    if piece.row is None or piece.rows is None:
+        return False
+    return piece.row + piece.rows <= spec.row or piece.row >= spec.row + rows
 
 
 def _places(spec: ShardSpec, rows: int, piece: Piece, arrays: Arrays) -> tuple[Any, Any]:

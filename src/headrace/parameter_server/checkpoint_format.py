@@ -16,6 +16,7 @@ Rule 4. An increment, `ckpt-3+2`, has what was written since `ckpt-3+1`; its man
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
@@ -43,6 +44,8 @@ __all__ = [
 
 FORMAT = 1
 
+#: Before the rest of a manifest, of which it is the checksum; older ones have none.
+_CHECKED = re.compile(rb'\{\n "checksum": "([0-9a-f]{8})",')
 _FILE = re.compile(r"(?P<name>.+)\.(?P<token>[0-9a-f]{8})\.[0-9a-z-]+\.safetensors")
 
 
@@ -63,6 +66,8 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         begins: Whether what was saved of the shard before is not needed.
         slot_firsts: What the elements of each slot begin with.
         step: Of a table: the highest step that an optimizer had reached.
+        rows: Of a variable: how many rows there are from `row` on.
+        checksum: Of its tensors; None, as of `rows`: it is of a time when none was written.
     """
 
     kind: str
@@ -74,6 +79,8 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     begins: bool = False
     slot_firsts: dict[str, float] = {}
     step: int = 0
+    rows: int | None = None
+    checksum: int | None = None
 
 
 class VariableEntry(msgspec.Struct, frozen=True, tag="variable"):
@@ -106,6 +113,7 @@ class ArrayEntry(msgspec.Struct, frozen=True, tag="array"):
     key: str
     shape: tuple[int, ...]
     dtype: str
+    checksum: int | None = None
 
 
 class ValueEntry(msgspec.Struct, frozen=True, tag="value"):
@@ -160,11 +168,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 def encode(manifest: Manifest) -> bytes:
     """Return a manifest as it is written."""
     try:
-        return msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+        body = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
     except TypeError as error:
         raise TypeError(
             f"a state that is to be saved holds what JSON has no form for: {error}"
         ) from error
+    return b'{\n "checksum": "%08x",' % zlib.crc32(body[1:]) + body[1:]
 
 
 def decode(data: bytes, name: str) -> Manifest:
@@ -174,6 +183,12 @@ def decode(data: bytes, name: str) -> Manifest:
         DataLossError: It is damaged.
         FailedPreconditionError: It is of a later version.
     """
+    checked = _CHECKED.match(data)
+    if checked and int(checked[1], 16) != zlib.crc32(data[checked.end() :]):
+        raise DataLossError(
+            f"the manifest of the checkpoint {name!r} is damaged: its checksum is not that of what "
+            "was written"
+        )
     try:
         found = msgspec.json.decode(data, type=_Form).format
         if found > FORMAT:

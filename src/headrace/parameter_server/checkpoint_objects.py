@@ -7,9 +7,10 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,13 +24,20 @@ from headrace.parameter_server.checkpoint_format import (
     Entry,
     Manifest,
     OptimizerEntry,
+    Piece,
     StateEntry,
     TableEntry,
     ValueEntry,
     VariableEntry,
     encode,
 )
-from headrace.parameter_server.checkpoint_tree import Leaf, describe, leaves, local_array
+from headrace.parameter_server.checkpoint_tree import (
+    Leaf,
+    describe,
+    has_state,
+    leaves,
+    local_array,
+)
 from headrace.parameter_server.counter import COUNTING_SERVER, Counter
 from headrace.parameter_server.current import Cluster
 from headrace.parameter_server.messages import RestoreShards, SaveShards, ShardsSaved
@@ -37,7 +45,7 @@ from headrace.parameter_server.operations import ShardSpec, TableSpec
 from headrace.parameter_server.optimizer import Optimizer
 from headrace.parameter_server.server_files import ask_for_files
 from headrace.parameter_server.table import EmbeddingTable
-from headrace.parameter_server.tensor_file import TensorFile, write_tensors
+from headrace.parameter_server.tensor_file import TensorFile, checksum_of, write_tensors
 from headrace.parameter_server.variable import ServerVariable
 from headrace.storage.folder import Folder
 
@@ -80,6 +88,8 @@ def save_objects(
     found = leaves(objects)
     stem = f"{name}.{secrets.token_hex(4)}"
     cluster, on_servers = on_servers_of(found.values())
+    # Before the servers save: what others read and write meanwhile may come twice, and is not lost.
+    states = {path: describe(leaf, {}) for path, leaf in found.items() if has_state(leaf)}
     answers: dict[int, ShardsSaved] = {}
     if cluster is not None:
 
@@ -101,12 +111,16 @@ def save_objects(
     for answer in answers.values():
         counters |= answer.counters
         keys |= answer.answers
-    entries = {path: describe(leaf, counters) for path, leaf in found.items()}
+    entries = {path: states.get(path) or describe(leaf, counters) for path, leaf in found.items()}
     arrays = {
         path: array
         for path, leaf in found.items()
         if (array := local_array(leaf.value)) is not None
     }
+    for path, array in arrays.items():
+        entry = entries[path]
+        assert isinstance(entry, ArrayEntry)
+        entries[path] = msgspec.structs.replace(entry, checksum=checksum_of({path: array}))
     local = f"{stem}.local.safetensors" if arrays else ""
     if arrays:
         write_tensors(folder, local, arrays)
@@ -243,7 +257,7 @@ def restore_on_servers(
             where.setdefault(part.server, []).append((part.spec, entry.name))
     which = {*shards, *tables, *({COUNTING_SERVER} if counters else ())}
     if only is not None:
-        which &= {only}
+        which = {only}  # also one that gets nothing: it is to know that there was nothing
 
     def ask(server: int, life: str) -> RestoreShards:
         mine, theirs = tuple(shards.get(server, ())), tuple(tables.get(server, ()))
@@ -258,6 +272,7 @@ def restore_on_servers(
             incarnation=read.manifest.incarnation,
             answers=answers or {},
             life=life,
+            recovers=only is not None,
         )
 
     ask_for_files(cluster.servers, sorted(which), ask, meets=only is None)
@@ -275,7 +290,9 @@ def _restore_here(leaf: Leaf, entry: Entry, read: Read, local: TensorFile | None
             value.set_state(entry.state)
         case ArrayEntry():
             assert local is not None
-            _put(leaf, local[entry.key])
+            array = local[entry.key]
+            local.check(entry.key, {entry.key: array}, entry.checksum)
+            _put(leaf, array)
         case VariableEntry() if not isinstance(value, ServerVariable):
             _put(leaf, _whole(read, entry))
 
@@ -302,5 +319,8 @@ def _whole(read: Read, entry: VariableEntry) -> NDArray[Any]:
         variable_shape=entry.shape,
     )
     pieces = [piece for piece in read.pieces if (piece.kind, piece.of) == ("shard", entry.name)]
-    arrays_of: Callable[..., Any] = lambda piece: TensorFile(read.folder, piece.file).of(piece.key)  # noqa: E731
+
+    def arrays_of(piece: Piece) -> dict[str, NDArray[Any]]:
+        return TensorFile(read.folder, piece.file).of(piece.key, piece.checksum)
+
     return assembled_shard(spec, pieces, arrays_of, {}).arrays["value"]

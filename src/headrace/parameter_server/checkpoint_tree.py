@@ -29,7 +29,7 @@ from headrace.parameter_server.optimizer import Optimizer
 from headrace.parameter_server.table import EmbeddingTable
 from headrace.parameter_server.variable import ServerVariable
 
-__all__ = ["Leaf", "describe", "is_object", "leaves", "local_array", "refusal"]
+__all__ = ["Leaf", "describe", "has_state", "is_object", "leaves", "local_array", "refusal"]
 
 
 class Leaf(NamedTuple):
@@ -165,6 +165,11 @@ def describe(leaf: Leaf, counters: dict[str, int]) -> Entry:
 def is_object(leaf: Leaf) -> bool:
     """Whether it stays the same object while its value changes: no number and no array."""
     return _kind(leaf.value) != _ARRAY
+
+
+def has_state(leaf: Leaf) -> bool:
+    """Whether it is saved by its `get_state`."""
+    return _kind(leaf.value) == _STATE
 
 
 def refusal(leaf: Leaf, entry: Entry) -> str:

@@ -72,6 +72,11 @@ _NO_KEY = (
     "it again if it ran again. Write on the function's own thread, or start the other one with "
     "contextvars.copy_context().run; to one variable only one thread may write"
 )
+_FORKED = (
+    "this process was forked inside a function that a coordinator scheduled, and asks parameter "
+    "servers: what it writes would not be told apart from what the function writes. Read and write "
+    "in the function itself, and pass values to processes that it starts"
+)
 _POLICY = RetryPolicy(first_delay=0.02, max_delay=1.0)
 
 
@@ -140,10 +145,14 @@ class Servers:
             UnavailableError: A server could not be reached in time, or was lost while it carried
                 out what may not be repeated.
             HeadraceError: What a server answered with; the other servers carried out theirs.
-            FailedPreconditionError: A function writes on a thread that it started.
+            FailedPreconditionError: A function writes on a thread that it started, or asks in a
+                process that it forked.
         """
-        if self._of_worker and not all(may_be_repeated(ask.operation) for ask in asks):
-            raise FailedPreconditionError(_NO_KEY)
+        if self._of_worker:
+            if self._process != os.getpid():
+                raise FailedPreconditionError(_FORKED)
+            if not all(may_be_repeated(ask.operation) for ask in asks):
+                raise FailedPreconditionError(_NO_KEY)
         by_server: dict[int, list[int]] = {}
         for position, ask in enumerate(asks):
             by_server.setdefault(ask.server, []).append(position)
@@ -314,7 +323,8 @@ class _Call:
                 # What a closure names was made before it was scheduled, so it was lost, also where
                 # this process meets the server for the first time.
                 is_lost = servers.lives.came_back(self._server) or in_closure() is not None
-                if not (self._repeatable and is_lost):
+                # What fails changes nothing, so nothing was done where it was all.
+                if not ((self._repeatable or len(self._operations) == 1) and is_lost):
                     raise
                 self._wait(error)
             self.begin()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from headrace.parameter_server.current import cluster_of
-from headrace.parameter_server.operations import Count, Counted
+from headrace.parameter_server.connection import Ask
+from headrace.parameter_server.current import Cluster, cluster_of
+from headrace.parameter_server.operations import Answer, Count, Counted
+from headrace.parameter_server.origin import next_key
 
 __all__ = ["COUNTING_SERVER", "Counter"]
 
@@ -26,6 +28,17 @@ class Counter:
     def __call__(self) -> int:
         """Ask the server that counts."""
         cluster = cluster_of(self._cluster_id, f"the counter {self.name!r}")
-        answer, _ = cluster.servers.ask(COUNTING_SERVER, Count(self.name, 0))
+        seen = cluster.counters.get(self.name, 0)
+        answer, _ = cluster.servers.ask(COUNTING_SERVER, Count(self.name, 0, seen=seen))
+        return self.counted(cluster, answer).after
+
+    def step(self, cluster: Cluster) -> Ask:
+        """Return what is to be asked for one more step."""
+        seen = cluster.counters.get(self.name, 0)
+        return Ask(COUNTING_SERVER, Count(self.name, 1, next_key(self.name), seen))
+
+    def counted(self, cluster: Cluster, answer: Answer) -> Counted:
+        """Take note of an answer, and return it."""
         assert isinstance(answer, Counted)
-        return answer.after
+        cluster.counters[self.name] = answer.after
+        return answer

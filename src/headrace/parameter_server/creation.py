@@ -8,7 +8,8 @@ servers' own (`Zeros`, `Uniform` ...) not at all.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -16,13 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.arguments import check_int
-from headrace.errors import InvalidArgumentError
+from headrace.errors import AlreadyExistsError, InvalidArgumentError
 from headrace.parameter_server.arrays import as_array
 from headrace.parameter_server.connection import Ask, Servers
 from headrace.parameter_server.dtypes import dtype_named, name_of
 from headrace.parameter_server.operations import (
     Constant,
     Create,
+    Describe,
+    Described,
     Initializer,
     Normal,
     ShardSpec,
@@ -33,6 +36,7 @@ from headrace.parameter_server.partitioners import count_shards, ranges_of_rows
 
 __all__ = ["PlacedShard", "VariableRecord", "cut", "initial", "make"]
 
+_PART = re.compile(r"/part_\d+$")
 _INITIALIZERS = (Zeros, Constant, Uniform, Normal)
 
 
@@ -120,8 +124,13 @@ def cut(
         place: Takes a shard's bytes, and returns its server.
 
     Raises:
-        ValueError: The partitioner returned nonsense.
+        ValueError: The partitioner returned nonsense, or the name is that of a part.
     """
+    if _PART.search(name):
+        raise ValueError(
+            f"`name` is {name!r}, which is what a part of the variable "
+            f"{_PART.sub('', name)!r} is called; use one that does not end in /part_ and a number"
+        )
     shape = first.shape
     dtype = name_of(first.dtype)
     shards = 1
@@ -147,12 +156,53 @@ def cut(
 
 
 def make(servers: Servers, shards: Sequence[PlacedShard], first: Initial) -> bool:
-    """Have the servers make shards, all at a time; return whether any was there before."""
+    """Have the servers make shards, all at a time; return whether any was there before.
+
+    Raises:
+        AlreadyExistsError: There is a variable of this name that is another one.
+    """
+    _check_alike(servers, shards)
     asks = []
     for shard in shards:
         arrays = [] if first.initializer is not None else [_value_of(shard, first, len(shards) > 1)]
         asks.append(Ask(shard.server, Create(shard.spec, first.initializer), arrays))
     return any(answer.existed for answer, _ in servers.ask_all(asks))  # type: ignore[union-attr]
+
+
+def _check_alike(servers: Servers, shards: Sequence[PlacedShard]) -> None:
+    """Refuse a name under which a variable is there that is cut or placed in another way."""
+    spec = shards[0].spec
+    asks = [Ask(server, Describe(spec.variable)) for server in range(len(servers))]
+    found: dict[str, ShardSpec] = {}
+    where: set[tuple[str, int]] = set()
+    for server, (answer, _) in enumerate(servers.ask_all(asks)):
+        assert isinstance(answer, Described)
+        for each in answer.shards:
+            found[each.spec.name] = each.spec
+            where.add((each.spec.name, server))
+    wanted = {shard.spec.name: shard.spec for shard in shards}
+    if any(wanted.get(name) != one for name, one in found.items()):
+        known = next(iter(found.values()))
+        raise AlreadyExistsError(
+            f"the parameter servers have a variable {spec.variable!r} of shape "
+            f"{known.variable_shape} and dtype {known.dtype} in {_counted(found)}, of another "
+            "program or of this one before it was started again; it cannot be made of shape "
+            f"{spec.variable_shape} and dtype {spec.dtype} in {_counted(wanted)}: use another name "
+            "or the same partitioner, or start the servers again"
+        )
+    for shard in shards:
+        if shard.spec.name in found and (shard.spec.name, shard.server) not in where:
+            elsewhere = next(server for name, server in where if name == shard.spec.name)
+            raise AlreadyExistsError(
+                f"the parameter servers have the variable {spec.variable!r} already, with "
+                f"{shard.spec.name!r} on server {elsewhere}, and this program would place that on "
+                f"server {shard.server}: make the same variables in the same order, or start the "
+                "servers again"
+            )
+
+
+def _counted(shards: Mapping[str, ShardSpec]) -> str:
+    return "1 shard" if len(shards) == 1 else f"{len(shards)} shards"
 
 
 def _value_of(shard: PlacedShard, first: Initial, is_part: bool) -> NDArray[Any]:

@@ -36,6 +36,8 @@ class Cluster:
         self.cluster_id = cluster_id
         self.servers = servers
         self.background = Background()
+        #: What counters were at when they were last asked: they only grow, unless they are lost.
+        self.counters: dict[str, int] = {}
         self._lock = threading.RLock()
         self._things: weakref.WeakValueDictionary[tuple[str, str], Any] = (
             weakref.WeakValueDictionary()

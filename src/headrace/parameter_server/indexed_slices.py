@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from headrace.errors import InvalidArgumentError
 from headrace.parameter_server.arrays import as_array
+from headrace.parameter_server.sums import are_large_integers
 
 __all__ = ["IndexedSlices"]
 
@@ -38,6 +39,10 @@ class IndexedSlices:
     def __init__(self, values: Any, indices: Any, dense_shape: Sequence[int] | None = None) -> None:
         rows = as_array(indices)
         if rows.dtype.kind not in "iu":
+            if are_large_integers(rows):
+                raise InvalidArgumentError(
+                    f"`indices` must fit in 64 bits, but one is {max(rows.flat, key=abs)}"
+                )
             if rows.size:
                 raise TypeError(f"`indices` must be integers, but got dtype {rows.dtype}")
             rows = rows.astype(np.int64)

@@ -155,6 +155,7 @@ class RestoreShards(Question[ShardsRestored], frozen=True):
         incarnation: Of the coordinator whose writes `answers` are.
         answers: Keys of writes that are in the shards.
         life: Whom it is meant for; "": whoever listens there.
+        recovers: The server lost what it had; what it has counted since then counts as well.
     """
 
     url: str
@@ -166,6 +167,7 @@ class RestoreShards(Question[ShardsRestored], frozen=True):
     incarnation: int
     answers: Answers
     life: str = ""
+    recovers: bool = False
 
 
 class ServerStatus(Message, frozen=True):

@@ -235,11 +235,19 @@ class Apply(Question[Done], frozen=True):
 
 
 class Count(Question[Counted], frozen=True):
-    """Move a counter on by `by`, which may be 0; one that is not there starts from 0."""
+    """Move a counter on by `by`, which may be 0; one that is not there starts from 0.
+
+    Attributes:
+        counter: Its name.
+        by: How far.
+        key: Which write.
+        seen: Who asks has seen it there: a server where it is less has lost it.
+    """
 
     counter: str
     by: int = 1
     key: WriteKey | None = None
+    seen: int = 0
 
 
 # --- operations on tables ------------------------------------------------------------------------
@@ -347,7 +355,9 @@ class Fence(Question[Done], frozen=True):
 
 
 class Describe(Question[Described], frozen=True):
-    """What do you hold?"""
+    """What do you hold? `variable`: of this one alone, where that is what matters."""
+
+    variable: str | None = None
 
 
 Operation: TypeAlias = (

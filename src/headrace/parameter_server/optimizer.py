@@ -87,24 +87,19 @@ class Optimizer:
         named = getattr(strategy, "optimizer_name", None)
         kind = type(self).__name__
         self.name = name or (kind if named is None else named(kind))
-        counter = getattr(strategy, "optimizer_counter", None)
-        if counter is not None:
-            self.count = counter(self.name)
         # Plain numbers travel; NumPy's do not.
         numbers = {name: getattr(rule, name) for name in rule.__struct_fields__}
         self.rule = msgspec.structs.replace(
             rule, **{k: v.item() for k, v in numbers.items() if isinstance(v, np.generic)}
         )
-        counter = getattr(get_strategy(), "optimizer_counter", None)
-        self.count = None if counter is None else counter(self.name)
+        counter = getattr(strategy, "optimizer_counter", None)
+        #: Asks how many steps were taken; None: it is not known yet in which cluster.
+        self.count: Callable[[], int] | None = None if counter is None else counter(self.name)
         self.learning_rate = learning_rate
         self.clipnorm = clipnorm
         self.clipvalue = clipvalue
         self.global_clipnorm = global_clipnorm
         self.non_finite = non_finite
-
-    #: Asks how many steps were taken; None: it is not known yet in which cluster.
-    count: Callable[[], int] | None = None
 
     @property
     def iterations(self) -> int:

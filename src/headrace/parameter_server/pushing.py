@@ -20,11 +20,10 @@ from numpy.typing import NDArray
 from headrace.distribute.context import OnReplica, here
 from headrace.errors import FailedPreconditionError
 from headrace.parameter_server.connection import Ask
-from headrace.parameter_server.counter import COUNTING_SERVER, Counter
+from headrace.parameter_server.counter import Counter
 from headrace.parameter_server.current import Cluster
-from headrace.parameter_server.operations import AdamRule, Count, Counted, OptimizerRule, Step
+from headrace.parameter_server.operations import AdamRule, OptimizerRule, Step
 from headrace.parameter_server.optimizer import Optimizer
-from headrace.parameter_server.origin import next_key
 from headrace.parameter_server.sums import sum_rows
 
 __all__ = ["Gradient", "Trained", "push_gradients"]
@@ -125,21 +124,19 @@ def _push(optimizer: Optimizer, targets: Sequence[Trained], gradients: Sequence[
         Gradient(gradient.rows, value) for gradient, value in zip(gradients, values, strict=True)
     ]
     servers = cluster.servers
-    counting = Ask(COUNTING_SERVER, Count(count.name, 1, next_key(count.name)))
+    counting = count.step(cluster)
     if (
         callable(optimizer.learning_rate)
         or isinstance(optimizer.rule, AdamRule)
         or any(target.counts_steps for target in targets)
     ):
-        counted, _ = servers.ask_all([counting])[0]
-        assert isinstance(counted, Counted)
+        counted = count.counted(cluster, servers.ask_all([counting])[0][0])
         step = Step(iteration=counted.before, learning_rate=optimizer.rate(counted.before))
         servers.ask_all(_pushes(optimizer, step, targets, gradients))
         return counted.after
     step = Step(iteration=0, learning_rate=optimizer.rate(0))
-    (counted, _), *_ = servers.ask_all([counting, *_pushes(optimizer, step, targets, gradients)])
-    assert isinstance(counted, Counted)
-    return counted.after
+    (answer, _), *_ = servers.ask_all([counting, *_pushes(optimizer, step, targets, gradients)])
+    return count.counted(cluster, answer).after
 
 
 def _pushes(

@@ -100,5 +100,6 @@ class Saving:
                 message.counters,
                 message.incarnation,
                 message.answers,
+                message.recovers,
             )
             request.reply(ShardsRestored(life=applying.life))

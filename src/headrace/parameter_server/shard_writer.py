@@ -31,7 +31,7 @@ from headrace.parameter_server.snapshots import (
     touched_bytes,
 )
 from headrace.parameter_server.store import Store
-from headrace.parameter_server.tensor_file import write_tensors
+from headrace.parameter_server.tensor_file import checksum_of, write_tensors
 from headrace.storage.folder import Folder
 
 __all__ = ["PART_BYTES", "Written", "write_shards"]
@@ -238,6 +238,8 @@ class _Files:
     def add(self, copied: _Copied) -> None:
         """Take a piece; it is written when there is enough for a file."""
         key = str(len(self.pieces))
+        value = copied.arrays.get("value")
+        is_run = copied.row is not None and value is not None and value.ndim
         self.pieces.append(
             Piece(
                 kind=copied.holding.kind,
@@ -249,6 +251,8 @@ class _Files:
                 begins=copied.begins,
                 slot_firsts=copied.slot_firsts,
                 step=copied.step,
+                rows=len(value) if is_run and value is not None else None,
+                checksum=checksum_of(copied.arrays),
             )
         )
         for name, array in copied.arrays.items():

@@ -19,10 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import NotFoundError
-from headrace.parameter_server.array_shard import ArrayShard, first_value
+from headrace.parameter_server.array_shard import ArrayShard, check_value
 from headrace.parameter_server.saved import Changes, Saved, SavedServer, SavedShard, SavedTable
 from headrace.parameter_server.store import Store
 from headrace.parameter_server.table_shard import TableShard, slot_column
+from headrace.parameter_server.touched import Touched
 from headrace.parameter_server.write_keys import WriteKeys
 
 __all__ = [
@@ -32,6 +33,8 @@ __all__ = [
     "holdings",
     "mark",
     "part_of",
+    "part_of_saved",
+    "put",
     "restore",
     "rows_of",
     "snapshot_of",
@@ -165,24 +168,46 @@ def restore(store: Store, saved: Saved[Any]) -> None:
         InvalidArgumentError: A value does not fit its spec.
     """
     record, arrays = saved
-    match record:
-        case SavedServer():
-            store.counters = dict(record.counters)
-            store.keys = WriteKeys(record.keys)
-        case SavedShard():
-            shard = ArrayShard(record.spec, first_value(record.spec, arrays["value"]), store.period)
-            for name, array in arrays.items():
-                if name != "value":
-                    shard.slots[name] = np.array(array, order="C", copy=True)
-            shard.slot_firsts = dict(record.slot_firsts)
-            store.shards[record.spec.name] = shard
-        case SavedTable():
-            store.tables[record.spec.name] = _table_of(record, arrays, store.period)
+    if isinstance(record, SavedServer):
+        store.counters = dict(record.counters)
+        store.keys = WriteKeys(record.keys)
+    elif isinstance(record, SavedShard):
+        copies = {name: np.array(array, order="C", copy=True) for name, array in arrays.items()}
+        put(store, part_of_saved(Saved(record, copies)))
+    else:
+        put(store, part_of_saved(saved))
 
 
-def _table_of(record: SavedTable, arrays: Mapping[str, NDArray[Any]], period: int) -> TableShard:
-    table = TableShard(record.spec, period)
-    table.begin(period)
+def part_of_saved(saved: Saved[Any]) -> ArrayShard | TableShard:
+    """Return what was saved as it is kept; a shard of a variable takes the arrays as they are.
+
+    Raises:
+        InvalidArgumentError: A value does not fit its spec.
+    """
+    record, arrays = saved
+    if isinstance(record, SavedTable):
+        return _table_of(record, arrays)
+    value = arrays["value"]
+    check_value(record.spec, value)
+    shard = ArrayShard(record.spec, value, 0)
+    shard.slots = {name: array for name, array in arrays.items() if name != "value"}
+    shard.slot_firsts = dict(record.slot_firsts)
+    return shard
+
+
+def put(store: Store, part: ArrayShard | TableShard) -> None:
+    """Have a store keep a shard or table, in place of what is there under its name."""
+    if isinstance(part, ArrayShard):
+        part.touched = Touched(store.period)
+        store.shards[part.spec.name] = part
+    else:
+        part.touched = Touched(store.period)
+        part.begin(store.period)
+        store.tables[part.spec.name] = part
+
+
+def _table_of(record: SavedTable, arrays: Mapping[str, NDArray[Any]]) -> TableShard:
+    table = TableShard(record.spec, 0)
     table.step = record.step
     for name, first in record.slot_firsts.items():
         shape = arrays[name].shape[1:]

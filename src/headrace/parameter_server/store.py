@@ -46,6 +46,7 @@ class Store:
         counters: By name.
         keys: Writes that were carried out.
         period: How many marks were set (`marks`).
+        is_restored: Whether it was filled from a checkpoint: what is not there was not saved.
     """
 
     def __init__(self, allocate: Callable[..., NDArray[Any]] = np.empty) -> None:
@@ -54,6 +55,7 @@ class Store:
         self.counters: dict[str, int] = {}
         self.keys = WriteKeys()
         self.period = 0
+        self.is_restored = False
         self._allocate = allocate
 
     def carry_out(self, operation: ops.Operation, arrays: Arrays = ()) -> Carried:
@@ -147,6 +149,11 @@ class Store:
                 f"the counter {operation.counter} only grows, but got {operation.by}"
             )
         before = self.counters.get(operation.counter, 0)
+        if before < operation.seen and not self.is_restored:
+            raise NotFoundError(
+                f"the counter {operation.counter} is at {before} on this server, and was at "
+                f"{operation.seen}"
+            )
         self.counters[operation.counter] = after = before + operation.by
         return ops.Counted(before=before, after=after), ()
 
@@ -158,9 +165,14 @@ class Store:
         if found is None:
             self.tables[spec.name] = TableShard(spec, self.period)
         elif found.spec != spec:
+            others = [
+                f"{field}={there!r}, and not {getattr(spec, field)!r}"
+                for field in spec.__struct_fields__
+                if (there := getattr(found.spec, field)) != getattr(spec, field)
+            ]
             raise AlreadyExistsError(
-                f"there is a table under the name {spec.name} that is made otherwise: "
-                f"{found.spec}; it cannot be made as {spec}: use another name"
+                f"there is a table {spec.table} that is made otherwise: with {'; '.join(others)}. "
+                "Use another name, or make it like that"
             )
         return ops.Created(existed=found is not None), ()
 
@@ -213,6 +225,7 @@ class Store:
         shards = tuple(
             ops.ShardDescription(spec=shard.spec, bytes=shard.nbytes, slots=tuple(shard.slots))
             for shard in self.shards.values()
+            if operation.variable in (None, shard.spec.variable)
         )
         tables = tuple(
             ops.TableDescription(

@@ -22,6 +22,8 @@ from headrace.errors import InvalidArgumentError
 from headrace.parameter_server.dtypes import is_floating, working_dtype
 
 __all__ = [
+    "are_large_integers",
+    "check_ids",
     "check_rows",
     "distinct_ids",
     "shard_of_ids",
@@ -133,7 +135,7 @@ def check_rows(rows: Any, count: int, whose: str) -> Ids:
     found = np.asarray(rows)
     if found.size == 0 and not isinstance(rows, np.ndarray):
         found = found.astype(np.int64)
-    if found.dtype.kind not in "iu":
+    if found.dtype.kind not in "iu" and not are_large_integers(found):
         raise TypeError(f"ids of {whose} must be integers, but got dtype {found.dtype}")
     if found.size and (found.min() < 0 or found.max() >= count):
         flat = found.reshape(-1)
@@ -143,6 +145,35 @@ def check_rows(rows: Any, count: int, whose: str) -> Ids:
             f"ids[{place}] = {flat[first]} is not in [0, {count}) of {whose}"
         )
     return found.astype(np.int64, copy=False)
+
+
+def check_ids(ids: NDArray[Any], whose: str) -> Ids:
+    """Return ids of a table as int64, of any shape.
+
+    Raises:
+        TypeError: They are no integers.
+        InvalidArgumentError: One is too large.
+    """
+    if not ids.size:
+        return ids.astype(np.int64)
+    if are_large_integers(ids):
+        raise InvalidArgumentError(
+            f"ids of {whose} must fit in 64 bits, but one is {max(ids.flat, key=abs)}; hash them "
+            "to int64 first"
+        )
+    if ids.dtype.kind not in "iu":
+        raise TypeError(
+            f"ids of {whose} must be integers, but have dtype {ids.dtype}; hash strings to int64 "
+            "first"
+        )
+    if ids.dtype == np.uint64 and ids.max() > np.iinfo(np.int64).max:
+        return ids.view(np.int64)  # a hash: its bits are the id
+    return ids.astype(np.int64, copy=False)
+
+
+def are_large_integers(values: NDArray[Any]) -> bool:
+    """Whether they are integers of Python of which one is beyond 64 bits: no array has them."""
+    return bool(values.dtype == object and all(type(each) is int for each in values.flat))
 
 
 def split_by_rows(rows: Ids, ranges: Sequence[range]) -> list[slice]:

@@ -48,7 +48,7 @@ from headrace.parameter_server.operations import (
 from headrace.parameter_server.origin import in_closure, next_key
 from headrace.parameter_server.pulling import pull
 from headrace.parameter_server.pushing import Gradient, push_gradients
-from headrace.parameter_server.sums import split_by_hash, sum_rows
+from headrace.parameter_server.sums import check_ids, split_by_hash, sum_rows
 from headrace.parameter_server.table_files import load_table, save_table
 
 __all__ = ["EmbeddingTable", "PlacedTable", "TableRecord"]
@@ -231,18 +231,9 @@ class EmbeddingTable:
 
         Raises:
             TypeError: They are no integers.
+            InvalidArgumentError: One is too large.
         """
-        found = as_array(ids)
-        if not found.size:
-            return found.astype(np.int64)
-        if found.dtype.kind not in "iu":
-            raise TypeError(
-                f"ids of EmbeddingTable {self.name!r} must be integers, but have dtype "
-                f"{found.dtype}; hash strings to int64 first"
-            )
-        if found.dtype == np.uint64 and found.max() > np.iinfo(np.int64).max:
-            return found.view(np.int64)  # a hash: its bits are the id
-        return found.astype(np.int64, copy=False)
+        return check_ids(as_array(ids), f"EmbeddingTable {self.name!r}")
 
     def export(self, limit: int = 65_536) -> Iterator[tuple[NDArray[np.int64], NDArray[Any]]]:
         """Yield the ids that have a row, and their rows, part by part.

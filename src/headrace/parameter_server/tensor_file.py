@@ -8,6 +8,8 @@ dtype's name in the header's metadata.
 from __future__ import annotations
 
 import json
+import math
+import zlib
 from collections.abc import Mapping
 from typing import Any, BinaryIO
 
@@ -19,7 +21,7 @@ from headrace.parameter_server.dtypes import dtype_named, name_of
 from headrace.storage.files import open_file
 from headrace.storage.folder import Folder
 
-__all__ = ["TensorFile", "write_tensors"]
+__all__ = ["TensorFile", "checksum_of", "write_tensors"]
 
 _NAMES = {
     "bool": "BOOL",
@@ -66,12 +68,26 @@ def write_tensors(folder: Folder, name: str, tensors: Mapping[str, NDArray[Any]]
         _write(file, len(words).to_bytes(8, "little"))
         _write(file, words)
         for array in tensors.values():
-            if array.size:
-                flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-                for start in range(0, flat.nbytes, _BLOCK):
-                    _write(file, flat[start : start + _BLOCK])
+            flat = _bytes_of(array)
+            for start in range(0, flat.nbytes, _BLOCK):
+                _write(file, flat[start : start + _BLOCK])
     folder.publish(name, name)
     return 8 + len(words) + at
+
+
+def checksum_of(tensors: Mapping[str, NDArray[Any]]) -> int:
+    """Return a checksum (CRC-32) of names, dtypes, shapes and bytes, whatever their order."""
+    found = 0
+    for name, array in sorted(tensors.items()):
+        found = zlib.crc32(f"{name} {name_of(array.dtype)} {array.shape}".encode(), found)
+        found = zlib.crc32(_bytes_of(array), found)
+    return found
+
+
+def _bytes_of(array: NDArray[Any]) -> memoryview:
+    if not array.size:
+        return memoryview(b"")
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def _write(file: BinaryIO, data: bytes | memoryview) -> None:
@@ -103,6 +119,8 @@ class TensorFile:
             self._header = json.loads(self._bytes[8 : 8 + head].tobytes())
         except ValueError as error:
             raise self._damaged(f"its header is no JSON ({error})") from error
+        if not isinstance(self._header, dict):
+            raise self._damaged("its header is no object")
         self._others = self._header.pop("__metadata__", {})
         self._first = 8 + head
 
@@ -114,11 +132,15 @@ class TensorFile:
         form = self._header.get(name)
         if form is None:
             raise self._damaged(f"it has no tensor {name!r}")
-        begin, end = form["data_offsets"]
-        dtype = dtype_named(self._others.get(name) or _DTYPES[form["dtype"]])
-        shape = form["shape"][:-1] if name in self._others else form["shape"]
-        raw = self._bytes[self._first + begin : self._first + end]
-        if len(raw) != end - begin or len(raw) != dtype.itemsize * int(np.prod(shape)):
+        try:
+            begin, end = form["data_offsets"]
+            dtype = dtype_named(self._others.get(name) or _DTYPES[form["dtype"]])
+            shape = form["shape"][:-1] if name in self._others else form["shape"]
+            raw = self._bytes[self._first + begin : self._first + end]
+            due = dtype.itemsize * math.prod(shape)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise self._damaged(f"its header says nonsense of {name!r} ({error!r})") from error
+        if len(raw) != end - begin or len(raw) != due:
             raise self._damaged(f"it ends within the tensor {name!r}")
         if not len(raw):
             return np.empty(shape, dtype)
@@ -126,10 +148,25 @@ class TensorFile:
         found.flags.writeable = False
         return found
 
-    def of(self, key: str) -> dict[str, NDArray[Any]]:
-        """Return the tensors whose names begin with `key/`, by the rest of their names."""
+    def of(self, key: str, checksum: int | None = None) -> dict[str, NDArray[Any]]:
+        """Return the tensors whose names begin with `key/`, by the rest of their names.
+
+        Args:
+            key: Of a piece.
+            checksum: What `checksum_of` returned when they were written; None: it is not known.
+
+        Raises:
+            DataLossError: They are others now.
+        """
         start = f"{key}/"
-        return {name[len(start) :]: self[name] for name in self._header if name.startswith(start)}
+        found = {name[len(start) :]: self[name] for name in self._header if name.startswith(start)}
+        self.check(key, found, checksum)
+        return found
+
+    def check(self, what: str, tensors: Mapping[str, NDArray[Any]], checksum: int | None) -> None:
+        """Raise DataLossError if tensors are not those that were written."""
+        if checksum is not None and checksum_of(tensors) != checksum:
+            raise self._damaged(f"the checksum of {what!r} is not that of what was written")
 
     def _read(self, folder: Folder) -> NDArray[np.uint8]:
         try:

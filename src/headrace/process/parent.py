@@ -17,11 +17,14 @@ import select
 import signal
 import threading
 
+from headrace.forks import in_each_child
+
 __all__ = [
     "LEAVING",
     "READY",
     "die_with_parent",
     "end_when_released",
+    "forked_children_die_too",
     "say_leaving",
     "say_ready",
     "wait_for_release",
@@ -68,6 +71,30 @@ def die_with_parent(lifeline: int) -> None:
         # It may have gone before the kernel was asked.
         if select.select([lifeline], [], [], 0.0)[0]:
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+def forked_children_die_too() -> None:
+    """Have the kernel kill processes that are forked from this one when it is gone, and theirs.
+
+    A function of a user's that forks is not asked to look after that; one that starts another
+    program is left alone.
+    """
+    if not hasattr(fcntl, "F_SETSIG"):
+        return
+    lifeline = os.pipe()
+
+    def bind() -> None:
+        nonlocal lifeline
+        reader, writer = lifeline
+        os.close(writer)
+        # Whom the kernel is to kill is written at the open file, which a fork shares: so it is
+        # opened again.
+        mine = os.open(f"/proc/self/fd/{reader}", os.O_RDONLY | os.O_NONBLOCK)
+        os.close(reader)
+        lifeline = os.pipe()
+        die_with_parent(mine)
+
+    in_each_child(bind)
 
 
 def wait_for_release() -> None:

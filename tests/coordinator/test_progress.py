@@ -1,0 +1,58 @@
+"""How far a pass over a shared dataset is, whatever the order in which elements are used."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from headrace.coordinator.progress import Progress
+
+
+def read(progress: Progress, elements: list[int], count: int) -> list[tuple[int, int]]:
+    """Read elements of a reader whose place is the number of its next element."""
+    found = []
+    for _ in range(count):
+        if progress.wants_mark:
+            progress.mark(len(elements))
+        number = progress.read()
+        elements.append(len(elements))
+        if number is not None:
+            found.append((number, elements[-1]))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_was_not_used_comes_again_and_nothing_else(seed: int):
+    rng = random.Random(seed)
+    used: set[int] = set()
+    progress, start = Progress(3), 0
+    for _ in range(6):
+        elements = list(range(start))
+        under_way: list[tuple[int, int]] = []
+        for _ in range(rng.randrange(40)):
+            under_way += read(progress, elements, rng.randrange(20))
+            if rng.random() < 0.3:
+                progress.state()
+            rng.shuffle(under_way)
+            for _ in range(rng.randrange(1 + len(under_way))):
+                number, element = under_way.pop()
+                assert element not in used
+                progress.use([number])
+                used.add(element)
+        place, ranges = json.loads(json.dumps(progress.state()))
+        assert place <= min(set(range(2000)) - used)
+        progress, start = Progress(3, ranges), place
+        progress.mark(place)
+    left = [element for _, element in read(progress, list(range(start)), 2000 - start)]
+    assert sorted([*left, *used]) == list(range(2000))
+
+
+def test_places_are_asked_for_once_and_from_the_first_state_on_now_and_then():
+    progress = Progress(0)
+    elements: list[int] = []
+    progress.use([number for number, _ in read(progress, elements, 1000)])
+    assert progress.state() == (0, [[0, 1000]])
+    progress.use([number for number, _ in read(progress, elements, 100)])
+    assert progress.state() == (1064, [[0, 36]])
