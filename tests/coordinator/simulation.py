@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from headrace.coordinator.agenda import Agenda, Task
 from headrace.coordinator.closure import Closure, Payload, Result
 from headrace.coordinator.closure_queue import ClosureQueue
@@ -112,6 +114,7 @@ class Plan:
     fails: bool
     is_large: bool
     draws: bool
+    steps: bool = True
 
 
 class Worker:
@@ -211,6 +214,7 @@ class Worker:
             return
         plan = cluster.plans[run.number]
         cluster.note_first_read(run.number)
+        step = b"%d:%d" % (run.number, len(cluster.rounds))
         error: Exception | None = None
         drawn = None
         if plan.draws:
@@ -243,6 +247,7 @@ class Worker:
             error=b"" if error is None else encode_error(error),
             nbytes=1 << 20 if plan.is_large and error is None else 0,
             wrote=attempt.wrote,
+            steps=step if life.gathers and plan.steps and error is None else b"",
             seconds=0.01,
             states={} if drawn is None else {1: b"%d" % iterators[1]},
         )
@@ -253,7 +258,7 @@ class Worker:
             return
         if ran.nbytes:
             agenda.values[task.run.number] = Payload(ran.value)
-            ran = Ran(nbytes=ran.nbytes, wrote=ran.wrote, states=ran.states, seconds=ran.seconds)
+            ran = msgspec.structs.replace(ran, value=b"")
         if task.request is not None:
             task.request(ran)
         if agenda is self.agenda and self.is_up:
@@ -325,6 +330,7 @@ class Cluster:
         num_workers: How many there are.
         threads: How many closures each runs at a time.
         staleness: As in the queue.
+        round_size: As in the queue; closures take a step each then.
         mean_seconds: How long a closure runs, on average.
     """
 
@@ -335,6 +341,7 @@ class Cluster:
         num_workers: int = 3,
         threads: int = 1,
         staleness: int | None = None,
+        round_size: int | None = None,
         mean_seconds: float = 0.05,
     ) -> None:
         self.world = World(seed)
@@ -346,9 +353,19 @@ class Cluster:
         self.failed: list[str] = []
         self.worst_gap = 0
         self.store = Store(self.world)
-        self.queue = ClosureQueue(staleness=staleness, threads=threads)
+        #: Closures of each round that was pushed, as often as that was carried out.
+        self.rounds: list[tuple[int, ...]] = []
+        #: How many rounds their steps found on the servers, for each round.
+        self.found: list[set[int]] = []
+        self.is_in_rounds = round_size is not None
+        self.queue = ClosureQueue(staleness=staleness, round_size=round_size, threads=threads)
         self.core = Coordination(
-            self.queue, cluster_id="c", incarnation=1, threads=threads, read_error=decode_error
+            self.queue,
+            cluster_id="c",
+            incarnation=1,
+            threads=threads,
+            gathers=self.is_in_rounds,
+            read_error=decode_error,
         )
         self.workers: dict[int, Worker] = {}
         self.links: dict[int, Link] = {}
@@ -390,6 +407,11 @@ class Cluster:
             self._tell_servers(
                 lambda session=session: self.store.keys.fence(1, session),
                 lambda session=session: self.queue.fenced(session, world.now),
+            )
+        if (complete := actions.round) is not None:
+            self._tell_servers(
+                lambda: self._push_round(complete.last, complete.steps),
+                lambda: self.queue.pushed(world.now),
             )
         if actions.settles:
             numbers = list(actions.settles)
@@ -437,6 +459,21 @@ class Cluster:
                 self.world.after(self.world.late(), lambda: outcome.append(reply))
 
         self.world.after(self.store.when(), arrive)
+
+    def _push_round(self, last: int, steps: list[Payload]) -> None:
+        """Carry out a round, once: it is written with a key of its last closure."""
+        key = WriteKey(incarnation=1, closure=last, worker=0, number=1 << 32)
+        taken = [tuple(map(int, each.data.split(b":"))) for each in steps]
+        numbers = tuple(number for number, _ in taken)
+        try:
+            is_new = self.store.keys.known(key, "round") is None
+        except AbortedError:
+            assert numbers in self.rounds, "it comes once more after it has settled"
+            return
+        if is_new:
+            self.store.keys.remember(key, "round", Done())
+            self.rounds.append(numbers)
+            self.found.append({found for _, found in taken})
 
     def note_first_read(self, number: int) -> None:
         """Count closures before this one whose writes are not all applied."""

@@ -17,6 +17,7 @@ def _plan(chance: random.Random, *, may_fail: bool = False) -> Plan:
         fails=may_fail and chance.random() < 0.05,
         is_large=chance.random() < 0.1,
         draws=chance.random() < 0.3,
+        steps=chance.random() < 0.9,
     )
 
 
@@ -35,6 +36,7 @@ def _run(seed: int, count: int, **options: object) -> Cluster:
             cluster.turn()
             until = cluster.world.now + chance.expovariate(20)
             cluster.world.run_until(lambda: False, until)
+    cluster.queue.end_round()
     cluster.turn()
     assert cluster.run_until_drained(400.0), "it does not drain"
     return cluster
@@ -79,10 +81,27 @@ def test_in_a_storm_staleness_keeps_its_bound(staleness: int) -> None:
         assert cluster.worst_gap <= staleness
 
 
+@pytest.mark.parametrize("round_size", [1, 2, 5])
+def test_in_a_storm_rounds_are_of_closures_in_a_row_and_pushed_once(round_size: int) -> None:
+    for seed in range(20):
+        print("seed", seed)
+        cluster = _run(2000 + seed, 33, round_size=round_size)
+        _check_promises(cluster)
+        rounds = [
+            range(1 + start, 1 + min(start + round_size, 33)) for start in range(0, 33, round_size)
+        ]
+        wanted = [
+            tuple(number for number in each if cluster.plans[number].steps) for each in rounds
+        ]
+        assert cluster.rounds == [each for each in wanted if each]
+        assert cluster.found == [{place} for place in range(len(cluster.rounds))]
+
+
 def test_in_a_storm_errors_and_cancellations_leave_a_queue_that_can_be_used_again() -> None:
     for seed in range(40):
         print("seed", seed)
-        cluster = Cluster(seed, staleness=random.Random(seed).choice([None, 2]))
+        staleness, round_size = random.Random(seed).choice([(None, None), (2, None), (None, 3)])
+        cluster = Cluster(seed, staleness=staleness, round_size=round_size)
         chance = random.Random(seed)
         cluster.storm(until=15.0, mean=chance.choice([0.3, 2.0]))
         num_raised = 0
@@ -101,6 +120,8 @@ def test_in_a_storm_errors_and_cancellations_leave_a_queue_that_can_be_used_agai
                 cluster.turn()
                 until = cluster.world.now + chance.expovariate(20)
                 cluster.world.run_until(lambda: False, until)
+            cluster.queue.end_round()
+            cluster.turn()
             end = cluster.world.now + 200.0
             assert cluster.run_until_drained(end), "no end"
             failure = cluster.queue.take_failure()
@@ -110,3 +131,8 @@ def test_in_a_storm_errors_and_cancellations_leave_a_queue_that_can_be_used_agai
         assert all(count == 1 for count in cluster.told.values())
         assert set(cluster.told) == set(cluster.plans)
         assert set(cluster.store.applied.values()) <= {1}
+        in_rounds = [number for each in cluster.rounds for number in each]
+        assert in_rounds == sorted(set(in_rounds))
+        returned = [n for n, result in cluster.results.items() if result.error is None]
+        owed = [n for n in returned if round_size is not None and cluster.plans[n].steps]
+        assert in_rounds == owed

@@ -55,7 +55,7 @@ def test_a_cluster_that_lacks_something_is_refused(given, words):
         ({"staleness": 1.5}, TypeError, "staleness"),
         ({"mode": "sync", "staleness": 1}, ValueError, "no write is stale"),
         ({"round_size": 2}, ValueError, "round_size"),
-        ({"mode": "sync"}, NotImplementedError, "not supported yet"),
+        ({"mode": "sync", "round_size": 0}, ValueError, "round_size"),
         ({"replication": 0}, ValueError, "replication"),
         ({"replication": 2}, NotImplementedError, "not supported yet"),
         ({"placement": "alphabetical"}, ValueError, "placement"),

@@ -84,7 +84,7 @@ class Phase(enum.Enum):
     FENCED = "fenced"
     """Its worker is lost; servers are told to take no more writes of it."""
     SETTLING = "settling"
-    """It has ended; servers are told to forget its keys."""
+    """It has ended; its round is waited for, and servers are told to forget its keys."""
     OVER = "over"
     """Nothing of it is left."""
 
@@ -107,6 +107,7 @@ class Closure:
         attempt: How often it was sent.
         losses: How often it was lost while it ran.
         wrote: Whether an attempt may have written to a server.
+        steps: Of optimizers, that it took and its round pushes; None: none.
         is_off: Whether it is called off: it is not sent again.
         is_recalled: Whether its worker was asked for it back.
         missing: How many of its inputs are not ready.
@@ -127,6 +128,7 @@ class Closure:
     attempt: int = 0
     losses: int = 0
     wrote: bool = False
+    steps: Any = None
     is_off: bool = False
     is_recalled: bool = False
     missing: int = 0

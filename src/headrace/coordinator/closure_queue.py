@@ -5,7 +5,8 @@ Rule 1. First come, first served. A closure that has another one's value as an a
 Rule 2. A closure counts as done when its result is here and the servers have forgotten its keys.
 Rule 3. A lost worker is fenced first; then its closures go back to the head, with their numbers.
         Those that ran count a loss, and fail when they have had too many.
-Rule 4. With staleness s, closure k is held until every closure up to k - s - 1 is done.
+Rule 4. With staleness s, closure k is held until every closure up to k - s - 1 is done; where there
+        are rounds, until its round is open (`rounds`).
 Rule 5. The first error of a function is kept. What is queued is cancelled, what runs may write no
         more and is waited for; then the error is raised once, and all is as before.
 Rule 6. Nothing waits for a worker that is not there: what it had is dealt to others, or is ready.
@@ -17,10 +18,11 @@ nobody waits for them, and their errors are those of whoever uses what they make
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from headrace.coordinator.closure import Closure, Payload, Phase, Result
 from headrace.coordinator.deadlines import Deadlines
-from headrace.coordinator.decided import NEVER, CallOff, Decided, How, Send
+from headrace.coordinator.decided import NEVER, Decided, How, Send
 from headrace.coordinator.failure import (
     CANCELLED,
     Failure,
@@ -28,9 +30,11 @@ from headrace.coordinator.failure import (
     lost_too_often,
     took_too_long,
 )
+from headrace.coordinator.inputs import await_inputs, awaited
 from headrace.coordinator.load import Load
 from headrace.coordinator.ready import Ready
 from headrace.coordinator.roster import Roster
+from headrace.coordinator.rounds import Rounds
 from headrace.errors import CancelledError
 
 __all__ = ["ClosureQueue"]
@@ -43,6 +47,7 @@ class ClosureQueue:
         in_flight: Closures that a worker has at a time, at least.
         threads: Closures that a worker runs at a time.
         staleness: Bound of Rule 4; None: none.
+        round_size: How many closures make a round; None: there are no rounds.
         most_queued: Closures that may wait for a worker.
     """
 
@@ -52,15 +57,17 @@ class ClosureQueue:
         in_flight: int = 2,
         threads: int = 1,
         staleness: int | None = None,
+        round_size: int | None = None,
         most_queued: int = 1 << 16,
     ) -> None:
         self.staleness = staleness
+        self._rounds = None if round_size is None else Rounds(round_size)
         self._most_queued = most_queued
         self.unsettled: dict[int, Closure] = {}
         """Closures that are not over, by number, but those of one worker alone."""
         self._next = 1
         self._next_private = -1
-        self._ready = Ready()
+        self._ready = Ready(staleness, self._rounds)
         self._roster = Roster(in_flight, threads)
         #: What lost lives had, until they are fenced.
         self._fenced: dict[int, list[Closure]] = {}
@@ -114,25 +121,26 @@ class ClosureQueue:
         closure.number, self._next = self._next, self._next + 1
         self.unsettled[closure.number] = closure
         self.num_waiting += 1
-        unready = [result for result in closure.inputs if not result.is_ready]
-        closure.missing = len(unready)
-        for result in unready:
-            result.waiting.append(closure)
-        error = next((each.error for each in closure.inputs if each.error), None)
+        error = await_inputs(closure)
         if error is not None:
             self._end_waiting(closure, error)
             if not is_call_off(error):
                 self._keep(error, now)
-        elif not unready:
+        elif not closure.missing:
             self._ready.push(closure)
         return closure.number
+
+    def end_round(self) -> int:
+        """Have rounds end with what was scheduled, which is waited for; return the last number."""
+        if self._rounds is not None:
+            self._rounds.cut(self.last)
+        return self.last
 
     def keep_at(self, worker: int, closure: Closure) -> None:
         """Take a closure for one worker alone, if it is there."""
         closure.number, self._next_private = self._next_private, self._next_private - 1
         closure.home = worker
-        load = self._roster.of(worker)
-        if load is not None:
+        if (load := self._roster.of(worker)) is not None:
             closure.phase = Phase.READY
             load.private.append(closure)
 
@@ -145,7 +153,7 @@ class ClosureQueue:
             self._end_waiting(closure, error)
         else:
             self._give_up(closure, error)
-        self._follow(closure.result, now)
+        self._follow(closure.result)
         return True
 
     # --- events: what workers do ----------------------------------------------------------------
@@ -169,11 +177,7 @@ class ClosureQueue:
         load = self._roster.of(worker)
         if load is None:
             return True
-        if not load.is_leaving:
-            load.is_leaving = True
-            load.private.clear()
-            for closure in load.running.values():
-                self._decided.calls_off.append(_call_off(closure, load, How.RECALL))
+        self._decided.calls_off += load.leave()
         return not load.running
 
     def returned(
@@ -186,6 +190,7 @@ class ClosureQueue:
         wrote: bool,
         seconds: float,
         now: float,
+        steps: Any = None,
     ) -> bool:
         """Take note of how a closure ended; False: nobody waits for that."""
         load = self._roster.living(session)
@@ -196,6 +201,8 @@ class ClosureQueue:
         closure.wrote = closure.wrote or wrote
         closure.phase = Phase.SETTLING
         self._tell(closure, payload, error, now)
+        if closure.result.error is None:
+            closure.steps = steps
         self._settle(closure)
         return True
 
@@ -207,12 +214,10 @@ class ClosureQueue:
         if not is_dropped:
             load.begins(number, now)
             return
-        closure = load.remove(number, now)
-        if closure is None:
+        if (closure := load.remove(number, now)) is None:
             return
         if closure.is_off or closure.home is not None:
-            if closure.result.tell(None, CancelledError(CANCELLED)):
-                self._follow(closure.result, now)
+            self._tell_off(closure)
             self._settle(closure)
         else:
             self._put_back(closure)
@@ -226,8 +231,7 @@ class ClosureQueue:
             # Even one that seemed to wait: the answer of the one before may have been lost.
             closure.wrote = True
             if closure.is_off:
-                if closure.result.tell(None, CancelledError(CANCELLED)):
-                    self._follow(closure.result, now)
+                self._tell_off(closure)
             elif error is not None:
                 self._tell(closure, None, error, now)
             elif closure.losses > closure.most_losses:
@@ -246,43 +250,48 @@ class ClosureQueue:
         if error is not None:
             self._keep(error, now)
 
+    def pushed(self, now: float, error: Exception | None = None) -> None:
+        """Take note that the mean of a round is on the servers; or that it could not be pushed."""
+        for closure in () if self._rounds is None else self._rounds.pushed():
+            self._forget(closure)
+        if error is not None:
+            self._keep(error, now)
+
     # --- what follows ---------------------------------------------------------------------------
 
     def decide(self, now: float) -> Decided:
         """Return what is to be done now, and when to look again."""
         self._expire(now)
         self._press(now)
+        while self._rounds is not None and (complete := self._rounds.take()) is not None:
+            if complete.steps:
+                self._decided.round = complete
+                break
+            self.pushed(now)
         self._deal(now)
         decided, self._decided = self._decided, Decided()
-        decided.wake_in = max(0.0, self._next_look() - now)
+        press_at = NEVER if self.failure is None else self.failure.look_at
+        decided.wake_in = min(self._deadlines.first, self._roster.next_look(), press_at) - now
+        decided.wake_in = max(0.0, decided.wake_in)
         return decided
 
     def _deal(self, now: float) -> None:
         for load in self._roster:
             while load.private:
                 self._send(load.private.popleft(), load, now)
-        while (closure := self._head()) is not None:
+        while (closure := self._ready.first(self.low)) is not None:
             chosen = self._roster.least_busy()
             if chosen is None:
                 return
             self._ready.pop()
             self.num_waiting -= 1
             self._send(closure, chosen, now)
-        for closure, load in self._roster.to_recall(now):
-            closure.is_recalled = True
-            self._decided.calls_off.append(_call_off(closure, load, How.RECALL))
-
-    def _head(self) -> Closure | None:
-        """Return the closure that is next, if it may be sent now."""
-        closure = self._ready.first()
-        if closure is None or self.staleness is None:
-            return closure
-        return None if self.low < closure.number - self.staleness else closure
+        self._decided.calls_off += self._roster.recall(now)
 
     def _send(self, closure: Closure, load: Load, now: float) -> None:
         closure.phase = Phase.SENT
-        closure.worker, closure.session = load.worker, load.session
-        closure.begun_at, closure.is_recalled = None, False
+        closure.worker, closure.session, closure.is_recalled = load.worker, load.session, False
+        closure.begun_at = None
         closure.attempt += 1
         load.send(closure, now)
         self._decided.sends.append(Send(closure, load.worker, load.session))
@@ -293,22 +302,14 @@ class ClosureQueue:
         for closure in self._deadlines.passed(now):
             error = took_too_long(closure)
             self._give_up(closure, error)
-            self._follow(closure.result, now)
+            self._follow(closure.result)
             self._keep(error, now)
 
     def _press(self, now: float) -> None:
-        failure = self.failure
-        if failure is None or failure.is_pressed or now < failure.press_at:
-            return
-        failure.is_pressed = True
-        for closure in list(self.unsettled.values()):
-            if closure.phase is Phase.SENT:
+        if self.failure is not None and now >= self.failure.look_at:
+            self.failure.is_pressed = True
+            for closure in [c for c in self.unsettled.values() if c.phase is Phase.SENT]:
                 self._give_up(closure, CancelledError(CANCELLED))
-
-    def _next_look(self) -> float:
-        failure = self.failure
-        press_at = NEVER if failure is None or failure.is_pressed else failure.press_at
-        return min(self._deadlines.first, self._roster.next_look(), press_at)
 
     # --- one closure's way ----------------------------------------------------------------------
 
@@ -330,32 +331,27 @@ class ClosureQueue:
         closure.result.tell(None, error)
         load = self._roster.living(closure.session)
         if closure.phase is Phase.SENT and load is not None:
-            self._decided.calls_off.append(_call_off(closure, load, How.ABANDON))
+            self._decided.calls_off.append(load.call_off(closure, How.ABANDON))
 
     def _tell(
         self, closure: Closure, payload: Payload | None, error: Exception | None, now: float
     ) -> None:
-        if not closure.result.tell(payload, error):
-            return
-        self._follow(closure.result, now)
-        if error is not None and closure.home is None:
-            self._keep(error, now)
+        if closure.result.tell(payload, error):
+            self._follow(closure.result)
+            if error is not None and closure.home is None:
+                self._keep(error, now)
 
-    def _follow(self, told: Result, now: float) -> None:
+    def _tell_off(self, closure: Closure) -> None:
+        if closure.result.tell(None, CancelledError(CANCELLED)):
+            self._follow(closure.result)
+
+    def _follow(self, told: Result) -> None:
         """Go on with closures that waited for a result, and with those that waited for these."""
-        results = [told]
-        while results:
-            result = results.pop()
-            waiting, result.waiting = result.waiting, []
-            for closure in waiting:
-                if closure.phase is not Phase.HELD:
-                    continue
-                closure.missing -= 1
-                if result.error is not None:
-                    self._end_waiting(closure, result.error)
-                    results.append(closure.result)
-                elif not closure.missing:
-                    self._ready.push(closure)
+        for closure, error in awaited(told):
+            if error is None:
+                self._ready.push(closure)
+            else:
+                self._end_waiting(closure, error)
 
     def _keep(self, error: Exception, now: float) -> None:
         """Keep the error of a function: the first one calls off all else."""
@@ -365,6 +361,7 @@ class ClosureQueue:
                 failure.others.append(error)
             return
         self.failure = failure = Failure(error, now)
+        self.end_round()
         for closure in list(self.unsettled.values()):
             if closure.phase in (Phase.HELD, Phase.READY):
                 self._end_waiting(closure, CancelledError(CANCELLED))
@@ -375,12 +372,20 @@ class ClosureQueue:
                 closure.is_off = True
                 load = self._roster.living(closure.session)
                 assert load is not None
-                self._decided.calls_off.append(_call_off(closure, load, How.REFUSE))
+                self._decided.calls_off.append(load.call_off(closure, How.REFUSE))
 
     def _settle(self, closure: Closure) -> None:
         if closure.home is not None:
             closure.phase = Phase.OVER
-        elif closure.wrote:
+        elif self._rounds is not None:
+            closure.phase = Phase.SETTLING
+            self._rounds.end(closure)
+        else:
+            self._forget(closure)
+
+    def _forget(self, closure: Closure) -> None:
+        """Have servers forget a closure's keys, if there are any: then it is over."""
+        if closure.wrote:
             closure.phase = Phase.SETTLING
             self._decided.settles.append(closure.number)
         else:
@@ -388,12 +393,8 @@ class ClosureQueue:
 
     def _finish(self, closure: Closure) -> None:
         closure.phase = Phase.OVER
-        closure.work, closure.inputs = None, ()
+        closure.work, closure.inputs, closure.steps = None, (), None
         del self.unsettled[closure.number]
         self.finished += 1
         while self.low < self._next and self.low not in self.unsettled:
             self.low += 1
-
-
-def _call_off(closure: Closure, load: Load, how: How) -> CallOff:
-    return CallOff(closure.number, load.worker, load.session, how)

@@ -58,6 +58,7 @@ class Cluster:
         server_timeout: Seconds for which one that cannot be reached is waited for.
         servers: The parameter servers, as far as closures go; None: there are none.
         staleness: Bound of the queue.
+        round_size: How many closures make a round; None: there are no rounds.
         security: Keys of a client.
     """
 
@@ -68,6 +69,7 @@ class Cluster:
     server_timeout: float = 120.0
     servers: Servers | None = None
     staleness: int | None = None
+    round_size: int | None = None
     security: Security | None = None
 
     def dial(self, address: str) -> Channel:
@@ -117,6 +119,7 @@ def cluster_of(strategy: object) -> Cluster:
         server_timeout=servers.timeout,
         servers=ClosureServers(servers, incarnation),
         staleness=strategy.staleness,
+        round_size=strategy.round_size,
         security=strategy.security,
     )
 

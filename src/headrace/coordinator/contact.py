@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from headrace.coordinator.closure import Closure, Payload
 from headrace.coordinator.messages import Ran
 
-__all__ = ["Contact"]
+__all__ = ["Contact", "Ended"]
 
 _FIRST_DELAY = 0.05
 _LONGEST_DELAY = 1.0
 _FORGET_SECONDS = 300.0
 """For so long a worker that announced itself is remembered when nothing is heard of it."""
+
+
+class Ended(NamedTuple):
+    """A closure that has ended.
+
+    Attributes:
+        ran: How.
+        steps: Of optimizers, that it took; None: none.
+        payload: Its value; None: it is large, and has to be taken.
+    """
+
+    ran: Ran
+    steps: Payload | None
+    payload: Payload | None
 
 
 @dataclass(eq=False)
@@ -32,8 +47,7 @@ class Contact:
         process: Which process it is.
         functions: Digests of functions that it has.
         sent: Closures that it was sent and has not answered.
-        ended: Those that have ended, the oldest first, while the value of the first is large and
-            has to be taken (None).
+        ended: Those that have ended, the oldest first, while the value of the first is taken.
         is_taking: Whether it is on its way.
         announced_at: When it announced itself last; None: it was named, and is waited for.
         finished: Closures that it has answered.
@@ -52,7 +66,7 @@ class Contact:
     process: str = ""
     functions: set[bytes] = field(default_factory=set)
     sent: dict[int, Closure] = field(default_factory=dict)
-    ended: dict[int, tuple[Ran, Payload | None]] = field(default_factory=dict)
+    ended: dict[int, Ended] = field(default_factory=dict)
     is_taking: bool = False
     announced_at: float | None = None
     finished: int = 0

@@ -20,8 +20,8 @@ from typing import Any
 
 from headrace.coordinator.closure import Closure, Payload, RemoteValueStatus
 from headrace.coordinator.closure_queue import ClosureQueue
-from headrace.coordinator.contact import Contact
-from headrace.coordinator.decided import NEVER
+from headrace.coordinator.contact import Contact, Ended
+from headrace.coordinator.decided import NEVER, Round
 from headrace.coordinator.messages import (
     Attend,
     CalledOff,
@@ -62,6 +62,7 @@ class Actions:
         calls: To workers, in this order.
         settles: Closures whose keys servers may forget.
         fences: Lives of workers whose writes servers are to refuse.
+        round: The mean of what closures took as steps is to be pushed to servers.
         closes: Workers whose connection is to be closed: they have left.
         words: To be logged, as warnings.
         wake_in: Seconds after which to look again.
@@ -70,6 +71,7 @@ class Actions:
     calls: list[Call] = field(default_factory=list)
     settles: list[int] = field(default_factory=list)
     fences: list[int] = field(default_factory=list)
+    round: Round | None = None
     closes: list[int] = field(default_factory=list)
     words: list[str] = field(default_factory=list)
     wake_in: float = NEVER
@@ -86,6 +88,7 @@ class Coordination:
         server_timeout: Seconds for which one that cannot be reached is waited for.
         threads: How many closures a worker runs at a time.
         process: Which one this is, for words.
+        gathers: Whether steps of optimizers come back with closures.
         read_error: Returns the error that a worker wrote.
     """
 
@@ -100,6 +103,7 @@ class Coordination:
         server_timeout: float = 120.0,
         threads: int = 1,
         process: str = "",
+        gathers: bool = False,
     ) -> None:
         self.queue = queue
         self.contacts: dict[int, Contact] = {}
@@ -113,6 +117,7 @@ class Coordination:
         self._server_timeout = server_timeout
         self._threads = threads
         self._process = process
+        self._gathers = gathers
         self._read_error = read_error
         self._sessions = itertools.count(1)
         self._next_worker = 0
@@ -253,23 +258,26 @@ class Coordination:
             return  # what called it off says so
         # Large values are taken one at a time, so that memory here and on the way is bounded. What
         # ends meanwhile waits its turn: places of iterators are those of all that came before.
-        contact.ended[number] = reply, None if reply.nbytes else Payload(reply.value, buffers)
+        # Steps come at once, and last: their round needs all of them.
+        count = len(buffers) - reply.beside
+        steps = Payload(reply.steps, buffers[count:]) if reply.steps else None
+        payload = None if reply.nbytes else Payload(reply.value, buffers[:count])
+        contact.ended[number] = Ended(reply, steps, payload)
         self._take_next(contact, now)
 
     def _take_next(self, contact: Contact, now: float) -> None:
         while contact.ended:
-            number, (ran, payload) = next(iter(contact.ended.items()))
-            if payload is None:
+            number, ended = next(iter(contact.ended.items()))
+            if ended.payload is None:
                 if not contact.is_taking:
                     contact.is_taking = True
                     self._call(contact, TakeResult(session=contact.session, number=number))
                 return
             del contact.ended[number]
-            self._returned(contact, number, ran, payload, now)
+            self._returned(contact, number, ended, now)
 
-    def _returned(
-        self, contact: Contact, number: int, ran: Ran, payload: Payload, now: float
-    ) -> None:
+    def _returned(self, contact: Contact, number: int, ended: Ended, now: float) -> None:
+        ran = ended.ran
         closure = contact.sent.pop(number, None)
         for resource, state in ran.states.items():
             if state and resource in self.resources:
@@ -285,11 +293,12 @@ class Coordination:
         self.queue.returned(
             contact.session,
             number,
-            None if error else payload,
+            None if error else ended.payload,
             error,
             wrote=ran.wrote,
             seconds=ran.seconds,
             now=now,
+            steps=ended.steps,
         )
 
     def _took(
@@ -301,10 +310,11 @@ class Coordination:
         now: float,
     ) -> None:
         contact.is_taking = False
-        ran, _ = contact.ended.pop(asked.number)
+        ended = contact.ended.pop(asked.number)
         if isinstance(reply, Taken):
             self._call(contact, Received(session=contact.session, number=asked.number))
-            self._returned(contact, asked.number, ran, Payload(reply.value, buffers), now)
+            ended = ended._replace(payload=Payload(reply.value, buffers))
+            self._returned(contact, asked.number, ended, now)
         else:
             self._failed(contact, asked.number, reply, now)
         self._take_next(contact, now)
@@ -353,6 +363,7 @@ class Coordination:
             self._actions.words += self.watch.look(self.queue, self.contacts, now)
         actions, self._actions = self._actions, Actions()
         actions.settles, actions.fences = decided.settles, decided.fences
+        actions.round = decided.round
         actions.wake_in = min(decided.wake_in, max(0.0, wake_at - now))
         return actions
 
@@ -370,6 +381,7 @@ class Coordination:
                 server_timeout=self._server_timeout,
                 threads=self._threads,
                 process=self._process,
+                gathers=self._gathers,
             ),
         )
 

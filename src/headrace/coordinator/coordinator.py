@@ -103,6 +103,7 @@ class ClusterCoordinator:
             in_flight=closures_in_flight,
             threads=threads_per_worker,
             staleness=cluster.staleness,
+            round_size=cluster.round_size,
             most_queued=most_queued,
         )
         core = Coordination(
@@ -113,6 +114,7 @@ class ClusterCoordinator:
             server_timeout=cluster.server_timeout,
             threads=threads_per_worker,
             process=this_process(),
+            gathers=cluster.round_size is not None,
             read_error=decode_error,
         )
         for number, address in cluster.workers.items():

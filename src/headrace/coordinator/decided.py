@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from headrace.coordinator.closure import Closure
 
-__all__ = ["NEVER", "CallOff", "Decided", "How", "Send"]
+__all__ = ["NEVER", "CallOff", "Decided", "How", "Round", "Send"]
 
 NEVER = float("inf")
 
@@ -42,6 +43,19 @@ class CallOff:
     how: How
 
 
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Push the mean of what these closures took as steps.
+
+    Attributes:
+        last: Number of the last closure of the round.
+        steps: Of each that took any, in the order of their numbers; the queue does not look at it.
+    """
+
+    last: int
+    steps: list[Any]
+
+
 @dataclass
 class Decided:
     """What is to be done.
@@ -51,6 +65,7 @@ class Decided:
         calls_off: After that.
         settles: Closures whose keys servers may forget.
         fences: Lives of workers whose writes servers are to refuse.
+        round: What is to be pushed to servers; None: nothing.
         wake_in: Seconds after which to look again.
     """
 
@@ -58,4 +73,5 @@ class Decided:
     calls_off: list[CallOff] = field(default_factory=list)
     settles: list[int] = field(default_factory=list)
     fences: list[int] = field(default_factory=list)
+    round: Round | None = None
     wake_in: float = NEVER

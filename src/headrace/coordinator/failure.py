@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from headrace.coordinator.closure import Closure, fresh
+from headrace.coordinator.decided import NEVER
 from headrace.errors import (
     CancelledError,
     DeadlineExceededError,
@@ -50,6 +51,11 @@ class Failure:
     def press_at(self) -> float:
         """When what still runs is given up."""
         return self.since + DRAIN_SECONDS
+
+    @property
+    def look_at(self) -> float:
+        """When to look again: then, or never."""
+        return NEVER if self.is_pressed else self.press_at
 
     def to_raise(self) -> Exception:
         """Return the first error, with a note of what else went wrong."""

@@ -220,30 +220,31 @@ class Life:
         """Run a closure, and answer; False: this thread was replaced."""
         begun = time.perf_counter()
         try:
-            ran, buffers = self._ran(task, begun)
+            ran, value, steps = self._ran(task, begun)
         except BaseException as raised:
             # Not the function: the place of an iterator, say. It is owed an answer all the same.
             error = blame("what comes after a function", self.greeting.worker, raised)
-            ran, buffers = Ran(error=encode_error(error), wrote=True), ()
+            ran, value, steps = Ran(error=encode_error(error), wrote=True), NOTHING, NOTHING
         if task.run.number > 0:
             self._totals.ran(time.perf_counter() - begun, failed=bool(ran.error))
         with self._changed:
             is_wanted = self._agenda.end(task)
             if is_wanted and ran.nbytes:
-                self._agenda.values[task.run.number] = Payload(ran.value, buffers)
+                self._agenda.values[task.run.number] = value
         if is_wanted and task.request is not None:
             if ran.nbytes:
                 ran = msgspec.structs.replace(ran, value=b"")
-                buffers = ()
-            task.request.reply(ran, buffers)
+                value = NOTHING
+            task.request.reply(ran, [*value.buffers, *steps.buffers])
         return is_wanted
 
-    def _ran(self, task: Task[Request], begun: float) -> tuple[Ran, Sequence[Buffer]]:
+    def _ran(self, task: Task[Request], begun: float) -> tuple[Ran, Payload, Payload]:
+        """Run a closure; return the answer, its value, and the steps that it took."""
         message = task.run
         with self._changed:
             loaded = self._loads.find(message.digest)
         if loaded is None:
-            return Ran(lacks_function=True), ()
+            return Ran(lacks_function=True), NOTHING, NOTHING
         greeting = self.greeting
         lease = _lease(message, task.buffers)
         if lease is not None:
@@ -256,7 +257,7 @@ class Life:
         no_variables = refusing_variables.set(None if message.keeps else _no_variable)
         try:
             origin = Origin(greeting.incarnation, message.number, greeting.session)
-            with writing_as(origin) as attempt:
+            with writing_as(origin, gathers=greeting.gathers) as attempt:
                 if message.keeps:
                     attempt.refuse(FailedPreconditionError(_WRITES_NOTHING))
                 with self._changed:
@@ -270,6 +271,8 @@ class Life:
         met_end = lease is not None and lease.met_end and isinstance(error, OutOfRangeError)
         if met_end:
             error = None  # that is how reading ends
+        # What a function pushed before it failed is not the gradient of its batch.
+        steps = pack(attempt.gathered) if attempt.gathered and error is None else NOTHING
         nbytes = payload.nbytes
         ran = Ran(
             value=payload.data,
@@ -277,11 +280,13 @@ class Life:
             nbytes=nbytes if nbytes >= _LARGE_BYTES else 0,
             seconds=time.perf_counter() - begun,
             wrote=attempt.wrote,
+            steps=b"" if steps is NOTHING else steps.data,
+            beside=len(steps.buffers),
             unused=0 if lease is None else lease.num_left,
             met_end=met_end,
             states={number: each.state_after(here) for number, each in here.used.items()},
         )
-        return ran, payload.buffers
+        return ran, payload, steps
 
     def _value(self, task: Task[Request], loaded: Loaded) -> tuple[Payload, Exception | None]:
         """Call the function; return what it returned, or what it raised."""

@@ -10,6 +10,7 @@ import itertools
 from collections import deque
 
 from headrace.coordinator.closure import Closure
+from headrace.coordinator.decided import CallOff, How
 
 __all__ = ["Load"]
 
@@ -90,6 +91,18 @@ class Load:
                 if each.begun_at is None:
                     each.begun_at = now
         return closure
+
+    def call_off(self, closure: Closure, how: How) -> CallOff:
+        """Return what calls a closure off here."""
+        return CallOff(closure.number, self.worker, self.session, how)
+
+    def leave(self) -> list[CallOff]:
+        """Get nothing more; return what calls back what waits here, once."""
+        if self.is_leaving:
+            return []
+        self.is_leaving = True
+        self.private.clear()
+        return [self.call_off(closure, How.RECALL) for closure in self.running.values()]
 
     def first(self) -> list[Closure]:
         """Return those that run, as far as is known from here."""

@@ -53,6 +53,7 @@ class Greet(Question[Greeted], frozen=True):
         server_timeout: Seconds for which one that cannot be reached is waited for.
         threads: How many closures to run at a time.
         process: Of the coordinator, for words: "host:pid".
+        gathers: Steps of optimizers are not pushed, but sent with a closure's answer.
     """
 
     cluster_id: str
@@ -63,6 +64,7 @@ class Greet(Question[Greeted], frozen=True):
     server_timeout: float = 120.0
     threads: int = 1
     process: str = ""
+    gathers: bool = False
 
 
 class News(Message, frozen=True):
@@ -86,7 +88,7 @@ class LoadFunction(Question[Done], frozen=True):
 
 
 class Ran(Message, frozen=True):
-    """A closure has ended. Buffers: of its value.
+    """A closure has ended. Buffers: of its value, then of the steps that it took.
 
     Attributes:
         value: Pickled, without the buffers.
@@ -94,6 +96,8 @@ class Ran(Message, frozen=True):
         nbytes: The value is that large, and waits for `TakeResult`.
         seconds: How long it ran.
         wrote: Whether it wrote to a server.
+        steps: Of optimizers, that it took and did not push; pickled, without the buffers.
+        beside: How many buffers belong to them.
         states: Where the iterators stand that it used, by resource.
         wants: It is under way, and waits for so many more elements (`Feed`).
         met_end: It has ended where the shared dataset did.
@@ -107,6 +111,8 @@ class Ran(Message, frozen=True):
     nbytes: int = 0
     seconds: float = 0.0
     wrote: bool = False
+    steps: bytes = b""
+    beside: int = 0
     states: Mapping[int, bytes] = msgspec.field(default_factory=dict)
     wants: int = 0
     unused: int = 0

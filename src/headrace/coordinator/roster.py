@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from headrace.coordinator.closure import Closure
-from headrace.coordinator.decided import NEVER
+from headrace.coordinator.decided import NEVER, CallOff, How
 from headrace.coordinator.load import Load
 
 __all__ = ["Roster"]
@@ -62,15 +61,16 @@ class Roster:
         chosen.turn = self._turns
         return chosen
 
-    def to_recall(self, now: float) -> list[tuple[Closure, Load]]:
-        """Return closures that wait at busy workers, as many as there are idle workers."""
+    def recall(self, now: float) -> list[CallOff]:
+        """Ask back closures that wait at busy workers, as many as there are idle workers."""
         idle = sum(map(_is_idle, self._loads.values()))
-        found: list[tuple[Closure, Load]] = []
+        found: list[CallOff] = []
         for load in self._loads.values() if idle else ():
             closure = load.last_to_wait()
             waits = closure is not None and load.since + _RECALL_SECONDS <= now
             if closure is not None and waits and len(found) < idle:
-                found.append((closure, load))
+                closure.is_recalled = True
+                found.append(load.call_off(closure, How.RECALL))
         return found
 
     def next_look(self) -> float:

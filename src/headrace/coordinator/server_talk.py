@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
-from typing import Protocol
+from typing import Any, Protocol
+
+from headrace.coordinator.decided import Round
+from headrace.coordinator.packing import unpack
 
 __all__ = ["Hears", "ServerTalk", "Servers"]
 
@@ -21,6 +24,9 @@ class Servers(Protocol):
 
     def fence(self, worker: int) -> None:
         """Have them refuse the writes of a life of a worker."""
+
+    def push_round(self, last: int, closures: Sequence[Any]) -> None:
+        """Push the mean of what closures took as steps; `last` is the last of them."""
 
 
 class Hears(Protocol):
@@ -35,6 +41,9 @@ class Hears(Protocol):
     def settled(self, closures: Sequence[int], error: Exception | None) -> None:
         """Take note that servers have forgotten keys."""
 
+    def pushed(self, error: Exception | None) -> None:
+        """Take note that the mean of a round is on the servers."""
+
 
 class ServerTalk:
     """Tells servers what is to be settled and fenced, until `end`.
@@ -47,13 +56,13 @@ class ServerTalk:
     def __init__(self, servers: Servers, hears: Hears) -> None:
         self._servers = servers
         self._hears = hears
-        #: Lives to be fenced, and after that closures to be settled; None: the end.
-        self._jobs: SimpleQueue[tuple[list[int], list[int]] | None] = SimpleQueue()
+        #: Lives to be fenced, after that closures to be settled, and a round; None: the end.
+        self._jobs: SimpleQueue[tuple[list[int], list[int], Round | None] | None] = SimpleQueue()
 
-    def fence_and_settle(self, sessions: list[int], closures: list[int]) -> None:
-        """Have servers told, soon."""
-        if sessions or closures:
-            self._jobs.put((sessions, closures))
+    def tell(self, sessions: list[int], closures: list[int], complete: Round | None) -> None:
+        """Have servers told, soon: lives to fence, closures to settle, a round to push."""
+        if sessions or closures or complete is not None:
+            self._jobs.put((sessions, closures, complete))
 
     def end(self) -> None:
         """End `run`, as soon as servers have answered what they were told."""
@@ -62,19 +71,25 @@ class ServerTalk:
     def run(self) -> None:
         """Tell servers what is to be told; to be called on a thread of its own."""
         while (job := self._jobs.get()) is not None:
-            sessions, closures = list(job[0]), list(job[1])
+            sessions, closures, complete = list(job[0]), list(job[1]), job[2]
             while not self._jobs.empty():
                 more = self._jobs.get()
                 if more is None:
                     return
                 sessions += more[0]
                 closures += more[1]
+                complete = complete or more[2]  # there is one at a time
             for session in sessions:
                 self._hears.fenced(session, _error_of(partial(self._servers.fence, session)))
             if closures:
                 below = self._hears.low()
                 error = _error_of(partial(self._servers.settle, closures, below))
                 self._hears.settled(closures, error)
+            if complete is not None:
+                self._hears.pushed(_error_of(partial(self._push, complete)))
+
+    def _push(self, complete: Round) -> None:
+        self._servers.push_round(complete.last, [unpack(steps) for steps in complete.steps])
 
 
 def _error_of(tell: Callable[[], None]) -> Exception | None:

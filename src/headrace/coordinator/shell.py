@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from headrace.coordinator.closure import Closure, Result
 from headrace.coordinator.coordination import Actions, Call, Coordination
@@ -48,12 +48,9 @@ _FORKED = (
 )
 
 
-class _Waiter:
-    __slots__ = ("event", "is_met")
-
-    def __init__(self, is_met: Callable[[], bool]) -> None:
-        self.is_met = is_met
-        self.event = threading.Event()
+class _Waiter(NamedTuple):
+    is_met: Callable[[], bool]
+    event: threading.Event
 
 
 class Shell:
@@ -157,7 +154,8 @@ class Shell:
         queue = self.core.queue
         with self.lock:
             self._check_open()
-            last = queue.last
+            last = queue.end_round()
+        self.wake()
         is_over = self.wait(
             lambda: queue.is_over(last) or queue.failure is not None,
             "functions that were scheduled",
@@ -175,7 +173,10 @@ class Shell:
             self._check_open()
         self.raise_failure()
         with self.lock:
-            return self.core.queue.is_drained
+            self.core.queue.end_round()
+            is_drained = self.core.queue.is_drained
+        self.wake()
+        return is_drained
 
     def raise_failure(self) -> None:
         """Raise the first error of a function, once what runs has ended, or 10 s have passed."""
@@ -225,7 +226,7 @@ class Shell:
         Raises:
             CancelledError: The coordinator is closed.
         """
-        waiter = _Waiter(is_met)
+        waiter = _Waiter(is_met, threading.Event())
         with self.lock:
             if is_met():
                 return True
@@ -236,8 +237,7 @@ class Shell:
         progress, reminder = -1, Reminder()
         try:
             while True:
-                now = time.monotonic()
-                waiter.event.wait(max(0.0, min(_SLICE_SECONDS, until - now)))
+                waiter.event.wait(max(0.0, min(_SLICE_SECONDS, until - time.monotonic())))
                 with self.lock:
                     waiter.event.clear()
                     if is_met():
@@ -293,6 +293,12 @@ class Shell:
             self.core.queue.settled(closures, time.monotonic(), error)
         self.wake()
 
+    def pushed(self, error: Exception | None) -> None:
+        """Take note that the mean of a round is on the servers."""
+        with self.lock:
+            self.core.queue.pushed(time.monotonic(), error)
+        self.wake()
+
     # --- the I/O thread -------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -301,8 +307,7 @@ class Shell:
         try:
             wait = 0.0
             while not self._is_closed:
-                events = inbox.wait(min(wait, _LONGEST_WAIT))
-                wait = self._turn(inbox, events)
+                wait = self._turn(inbox, inbox.wait(min(wait, _LONGEST_WAIT)))
         except Exception as error:
             _log.exception("the coordinator cannot go on")
             with self.lock:
@@ -346,7 +351,7 @@ class Shell:
         actions = self.core.act(now)
         queue = self.core.queue
         if self._talk is not None:
-            self._talk.fence_and_settle(actions.fences, actions.settles)
+            self._talk.tell(actions.fences, actions.settles, actions.round)
             return actions
         while actions.settles or actions.fences:
             for session in actions.fences:
@@ -365,8 +370,7 @@ class Shell:
             if contact is None:
                 return
             channel = self._channels[call.worker] = self._connect(contact.address)
-            self._workers[channel] = call.worker
-            self._asked[call.worker] = {}
+            self._workers[channel], self._asked[call.worker] = call.worker, {}
             inbox.add(channel)
         try:
             ticket = channel.send(call.message, call.buffers)

@@ -26,7 +26,7 @@ Between the two:
 * `saving` is the server's other thread: `shard_writer` writes shards to a `tensor_file` while they
   are in use, `shard_reader` puts them back.
 * `origin` says which closure writes, so that a write is carried out once; `closure_servers` when
-  that may be forgotten, and who may not write.
+  that may be forgotten, and who may not write. `rounds` are closures whose steps become one.
 
 What users hold:
 

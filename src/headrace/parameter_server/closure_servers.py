@@ -1,4 +1,4 @@
-"""What servers are told about closures: which have settled, and whose writes to refuse."""
+"""What servers are told about closures: which have settled, whose writes to refuse, their mean."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from headrace.parameter_server.connection import Servers
 from headrace.parameter_server.operations import Fence, Settle
+from headrace.parameter_server.pushing import TakenStep
+from headrace.parameter_server.rounds import push_round
 
 __all__ = ["ClosureServers"]
 
@@ -41,3 +43,12 @@ class ClosureServers:
     def fence(self, worker: int) -> None:
         """Have all servers refuse what a life of a worker still writes."""
         self._servers.ask_each(Fence(self._incarnation, worker))
+
+    def push_round(self, last: int, closures: Sequence[Sequence[TakenStep]]) -> None:
+        """Push the mean of what the closures of a round took as steps.
+
+        Args:
+            last: Number of the last of them; none of them has been settled.
+            closures: The steps of each.
+        """
+        push_round(self._incarnation, last, closures)

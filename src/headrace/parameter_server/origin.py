@@ -13,11 +13,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from headrace.parameter_server.operations import WriteKey
 
-__all__ = ["Attempt", "Origin", "in_closure", "next_key", "writing_as"]
+__all__ = ["Attempt", "Origin", "gathering", "in_closure", "next_key", "writing_as"]
 
 
 class Origin(NamedTuple):
@@ -27,18 +27,27 @@ class Origin(NamedTuple):
         incarnation: Of the coordinator.
         closure: Its number; another attempt has the same.
         worker: Number that the coordinator gave the worker.
+        first: Number of its first write to anything.
     """
 
     incarnation: int
     closure: int
     worker: int
+    first: int = 0
 
 
 class Attempt:
-    """An origin, and how often it wrote to what."""
+    """An origin, and how often it wrote to what.
 
-    def __init__(self, origin: Origin) -> None:
+    Args:
+        origin: What runs.
+        gathers: Whether steps of optimizers are kept here (`gathered`) and not pushed.
+    """
+
+    def __init__(self, origin: Origin, *, gathers: bool = False) -> None:
         self.origin = origin
+        self.gathers = gathers
+        self.gathered: list[Any] = []
         self._lock = threading.Lock()
         self._counts: dict[str, int] = {}
         self._refusal: Exception | None = None
@@ -54,22 +63,30 @@ class Attempt:
 
     def next_key(self, target: str) -> WriteKey:
         """Return the key of the next write to a shard, table or counter."""
+        incarnation, closure, worker, first = self.origin
         with self._lock:
             if self._refusal is not None:
                 raise self._refusal
-            number = self._counts.get(target, 0)
+            number = self._counts.get(target, first)
             self._counts[target] = number + 1
-        incarnation, closure, worker = self.origin
         return WriteKey(incarnation=incarnation, closure=closure, worker=worker, number=number)
+
+    def gather(self, step: Any) -> int:
+        """Keep a step of an optimizer; return how many are kept."""
+        with self._lock:
+            if self._refusal is not None:
+                raise self._refusal
+            self.gathered.append(step)
+            return len(self.gathered)
 
 
 _here: ContextVar[Attempt | None] = ContextVar("headrace_closure", default=None)
 
 
 @contextmanager
-def writing_as(origin: Origin) -> Iterator[Attempt]:
-    """Give what is written inside the keys of a closure."""
-    attempt = Attempt(origin)
+def writing_as(origin: Origin, *, gathers: bool = False) -> Iterator[Attempt]:
+    """Give what is written inside the keys of a closure; steps are pushed, or gathered."""
+    attempt = Attempt(origin, gathers=gathers)
     token = _here.set(attempt)
     try:
         yield attempt
@@ -81,6 +98,12 @@ def in_closure() -> Origin | None:
     """Return the closure that the code belongs to; None: it belongs to none."""
     attempt = _here.get()
     return None if attempt is None else attempt.origin
+
+
+def gathering() -> Attempt | None:
+    """Return the closure that keeps steps of optimizers here; None: they are pushed."""
+    attempt = _here.get()
+    return attempt if attempt is not None and attempt.gathers else None
 
 
 def next_key(target: str) -> WriteKey | None:

@@ -6,7 +6,8 @@
     3. server 0 counts the step, and says which it is
     4. every shard gets its part, all at a time
 
-Where neither the rule nor a schedule asks which step it is, 3 and 4 are one round trip.
+Where neither the rule nor a schedule asks which step it is, 3 and 4 are one round trip. In a
+closure whose steps are gathered, 2 to 4 are left to whoever takes the mean of several (`rounds`).
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ from headrace.errors import FailedPreconditionError
 from headrace.parameter_server.connection import Ask
 from headrace.parameter_server.counter import Counter
 from headrace.parameter_server.current import Cluster
+from headrace.parameter_server.gradients import refuse_non_finite
 from headrace.parameter_server.operations import AdamRule, OptimizerRule, Step
 from headrace.parameter_server.optimizer import Optimizer
+from headrace.parameter_server.origin import Attempt, gathering
 from headrace.parameter_server.sums import sum_rows
 
-__all__ = ["Gradient", "Trained", "push_gradients"]
+__all__ = ["Gradient", "TakenStep", "Trained", "push", "push_gradients", "sum_gradients"]
 
 
 class Gradient(NamedTuple):
@@ -34,6 +37,14 @@ class Gradient(NamedTuple):
 
     rows: NDArray[np.int64] | None
     values: NDArray[Any]
+
+
+class TakenStep(NamedTuple):
+    """One step of an optimizer, as it was taken in a closure that pushes nothing itself."""
+
+    optimizer: Optimizer
+    targets: Sequence[Trained]
+    gradients: Sequence[Gradient]
 
 
 @runtime_checkable
@@ -79,13 +90,20 @@ def push_gradients(optimizer: Optimizer, pairs: Sequence[tuple[Any, Any]]) -> in
     gradients = [
         target.gradient_of(gradient) for target, (gradient, _) in zip(targets, pairs, strict=True)
     ]
+    attempt = gathering()
+
+    def take(gradients: Sequence[Gradient]) -> int:
+        step = TakenStep(optimizer, targets, gradients)
+        return push(step) if attempt is None else _gather(step, attempt)
+
     place = here.get()
     if not isinstance(place, OnReplica) or place.strategy.num_replicas_in_sync == 1:
-        return _push(optimizer, targets, gradients)
+        return take(gradients)
 
     def merged(of_replicas: list[list[Gradient]]) -> list[int]:
-        summed = [_summed(each) for each in zip(*of_replicas, strict=True)]
-        return [_push(optimizer, targets, summed)] * len(of_replicas)
+        return [take([sum_gradients(each) for each in zip(*of_replicas, strict=True)])] * len(
+            of_replicas
+        )
 
     taken: int = place.meet(merged, gradients)  # type: ignore[attr-defined]
     return taken
@@ -100,19 +118,40 @@ def _checked(target: Any) -> Trained:
     return target
 
 
-def _summed(gradients: Sequence[Gradient]) -> Gradient:
-    """Return the sum of what replicas have for one variable."""
+def sum_gradients(gradients: Sequence[Gradient], among: str = "replicas") -> Gradient:
+    """Return the sum of what several have for one variable.
+
+    Raises:
+        FailedPreconditionError: Some are dense and some are not.
+    """
     if any(gradient.rows is None for gradient in gradients):
         if not all(gradient.rows is None for gradient in gradients):
             raise FailedPreconditionError(
-                "some replicas have a dense gradient and some a sparse one for one variable"
+                f"some {among} have a dense gradient and some a sparse one for one variable"
             )
         return Gradient(None, np.sum([gradient.values for gradient in gradients], axis=0))
     rows = np.concatenate([gradient.rows for gradient in gradients if gradient.rows is not None])
     return Gradient(*sum_rows(rows, np.concatenate([gradient.values for gradient in gradients])))
 
 
-def _push(optimizer: Optimizer, targets: Sequence[Trained], gradients: Sequence[Gradient]) -> int:
+def _gather(step: TakenStep, attempt: Attempt) -> int:
+    """Keep a step for the mean of its round; return how many will have been taken with it."""
+    optimizer, targets, gradients = step
+    count = Counter(targets[0].cluster.cluster_id, optimizer.name)
+    if optimizer.non_finite == "raise":  # of the mean nobody could say whose it was
+        refuse_non_finite(
+            [target.name for target in targets], [gradient.values for gradient in gradients]
+        )
+    # A user may go on to write into what was given.
+    kept = [Gradient(rows, np.array(values)) for rows, values in gradients]
+    attempt.gather(step._replace(gradients=kept))
+    taken = [each for each in attempt.gathered if each.optimizer.name == optimizer.name]
+    return count() + len(taken)
+
+
+def push(step: TakenStep) -> int:
+    """Take a step now, on all servers; return how many have been taken with it."""
+    optimizer, targets, gradients = step
     cluster = targets[0].cluster
     optimizer.count = count = Counter(cluster.cluster_id, optimizer.name)
     values = optimizer.prepare(
@@ -131,11 +170,11 @@ def _push(optimizer: Optimizer, targets: Sequence[Trained], gradients: Sequence[
         or any(target.counts_steps for target in targets)
     ):
         counted = count.counted(cluster, servers.ask_all([counting])[0][0])
-        step = Step(iteration=counted.before, learning_rate=optimizer.rate(counted.before))
-        servers.ask_all(_pushes(optimizer, step, targets, gradients))
+        number = Step(iteration=counted.before, learning_rate=optimizer.rate(counted.before))
+        servers.ask_all(_pushes(optimizer, number, targets, gradients))
         return counted.after
-    step = Step(iteration=0, learning_rate=optimizer.rate(0))
-    (answer, _), *_ = servers.ask_all([counting, *_pushes(optimizer, step, targets, gradients)])
+    number = Step(iteration=0, learning_rate=optimizer.rate(0))
+    (answer, _), *_ = servers.ask_all([counting, *_pushes(optimizer, number, targets, gradients)])
     return count.counted(cluster, answer).after
 
 

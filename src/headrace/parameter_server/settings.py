@@ -42,10 +42,6 @@ def checked_settings(
         raise ValueError('`staleness` is for mode="async": in mode="sync" no write is stale')
     if mode == "async" and round_size is not None:
         raise ValueError('`round_size` is for mode="sync"')
-    if mode == "sync":
-        raise NotImplementedError(
-            'mode="sync" is not supported yet; staleness=0 makes functions run one after another'
-        )
     if replication > 1:
         raise NotImplementedError(
             f"replication={replication} is not supported yet: each shard is on one server, and "

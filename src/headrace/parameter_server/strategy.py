@@ -87,10 +87,11 @@ class ParameterServerStrategy(Strategy):
         cluster_resolver: Says where parameter servers ("ps") and workers are; None: `TF_CONFIG`.
         variable_partitioner: One of `hr.distribute.partitioners`, or a function of a shape and a
             dtype that returns the parts along each axis. None: variables are not cut.
-        mode: "async": what a function writes counts at once. "sync": later.
+        mode: "async": what a function writes counts at once. "sync": gradients of a round of
+            functions are averaged and applied together, before the next round begins.
         staleness: A function begins only when all but so many of those that were scheduled before
             it are done; None: no bound.
-        round_size: Of "sync".
+        round_size: How many functions make a round of "sync"; None: as many as there are workers.
         placement: "round_robin": shards go to servers in turn; "bytes": to the one with the least.
         replication: How many servers have each shard: 1.
         security: Keys of a client of the servers.
@@ -216,6 +217,13 @@ class ParameterServerStrategy(Strategy):
     def staleness(self) -> int | None:
         """How many functions one may be behind; None: no bound."""
         return self._settings.staleness
+
+    @property
+    def round_size(self) -> int | None:
+        """How many functions make a round of mode="sync"; None: there are no rounds."""
+        if self.mode == "async":
+            return None
+        return self._settings.round_size or max(1, len(self.worker_addresses))
 
     @property
     def extended(self) -> Extended:
