@@ -214,7 +214,7 @@ def test_a_name_that_is_taken_by_another_variable_is_refused_wherever_its_parts_
                 hr.Variable(np.zeros(3, int), name="v")
         with later.scope():
             hr.Variable(0.0, name="u")
-            with pytest.raises(AlreadyExistsError, match="'v' on server 0, and .* on server 1"):
+            with pytest.raises(AlreadyExistsError, match=r"'v' on server 0, and .* on server 1"):
                 hr.Variable(np.zeros((4, 2)), name="v")
         for each in (first, same, other, later):
             each.close()
@@ -227,7 +227,9 @@ def test_a_table_that_is_there_in_another_form_is_said_to_differ_in_what():
             hr.EmbeddingTable(2, name="t")
         with (
             second.scope(),
-            pytest.raises(AlreadyExistsError, match="table t that .*: with dim=2, and not 3. Use"),
+            pytest.raises(
+                AlreadyExistsError, match=r"table t that .*: with dim=2, and not 3\. Use"
+            ),
         ):
             hr.EmbeddingTable(3, name="t")
         first.close()

@@ -304,6 +304,21 @@ def test_rows_of_a_gradient_may_come_doubled_and_in_any_order():
     assert read(store).tolist() == [[-2], [-4], [0], [-4]]
 
 
+def test_rows_may_share_gradients():
+    store = a_store(np.zeros((5, 2), F))
+    sgd = Apply(shard="v", optimizer="o", rule=SgdRule(), step=STEP)
+    shared = np.array([[1, 2], [10, 20]], F)
+    store.carry_out(sgd, [rows(0, 3, 4), shared, np.uint8([1, 0, 1])])
+    assert read(store)[:, 0].tolist() == [-10, 0, 0, -1, -10]
+    store.carry_out(sgd, [rows(4, 0, 4), shared, np.uint8([0, 0, 1])])
+    assert read(store)[:, 1].tolist() == [-22, 0, 0, -2, -42]
+    before = read(store).copy()
+    for which in (np.uint8([0, 2, 0]), np.int8([0, -1, 0]), np.uint8([0, 0]), np.ones(3, F)):
+        with pytest.raises(InvalidArgumentError, match="gradient"):
+            store.carry_out(sgd, [rows(0, 3, 4), shared, which])
+    assert np.array_equal(read(store), before)
+
+
 def test_gradients_of_another_precision_are_taken():
     store = a_store(np.zeros((2, 2), F))
     for kind in (np.float64, np.float16, ml_dtypes.bfloat16):

@@ -11,6 +11,7 @@ from headrace.parameter_server import sums
 from headrace.parameter_server.indexed_slices import IndexedSlices
 from headrace.parameter_server.partitioners import ranges_of_rows
 from headrace.parameter_server.sums import (
+    Batch,
     check_ids,
     check_rows,
     distinct_ids,
@@ -18,6 +19,7 @@ from headrace.parameter_server.sums import (
     split_by_hash,
     split_by_rows,
     sum_rows,
+    sum_shared,
 )
 
 IDS = {
@@ -70,6 +72,42 @@ def test_distinct_ids_and_their_places_make_the_ids_again(name):
     once, inverse = distinct_ids(ids)
     assert once.tolist() == sorted(set(IDS[name]))
     assert once[inverse].tolist() == ids.tolist()
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("name", IDS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_ids_that_share_rows_are_summed_as_if_each_had_its_own(name, dtype):
+    ids = np.array(IDS[name], np.int64)
+    rng = np.random.default_rng(3)
+    shared = rng.standard_normal((4, 3)).astype(getattr(ml_dtypes, dtype, dtype))
+    which = rng.integers(0, 4, len(ids))
+    once, values, found = sum_shared(ids, shared, which)
+    expected = sum_rows(ids, shared[which])
+    assert once.tolist() == expected[0].tolist()
+    assert values[found].tobytes() == expected[1].tobytes()
+    assert len(values) <= 4 + len(ids) // 2
+
+
+@pytest.mark.parametrize("name", IDS)
+@pytest.mark.parametrize("row", [(), (3,), (2, 0)])
+def test_values_of_distinct_ids_go_back_to_all_ids(name, row):
+    ids = np.array(IDS[name], np.int64)
+    batch = Batch(ids)
+    values = np.arange(len(batch.distinct) * int(np.prod(row)), dtype="uint16")
+    values = values.reshape(len(batch.distinct), *row).astype("bool" if row == () else "uint16")
+    expected = values[np.searchsorted(batch.distinct, ids)]
+    for parts in ([values], [values[:1], values[1:]]):
+        found = batch.spread(parts, row, values.dtype)
+        assert (found.dtype, found.tolist()) == (values.dtype, expected.tolist())
+
+
+def test_values_go_back_in_the_shape_of_the_ids_and_are_not_copied_where_these_were_in_order():
+    values = np.arange(3.0)
+    batch = Batch(np.array([[4, 2], [2, 9]]))
+    assert batch.spread([values], (), values.dtype).tolist() == [[1, 0], [0, 2]]
+    assert Batch(np.array([2, 4, 9])).spread([values], (), values.dtype) is values
+    assert Batch(np.array(7)).spread([values[:1]], (), values.dtype).shape == ()
 
 
 def test_places_have_the_shape_of_the_ids():

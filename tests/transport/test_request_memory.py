@@ -194,6 +194,42 @@ def test_a_placement_that_makes_no_sense_is_an_error_and_harms_nobody(shared: bo
     carrier.close()
 
 
+@pytest.mark.parametrize("kind", ["tcp", "shared-memory"])
+def test_an_answer_is_made_where_it_is_sent_from_if_there_is_room(kind: str):
+    carrier = Carrier(kind)
+    given: list[bool] = []
+
+    def handler(requests):
+        for request in requests:
+            number = getattr(request.message, "number", 0)
+            memory = request.room(LARGE)
+            given.append(memory is not None)
+            assert request.room(LARGE) is None or memory is None, "once"
+            found = np.empty(LARGE, np.uint8) if memory is None else np.frombuffer(memory, np.uint8)
+            found[:] = number
+            if number == 5:
+                request.fail(ValueError("after all"))
+            elif number == 6:
+                request.reply(Echoed(), [found[: LARGE // 2].data])
+            else:
+                request.reply(Echoed(), [found.data])
+
+    server = carrier.serve(handler)
+    channel = carrier.connect(server.address)
+    for number in range(30):
+        if number == 5:
+            with pytest.raises(ValueError, match="after all"):
+                channel.call(Echo(number=number), timeout=20)
+            continue
+        _, (buffer,) = channel.call(Echo(number=number), timeout=20)
+        assert len(buffer) == (LARGE // 2 if number == 6 else LARGE)
+        assert set(bytes(buffer)) == {number}
+        del buffer
+    assert given[-1] == (kind == "shared-memory")
+    assert all(arena.slots_in_use <= 2 for arena in server.arenas)
+    carrier.close()
+
+
 @pytest.mark.parametrize("kind", ["inprocess", "tcp", "shared-memory"])
 def test_lent_memory_may_change_once_it_was_sent(kind: str):
     carrier = Carrier(kind)

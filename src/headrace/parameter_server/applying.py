@@ -14,6 +14,7 @@ Rule 5. Others that look at what is kept, as those who save it, do so between tw
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import threading
 import time
@@ -22,6 +23,7 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Any, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import CancelledError, FailedPreconditionError, HeadraceError, describe_error
@@ -60,7 +62,7 @@ from headrace.parameter_server.operations import (
 from headrace.serving.call import Done
 from headrace.transport.channel import Request
 
-__all__ = ["Applying", "Core"]
+__all__ = ["AnswerRoom", "Applying", "Core"]
 
 _log = logging.getLogger(__name__)
 
@@ -102,12 +104,29 @@ class Core(Protocol):
         """Carry out one operation; the arrays returned may show what it keeps."""
 
 
+class AnswerRoom:
+    """Makes the arrays of answers, where it can in memory from which they are sent."""
+
+    def __init__(self) -> None:
+        self.request: Request | None = None
+        """What is answered now; None: its answer is made elsewhere."""
+
+    def make(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Return an array without values."""
+        size = math.prod(shape) * dtype.itemsize
+        memory = self.request.room(size) if size and self.request is not None else None
+        if memory is None:
+            return np.empty(shape, dtype)
+        return np.frombuffer(memory, dtype).reshape(shape)
+
+
 class Applying:
     """Takes requests from the server's thread, and answers them from its own.
 
     Args:
         core: The store.
         index: The server's number, for statistics.
+        room: Where the core makes its answers.
         files: Answers requests to save and restore.
         kept: Says what is kept, for statistics; called between two operations.
     """
@@ -116,10 +135,12 @@ class Applying:
         self,
         core: Core,
         index: int,
+        room: AnswerRoom | None = None,
         files: Callable[[Request], object] | None = None,
         kept: Callable[[], Kept] = Kept,
     ) -> None:
         self.files = files
+        self._room = room or AnswerRoom()
         self._look = kept
         #: What was kept when that was seen last, and whether it is to be seen again.
         self._kept = Kept()
@@ -262,6 +283,7 @@ class Applying:
             self._carry_out(request)
         except Exception as error:
             self._fail(request, error)
+        self._room.request = None
         self._busy += time.monotonic() - began
         if self._is_look_due:
             self._is_look_due = False
@@ -278,6 +300,8 @@ class Applying:
         reads = [isinstance(each, Read) for each in operations]
         # What a read shows may change by the next operation of this very request.
         changes = any(reads) and not all(isinstance(each, _UNCHANGING) for each in operations)
+        # Memory of the connection's own holds one array.
+        self._room.request = request if len(operations) == 1 else None
         answers: list[Answer] = []
         forms: list[tuple[ArrayForm, ...]] = []
         buffers: list[memoryview] = []

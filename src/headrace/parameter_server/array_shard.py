@@ -20,6 +20,7 @@ __all__ = [
     "check_gradient",
     "check_place",
     "check_value",
+    "check_which",
     "first_value",
     "rising",
 ]
@@ -95,13 +96,16 @@ class ArrayShard:
         self.touched.write(local, len(self.value))
 
     def apply(self, optimizer: str, rule: OptimizerRule, step: Step, arrays: list[Array]) -> None:
-        """Take one step of an optimizer: by a gradient, or by rows and their gradients."""
+        """Take one step of an optimizer: by a gradient, or by rows and their gradients.
+
+        Which gradient each row has may come as a third array.
+        """
         if not is_floating(self.value.dtype):
             raise InvalidArgumentError(
                 f"an optimizer changes floating variables, but {self.spec.variable} has dtype "
                 f"{self.spec.dtype}"
             )
-        gradient = arrays[-1]
+        gradient = arrays[min(1, len(arrays) - 1)]
         check_gradient(gradient, self.spec.variable)
         if len(arrays) == 1:
             self._check_shape(gradient, self.value.shape, "a gradient")
@@ -109,11 +113,15 @@ class ArrayShard:
             self.touched.write_all()
             return
         local = self._local(arrays[0], one_dimension=True)
-        self._check_shape(gradient, (len(local), *self.value.shape[1:]), "gradients")
+        which = arrays[2] if len(arrays) > 2 else None
+        count = len(local) if which is None else len(gradient)
+        self._check_shape(gradient, (count, *self.value.shape[1:]), "gradients")
+        check_which(which, local, gradient, self.spec.variable)
         if not rising(local):
-            local, gradient = sum_rows(local, gradient)
+            local, gradient = sum_rows(local, gradient if which is None else gradient[which])
+            which = None
         slots = self.slots_for(optimizer, rule)
-        apply_sparse(rule, step, self.value, local, gradient, slots)
+        apply_sparse(rule, step, self.value, local, gradient, slots, which)
         self.touched.write(local, len(self.value))
 
     def slots_for(self, optimizer: str, rule: OptimizerRule) -> dict[str, Array]:
@@ -199,6 +207,25 @@ def check_gradient(gradient: Array, whose: str) -> None:
     if not is_floating(gradient.dtype):
         raise InvalidArgumentError(
             f"a gradient of {whose} must have a floating dtype, but has {gradient.dtype}"
+        )
+
+
+def check_which(which: Array | None, rows: Array, values: Array, whose: str) -> None:
+    """Refuse what does not say which of the values each row has.
+
+    Raises:
+        InvalidArgumentError: It does not.
+    """
+    if which is None:
+        return
+    if which.dtype.kind not in "iu" or which.shape != rows.shape:
+        raise InvalidArgumentError(
+            f"which gradient of {whose} a row has must be an integer for each of {len(rows)} rows, "
+            f"but got {which.dtype} of shape {which.shape}"
+        )
+    if which.size and (which.min() < 0 or which.max() >= len(values)):
+        raise InvalidArgumentError(
+            f"rows of {whose} have gradients {which.min()} to {which.max()}, and {len(values)} came"
         )
 
 

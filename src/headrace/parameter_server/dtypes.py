@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,11 @@ def name_of(dtype: Any) -> str:
     Raises:
         TypeError: No variable can: strings, objects, records.
     """
-    found = as_dtype(dtype)
+    return _name_of(as_dtype(dtype))
+
+
+@lru_cache(256)  # NumPy puts a name together each time, and each array that is sent has one
+def _name_of(found: np.dtype[Any]) -> str:
     name: str = found.name
     # Those that another package has registered (ml_dtypes) are "built in" with number 2.
     if name not in _PLAIN and found.isbuiltin != 2:
@@ -50,6 +55,7 @@ def name_of(dtype: Any) -> str:
     return name
 
 
+@lru_cache(256)
 def dtype_named(name: str) -> np.dtype[Any]:
     """Return the dtype of a name.
 

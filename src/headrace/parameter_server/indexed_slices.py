@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,7 +35,7 @@ class IndexedSlices:
         InvalidArgumentError: There are more or fewer values than indices.
     """
 
-    __slots__ = ("dense_shape", "indices", "values")
+    __slots__ = ("_axes", "_given", "_values", "dense_shape", "indices")
 
     def __init__(self, values: Any, indices: Any, dense_shape: Sequence[int] | None = None) -> None:
         rows = as_array(indices)
@@ -52,9 +53,40 @@ class IndexedSlices:
                 f"`values` must begin with the axes of `indices`, {rows.shape}, but has shape "
                 f"{found.shape}"
             )
-        self.values: NDArray[Any] = found.reshape(rows.size, *found.shape[rows.ndim :])
+        #: With the axes of the indices, along which it may be broadcast.
+        self._given = found
+        self._axes = rows.shape
+        self._values: NDArray[Any] | None = None
         self.indices: NDArray[np.int64] = rows.reshape(-1).astype(np.int64, copy=False)
         self.dense_shape = None if dense_shape is None else tuple(int(each) for each in dense_shape)
+
+    @property
+    def values(self) -> NDArray[Any]:
+        """A value for each of `indices`."""
+        if self._values is None:
+            self._values = self._given.reshape(
+                len(self.indices), *self._given.shape[len(self._axes) :]
+            )
+        return self._values
+
+    def shared(self) -> tuple[NDArray[Any], NDArray[np.intp] | None]:
+        """Return values, and which of them each index has; None: each has its own.
+
+        Where the values were broadcast along an axis of the indices, as the gradient of a mean over
+        ids is, they are there once.
+        """
+        axes = len(self._axes)
+        strides = zip(self._given.strides[:axes], self._axes, strict=True)
+        repeats = [stride == 0 and count > 1 for stride, count in strides]
+        if not any(repeats) or not self._given.size:
+            return self.values, None
+        once = self._given[tuple(slice(0, 1) if each else slice(None) for each in repeats)]
+        places = once.shape[:axes]
+        which = np.arange(math.prod(places)).reshape(places)
+        return (
+            once.reshape(-1, *once.shape[axes:]),
+            np.broadcast_to(which, self._axes).reshape(-1),
+        )
 
     def __repr__(self) -> str:
         return (

@@ -197,7 +197,7 @@ class Assign(Question[Done], frozen=True):
 
 
 class Gather(Question[Done], frozen=True):
-    """Arrays in: rows (int64). Arrays out: their values, in that order."""
+    """Arrays in: rows (integers). Arrays out: their values, in that order."""
 
     shard: str
 
@@ -217,7 +217,8 @@ class Scatter(Question[Done], frozen=True):
 class Apply(Question[Done], frozen=True):
     """One step of an optimizer; the first makes its slots.
 
-    Arrays in: a gradient of the shard's shape, or rows (int64, each once) and a value for each.
+    Arrays in: a gradient of the shard's shape; or rows (integers, each once) and a value for each;
+    or rows, values, and which of the values each row has (integers).
 
     Attributes:
         shard: Its name.
@@ -285,7 +286,7 @@ class GatherIds(Question[Done], frozen=True):
 
 
 class ApplyIds(Question[Done], frozen=True):
-    """One step of an optimizer. Arrays in: ids (int64, each once), and a gradient for each.
+    """One step of an optimizer. Arrays in: ids (int64, each once), and gradients, as for `Apply`.
 
     Gradients of ids that have no row are dropped.
     """

@@ -131,6 +131,11 @@ class Optimizer:
             raise ValueError(f"the learning rate of step {iteration} must be finite, but is {rate}")
         return rate
 
+    @property
+    def clips_norms(self) -> bool:
+        """Whether it clips by the norm of a gradient, for which all of its elements count."""
+        return bool(self.clipnorm or self.global_clipnorm)
+
     def prepare(
         self, names: Sequence[str], gradients: Sequence[NDArray[Any]]
     ) -> list[NDArray[Any]] | None:
@@ -138,7 +143,8 @@ class Optimizer:
 
         Args:
             names: Of the variables, for errors.
-            gradients: One of each variable: dense, or the summed rows of a sparse one.
+            gradients: One of each variable: dense, or the summed rows of a sparse one. Where rows
+                share a value it is there once, but for those whose norm is clipped.
 
         Raises:
             InvalidArgumentError: One is not finite, and `non_finite` is "raise".

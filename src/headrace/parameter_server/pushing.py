@@ -13,7 +13,7 @@ closure whose steps are gathered, 2 to 4 are left to whoever takes the mean of s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,16 +27,60 @@ from headrace.parameter_server.gradients import refuse_non_finite
 from headrace.parameter_server.operations import AdamRule, OptimizerRule, Step
 from headrace.parameter_server.optimizer import Optimizer
 from headrace.parameter_server.origin import Attempt, gathering
-from headrace.parameter_server.sums import sum_rows
+from headrace.parameter_server.sums import sum_rows, sum_shared
 
 __all__ = ["Gradient", "TakenStep", "Trained", "push", "push_gradients", "sum_gradients"]
 
 
 class Gradient(NamedTuple):
-    """A gradient: of every element, or of some rows, each named once."""
+    """A gradient: of every element, or of some rows, each named once.
+
+    Attributes:
+        rows: Which rows; None: every element.
+        values: One for each row, or what rows share.
+        which: Which of the values each row has; None: each has its own, in order.
+    """
 
     rows: NDArray[np.int64] | None
     values: NDArray[Any]
+    which: NDArray[np.intp] | None = None
+
+    @classmethod
+    def of_rows(
+        cls, rows: NDArray[np.int64], values: NDArray[Any], which: NDArray[np.intp] | None
+    ) -> Gradient:
+        """Return the gradient of rows that may be named several times: those are summed.
+
+        Args:
+            rows: 1-D, in any order.
+            values: A value for each; or what they share.
+            which: Which of the values each row has; None: each has its own.
+        """
+        if which is None:
+            return cls(*sum_rows(rows, values))
+        return cls(*sum_shared(rows, values, which))
+
+    def spread(self) -> Gradient:
+        """Return it with a value for each row."""
+        if self.which is None:
+            return self
+        return Gradient(self.rows, self.values.take(self.which, axis=0))
+
+    def arrays(self, part: slice | NDArray[np.int64]) -> list[NDArray[Any]]:
+        """Return some rows as they are sent: rows and values, and which, where that is shorter."""
+        assert self.rows is not None
+        rows = self.rows[part]
+        if self.which is None:
+            return [rows, self.values[part]]
+        which, values = self.which[part], self.values
+        used = np.zeros(len(values), bool)
+        used[which] = True
+        count = np.count_nonzero(used)
+        if 2 * count > len(rows):
+            return [rows, values.take(which, axis=0)]
+        if count < len(values):
+            values, which = values[used], (np.cumsum(used) - 1)[which]
+        return [rows, values, which.astype(np.min_scalar_type(count))]
 
 
 class TakenStep(NamedTuple):
@@ -47,7 +91,6 @@ class TakenStep(NamedTuple):
     gradients: Sequence[Gradient]
 
 
-@runtime_checkable
 class Trained(Protocol):
     """What an optimizer can change: a variable or table on parameter servers."""
 
@@ -110,12 +153,13 @@ def push_gradients(optimizer: Optimizer, pairs: Sequence[tuple[Any, Any]]) -> in
 
 
 def _checked(target: Any) -> Trained:
-    if not isinstance(target, Trained):
+    if not hasattr(target, "pushes"):
         raise TypeError(
             "an optimizer changes variables and tables on parameter servers, but got a "
             f"{type(target).__name__}; make it in the scope of a ParameterServerStrategy"
         )
-    return target
+    found: Trained = target
+    return found
 
 
 def sum_gradients(gradients: Sequence[Gradient], among: str = "replicas") -> Gradient:
@@ -131,7 +175,8 @@ def sum_gradients(gradients: Sequence[Gradient], among: str = "replicas") -> Gra
             )
         return Gradient(None, np.sum([gradient.values for gradient in gradients], axis=0))
     rows = np.concatenate([gradient.rows for gradient in gradients if gradient.rows is not None])
-    return Gradient(*sum_rows(rows, np.concatenate([gradient.values for gradient in gradients])))
+    values = np.concatenate([gradient.spread().values for gradient in gradients])
+    return Gradient(*sum_rows(rows, values))
 
 
 def _gather(step: TakenStep, attempt: Attempt) -> int:
@@ -143,7 +188,7 @@ def _gather(step: TakenStep, attempt: Attempt) -> int:
             [target.name for target in targets], [gradient.values for gradient in gradients]
         )
     # A user may go on to write into what was given.
-    kept = [Gradient(rows, np.array(values)) for rows, values in gradients]
+    kept = [each._replace(values=np.array(each.values)) for each in gradients]
     attempt.gather(step._replace(gradients=kept))
     taken = [each for each in attempt.gathered if each.optimizer.name == optimizer.name]
     return count() + len(taken)
@@ -154,13 +199,15 @@ def push(step: TakenStep) -> int:
     optimizer, targets, gradients = step
     cluster = targets[0].cluster
     optimizer.count = count = Counter(cluster.cluster_id, optimizer.name)
+    if optimizer.clips_norms:  # in which a value counts as often as there are rows that share it
+        gradients = [gradient.spread() for gradient in gradients]
     values = optimizer.prepare(
         [target.name for target in targets], [gradient.values for gradient in gradients]
     )
     if values is None:
         return count()
     gradients = [
-        Gradient(gradient.rows, value) for gradient, value in zip(gradients, values, strict=True)
+        gradient._replace(values=value) for gradient, value in zip(gradients, values, strict=True)
     ]
     servers = cluster.servers
     counting = count.step(cluster)

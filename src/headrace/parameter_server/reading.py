@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from headrace.parameter_server.arrays import as_array, is_foreign, refuse_while_tracing
 from headrace.parameter_server.sharded import Sharded
-from headrace.parameter_server.sums import check_rows, distinct_ids
+from headrace.parameter_server.sums import Batch, check_rows
 
 __all__ = ["ShardedReading"]
 
@@ -49,12 +49,7 @@ class ShardedReading(NDArrayOperatorsMixin):
             InvalidArgumentError: One is out of range; it is named.
         """
         refuse_while_tracing(f"Variable {self.name!r}")
-        rows = self._checked_rows(ids)
-        distinct, inverse = distinct_ids(rows)
-        found = self._sharded.rows(distinct)
-        if rows.ndim == 1 and np.array_equal(distinct, rows):
-            return found
-        return found.take(inverse, axis=0)
+        return self._sharded.rows(Batch(self._checked_rows(ids)))
 
     sparse_read = gather
 

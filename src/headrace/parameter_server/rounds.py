@@ -52,8 +52,9 @@ def _mean(steps: Sequence[TakenStep]) -> TakenStep:
             parts.setdefault(id(target), _Part(target, [])).gradients.append(gradient)
     gradients = []
     for part in parts.values():
-        rows, values = sum_gradients(part.gradients, "functions of a round")
-        gradients.append(Gradient(rows, values / values.dtype.type(len(steps))))
+        total = sum_gradients(part.gradients, "functions of a round")
+        mean = total.values / total.values.dtype.type(len(steps))
+        gradients.append(total._replace(values=mean))
     return TakenStep(steps[0].optimizer, [part.target for part in parts.values()], gradients)
 
 

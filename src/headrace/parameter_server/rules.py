@@ -316,6 +316,7 @@ def apply_sparse(
     rows: NDArray[np.int64],
     gradient: Array,
     slots: Mapping[str, Array],
+    which: Array | None = None,
     *,
     block_elements: int = BLOCK_ELEMENTS,
 ) -> None:
@@ -326,8 +327,9 @@ def apply_sparse(
         step: Which step.
         values: C-contiguous, of one dimension or more.
         rows: 1-D, each of them in range, and none twice.
-        gradient: A row for each.
+        gradient: A row for each; or what they share.
         slots: Those of `slots_of(rule)`, in the working dtype.
+        which: Which row of the gradient each has; None: each has its own, in order.
         block_elements: How much is changed at a time.
     """
     if not len(rows) or not values.size:
@@ -340,6 +342,7 @@ def apply_sparse(
     size = min(len(rows), max(1, block_elements // columns))
     scratch = np.empty((2, size, columns), dtype)
     gathered = [np.empty((size, slot.shape[1]), slot.dtype) for slot in (table, *kept)]
+    shared = np.empty((0 if which is None else size, columns), steps.dtype)
     change = _change(rule, step, np.dtype(np.float64))
     with np.errstate(all="ignore"):
         for start in range(0, len(rows), size):
@@ -350,7 +353,11 @@ def apply_sparse(
             )
             value = stored if stored.dtype == dtype else stored.astype(dtype)
             a, b = scratch[:, : len(block)]
-            change(value, _in(dtype, steps[start : start + size]), held, a, b)
+            given = steps[start : start + size]
+            if which is not None:
+                here = which[start : start + size].astype(np.intp)
+                given = np.take(steps, here, axis=0, out=shared[: len(block)], mode="clip")
+            change(value, _in(dtype, given), held, a, b)
             put_rows(table, block, value if value is stored else value.astype(table.dtype))
             for whole, part in zip(kept, held, strict=True):
                 put_rows(whole, block, part)

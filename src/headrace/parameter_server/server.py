@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 from headrace.arguments import check_int, check_metrics
-from headrace.parameter_server.applying import Applying
+from headrace.parameter_server.applying import AnswerRoom, Applying
 from headrace.parameter_server.gauges import kept_in, metrics_of
 from headrace.parameter_server.messages import ServerRequest, ServerStatus
 from headrace.parameter_server.saving import Saving
@@ -101,8 +101,9 @@ class ParameterServer(LifeCycle):
         return self._status()
 
     def _open(self) -> None:
-        store = Store()
-        applying = Applying(store, self._index, kept=lambda: kept_in(store))
+        room = AnswerRoom()
+        store = Store(room.make)
+        applying = Applying(store, self._index, room, kept=lambda: kept_in(store))
         saving = Saving(store, applying)
         applying.files = saving.handle
         self._status = applying.status

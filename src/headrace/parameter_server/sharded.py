@@ -25,7 +25,7 @@ from headrace.parameter_server.operations import (
 )
 from headrace.parameter_server.origin import next_key
 from headrace.parameter_server.pushing import Gradient
-from headrace.parameter_server.sums import split_by_rows
+from headrace.parameter_server.sums import Batch, split_by_rows
 
 __all__ = ["Sharded"]
 
@@ -44,6 +44,8 @@ class Sharded:
         self._servers = servers
         self._row_shape = record.shape[1:]
         self._dtype = dtype_named(record.dtype)
+        #: In which rows are sent: half of an int64, for most variables.
+        self._row_dtype = np.min_scalar_type(max(record.shape[:1], default=0))
         self._shards: Sequence[PlacedShard] = record.shards
         self._ranges = [range(each.rows.start, each.rows.stop) for each in record.shards]
 
@@ -60,17 +62,17 @@ class Sharded:
         parts = [arrays[0] for _, arrays in answers]
         return parts[0] if self.is_whole else np.concatenate(parts)
 
-    def rows(self, rows: Rows) -> NDArray[Any]:
-        """Return rows that are named in order, each once."""
+    def rows(self, batch: Batch) -> NDArray[Any]:
+        """Return the rows of a batch."""
+        rows = batch.distinct
+        sent = rows.astype(self._row_dtype)
         asks = [
-            Ask(shard.server, Gather(shard.spec.name), [rows[part]])
+            Ask(shard.server, Gather(shard.spec.name), [sent[part]])
             for shard, part in zip(self._shards, split_by_rows(rows, self._ranges), strict=True)
             if part.stop > part.start
         ]
-        if not asks:
-            return np.empty((0, *self._row_shape), self._dtype)
-        parts = [arrays[0] for _, arrays in self._servers.ask_all(asks)]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        parts = [arrays[0] for _, arrays in self._servers.ask_all(asks)] if asks else []
+        return batch.spread(parts, self._row_shape, self._dtype)
 
     def assign(self, how: str, value: NDArray[Any]) -> None:
         """Change the whole value."""
@@ -103,7 +105,7 @@ class Sharded:
         self, optimizer: str, rule: OptimizerRule, step: Step, gradient: Gradient
     ) -> list[Ask]:
         """Return what one step of an optimizer asks of which server."""
-        rows, values = gradient
+        rows, values, _ = gradient
         asks = []
         if rows is None:
             for shard in self._shards:
@@ -117,5 +119,7 @@ class Sharded:
             if part.stop > part.start:
                 name = shard.spec.name
                 operation = Apply(name, optimizer, rule, step, next_key(name))
-                asks.append(Ask(shard.server, operation, [rows[part], values[part]]))
+                sent = gradient.arrays(part)
+                sent[0] = sent[0].astype(self._row_dtype)
+                asks.append(Ask(shard.server, operation, sent))
         return asks

@@ -191,7 +191,7 @@ class Store:
 
     def _apply_ids(self, operation: ops.ApplyIds, arrays: Arrays) -> Carried:
         table = self._table(operation.table)
-        table.apply(operation.optimizer, operation.rule, operation.step, arrays[0], arrays[1])
+        table.apply(operation.optimizer, operation.rule, operation.step, *arrays)
         return _DONE, ()
 
     def _assign_ids(self, operation: ops.AssignIds, arrays: Arrays) -> Carried:
@@ -271,12 +271,12 @@ _OPERATIONS: dict[type[Any], tuple[Callable[[Store, Any, Arrays], Carried], int,
     ops.Assign: (Store._assign, 1, 1),
     ops.Gather: (Store._gather, 1, 1),
     ops.Scatter: (Store._scatter, 2, 2),
-    ops.Apply: (Store._apply, 1, 2),
+    ops.Apply: (Store._apply, 1, 3),
     ops.Count: (Store._count, 0, 0),
     ops.CreateTable: (Store._create_table, 0, 0),
     ops.Lookup: (Store._lookup, 1, 2),
     ops.GatherIds: (Store._gather_ids, 1, 1),
-    ops.ApplyIds: (Store._apply_ids, 2, 2),
+    ops.ApplyIds: (Store._apply_ids, 2, 3),
     ops.AssignIds: (Store._assign_ids, 2, 2),
     ops.Evict: (Store._evict, 0, 0),
     ops.Export: (Store._export, 0, 0),

@@ -1,12 +1,14 @@
 """Ids of a batch, for the servers: each once, to the shard that has it, and back in order.
 
-    distinct, inverse = distinct_ids(ids)              what to ask for
+    distinct, inverse = distinct_ids(ids)              what to ask for, and where it goes
+    asked = Batch(ids); asked.spread(answers)          the same, for answers in several parts
     distinct, sums = sum_rows(ids, gradients)          what to push
+    distinct, values, which = sum_shared(...)          the same, where ids share values
     split_by_rows(distinct, ranges)                    shards of a variable: slices
     split_by_hash(distinct, shards)                    shards of a table: positions
 
 Rows of a variable are dealt in order, so answers of its shards, one after another, are in the order
-of `distinct`; `take(inverse)` makes them those of `ids`.
+of `distinct`.
 """
 
 from __future__ import annotations
@@ -20,8 +22,10 @@ from numpy.typing import NDArray
 
 from headrace.errors import InvalidArgumentError
 from headrace.parameter_server.dtypes import is_floating, working_dtype
+from headrace.parameter_server.rules import put_rows
 
 __all__ = [
+    "Batch",
     "are_large_integers",
     "check_ids",
     "check_rows",
@@ -30,6 +34,7 @@ __all__ = [
     "split_by_hash",
     "split_by_rows",
     "sum_rows",
+    "sum_shared",
 ]
 
 Ids = NDArray[np.int64]
@@ -49,6 +54,54 @@ def distinct_ids(ids: Ids) -> tuple[Ids, Ids]:
     return ordered[first], inverse.reshape(ids.shape)
 
 
+class Batch:
+    """Ids, each once, and the way back to all of them.
+
+    Args:
+        ids: Of any shape.
+
+    Attributes:
+        distinct: The ids, rising and each once.
+    """
+
+    def __init__(self, ids: Ids) -> None:
+        self._shape = ids.shape
+        flat = ids.reshape(-1)
+        ordered, self._order = _sorted(flat)
+        self._is_first = _starts(ordered)
+        self._first = np.flatnonzero(self._is_first)
+        self.distinct = ordered[self._first]
+        #: Whether they were rising, and each there once.
+        self._is_plain = ids.ndim == 1 and np.array_equal(self.distinct, flat)
+
+    def spread(
+        self, parts: Sequence[NDArray[Any]], row_shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> NDArray[Any]:
+        """Return a value for each id.
+
+        Args:
+            parts: Values of `distinct`, in that order.
+            row_shape: Of a value.
+            dtype: Of its elements.
+        """
+        if self._is_plain and len(parts) == 1:
+            return parts[0]
+        order, first = self._order, self._first
+        found = np.empty((len(order), *row_shape), dtype)
+        if found.size:
+            rows = found.reshape(len(order), -1)
+            homes = order[first]
+            start = 0
+            for part in parts:  # each row goes to where its id stands first
+                put_rows(rows, homes[start : start + len(part)], part.reshape(-1, rows.shape[1]))
+                start += len(part)
+            if len(first) < len(order):
+                again = np.flatnonzero(~self._is_first)
+                source = homes[np.searchsorted(first, again) - 1]
+                put_rows(rows, order[again], rows.take(source, axis=0))
+        return found.reshape((*self._shape, *row_shape))
+
+
 def sum_rows(ids: Ids, values: NDArray[Any]) -> tuple[Ids, NDArray[Any]]:
     """Return the ids, rising and each once, and the sum of the rows of each.
 
@@ -56,30 +109,76 @@ def sum_rows(ids: Ids, values: NDArray[Any]) -> tuple[Ids, NDArray[Any]]:
         ids: 1-D.
         values: A row for each. Numbers of less than 32 bits are summed, and returned, in float32.
     """
-    if is_floating(values.dtype):
-        values = values.astype(working_dtype(values.dtype), copy=False)
+    values = _summable(values)
     ordered, order = _sorted(ids)
-    first = np.flatnonzero(_starts(ordered))
-    if len(first) == len(ids):
-        return ordered, values.take(order, axis=0)
-    counts = np.diff(first, append=len(ids))
-    sums = values.take(order[first], axis=0)
-    # Most ids stand there once: only the others are summed.
-    doubled = np.flatnonzero(counts > 1)
-    here = order[np.repeat(counts > 1, counts)]
-    sums[doubled] = _sum_runs(values, here, counts[doubled])
-    return ordered[first], sums
+    first, doubled, sums = _sums(ordered, order, values)
+    found = values.take(order[first], axis=0)
+    if len(doubled):
+        found[doubled] = sums
+    return ordered[first], found
+
+
+def sum_shared(
+    ids: Ids, values: NDArray[Any], which: NDArray[np.intp]
+) -> tuple[Ids, NDArray[Any], NDArray[np.intp]]:
+    """Return the ids, rising and each once, rows, and which of these is the sum of each id.
+
+    Rows that stand there once are not copied for each id that has them.
+
+    Args:
+        ids: 1-D.
+        values: Rows; as for `sum_rows`.
+        which: Which of them each id has.
+    """
+    values = _summable(values)
+    ordered, order = _sorted(ids)
+    order = which[order]
+    first, doubled, sums = _sums(ordered, order, values)
+    found = order[first]
+    if len(doubled):
+        found[doubled] = np.arange(len(values), len(values) + len(doubled))
+        values = np.concatenate([values, sums])
+    return ordered[first], values, found
+
+
+def _summable(values: NDArray[Any]) -> NDArray[Any]:
+    return (
+        values.astype(working_dtype(values.dtype), copy=False)
+        if is_floating(values.dtype)
+        else values
+    )
+
+
+def _sums(ordered: Ids, order: Ids, values: NDArray[Any]) -> tuple[Ids, Ids, NDArray[Any]]:
+    """Return where each id begins, which of them stand there more than once, and their sums."""
+    is_first = _starts(ordered)
+    first = np.flatnonzero(is_first)
+    if len(first) == len(ordered):
+        return first, first[:0], values[:0]
+    # Most ids stand there once: only the others are looked at.
+    again = np.flatnonzero(~is_first)
+    heads = again[is_first[again - 1]] - 1
+    doubled = np.searchsorted(first, heads)
+    here = np.concatenate([heads, again])
+    here.sort(kind="stable")
+    ends = np.append(np.searchsorted(here, heads)[1:], len(here))
+    counts = np.diff(ends, prepend=0)
+    return first, doubled, _sum_runs(values, order[here], counts)
 
 
 def _sum_runs(values: NDArray[Any], order: Ids, counts: Ids) -> NDArray[Any]:
     """Return the sum of each run of rows: of those that `order` names, so many for each sum."""
     starts = np.cumsum(counts) - counts
     product = _sparse_product() if values.dtype.kind == "f" else None
-    if product is None:
+    if product is None or len(order) < _FEW:
         return np.add.reduceat(values.take(order, axis=0), starts, axis=0)
     flat = values.reshape(len(values), -1)
     sums = product(flat, order, np.append(starts, len(order)))
     return sums.reshape(len(counts), *values.shape[1:])
+
+
+_FEW = 1024
+"""So few rows are summed before SciPy has made its matrix."""
 
 
 @cache
@@ -103,15 +202,15 @@ def _sorted(ids: Ids) -> tuple[Ids, Ids]:
     if len(ids) == 0:
         return ids.astype(np.int64), np.zeros(0, np.int64)
     lowest, highest = int(ids.min()), int(ids.max())
-    bits = max(1, (len(ids) - 1).bit_length())
-    if (highest - lowest).bit_length() + bits > 63:
-        order = np.argsort(ids, kind="stable")
-        return ids[order], order
-    # Id and place in one number: NumPy sorts plain numbers several times as fast as it finds their
-    # order.
-    packed = ((ids - lowest) << bits) | np.arange(len(ids))
-    packed.sort()
-    return (packed >> bits) + lowest, packed & ((1 << bits) - 1)
+    # By digits of 16 bits, which NumPy counts: wider numbers it compares, several times as slowly.
+    # The difference is right although it may be more than an int64 holds: it wraps around.
+    with np.errstate(over="ignore"):
+        left = (ids - np.int64(lowest)).view(np.uint64)
+    order = np.argsort(left.astype(np.uint16), kind="stable")
+    for shift in range(16, (highest - lowest).bit_length(), 16):
+        digit = (left >> np.uint64(shift)).astype(np.uint16)
+        order = order[np.argsort(digit[order], kind="stable")]
+    return ids[order], order
 
 
 def _starts(ordered: Ids) -> NDArray[np.bool_]:

@@ -48,7 +48,7 @@ from headrace.parameter_server.operations import (
 from headrace.parameter_server.origin import in_closure, next_key
 from headrace.parameter_server.pulling import pull
 from headrace.parameter_server.pushing import Gradient, push_gradients
-from headrace.parameter_server.sums import check_ids, split_by_hash, sum_rows
+from headrace.parameter_server.sums import check_ids, split_by_hash
 from headrace.parameter_server.table_files import load_table, save_table
 
 __all__ = ["EmbeddingTable", "PlacedTable", "TableRecord"]
@@ -328,34 +328,35 @@ class EmbeddingTable:
                 f"a gradient of EmbeddingTable {self.name!r} must be an IndexedSlices(values, ids),"
                 f" but got a {type(gradient).__name__}"
             )
-        if gradient.values.shape[1:] != (self.dim,) or not is_floating(gradient.values.dtype):
+        values, which = gradient.shared()
+        if values.shape[1:] != (self.dim,) or not is_floating(values.dtype):
             raise InvalidArgumentError(
                 f"rows of EmbeddingTable {self.name!r} have {self.dim} floating numbers, and those "
-                f"of its gradient have shape {gradient.values.shape[1:]} and dtype "
-                f"{gradient.values.dtype}"
+                f"of its gradient have shape {values.shape[1:]} and dtype {values.dtype}"
             )
-        values = gradient.values.astype(working_dtype(self.dtype), copy=False)
-        return Gradient(*sum_rows(gradient.indices, values))
+        found = values.astype(working_dtype(self.dtype), copy=False)
+        return Gradient.of_rows(gradient.indices, found, which)
 
     def pushes(
         self, optimizer: str, rule: OptimizerRule, step: Step, gradient: Gradient
     ) -> list[Ask]:
         """Return what is to be asked of which server for one step."""
-        ids, values = gradient
+        ids = gradient.rows
         assert ids is not None
         if self.wire_name:
-            values = values.astype(dtype_named(self.wire_name), copy=False)
+            sent = gradient.values.astype(dtype_named(self.wire_name), copy=False)
+            gradient = gradient._replace(values=sent)
         asks = []
         shards = self._record.shards
         for shard, part in zip(shards, split_by_hash(ids, len(shards)), strict=True):
             if len(part):
                 name = shard.spec.name
                 operation = ApplyIds(name, optimizer, rule, step, next_key(name))
-                asks.append(Ask(shard.server, operation, [ids[part], values[part]]))
+                asks.append(Ask(shard.server, operation, gradient.arrays(part)))
         return asks
 
     def push_gradients(self, optimizer: Any, pairs: Sequence[tuple[Any, Any]]) -> int:
-        """Change variables and tables by their gradients; `Optimizer.apply_gradients` calls it."""
+        """Change variables and tables by gradients; `Optimizer.apply_gradients` calls it."""
         return push_gradients(optimizer, pairs)
 
     def __repr__(self) -> str:

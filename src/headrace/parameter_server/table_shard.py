@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import InvalidArgumentError
-from headrace.parameter_server.array_shard import check_gradient, rising
+from headrace.parameter_server.array_shard import check_gradient, check_which, rising
 from headrace.parameter_server.dtypes import dtype_named, is_floating, working_dtype
 from headrace.parameter_server.first_values import first_rows
 from headrace.parameter_server.rules import apply_sparse, slots_of
@@ -151,22 +151,43 @@ class TableShard:
         self.touched.write(here[there], self.rows.index.room)
 
     def apply(
-        self, optimizer: str, rule: OptimizerRule, step: Step, ids: Array, gradient: Array
+        self,
+        optimizer: str,
+        rule: OptimizerRule,
+        step: Step,
+        ids: Array,
+        gradient: Array,
+        which: Array | None = None,
     ) -> None:
-        """Take one step of an optimizer on the rows that are there."""
+        """Take one step of an optimizer on the rows that are there.
+
+        Args:
+            optimizer: Whose slots.
+            rule: What it does.
+            step: Which step.
+            ids: Whose rows.
+            gradient: One for each; or what they share.
+            which: Which of the gradients each has; None: each has its own.
+        """
         found = self._checked(ids)
         check_gradient(gradient, self.spec.table)
-        self._check_values(found, gradient, "gradients")
+        self._check_values(found if which is None else gradient, gradient, "gradients")
+        check_which(which, found, gradient, self.spec.table)
         if not rising(found):
-            found, gradient = sum_rows(found, gradient)
+            found, gradient = sum_rows(found, gradient if which is None else gradient[which])
+            which = None
         rows = self.rows.index.find(found)
         there = rows >= 0
         if not there.all():
-            rows, gradient = rows[there], gradient[there]
+            rows = rows[there]
+            if which is None:
+                gradient = gradient[there]
+            else:
+                which = which[there]
         slots = self._slots_for(optimizer, rule)
         self.step = max(self.step, step.iteration + 1)
         if len(rows):
-            apply_sparse(rule, step, self.rows["value"], rows, gradient, slots)
+            apply_sparse(rule, step, self.rows["value"], rows, gradient, slots, which)
             self.rows["touched"][rows] = self.step
             self.touched.write(rows, self.rows.index.room)
         if self.spec.evict_after is not None and self.step >= self._next_sweep:

@@ -32,7 +32,6 @@ from headrace.parameter_server.origin import in_closure
 from headrace.parameter_server.pushing import Gradient, push_gradients
 from headrace.parameter_server.reading import ShardedReading
 from headrace.parameter_server.sharded import Sharded
-from headrace.parameter_server.sums import sum_rows
 
 __all__ = ["ServerVariable", "Shard"]
 
@@ -276,13 +275,13 @@ class ServerVariable(ShardedReading):
                 f"{gradient.dense_shape}"
             )
         rows = self._checked_rows(gradient.indices)
-        if gradient.values.shape != (len(rows), *self.shape[1:]):
+        values, which = gradient.shared()
+        if values.shape[1:] != self.shape[1:]:
             raise ValueError(
                 f"rows of Variable {self.name!r} have shape {self.shape[1:]}, and those of its "
-                f"gradient {gradient.values.shape[1:]}"
+                f"gradient {values.shape[1:]}"
             )
-        values = self._floating(gradient.values).astype(dtype, copy=False)
-        return Gradient(*sum_rows(rows, values))
+        return Gradient.of_rows(rows, self._floating(values).astype(dtype, copy=False), which)
 
     def _floating(self, values: NDArray[Any]) -> NDArray[Any]:
         if is_floating(values.dtype):

@@ -91,6 +91,18 @@ class _Segment:
         os.close(self.fd)
 
 
+class _Memory:
+    """Memory of a segment, for NumPy; whoever uses it keeps the segment."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": "|u1",
+            "shape": (size,),
+            "data": (address, False),
+        }
+
+
 class _Slot(NamedTuple):
     segment: _Segment
     offset: int
@@ -132,25 +144,13 @@ class Arena:
             Where they lie; or, where there was no room, a new segment to offer to the reader or
             None, and the buffers must travel another way.
         """
-        lengths = tuple(view.nbytes for view in buffers)
-        size = sum(aligned(length) for length in lengths)
-        if size < self._options.smallest_reply:
-            return None
-        with self._lock:
-            if not self._usable:
-                return None
-            taken = self._take(size)
-            if taken is None:
-                return self._grow(size)
-            segment, offset, _ = taken
-            number = next(_numbers)
-            self._slots[number] = taken
-            segment.under_way += 1
-        placement = Placement(segment.number, number, offset, lengths)
+        placement = self._reserve(tuple(view.nbytes for view in buffers))
+        if not isinstance(placement, Placement):
+            return placement
         try:
             # Outside the lock: memmove lets other threads run.
-            at = segment.memory + offset
-            for view, length in zip(buffers, lengths, strict=True):
+            at = self._address(placement)
+            for view, length in zip(buffers, placement.lengths, strict=True):
                 if length:
                     source = np.frombuffer(view, np.uint8)
                     ctypes.memmove(at, source.ctypes.data, length)
@@ -160,6 +160,38 @@ class Arena:
             self.posted(placement)
             raise
         return placement
+
+    def room(self, size: int) -> tuple[Placement, np.ndarray] | None:
+        """Return a slot for one buffer that is yet to be made, and its memory, as bytes.
+
+        `posted` is owed, until which the memory may be written. None: there is no room.
+        """
+        placement = self._reserve((size,), may_grow=False)
+        if not isinstance(placement, Placement):
+            return None
+        return placement, np.asarray(_Memory(self._address(placement), size))
+
+    def _reserve(
+        self, lengths: tuple[int, ...], *, may_grow: bool = True
+    ) -> Placement | Offer | None:
+        size = sum(aligned(length) for length in lengths)
+        if size < self._options.smallest_reply:
+            return None
+        with self._lock:
+            if not self._usable:
+                return None
+            taken = self._take(size)
+            if taken is None:
+                return self._grow(size) if may_grow else None
+            segment, offset, _ = taken
+            number = next(_numbers)
+            self._slots[number] = taken
+            segment.under_way += 1
+        return Placement(segment.number, number, offset, lengths)
+
+    def _address(self, placement: Placement) -> int:
+        """Return where a slot begins whose message is under way."""
+        return self._segments[placement.segment].memory + placement.offset
 
     def posted(self, placement: Placement) -> None:
         """Take note that a message was handed to the socket, before whatever is posted later."""

@@ -111,6 +111,14 @@ class Request(ABC):
     """What the peer's key says it is; None where the server checks no keys, and for peers in the
     server's own process."""
 
+    def room(self, size: int) -> memoryview | None:
+        """Return memory in which to make an answer of one buffer of that size; None: there is none.
+
+        What is made there is sent without a copy, if `reply` gets just that. It must not be
+        written, or read, after it.
+        """
+        return None
+
     @abstractmethod
     def reply(
         self, message: msgspec.Struct, buffers: Sequence[Buffer] = (), *, lent: bool = False

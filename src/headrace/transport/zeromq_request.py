@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import msgspec
+import numpy as np
 
+from headrace.transport.arena import Arena
 from headrace.transport.channel import Buffer, Request
 from headrace.transport.envelope import (
     ERROR,
@@ -27,7 +29,17 @@ __all__ = ["ZeroMQRequest"]
 class ZeroMQRequest(Request):
     """A request that is answered by posting to the server's thread."""
 
-    __slots__ = ("_origin", "_post", "_ticket", "_unanswered", "buffers", "message", "peer", "role")
+    __slots__ = (
+        "_origin",
+        "_post",
+        "_room",
+        "_ticket",
+        "_unanswered",
+        "buffers",
+        "message",
+        "peer",
+        "role",
+    )
 
     def __init__(
         self,
@@ -40,9 +52,19 @@ class ZeroMQRequest(Request):
         self._origin = origin
         self._ticket = ticket
         self._unanswered = [True]
+        #: Memory of an arena in which the answer is made.
+        self._room: tuple[Arena, Placement, np.ndarray] | None = None
         self.peer = origin.name
         self.role = origin.role
         self.buffers = buffers
+
+    def room(self, size: int) -> memoryview | None:
+        arena = self._origin.arena
+        found = None if arena is None or self._room is not None else arena.room(size)
+        if arena is None or found is None:
+            return None
+        self._room = arena, *found
+        return found[1].data
 
     def reply(
         self, message: msgspec.Struct, buffers: Sequence[Buffer] = (), *, lent: bool = False
@@ -63,7 +85,9 @@ class ZeroMQRequest(Request):
     def _reply(self, body: msgspec.Raw, views: list[memoryview], lent: bool) -> None:
         arena = self._origin.arena
         placed: Placement | Offer | None = None
-        if views and arena is not None:
+        if self._room is not None:
+            arena, placed = self._made_in_place(views)
+        if views and placed is None and arena is not None:
             placed = arena.place(views)
         if not isinstance(placed, Placement) or arena is None:
             offer = placed if isinstance(placed, Offer) else None
@@ -81,12 +105,26 @@ class ZeroMQRequest(Request):
         finally:
             arena.posted(placed)
 
+    def _made_in_place(self, views: list[memoryview]) -> tuple[Arena | None, Placement | None]:
+        """Return where the answer lies, if it was made in the memory that was given for it."""
+        assert self._room is not None
+        (arena, placement, memory), self._room = self._room, None
+        if len(views) == 1 and views[0].nbytes == memory.nbytes:
+            address = np.frombuffer(views[0], np.uint8).ctypes.data
+            if address == memory.ctypes.data:
+                return arena, placement
+        arena.take_back(placement)
+        arena.posted(placement)
+        return self._origin.arena, None
+
     def fail(self, error: Exception) -> None:
         body = msgspec.Raw(encode_error(error))
         try:
             self._unanswered.pop()
         except IndexError:
             return
+        if self._room is not None:
+            self._made_in_place([])
         report = self._origin.take_report()
         self._send(ReplyHeader(self._ticket, ERROR, body, report=report), ())
 
