@@ -222,6 +222,17 @@ def test_a_state_counts_what_was_yielded_and_not_what_is_under_way(name, prefetc
     assert lists(iterator) == batches
 
 
+@pytest.mark.parametrize("prefetch", [0, 3])
+def test_a_closed_iterator_says_what_was_yielded(prefetch):
+    for count in range(4):
+        with hr.jax.device_iterator(images(24, 8), over(8), prefetch) as iterator:
+            for _ in range(count):
+                next(iterator)
+        rest = hr.jax.device_iterator(images(24, 8), over(8))
+        rest.set_state(iterator.get_state())
+        assert [x for batch in rest for x in batch["y"].tolist()] == list(range(8 * count, 24))
+
+
 def test_a_state_of_a_strategy_goes_on_here_and_one_of_here_there():
     strategy = hr.distribute.MirroredStrategy([f"cpu:{n}" for n in range(4)])
     distributed = strategy.distribute_dataset(images(40, 8))
@@ -247,6 +258,24 @@ def test_a_state_in_the_middle_of_a_batch_goes_on_with_its_rest():
     whole = hr.jax.device_iterator(dataset)
     whole.set_state(state)
     assert [batch["y"].tolist() for batch in whole] == [list(range(8, 16)), list(range(16, 32))]
+
+
+def test_a_batch_that_is_lost_after_its_first_rows_takes_none_of_the_next():
+    fails = [False]
+
+    def picky(x):
+        if fails[0] and x[0] == 0:
+            raise ValueError("no")
+        return x
+
+    iterator = hr.jax.device_iterator(hr.Dataset.range(12).batch(4).map(picky), prefetch=0)
+    state = iterator.get_state()
+    state["distributed"]["streams"][0]["rows"] = 2
+    iterator.set_state(state)
+    fails[0] = True
+    with pytest.raises(UserFunctionError, match="no"):
+        next(iterator)
+    assert lists(iterator) == [[4, 5, 6, 7], [8, 9, 10, 11]]
 
 
 def test_a_state_of_something_else_is_refused():

@@ -41,6 +41,7 @@ READING = IterationStatus(
     bytes=22_000_000,
     elements_per_second=1234.0,
     bytes_per_second=45_600_000.0,
+    history=(0.0, 400.0, 900.0, 1300.0, 1250.0, 10.0, 1234.0),
     waited=60.0,
     clients=tuple(
         ClientStatus(

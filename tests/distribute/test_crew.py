@@ -88,6 +88,18 @@ def test_a_long_wait_for_other_replicas_says_for_which(
     assert said[-1].startswith("replica 0, 2 waits for replica 1 since 0 s, in merge_call")
 
 
+def test_a_long_wait_for_the_function_of_a_meeting_is_none_for_other_replicas(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(reminder, "FIRST_WORD", 0.01)
+
+    def step() -> None:
+        get_replica_context().merge_call(lambda s: time.sleep(0.1))
+
+    mirrored(2).run(step)
+    assert not [record for record in caplog.records if "waits for replica  since" in record.message]
+
+
 def test_run_in_a_function_of_merge_call_is_an_error_and_no_wait():
     strategy = mirrored(2)
 

@@ -14,7 +14,7 @@ LISTED = PAGE.partition("## Rows and their tests")[2]
 #: How many rows the catalogue of the data service has of each section that is listed in full.
 ROWS = {
     "DS": 28, "FT": 16, "CR": 6, "CF": 3, "CT": 19, "CX": 2, "WT": 10, "MP": 2, "SL": 17, "OP": 66,
-    "LW": 20, "ME": 7,
+    "LW": 20, "ME": 7, "AS": 32, "SV": 18, "SF": 18, "LD": 16, "LF": 4,
 }  # fmt: skip
 OF_DISTRIBUTION = (DESIGN / "0022-catalogue-rows-of-distribution.md").read_text()
 #: The same of the catalogue of distribution: rows are numbered in their section where the catalogue

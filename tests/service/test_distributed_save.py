@@ -235,6 +235,11 @@ def test_a_position_in_it_is_restored(tmp_path: Path, cluster: LocalCluster) -> 
             again = iter(Dataset.load(tmp_path / "d", wait=wait))
             again.set_state(reader.get_state())
             assert numbers(again) == whole[place:]
+        later = Dataset.load(tmp_path / "d", wait=wait).repeat(3).skip(30)
+        with iter(later) as reader, iter(later) as again:
+            assert [int(next(reader)) for _ in range(40)] == (whole * 2)[:40]
+            again.set_state(reader.get_state())
+            assert numbers(again) == whole[10:]
 
 
 # --- what is refused, and what fails ----------------------------------------------------------
@@ -362,6 +367,28 @@ def test_what_is_being_saved_is_read_through_a_restart(
     first = int(next(reader))
     own_cluster.restart_dispatcher()
     assert sorted([first, *numbers(reader)]) == sorted([*range(200)] * 4 * copies)
+
+
+@pytest.mark.parametrize(("mode", "copies"), [(ShardingPolicy.OFF, 2), (ShardingPolicy.DYNAMIC, 1)])
+def test_what_was_saved_is_read_whoever_stops_and_joins(
+    tmp_path: Path, own_cluster: LocalCluster, mode: ShardingPolicy, copies: int
+) -> None:
+    saved(Dataset.range(400), tmp_path / "d", own_cluster)
+    loaded = Dataset.load(tmp_path / "d").map(slow).repeat(2)
+    reader = iter(loaded.apply(distribute(mode, own_cluster.target)))
+    found = [int(next(reader)) for _ in range(100)]
+    own_cluster.add_worker()
+    own_cluster.restart_dispatcher()
+    if mode is ShardingPolicy.DYNAMIC:  # a copy would end with its worker
+        own_cluster.stop_worker(0)
+    found += numbers(reader)
+    assert sorted(found) == sorted([*range(400)] * 2 * (copies + (copies > 1)))
+
+    own_cluster.restart_dispatcher()
+    new = Dataset.load(tmp_path / "d").map(slow)
+    assert sorted(numbers(new.apply(distribute(ShardingPolicy.DYNAMIC, own_cluster.target)))) == [
+        *range(400)
+    ]
 
 
 @pytest.mark.parametrize("nested", [False, True])

@@ -278,8 +278,13 @@ class DeviceIterator:
     load_state_dict = set_state
 
     def close(self) -> None:
-        """Release threads and files; the iterator is at its end then. May be called twice."""
+        """Release threads and files; the iterator is at its end then. May be called twice.
+
+        Its state stays: what was given counts as used.
+        """
         self._is_at_end = True
+        if self._ready and self._ready[0].is_given:
+            self._used = self._ready[0].place
         self._ready.clear()
         self._steps.close()
         if self._agreement is not None:

@@ -116,11 +116,17 @@ class DatasetSteps(Steps):
         if not self._left:
             if self.may_run_ahead:
                 self._before = self._elements.mark()
-            for element in self._elements:
-                self._leaves, self._structure = flatten(element)
-                break
-            else:
-                return None
+            place = self._elements.get_state() if self._skip else None
+            try:
+                for element in self._elements:
+                    self._leaves, self._structure = flatten(element)
+                    break
+                else:
+                    return None
+            except Exception:
+                if place is not None and self._elements.get_state() != place:
+                    self._skip = 0  # those rows were of the element that is lost
+                raise
             if self._passes_on and not self._skip:
                 leaves = self._leaves if len(self._layout.processes) == 1 else None
                 return Step(self._structure, [[leaf] for leaf in self._leaves], {}, leaves)

@@ -9,7 +9,6 @@ worker is at most `AHEAD` steps ahead of the slowest one, whatever else they do.
 from __future__ import annotations
 
 import json
-from collections import deque
 from typing import Any, Protocol
 
 import numpy as np
@@ -61,18 +60,19 @@ class StepAgreement:
         #: The meeting of the step that comes next, where it was come to already.
         self._asked: int | None = None
         #: Meetings about steps that had data here, whose results were not taken.
-        self._pending: deque[int] = deque()
+        self._pending: list[int] = []
 
     def has_data(self, here: bool) -> bool:
         """Say whether there is data here; return whether there is any (`Agreement`)."""
         number = self._asked
         if number is None:
             words = f"step {self._step + 1} of {self._name}"
-            number = self._asked = self._member.come(words, ANY, here)
+            number = self._asked = self._member.come(words, ANY, here, again=True)
         if here:
             if len(self._pending) >= AHEAD:
                 self._hear_half()
-            self._pending.append(number)
+            if number not in self._pending:  # else an interruption came after that
+                self._pending.append(number)
             flag = True
         else:
             flag = self._member.result(number).flag
@@ -92,9 +92,8 @@ class StepAgreement:
 
     def _hear_half(self) -> None:
         """Wait for the answers to half of what was said: one wait for several steps."""
-        half = self._pending[AHEAD // 2 - 1]
-        self._member.result(half)
-        heard = [self._pending.popleft() for _ in range(AHEAD // 2)]
+        self._member.result(self._pending[AHEAD // 2 - 1])
+        heard, self._pending = self._pending[: AHEAD // 2], self._pending[AHEAD // 2 :]
         self._member.forget(heard)
 
     def _forget_pending(self) -> None:

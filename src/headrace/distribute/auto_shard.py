@@ -14,7 +14,7 @@ from headrace.plan.options import AutoShardPolicy
 from headrace.plan.traverse import merged_options, walk
 from headrace.rewrites.shard import shard_files, shard_hints
 
-__all__ = ["Share", "auto_shard"]
+__all__ = ["Share", "auto_shard", "is_read_whole"]
 
 _log = logging.getLogger(__name__)
 
@@ -44,12 +44,9 @@ def auto_shard(plan: Node, context: InputContext) -> Share:
         InvalidArgumentError: There are fewer files than workers.
         NotFoundError: It is to be shared by files, and is not read from files.
     """
-    policy = merged_options(plan).auto_shard_policy or AutoShardPolicy.AUTO
+    policy = _policy(plan)
     workers, worker = context.num_input_pipelines, context.input_pipeline_id
-    if workers == 1:
-        return Share(plan, AutoShardPolicy.OFF)
-    if policy is AutoShardPolicy.AUTO and _comes_from_a_service(plan):
-        # Its jobs share it among their clients, or give each all of it, as the user chose.
+    if workers == 1 or is_read_whole(plan):
         return Share(plan, AutoShardPolicy.OFF)
     try:
         if policy is AutoShardPolicy.HINT:
@@ -72,6 +69,19 @@ def auto_shard(plan: Node, context: InputContext) -> Share:
         _log.info("AutoShardPolicy.AUTO shares the dataset by DATA, not by FILE: %s", error)
         return Share(plan, AutoShardPolicy.DATA)
     return Share(plan, policy)
+
+
+def is_read_whole(plan: Node) -> bool:
+    """Say whether each worker is to read all of a dataset, however many there are."""
+    policy = _policy(plan)
+    # A service's jobs share it among their clients, or give each all of it, as the user chose.
+    return policy is AutoShardPolicy.OFF or (
+        policy is AutoShardPolicy.AUTO and _comes_from_a_service(plan)
+    )
+
+
+def _policy(plan: Node) -> AutoShardPolicy:
+    return merged_options(plan).auto_shard_policy or AutoShardPolicy.AUTO
 
 
 def _comes_from_a_service(plan: Node) -> bool:

@@ -167,10 +167,11 @@ class Round:
         began, reminder = time.monotonic(), Reminder()
         while self._meetings == meeting and self._error is None:
             waited = time.monotonic() - began
-            # One of those who wait says it for all.
-            if reminder.is_due(waited) and replica == min(self._here):
+            missing = [each for each in range(len(self.results)) if each not in self._here]
+            # One of those who wait says it for all. Where all are here, their function is at work,
+            # which says itself for whom it waits.
+            if reminder.is_due(waited) and missing and replica == min(self._here):
                 here = sorted(self._here)
-                missing = [each for each in range(len(self.results)) if each not in self._here]
                 _log.warning(
                     "replica %s waits for replica %s since %.0f s, in merge_call, all_reduce, "
                     "all_gather or at a variable that all write: all must come there",

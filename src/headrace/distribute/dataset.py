@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.arguments import check_instance
 from headrace.data.dataset import Dataset
 from headrace.distribute.agreement import Agreement
-from headrace.distribute.auto_shard import auto_shard
+from headrace.distribute.auto_shard import auto_shard, is_read_whole
 from headrace.distribute.batch_feeds import Balanced, Split
 from headrace.distribute.delivery import Delivery, OnHost
 from headrace.distribute.feeds import Feed, InTurn, Own, Step, Whole
@@ -155,11 +155,6 @@ class DistributedDataset(_Distributed):
         return Prefetch(input=plan, buffer_size=size, only_if_slow=True) if size else plan
 
     @property
-    def _is_copied(self) -> bool:
-        """Whether each worker reads all of it by itself."""
-        return self._policy is AutoShardPolicy.OFF and self._context.num_input_pipelines > 1
-
-    @property
     def _streams(self) -> int:
         """How many streams there are, where no state says otherwise."""
         return 1 if self._by_batch else self._context.num_input_pipelines
@@ -174,7 +169,7 @@ class DistributedDataset(_Distributed):
             context.input_pipeline_id,
             context.num_input_pipelines,
             self._streams,
-            "copies" if self._is_copied else "shared",
+            "copies" if is_read_whole(self._plan) else "shared",
         )
 
     def _open_part(self, part: Part) -> Feed:

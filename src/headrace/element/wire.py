@@ -38,7 +38,7 @@ from headrace.element.structure import Element, Structure, component, flatten, u
 from headrace.element.transpose import transpose, untranspose
 from headrace.errors import DataLossError, InvalidElementError
 
-__all__ = ["OWN_BUFFER_BYTES", "Buffer", "decode", "encode", "frame_bytes"]
+__all__ = ["OWN_BUFFER_BYTES", "Buffer", "copied", "decode", "encode", "frame_bytes"]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -110,6 +110,12 @@ def decode(buffers: Sequence[Buffer]) -> Chunk:
             f"a frame of {len(buffers)} buffers cannot be read: {e}; it was cut short or changed "
             "on its way, or sent by another version of headrace"
         ) from e
+
+
+def copied(chunk: Chunk) -> Chunk:
+    """Return the same elements in memory of their own."""
+    frames = [bytearray(frame) for frame in encode(chunk)]
+    return decode(frames).with_places(chunk.places)
 
 
 def frame_bytes(chunk: Chunk) -> int:

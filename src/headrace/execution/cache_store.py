@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 from headrace.element.chunk import Chunk
 from headrace.element.frame_file import FrameReader, FrameWriter, read_exactly
-from headrace.element.wire import decode, encode
+from headrace.element.wire import copied, decode, encode
 from headrace.errors import DataLossError, FailedPreconditionError
 from headrace.plan.buffering import CacheKey
 
@@ -115,7 +115,7 @@ class MemoryStore(Store, Filling):
 
     def read(self, start: int, limit: int) -> Chunk | None:
         lent = self.lend(start, limit)
-        return None if lent is None else _copy(lent)
+        return None if lent is None else copied(lent)
 
     def lend(self, start: int, limit: int) -> Chunk | None:
         if start >= self._size:
@@ -127,12 +127,6 @@ class MemoryStore(Store, Filling):
 
     def close(self) -> None:
         return
-
-
-def _copy(chunk: Chunk) -> Chunk:
-    """Return the same elements in memory of their own."""
-    frames = [bytearray(frame) for frame in encode(chunk)]
-    return decode(frames).with_places(chunk.places)
 
 
 # --- in a file ----------------------------------------------------------------------------------

@@ -33,6 +33,11 @@ from headrace.rewrites.positions import deal_of
 from headrace.service.by_value import by_value, checked_modules, dump_with
 from headrace.service.client.consumers import spec_of_parts
 from headrace.service.client.in_turns import InTurns, source_for
+from headrace.service.client.materialized import (
+    MaterializedSource,
+    check_materialize,
+    materialized,
+)
 from headrace.service.client.options import ReadingOptions, reading_options
 from headrace.service.client.source import RemoteSource
 from headrace.service.client.visits import (
@@ -54,6 +59,7 @@ from headrace.service.messages import (
     RegisterDataset,
 )
 from headrace.serving.call import Question
+from headrace.storage.names import FileName
 from headrace.transport.retry import RetryPolicy, retry
 from headrace.transport.security import Security, check_security
 
@@ -93,6 +99,7 @@ def distribute(
     ordered: bool = False,
     remainder: str = "drop",
     cost_fn: Callable[..., object] | None = None,
+    materialize: FileName | None = None,
     modules: Sequence[ModuleType | str] = (),
     wait_timeout: float = 3600.0,
     security: Security | None = None,
@@ -141,6 +148,10 @@ def distribute(
             "end_together" (their rows are shared evenly).
         cost_fn: Returns what a row costs, as its length. Rows of a round's batches are then shared
             so that each consumer has as many, and none is much dearer. It runs on workers.
+        materialize: A folder, by path or fsspec URL, in which this process keeps what comes. Later
+            passes, and other programs with the same dataset, read it there, in the order of the
+            pass that was kept; what is not there yet is made. A dataset with other steps, data or
+            code has a folder of its own in it. With DYNAMIC and exactly once alone.
         modules: Modules, or their names, that travel with the dataset: workers need not have them.
             A package stands for all that is in it. Modules that are not named travel by name.
         wait_timeout: Seconds without anybody alive who could deliver, or with a dispatcher that is
@@ -175,9 +186,21 @@ def distribute(
             security=security,
         )
     _check_compression(compression)
+    kept_in = None if materialize is None else check_materialize(materialize, options)
 
     def apply(pipeline: Any) -> Dataset:
         dataset = Dataset.from_pipeline(pipeline)
+        served = serve(dataset)
+        if kept_in is None:
+            return served
+        plan = served.plan
+        assert isinstance(plan, FromSource)
+        assert isinstance(plan.source, RemoteSource | InTurns)
+        size = traverse.cardinality(dataset.plan)
+        source = materialized(plan.source, dataset.plan, kept_in, options, size)
+        return Dataset.from_source(source)
+
+    def serve(dataset: Dataset) -> Dataset:
         if options.processing_mode is ShardingPolicy.DYNAMIC:
             _check_not_distributed(dataset)
         _check_endless(options, traverse.cardinality(dataset.plan))
@@ -518,7 +541,7 @@ def _in_turns(
 
 def _check_not_distributed(dataset: Dataset) -> None:
     sources = [node.source for node in traverse.walk(dataset.plan) if isinstance(node, FromSource)]
-    if any(isinstance(source, RemoteSource | InTurns) for source in sources):
+    if any(isinstance(source, RemoteSource | InTurns | MaterializedSource) for source in sources):
         raise FailedPreconditionError(
             "this dataset reads a data service already, so there is nothing in it to be dealt: "
             "apply `distribute` once, after the steps that workers are to run"

@@ -168,6 +168,17 @@ def test_who_waits_too_long_has_the_session_ended(line, member, clock, caplog):
     assert "worker 1 has waited for 10 s, of 60, for: worker 2 is slow" in caplog.text
 
 
+def test_an_answer_that_was_lost_on_its_way_is_asked_for_when_nobody_is_missing(
+    line, member, clock
+):
+    number = member.come("a", ANY)
+    line.script.append(lambda: clock.advance(10.0) and None)
+    line.script.append(lambda: Reply(2, Lacking(words=()), ()))
+    line.script.append(lambda: Reply(3, YES, ()))
+    assert member.result(number).flag
+    assert [each.number for each in line.of(Contribute)] == [0, 0]
+
+
 def test_time_in_which_the_process_stood_still_is_no_waiting(line, member, clock):
     number = member.come("a", ANY)
     line.script.append(lambda: clock.advance(3600.0) and None)

@@ -237,15 +237,16 @@ class Hall:
         return None
 
     def _hold(self, number: int) -> list[Due]:
-        meeting = self._open.pop(number)
+        meeting = self._open[number]
         values = [meeting[rank].value for rank in range(len(self._names))]
         result: Outcome | HeadraceError
         try:
             result = Outcome(self._combine(meeting[0].kind, values))
         except HeadraceError as error:
             result = error
-        self._results[number] = result
-        self.has_begun = True
+        # In this order: an interruption between the two leaves a meeting that took place.
+        self._results[number], self.has_begun = result, True
+        del self._open[number]
         return [Due(rank, number, result) for rank in range(len(self._names))]
 
     def _wait(self, rank: int, number: int, now: float) -> list[Due]:

@@ -6,17 +6,17 @@ Rule 2. What is brought is kept until its result is here, and sent again after a
         lost. The place answers a repeat as it did the first time.
 Rule 3. A wait of ten seconds says in the log who is missing. After `timeout` seconds it ends, for
         all workers, with an UnavailableError that names them.
-Rule 4. Once a session is over, every later wait raises the same. It is heard of at once, also by a
+Rule 4. An interruption (Ctrl-C) at any instruction leaves a meeting that was come to, or none. What
+        was under way then is sent again, since its answer may have been taken off the channel.
+Rule 5. Once a session is over, every later wait raises the same. It is heard of at once, also by a
         worker that is busy elsewhere: so it knows why when the first worker is gone, too.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import secrets
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -26,18 +26,17 @@ from numpy.typing import NDArray
 from headrace import errors
 from headrace.distribute.meeting.arrays import decode, encode
 from headrace.distribute.meeting.combining import Brought
+from headrace.distribute.meeting.end import End
 from headrace.distribute.meeting.messages import (
     Again,
     Contribute,
     Failed,
     Lack,
     Lacking,
-    Leave,
     Listen,
     Result,
 )
 from headrace.errors import HeadraceError, UnavailableError
-from headrace.serving.conversation import Window
 from headrace.serving.reminder import Reminder
 from headrace.transport.channel import Buffer, Channel, Reply
 
@@ -49,11 +48,11 @@ _SLACK_SECONDS = 1.0
 """What a wait may take longer than it was asked to; more is a pause of this process."""
 _ANSWER_SECONDS = 5.0
 """How long the place may take to say who is missing."""
-_LOCK_SECONDS = 1.0
 _REFUSED_AT_MOST = 2
 """Connections in a row that are refused before the first worker counts as gone."""
 _FIRST_DELAY, _LONGEST_DELAY = 0.05, 1.0
 """Seconds between attempts to reach a first worker that is not there yet."""
+_NOTHING_TAKEN = -1, Brought()
 
 
 class Member:
@@ -83,14 +82,17 @@ class Member:
         self._clock = clock
         self._incarnation = secrets.token_hex(8)
         #: What ends it, and lives on when it is dropped.
-        self.end = _End(channel, rank, self._incarnation)
+        self.end = End(channel, rank, self._incarnation)
         self._lock = self.end.lock
-        self._window: Window[Result | Failed] = Window()
-        #: What was brought to meetings without a result so far, and its buffers.
+        #: The number of the next meeting.
+        self._next = 0
+        #: What was brought to meetings without a result so far, and its buffers; in their order.
         self._brought: dict[int, tuple[dict[str, Any], Sequence[Buffer]]] = {}
         #: Results that nobody has taken, and those that nobody wants.
         self._results: dict[int, Brought | HeadraceError] = {}
         self._unwanted: set[int] = set()
+        #: The last one that was taken, and its meeting, if it was no more than a flag.
+        self._taken: tuple[int, Brought | HeadraceError] = _NOTHING_TAKEN
         #: What is under way, by ticket: the meeting; None: a question who is missing.
         self._tickets: dict[int, int | None] = {}
         #: The ticket under which it hears of the session's end, whatever it waits for.
@@ -103,9 +105,17 @@ class Member:
         self._failure: HeadraceError | None = None
         #: Who has waited for how long, for the log.
         self._waiting = ""
+        #: Whether something is being sent or heard; found so at the beginning, it was interrupted.
+        self._is_at_work = False
 
     def come(
-        self, what: str, kind: str, flag: bool = False, arrays: Sequence[NDArray[Any]] = ()
+        self,
+        what: str,
+        kind: str,
+        flag: bool = False,
+        arrays: Sequence[NDArray[Any]] = (),
+        *,
+        again: bool = False,
     ) -> int:
         """Come to the next meeting, without waiting; return its number for `result`.
 
@@ -114,20 +124,30 @@ class Member:
             kind: How the values that are brought become one (`combining`).
             flag: What this worker brings.
             arrays: What it brings, too. They must not change until the result is here.
+            again: Whether an interrupted call may have come there already, which then counts: no
+                two meetings in a row are about this.
         """
+        heads, buffers = encode(arrays)
+        said = {"what": what, "kind": kind, "flag": flag, "arrays": heads}
         with self._lock:
             self._check()
-            heads, buffers = encode(arrays)
-            number = self._window.ask()
-            self._brought[number] = (
-                {"what": what, "kind": kind, "flag": flag, "arrays": heads},
-                buffers,
-            )
+            self._begin_work()
+            last = self._brought.get(self._next - 1) if again else None
+            if last is not None and last[0]["what"] == what:
+                self._is_at_work = False
+                return self._next - 1
+            number = self._next
+            # No call between these two, where an interruption could part them.
+            self._brought[number] = said, buffers
+            self._next = number + 1
             self._send(number)
+            self._is_at_work = False
             return number
 
     def result(self, number: int) -> Brought:
         """Wait for what came of a meeting; it can be taken once.
+
+        The last one that is without arrays can be taken again, by whoever was interrupted then.
 
         Raises:
             UnavailableError: A worker is missing; it is named.
@@ -135,8 +155,9 @@ class Member:
             InvalidArgumentError: What they brought does not fit together.
         """
         with self._lock:
+            self._begin_work()
             waited, reminder, ends = 0.0, Reminder(), math.inf
-            while number not in self._results:
+            while number not in self._results and number != self._taken[0]:
                 self._check()
                 if reminder.is_due(waited):
                     self._look_around(number, waited)
@@ -151,7 +172,11 @@ class Member:
                 self._receive(begun + asked)
                 # Time in which this process did not run is no waiting.
                 waited += min(self._clock() - begun, asked + _SLACK_SECONDS)
-            found = self._results.pop(number)
+            found = self._results.get(number, self._taken[1])
+            is_flag = isinstance(found, Brought) and not found.arrays
+            self._taken = (number, found) if is_flag else _NOTHING_TAKEN
+            self._results.pop(number, None)
+            self._is_at_work = False
         if isinstance(found, HeadraceError):
             raise found
         return found
@@ -171,6 +196,24 @@ class Member:
 
     # --- sending ------------------------------------------------------------------------------
 
+    def _begin_work(self) -> None:
+        """Take note that something is done; after an interruption, ask for all answers again."""
+        if self._is_at_work:
+            for number in self._results.keys() & self._brought.keys():
+                del self._brought[number]
+            self._ask_again()
+        self._is_at_work = True
+
+    def _ask_again(self) -> None:
+        self._forget_under_way()
+        for number in self._brought:
+            self._send(number)
+
+    def _forget_under_way(self) -> None:
+        self._tickets.clear()
+        self._later.clear()
+        self._listens = None
+
     def _send(self, number: int) -> None:
         said, buffers = self._brought[number]
         message = Contribute(
@@ -178,7 +221,7 @@ class Member:
             rank=self._rank,
             incarnation=self._incarnation,
             number=number,
-            done=self._window.acknowledged,
+            done=next(iter(self._brought)),
             **said,
         )
         self._tickets[self._channel.send(message, buffers)] = number
@@ -202,9 +245,7 @@ class Member:
 
     def _lost(self, error: UnavailableError) -> None:
         """Repeat what was under way; the first worker is gone where nobody listens any more."""
-        self._tickets.clear()
-        self._later.clear()
-        self._listens = None
+        self._forget_under_way()
         self._loss = error
         self._refused += error.refused
         wait = 0.0
@@ -218,8 +259,7 @@ class Member:
                     "from a state that was saved"
                 )
             )
-        at = self._clock() + wait
-        self._later = dict.fromkeys(self._window.to_repeat(), at)
+        self._later = dict.fromkeys(self._brought, self._clock() + wait)
 
     # --- hearing ------------------------------------------------------------------------------
 
@@ -232,6 +272,8 @@ class Member:
             return
         if isinstance(message, Lacking):
             self._say(message.words)
+            if not message.words:  # the first worker was interrupted as it answered
+                self._ask_again()
         elif isinstance(message, Again):
             if number is not None:
                 self._later[number] = self._clock() + message.seconds
@@ -243,11 +285,8 @@ class Member:
             self._take(number, message, reply.buffers)
 
     def _take(self, number: int, message: Result | Failed, buffers: Sequence[Buffer]) -> None:
-        if not self._window.awaits(number):
+        if number not in self._brought:
             return
-        for taken, _ in self._window.take(number, message):
-            self._window.use_up(taken)
-        del self._brought[number]
         found: Brought | HeadraceError
         if isinstance(message, Result):
             self.end.hall = message.hall
@@ -260,10 +299,10 @@ class Member:
             found = error
             if message.is_for_good:
                 self._fail(error)
-        if number in self._unwanted:
-            self._unwanted.discard(number)
-        else:
+        if number not in self._unwanted:
             self._results[number] = found
+        del self._brought[number]
+        self._unwanted.discard(number)
 
     # --- waiting too long ---------------------------------------------------------------------
 
@@ -331,33 +370,3 @@ class Member:
 def _error_of(message: Failed) -> HeadraceError:
     error: HeadraceError = getattr(errors, message.error)(message.text)
     return error
-
-
-class _End:
-    """Leaves: what waits hears it."""
-
-    def __init__(self, channel: Channel, rank: int, incarnation: str) -> None:
-        self._channel, self._rank, self._incarnation = channel, rank, incarnation
-        #: Which hall it is, once that is known.
-        self.hall = ""
-        #: Held by whoever uses the channel.
-        self.lock = threading.RLock()
-        self.is_closed = False
-
-    def close(self) -> None:
-        """Leave; the others are told if they wait. May be called twice."""
-        if self.is_closed:
-            return
-        self.is_closed = True
-        # A thread that waits may have the lock, and the program is to end all the same.
-        if not self.lock.acquire(timeout=_LOCK_SECONDS):
-            return
-        try:
-            # Where nobody is there any more, there is nobody to be told.
-            with contextlib.suppress(HeadraceError, OSError):
-                self._channel.send(
-                    Leave(hall=self.hall, rank=self._rank, incarnation=self._incarnation)
-                )
-            self._channel.close()
-        finally:
-            self.lock.release()

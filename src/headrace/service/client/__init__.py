@@ -32,6 +32,9 @@ What does it:
     reader     what the consumer takes from an iteration, in pieces of the size that is asked for
     in_turns   the Source of one of several consumers that read in order
     turn_readers   what such a consumer takes: its own elements, or its part of the whole stream
+    parts      what a reading gave, kept in a folder part by part
+    materialized   the Source that reads there first, and keeps what comes
+    materialized_reader   its reader
     upper      what the consumer takes from the client's half of a plan
     content    what came with an answer: elements, or an error
     keeping    what was given, until it cannot be asked for again

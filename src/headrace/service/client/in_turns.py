@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import cast
@@ -99,6 +100,8 @@ class InTurns(Source):
     _account: str = field(default="", repr=False)
     _seed: int | None = field(default=None, repr=False)
     _keeper: Keeper = field(default_factory=Keeper, repr=False)
+    #: What was read last: the consumer's own elements, and those that are too few for a round.
+    _latest: deque[RemoteSource] = field(default_factory=lambda: deque(maxlen=2), repr=False)
 
     @property
     def element_spec(self) -> Spec | None:
@@ -175,7 +178,14 @@ class InTurns(Source):
 
     def _part(self, plan: Node, is_job: bool) -> RemoteSource:
         """Return the source of a part of the plan, which has the steps of the whole."""
-        return self.read(plan, is_job).with_fixed_seeds(self.fixed_seeds)
+        part = self.read(plan, is_job).with_fixed_seeds(self.fixed_seeds)
+        self._latest.append(part)
+        return part
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether the latest pass lacks units so far: they were lost, or given up."""
+        return any(part.has_gaps for part in self._latest)
 
 
 def source_for(

@@ -402,6 +402,13 @@ class RemoteSource(Source):
         reader = self._latest.reader
         return () if reader is None else reader.lost
 
+    @property
+    def has_gaps(self) -> bool:
+        """Whether the latest iteration lacks units so far: they were lost, or given up."""
+        reader = self._latest.reader
+        gave_up = isinstance(reader, ArrivingUnits) and bool(reader.given_up)
+        return gave_up or bool(self.lost_units())
+
     def _dial(self) -> DispatcherStub:
         return DispatcherStub(self.options.service, security=self.options.security)
 

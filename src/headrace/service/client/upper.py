@@ -124,7 +124,8 @@ class ArrivingUnits:
         self._broken: Exception | None = None
         #: How far units were read that are open.
         self._reached: dict[int, int] = {}
-        self._given_up: tuple[tuple[int, int], ...] = ()
+        #: Ranges of units that nobody will give.
+        self.given_up: tuple[tuple[int, int], ...] = ()
         #: Elements that each worker, by address, sent.
         self._delivered: dict[str, int] = {}
 
@@ -220,8 +221,8 @@ class ArrivingUnits:
         for delivery in self._shell.delivered():
             self._take(delivery)
         self._units.forget(self._units.tasks - reading)
-        if given_up != self._given_up:
-            self._given_up = given_up
+        if given_up != self.given_up:
+            self.given_up = given_up
             self._units.give_up(given_up)
             _log.warning("positions %s of the dataset are given up: %s", given_up, _DIED)
         return reading

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from headrace.service import messages
 from headrace.service.dispatcher import updates
+from headrace.service.dispatcher.history import History
 from headrace.service.dispatcher.ranges import count
 from headrace.service.dispatcher.state import DispatcherState, Iteration
 from headrace.service.dispatcher.updates import Update
@@ -77,11 +78,17 @@ class IterationWork(Produced):
 
     def __init__(self, now: float, done_before: int = 0) -> None:
         super().__init__(now)
+        self.history = History(now)
         self.began = now
         #: Units that were done before.
         self.done_before = done_before
         self.waited = 0.0
         self.stages: dict[str, Stage] = {}
+
+    def add(self, elements: int, size: int, now: float) -> None:
+        """Count elements of so many bytes."""
+        super().add(elements, size, now)
+        self.history.add(elements, now)
 
     def stage(self, name: str, now: float) -> Stage:
         """Return a step by name; of very many, the later ones are one."""

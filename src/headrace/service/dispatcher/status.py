@@ -119,6 +119,7 @@ def _iteration(
         bytes=work.bytes,
         elements_per_second=work.element_rate.read(now),
         bytes_per_second=work.byte_rate.read(now),
+        history=work.history.read(now),
         waited=work.waited,
         clients=tuple(_client(client_id, moment) for client_id in sorted(iteration.clients)),
         tasks=tuple(_task(task, moment) for task in running),

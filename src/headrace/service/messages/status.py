@@ -122,6 +122,8 @@ class IterationStatus(Message, frozen=True):
     bytes: int = 0
     elements_per_second: float = 0.0
     bytes_per_second: float = 0.0
+    history: tuple[float, ...] = ()
+    """Elements per second in each of the last two minutes' intervals of three seconds."""
     waited: float = 0.0
     """Seconds that its clients waited, all together."""
     clients: tuple[ClientStatus, ...] = ()
