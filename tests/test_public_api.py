@@ -41,8 +41,8 @@ DISTRIBUTE = {
     "PerReplicaSpec", "RayClusterResolver", "ReduceOp", "ReplicaContext", "Server",
     "SimpleClusterResolver", "SlurmClusterResolver", "Strategy", "TFConfigClusterResolver",
     "TorchrunClusterResolver", "UnionResolver", "ValueContext", "VariableAggregation",
-    "VariableSynchronization", "get_replica_context", "get_strategy", "has_strategy",
-    "in_cross_replica_context", "partitioners", "v1",
+    "VariableSynchronization", "cache_variable_reads", "get_replica_context", "get_strategy",
+    "has_strategy", "in_cross_replica_context", "partitioners", "v1",
 }  # fmt: skip
 DATASET = {
     "apply", "as_numpy_iterator", "batch", "bucket_by_sequence_length", "cache", "cardinality",

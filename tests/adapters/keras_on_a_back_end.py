@@ -147,6 +147,31 @@ def test_fit_evaluate_and_predict_have_a_pass_each_and_may_alternate():
     assert seen[-2:] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
+def test_an_epoch_goes_on_after_a_pass_over_the_same_data_within_it():
+    data = hr.keras.dataset(lines(20).batch(4), prefetch=0)
+    states = []
+
+    class Look(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 1:
+                assert model.predict(data, verbose=0).shape == (20, 1)
+            states.append(data.get_state())
+
+    model = linear()
+    model.fit(data, epochs=2, verbose=0, callbacks=[Look()])
+    assert len(states) == 10
+    for count, state in enumerate(states, 1):
+        rest = hr.keras.dataset(lines(20).batch(4), prefetch=0)
+        rest.set_state(state)
+        assert next(rest.get_numpy_iterator())[0][0] == 4 * count % 20, count
+    steps = {"steps_per_epoch": 2, "validation_data": data, "validation_steps": 1}
+    assert fitted(data, epochs=2, **steps) == [2, 2]
+    abandoned = data.get_numpy_iterator()
+    next(abandoned)
+    assert fitted(data, epochs=2) == [5, 5]
+    assert data.get_state()["at"] is None
+
+
 def test_training_learns_and_evaluation_measures_every_row():
     model = keras.Sequential([keras.layers.Dense(1)])
     model.compile(keras.optimizers.Adam(0.2), "mse", metrics=["mae"])
@@ -206,7 +231,7 @@ def test_sample_weights_and_class_weights_count():
         fitted(hr.keras.dataset(rows, class_weight={0: 1.0}))
 
 
-@pytest.mark.parametrize("dtype", ["int8", "int64", "float64", "float16", "bool"])
+@pytest.mark.parametrize("dtype", ["int8", "int64", "float64", "float16", "bool", ">f4"])
 def test_other_dtypes_are_taken(dtype):
     x = np.ones((4, 1)).astype(dtype)
     dataset = hr.Dataset.from_tensor_slices((x, x)).batch(4)

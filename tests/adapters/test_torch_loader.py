@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import os
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -15,6 +18,7 @@ import pytest
 import torch
 
 import headrace as hr
+from headrace.adapters import torch_iterator
 from headrace.adapters.torch_device import Sideways
 from headrace.adapters.torch_tensors import to_tensors
 from headrace.distribute import PerReplica
@@ -260,6 +264,49 @@ def test_a_wrong_state_is_refused():
     other.load_state_dict(loader.state_dict())
     with pytest.raises(FailedPreconditionError, match="a dataset with other steps"):
         next(iter(other))
+
+
+class Interruption(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_an_interruption_anywhere_loses_nothing_and_a_state_then_has_all_that_was_not_given(
+    prefetch: int,
+):
+    dataset = hr.Dataset.range(10).batch(4)
+    room, number, left = os.path.dirname(torch_iterator.__file__), 0, 0
+    while left <= 0:
+        number += 1
+        left, found, iterator = number, [], iter(hr.torch.loader(dataset, None, prefetch))
+
+        def interrupt(frame: Any, event: str, argument: Any) -> None:
+            nonlocal left
+            if event in ("call", "c_return") and frame.f_code.co_filename.startswith(room):
+                left -= 1
+                if not left:
+                    sys.setprofile(None)
+                    raise Interruption
+
+        while True:
+            sys.setprofile(interrupt)
+            try:
+                for element in iterator:
+                    batch = element
+                    break
+                else:
+                    break
+            except Interruption:
+                sys.setprofile(None)
+                rest = hr.torch.loader(dataset)
+                rest.load_state_dict(through_json(iterator.state_dict()))
+                assert list(chain(*found, *numbers(rest))) == list(range(10)), number
+                continue
+            finally:
+                sys.setprofile(None)
+            found.append(batch.tolist())
+        assert list(chain(*found)) == list(range(10)), number
+    assert number > 20
 
 
 # --- distributed datasets -----------------------------------------------------------------------

@@ -140,6 +140,13 @@ def test_short_medians_are_milliseconds():
     assert "step on worker 0 for 1.0 s; 0.42 ms in the median" in frame
 
 
+def test_a_long_reason_hides_no_column():
+    worker = msgspec.structs.replace(BUSY.workers[1], reason="it was not heard of, " * 10)
+    frame = render_look(Look(msgspec.structs.replace(BUSY, workers=(worker,)), 0.0), None, 120)
+    [line] = [line for line in frame.splitlines() if line.startswith("1 at ")]
+    assert line.endswith("...    0  15,678     2   12 s")
+
+
 def test_names_that_users_chose_move_no_cursor():
     longest = RunningFunction(name="evil\x1b[2Jname", worker=0, seconds=1.0)
     frame = render_look(Look(msgspec.structs.replace(BUSY, longest=longest), 0.0), None, 120)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.cli.plot import plot
+from headrace.cli.plot import letters
 
 
 @pytest.mark.parametrize(
@@ -20,4 +20,4 @@ from headrace.cli.plot import plot
 def test_the_largest_is_the_darkest_and_only_nothing_is_empty(
     values: tuple[float, ...], shown: str
 ):
-    assert plot(values) == shown
+    assert letters(values) == shown

@@ -6,7 +6,7 @@ for are the network, threads, users' functions, and all of a store but its keys 
     messages are late; connections break, with all that was asked on them
     workers crash and come back, or stand still and go on after they were given up
     writes are late, come twice, and arrive after their worker was fenced
-    servers stand still
+    servers stand still; with replicas they crash, and are taken for gone (`replicated_store`)
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ from headrace.parameter_server.write_keys import WriteKeys
 from headrace.serving.call import Done
 from headrace.transport.envelope import decode_error, encode_error
 from tests.coordinator.invariants import check
+from tests.coordinator.replicated_store import GoneError, TwoServers
 
 PATIENCE = 12.0
 FUNCTIONS = [
@@ -89,8 +90,26 @@ class Store:
     values: dict[str, int] = field(default_factory=dict)
     #: (closure, variable, number) -> how often it was applied.
     applied: dict[tuple[int, str, int], int] = field(default_factory=dict)
+    #: Closures of each round that was pushed, as often as that was carried out.
+    rounds: list[tuple[int, ...]] = field(default_factory=list)
+    #: How many rounds their steps found on the servers, for each round.
+    found: list[set[int]] = field(default_factory=list)
     keys: WriteKeys = field(default_factory=WriteKeys)
     stands_until: float = 0.0
+
+    @property
+    def contents(self) -> Store:
+        return self
+
+    def carry_out(self, client: Any, do: Callable[[Store], None]) -> None:
+        do(self)
+
+    def copied(self, deeply: Callable[[Any], Any]) -> Store:
+        """Return a copy in which nothing is shared but the world."""
+        values, applied, rounds, found = deeply(
+            (self.values, self.applied, self.rounds, self.found)
+        )
+        return Store(self.world, values, applied, rounds, found, WriteKeys(self.keys.state()))
 
     def when(self) -> float:
         """How long a request takes to arrive and begin."""
@@ -104,6 +123,21 @@ class Store:
         key = (written.closure, variable, written.number)
         self.applied[key] = self.applied.get(key, 0) + 1
         self.values[variable] = self.values.get(variable, 0) + 1
+
+    def push_round(self, last: int, steps: list[Payload]) -> None:
+        """Carry out a round, once: it is written with a key of its last closure."""
+        key = WriteKey(incarnation=1, closure=last, worker=0, number=1 << 32)
+        taken = [tuple(map(int, each.data.split(b":"))) for each in steps]
+        numbers = tuple(number for number, _ in taken)
+        try:
+            is_new = self.keys.known(key, "round") is None
+        except AbortedError:
+            assert numbers in self.rounds, "it comes once more after it has settled"
+            return
+        if is_new:
+            self.keys.remember(key, "round", Done())
+            self.rounds.append(numbers)
+            self.found.append({found for _, found in taken})
 
 
 @dataclass
@@ -214,7 +248,7 @@ class Worker:
             return
         plan = cluster.plans[run.number]
         cluster.note_first_read(run.number)
-        step = b"%d:%d" % (run.number, len(cluster.rounds))
+        step = b"%d:%d" % (run.number, len(cluster.store.rounds))
         error: Exception | None = None
         drawn = None
         if plan.draws:
@@ -331,6 +365,7 @@ class Cluster:
         threads: How many closures each runs at a time.
         staleness: As in the queue.
         round_size: As in the queue; closures take a step each then.
+        replicas: Whether the store is on two servers, which crash.
         mean_seconds: How long a closure runs, on average.
     """
 
@@ -342,6 +377,7 @@ class Cluster:
         threads: int = 1,
         staleness: int | None = None,
         round_size: int | None = None,
+        replicas: bool = False,
         mean_seconds: float = 0.05,
     ) -> None:
         self.world = World(seed)
@@ -352,11 +388,8 @@ class Cluster:
         self.results: dict[int, Result] = {}
         self.failed: list[str] = []
         self.worst_gap = 0
-        self.store = Store(self.world)
-        #: Closures of each round that was pushed, as often as that was carried out.
-        self.rounds: list[tuple[int, ...]] = []
-        #: How many rounds their steps found on the servers, for each round.
-        self.found: list[set[int]] = []
+        self._idle = Store(self.world)
+        self.servers = TwoServers(self.world, Store(self.world)) if replicas else self._idle
         self.is_in_rounds = round_size is not None
         self.queue = ClosureQueue(staleness=staleness, round_size=round_size, threads=threads)
         self.core = Coordination(
@@ -379,6 +412,12 @@ class Cluster:
         number = self.core.add_worker(f"worker:{len(self.workers)}", self.world.now)
         self.workers[number] = Worker(self, number, threads)
         self.links[number] = Link(self, number)
+
+    @property
+    def store(self) -> Store:
+        """What is on the servers."""
+        found: Store = self.servers.contents
+        return found
 
     # --- the coordinator's shell ----------------------------------------------------------------
 
@@ -405,18 +444,18 @@ class Cluster:
             self.links[call.worker].send(call)
         for session in actions.fences:
             self._tell_servers(
-                lambda session=session: self.store.keys.fence(1, session),
+                lambda store, session=session: store.keys.fence(1, session),
                 lambda session=session: self.queue.fenced(session, world.now),
             )
         if (complete := actions.round) is not None:
             self._tell_servers(
-                lambda: self._push_round(complete.last, complete.steps),
+                lambda store: store.push_round(complete.last, complete.steps),
                 lambda: self.queue.pushed(world.now),
             )
         if actions.settles:
             numbers = list(actions.settles)
             self._tell_servers(
-                lambda below=self.queue.low: self.store.keys.settle(1, tuple(numbers), below),
+                lambda store, below=self.queue.low: store.keys.settle(1, tuple(numbers), below),
                 lambda: self.queue.settled(numbers, world.now),
             )
         if actions.wake_in < 1e6:
@@ -427,18 +466,22 @@ class Cluster:
             self._wakes_at = self.world.now
             self.turn()
 
-    def _tell_servers(self, tell: Callable[[], None], then: Callable[[], None]) -> None:
+    def _tell_servers(self, tell: Callable[[Store], None], then: Callable[[], None]) -> None:
         def arrive() -> None:
-            tell()
-            if self.world.random.random() < 0.1:
-                self.world.after(self.store.when(), tell)  # it comes twice
+            try:
+                self.servers.carry_out("coordinator", tell)
+                if self.world.random.random() < 0.1:  # it comes twice
+                    self.servers.carry_out("coordinator", tell)
+            except GoneError:
+                self.world.after(self._idle.when(), arrive)
+                return
             self.world.after(self.world.late(), answered)
 
         def answered() -> None:
             then()
             self.turn()
 
-        self.world.after(self.store.when(), arrive)
+        self.world.after(self._idle.when(), arrive)
 
     # --- what workers do with servers -----------------------------------------------------------
 
@@ -447,33 +490,21 @@ class Cluster:
 
         def arrive() -> None:
             try:
-                self.store.write(key, variable)
+                self.servers.carry_out(key.worker, lambda store: store.write(key, variable))
+            except GoneError:
+                self.world.after(self._idle.when(), arrive)
+                return
             except AbortedError as error:
                 reply: Exception | None = error
             else:
                 reply = None
             if self.world.random.random() < 0.1:
                 # The answer is lost: it is sent again, and an old copy may still be on its way.
-                self.world.after(self.store.when(), arrive)
+                self.world.after(self._idle.when(), arrive)
             else:
                 self.world.after(self.world.late(), lambda: outcome.append(reply))
 
-        self.world.after(self.store.when(), arrive)
-
-    def _push_round(self, last: int, steps: list[Payload]) -> None:
-        """Carry out a round, once: it is written with a key of its last closure."""
-        key = WriteKey(incarnation=1, closure=last, worker=0, number=1 << 32)
-        taken = [tuple(map(int, each.data.split(b":"))) for each in steps]
-        numbers = tuple(number for number, _ in taken)
-        try:
-            is_new = self.store.keys.known(key, "round") is None
-        except AbortedError:
-            assert numbers in self.rounds, "it comes once more after it has settled"
-            return
-        if is_new:
-            self.store.keys.remember(key, "round", Done())
-            self.rounds.append(numbers)
-            self.found.append({found for _, found in taken})
+        self.world.after(self._idle.when(), arrive)
 
     def note_first_read(self, number: int) -> None:
         """Count closures before this one whose writes are not all applied."""
@@ -536,7 +567,7 @@ class Cluster:
             elif kind == "cut":
                 self.links[number].break_off("the network was cut")
             else:
-                self.store.stands_until = self.world.now + chance.uniform(0.01, 2.0)
+                self._idle.stands_until = self.world.now + chance.uniform(0.01, 2.0)
             if self.world.now < until:
                 self.world.after(chance.expovariate(1 / mean), strike)
 

@@ -561,6 +561,7 @@ def _next(iterator: Any) -> int:
 def test_each_worker_reads_the_whole_of_a_per_worker_dataset():
     for made in (hr.Dataset.range(5), lambda: hr.Dataset.range(5)):
         with _coordinator(2, closures_in_flight=1) as coordinator:
+            _wait_until(lambda c=coordinator: all(each.is_there for each in c.status().workers))
             iterator = iter(coordinator.create_per_worker_dataset(made))
             seen: dict[int, list[int]] = {0: [], 1: []}
             for _ in range(6):

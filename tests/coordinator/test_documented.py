@@ -19,11 +19,14 @@ from headrace.coordinator import (
     get_current_worker_index,
 )
 from headrace.coordinator.cluster import Workers
+from headrace.coordinator.reception import Announce, ReceptionReply
 from headrace.errors import (
     CancelledError,
     FailedPreconditionError,
+    InvalidArgumentError,
     UnavailableError,
 )
+from headrace.transport import zeromq
 from tests.coordinator.test_closure_queue import Driver
 
 SECONDS = 60.0
@@ -295,6 +298,17 @@ def test_functions_are_scheduled_while_another_thread_waits_for_those_before():
 
 def _wait_for_a_word() -> None:
     assert _shared["go on"].wait(SECONDS)
+
+
+def test_who_announces_nonsense_is_refused_without_a_word_in_the_log(caplog: Any):
+    with ClusterCoordinator(Workers([])) as coordinator:
+        channel = zeromq.connect(coordinator.listen(), reply_type=ReceptionReply)
+        for address in ("nonsense", "a:99999", ""):
+            with pytest.raises(InvalidArgumentError, match="address="):
+                channel.call(Announce(address=address, life="x"), timeout=SECONDS)
+        channel.close()
+        assert coordinator.workers == {}
+    assert not caplog.records
 
 
 # --- a whole loop ------------------------------------------------------------------------------

@@ -246,3 +246,81 @@ def _call(function: Callable[..., Any], *args: Any) -> None:
 def _in_context(on_a_thread: Callable[..., Any]) -> None:
     context = contextvars.copy_context()
     on_a_thread(lambda function, value: context.run(_call, function, value))
+
+
+def _train(counts: Any, weights: Any, optimizer: Any, number: int) -> int:
+    """Write with keys of all kinds: whole numbers, so that each order has the same sum."""
+    counts.scatter_add([number], np.ones((1, 2)))
+    optimizer.apply_gradients([(np.full(3, float(number)), weights)])
+    counts.assign_add(np.ones_like(counts))
+    time.sleep(0.001)
+    return number
+
+
+def test_with_replicas_a_killed_server_loses_and_doubles_nothing(tasks: Tasks) -> None:
+    strategy = tasks.strategy(
+        replication=2,
+        variable_partitioner=hr.distribute.partitioners.FixedShardsPartitioner(2),
+    )
+    with strategy.scope():
+        counts = hr.Variable(np.zeros((10, 2)), name="replicated counts")
+        weights = hr.Variable(np.zeros(3), name="replicated weights")
+        optimizer = hr.optimizers.SGD(1.0, name="replicated")
+    servers = strategy.cluster.servers
+
+    def is_whole() -> bool:
+        words = [servers.status(index).seats for index in range(2)]
+        return all({each.get(store) for each in words} == {"leads", "follows"} for store in (0, 1))
+
+    scheduled, longest = 0, 0.0
+    with ClusterCoordinator(strategy, closures_in_flight=4) as coordinator:
+        values: list[Any] = []
+        for lost in (0, 1, 0):
+            _wait_until(is_whole)
+            batch = [
+                coordinator.schedule(_train, (counts, weights, optimizer, number % 10))
+                for number in range(scheduled, scheduled + 60)
+            ]
+            scheduled += 60
+            _wait_until(lambda batch=batch: _num_ready(batch) >= 10)
+            tasks.servers[lost].kill()
+            began, done = time.monotonic(), _num_ready(batch)
+            _wait_until(lambda batch=batch, done=done: _num_ready(batch) > done + 9)
+            longest = max(longest, time.monotonic() - began)
+            tasks.servers[lost].begin()
+            tasks.servers[lost].wait_until_ready()
+            values += batch
+        coordinator.join(60)
+        numbers = coordinator.fetch(values)
+        assert numbers == [number % 10 for number in range(scheduled)]
+        assert (counts.read() == scheduled + scheduled // 10).all()
+        assert weights.read().tolist() == [-float(sum(numbers))] * 3
+        assert optimizer.iterations == scheduled
+    strategy.close()
+    assert longest < 10.0
+
+
+def test_rounds_count_the_closures_of_a_killed_worker_once(tasks: Tasks) -> None:
+    strategy = tasks.strategy(mode="sync", round_size=4)
+    with strategy.scope():
+        weights = hr.Variable(np.zeros(3), name="of rounds")
+        optimizer = hr.optimizers.SGD(1.0, name="of rounds")
+
+    def step(number: int) -> float:
+        before = float(weights.read()[0])
+        optimizer.apply_gradients([(np.full(3, 4.0 * number), weights)])
+        time.sleep(0.005)
+        return before
+
+    with ClusterCoordinator(strategy) as coordinator:
+        values = [coordinator.schedule(step, (number,)) for number in range(60)]
+        _wait_until(lambda: _num_ready(values) >= 10)
+        tasks.workers[0].kill()
+        tasks.workers[0].begin()
+        coordinator.join(60)
+        tasks.workers[0].wait_until_ready()
+        sums = [-float(sum(range(4 * (number // 4)))) for number in range(60)]
+        assert coordinator.fetch(values) == sums
+        assert weights.read().tolist() == [-float(sum(range(60)))] * 3
+        assert optimizer.iterations == 15
+    strategy.close()

@@ -93,8 +93,24 @@ def test_in_a_storm_rounds_are_of_closures_in_a_row_and_pushed_once(round_size: 
         wanted = [
             tuple(number for number in each if cluster.plans[number].steps) for each in rounds
         ]
-        assert cluster.rounds == [each for each in wanted if each]
-        assert cluster.found == [{place} for place in range(len(cluster.rounds))]
+        assert cluster.store.rounds == [each for each in wanted if each]
+        assert cluster.store.found == [{place} for place in range(len(cluster.store.rounds))]
+
+
+@pytest.mark.parametrize("round_size", [None, 3])
+def test_in_a_storm_replicas_lose_no_write_and_double_none(round_size: int | None) -> None:
+    losses = mistakes = 0
+    for seed in range(20):
+        print("seed", seed)
+        cluster = _run(3000 + seed, 40, round_size=round_size, replicas=True)
+        _check_promises(cluster)
+        if round_size is not None:
+            numbers = [number for each in cluster.store.rounds for number in each]
+            assert numbers == [number for number in range(1, 41) if cluster.plans[number].steps]
+        losses += cluster.servers.losses
+        mistakes += cluster.servers.mistakes
+    assert losses > 20
+    assert mistakes > 20
 
 
 def test_in_a_storm_errors_and_cancellations_leave_a_queue_that_can_be_used_again() -> None:
@@ -131,7 +147,7 @@ def test_in_a_storm_errors_and_cancellations_leave_a_queue_that_can_be_used_agai
         assert all(count == 1 for count in cluster.told.values())
         assert set(cluster.told) == set(cluster.plans)
         assert set(cluster.store.applied.values()) <= {1}
-        in_rounds = [number for each in cluster.rounds for number in each]
+        in_rounds = [number for each in cluster.store.rounds for number in each]
         assert in_rounds == sorted(set(in_rounds))
         returned = [n for n, result in cluster.results.items() if result.error is None]
         owed = [n for n in returned if round_size is not None and cluster.plans[n].steps]

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -41,6 +41,13 @@ def _cluster(
         )
         stack.callback(strategy.close)
         yield strategy, stack.enter_context(ClusterCoordinator(strategy))
+
+
+def _wait_until(is_met: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not is_met():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
 
 
 def test_steps_that_workers_take_are_counted_by_the_optimizer_here():
@@ -105,6 +112,22 @@ def test_without_staleness_closures_are_those_of_one_process_bit_for_bit():
             return weights.read()
 
     np.testing.assert_array_equal(run(3, 0), run(1, None))
+
+
+@pytest.mark.parametrize("staleness", [1, 4])
+def test_no_function_reads_what_is_staler_than_its_bound(staleness: int):
+    def step(number: int) -> int:
+        missing = number - int(applied.read()[:number].sum())
+        time.sleep(0.001 * (number % 4))
+        applied.scatter_update([number], [1])
+        return missing
+
+    with _cluster(3, staleness=staleness) as (strategy, coordinator):
+        with strategy.scope():
+            applied = hr.Variable(np.zeros(80, np.int64), name="applied")
+        values = [coordinator.schedule(step, (number,)) for number in range(80)]
+        gaps = coordinator.fetch(values, SECONDS)
+    assert 1 <= max(gaps) <= staleness
 
 
 def test_what_a_cancelled_function_writes_later_is_refused():
@@ -240,6 +263,52 @@ def test_what_a_worker_keeps_for_itself_may_be_a_variable_and_a_function_has_its
             return float(mean.result())
 
         assert [coordinator.schedule(count, (calls,)).fetch(SECONDS) for _ in range(2)] == [2.5, 3]
+
+
+@pytest.mark.parametrize("initial_value", [0.0, lambda: np.float64(0)])
+def test_a_variable_of_each_workers_own_is_read_from_all(initial_value: Any):
+    with _cluster(2, 1) as (strategy, coordinator):
+        with strategy.scope():
+            own = hr.Variable(initial_value, name="own", per_worker_variable=True)
+        assert (own.name, own.shape, own.dtype, own.trainable) == ("own", (), np.float64, False)
+
+        def add(variable: Any) -> int:
+            variable.assign_add(1.0)
+            return hr.coordinator.get_current_worker_index()
+
+        _wait_until(lambda: all(each.is_there for each in coordinator.status().workers))
+        added = [0, 0]
+        for _ in range(10):
+            added[coordinator.schedule(add, (own,)).fetch(SECONDS)] += 1
+            assert own.read_all() == added
+        assert coordinator.schedule(lambda: own.read()).fetch(SECONDS) in added
+        with pytest.raises(FailedPreconditionError, match=r"`assign_add` is for .* read_all"):
+            own.assign_add(1.0)
+        with pytest.raises(FailedPreconditionError, match="inside a function"):
+            coordinator.schedule(
+                lambda: hr.Variable(0.0, per_worker_variable=True, name="inside")
+            ).fetch(SECONDS)
+    with strategy.scope(), pytest.raises(ValueError, match="must be a number"):
+        hr.Variable("text", per_worker_variable=True)
+
+
+def test_in_a_caching_scope_a_variable_keeps_the_value_that_was_read_first():
+    with _cluster(1, 2, hr.distribute.partitioners.FixedShardsPartitioner(2)) as (strategy, _):
+        with strategy.scope():
+            v = hr.Variable(np.arange(4.0), name="v")
+        with hr.distribute.cache_variable_reads():
+            assert v.gather([1]).tolist() == [1]
+            first = v.read()
+            first[:] = 9  # belongs to whoever read it
+            v.assign(np.full(4, 5.0))
+            assert (v * 2).tolist() == [0, 2, 4, 6]
+            assert v.gather([[3, 3], [0, 1]]).tolist() == [[3, 3], [0, 1]]
+            assert v[2] == 2
+            with pytest.raises(ValueError, match="cannot be nested"):
+                hr.distribute.cache_variable_reads().__enter__()
+        assert v.read().tolist() == [5] * 4
+        with hr.distribute.cache_variable_reads():
+            assert v.read().tolist() == [5] * 4
 
 
 def test_what_workers_make_for_themselves_writes_nothing():

@@ -8,6 +8,7 @@ import json
 import time
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 
 import headrace as hr
@@ -234,6 +235,19 @@ def written(aggregation, method):
     return float(variable.values[0])
 
 
+def rows_changed(aggregation):
+    s = strategy(2)
+    with s.scope():
+        variable = hr.Variable(np.zeros((5, 1)), aggregation=aggregation)
+
+    def step():
+        number = get_replica_context().replica_id_in_sync_group
+        variable.scatter_add([number, number + 1], [[1.0], [number]])
+
+    s.run(step)
+    return variable.read()[:, 0].tolist()
+
+
 def read(aggregation, kind=float):
     s = strategy(2)
     with s.scope():
@@ -390,6 +404,11 @@ def in_a_framework(name):
     assert np.array_equal(np.asarray(sums["large"]), large / (1 + s.first_replica) * 1.5)
     assert np.asarray(sums["small"]).tolist() == [0.0, 1.5, 3.0]
     assert float(sums["whole"][-1]) == 1.5 * ((1 << 19) - 1)
+    with s.scope():
+        half = hr.Variable(weight.framework.array(large[:2].astype(ml_dtypes.bfloat16)))
+    assert str(half.dtype).endswith("bfloat16")
+    for made in (s.reduce("MEAN", s.run(half.read)), s.gather(s.run(half.read), 0)):
+        assert str(made.dtype).endswith("bfloat16")
     kinds = {type(x).__module__.partition(".")[0] for x in (totals["sum"], gathered, weight.read())}
     return found, float(weight.read()), float(s.reduce("MEAN", step, axis=0)), sorted(kinds)
 

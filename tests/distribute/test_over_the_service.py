@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 
+import numpy as np
 import pytest
 
 import headrace as hr
 from headrace.distribute import DistributedDataset, InputContext, InputOptions
+from headrace.errors import InvalidArgumentError
 from headrace.service.client import reader
 from tests.distribute.replicas import BALANCED, mirrored, on_worker, rows, split, with_policy
 
@@ -28,6 +31,12 @@ def flat(steps):
     return [row for step in steps for part in step for row in part]
 
 
+def slow(x):
+    if np.min(x) % 8 == 0:
+        time.sleep(1e-3)
+    return x
+
+
 def test_copies_of_all_workers_are_read_once_each(cluster):
     data = numbers(10).apply(shared(cluster, mode="parallel_epochs"))
     steps = mirrored(2).distribute_datasets_from_function(lambda context: data.batch(4))
@@ -43,10 +52,47 @@ def test_what_several_workers_read_of_a_job_is_not_shared_again(cluster, options
     assert flat(found[0])
 
 
-def test_a_policy_that_is_named_shares_what_the_service_gives(cluster, request):
-    data = numbers(16).batch(4).apply(shared(cluster, mode="parallel_epochs"))
-    data = with_policy(data, "DATA")
-    assert len(flat(on_worker(data, 0))) == len(flat(on_worker(data, 1))) == 24
+@pytest.mark.parametrize("policy", ["AUTO", "FILE", "DATA", "OFF"])
+@pytest.mark.parametrize("mode", ["parallel_epochs", "distributed_epoch"])
+def test_a_job_with_a_name_is_shared_by_its_clients_whatever_the_policy(
+    cluster, mode, policy, request
+):
+    data = numbers(24).batch(4).apply(shared(cluster, request.node.name, mode))
+    found = flat(on_worker(with_policy(data, policy), 0, 2) + on_worker(data, 1, 2))
+    assert sorted(found) == sorted([*range(24)] * (3 if mode == "parallel_epochs" else 1))
+
+
+def test_a_dataset_by_its_id_is_not_shared_again(cluster, request):
+    name = hr.service.register_dataset(cluster.target, numbers(24).batch(4))
+    data = hr.service.from_dataset_id(
+        "distributed_epoch", cluster.target, name, job_name=request.node.name
+    )
+    assert sorted(flat(on_worker(data, 0) + on_worker(data, 1))) == list(range(24))
+
+
+def test_by_data_workers_read_a_service_in_order_or_not_at_all(cluster):
+    def of(**options):
+        share = hr.service.distribute("distributed_epoch", cluster.target, **options)
+        return with_policy(numbers(24).batch(4).apply(share), "DATA")
+
+    ordered = of(ordered=True)
+    assert [flat(on_worker(ordered, worker)) for worker in range(2)] == [
+        [row for row in range(24) if row % 4 // 2 == worker] for worker in range(2)
+    ]
+    with pytest.raises(InvalidArgumentError, match=r"DATA cannot share.*ordered=True"):
+        on_worker(of(), 0)
+
+
+def test_by_data_workers_read_in_order_whatever_was_wished_for():
+    after = numbers(240).batch(4).map(slow, num_parallel_calls=4, deterministic=False)
+    before = numbers(240).map(slow, num_parallel_calls=4, deterministic=False).batch(4)
+    options = hr.Options()
+    options.deterministic = False
+    wished = numbers(240).batch(4).map(slow, num_parallel_calls=4).with_options(options)
+    for data in (after, before, wished):
+        assert [flat(on_worker(data, worker)) for worker in range(2)] == [
+            [row for row in range(240) if row % 4 // 2 == worker] for worker in range(2)
+        ]
 
 
 def test_a_job_is_not_asked_for_its_state_before_the_user_asks(cluster, monkeypatch, request):
@@ -102,15 +148,25 @@ def test_workers_go_on_where_they_stopped_when_each_had_used_its_batches_up(
 
 
 def test_within_a_batch_there_is_no_state_where_another_may_be_the_next(cluster):
-    uneven = numbers(40).batch(5).map(lambda x: x[:3])
-    from_service = uneven.apply(shared(cluster))
-    free = uneven.map(abs, num_parallel_calls=2, deterministic=False)
-    for data, words in ((from_service, "the data service"), (with_policy(free, "OFF"), "map")):
-        with iter(DistributedDataset(data, InputContext(2, 0, 2), BALANCED)) as iterator:
+    data = numbers(40).batch(5).map(lambda x: x[:3]).apply(shared(cluster))
+    with iter(DistributedDataset(data, InputContext(2, 0, 2), BALANCED)) as iterator:
+        iterator.get_state()
+        next(iterator)
+        with pytest.raises(hr.errors.FailedPreconditionError, match=r"in no order.*ordered=True"):
             iterator.get_state()
-            next(iterator)
-            with pytest.raises(hr.errors.FailedPreconditionError, match=f"{words}.*in no order"):
-                iterator.get_state()
+
+
+@pytest.mark.parametrize("options", [InputOptions(), BALANCED])
+def test_within_a_batch_there_is_one_where_a_free_order_was_wished_for(options):
+    data = numbers(60).map(slow, num_parallel_calls=4, deterministic=False).batch(6)
+    data = with_policy(data.map(lambda x: x[:5]), "OFF")
+    expected = flat(on_worker(data, 0, options=options))
+    iterator = iter(DistributedDataset(data, InputContext(2, 0, 2), options))
+    seen = [row for _ in range(3) for row in flat([rows(next(iterator))])]
+    with iter(DistributedDataset(data, InputContext(2, 0, 2), options)) as other:
+        other.set_state(iterator.get_state())
+        assert seen + flat(map(rows, other)) == expected
+    iterator.close()
 
 
 def test_balanced_pieces_are_read_of_a_service_that_has_no_states(cluster):

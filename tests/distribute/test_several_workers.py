@@ -247,6 +247,18 @@ def test_what_replicas_write_is_aggregated_over_all_workers(workers, aggregation
 
 
 @pytest.mark.parametrize(
+    ("aggregation", "rows"),
+    [
+        ("SUM", [1, 1, 2, 3, 3]),
+        ("MEAN", [0.25, 0.25, 0.5, 0.75, 0.75]),
+        ("ONLY_FIRST_REPLICA", [1, 0, 0, 0, 0]),
+    ],
+)
+def test_rows_that_replicas_of_all_workers_change_are_one_change(workers, aggregation, rows):
+    assert workers.run(scenarios.rows_changed, aggregation, count=2) == [rows, rows]
+
+
+@pytest.mark.parametrize(
     ("aggregation", "kind", "expected"),
     [
         ("SUM", float, (3.0, 10.0, 10.0)),

@@ -56,6 +56,11 @@ def test_each_replica_gets_tensors_in_the_memory_of_the_batch():
     first += 1  # they are the replica's own
 
 
+def test_arrays_that_lie_in_records_are_copied():
+    inside = np.ones(3, [("a", "i1"), ("b", "i4")])["b"]
+    assert mirrored().reduce("SUM", PerReplica([inside, inside])).tolist() == [2, 2, 2]
+
+
 def test_partial_batches_dtypes_and_strings_pass():
     data = hr.Dataset.from_tensor_slices(
         {

@@ -180,3 +180,12 @@ def test_a_copied_variable_is_written_by_itself():
 def test_a_variable_holds_numbers(value):
     with pytest.raises(ValueError, match="must be a number or an array of numbers"):
         hr.Variable(value)
+
+
+def test_arguments_of_variables_on_parameter_servers_are_checked_elsewhere_too():
+    assert hr.Variable(np.zeros((2, 3)), shape=(2, 3)).shape == (2, 3)
+    assert hr.Variable([1, 2, 3], shape=3).shape == (3,)
+    with pytest.raises(ValueError, match=r"`shape` is \(3,\), but the initial value has shape \(2"):
+        hr.Variable(np.zeros((2, 3)), shape=(3,))
+    with pytest.raises(ValueError, match="scope of a ParameterServerStrategy"):
+        hr.Variable(0.0, per_worker_variable=True)

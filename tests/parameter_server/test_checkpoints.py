@@ -218,6 +218,69 @@ def test_a_step_that_is_counted_before_its_server_is_restored_is_neither_lost_no
         again.stop()
 
 
+def test_a_save_that_failed_does_not_count_updates_as_lost_that_are_saved(tmp_path):
+    with servers(1) as (server,):
+        strategy = ParameterServerStrategy(resolver_of(server.address))
+        with strategy.scope():
+            w = hr.Variable(np.ones(2, F32), name="w")
+        manager = hr.CheckpointManager(hr.Checkpoint(w=w, broken=0), tmp_path)
+        for _ in range(3):
+            w.assign_add(np.ones(2))
+        manager.save()
+        w.assign_add(np.ones(2))
+        manager.checkpoint.broken = Unsaved()
+        with pytest.raises(RuntimeError, match="not now"):
+            manager.save()
+        manager.checkpoint.broken = 1
+        again = restarted(server)
+        assert w.read().tolist() == [4, 4]
+        assert manager.lost_updates == 1
+        manager.close()
+        strategy.close()
+        again.stop()
+
+
+def test_a_disk_that_is_full_leaves_the_checkpoint_before_as_it_was(tmp_path):
+    # In a process of its own, which may write so many bytes to a file.
+    program = """
+import resource, signal, sys
+import numpy as np, headrace as hr
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+directory = sys.argv[1]
+checkpoint = hr.Checkpoint(array=np.zeros(1000), step=0)
+manager = hr.CheckpointManager(checkpoint, directory, max_to_keep=1)
+manager.save()
+for most in (5000, 300, 10):  # of the array, and where that is small enough, of the manifest
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
+    checkpoint.array = np.zeros(1000 if most == 5000 else 1)
+    try:
+        manager.save()
+    except hr.errors.HeadraceError as error:
+        print(most, type(error).__name__, directory in str(error))
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+checkpoint.array = np.zeros(1000)
+checkpoint.restore(manager.latest_checkpoint).assert_consumed()
+print(len(manager.checkpoints))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.splitlines() == [
+        "5000 FailedPreconditionError True",
+        "300 UnavailableError True",
+        "10 FailedPreconditionError True",
+        "1",
+    ], done.stderr
+
+
+class Unsaved:
+    def get_state(self):
+        raise RuntimeError("not now")
+
+    def set_state(self, state):
+        pass
+
+
 def test_a_counter_that_no_checkpoint_has_starts_again_once_its_server_is_restored(tmp_path):
     with servers(1) as (server,):
         strategy = ParameterServerStrategy(resolver_of(server.address), server_timeout=20)

@@ -57,7 +57,8 @@ def test_a_cluster_that_lacks_something_is_refused(given, words):
         ({"round_size": 2}, ValueError, "round_size"),
         ({"mode": "sync", "round_size": 0}, ValueError, "round_size"),
         ({"replication": 0}, ValueError, "replication"),
-        ({"replication": 2}, NotImplementedError, "not supported yet"),
+        ({"replication": 2}, ValueError, "there is 1 parameter server"),
+        ({"replication": 3}, ValueError, "must be 1 or 2"),
         ({"placement": "alphabetical"}, ValueError, "placement"),
         ({"variable_partitioner": 3}, TypeError, "variable_partitioner"),
         ({"security": "keys/"}, TypeError, "security"),
@@ -204,9 +205,7 @@ def test_a_name_that_is_taken_by_another_variable_is_refused_wherever_its_parts_
             hr.Variable(np.ones((4, 2)), name="v")
         with same.scope():
             assert hr.Variable(np.zeros((4, 2)), name="v").read().sum() == 8
-        found = (
-            r"variable 'v' of shape \(4, 2\) and dtype float64 in 1 shard, .* cannot be made of "
-        )
+        found = r"'v' of shape \(4, 2\) and dtype float64 in 1 shard, .* cannot be made of "
         with other.scope():
             with pytest.raises(AlreadyExistsError, match=found + r"shape \(4, 2\).* in 2 shards"):
                 hr.Variable(np.zeros((4, 2)), name="v")
@@ -227,10 +226,17 @@ def test_a_table_that_is_there_in_another_form_is_said_to_differ_in_what():
             hr.EmbeddingTable(2, name="t")
         with (
             second.scope(),
-            pytest.raises(
-                AlreadyExistsError, match=r"table t that .*: with dim=2, and not 3\. Use"
-            ),
+            pytest.raises(AlreadyExistsError, match=r"table t that .*: with dim=2, and not 3"),
         ):
             hr.EmbeddingTable(3, name="t")
         first.close()
         second.close()
+
+
+def test_a_variable_of_each_workers_own_needs_a_coordinator():
+    with (
+        cluster(1) as strategy,
+        strategy.scope(),
+        pytest.raises(FailedPreconditionError, match="ClusterCoordinator"),
+    ):
+        hr.Variable(0.0, per_worker_variable=True)

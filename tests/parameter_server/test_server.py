@@ -148,7 +148,8 @@ def test_what_is_short_and_comes_alone_is_done_at_once_and_never_before_what_cam
 
 def test_a_status_waits_for_no_operation_and_sees_what_is_kept_after_it():
     core, seen = Recording(), iter([1, 2, 3])
-    desk = Applying(core, 0, kept=lambda: Kept(shards=next(seen)))
+    desk = Applying(core, 0)
+    desk.look = lambda: Kept(shards=next(seen))
     desk.start()
     assert desk.status().shards == 1
     evict = Asked(CarryOut((ops.Evict("t"),), ((),)))
@@ -160,6 +161,47 @@ def test_a_status_waits_for_no_operation_and_sees_what_is_kept_after_it():
     while desk.status().shards < 3:
         time.sleep(0.001)
     desk.close()
+
+
+class OneAtATime:
+    """Finds out whether two ever look at what is kept at the same time."""
+
+    def __init__(self):
+        self.inside = self.together = self.count = 0
+
+    def look(self):
+        self.inside += 1
+        time.sleep(0)  # another thread may go on
+        self.together += self.inside > 1
+        before = self.count
+        time.sleep(0)
+        self.count = before + 1
+        self.inside -= 1
+
+    def carry_out(self, operation, arrays):
+        self.look()
+        return ops.Counted(0, 0), []
+
+
+def test_what_is_short_what_is_long_and_what_saves_never_overlap(applying):
+    core = OneAtATime()
+    desk = applying(core)
+    short = [Asked(CarryOut((ops.Count("n"),), ((),))) for _ in range(400)]
+    long = [Asked(CarryOut((ops.CreateTable(None),), ((),))) for _ in range(100)]
+    savers = [
+        threading.Thread(target=lambda: [desk.between(core.look) for _ in range(100)])
+        for _ in range(2)
+    ]
+    for thread in savers:
+        thread.start()
+    for number, request in enumerate(short):  # this is the transport's thread
+        desk.handle([request])
+        if number % 4 == 0:
+            desk.handle([long[number // 4]])
+    for thread in savers:
+        thread.join(20)
+    assert all(request.answered.wait(20) for request in (*short, *long))
+    assert (core.together, core.count) == (0, 400 + 100 + 200)
 
 
 def test_an_error_of_the_stores_own_is_logged_and_answered(applying, caplog):

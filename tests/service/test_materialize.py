@@ -6,6 +6,8 @@ import contextlib
 import json
 import logging
 import pickle
+import threading
+import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator
@@ -18,6 +20,7 @@ import pytest
 import headrace as hr
 from headrace.errors import (
     AbortedError,
+    CancelledError,
     DataLossError,
     FailedPreconditionError,
     InvalidElementError,
@@ -35,6 +38,7 @@ from headrace.service.client import parts as parts_room
 from headrace.service.client.parts import NOTHING, Parts
 from headrace.service.client.source import RemoteSource
 from tests.service import counted
+from tests.service.reading import wait_until
 
 pytestmark = pytest.mark.system
 
@@ -45,6 +49,11 @@ CALLS = counted.CALLS
 def doubled(number: int) -> int:
     counted.note("doubled")
     return number * 2
+
+
+def waiting(number: int) -> int:
+    time.sleep(0.01)
+    return number
 
 
 def failing(number: int) -> int:
@@ -189,7 +198,7 @@ def test_a_function_that_fails_ends_the_keeping_and_the_error_comes_in_each_pass
                 break
         assert given == [n for n in range(100) if n != 60]
         assert errors == 1
-    assert "an element failed" in caplog.text
+    assert "it failed" in caplog.text
 
 
 def test_what_the_consumer_writes_into_its_elements_is_not_kept(service: str, tmp_path: Path):
@@ -280,7 +289,39 @@ def test_a_pass_that_lost_elements_is_not_kept(
             dataset = kept(PLANS["rows"](), service, tmp_path, ordered=True, **(options | name))
             assert len(texts(dataset)) == 210
             assert CALLS["doubled"] == 210
-    assert "were lost" in caplog.text
+    assert "it lacks elements" in caplog.text
+
+
+def test_a_pass_that_others_had_read_is_not_kept_as_an_empty_one(
+    service: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    def read(folder: str, job_name: str) -> list[str]:
+        consumer = {"num_consumers": 1, "consumer_index": 0, "job_name": job_name}
+        return texts(kept(PLANS["rows"](), service, tmp_path / folder, ordered=True, **consumer))
+
+    whole = read("a", "over")
+    assert read("b", "over") == []
+    assert "it lacks elements" in caplog.text
+    assert sorted(read("b", "afresh")) == sorted(whole)
+
+
+def test_a_reader_that_another_thread_closes_is_not_at_its_end(service: str, tmp_path: Path):
+    plan = hr.Dataset.range(50).map(waiting)
+    source = kept(plan, service, tmp_path, ordered=True).plan.source.seeded(1)  # type: ignore[attr-defined]
+    reader = source.open(0, 1)
+    found: list[Any] = []
+
+    def read() -> None:
+        with contextlib.suppress(CancelledError):
+            while (chunk := reader.read(8)) is not None:
+                found.append(chunk)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    wait_until(lambda: len(found) > 0)
+    reader.close()
+    thread.join()
+    assert len(texts(kept(plan, service, tmp_path, ordered=True))) == 50
 
 
 def test_it_travels(service: str, tmp_path: Path):

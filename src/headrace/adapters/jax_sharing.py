@@ -21,12 +21,10 @@ from headrace.errors import InvalidArgumentError
 from headrace.execution.build import draw_seed
 from headrace.frameworks.jax_arrays import BatchLayout
 from headrace.plan.buffering import Prefetch
-from headrace.plan.elements import FromSource, Read
 from headrace.plan.node import Node
 from headrace.plan.options import Options, WithOptions
-from headrace.plan.source import Source
-from headrace.plan.traverse import merged_options, walk
-from headrace.plan.user_function import step_name
+from headrace.plan.traverse import merged_options
+from headrace.rewrites.read_alike import differs_by_reader, sources
 
 __all__ = ["Share", "agreement_of", "share"]
 
@@ -82,7 +80,7 @@ def share(dataset: Dataset, layout: BatchLayout, process: int, prefetch: int, pa
         _check_is_read_alike(plan, alike)
     size = global_batch_size(plan)
     # What a data service gave is known at the place where it is used, and at no other.
-    depth = 1 if prefetch > 1 and all(each.keeper is None for each in _sources(plan)) else 0
+    depth = 1 if prefetch > 1 and all(each.keeper is None for each in sources(plan)) else 0
     read = part.plan
     if prefetch > depth and not isinstance(read, Prefetch):
         read = Prefetch(input=read, buffer_size=prefetch - depth)
@@ -107,33 +105,12 @@ def _check_is_read_alike(plan: Node, processes: tuple[int, ...]) -> None:
     """Raise unless these processes get the same elements in the same order."""
     if len(processes) == 1:
         return
-    wish = merged_options(plan).deterministic
-    for node in walk(plan):
-        if node.frees_order(wish):
-            raise InvalidArgumentError(
-                f"{step_name(node)} gives elements in any order (deterministic=False), and "
-                f"processes {_listed(processes)} must read the same rows, as the sharding says: "
-                "leave it in order"
-            )
-    for source in _sources(plan):
-        if not _gives_all_the_same(source):
-            raise InvalidArgumentError(
-                "what comes from a data service comes first to one and then to another, and "
-                f"processes {_listed(processes)} must read the same rows, as the sharding says: "
-                "use `distribute(..., ordered=True)` without a `job_name`, or a sharding in which "
-                "no two processes need the same rows"
-            )
-
-
-def _sources(plan: Node) -> list[Source]:
-    return [node.source for node in walk(plan) if isinstance(node, FromSource | Read)]
-
-
-def _gives_all_the_same(source: Source) -> bool:
-    """Whether all processes that read a source get the same elements in the same order."""
-    is_local = source.keeper is None
-    is_shared = getattr(source, "job_name", None) is not None
-    return is_local or (source.has_order and bool(source.half_in_order) and not is_shared)
+    why = differs_by_reader(plan)
+    if why:
+        raise InvalidArgumentError(
+            f"processes {_listed(processes)} must read the same rows, as the sharding says, but "
+            f"{why}; or use a sharding in which no two processes need the same rows"
+        )
 
 
 def _listed(processes: tuple[int, ...]) -> str:

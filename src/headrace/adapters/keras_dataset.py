@@ -110,14 +110,10 @@ class KerasDataset(DataAdapter):  # type: ignore[misc]
         self._start_at(0)
 
     def _start_at(self, number: int) -> None:
-        #: The number of the pass that is read, or comes next.
-        self._pass = number
-        #: What reads it; None: nothing was read of it.
-        self._reading: DatasetIterator | None = None
-        #: How many batches of it were given.
-        self._given = 0
-        #: A batch that was given and comes again: Keras built the model of it.
-        self._first: Any = None
+        #: The pass that is read, or comes next: that of states.
+        self._now = _Pass(number)
+        #: The one that gave a batch last.
+        self._last = self._now
 
     # --- what Keras asks for ----------------------------------------------------------------------
 
@@ -169,6 +165,7 @@ class KerasDataset(DataAdapter):  # type: ignore[misc]
 
         def tensor(array: Any) -> Any:
             # Keras copies arrays, and takes tensors as they are.
+            array = array.astype(array.dtype.newbyteorder("="), copy=False)
             shares = array.dtype.name in _SHARED_WITH_TORCH
             return keras.ops.convert_to_tensor(torch.from_numpy(array) if shares else array)
 
@@ -202,45 +199,67 @@ class KerasDataset(DataAdapter):  # type: ignore[misc]
         ends at once. The next one begins with the same batch: what comes from a shared job comes
         only once.
         """
-        reading = self._reading
-        if reading is None or (self._given and self._first is None):
-            self._leave()
-            self._pass = next_pass(self._dataset, self._pass)
-            reading = self._reading = DatasetIterator(self._plan, self._pass)
-        first, self._first = self._first, None
+        own = self._begun()
+        reading, first, read = own.reading, own.first, 0
+        assert reading is not None
         if first is not None:
-            self._given = 0
-        read = 0
+            own.given, own.first = 0, None
+        own.is_read = True
         try:
-            while self._steps is None or self._given < self._steps:
-                batch = first
-                first = None
+            while self._steps is None or own.given < self._steps:
+                batch, first = first, None
                 if batch is None:
                     batch = next(reading, None)
                     if batch is None:
                         break
                     batch = self._prepared(batch)
-                self._given += 1
+                own.given += 1
                 read += 1
+                self._last = own
+                if not self._now.is_read:
+                    self._now = own
                 yield batch
-            if self._reading is reading:
+            reading.close()
+            if own is self._now:
                 self._leave()
         except GeneratorExit:
-            is_for_a_model = self._is_within_epoch and read == self._given == 1
-            if self._reading is reading and is_for_a_model and not self._is_whole:
-                self._first = batch
+            is_for_a_model = self._is_within_epoch and read == own.given == 1
+            if own is not self._now:
+                reading.close()
+            elif is_for_a_model and not self._is_whole:
+                own.first = batch
             raise
+        finally:
+            own.is_read = False
+
+    def _begun(self) -> _Pass:
+        """Return the pass of which batches are wanted."""
+        now = self._now
+        if now.is_read and now is self._last:
+            # Within an epoch that goes on, as where a callback evaluates on what it trains on.
+            own = _Pass(next_pass(self._dataset))
+        elif now.reading is None or now.is_read or (now.given and now.first is None):
+            if now.is_read:  # whoever reads it was left: another pass was read since
+                self._start_at(now.number + 1)
+            self._leave()
+            own = self._now
+            own.number = next_pass(self._dataset, own.number)
+        else:
+            own = now
+        if own.reading is None:
+            own.reading = DatasetIterator(self._plan, own.number)
+        return own
 
     def _leave(self) -> None:
         """End the pass that is read, so that the next one comes."""
-        if self._reading is not None:
-            self._reading.close()
-            self._start_at(self._pass + 1)
+        if self._now.reading is not None:
+            self._now.reading.close()
+            self._start_at(self._now.number + 1)
 
     @property
     def _is_whole(self) -> bool:
         """Whether all batches of the pass were given."""
-        return self._reading is not None and self._given == self.num_batches
+        return self._now.reading is not None and self._now.given == self.num_batches
 
     def _prepared(self, batch: Any) -> Any:
         _check(spec_of(batch))
@@ -254,9 +273,10 @@ class KerasDataset(DataAdapter):  # type: ignore[misc]
         With JAX on an accelerator Keras takes one batch more than it has used, so there take it
         where an epoch ends.
         """
-        if self._reading is None or self._is_whole:
-            return {"version": _VERSION, "pass": self._pass + self._is_whole, "at": None}
-        return {"version": _VERSION, "pass": self._pass, "at": self._reading.get_state()}
+        now = self._now
+        if now.reading is None or self._is_whole:
+            return {"version": _VERSION, "pass": now.number + self._is_whole, "at": None}
+        return {"version": _VERSION, "pass": now.number, "at": now.reading.get_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Have the next epoch begin where `state` was taken; it ends with its pass.
@@ -280,7 +300,7 @@ class KerasDataset(DataAdapter):  # type: ignore[misc]
             reading.set_state(state["at"])
         self.close()
         self._start_at(state["pass"])
-        self._reading = reading
+        self._now.reading = reading
 
     state_dict = get_state
     load_state_dict = set_state
@@ -294,6 +314,27 @@ class KerasDataset(DataAdapter):  # type: ignore[misc]
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+class _Pass:
+    """A pass over the dataset.
+
+    Attributes:
+        number: Which one it is.
+        reading: What reads it; None: nothing was read of it.
+        given: How many batches of it were given.
+        first: A batch that was given and comes again: Keras built the model of it.
+        is_read: Whether an iterator of Keras's is at it.
+    """
+
+    __slots__ = ("first", "given", "is_read", "number", "reading")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.reading: DatasetIterator | None = None
+        self.given = 0
+        self.first: Any = None
+        self.is_read = False
 
 
 def _check(spec: Spec) -> None:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Self
 
 from headrace.adapters.torch_device import Sent, Way
 from headrace.adapters.torch_tensors import to_tensors
-from headrace.data.iterator import DatasetIterator
+from headrace.data.ahead import AheadIterator, Mark
 from headrace.distribute.iterator import DistributedIterator
 from headrace.errors import FailedPreconditionError
 
@@ -19,7 +19,7 @@ _VERSION = 1
 class Opened(NamedTuple):
     """What is read, and from where on."""
 
-    elements: DatasetIterator | DistributedIterator
+    elements: AheadIterator | DistributedIterator
     pass_number: int
     parts: list[int]
     """Number of ranks, this one, number of its processes, this one; [] of a distributed dataset."""
@@ -53,6 +53,10 @@ class LoaderIterator:
         self._reopen = reopen
         self._has_ended = False
         self._is_closed = False
+        #: An element that was read and not given yet; () is none. It stays after an interruption.
+        self._held: tuple[()] | tuple[Any] = ()
+        #: The place before it; None: nobody can go back there.
+        self._before: Mark | None = None
 
     def __iter__(self) -> Self:
         return self
@@ -60,21 +64,52 @@ class LoaderIterator:
     def __next__(self) -> Any:
         if self._has_ended or self._is_closed:
             raise StopIteration
+        if not self._held:
+            self._read()
         try:
-            element = next(self._opened.elements)
-        except StopIteration:
-            self._has_ended = True
+            made = self._made(*self._held)
+        except Exception:
+            self._held = ()
             raise
+        # No call until the return, where an interruption could lose what is given.
+        self._held = ()
+        return made
+
+    def _read(self) -> None:
+        """Hold the next element."""
+        elements = self._opened.elements
+        before = None
+        if isinstance(elements, AheadIterator) and elements.may_run_ahead:
+            before = elements.here
+        try:
+            for element in elements:
+                self._held, self._before, self._taken = (element,), before, self._taken + 1
+                return
         except Exception:
             self._taken += 1  # the next one comes after it
             raise
-        self._taken += 1
+        self._has_ended = True
+        raise StopIteration
+
+    def _made(self, element: Any) -> Any:
+        """Return an element as tensors that may be used."""
         way = self._way
         if way is None:
             return to_tensors(element)
         if not isinstance(element, Sent):
             element = Sent(*way.send(to_tensors(element)))
         return way.receive(*element)
+
+    def _put_back(self) -> None:
+        """Stand before the element that was read when an interruption came."""
+        elements = self._opened.elements
+        if self._before is None or not isinstance(elements, AheadIterator):
+            raise FailedPreconditionError(
+                "an interruption came when the next element had been read already; take the state "
+                "after it"
+            )
+        elements.go_back(self._before)
+        self._held, self._taken = (), self._taken - 1
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the next element comes from: a JSON value of a few hundred bytes.
@@ -84,6 +119,8 @@ class LoaderIterator:
         Raises:
             FailedPreconditionError: Nobody could go there: it reads the data service, for one.
         """
+        if self._held:
+            self._put_back()
         opened = self._opened
         return {
             "version": _VERSION,
@@ -111,7 +148,7 @@ class LoaderIterator:
             opened = self._reopen(state)
             self._opened.elements.close()
             self._opened, self._taken = opened, opened.taken
-        self._has_ended, self._is_closed = state["ended"], False
+        self._has_ended, self._is_closed, self._held = state["ended"], False, ()
 
     get_state = state_dict
     set_state = load_state_dict

@@ -22,8 +22,8 @@ from headrace.adapters.torch_share import (
     repeated_work,
     shared,
 )
+from headrace.data.ahead import AheadIterator
 from headrace.data.dataset import Dataset
-from headrace.data.iterator import DatasetIterator
 from headrace.data.saved_state import VERSION
 from headrace.distribute.dataset import DistributedDataset, DistributedDatasetsFromFunction
 from headrace.element.spec import Spec
@@ -96,7 +96,7 @@ class PlainPasses:
         plan = self._shared(ranks, processes, start)
         self._warn(plan, ranks, processes)
         plan = self._read_ahead(plan, way)
-        elements = DatasetIterator(plan, number)
+        elements = AheadIterator(plan, number)
         if state is None:
             if processes.count > 1 and ranks.count == 1 and self._needs_seed():
                 info = get_worker_info()

@@ -16,6 +16,7 @@ coordinator_frame  one frame of a coordinator or a parameter server
 tables             lines and columns of a frame
 advice             what bounds a pass, and what would help
 quantities         numbers, bytes and times as people read them
+plot               a row of numbers as a row of letters
 journal            `headrace journal`: what became of a task or a job
 keys               `headrace keys`
 doctor             `headrace doctor`: what of this machine would hurt

@@ -6,7 +6,6 @@ A coordinator says where its parameter servers are; these are asked, too, all at
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,29 +68,21 @@ class Asking:
         address: "host:port", as a user wrote it.
         keys: A directory of keys; None: none are wanted.
         timeout: Seconds to wait for an answer.
-        clock: Seconds since some moment.
 
     Raises:
         typer.BadParameter: What the user wrote makes no sense.
     """
 
-    def __init__(
-        self,
-        address: str,
-        keys: Path | None,
-        timeout: float,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, address: str, keys: Path | None, timeout: float) -> None:
         with wrong_arguments({"service": "HOST:PORT", "address": "HOST:PORT"}):
             if not timeout > 0:
                 raise ValueError(f"--timeout {timeout:g} must be above 0")
             self.address = parse_service(address)
             self._security = None if keys is None else Security.load(keys, "client")
         self._timeout = timeout
-        self._clock = clock
         self._stub = self._connect(self.address)
-        #: What it understands; None: nothing was answered yet.
-        self._question: Question[Any] | None = None
+        #: What it may understand; one, once that was answered.
+        self._questions = _QUESTIONS
         self._servers: dict[str, Stub] = {}
         self._threads = ThreadPoolExecutor(_MOST_AT_A_TIME, thread_name_prefix="headrace-asking")
 
@@ -103,7 +94,7 @@ class Asking:
         """
         timeout = self._timeout if timeout is None else timeout
         status = self._ask(timeout)
-        at = self._clock()
+        at = time.monotonic()
         if not isinstance(status, CoordinatorStatus):
             return Look(status, at)
         for address in status.servers:
@@ -114,20 +105,18 @@ class Asking:
         return Look(status, at, tuple(asked))
 
     def _ask(self, timeout: float) -> Seen:
-        if self._question is not None:
-            return self._stub.call(self._question, timeout=timeout)  # type: ignore[no-any-return]
         refused: HeadraceError | None = None
-        for question in _QUESTIONS:
+        for question in self._questions:
             try:
                 found: Seen = self._stub.call(question, timeout=timeout)
             except FailedPreconditionError as error:
                 refused = error  # it does not understand the question
             else:
-                self._question = question
+                self._questions = (question,)
                 return found
         raise FailedPreconditionError(
-            f"what listens at {self.address} is no dispatcher, coordinator or parameter server: a "
-            "worker is shown by whom it works for"
+            f"what listens at {self.address} is no dispatcher, coordinator or parameter server of "
+            "this version; a worker is shown by whom it works for"
         ) from refused
 
     def _ask_server(self, address: str, timeout: float) -> SeenServer:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from headrace.cli.asking import Look, SeenServer
 from headrace.cli.quantities import bytes_of, duration, number, plural, rate, trend
-from headrace.cli.tables import fitted, table
+from headrace.cli.tables import cut, fitted, table
 from headrace.coordinator.status import CoordinatorStatus, WorkerStatus
 from headrace.parameter_server.messages import ServerStatus
 
@@ -14,6 +14,8 @@ __all__ = ["render_coordinator", "render_server"]
 
 _MOST_NAMED = 2
 _MOST_OPERATIONS = 8
+_WIDEST = 52
+"""Letters of what a worker runs, or of why it is not there: what comes after that counts, too."""
 _SERVER_HEAD = (
     "server", "shards", "tables", "rows", "kept", "requests", "came", "went", "busy", "waiting",
 )  # fmt: skip
@@ -106,14 +108,15 @@ def _workers(status: CoordinatorStatus) -> Iterator[str]:
 def _worker(worker: WorkerStatus) -> tuple[str, ...]:
     name = f"{worker.worker} at {worker.address}{' (leaving)' if worker.is_leaving else ''}"
     if worker.is_there:
-        named = [f"{name} {duration(seconds)}" for name, seconds in worker.running[:_MOST_NAMED]]
+        first = worker.running[:_MOST_NAMED]
+        named = [f"{function} {duration(seconds)}" for function, seconds in first]
         more = len(worker.running) - len(named)
         runs = ", ".join(named) + (f" and {more} more" if more else "") or "nothing"
     else:
         runs = f"not there: {_first_line(worker.reason) or 'it was not reached yet'}"
     return (
         name,
-        runs,
+        cut(runs, _WIDEST),
         number(worker.in_flight),
         number(worker.finished),
         number(worker.losses),
@@ -141,21 +144,18 @@ def _server(
     name: str, status: ServerStatus, look: Look, before: object, previous: Look | None
 ) -> tuple[str, ...]:
     """Return a row; rates are those since the look before, or else since the server started."""
-    seconds, requests, came, went, busy = (
-        max(status.seconds, 1e-3),
-        status.requests,
-        status.bytes_in,
-        status.bytes_out,
-        status.busy_seconds,
-    )
-    known = isinstance(before, ServerStatus) and before.life == status.life
-    if known and previous is not None and look.at > previous.at:
-        assert isinstance(before, ServerStatus)
+    seconds = max(status.seconds, 1e-3)
+    requests, busy = status.requests, status.busy_seconds
+    came, went = status.bytes_in, status.bytes_out
+    if (
+        isinstance(before, ServerStatus)
+        and before.life == status.life
+        and previous is not None
+        and look.at > previous.at
+    ):
         seconds = look.at - previous.at
-        requests -= before.requests
-        came -= before.bytes_in
-        went -= before.bytes_out
-        busy -= before.busy_seconds
+        requests, busy = requests - before.requests, busy - before.busy_seconds
+        came, went = came - before.bytes_in, went - before.bytes_out
     return (
         name,
         number(status.shards),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from headrace.cli import plot
 from headrace.cli.advice import bound_of, bound_of_save
-from headrace.cli.plot import plot
 from headrace.cli.quantities import bytes_of, duration, number, plural, rate, trend
 from headrace.cli.tables import fitted, table
 from headrace.service.config import ShardingPolicy
@@ -93,7 +93,7 @@ def _pass(reading: IterationStatus, before: float | None, *, is_save: bool) -> I
         parts.append(f"{duration(reading.seconds_left)} left")
     yield f"  {title}  {'  '.join(parts)}"
     if len(reading.history) > 1:
-        yield f"    made      {plot(reading.history)} {rate(max(reading.history))} at most"
+        yield f"    made      {plot.letters(reading.history)} {rate(max(reading.history))} at most"
     if reading.units is not None:
         total = "without end" if reading.units < 0 else f"of {number(reading.units)}"
         units = (

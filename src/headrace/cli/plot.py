@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["plot"]
+__all__ = ["letters"]
 
 _LEVELS = " .:-=+*#"
 """Of any terminal's letters; nothing at all is the first."""
 
 
-def plot(values: Sequence[float]) -> str:
+def letters(values: Sequence[float]) -> str:
     """Return a letter for each number, in brackets; the largest is the darkest.
 
     Args:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from headrace.cli.quantities import printable
 
-__all__ = ["fitted", "table"]
+__all__ = ["cut", "fitted", "table"]
 
 
 def table(rows: Sequence[Sequence[str]], left: int = 1) -> Iterator[str]:
@@ -27,8 +27,9 @@ def table(rows: Sequence[Sequence[str]], left: int = 1) -> Iterator[str]:
 
 def fitted(lines: Iterable[str], width: int) -> str:
     """Return lines as a text, none longer than `width`, without what would move the cursor."""
-    return "\n".join(_cut(printable(line), width) for line in lines) + "\n"
+    return "\n".join(cut(printable(line), width) for line in lines) + "\n"
 
 
-def _cut(line: str, width: int) -> str:
+def cut(line: str, width: int) -> str:
+    """Return a line, or as much of it as fits, with dots."""
     return line if len(line) <= width else f"{line[: max(0, width - 3)]}..."

@@ -70,8 +70,8 @@ def run_task(
         str | None,
         typer.Option(
             metavar="HOST:PORT",
-            help="Be a worker that announces itself to the coordinator that listens there, "
-            "whatever its cluster was; TF_CONFIG is not read.",
+            help="Be a worker that announces itself to the coordinator that listens there; "
+            "TF_CONFIG is not read.",
         ),
     ] = None,
     port: Annotated[

@@ -8,6 +8,7 @@
   for these.
 * `torchrun`: `TorchrunClusterResolver`, of the processes that torchrun started.
 * `ray`: `RayClusterResolver`, of named actors; `ray_actors` has the one at which they meet.
-* `variables`: what a launcher says in the environment; `waiting`: for tasks that start later.
+* `variables`: what a launcher says in the environment; `packages`: what is not always installed;
+  `waiting`: for tasks that start later.
 * `roles`: what a task is for the others: the chief, a worker of some rank, an evaluator.
 """

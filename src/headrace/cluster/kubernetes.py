@@ -115,27 +115,7 @@ class KubernetesClusterResolver(ClusterResolver):
             }
         )
 
-    @property
-    def task_type(self) -> str | None:
-        """The type of this process's task; None: it has none. It may be set."""
-        return self._own_task()[0]
-
-    @task_type.setter
-    def task_type(self, value: str | None) -> None:
-        if value is not None:
-            check_string("task_type", value)
-        self._task_type = value
-
-    @property
-    def task_id(self) -> int | None:
-        """The number of this process's task among those of its type. It may be set."""
-        return self._own_task()[1]
-
-    @task_id.setter
-    def task_id(self, value: int | None) -> None:
-        self._task_id = None if value is None else check_int("task_id", value, minimum=0)
-
-    def _own_task(self) -> tuple[str | None, int | None]:
+    def _find_task(self) -> tuple[str | None, int | None]:
         is_said = self._task_type is not None or self._task_id is not None
         if is_said or self._location == "off_cluster":
             return self._task_type, self._task_id

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from headrace.cluster.packages import load
 from headrace.errors import (
     FailedPreconditionError,
     HeadraceError,
@@ -61,14 +62,11 @@ def load_package() -> Any:
     Raises:
         FailedPreconditionError: It is not installed here.
     """
-    try:
-        import kubernetes  # noqa: PLC0415 - optional dependency
-    except ImportError as error:
-        raise FailedPreconditionError(
-            "KubernetesClusterResolver needs the package kubernetes, which is not installed here; "
-            "pip install 'headrace[kubernetes]', or give it a client (override_client)"
-        ) from error
-    return kubernetes
+    return load(
+        "kubernetes",
+        needed_by="KubernetesClusterResolver",
+        instead=", or give it a client (override_client)",
+    )
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
+from headrace.cluster.packages import load
 from headrace.errors import FailedPreconditionError, UnavailableError
 
 __all__ = ["MeetingPlace", "Task"]
@@ -40,7 +41,7 @@ class MeetingPlace:
     """
 
     def __init__(self, name: str) -> None:
-        self._ray = _package()
+        self._ray = load("ray", needed_by="RayClusterResolver")
         if not self._ray.is_initialized():
             raise FailedPreconditionError("Ray is not there yet: call ray.init() first")
         self._name = name
@@ -92,19 +93,3 @@ class MeetingPlace:
             raise UnavailableError(
                 f"the Ray actor {self._name!r} does not answer: {str(error).partition(chr(10))[0]}"
             ) from error
-
-
-def _package() -> Any:
-    """Return the package ray.
-
-    Raises:
-        FailedPreconditionError: It is not installed here.
-    """
-    try:
-        import ray  # noqa: PLC0415 - optional dependency
-    except ImportError as error:
-        raise FailedPreconditionError(
-            "RayClusterResolver needs the package ray, which is not installed here; "
-            "pip install 'headrace[ray]'"
-        ) from error
-    return ray

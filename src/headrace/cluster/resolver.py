@@ -41,7 +41,7 @@ class ClusterResolver(ABC):
     @property
     def task_type(self) -> str | None:
         """The type of this process's task; None: it has none. It may be set."""
-        return self._task_type
+        return self._find_task()[0]
 
     @task_type.setter
     def task_type(self, value: str | None) -> None:
@@ -52,11 +52,15 @@ class ClusterResolver(ABC):
     @property
     def task_id(self) -> int | None:
         """The number of this process's task among those of its type. It may be set."""
-        return self._task_id
+        return self._find_task()[1]
 
     @task_id.setter
     def task_id(self, value: int | None) -> None:
         self._task_id = None if value is None else check_int("task_id", value, minimum=0)
+
+    def _find_task(self) -> tuple[str | None, int | None]:
+        """Return this process's task as it was set. Subclasses have a word in it here."""
+        return self._task_type, self._task_id
 
     @property
     def rpc_layer(self) -> str | None:

@@ -10,11 +10,12 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 from headrace.arguments import check_int, check_seconds, check_string
+from headrace.cluster.packages import load
 from headrace.cluster.resolver import ClusterResolver
 from headrace.cluster.spec import ClusterSpec
 from headrace.cluster.variables import read, read_whole
 from headrace.cluster.waiting import wait_for
-from headrace.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
+from headrace.errors import InvalidArgumentError, UnavailableError
 from headrace.transport import address as addresses
 
 __all__ = ["Store", "TorchrunClusterResolver", "exchange"]
@@ -164,7 +165,7 @@ class TorchrunClusterResolver(ClusterResolver):
                 "multi_tenant": True,
                 "master_listen_fd": listener.detach(),
             }
-        torch = _package()
+        torch = load("torch.distributed", needed_by="TorchrunClusterResolver")
         try:
             store: Store = torch.distributed.TCPStore(host, port, **options)
         except (OSError, RuntimeError) as error:
@@ -249,19 +250,3 @@ def _listener(host: str, port: int) -> socket.socket:
             f"rank 0 cannot listen at {addresses.join(host, port)} (MASTER_ADDR, MASTER_PORT): "
             f"{error.strerror}"
         ) from error
-
-
-def _package() -> Any:
-    """Return the package torch.
-
-    Raises:
-        FailedPreconditionError: It is not installed here.
-    """
-    try:
-        import torch.distributed  # noqa: PLC0415 - optional dependency
-    except ImportError as error:
-        raise FailedPreconditionError(
-            "TorchrunClusterResolver needs the package torch, which is not installed here; "
-            "pip install 'headrace[torch]'"
-        ) from error
-    return torch

@@ -60,7 +60,6 @@ class ClosureQueue:
         round_size: int | None = None,
         most_queued: int = 1 << 16,
     ) -> None:
-        self.staleness = staleness
         self._rounds = None if round_size is None else Rounds(round_size)
         self._most_queued = most_queued
         self.unsettled: dict[int, Closure] = {}

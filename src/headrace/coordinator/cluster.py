@@ -56,6 +56,7 @@ class Cluster:
         workers: Where they listen, by number.
         addresses: Of the parameter servers.
         server_timeout: Seconds for which one that cannot be reached is waited for.
+        replication: How many servers have what one of them has.
         servers: The parameter servers, as far as closures go; None: there are none.
         staleness: Bound of the queue.
         round_size: How many closures make a round; None: there are no rounds.
@@ -67,6 +68,7 @@ class Cluster:
     workers: dict[int, str]
     addresses: tuple[str, ...] = ()
     server_timeout: float = 120.0
+    replication: int = 1
     servers: Servers | None = None
     staleness: int | None = None
     round_size: int | None = None
@@ -117,6 +119,7 @@ def cluster_of(strategy: object) -> Cluster:
         workers=dict(enumerate(strategy.worker_addresses)),
         addresses=servers.addresses,
         server_timeout=servers.timeout,
+        replication=servers.replication,
         servers=ClosureServers(servers, incarnation),
         staleness=strategy.staleness,
         round_size=strategy.round_size,

@@ -86,6 +86,7 @@ class Coordination:
         incarnation: Of this coordinator; newer ones are larger.
         servers: Addresses of the parameter servers.
         server_timeout: Seconds for which one that cannot be reached is waited for.
+        replication: How many servers have what one of them has.
         threads: How many closures a worker runs at a time.
         process: Which one this is, for words.
         gathers: Whether steps of optimizers come back with closures.
@@ -101,6 +102,7 @@ class Coordination:
         incarnation: int,
         servers: tuple[str, ...] = (),
         server_timeout: float = 120.0,
+        replication: int = 1,
         threads: int = 1,
         process: str = "",
         gathers: bool = False,
@@ -115,6 +117,7 @@ class Coordination:
         self._cluster_id = cluster_id
         self._incarnation = incarnation
         self._server_timeout = server_timeout
+        self._replication = replication
         self._threads = threads
         self._process = process
         self._gathers = gathers
@@ -126,19 +129,18 @@ class Coordination:
     # --- what users want ------------------------------------------------------------------------
 
     def add_worker(
-        self, address: str, now: float, worker: int | None = None, *, announced: bool = False
+        self, address: str, now: float, worker: int | None = None, announced: float | None = None
     ) -> int:
         """Take a worker in; return its number: a new one, unless it has one or is there."""
         for contact in self.contacts.values():
             if contact.address == address and not contact.is_leaving:
                 if contact.announced_at is not None:
-                    contact.announced_at = now if announced else None
+                    contact.announced_at = announced
                 return contact.worker
         if worker is None:
             worker = self._next_worker
         self._next_worker = max(self._next_worker, worker + 1)
-        since = now if announced else None
-        self.contacts[worker] = Contact(worker, address, now, announced_at=since)
+        self.contacts[worker] = Contact(worker, address, now, announced_at=announced)
         return worker
 
     def remove_worker(self, worker: int) -> None:
@@ -382,6 +384,7 @@ class Coordination:
                 threads=self._threads,
                 process=self._process,
                 gathers=self._gathers,
+                replication=self._replication,
             ),
         )
 

@@ -8,22 +8,16 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Self
 
-from headrace.arguments import (
-    check_callable,
-    check_instance,
-    check_int,
-    check_metrics,
-    check_seconds,
-)
+from headrace.arguments import check_callable, check_instance, check_int, check_seconds
 from headrace.coordinator.closure_queue import ClosureQueue
 from headrace.coordinator.cluster import check_strategy, cluster_of
 from headrace.coordinator.coordination import Coordination
 from headrace.coordinator.keeping import Keeping
-from headrace.coordinator.per_worker import PerWorkerDataset, PerWorkerResource
+from headrace.coordinator.per_worker import PerWorkerDataset, PerWorkerResource, PerWorkerVariable
 from headrace.coordinator.reception import Reception
 from headrace.coordinator.remote_value import RemoteValue, fetched
 from headrace.coordinator.running_shell import RunningShell
-from headrace.coordinator.shared_dataset import Epoch, SharedDataset
+from headrace.coordinator.shared_dataset import Epoch, SharedDataset, shared_by
 from headrace.coordinator.shell import Shell
 from headrace.coordinator.status import CoordinatorStatus
 from headrace.coordinator.worker import this_process
@@ -31,6 +25,7 @@ from headrace.coordinator.worker_iterator import DATASETS, build_dataset
 from headrace.data.dataset import Dataset
 from headrace.errors import FailedPreconditionError
 from headrace.parameter_server.per_worker_input import PerWorkerInput
+from headrace.parameter_server.strategy import ParameterServerStrategy
 from headrace.plan.source import INFINITE
 from headrace.transport.envelope import decode_error
 from headrace.transport.security import Security
@@ -112,6 +107,7 @@ class ClusterCoordinator:
             incarnation=cluster.incarnation,
             servers=cluster.addresses,
             server_timeout=cluster.server_timeout,
+            replication=cluster.replication,
             threads=threads_per_worker,
             process=this_process(),
             gathers=cluster.round_size is not None,
@@ -122,10 +118,13 @@ class ClusterCoordinator:
         self._shell = Shell(core, cluster.dial, cluster.servers)
         self._keeping = Keeping(self._shell)
         self._settings = settings
-        self._reception = Reception(self._shell)
+        self._reception = Reception(self._shell, cluster.staleness)
         self._running = RunningShell(self._shell)
         self._running.start()
         _known[strategy] = weakref.ref(self)
+        if isinstance(strategy, ParameterServerStrategy):
+            # Not this object: it ends when nobody holds it.
+            strategy.make_per_worker_variable = functools.partial(PerWorkerVariable, self._keeping)
 
     def close(self) -> None:
         """Call off what there is, end all threads and let the workers go. May be called twice."""
@@ -312,14 +311,7 @@ class ClusterCoordinator:
             kwargs: A dict.
         """
         closure = self._keeping.closure(fn, args, kwargs, shares=True)
-        kept = (*closure.work.function.kept, *closure.work.kept)
-        shared = {id(each): each for each in kept if isinstance(each, SharedDataset)}
-        if len(shared) != 1:
-            raise ValueError(
-                f"run_epoch needs one shared dataset among `args`, and found {len(shared)}; "
-                "create_shared_dataset(dataset) makes one"
-            )
-        ((_, dataset),) = shared.items()
+        dataset = shared_by(closure)
         with dataset.reading() as (elements, progress):
             steps = Epoch(self._shell, closure, dataset, elements, progress).run()
             self.join()
@@ -371,7 +363,6 @@ class ClusterCoordinator:
             metrics_port: Where `/metrics`, `/healthz` and `/readyz` are served; None: nowhere.
             metrics_host: Whom these are served for; the default is this machine alone.
         """
-        check_metrics(metrics_port, metrics_host)
         listening = self._reception.listen(host, port, security, metrics_host, metrics_port)
         self._running.keep(listening.close)
         return self._reception.address

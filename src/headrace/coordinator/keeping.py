@@ -8,15 +8,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from headrace.arguments import check_instance, check_int, check_seconds
-from headrace.coordinator.closure import Closure, Payload
+from headrace.coordinator.closure import Closure, Payload, fresh
+from headrace.coordinator.contact import Contact
 from headrace.coordinator.functions import Functions
-from headrace.coordinator.packing import Packing, pack
+from headrace.coordinator.packing import Packing, pack, unpack
 from headrace.coordinator.remote_value import RemoteValue
 from headrace.coordinator.shared_dataset import SharedDataset
 from headrace.coordinator.shell import Shell
 from headrace.coordinator.work import Function, Resource, Work
 from headrace.coordinator.worker import LARGEST_CLOSURE
-from headrace.errors import FailedPreconditionError, describe_error
+from headrace.errors import CancelledError, FailedPreconditionError, describe_error
 
 __all__ = ["Keeping"]
 
@@ -118,6 +119,39 @@ class Keeping:
     def evaluate(self, fn: Callable[..., Any], *args: Any) -> Any:
         """Return what a function returns on some worker."""
         return self.schedule(self.closure(fn, args)).fetch()
+
+    def on_each(self, fn: Callable[..., Any], *args: Any) -> list[Any]:
+        """Return what a function returns on each worker that is there.
+
+        Raises:
+            CancelledError: A worker was lost meanwhile.
+        """
+        first = self.closure(fn, args)
+        asked: list[tuple[Closure, Contact, int]] = []
+        with self._shell.lock:
+            for _, contact in sorted(self._shell.core.contacts.items()):
+                if contact.is_there and not contact.is_leaving:
+                    closure = Closure(first.name, first.work)
+                    self._shell.core.queue.keep_at(contact.worker, closure)
+                    asked.append((closure, contact, contact.session))
+        self._shell.wake()
+        return [self._answer(*each) for each in asked]
+
+    def _answer(self, closure: Closure, contact: Contact, session: int) -> Any:
+        result = closure.result
+
+        def is_over() -> bool:
+            return result.is_ready or not contact.is_there or contact.session != session
+
+        self._shell.wait(is_over, f"{closure.name} on worker {contact.worker}")
+        if not result.is_ready:
+            raise CancelledError(
+                f"worker {contact.worker} was lost before it answered {closure.name}; call again"
+            )
+        if result.error is not None:
+            raise fresh(result.error)
+        assert result.payload is not None
+        return unpack(result.payload)
 
     def add_worker(self, address: str) -> int:
         """Take a worker in; return its number."""

@@ -225,7 +225,7 @@ class Life:
             # Not the function: the place of an iterator, say. It is owed an answer all the same.
             error = blame("what comes after a function", self.greeting.worker, raised)
             ran, value, steps = Ran(error=encode_error(error), wrote=True), NOTHING, NOTHING
-        if task.run.number > 0:
+        if task.run.number > 0:  # before the answer, so that whoever has that finds it counted
             self._totals.ran(time.perf_counter() - begun, failed=bool(ran.error))
         with self._changed:
             is_wanted = self._agenda.end(task)

@@ -53,6 +53,7 @@ class Greet(Question[Greeted], frozen=True):
         server_timeout: Seconds for which one that cannot be reached is waited for.
         threads: How many closures to run at a time.
         process: Of the coordinator, for words: "host:pid".
+        replication: How many servers have what one of them has.
         gathers: Steps of optimizers are not pushed, but sent with a closure's answer.
     """
 
@@ -65,6 +66,7 @@ class Greet(Question[Greeted], frozen=True):
     threads: int = 1
     process: str = ""
     gathers: bool = False
+    replication: int = 1
 
 
 class News(Message, frozen=True):

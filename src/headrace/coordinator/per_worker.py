@@ -6,12 +6,16 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Protocol
 
+import numpy as np
+
 from headrace.arguments import check_instance
 from headrace.coordinator.closure import Payload, RemoteValueStatus
 from headrace.coordinator.current import kept_here, one_of
 from headrace.coordinator.packing import Packing, keep, pack
 from headrace.coordinator.work import Function, Resource
 from headrace.coordinator.worker_iterator import DATASETS, build_iterator
+from headrace.distribute.variable import Variable
+from headrace.errors import FailedPreconditionError
 
 __all__ = [
     "Keeper",
@@ -19,6 +23,7 @@ __all__ = [
     "PerWorkerIterator",
     "PerWorkerResource",
     "PerWorkerValues",
+    "PerWorkerVariable",
 ]
 
 
@@ -39,6 +44,9 @@ class Keeper(Protocol):
 
     def evaluate(self, fn: Callable[..., Any], *args: Any) -> Any:
         """Return what a function returns on some worker."""
+
+    def on_each(self, fn: Callable[..., Any], *args: Any) -> list[Any]:
+        """Return what a function returns on each worker that is there."""
 
 
 class PerWorkerValues:
@@ -105,6 +113,73 @@ class PerWorkerResource:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._resource.name}>"
+
+
+class PerWorkerVariable(PerWorkerResource):
+    """A variable of which each worker has a copy of its own; nobody keeps the copies alike.
+
+    `hr.Variable(..., per_worker_variable=True)` in the scope of a `ParameterServerStrategy` that
+    has a coordinator makes it. In a function that is scheduled it is the worker's copy, an array
+    there. A worker that was lost begins with the initial value again, and what a function wrote to
+    a copy before it was lost stays there.
+
+    Args:
+        keeper: Has workers keep it.
+        initial_value: Of each copy: an array or number, or a function that returns one.
+        name: For people.
+        dtype: None: that of the initial value.
+        trainable: It is not, whatever this says.
+        aggregation: Accepted as of other variables; copies are never made one.
+        synchronization: Likewise.
+        shape: None, or that of the initial value.
+    """
+
+    trainable = False
+
+    def __init__(
+        self,
+        keeper: Keeper,
+        initial_value: Any,
+        name: str | None = None,
+        dtype: Any = None,
+        trainable: bool = False,
+        aggregation: Any = None,
+        synchronization: Any = None,
+        *,
+        shape: Any = None,
+    ) -> None:
+        value = np.asarray(initial_value() if callable(initial_value) else initial_value, dtype)
+        if value.dtype.kind in "OSU":
+            raise ValueError(
+                "`initial_value` must be a number or an array of numbers, or a function that "
+                f"returns one, but it has dtype {value.dtype}"
+            )
+        if shape is not None and tuple(shape) != value.shape:
+            raise ValueError(f"`shape` is {shape}, but the initial value has shape {value.shape}")
+        self.name, self.shape, self.dtype = name or "Variable", value.shape, value.dtype
+        super().__init__(
+            keeper, f"Variable {self.name!r}", Variable, lambda number, state: (value, self.name)
+        )
+
+    def read_all(self) -> list[Any]:
+        """Return the copies of all workers that are there, in the order of their numbers.
+
+        Raises:
+            CancelledError: A worker was lost meanwhile.
+        """
+        return self._keeper.on_each(_read, self)
+
+    def __getattr__(self, name: str) -> Any:
+        if hasattr(Variable, name):
+            raise FailedPreconditionError(
+                f"each worker has a copy of Variable {self.name!r}: `{name}` is for functions that "
+                "are scheduled; here read_all() returns all copies"
+            )
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+
+
+def _read(variable: Any) -> Any:
+    return variable.read()
 
 
 class PerWorkerDataset(PerWorkerResource):

@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TypeAlias
 
+from headrace.arguments import check_metrics
 from headrace.coordinator.gauges import metrics_of
 from headrace.coordinator.shell import Shell
 from headrace.coordinator.status import AskStatus, CoordinatorStatus, status_of
+from headrace.errors import InvalidArgumentError
 from headrace.serving.call import Done, Message, Ping, Question
 from headrace.serving.endpoint import Endpoint
 from headrace.transport import address as addresses
@@ -50,10 +52,12 @@ class Reception:
 
     Args:
         shell: Of the coordinator.
+        staleness: What closures are held to; None: to nothing.
     """
 
-    def __init__(self, shell: Shell) -> None:
+    def __init__(self, shell: Shell, staleness: int | None) -> None:
         self._shell = shell
+        self._staleness = staleness
         #: Lives of workers that were removed.
         self._removed: set[str] = set()
         #: Who announced itself last, by address.
@@ -74,8 +78,10 @@ class Reception:
         """Begin to answer, and to serve metrics if there is a port for them; return what ends it.
 
         Raises:
+            ValueError: The place for metrics makes no sense, or `security` is missing.
             OSError: A port is in use.
         """
+        check_metrics(metrics_port, metrics_host)
         with ExitStack() as made:
             server = zeromq.serve(
                 self._handle,
@@ -100,7 +106,7 @@ class Reception:
     def status(self) -> CoordinatorStatus:
         """Return how the coordinator is."""
         with self._shell.lock:
-            return status_of(self._shell.core, time.monotonic())
+            return status_of(self._shell.core, time.monotonic(), self._staleness)
 
     def remove(self, address: str) -> None:
         """Take note that a worker was removed: what it announces later changes nothing."""
@@ -112,7 +118,10 @@ class Reception:
         for request in requests:
             message = request.message
             if isinstance(message, Announce):
-                request.reply(Announced(worker=self._take_in(message)))
+                try:
+                    request.reply(Announced(worker=self._take_in(message)))
+                except ValueError as error:
+                    request.fail(InvalidArgumentError(str(error)))
             elif isinstance(message, AskStatus):
                 request.reply(self.status())
             else:
@@ -124,6 +133,7 @@ class Reception:
             if message.life in self._removed:
                 return -1
             self._lives[message.address] = message.life
-            worker = self._shell.core.add_worker(message.address, time.monotonic(), announced=True)
+            now = time.monotonic()
+            worker = self._shell.core.add_worker(message.address, now, announced=now)
         self._shell.wake()
         return worker

@@ -24,7 +24,7 @@ from headrace.data.dataset import Dataset
 from headrace.data.iterator import DatasetIterator
 from headrace.errors import FailedPreconditionError, InvalidArgumentError
 
-__all__ = ["Epoch", "SharedDataset"]
+__all__ = ["Epoch", "SharedDataset", "shared_by"]
 
 _VERSION = 1
 _MOST_IN_HAND = 64
@@ -170,6 +170,23 @@ class SharedDataset:
 
     def __repr__(self) -> str:
         return f"<SharedDataset of {self.dataset!r}>"
+
+
+def shared_by(closure: Closure) -> SharedDataset:
+    """Return the shared dataset that a call names.
+
+    Raises:
+        ValueError: There is none, or several.
+    """
+    kept = (*closure.work.function.kept, *closure.work.kept)
+    shared = {id(each): each for each in kept if isinstance(each, SharedDataset)}
+    if len(shared) != 1:
+        raise ValueError(
+            f"run_epoch needs one shared dataset among `args`, and found {len(shared)}; "
+            "create_shared_dataset(dataset) makes one"
+        )
+    ((_, dataset),) = shared.items()
+    return dataset
 
 
 class _Element(NamedTuple):

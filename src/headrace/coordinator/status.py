@@ -102,8 +102,8 @@ class AskStatus(Question[CoordinatorStatus], frozen=True):
     """How are you?"""
 
 
-def status_of(core: Coordination, now: float) -> CoordinatorStatus:
-    """Return how a coordinator is."""
+def status_of(core: Coordination, now: float, staleness: int | None = None) -> CoordinatorStatus:
+    """Return how a coordinator is, whose closures are held to a staleness; None: to none."""
     queue, watch = core.queue, core.watch
     loads = {load.worker: load for load in queue.loads}
     workers: list[WorkerStatus] = []
@@ -148,7 +148,7 @@ def status_of(core: Coordination, now: float) -> CoordinatorStatus:
         retried=watch.retried,
         workers_lost=watch.workers_lost,
         largest_gap=watch.largest_gap,
-        staleness=queue.staleness,
+        staleness=staleness,
         longest=_longest(core, running),
         servers=core.servers,
     )

@@ -3,8 +3,8 @@
 Pure: no thread or clock.
 
 Rule 1. A function that runs for ten times as long as it does in the median, and for ten seconds, is
-        named once, with its worker. One that has never returned is named after a minute: its first
-        call may compile something.
+        named once, with its worker. One that has returned less than three times is named after a
+        minute: the first call may compile something.
 Rule 2. What is counted begins with the coordinator, and never falls.
 """
 
@@ -101,7 +101,7 @@ class Watch:
 
     def lost(self, sent: Iterable[Closure]) -> int:
         """Take note that a worker is lost with what it had; return how much of it runs again."""
-        again = sum(each.home is None for each in sent)
+        again = sum(each.home is None and not each.is_off for each in sent)
         self.workers_lost += 1
         self.retried += again
         return again
@@ -137,7 +137,7 @@ def _running(queue: ClosureQueue) -> Iterator[tuple[Closure, float]]:
 
 
 def _overdue(name: str, where: str, seconds: float, usual: float | None) -> str:
-    others = "has not returned before" if usual is None else f"takes {usual:.2g} s in the median"
+    others = "has hardly returned before" if usual is None else f"takes {usual:.2g} s in the median"
     return (
         f"{name} has been running on {where} for {seconds:.0f} s, and {others}: it may hang, or "
         "wait for data or for a parameter server; schedule(..., timeout=) ends such calls"

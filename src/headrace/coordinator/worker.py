@@ -223,6 +223,7 @@ class _Desk:
                 security=keys,
                 timeout=message.server_timeout,
                 of_worker=True,
+                replication=message.replication,
             )
             self._cluster = Cluster(message.cluster_id, servers)
             enter(self._cluster)

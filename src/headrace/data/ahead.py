@@ -29,6 +29,11 @@ class AheadIterator(DatasetIterator):
         """Whether marks can be used later. A data service forgets what was read before."""
         return not self._keepers and not self._cannot_restore
 
+    @property
+    def here(self) -> Mark:
+        """The place of the next element, for `go_back` alone: the beginning has no name yet."""
+        return Mark(self._states, self._offset)
+
     def use(self, mark: Mark) -> None:
         """Take note that what is before a mark was used, and no more."""
         self._used = mark

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from headrace.distribute.values import PerReplica, PerReplicaSpec
     from headrace.distribute.variable import VariableAggregation, VariableSynchronization
     from headrace.parameter_server import partitioners, v1
+    from headrace.parameter_server.read_cache import cache_variable_reads
     from headrace.parameter_server.strategy import ParameterServerStrategy
     from headrace.plan.options import AutoShardPolicy
 else:
@@ -86,6 +87,7 @@ else:
             "ValueContext": "headrace.distribute.input_context",
             "VariableAggregation": "headrace.distribute.variable",
             "VariableSynchronization": "headrace.distribute.variable",
+            "cache_variable_reads": "headrace.parameter_server.read_cache",
             "get_replica_context": "headrace.distribute.current",
             "get_strategy": "headrace.distribute.current",
             "has_strategy": "headrace.distribute.current",
@@ -127,6 +129,7 @@ __all__ = [
     "ValueContext",
     "VariableAggregation",
     "VariableSynchronization",
+    "cache_variable_reads",
     "get_replica_context",
     "get_strategy",
     "has_strategy",

@@ -8,15 +8,18 @@ from dataclasses import dataclass
 from headrace.distribute.input_context import InputContext
 from headrace.errors import InvalidArgumentError, NotFoundError
 from headrace.execution.opens_files import opens_files
-from headrace.plan.elements import FromSource
 from headrace.plan.node import Node
 from headrace.plan.options import AutoShardPolicy
-from headrace.plan.traverse import merged_options, walk
+from headrace.plan.traverse import merged_options
+from headrace.rewrites.read_alike import differs_by_reader, sources
 from headrace.rewrites.shard import shard_files, shard_hints
 
 __all__ = ["Share", "auto_shard", "is_read_whole"]
 
 _log = logging.getLogger(__name__)
+
+_SHARING = (AutoShardPolicy.AUTO, AutoShardPolicy.FILE, AutoShardPolicy.DATA)
+"""Policies that share by themselves what is not shared yet."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,8 @@ def auto_shard(plan: Node, context: InputContext) -> Share:
     """Return one worker's share of a dataset.
 
     Raises:
-        InvalidArgumentError: There are fewer files than workers.
+        InvalidArgumentError: There are fewer files than workers, or workers would read other
+            batches, of which each is to use a part.
         NotFoundError: It is to be shared by files, and is not read from files.
     """
     policy = _policy(plan)
@@ -67,16 +71,22 @@ def auto_shard(plan: Node, context: InputContext) -> Share:
                 "With options.auto_shard_policy: AutoShardPolicy.DATA, AUTO or OFF"
             ) from error
         _log.info("AutoShardPolicy.AUTO shares the dataset by DATA, not by FILE: %s", error)
-        return Share(plan, AutoShardPolicy.DATA)
+        policy = AutoShardPolicy.DATA
+    if policy is AutoShardPolicy.DATA:
+        _check_is_read_alike(plan, workers)
     return Share(plan, policy)
 
 
 def is_read_whole(plan: Node) -> bool:
     """Say whether each worker is to read all of a dataset, however many there are."""
     policy = _policy(plan)
+    served = [source for source in sources(plan) if source.keeper is not None]
+    is_shared = any(getattr(source, "job_name", None) is not None for source in served)
     # A service's jobs share it among their clients, or give each all of it, as the user chose.
-    return policy is AutoShardPolicy.OFF or (
-        policy is AutoShardPolicy.AUTO and _comes_from_a_service(plan)
+    return (
+        policy is AutoShardPolicy.OFF
+        or (bool(served) and policy is AutoShardPolicy.AUTO)
+        or (is_shared and policy in _SHARING)
     )
 
 
@@ -84,7 +94,11 @@ def _policy(plan: Node) -> AutoShardPolicy:
     return merged_options(plan).auto_shard_policy or AutoShardPolicy.AUTO
 
 
-def _comes_from_a_service(plan: Node) -> bool:
-    return any(
-        isinstance(node, FromSource) and node.source.written is not None for node in walk(plan)
-    )
+def _check_is_read_alike(plan: Node, workers: int) -> None:
+    why = differs_by_reader(plan)
+    if why:
+        raise InvalidArgumentError(
+            f"AutoShardPolicy.DATA cannot share the dataset among {workers} workers, each of which "
+            f"reads all batches and uses its part of each: {why}. With options.auto_shard_policy: "
+            "AutoShardPolicy.OFF, for all of it on every worker; or FILE, if it is read from files"
+        )

@@ -31,6 +31,7 @@ from headrace.plan.buffering import Prefetch
 from headrace.plan.node import Node
 from headrace.plan.options import AutoShardPolicy, Options, WithOptions
 from headrace.plan.source import INFINITE, UNKNOWN
+from headrace.rewrites.read_alike import in_order
 
 __all__ = ["DistributedDataset", "DistributedDatasetsFromFunction"]
 
@@ -137,6 +138,8 @@ class DistributedDataset(_Distributed):
         plan = dataset.plan
         if context.num_replicas_in_sync > 1:
             check_is_batched(plan)
+        if context.num_input_pipelines > 1 or self._options.split == "balanced":
+            plan = in_order(plan)  # workers read alike, and the rest of a batch comes after it
         if seed is not None and dataset.options().seed is None:
             plan = WithOptions(input=plan, options=Options(seed=seed))
         share = auto_shard(plan, context)

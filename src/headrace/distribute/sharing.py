@@ -13,14 +13,11 @@ from headrace.element.transpose import map_leaves
 from headrace.errors import FailedPreconditionError, InvalidArgumentError
 from headrace.plan.batching import Batch
 from headrace.plan.combining import Zip
-from headrace.plan.elements import FromSource
-from headrace.plan.free_order import free_steps
 from headrace.plan.node import Node
 from headrace.plan.ordering import Repeat, Shuffle, Skip, Take
 from headrace.plan.padding import PaddedBatch
-from headrace.plan.traverse import element_spec, fold, walk
-from headrace.plan.user_function import step_name
-from headrace.rewrites.normal import normalize
+from headrace.plan.traverse import element_spec, fold
+from headrace.rewrites.read_alike import sources
 
 __all__ = [
     "check_is_batched",
@@ -54,18 +51,13 @@ def check_keeps_order(plan: Node) -> None:
         FailedPreconditionError: It does not: the batch of which a part was used may come at any
             time, or elsewhere.
     """
-    normal = normalize(plan)
-    nodes = list(walk(normal.plan))
-    free = free_steps(normal.plan, normal.options.deterministic)
-    step = next((step_name(node) for node in nodes if id(node) in free), "")
-    if all(node.source.has_order for node in nodes if isinstance(node, FromSource)) and not step:
-        return
-    raise FailedPreconditionError(
-        "there is no state here: a part of a batch was used, and the rest of it is for the next "
-        f"step, but {step or 'the data service'} gives batches in no order, so that another may be "
-        "the next one. Read in order, make batches for one replica in "
-        "distribute_datasets_from_function, or ask after a step that used its batches up"
-    )
+    if not all(source.has_order for source in sources(plan)):
+        raise FailedPreconditionError(
+            "there is no state here: a part of a batch was used, and the rest of it is for the "
+            "next step, but the data service gives batches in no order, so that another may be the "
+            "next one. Read with `ordered=True`, make batches for one replica in "
+            "distribute_datasets_from_function, or ask after a step that used its batches up"
+        )
 
 
 def global_batch_size(plan: Node) -> int | None:

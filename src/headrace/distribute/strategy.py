@@ -49,7 +49,7 @@ class Strategy(Feeding):
     """
 
     #: What `hr.Variable` makes in the scope; None: one with a copy on each replica.
-    variable_type: type | None = None
+    variable_type: Callable[..., Any] | None = None
 
     def __init__(self, devices: Sequence[str], framework: Framework = NUMPY) -> None:
         super().__init__(devices, framework)

@@ -15,7 +15,7 @@ import operator
 import warnings
 from abc import ABCMeta
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -100,7 +100,23 @@ class Variable(ArrayOperators, Scattering, DistributedValues, metaclass=_MadeOnc
         trainable: Whether it is to be trained; it changes nothing here.
         aggregation: A `VariableAggregation`, or its name.
         synchronization: A `VariableSynchronization`, or its name.
+        shape: What the initial value must have; None: any.
+        per_worker_variable: Of strategies of parameter servers, where each worker has a copy.
     """
+
+    if TYPE_CHECKING:  # what `Variable` makes in the scope of parameter servers has, besides
+        gather: Callable[..., Any]
+        sparse_read: Callable[..., Any]
+        scatter_add: Callable[..., Any]
+        scatter_sub: Callable[..., Any]
+        scatter_update: Callable[..., Any]
+        batch_scatter_update: Callable[..., Any]
+        scatter_mul: Callable[..., Any]
+        scatter_div: Callable[..., Any]
+        scatter_min: Callable[..., Any]
+        scatter_max: Callable[..., Any]
+        shards: Sequence[Any]
+        read_all: Callable[[], list[Any]]
 
     def __init__(
         self,
@@ -110,9 +126,17 @@ class Variable(ArrayOperators, Scattering, DistributedValues, metaclass=_MadeOnc
         trainable: bool = True,
         aggregation: Any = VariableAggregation.NONE,
         synchronization: Any = VariableSynchronization.AUTO,
+        *,
+        shape: Any = None,
+        per_worker_variable: bool = False,
     ) -> None:
         if name is not None:
             check_string("name", name)
+        if per_worker_variable:
+            raise ValueError(
+                "a variable with `per_worker_variable` is made in the scope of a "
+                "ParameterServerStrategy; elsewhere ON_READ gives each replica a copy of its own"
+            )
         check_flag("trainable", trainable, or_none=False)
         self.strategy = get_strategy()
         self.name = name or "Variable"
@@ -135,6 +159,11 @@ class Variable(ArrayOperators, Scattering, DistributedValues, metaclass=_MadeOnc
             raise ValueError(
                 "`initial_value` must be a number or an array of numbers, or a function that "
                 f"returns one, but it has dtype {value.dtype}"
+            )
+        wanted_shape = (shape,) if isinstance(shape, int) else shape
+        if shape is not None and tuple(wanted_shape) != tuple(value.shape):
+            raise ValueError(
+                f"`shape` is {shape}, but the initial value has shape {tuple(value.shape)}"
             )
         if self.aggregation is VariableAggregation.MEAN and kind not in "fc":
             raise ValueError(

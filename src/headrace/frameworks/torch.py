@@ -11,19 +11,24 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headrace.errors import InvalidArgumentError
+from headrace.element.description import decode_dtype
+from headrace.errors import FailedPreconditionError, InvalidArgumentError
 from headrace.frameworks.framework import Array, Device, Framework
 
 __all__ = ["FRAMEWORK", "TorchFramework", "tensor_of"]
 
 _TEXT = (bytes, str)
 
-#: What NumPy has from the package ml_dtypes: the same bits under a dtype of PyTorch.
+#: What NumPy has from the package ml_dtypes: the same bits under a dtype of PyTorch of that name.
 _EXTENDED = {
-    "bfloat16": (np.int16, torch.bfloat16),
-    "float8_e4m3fn": (np.uint8, torch.float8_e4m3fn),
-    "float8_e5m2": (np.uint8, torch.float8_e5m2),
+    name: (np.int16 if name == "bfloat16" else np.uint8, getattr(torch, name))
+    for name in (
+        *("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"),
+        "float8_e8m0fnu",
+    )
+    if hasattr(torch, name)
 }
+_NAMES = {dtype: name for name, (_, dtype) in _EXTENDED.items()}
 _UNSIGNED = {torch.uint16, torch.uint32, torch.uint64}
 
 
@@ -132,11 +137,16 @@ class TorchFramework(Framework):
         return [value.to(first), *(value.to(device, copy=True) for device in others)]
 
     def numpy(self, array: Array) -> Any:
-        """On the CPU in the same memory; bfloat16 as float32."""
+        """On the CPU in the same memory; bfloat16 as float32 where ml_dtypes is not installed."""
         tensor = array.detach().cpu().resolve_conj().resolve_neg()
-        if tensor.dtype in {dtype for _, dtype in _EXTENDED.values()}:
-            tensor = tensor.to(torch.float32)
-        return tensor.numpy()
+        name = _NAMES.get(tensor.dtype)
+        if name is None:
+            return tensor.numpy()
+        try:
+            dtype = decode_dtype(name)
+        except FailedPreconditionError:
+            return tensor.to(torch.float32).numpy()
+        return tensor.view(torch.int16 if dtype.itemsize == 2 else torch.uint8).numpy().view(dtype)
 
     def kind(self, dtype: Any) -> str:
         """As PyTorch sorts them."""
@@ -217,7 +227,7 @@ def tensor_of(value: NDArray[Any] | np.generic) -> Any:
         InvalidArgumentError: PyTorch has no such numbers.
     """
     array = np.asarray(value)
-    if not array.flags.writeable or any(stride < 0 for stride in array.strides):
+    if not array.flags.writeable or any(s < 0 or s % array.itemsize for s in array.strides):
         array = array.copy()
     extended = _EXTENDED.get(array.dtype.name)
     if extended is not None:

@@ -23,6 +23,9 @@ Between the two:
   `messages` ask for them. `connection` asks many servers at a time, with patience; `repeating` says
   what may be asked twice, and `lives` when a server was started again. `gauges` are for who looks
   on.
+* A store may be on two servers: `seats` are pure, and say which of the two leads; a `replica` is
+  one of them in its server, a `mirror` has the other do what the leading one did, and `leaders` is
+  what clients know of it.
 * `saving` is the server's other thread: `shard_writer` writes shards to a `tensor_file` while they
   are in use, `shard_reader` puts them back.
 * `origin` says which closure writes, so that a write is carried out once; `closure_servers` when
@@ -34,9 +37,10 @@ What users hold:
   made in its scope is placed on them, beside something else if asked (`extended`), under the
   `names` that it gives; `v1` is for programs without a coordinator. `current` knows what handles
   mean in this process.
-* `variable` is a handle of a variable, and `reading` what it shows as an array: `creation` makes
-  it, `sharded` asks its shards. `table` is one of rows for any ids, with first values by
-  `initializers`; `pulling` asks for rows of many tables, `table_files` keeps them in a file.
+* `variable` is a handle of a variable, and `reading` what it shows as an array, once in the
+  scope of a `read_cache`: `creation` makes it, `sharded` asks its shards. `table` is one of rows
+  for any ids, with first values by `initializers`; `pulling` asks for rows of many tables,
+  `table_files` keeps them in a file.
 * `pushing` is one step of an optimizer, over all of them; gradients of some rows are
   `indexed_slices`, and `arrays` may be of any framework. `in_background` does it
   while a loop goes on, on a thread of the `background`.

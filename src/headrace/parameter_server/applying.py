@@ -20,6 +20,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, Protocol
 
@@ -32,6 +33,7 @@ from headrace.parameter_server.messages import (
     ArrayForm,
     CarriedOut,
     CarryOut,
+    Elsewhere,
     Reborn,
     RestoreShards,
     SaveShards,
@@ -59,10 +61,10 @@ from headrace.parameter_server.operations import (
     Scatter,
     Settle,
 )
-from headrace.serving.call import Done
+from headrace.serving.call import Done, Message
 from headrace.transport.channel import Request
 
-__all__ = ["AnswerRoom", "Applying", "Core"]
+__all__ = ["AnswerRoom", "Applying", "Changed", "Core", "Shared"]
 
 _log = logging.getLogger(__name__)
 
@@ -120,6 +122,19 @@ class AnswerRoom:
         return np.frombuffer(memory, dtype).reshape(shape)
 
 
+Changed = tuple[Operation, Sequence[NDArray[Any]]]
+
+
+class Shared(Protocol):
+    """A store that another server has as well. Called while nothing else is carried out."""
+
+    def refuse(self, message: CarryOut | SaveShards | RestoreShards) -> Message | None:
+        """Return the answer to what is not carried out here; None: it is."""
+
+    def forward(self, changed: Sequence[Changed]) -> bool:
+        """Have the other server carry out what was; False: that was not for this one to do."""
+
+
 class Applying:
     """Takes requests from the server's thread, and answers them from its own.
 
@@ -128,7 +143,7 @@ class Applying:
         index: The server's number, for statistics.
         room: Where the core makes its answers.
         files: Answers requests to save and restore.
-        kept: Says what is kept, for statistics; called between two operations.
+        shared: What has another server do the same; None: the store is here alone.
     """
 
     def __init__(
@@ -137,14 +152,11 @@ class Applying:
         index: int,
         room: AnswerRoom | None = None,
         files: Callable[[Request], object] | None = None,
-        kept: Callable[[], Kept] = Kept,
+        shared: Shared | None = None,
     ) -> None:
         self.files = files
+        self.shared = shared
         self._room = room or AnswerRoom()
-        self._look = kept
-        #: What was kept when that was seen last, and whether it is to be seen again.
-        self._kept = Kept()
-        self._is_look_due = False
         self.life = secrets.token_hex(8)
         self._core = core
         self._index = index
@@ -165,6 +177,11 @@ class Applying:
         self._bytes_out = 0
         self._busy = 0.0
         self._since = time.monotonic()
+        self.look: Callable[[], Kept] = Kept
+        """Says what is kept, for statistics; called between two operations."""
+        #: What was kept when that was seen last, and whether it is to be seen again.
+        self._kept = Kept()
+        self._is_look_due = False
         self._thread = threading.Thread(
             target=self._run, name=f"headrace-parameter-server-{index}", daemon=True
         )
@@ -185,10 +202,13 @@ class Applying:
         for request in requests:
             message = request.message
             if isinstance(message, CarryOut | SaveShards | RestoreShards):
-                if message.life not in ("", self.life):
+                if self.shared is None and message.life not in ("", self.life):
                     request.reply(Reborn(life=self.life))
                 elif not isinstance(message, CarryOut):
-                    self._to_files(request)
+                    if self.shared is None:
+                        self._to_files(request)
+                    else:
+                        self.later(partial(self._shared_to_files, request, message))
                 elif not (len(requests) == 1 and self._carried_out_at_once(request, message)):
                     self._handed_over += 1
                     self._requests.put(request)
@@ -203,8 +223,19 @@ class Applying:
         else:
             self.files(request)
 
+    def _shared_to_files(self, request: Request, message: SaveShards | RestoreShards) -> None:
+        refusal = None if self.shared is None else self.shared.refuse(message)
+        if refusal is None:
+            self._to_files(request)
+        else:
+            request.reply(refusal)
+
     def _carried_out_at_once(self, request: Request, message: CarryOut) -> bool:
         """Carry out a request on the transport's thread, if it is small and nothing waits."""
+        if self.shared is not None and not all(
+            isinstance(operation, _UNCHANGING) for operation in message.operations
+        ):
+            return False  # the other server would be waited for
         is_short = (
             self._handed_over == self._answered
             and all(isinstance(operation, _SHORT) for operation in message.operations)
@@ -226,7 +257,7 @@ class Applying:
         """
         if self._one.acquire(blocking=False):
             try:
-                self._kept = self._look()
+                self._kept = self.look()
             finally:
                 self._one.release()
         else:
@@ -248,6 +279,10 @@ class Applying:
             rows=kept.rows,
             bytes_kept=kept.nbytes,
         )
+
+    def later(self, function: Callable[[], Any]) -> None:
+        """Call a function between two operations, after what came before."""
+        self._requests.put(_Turn(function))
 
     def between(self, function: Callable[[], Any]) -> Any:
         """Call a function between two operations, and return what it returns.
@@ -287,11 +322,15 @@ class Applying:
         self._busy += time.monotonic() - began
         if self._is_look_due:
             self._is_look_due = False
-            self._kept = self._look()
+            self._kept = self.look()
 
     def _carry_out(self, request: Request) -> None:
         message = request.message
         assert isinstance(message, CarryOut)
+        shared = self.shared
+        if shared is not None and (refusal := shared.refuse(message)) is not None:
+            request.reply(refusal)
+            return
         operations = message.operations
         if len(message.arrays) != len(operations):
             raise FailedPreconditionError(
@@ -306,17 +345,28 @@ class Applying:
         forms: list[tuple[ArrayForm, ...]] = []
         buffers: list[memoryview] = []
         given = read_arrays(message.arrays, request.buffers)
-        for operation, is_read, arrays in zip(operations, reads, given, strict=True):
-            answer, found = self._core.carry_out(operation, arrays)
-            answers.append(answer)
-            forms.append(tuple(form_of(array) for array in found))
-            for array in found:
-                if (is_read and changes) or not array.flags.c_contiguous:
-                    array = array.copy()
-                buffers.append(buffer_of(array))
-            self._operations[type(operation).__name__] += 1
-            self.writes += isinstance(operation, _WRITES)
-            self._bytes_in += sum(array.nbytes for array in arrays)
+        changed: list[Changed] = []
+        is_ours = True
+        try:
+            for operation, is_read, arrays in zip(operations, reads, given, strict=True):
+                answer, found = self._core.carry_out(operation, arrays)
+                answers.append(answer)
+                forms.append(tuple(form_of(array) for array in found))
+                for array in found:
+                    if (is_read and changes) or not array.flags.c_contiguous:
+                        array = array.copy()
+                    buffers.append(buffer_of(array))
+                if shared is not None and not isinstance(operation, _UNCHANGING):
+                    changed.append((operation, arrays))
+                self._operations[type(operation).__name__] += 1
+                self.writes += isinstance(operation, _WRITES)
+                self._bytes_in += sum(array.nbytes for array in arrays)
+        finally:
+            if shared is not None and changed:
+                is_ours = shared.forward(changed)
+        if not is_ours:
+            request.reply(Elsewhere(is_vacant=True))
+            return
         self._bytes_out += sum(buffer.nbytes for buffer in buffers)
         self._carried_out += 1
         request.reply(

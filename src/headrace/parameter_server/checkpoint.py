@@ -66,8 +66,11 @@ class Checkpoint:
             UnavailableError: A server, or the place to save to, cannot be reached.
         """
         folder, name = place_of(path)
-        save_objects(self.checkpoint_objects, folder, name)
-        sweep(folder, lambda of: of == name)
+        try:
+            save_objects(self.checkpoint_objects, folder, name)
+        finally:
+            # Also after one that failed, which else would take the room of the next.
+            sweep(folder, lambda of: of == name)
         return folder.path(name)
 
     write = save

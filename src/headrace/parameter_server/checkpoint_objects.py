@@ -52,6 +52,7 @@ from headrace.storage.folder import Folder
 __all__ = [
     "Mark",
     "SavedNow",
+    "answers_on",
     "on_servers_of",
     "renames",
     "restore_objects",
@@ -276,6 +277,21 @@ def restore_on_servers(
         )
 
     ask_for_files(cluster.servers, sorted(which), ask, meets=only is None)
+
+
+def answers_on(server: int, placed: Iterable[Any], answers: Answers) -> Answers:
+    """Return the keys of writes to the shards of a server, and to its counters."""
+    own = {
+        f"{'shard' if isinstance(entry, VariableEntry) else 'table'} {part.spec.name}"
+        for leaf, entry in placed
+        for part in leaf.value.placed
+        if part.server == server
+    }
+    return {
+        target: found
+        for target, found in answers.items()
+        if target in own or (server == COUNTING_SERVER and target.startswith("counter "))
+    }
 
 
 def _restore_here(leaf: Leaf, entry: Entry, read: Read, local: TensorFile | None) -> None:

@@ -11,12 +11,13 @@ carried out when it is restored. Shards of other servers lose nothing.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from headrace.arguments import check_flag, check_instance, check_int, check_seconds, check_string
@@ -30,16 +31,17 @@ from headrace.parameter_server.checkpoint_folder import (
     read_checkpoint,
     sweep,
 )
-from headrace.parameter_server.checkpoint_format import Answers, TableEntry, VariableEntry
+from headrace.parameter_server.checkpoint_format import TableEntry, VariableEntry
 from headrace.parameter_server.checkpoint_objects import (
     Mark,
+    SavedNow,
+    answers_on,
     on_servers_of,
     renames,
     restore_on_servers,
     save_objects,
 )
 from headrace.parameter_server.checkpoint_tree import leaves
-from headrace.parameter_server.counter import COUNTING_SERVER
 from headrace.parameter_server.current import Cluster
 from headrace.storage.names import FileName
 
@@ -107,6 +109,8 @@ class CheckpointManager:
         self._increments: list[str] = []
         self._increment_bytes = 0
         self._marks: dict[int, Mark] = {}
+        #: How many writes of each server are in the newest.
+        self._saved_writes: dict[int, int] = {}
         self._unrestored: set[int] = set()
         self.lost_updates = 0
         """How many writes servers had carried out that were lost with them, as far as is known."""
@@ -163,10 +167,9 @@ class CheckpointManager:
             self._marks = {}
             for old in increments_of(self._folder, name):
                 self._folder.remove(f"{old}.json")
-            saved = save_objects(
-                self.checkpoint.checkpoint_objects, self._folder, name, forget=True
-            )
-            self._marks, self._full, self._newest = saved.marks, name, name
+            saved = self._saved(name)
+            self._take_up(saved)
+            self._full = self._newest = name
             self._full_bytes, self._increment_bytes = saved.bytes, 0
             self._increments = []
             self._prune()
@@ -182,19 +185,26 @@ class CheckpointManager:
             if not self._marks or self._increment_bytes > self._full_bytes:
                 return self.save()
             name = f"{self._full}+{len(self._increments) + 1}"
-            saved = save_objects(
-                self.checkpoint.checkpoint_objects,
-                self._folder,
-                name,
-                marks=self._marks,
-                continues=(self._full, *self._increments),
-                forget=True,
-            )
-            self._marks = saved.marks
+            before = (self._full, *self._increments)
+            saved = self._saved(name, marks=self._marks, continues=before)
+            self._take_up(saved)
             self._increments.append(name)
             self._increment_bytes += saved.bytes
             self._newest = name
         return self._folder.path(name)
+
+    def _saved(self, name: str, **since: Any) -> SavedNow:
+        objects = self.checkpoint.checkpoint_objects
+        try:
+            return save_objects(objects, self._folder, name, forget=True, **since)
+        except Exception:
+            with contextlib.suppress(Exception):
+                sweep(self._folder, lambda of: of == name)  # it takes the room of the next
+            raise
+
+    def _take_up(self, saved: SavedNow) -> None:
+        self._marks = saved.marks
+        self._saved_writes = {server: mark.writes for server, mark in saved.marks.items()}
 
     def _prune(self) -> None:
         names = checkpoint_names(self._folder, self._prefix)
@@ -220,8 +230,8 @@ class CheckpointManager:
     def _recover(self, server: int, writes: int) -> None:
         """Give a server that was started again what it had."""
         self._unrestored.add(server)
-        saved = self._marks.get(server)
-        lost = max(0, writes - (saved.writes if saved else 0))
+        lost = max(0, writes - self._saved_writes.get(server, 0))
+        self._saved_writes[server] = 0  # it counts from the beginning
         self.lost_updates += lost
         self._restore_server(server)
         _log.warning(
@@ -255,7 +265,7 @@ class CheckpointManager:
             renames(found.values(), entries),
             read.manifest.counters,
             only=server,
-            answers=_answers_on(server, placed, read.manifest.answers),
+            answers=answers_on(server, placed, read.manifest.answers),
         )
         self._unrestored.discard(server)
 
@@ -289,8 +299,9 @@ class CheckpointManager:
                     for server in list(self._unrestored):
                         self._restore_server(server)
                 if self._seconds is not None and time.monotonic() >= due:
-                    self.save_increment()
+                    # Also after one that failed, as for want of room: it is not tried at once.
                     due = time.monotonic() + self._seconds
+                    self.save_increment()
             except CancelledError:
                 return
             except Exception as error:
@@ -330,21 +341,6 @@ class CheckpointManager:
 
     def __repr__(self) -> str:
         return f"<CheckpointManager of {self._folder.url!r}>"
-
-
-def _answers_on(server: int, placed: Sequence[Any], answers: Answers) -> Answers:
-    """Return the keys of writes to the shards of a server, and to its counters."""
-    own = {
-        f"{'shard' if isinstance(entry, VariableEntry) else 'table'} {part.spec.name}"
-        for leaf, entry in placed
-        for part in leaf.value.placed
-        if part.server == server
-    }
-    return {
-        target: found
-        for target, found in answers.items()
-        if target in own or (server == COUNTING_SERVER and target.startswith("counter "))
-    }
 
 
 def checkpoints_iterator(

@@ -39,10 +39,12 @@ from headrace.errors import (
     NotFoundError,
     UnavailableError,
 )
+from headrace.parameter_server.leaders import Leaders
 from headrace.parameter_server.lives import Lives
 from headrace.parameter_server.messages import (
     CarriedOut,
     CarryOut,
+    Elsewhere,
     Reborn,
     ServerReply,
     ServerStatus,
@@ -54,6 +56,7 @@ from headrace.parameter_server.messages import (
 from headrace.parameter_server.operations import Answer, Operation, Settle
 from headrace.parameter_server.origin import in_closure
 from headrace.parameter_server.repeating import may_be_repeated
+from headrace.parameter_server.seats import PATIENCE
 from headrace.transport import zeromq
 from headrace.transport.channel import Channel, Reply
 from headrace.transport.retry import RetryPolicy, delays
@@ -99,6 +102,7 @@ class Servers:
         security: Keys of a client.
         timeout: Seconds for which a server that cannot be reached is asked again.
         of_worker: Whether scheduled functions ask: what may not be repeated must have a key then.
+        replication: How many of the servers have what one of them has: 1 or 2.
 
     Raises:
         ValueError: There is none, or an address is not "host:port".
@@ -111,6 +115,7 @@ class Servers:
         security: Security | None = None,
         timeout: float = 120.0,
         of_worker: bool = False,
+        replication: int = 1,
     ) -> None:
         check_strings("addresses", addresses)
         check_seconds("timeout", timeout)
@@ -118,6 +123,9 @@ class Servers:
             raise ValueError("`addresses` must name a parameter server, but is empty")
         self.addresses = tuple(addresses)
         self.timeout = float(timeout)
+        self.replication = replication
+        #: Which server is asked for which store.
+        self.leaders = Leaders(self.addresses, replication)
         self._of_worker = of_worker
         self._security = security
         #: Which lives of the servers are known.
@@ -232,18 +240,18 @@ class Servers:
         """Return what a server is called in messages."""
         return f"parameter server {server} at {self.addresses[server]}"
 
-    def channel(self, server: int) -> Channel:
-        """Return this thread's channel to a server."""
+    def channel(self, store: int, server: int) -> Channel:
+        """Return this thread's channel to a server that it asks for a store."""
         self.check_open()
         if self._process != os.getpid():
             self._process = os.getpid()
             self._channels = threading.local()
-        mine: dict[int, Channel] | None = getattr(self._channels, "by_server", None)
+        mine: dict[tuple[int, int], Channel] | None = getattr(self._channels, "mine", None)
         if mine is None:
-            mine = self._channels.by_server = {}
-        found = mine.get(server)
+            mine = self._channels.mine = {}
+        found = mine.get((store, server))
         if found is None:
-            found = mine[server] = self.connect(server)
+            found = mine[store, server] = self.connect(server)
             self._owners[found] = threading.get_ident()
         return found
 
@@ -254,7 +262,7 @@ class Servers:
             reply_type=ServerReply,
             security=self._security,
             # A server that stands still is waited for as long as one that is gone.
-            patience=self.timeout,
+            patience=min(PATIENCE, self.timeout) if self.leaders.are_two else self.timeout,
             request_bytes=_LARGEST_REQUEST,
         )
 
@@ -290,9 +298,11 @@ class _Call:
         servers = self._servers
         servers.lives.wait(self._server, servers.check_open)
         life = servers.lives.known(self._server)
-        self._channel = servers.channel(self._server)
+        self._asked = servers.leaders.server_of(self._server)
+        self._channel = servers.channel(self._server, self._asked)
+        message = CarryOut(self._operations, self._forms, life)
         self._ticket = self._channel.send(
-            CarryOut(self._operations, self._forms, life), self._buffers
+            servers.leaders.to_store(message, self._server), self._buffers
         )
 
     def finish(self) -> list[Answered]:
@@ -305,17 +315,21 @@ class _Call:
                 if isinstance(message, Exception):
                     raise message
                 if isinstance(message, CarriedOut):
+                    servers.leaders.answered(self._server, self._asked)
                     servers.lives.met(self._server, message.life, message.writes)
                     given = read_arrays(message.arrays, reply.buffers)
                     return list(zip(message.answers, given, strict=True))
                 if isinstance(message, Reborn):
                     servers.lives.met(self._server, message.life)
+                elif isinstance(message, Elsewhere):
+                    self._look_elsewhere(message)
                 else:
                     raise FailedPreconditionError(
                         f"{servers.name_of(self._server)} answered with "
                         f"{type(message).__name__}; is it of another version of Headrace?"
                     )
             except UnavailableError as error:
+                servers.leaders.is_gone(self._server, self._asked)
                 if not (self._repeatable or error.unsent):
                     raise self._unknown(error) from error
                 self._wait(error)
@@ -328,6 +342,13 @@ class _Call:
                     raise
                 self._wait(error)
             self.begin()
+
+    def _look_elsewhere(self, message: Elsewhere) -> None:
+        servers = self._servers
+        servers.leaders.is_elsewhere(self._server, self._asked, is_vacant=message.is_vacant)
+        if (beginning := servers.leaders.beginning(self._server)) is not None:
+            servers.channel(self._server, self._server).send(beginning)
+        self._wait(UnavailableError("it has nothing of what it is asked for"))
 
     def _receive(self) -> Reply:
         """Return the answer; the server is alive, or the channel says that it is not."""

@@ -58,6 +58,14 @@ def metrics_of(status: ServerStatus) -> Iterator[Metric]:
         ("busy_seconds", "Seconds spent on operations.", status.busy_seconds),
     ):
         yield CounterMetricFamily(f"{name}{counter}", words, value=value)
+    seats = GaugeMetricFamily(
+        f"{name}seats",
+        "Stores that are on two servers, and what this one does.",
+        labels=["store", "does"],
+    )
+    for store, does in status.seats.items():
+        seats.add_metric([str(store), does], 1)
+    yield seats
     for gauge, words, value in (
         ("waiting", "Requests that wait.", status.waiting),
         ("shards", "Shards of variables that are kept.", status.shards),

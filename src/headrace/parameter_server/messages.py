@@ -25,6 +25,7 @@ from headrace.errors import FailedPreconditionError
 from headrace.parameter_server.checkpoint_format import Answers, Piece
 from headrace.parameter_server.dtypes import dtype_named, name_of
 from headrace.parameter_server.operations import Answer, Operation, ShardSpec, TableSpec
+from headrace.parameter_server.saved import SavedServer, SavedShard, SavedTable
 from headrace.serving.call import Done, Message, Ping, Question
 from headrace.transport.channel import Buffer
 
@@ -32,6 +33,11 @@ __all__ = [
     "ArrayForm",
     "CarriedOut",
     "CarryOut",
+    "Elsewhere",
+    "Fill",
+    "Follow",
+    "Lead",
+    "Mirror",
     "Reborn",
     "RestoreShards",
     "SaveShards",
@@ -76,6 +82,16 @@ class Reborn(Message, frozen=True):
     life: str
 
 
+class Elsewhere(Message, frozen=True):
+    """Nothing was carried out that lasts: this seat of a replicated store does not lead it.
+
+    Attributes:
+        is_vacant: It has nothing of the store, or not all.
+    """
+
+    is_vacant: bool
+
+
 class CarryOut(Question[CarriedOut], frozen=True):
     """Carry out operations.
 
@@ -83,11 +99,15 @@ class CarryOut(Question[CarriedOut], frozen=True):
         operations: What to do, in this order.
         arrays: Forms of the arrays of each operation.
         life: Whom it is meant for; "": whoever listens there.
+        store: Which replicated store; -1: the server's own, which has no replica.
+        insists: The other seat of the store is gone, or vacant.
     """
 
     operations: tuple[Operation, ...]
     arrays: tuple[tuple[ArrayForm, ...], ...]
     life: str = ""
+    store: int = -1
+    insists: bool = False
 
 
 class ShardsSaved(Message, frozen=True):
@@ -125,6 +145,8 @@ class SaveShards(Question[ShardsSaved], frozen=True):
         since: A mark: write what changed after it. None: write all.
         forget: Nobody will ask for what changed after an earlier mark.
         life: Whom it is meant for; "": whoever listens there.
+        store: As in `CarryOut`.
+        insists: As in `CarryOut`.
     """
 
     url: str
@@ -134,6 +156,8 @@ class SaveShards(Question[ShardsSaved], frozen=True):
     since: int | None = None
     forget: bool = False
     life: str = ""
+    store: int = -1
+    insists: bool = False
 
 
 class ShardsRestored(Message, frozen=True):
@@ -156,6 +180,8 @@ class RestoreShards(Question[ShardsRestored], frozen=True):
         answers: Keys of writes that are in the shards.
         life: Whom it is meant for; "": whoever listens there.
         recovers: The server lost what it had; what it has counted since then counts as well.
+        store: As in `CarryOut`.
+        insists: As in `CarryOut`.
     """
 
     url: str
@@ -168,6 +194,8 @@ class RestoreShards(Question[ShardsRestored], frozen=True):
     answers: Answers
     life: str = ""
     recovers: bool = False
+    store: int = -1
+    insists: bool = False
 
 
 class ServerStatus(Message, frozen=True):
@@ -188,6 +216,8 @@ class ServerStatus(Message, frozen=True):
         tables: Shards of tables that it keeps.
         rows: Of tables.
         bytes_kept: Of values, slots and tables.
+        seats: What it does for each replicated store that it has: "leads", "leads alone",
+            "follows", "is filled", "is vacant".
     """
 
     life: str
@@ -204,14 +234,98 @@ class ServerStatus(Message, frozen=True):
     tables: int = 0
     rows: int = 0
     bytes_kept: int = 0
+    seats: dict[int, str] = msgspec.field(default_factory=dict)
 
 
 class Status(Question[ServerStatus], frozen=True):
     """What have you done? Answered at once, whatever waits to be carried out."""
 
 
-ServerRequest: TypeAlias = CarryOut | SaveShards | RestoreShards | Status | Ping
-ServerReply: TypeAlias = CarriedOut | Reborn | ShardsSaved | ShardsRestored | ServerStatus | Done
+# --- between the seats of a replicated store ----------------------------------------------------
+
+
+class Lead(Question[Done], frozen=True):
+    """Both seats of a store are vacant: begin it, if the other one agrees. Said to the first.
+
+    Attributes:
+        store: Its number.
+        seats: Addresses of the two.
+    """
+
+    store: int
+    seats: tuple[str, str]
+
+
+class Follow(Question[Done], frozen=True):
+    """Give up what you have of a store, and follow; answered with `Elsewhere` if that is not due.
+
+    Attributes:
+        store: Its number.
+        seats: Addresses of the two.
+        seat: Which of them is asked.
+        epoch: Of the leading seat.
+        life: Of the contents.
+        server: Counters and keys as they are now.
+    """
+
+    store: int
+    seats: tuple[str, str]
+    seat: int
+    epoch: int
+    life: str
+    server: SavedServer
+
+
+class Fill(Question[Done], frozen=True):
+    """Take one shard or table of a store, as it is now, with the keys of its writes.
+
+    Attributes:
+        store: Its number.
+        epoch: Of the leading seat.
+        life: Of the contents.
+        saved: What it is.
+        names: Of its arrays.
+        arrays: Their forms.
+        incarnation: Of the coordinator whose writes `answers` are.
+        answers: Keys of writes that are in it.
+    """
+
+    store: int
+    epoch: int
+    life: str
+    saved: SavedShard | SavedTable
+    names: tuple[str, ...]
+    arrays: tuple[ArrayForm, ...]
+    incarnation: int
+    answers: Answers
+
+
+class Mirror(Question[Done], frozen=True):
+    """Carry out what the leading seat of a store has carried out.
+
+    Attributes:
+        store: Its number.
+        epoch: Of the leading seat.
+        life: Of the contents.
+        operations: In their order.
+        arrays: Forms of the arrays of each.
+        is_whole: You have all of the store now, before these.
+    """
+
+    store: int
+    epoch: int
+    life: str
+    operations: tuple[Operation, ...] = ()
+    arrays: tuple[tuple[ArrayForm, ...], ...] = ()
+    is_whole: bool = False
+
+
+ServerRequest: TypeAlias = (
+    CarryOut | SaveShards | RestoreShards | Lead | Follow | Fill | Mirror | Status | Ping
+)
+ServerReply: TypeAlias = (
+    CarriedOut | Reborn | Elsewhere | ShardsSaved | ShardsRestored | ServerStatus | Done
+)
 
 
 def form_of(array: NDArray[Any]) -> ArrayForm:

@@ -11,6 +11,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import NDArray
 
 from headrace.parameter_server.arrays import as_array, is_foreign, refuse_while_tracing
+from headrace.parameter_server.read_cache import cached_reads
 from headrace.parameter_server.sharded import Sharded
 from headrace.parameter_server.sums import Batch, check_rows
 
@@ -34,7 +35,12 @@ class ShardedReading(NDArrayOperatorsMixin):
             UnavailableError: A server cannot be reached.
         """
         refuse_while_tracing(f"Variable {self.name!r}")
-        return self._sharded.read()[()]
+        cache = cached_reads()
+        if cache is None:
+            return self._sharded.read()[()]
+        if self not in cache:
+            cache[self] = self._sharded.read()
+        return cache[self].copy()[()]
 
     numpy = value = read_value = read
 
@@ -49,7 +55,11 @@ class ShardedReading(NDArrayOperatorsMixin):
             InvalidArgumentError: One is out of range; it is named.
         """
         refuse_while_tracing(f"Variable {self.name!r}")
-        return self._sharded.rows(Batch(self._checked_rows(ids)))
+        rows = self._checked_rows(ids)
+        cache = cached_reads()
+        if cache is not None and self in cache:
+            return cache[self].take(rows, axis=0)
+        return self._sharded.rows(Batch(rows))
 
     sparse_read = gather
 

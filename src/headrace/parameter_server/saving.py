@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from queue import SimpleQueue
+from typing import Protocol
 
 from headrace.errors import HeadraceError, describe_error
 from headrace.parameter_server.applying import Applying
@@ -28,15 +29,29 @@ _log = logging.getLogger(__name__)
 _STOP_SECONDS = 0.8
 
 
+class Held(Protocol):
+    """What follows the store, and is left alone while it is restored. See `Mirroring`."""
+
+    def hold(self) -> None:
+        """Called between two operations, before."""
+
+    def let_go(self) -> None:
+        """Called between two operations, after."""
+
+
 class Saving:
     """Writes a store to files, and reads it back.
 
     Args:
         store: Touched between two operations only.
         applying: Carries them out.
+
+    Attributes:
+        around: Who is told of a restoration; None: nobody.
     """
 
     def __init__(self, store: Store, applying: Applying) -> None:
+        self.around: Held | None = None
         self._store = store
         self._applying = applying
         self._requests: SimpleQueue[Request | None] = SimpleQueue()
@@ -89,17 +104,23 @@ class Saving:
             request.reply(ShardsSaved(life=applying.life, writes=writes, **written._asdict()))
         else:
             assert isinstance(message, RestoreShards)
-            read_shards(
-                self._store,
-                applying.between,
-                open_folder(message.url),
-                message.shards,
-                message.tables,
-                message.pieces,
-                message.renamed,
-                message.counters,
-                message.incarnation,
-                message.answers,
-                message.recovers,
-            )
+            if self.around is not None:
+                applying.between(self.around.hold)
+            try:
+                read_shards(
+                    self._store,
+                    applying.between,
+                    open_folder(message.url),
+                    message.shards,
+                    message.tables,
+                    message.pieces,
+                    message.renamed,
+                    message.counters,
+                    message.incarnation,
+                    message.answers,
+                    message.recovers,
+                )
+            finally:
+                if self.around is not None:
+                    applying.between(self.around.let_go)
             request.reply(ShardsRestored(life=applying.life))

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from headrace.arguments import check_int, check_metrics
 from headrace.parameter_server.applying import AnswerRoom, Applying
 from headrace.parameter_server.gauges import kept_in, metrics_of
-from headrace.parameter_server.messages import ServerRequest, ServerStatus
+from headrace.parameter_server.messages import ServerRequest, ServerStatus, Status
+from headrace.parameter_server.replica import Replicas
 from headrace.parameter_server.saving import Saving
 from headrace.parameter_server.store import Store
 from headrace.serving.endpoint import Endpoint
 from headrace.serving.life_cycle import LifeCycle
 from headrace.transport import zeromq
+from headrace.transport.channel import Request
 from headrace.transport.limits import ServerLimits
 from headrace.transport.security import Security, check_security
 
@@ -103,23 +105,41 @@ class ParameterServer(LifeCycle):
     def _open(self) -> None:
         room = AnswerRoom()
         store = Store(room.make)
-        applying = Applying(store, self._index, room, kept=lambda: kept_in(store))
+        applying = Applying(store, self._index, room)
         saving = Saving(store, applying)
         applying.files = saving.handle
-        self._status = applying.status
+        applying.look = lambda: kept_in(store)
+        replicas = Replicas(
+            self._index, None if self._security is None else self._security.as_client()
+        )
+        self._keep(replicas.close)
+
+        def status() -> ServerStatus:
+            return replicas.added_to(applying.status())
+
+        def handle(requests: Sequence[Request]) -> None:
+            others: list[Request] = []
+            for request in replicas.handle(requests):
+                if isinstance(request.message, Status):
+                    request.reply(status())
+                else:
+                    others.append(request)
+            applying.handle(others)
+
+        self._status = status
         is_open = threading.Event()
         host, port = self._metrics
         if port is not None:
             endpoint = Endpoint(
                 host,
                 port,
-                metrics=lambda: metrics_of(applying.status()),
+                metrics=lambda: metrics_of(status()),
                 why_not_ready=lambda: "" if is_open.is_set() else "it does not listen yet",
             )
             self._keep(endpoint.close)
             self._metrics_address = endpoint.address
         server = zeromq.serve(
-            applying.handle,
+            handle,
             request_type=ServerRequest,
             host=self._host,
             port=self._port,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -10,6 +11,7 @@ from typing import Any
 from headrace.errors import AbortedError, UnavailableError
 from headrace.parameter_server.connection import Servers
 from headrace.parameter_server.messages import (
+    Elsewhere,
     Reborn,
     RestoreShards,
     SaveShards,
@@ -21,7 +23,11 @@ from headrace.transport.retry import RetryPolicy, delays
 
 __all__ = ["ask_for_files"]
 
+_log = logging.getLogger(__name__)
+
 _SLICE_SECONDS = 1.0
+_QUIET_SECONDS = 10.0
+_WORDS_SECONDS = 60.0
 _POLICY = RetryPolicy(first_delay=0.05, max_delay=1.0)
 
 
@@ -45,38 +51,72 @@ def ask_for_files(
         AbortedError: One was started again, and `meets` is false.
         HeadraceError: What a server answered with.
     """
-    channels: dict[int, Channel] = {}
+    calls: dict[int, _Call] = {}
     try:
         for server in which:
-            channels[server] = servers.connect(server)
-            channels[server].send(build(server, servers.lives.known(server)))
-        return {
-            server: _answer(servers, server, channel, build, meets)
-            for server, channel in channels.items()
-        }
+            calls[server] = _Call(servers, server, build)
+            calls[server].begin()
+        return {server: _answer(servers, call, meets) for server, call in calls.items()}
     finally:
-        for channel in channels.values():
-            channel.close()
+        for call in calls.values():
+            call.close()
 
 
-def _answer(
-    servers: Servers,
-    server: int,
-    channel: Channel,
-    build: Callable[[int, str], SaveShards | RestoreShards],
-    meets: bool,
-) -> Any:
-    until = time.monotonic() + servers.timeout
+class _Call:
+    """What one server is asked, at its address, or at that of another that has the same."""
+
+    def __init__(
+        self,
+        servers: Servers,
+        server: int,
+        build: Callable[[int, str], SaveShards | RestoreShards],
+    ) -> None:
+        self.server = server
+        self._servers = servers
+        self._build = build
+        self._channel: Channel | None = None
+        self.asked = -1
+
+    def begin(self) -> None:
+        """Send it, to whoever is to be asked now."""
+        servers, asked = self._servers, self._servers.leaders.server_of(self.server)
+        if self._channel is None or asked != self.asked:
+            self.close()
+            self._channel, self.asked = servers.connect(asked), asked
+        message = self._build(self.server, servers.lives.known(self.server))
+        self._channel.send(servers.leaders.to_store(message, self.server))
+
+    def receive(self) -> Any:
+        """Return what arrives in a while; None: nothing did."""
+        assert self._channel is not None
+        reply = self._channel.receive(_SLICE_SECONDS)
+        return None if reply is None else reply.message
+
+    def close(self) -> None:
+        """Close the channel."""
+        if self._channel is not None:
+            self._channel.close()
+
+
+def _answer(servers: Servers, call: _Call, meets: bool) -> Any:
+    server = call.server
+    began = time.monotonic()
+    until, words_at = began + servers.timeout, began + _QUIET_SECONDS
     waits = delays(_POLICY, random.random)
     while True:
+        message: Any = None
         try:
-            reply = channel.receive(_SLICE_SECONDS)
-            if reply is None:
+            message = call.receive()
+            if message is None:
                 servers.check_open()
                 continue
-            message = reply.message
             if isinstance(message, Exception):
                 raise message
+            if isinstance(message, Elsewhere):
+                servers.leaders.is_elsewhere(server, call.asked, is_vacant=message.is_vacant)
+                if (beginning := servers.leaders.beginning(server)) is not None:
+                    servers.channel(server, server).send(beginning)
+                raise UnavailableError("it has nothing of what it is asked for")
             if isinstance(message, ShardsSaved | ShardsRestored):
                 servers.lives.met(server, message.life)
                 return message
@@ -85,11 +125,21 @@ def _answer(
                 raise AbortedError(f"{servers.name_of(server)} was started again meanwhile")
             servers.lives.met(server, message.life)
         except UnavailableError as error:
-            pause = next(waits)
+            if not isinstance(message, Elsewhere):
+                servers.leaders.is_gone(server, call.asked)
+            pause, now = next(waits), time.monotonic()
+            if now >= words_at:
+                words_at = now + _WORDS_SECONDS
+                _log.warning(
+                    "%s was to save or restore shards, and cannot be asked for %.0f s: %s",
+                    servers.name_of(server),
+                    now - began,
+                    error,
+                )
             if time.monotonic() + pause > until:
                 raise UnavailableError(
                     f"{servers.name_of(server)} did not answer for {servers.timeout:g} s: is it "
                     f"running, and is this its address? The last try: {error}"
                 ) from error
             servers.pause(pause)
-        channel.send(build(server, servers.lives.known(server)))
+        call.begin()

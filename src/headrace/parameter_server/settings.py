@@ -28,7 +28,6 @@ def checked_settings(
 
     Raises:
         ValueError: An argument is out of its bounds, or does not go with another.
-        NotImplementedError: This is not there yet.
     """
     if mode not in ("async", "sync"):
         raise ValueError(f'`mode` must be "async" or "sync", but got {mode!r}')
@@ -42,9 +41,9 @@ def checked_settings(
         raise ValueError('`staleness` is for mode="async": in mode="sync" no write is stale')
     if mode == "async" and round_size is not None:
         raise ValueError('`round_size` is for mode="sync"')
-    if replication > 1:
-        raise NotImplementedError(
-            f"replication={replication} is not supported yet: each shard is on one server, and "
-            "checkpoints keep what a lost server held"
+    if replication > 2:
+        raise ValueError(
+            f"`replication` must be 1 or 2, but got {replication}: what is on two servers is lost "
+            "with both alone, and checkpoints keep it then"
         )
     return StrategySettings(mode, staleness, round_size, replication, replicas)

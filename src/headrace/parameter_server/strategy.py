@@ -27,6 +27,7 @@ from headrace.distribute.context import check_cross_replica
 from headrace.distribute.extended import Extended
 from headrace.distribute.input_context import InputContext, InputOptions
 from headrace.distribute.strategy import Strategy
+from headrace.errors import FailedPreconditionError
 from headrace.parameter_server.closure_servers import ClosureServers
 from headrace.parameter_server.cluster_check import (
     checked_cluster,
@@ -93,7 +94,8 @@ class ParameterServerStrategy(Strategy):
             it are done; None: no bound.
         round_size: How many functions make a round of "sync"; None: as many as there are workers.
         placement: "round_robin": shards go to servers in turn; "bytes": to the one with the least.
-        replication: How many servers have each shard: 1.
+        replication: How many servers have each shard, table and counter. With 2, what a server that
+            is lost had is on another one, which goes on with it.
         security: Keys of a client of the servers.
         server_timeout: Seconds for which a server that cannot be reached is waited for.
         replicas: Of each worker.
@@ -126,6 +128,11 @@ class ParameterServerStrategy(Strategy):
         settings = checked_settings(mode, staleness, round_size, replication, replicas)
         spec = checked_cluster(resolver)
         addresses = server_addresses(spec)
+        if replication > len(addresses):
+            raise ValueError(
+                f"`replication` is {replication}, but there is {len(addresses)} parameter server: "
+                "each shard is on as many servers, so add one"
+            )
         self._placement = placement_named(placement, len(addresses))
         self._resolver: ClusterResolver | None = resolver
         self._partitioner = variable_partitioner
@@ -134,6 +141,7 @@ class ParameterServerStrategy(Strategy):
             addresses,
             security=None if security is None else security.as_client(),
             timeout=server_timeout,
+            replication=replication,
         )
         self._begin(Cluster(secrets.token_hex(8), servers), settings)
         self._spec = spec
@@ -170,8 +178,19 @@ class ParameterServerStrategy(Strategy):
 
     # --- what it is ---------------------------------------------------------------------------
 
-    #: What `hr.Variable` makes in its scope.
-    variable_type = ServerVariable
+    #: Makes a variable of each worker's own; a coordinator sets it.
+    make_per_worker_variable: Callable[..., Any] | None = None
+
+    def variable_type(self, *args: Any, per_worker_variable: bool = False, **kwargs: Any) -> Any:
+        """Make what `hr.Variable` is in its scope: on the servers, or a copy for each worker."""
+        if not per_worker_variable:
+            return ServerVariable(*args, **kwargs)
+        if self.make_per_worker_variable is None:
+            raise FailedPreconditionError(
+                "a variable with per_worker_variable=True is kept by workers: make "
+                "hr.coordinator.ClusterCoordinator(strategy) before it"
+            )
+        return self.make_per_worker_variable(*args, **kwargs)
 
     @property
     def cluster(self) -> Cluster:

@@ -7,6 +7,8 @@ dtype's name in the header's metadata.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import math
 import zlib
@@ -16,7 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.errors import DataLossError, NotFoundError
+from headrace.errors import DataLossError, FailedPreconditionError, NotFoundError
 from headrace.parameter_server.dtypes import dtype_named, name_of
 from headrace.storage.files import open_file
 from headrace.storage.folder import Folder
@@ -39,12 +41,17 @@ _NAMES = {
     "float64": "F64",
 }
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _LARGEST_HEADER = 100 << 20
 _BLOCK = 16 << 20
 
 
 def write_tensors(folder: Folder, name: str, tensors: Mapping[str, NDArray[Any]]) -> int:
-    """Write a file, and return its bytes; others see it when it is whole."""
+    """Write a file, and return its bytes; others see it when it is whole.
+
+    Raises:
+        FailedPreconditionError: There is no room for it.
+    """
     header: dict[str, Any] = {}
     others: dict[str, str] = {}
     at = 0
@@ -64,14 +71,24 @@ def write_tensors(folder: Folder, name: str, tensors: Mapping[str, NDArray[Any]]
         header["__metadata__"] = others
     words = json.dumps(header).encode()
     words += b" " * (-len(words) % 8)
-    with folder.create(name) as file:
-        _write(file, len(words).to_bytes(8, "little"))
-        _write(file, words)
-        for array in tensors.values():
-            flat = _bytes_of(array)
-            for start in range(0, flat.nbytes, _BLOCK):
-                _write(file, flat[start : start + _BLOCK])
-    folder.publish(name, name)
+    try:
+        with folder.create(name) as file:
+            _write(file, len(words).to_bytes(8, "little"))
+            _write(file, words)
+            for array in tensors.values():
+                flat = _bytes_of(array)
+                for start in range(0, flat.nbytes, _BLOCK):
+                    _write(file, flat[start : start + _BLOCK])
+        folder.publish(name, name)
+    except Exception as error:
+        with contextlib.suppress(Exception):
+            folder.remove(name)  # others want the room
+        cause = error if isinstance(error, OSError) and error.errno else error.__cause__
+        if isinstance(cause, OSError) and cause.errno in _FULL:
+            raise FailedPreconditionError(
+                f"{folder.path(name)!r} cannot be written: {cause.strerror}; make room there"
+            ) from error
+        raise
     return 8 + len(words) + at
 
 

@@ -108,7 +108,7 @@ def test_a_worker_that_is_waited_for_in_vain_is_named_to_all_and_to_itself(play)
     play.comes(2, 1, what="step 2")
     words = play.hall.lack(1, play.now)
     assert words == ["worker 1 (b:2) was last heard of 60 s ago, at a sum"]
-    dues = play.hall.give_up(1, 60.0, play.now)
+    dues = play.hall.give_up(1, 60.0, play.hall.lack(1, play.now))
     assert sorted(due.rank for due in dues) == [0, 2]
     assert isinstance(dues[0].answer, UnavailableError)
     assert "worker 1 (b:2)" in str(dues[0].answer)
@@ -127,7 +127,7 @@ def test_one_that_never_came_is_said_to_be_so(play):
 def test_nobody_lacks_at_a_meeting_that_is_over_and_it_is_not_given_up(play):
     play.all_come(0)
     assert play.hall.lack(0, play.now) == play.hall.lack(7, play.now) == []
-    assert play.hall.give_up(0, 60.0, play.now) == []
+    assert play.hall.give_up(0, 60.0, play.hall.lack(0, play.now)) == []
     assert play.hall.failure is None
 
 

@@ -118,7 +118,7 @@ class World:
         for worker in self.workers:
             if self.lives(worker.rank) and not worker.failure and worker.window.unanswered:
                 number = worker.window.to_repeat()[0]
-                self.answer(self.hall.give_up(number, 300.0, self.now))
+                self.answer(self.hall.give_up(number, 300.0, self.hall.lack(number, self.now)))
                 self.run(600.0)
 
 

@@ -200,9 +200,14 @@ class Hall:
             return []
         return [self._describe(rank, now) for rank in self._missing(meeting)]
 
-    def give_up(self, number: int, waited: float, now: float) -> list[Due]:
-        """End the session, since somebody has waited too long for those who are missing."""
-        words = self.lack(number, now)
+    def give_up(self, number: int, waited: float, words: Sequence[str]) -> list[Due]:
+        """End the session, since somebody has waited too long for those who are missing.
+
+        Args:
+            number: Of the meeting.
+            waited: For how many seconds.
+            words: Who is missing, as `lack` says; nobody: the session goes on.
+        """
         if not words:
             return []
         what = next(iter(self._open[number].values())).what

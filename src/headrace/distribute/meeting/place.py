@@ -198,9 +198,23 @@ class _Meetings:
         session = self._session_of(message)
         now = time.monotonic()
         words = [] if session is None else session.hall.lack(message.number, now)
+        if words and session is not None and session.is_lobby and self._is_taken(message.rank):
+            words.append(
+                f"{self._names[message.rank]} takes part in a session that goes on already (is "
+                "this a second process of that task?)"
+            )
         request.reply(Lacking(words=tuple(words)))
         if session is not None and message.gives_up:
-            self._answer(session, session.hall.give_up(message.number, message.waited, now))
+            self._answer(session, session.hall.give_up(message.number, message.waited, words))
+
+    def _is_taken(self, rank: int) -> bool:
+        """Say whether a rank takes part in a session that has begun, and goes on."""
+        return any(
+            session.hall.has_begun
+            and session.hall.failure is None
+            and rank in session.peers.values()
+            for session in self._sessions.values()
+        )
 
     def _leave(self, request: Request, message: Leave) -> None:
         session = self._session_of(message)

@@ -7,6 +7,7 @@ them says, and writes what comes as further parts. A pass that is left off leave
 from __future__ import annotations
 
 import dataclasses
+import os
 from dataclasses import dataclass, field
 from typing import ClassVar, cast
 
@@ -58,7 +59,7 @@ def check_materialize(url: FileName, options: ReadingOptions) -> str:
             "`num_consumers` and `consumer_index`"
         )
     saved.arrow.pyarrow()  # or its absence would be found after the first function was called
-    return folder.url
+    return os.path.abspath(folder.url) if folder.is_local else folder.url.rstrip("/")
 
 
 def materialized(
@@ -92,8 +93,7 @@ def materialized(
     if options.num_consumers is not None:
         words.append(f"{options.consumer_index}-of-{options.num_consumers}-{options.remainder}")
     key = "-".join(words)
-    folder = f"{url.rstrip('/')}/{key}"
-    return MaterializedSource(key=key, remote=remote, url=folder)
+    return MaterializedSource(key=key, remote=remote, url=f"{url}/{key}")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -206,11 +206,13 @@ class MaterializedReader:
                 self._publish_until(writer, before)
             if writer is not None and isinstance(error, Exception):
                 # A later pass meets the same element, and the same error.
-                self._say_given_up(f"an element failed: {error}")
+                self._say_given_up(f"it failed: {error}")
             raise
         if chunk is None:
             self._is_at_end = True
-            if writer is not None:
+            if writer is not None and self._is_closed:  # by another thread: it is no end
+                writer.close()
+            elif writer is not None:
                 self._finish(writer)
             return None
         row = self._row
@@ -262,7 +264,7 @@ class MaterializedReader:
 
     def _published(self, writer: PartWriter, next: Place) -> Part:
         if self._source.has_gaps:  # a later pass may have what this one lost
-            raise UnavailableError("elements of the dataset were lost")
+            raise UnavailableError("it lacks elements of the dataset, which the log names")
         return writer.publish(next)
 
     def _finish(self, writer: PartWriter) -> None:

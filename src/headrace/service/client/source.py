@@ -73,6 +73,8 @@ class _Latest:
 
     def __init__(self) -> None:
         self.reader: RemoteReader | ArrivingUnits | None = None
+        #: Whether others had read the pass to its end when it was opened.
+        self.was_over = False
 
     def __reduce__(self) -> tuple[type[_Latest], tuple[()]]:
         # Another process reads on its own account.
@@ -341,13 +343,14 @@ class RemoteSource(Source):
             codec=codecs()[0] if self.compression == "AUTO" else "",
         )
         target = self._target()
+        left = made.units - first - sum(stop - start for start, stop in read)
         units = ArrivingUnits(
             session,
             lambda session: self._shell(session, target),
-            lambda shell: self._join(opening, shell, target),
-            made.units - first - sum(stop - start for start, stop in read),
+            lambda shell: self._join(opening, shell, target, left),
+            left,
         )
-        self._latest.reader = units
+        self._latest.reader, self._latest.was_over = units, False
 
         named = {"half": made.half, "seed": opening.seed}
 
@@ -373,7 +376,9 @@ class RemoteSource(Source):
             settles=False,
         )
 
-    def _join(self, opening: OpenIteration, shell: Shell, target: Target) -> IterationOpened:
+    def _join(
+        self, opening: OpenIteration, shell: Shell, target: Target, left: int
+    ) -> IterationOpened:
         opened = open_iteration(
             opening,
             self._dial,
@@ -383,6 +388,7 @@ class RemoteSource(Source):
             cost_fn=self.options.cost_fn,
         )
         shell.opened(opened)
+        self._latest.was_over = opened.finished and left != 0
         return opened
 
     # --- reports --------------------------------------------------------------------------------
@@ -404,10 +410,10 @@ class RemoteSource(Source):
 
     @property
     def has_gaps(self) -> bool:
-        """Whether the latest iteration lacks units so far: they were lost, or given up."""
+        """Whether the latest iteration lacks units so far: lost, given up, or read by others."""
         reader = self._latest.reader
         gave_up = isinstance(reader, ArrivingUnits) and bool(reader.given_up)
-        return gave_up or bool(self.lost_units())
+        return gave_up or self._latest.was_over or bool(self.lost_units())
 
     def _dial(self) -> DispatcherStub:
         return DispatcherStub(self.options.service, security=self.options.security)

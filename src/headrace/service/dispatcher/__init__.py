@@ -32,8 +32,8 @@ How workers share an iteration:
 What one run of the process knows beside that:
 
     limits         how long what is waited for
-    activity       what is done for tasks, as heartbeats say
     history        how much of something there was in each of the last intervals
+    activity       what is done for tasks, as heartbeats say
     presence       who was heard from when, and what else is not journaled
     gathered       what clients said of where they stand
     unreachable    which clients cannot reach which tasks, and since when

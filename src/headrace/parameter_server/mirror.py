@@ -1,0 +1,312 @@
+"""What the leading seat of a replicated store says to the other one.
+
+    follow, fill, fill, ..., mirror(is_whole)       the other seat gets what there is
+    mirror, mirror, ...                             and does what is done here
+
+Rule 1. A write is answered when the other seat has it, too, or is gone: then this one is alone.
+Rule 2. The other seat is filled one shard or table at a time, between two operations. What is done
+        meanwhile is mirrored as well: where the shard is not there yet, it will come with it.
+Rule 3. All that is said is said between two operations, or as a part of one (`Applying`), so that
+        its order is that of the operations.
+Rule 4. A seat that takes nothing may have begun again, or lead itself. It is asked to follow; what
+        leads does not, and then what is here is given up, with the write that was not taken.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from headrace.errors import CancelledError, HeadraceError, UnavailableError, describe_error
+from headrace.parameter_server.applying import Changed
+from headrace.parameter_server.messages import (
+    Elsewhere,
+    Fill,
+    Follow,
+    Mirror,
+    ServerReply,
+    buffer_of,
+    form_of,
+)
+from headrace.parameter_server.seats import PATIENCE, Role, Seat
+from headrace.parameter_server.snapshots import (
+    Holding,
+    holdings,
+    snapshot_of,
+    snapshot_of_server,
+)
+from headrace.parameter_server.store import Store
+from headrace.serving.call import Done, Message, Ping
+from headrace.transport import zeromq
+from headrace.transport.channel import Buffer, Channel
+from headrace.transport.security import Security
+
+__all__ = ["Mirroring"]
+
+_log = logging.getLogger(__name__)
+
+_PAUSE_SECONDS = 0.1
+_CHECK_SECONDS = 0.5
+_SLICE_SECONDS = 0.5
+_STOP_SECONDS = 1.0
+_LARGEST_REQUEST = 16 << 30
+
+
+class Mirroring:
+    """The leading seat's end; it has something to do only while the seat leads, or wants to.
+
+    Args:
+        number: Of the store.
+        store: What this seat has.
+        seat: What it does.
+        between: Calls a function between two operations (`Applying.between`).
+        give_up: Gives up what this seat has: another one leads.
+        security: Keys of a client of the other server.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        store: Store,
+        seat: Seat,
+        between: Callable[[Callable[[], Any]], Any],
+        give_up: Callable[[], object],
+        security: Security | None,
+    ) -> None:
+        self.seats = ("", "")
+        self.place = 0
+        self._number = number
+        self._store = store
+        self._seat = seat
+        self._between = between
+        self._give_up = give_up
+        self._security = security
+        self._channel: Channel | None = None
+        #: Whether the other seat follows, and gets all that is done here.
+        self._is_followed = False
+        #: Whether this seat is to lead contents that begin empty.
+        self._begins = False
+        #: Whether the other seat is left alone, as while this one is restored.
+        self._is_held = False
+        self._wanted = threading.Event()
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether the other seat has all that this one has."""
+        return self._is_followed and not self._wanted.is_set()
+
+    # --- between two operations ---------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Lead contents that begin empty, if the other seat agrees."""
+        self._begins = True
+        self.start()
+
+    def start(self) -> None:
+        """Have the other seat follow, now or as soon as it is there."""
+        self._wanted.set()
+        if self._thread is None and not self._closed.is_set():
+            self._thread = threading.Thread(
+                target=self._run, name=f"headrace-mirror-{self._number}", daemon=True
+            )
+            self._thread.start()
+
+    def forward(self, changed: Sequence[Changed]) -> bool:
+        """Have the other seat do what was done here; False: this one does not lead any more."""
+        if not self._is_followed:
+            return True
+        arrays = [[np.ascontiguousarray(array) for array in each] for _, each in changed]
+        message = Mirror(
+            store=self._number,
+            epoch=self._seat.epoch,
+            life=self._seat.life,
+            operations=tuple(operation for operation, _ in changed),
+            arrays=tuple(tuple(map(form_of, each)) for each in arrays),
+        )
+        self._say(message, [buffer_of(array) for each in arrays for array in each])
+        return self._seat.role is Role.LEADING
+
+    def hold(self) -> None:
+        """Have the other seat know that it lacks something, and leave it alone until `let_go`."""
+        self._is_held = True
+        if self._is_followed and self._follow():
+            self._is_followed = False
+
+    def let_go(self) -> None:
+        """Have the other seat follow again."""
+        self._is_held = self._is_followed = False
+        self._wanted.set()
+
+    def lose(self) -> None:
+        """Have nobody follow any more: this seat does not lead."""
+        self._is_followed = self._begins = False
+        self._wanted.clear()
+
+    # --- life -----------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Say nothing more. May be called twice."""
+        self._closed.set()
+        self._wanted.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(_STOP_SECONDS)
+        if self._channel is not None:
+            self._channel.close()
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            is_wanted = self._wanted.wait(_CHECK_SECONDS)
+            try:
+                if not is_wanted:
+                    self._between(self._check)
+                elif self._is_there():
+                    self._fill_all()
+            except CancelledError:
+                return
+            if is_wanted:
+                self._closed.wait(_PAUSE_SECONDS)
+
+    def _check(self) -> None:
+        """Notice that the other seat is gone, also where nobody writes."""
+        if self._is_followed:
+            seat = self._seat
+            self._say(Mirror(store=self._number, epoch=seat.epoch, life=seat.life))
+
+    def _is_there(self) -> bool:
+        channel = self._connect()
+        try:
+            channel.call(Ping(), timeout=_STOP_SECONDS)
+        except HeadraceError:
+            return False
+        finally:
+            channel.close()
+        return True
+
+    def _fill_all(self) -> None:
+        """Bring the other seat what there is, one thing after another."""
+        if not self._between(self._begin_to_fill):
+            return
+        for holding in self._between(partial(holdings, self._store)):
+            if not self._between(partial(self._fill, holding)):
+                return
+        self._between(self._end_filling)
+
+    def _begin_to_fill(self) -> bool:
+        if self._is_held or self._is_followed:
+            return False
+        return self._follow()
+
+    def _follow(self) -> bool:
+        seat = self._seat
+        is_new = self._begins and seat.role is Role.VACANT
+        if seat.role is not Role.LEADING and not is_new:
+            self.lose()
+            return False
+        life = secrets.token_hex(8) if is_new else seat.life
+        message = Follow(
+            store=self._number,
+            seats=self.seats,
+            seat=1 - self.place,
+            epoch=1 if is_new else seat.epoch,
+            life=life,
+            server=snapshot_of_server(self._store).record,
+        )
+        reply = self._answer(message)
+        self._is_followed = isinstance(reply, Done)
+        if isinstance(reply, Elsewhere):
+            self.lose()
+            if not is_new:
+                _log.warning(
+                    "store %d is led by the server at %s now: what is here is given up",
+                    self._number,
+                    self.seats[1 - self.place],
+                )
+                self._give_up()
+        if not self._is_followed:
+            return False
+        if is_new:
+            seat.lead(life)
+            self._begins = False
+        return True
+
+    def _fill(self, holding: Holding) -> bool:
+        if not self._is_followed:
+            return False
+        saved = snapshot_of(self._store, holding)
+        arrays = [np.ascontiguousarray(array) for array in saved.arrays.values()]
+        target = " ".join(holding)
+        message = Fill(
+            store=self._number,
+            epoch=self._seat.epoch,
+            life=self._seat.life,
+            saved=saved.record,
+            names=tuple(saved.arrays),
+            arrays=tuple(map(form_of, arrays)),
+            incarnation=self._store.keys.incarnation,
+            answers={target: self._store.keys.answers_of(target)},
+        )
+        return self._say(message, [buffer_of(array) for array in arrays])
+
+    def _end_filling(self) -> None:
+        seat = self._seat
+        message = Mirror(store=self._number, epoch=seat.epoch, life=seat.life, is_whole=True)
+        if self._is_followed and self._say(message):
+            self._wanted.clear()
+            _log.info("store %d is on two servers (epoch %d)", self._number, seat.epoch)
+
+    # --- saying -----------------------------------------------------------------------------------
+
+    def _connect(self) -> Channel:
+        return zeromq.connect(
+            self.seats[1 - self.place],
+            reply_type=ServerReply,
+            security=self._security,
+            patience=PATIENCE,
+            request_bytes=_LARGEST_REQUEST,
+        )
+
+    def _say(self, message: Message, buffers: Sequence[Buffer] = ()) -> bool:
+        """Say something to the other seat, and wait until it is done; False: it is not."""
+        reply = self._answer(message, buffers)
+        if isinstance(reply, Elsewhere) and self._follow():
+            self._is_followed = False  # it has nothing of what was said before
+            self._wanted.set()
+        return isinstance(reply, Done)
+
+    def _answer(self, message: Message, buffers: Sequence[Buffer] = ()) -> Message | None:
+        """Return what the other seat answers; None: it is gone, or cannot."""
+        try:
+            if self._channel is None:
+                self._channel = self._connect()
+            ticket = self._channel.send(message, buffers)
+            while (reply := self._channel.receive(_SLICE_SECONDS)) is None or (
+                reply.ticket != ticket
+            ):
+                if self._closed.is_set():
+                    raise UnavailableError("this server is stopped")
+            if isinstance(reply.message, Exception):
+                raise reply.message
+        except Exception as error:
+            self._alone(error)
+            return None
+        assert isinstance(reply.message, Message)
+        return reply.message
+
+    def _alone(self, error: Exception) -> None:
+        if self._seat.role is Role.LEADING and not self._closed.is_set():
+            _log.warning(
+                "store %d is on this server alone until the one at %s is back: %s",
+                self._number,
+                self.seats[1 - self.place],
+                describe_error(error),
+            )
+        self._is_followed = False
+        self._wanted.set()

@@ -1,0 +1,109 @@
+"""The two seats of a replicated store: which one leads, and who may say so. Pure.
+
+    vacant --Lead--> leading --a later epoch leads--> following (empty, then whole)
+    vacant --Follow--> following --the leading seat is gone--> leading, in the next epoch
+
+Rule 1. The leading seat carries out operations, and answers a write when the other has it as well.
+Rule 2. A following seat that is whole becomes the leading one when somebody asks who cannot reach
+        the other (`insists`). It takes nothing from the earlier one after that.
+Rule 3. A store begins empty only where both seats are vacant: the leading one asks the other first.
+Rule 4. A seat that has contents gives them up for nobody but a later epoch of the same life.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+__all__ = ["PATIENCE", "Admission", "Role", "Seat"]
+
+PATIENCE = 5.0
+"""Seconds for which a seat that stands still is waited for; one that ended is noticed at once."""
+
+
+class Role(Enum):
+    """What a seat does."""
+
+    VACANT = "vacant"
+    """It has nothing: its process has just begun, or its contents were given up."""
+    FOLLOWING = "following"
+    """It gets what the leading seat has and does."""
+    LEADING = "leading"
+    """It carries out what clients ask."""
+
+
+class Admission(Enum):
+    """What becomes of a client's request."""
+
+    HERE = "here"
+    """It is carried out."""
+    PROMOTED = "promoted"
+    """It is carried out, and this seat leads from now on."""
+    ELSEWHERE = "elsewhere"
+    """The other seat is to be asked."""
+    VACANT = "vacant"
+    """The other seat is to be asked: this one has nothing."""
+    REBORN = "reborn"
+    """It was meant for contents that are lost."""
+
+
+@dataclass
+class Seat:
+    """One seat.
+
+    Attributes:
+        role: What it does.
+        epoch: How often another seat became the leading one, this one included.
+        life: Names the contents: those that begin empty have another one.
+        is_whole: Whether it has all of them.
+    """
+
+    role: Role = Role.VACANT
+    epoch: int = 0
+    life: str = ""
+    is_whole: bool = False
+
+    def admit(self, life: str, *, insists: bool) -> Admission:
+        """Say what becomes of a request.
+
+        Args:
+            life: Whose contents it is meant for; "": any.
+            insists: Whoever asks found the other seat gone, or vacant.
+        """
+        if self.role is Role.VACANT or not self.is_whole:
+            return Admission.VACANT
+        if life not in ("", self.life):
+            return Admission.REBORN
+        if self.role is Role.LEADING:
+            return Admission.HERE
+        if not insists:
+            return Admission.ELSEWHERE
+        self.role = Role.LEADING
+        self.epoch += 1
+        return Admission.PROMOTED
+
+    def lead(self, life: str) -> None:
+        """Lead new contents, which the other seat has agreed to follow."""
+        self.role, self.epoch, self.life, self.is_whole = Role.LEADING, 1, life, True
+
+    def follow(self, epoch: int, life: str) -> bool:
+        """Give up what there is, and follow a leading seat; False: it does not lead any more."""
+        if self.role is not Role.VACANT and self.is_whole:
+            least = self.epoch + (self.role is Role.LEADING)
+            if life != self.life or epoch < least:
+                return False
+        self.role, self.epoch, self.life, self.is_whole = Role.FOLLOWING, epoch, life, False
+        return True
+
+    def outranks(self, epoch: int, life: str) -> bool:
+        """Whether it leads, and follows no seat of this epoch."""
+        is_later = life == self.life and epoch > self.epoch
+        return self.role is Role.LEADING and not is_later
+
+    def is_led_by(self, epoch: int, life: str) -> bool:
+        """Whether it follows a leading seat."""
+        return self.role is Role.FOLLOWING and (self.epoch, self.life) == (epoch, life)
+
+    def vacate(self) -> None:
+        """Have nothing any more."""
+        self.role, self.is_whole = Role.VACANT, False

@@ -1,0 +1,159 @@
+"""A store on two servers that crash, come back and are taken for gone; the seats are the real ones.
+
+Stood in for are the messages between the two, which are carried out at once, or not at all. Crashes
+come at any moment between what the leading seat does and its answer.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+from headrace.errors import AbortedError
+from headrace.parameter_server.leaders import Leaders
+from headrace.parameter_server.messages import CarryOut
+from headrace.parameter_server.seats import Admission, Role, Seat
+
+LIFE = "life"
+
+
+class GoneError(Exception):
+    """Nobody knows whether it was carried out: ask again."""
+
+
+class _Server:
+    """One of the two."""
+
+    def __init__(self) -> None:
+        self.is_up = True
+        self.seat = Seat()
+        self.contents: Any = None
+        self.is_followed = False
+
+
+class TwoServers:
+    """The servers of one store.
+
+    Args:
+        world: Time and chance.
+        contents: What both begin with.
+    """
+
+    def __init__(self, world: Any, contents: Any) -> None:
+        self._world = world
+        self._servers = (_Server(), _Server())
+        self._clients: dict[Any, Leaders] = {}
+        self.losses = self.mistakes = 0
+        first, second = self._servers
+        assert second.seat.follow(1, LIFE)
+        first.seat.lead(LIFE)
+        first.contents = contents
+        self._mend(first, second)
+
+    @property
+    def contents(self) -> Any:
+        """What the leading seat of the latest epoch has."""
+        leading = [each for each in self._servers if each.seat.role is Role.LEADING]
+        if not leading:
+            (leading,) = [[each] for each in self._servers if each.seat.is_whole]
+        return max(leading, key=lambda each: each.seat.epoch).contents
+
+    def carry_out(self, client: Any, do: Callable[[Any], None]) -> None:
+        """Ask as a client does.
+
+        Raises:
+            GoneError: To be asked again; the other server is next.
+            AbortedError: It is refused.
+        """
+        leaders = self._clients.setdefault(client, Leaders(("0", "1"), 2))
+        asked = leaders.server_of(0)
+        insists = leaders.to_store(CarryOut((), ()), 0).insists
+        server, other = self._servers[asked], self._servers[1 - asked]
+        chance = self._world.random
+        if not server.is_up or chance.random() < 0.02:
+            self.mistakes += server.is_up
+            leaders.is_gone(0, asked)
+            raise GoneError
+        admission = server.seat.admit(LIFE, insists=insists)
+        if admission in (Admission.ELSEWHERE, Admission.VACANT):
+            leaders.is_elsewhere(0, asked, is_vacant=admission is Admission.VACANT)
+            assert leaders.beginning(0) is None or not any(
+                each.seat.is_whole and each.is_up for each in self._servers
+            )
+            raise GoneError
+        assert admission in (Admission.HERE, Admission.PROMOTED)
+        if admission is Admission.PROMOTED:
+            server.is_followed = False
+        error = _carried_out(do, server.contents)
+        if chance.random() < 0.03 and self.crash(asked):
+            raise GoneError
+        if not self._forward(server, other, do):
+            leaders.is_elsewhere(0, asked, is_vacant=True)
+            raise GoneError
+        if chance.random() < 0.03 and self.crash(asked):
+            raise GoneError
+        leaders.answered(0, asked)
+        if error is not None:
+            raise error
+
+    def _forward(self, server: _Server, other: _Server, do: Callable[[Any], None]) -> bool:
+        """Have the other seat do the same; False: it leads, and this one has given up."""
+        if not server.is_followed:
+            return True
+        if not other.is_up:
+            server.is_followed = False
+        elif other.seat.is_led_by(server.seat.epoch, LIFE):
+            _carried_out(do, other.contents)
+        else:
+            self._mend(server, other)
+        return server.seat.role is Role.LEADING
+
+    def _mend(self, server: _Server, other: _Server) -> None:
+        """Have the other seat follow, and get what there is."""
+        seat = server.seat
+        if other.seat.outranks(seat.epoch, LIFE) or not other.seat.follow(seat.epoch, LIFE):
+            seat.vacate()
+            server.contents, server.is_followed = None, False
+            return
+        other.contents = server.contents.copied(copy.deepcopy)
+        other.seat.is_whole = server.is_followed = True
+        other.is_followed = False
+
+    def crash(self, place: int) -> bool:
+        """End a server's process, if the other one has all; another begins after a while."""
+        server, other = self._servers[place], self._servers[1 - place]
+        is_safe = other.is_up and (
+            other.seat.role is Role.LEADING
+            or (server.is_followed and other.seat.is_led_by(server.seat.epoch, LIFE))
+        )
+        if not (server.is_up and is_safe and other.seat.is_whole):
+            return False
+        both_lead = server.seat.role is other.seat.role is Role.LEADING
+        if both_lead and server.seat.epoch > other.seat.epoch:
+            return False
+        self.losses += 1
+        server.is_up = False
+        server.seat, server.contents, server.is_followed = Seat(), None, False
+        self._world.after(self._world.random.uniform(0.01, 1.0), lambda: self._come_back(server))
+        return True
+
+    def _come_back(self, server: _Server) -> None:
+        server.is_up = True
+        self._world.after(0.1, self._look)
+
+    def _look(self) -> None:
+        """Have a leading seat see to the other one."""
+        for server, other in (self._servers, self._servers[::-1]):
+            if server.seat.role is Role.LEADING and not server.is_followed and other.is_up:
+                self._mend(server, other)
+        if not any(each.is_followed for each in self._servers):
+            self._world.after(0.1, self._look)
+
+
+def _carried_out(do: Callable[[Any], None], contents: Any) -> AbortedError | None:
+    try:
+        do(contents)
+    except AbortedError as error:
+        return error
+    return None
