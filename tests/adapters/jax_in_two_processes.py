@@ -1,6 +1,6 @@
 """One of two processes of a JAX program on loopback; `test_jax.py` starts both.
 
-    python jax_in_two_processes.py PROCESS PORT FOLDER
+    python jax_in_two_processes.py PROCESS PORT FOLDER PORT_OF_WORKERS
 
 Prints a JSON value for each scenario. Each process has 4 devices.
 """
@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec as P
 import headrace as hr
 
 PROCESS, PORT, FOLDER = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+PORT_OF_WORKERS = sys.argv[4]
 
 
 def over(*shape: int, across: bool = False) -> NamedSharding:
@@ -102,6 +103,36 @@ def resumed() -> list[Any]:
     return [seen, rest, [shown(each) for each in second]]
 
 
+def real_rows(iterator: Any) -> list[int]:
+    """Return the rows of this process that are no padding."""
+    pairs = (zip(shown_rows(x), shown_rows(mask), strict=True) for x, mask in iterator)
+    return [row for step in pairs for row, is_real in step if is_real]
+
+
+def reshared() -> list[Any]:
+    """Save where both read files of their own, and go on alone; and the other way round."""
+    mine = NamedSharding(Mesh(np.array(jax.local_devices()), ("data",)), P("data"))
+
+    def iterator(sharding: NamedSharding) -> Any:
+        return hr.jax.device_iterator(files().batch(8), sharding, remainder="pad")
+
+    both, alone = iterator(over(8)), iterator(mine)
+    next(both)
+    next(alone)
+    state, of_one = both.get_state(), alone.get_state()
+    assert state == both.get_state()
+    rest, after, again = iterator(mine), iterator(over(8)), iterator(over(8))
+    rest.set_state(state)
+    after.set_state(of_one)
+    first = real_rows([next(after)])
+    again.set_state(after.get_state())
+    return [state, real_rows(rest), first, real_rows(after), real_rows(again)]
+
+
+def shown_rows(array: jax.Array) -> list[Any]:
+    return [row for _, part in shown(array) for row in part]
+
+
 def free_order() -> Any:
     freed = hr.Dataset.range(16).map(abs, num_parallel_calls=2, deterministic=False).batch(8)
     return attempt(lambda: hr.jax.device_iterator(freed, over(4, 2, across=True)))
@@ -112,7 +143,25 @@ def ragged() -> Any:
     return attempt(lambda: every(lines, over(8)))
 
 
+def strategy_of_both() -> list[Any]:
+    """Use a strategy whose first worker is the second process of JAX."""
+    addresses = [f"127.0.0.1:{PORT_OF_WORKERS}", "127.0.0.1:1"]
+    resolver = hr.distribute.SimpleClusterResolver(
+        hr.distribute.ClusterSpec({"worker": addresses}), task_type="worker", task_id=1 - PROCESS
+    )
+    devices = [f"cpu:{number}" for number in range(4)]
+    strategy = hr.distribute.MultiWorkerMirroredStrategy(resolver, "jax", devices=devices)
+    replica = hr.distribute.get_replica_context
+    ids = strategy.compile(lambda: replica().replica_id_in_sync_group)()
+    options = hr.distribute.InputOptions(global_arrays=True)
+    (batch,) = strategy.distribute_dataset(hr.Dataset.range(8).batch(8), options)
+    total = strategy.reduce("SUM", strategy.run(lambda: jax.numpy.ones(1 << 18)))
+    found = [[int(each) for each in ids.values], shown(batch), float(total[-1])]
+    return [*found, len(total.devices()), strategy._direct._sums is not None]
+
+
 SCENARIOS = {
+    "a strategy of both": strategy_of_both,
     "rows of an array, shared by DATA": lambda: whole_rows(hr.Dataset.range(24).batch(8), over(8)),
     "over a 2-D mesh": lambda: every(hr.Dataset.range(16).batch(8), over(4, 2)),
     "tensor parallel over processes": lambda: every(
@@ -133,6 +182,7 @@ SCENARIOS = {
     "one leaves": left_by_one,
     "each alone": alone,
     "resumed": resumed,
+    "resumed among others": reshared,
     "free order": free_order,
     "other lengths of another axis": ragged,
 }

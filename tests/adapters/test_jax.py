@@ -50,9 +50,10 @@ def said_in(folder: Path) -> list[dict[str, Any]]:
     """Run the program in two processes; return what they said."""
     (folder / "a.txt").write_text("".join(f"{number}\n" for number in range(12)))
     (folder / "b.txt").write_text("".join(f"{number}\n" for number in range(12, 32)))
-    with socket.socket() as free:
+    with socket.socket() as free, socket.socket() as other:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+        other.bind(("127.0.0.1", 0))
+        port, of_workers = free.getsockname()[1], other.getsockname()[1]
     environment = {
         **os.environ,
         "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
@@ -61,7 +62,7 @@ def said_in(folder: Path) -> list[dict[str, Any]]:
     }
     running = [
         subprocess.Popen(
-            [sys.executable, str(PROGRAM), str(number), str(port), str(folder)],
+            [sys.executable, str(PROGRAM), *map(str, (number, port, folder, of_workers))],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -146,6 +147,12 @@ def test_a_process_that_fails_or_leaves_ends_the_other_which_names_it(said):
     assert said[0]["one leaves"].startswith("AbortedError: process 1 closed")
 
 
+def test_a_strategy_uses_what_its_user_made_one_program_whoever_is_first_in_it(said):
+    second, first = (each["a strategy of both"] for each in said)
+    assert first == [[0, 1, 2, 3], [[n, [n]] for n in range(4)], 8.0, 1, True]
+    assert second == [[4, 5, 6, 7], [[n, [n]] for n in range(4, 8)], 8.0, 1, True]
+
+
 def test_a_sharding_of_one_process_concerns_no_other(said):
     assert [each["each alone"] for each in said] == [[1], [2]]
 
@@ -155,6 +162,16 @@ def test_states_go_on_in_all_processes(said):
         _, rest, again = each["resumed"]
         assert rest == again
         assert len(rest) == 2
+
+
+def test_a_state_of_two_processes_that_read_files_goes_on_in_one_and_the_other_way_round(said):
+    first, second = (each["resumed among others"] for each in said)
+    assert first[0] == second[0]
+    for _, rest, *_ in (first, second):
+        assert rest == [*range(4, 12), *range(16, 32)]
+    assert sorted(first[2] + second[2]) == list(range(8, 16))
+    assert sorted(first[3] + second[3]) == list(range(16, 32))
+    assert (first[4], second[4]) == (first[3], second[3])
 
 
 def test_what_would_read_other_rows_is_refused(said):

@@ -22,7 +22,6 @@ from headrace.coordinator.cluster import Workers
 from headrace.coordinator.reception import Announce, ReceptionReply
 from headrace.errors import (
     CancelledError,
-    FailedPreconditionError,
     InvalidArgumentError,
     UnavailableError,
 )
@@ -96,19 +95,6 @@ def test_a_function_for_datasets_may_use_one_that_was_made_here():
         made = coordinator.create_per_worker_dataset(lambda: part.map(lambda x: 2 * x))
         read = coordinator.schedule(lambda data: [int(each) for each in data], (made,))
         assert read.fetch(SECONDS) == [0, 2, 4]
-
-
-def test_a_variable_made_in_a_function_for_datasets_is_refused():
-    with _cluster(1) as (_, strategy, coordinator):
-
-        def make() -> hr.Dataset:
-            with strategy.scope():
-                hr.Variable(0.0, name="inside")
-            return hr.Dataset.range(3)
-
-        iterator = iter(coordinator.create_per_worker_dataset(make))
-        with pytest.raises(FailedPreconditionError, match="make it in strategy"):
-            coordinator.schedule(next, (iterator,)).fetch(SECONDS)
 
 
 def test_a_dataset_made_while_its_worker_is_away_is_built_when_it_comes():

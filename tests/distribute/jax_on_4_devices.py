@@ -26,6 +26,7 @@ from headrace.distribute import (
 )
 from headrace.element.spec import ArraySpec
 from headrace.errors import FailedPreconditionError, InvalidArgumentError
+from headrace.frameworks import jax_program
 from tests.distribute.variables_table import check_table
 
 numbers = hr.Dataset.range
@@ -341,6 +342,8 @@ def test_keys_small_floats_bools_and_no_rows_pass_through_a_compiled_step():
     _, second, _ = compiled(key, True)
     assert len({tuple(v.tolist()) for v in (*first.values, *second.values)}) == 8
     same = strategy.compile(lambda *values: values)
+    both = mirrored(2).compile(lambda x: x)(PerReplica([True, False]))
+    assert [bool(value) for value in both.values] == [True, False]
     half, none, zero = same(np.float64(1.5), None, np.zeros((0, 3), ml_dtypes.bfloat16))
     assert half.values[3] == 1.5
     assert none is None
@@ -463,6 +466,14 @@ def test_what_is_not_for_a_program_says_what_to_do():
     with pytest.raises(ValueError, match="mine"):
         strategy.compile(lambda: (_ for _ in ()).throw(ValueError("mine")))()
     assert get_replica_context().replica_id_in_sync_group == 0
+
+
+def test_the_loss_of_a_process_is_told_from_other_errors():
+    found = "UNKNOWN: Gloo all-reduce failed: [pair.cc:547] Connection closed by peer"
+    assert jax_program.is_loss(jax.errors.JaxRuntimeError(found))
+    assert jax_program.is_loss(ValueError(found))
+    assert not jax_program.is_loss(ValueError("the Gloomy: Gloo"))
+    assert not jax_program.is_loss(jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no memory"))
 
 
 # --- global arrays ------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,17 +26,27 @@ class WorkerFailedError(Exception):
         self.kind, self.text = kind, text
 
 
+class Scenarios:
+    """Those of a module that is not imported here."""
+
+    def __init__(self, module):
+        self._module = module
+
+    def __getattr__(self, name):
+        return SimpleNamespace(__module__=self._module, __qualname__=name)
+
+
 class Worker:
     """One process, which calls what it is told and answers with the result."""
 
-    def __init__(self):
+    def __init__(self, **environment):
         ours, theirs = socket.socketpair()
         with theirs:
             self.process = subprocess.Popen(
                 [sys.executable, "-W", "error", "-m", "tests.distribute.worker_process"],
                 stdin=theirs,
                 cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
                 process_group=0,
             )
         self.link = ours
@@ -56,7 +68,8 @@ class Worker:
 
     def close(self):
         self.link.close()
-        self.signal(signal.SIGCONT)
+        with contextlib.suppress(ProcessLookupError):
+            self.signal(signal.SIGCONT)
         try:
             self.process.wait(5.0)
         except subprocess.TimeoutExpired:
@@ -67,8 +80,8 @@ class Worker:
 class Workers:
     """So many processes; each call makes a cluster of the first of them."""
 
-    def __init__(self, count):
-        self.workers = [Worker() for _ in range(count)]
+    def __init__(self, count, **environment):
+        self.workers = [Worker(**environment) for _ in range(count)]
         self.addresses = [f"127.0.0.1:{port}" for port in free_ports(count)]
 
     def environment(self, rank, count, addresses=None, task=None):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import headrace as hr
 from headrace.parameter_server.messages import CarriedOut, CarryOut, Elsewhere, Lead, ServerReply
@@ -157,6 +158,29 @@ def test_what_a_server_had_is_on_another_one_and_one_that_is_back_is_filled() ->
             _same(_read(*made), there)
         assert made[0].read().tolist() == [[8.0, 8.0]] * 6
         assert made[3].iterations == 8
+
+
+def test_values_of_all_shapes_and_dtypes_are_on_both_servers() -> None:
+    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+    ones = np.ones((2, 1, 2), bfloat16)
+    firsts = [np.float64(3.0), np.bool_(True), np.zeros((0, 3)), np.arange(3), ones]
+    with _cluster() as (servers, strategy):
+        with strategy.scope():
+            made = [hr.Variable(first, name=f"v{n}") for n, first in enumerate(firsts)]
+            table = hr.EmbeddingTable(2, name="waiting", admission=3)
+            optimizer = hr.optimizers.Adam(name="adam")
+        for lost in (0, 1, 0):
+            made[0].assign_add(np.float64(1.0))
+            made[1].assign(np.bool_(False))
+            gradient = np.full((2, 1, 2), 0.5, np.float32)
+            optimizer.apply_gradients([(gradient, made[4]), (np.array(2.0), made[0])])
+            table.lookup(np.arange(5))
+            there = [each.read() for each in made]
+            servers.wait_until_whole()
+            servers.stop(lost)
+            _same([each.read() for each in made], there)
+            servers.start(lost)
+        assert sum(len(ids) for ids, _ in table.export()) == 5, "ids that wait are counted on both"
 
 
 def test_servers_that_check_keys_let_each_other_in(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def test_what_is_short_and_comes_alone_is_done_at_once_and_never_before_what_cam
     core = Recording()
     desk = applying(core)
     here, there = threading.current_thread().name, "headrace-parameter-server-0"
-    short = [Asked(CarryOut((ops.Count("n"),), ((),))) for _ in range(4)]
+    short = [Asked(CarryOut((ops.Count("n"),), ((),))) for _ in range(7)]
     long = Asked(CarryOut((ops.Evict("t"),), ((),)))
     desk.handle([short[0]])
     assert core.done == [("Count", here)]
@@ -138,11 +138,13 @@ def test_what_is_short_and_comes_alone_is_done_at_once_and_never_before_what_cam
     assert core.done == [("Count", here)], "it waits for its turn"
     core.go_on.set()
     assert short[1].answered.wait(10)
-    desk.handle(short[2:])
-    assert short[3].answered.wait(10)
-    assert core.done[1:] == [("Evict", there), ("Count", there), ("Count", there), ("Count", there)]
-    large = CarryOut((ops.Assign("w"),), ((ArrayForm("uint8", (2 << 20,)),),))
-    assert answered(desk, Asked(large, [bytes(2 << 20)])).answer is not None
+    desk.handle(short[2:5])
+    assert short[4].answered.wait(10)
+    assert core.done[1:] == [("Evict", there)] + 4 * [("Count", there)]
+    desk.handle(short[5:])
+    assert core.done[6:] == 2 * [("Count", here)], "two at once"
+    large = CarryOut((ops.Assign("w"),), ((ArrayForm("uint8", (3 << 20,)),),))
+    assert answered(desk, Asked(large, [bytes(3 << 20)])).answer is not None
     assert core.done[-1] == ("Assign", there)
 
 

@@ -139,7 +139,7 @@ class Agreement:
         self._store, self._name = store, name
         self._processes, self._process = list(processes), process
         self._patience, self._clock = patience, clock
-        self._step = 0
+        self._step = self._rounds = 0
         self._is_over = False
         #: Why nothing is agreed any more: somebody is gone. "": they all go on.
         self._aborted = ""
@@ -151,6 +151,16 @@ class Agreement:
             self._store.set(key, json.dumps(value))
             return value
         return json.loads(self._wait(key, self._processes[0]))
+
+    def of_all(self, value: Any) -> list[Any]:
+        """Return the values of all processes, JSON, in their order. All of them ask."""
+        self._rounds += 1
+        key = f"{self._name}/all/{self._rounds}"
+        self._store.set(f"{key}/{self._process}", json.dumps(value))
+        found = [json.loads(self._wait(f"{key}/{p}", p)) for p in self._processes]
+        # Who has spoken now has read what was said the time before.
+        self._store.delete(f"{self._name}/all/{self._rounds - 1}/{self._process}")
+        return found
 
     def ask(self, word: Word, remainder: str, size: int | None = None) -> Word:
         """Say what this process has for the next step, and return what all do.

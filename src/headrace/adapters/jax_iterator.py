@@ -97,6 +97,7 @@ def device_iterator(
         part.size,
         part.agreement,
         part.depth,
+        part.reshared,
     )
 
 
@@ -124,6 +125,7 @@ class DeviceIterator:
         size: Rows that each share of a full batch has; None: that is not known.
         agreement: How processes agree on each step; None: they need not.
         depth: How many steps may be on their devices before they are asked for.
+        reshared: Returns steps that go on from the state of other processes; None: these do.
     """
 
     def __init__(
@@ -135,6 +137,7 @@ class DeviceIterator:
         size: int | None = None,
         agreement: Agreement | None = None,
         depth: int = 0,
+        reshared: Callable[[], Steps] | None = None,
     ) -> None:
         self._steps = steps
         self._placement = placement
@@ -143,6 +146,7 @@ class DeviceIterator:
         self._size = size
         self._agreement = agreement
         self._depth = depth
+        self._reshared = reshared
         if agreement is not None:
             weakref.finalize(self, agreement.close).atexit = False
         self._start_at(None)
@@ -250,11 +254,17 @@ class DeviceIterator:
         """Return where the step after the one in use comes from: a JSON value.
 
         Batches that are under way count as not read. `set_state` goes on there, also with another
-        sharding. Where processes read rows of their own, each has a state of its own.
+        sharding, or among other processes. Where processes read rows of their own all ask, and get
+        the same.
         """
         ready = self._ready
         place = ready[0].place if ready and ready[0].is_given else self._used
-        return {"version": _VERSION, "distributed": self._steps.get_state(place)}
+        found = self._steps.get_state(place)
+        if self._reshared is not None and self._agreement is not None:
+            said = [each["streams"] for each in self._agreement.of_all(found)]
+            streams = [next(filter(None, each), None) for each in zip(*said, strict=True)]
+            found = {"streams": streams}
+        return {"version": _VERSION, "distributed": found}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Go to where `state` was taken.
@@ -271,7 +281,12 @@ class DeviceIterator:
                 f"the state has version {state['version']!r}, and this Headrace reads version "
                 f"{_VERSION}; begin the pass again, or restore it with the Headrace that saved it"
             )
-        self._steps.set_state(state["distributed"])
+        saved = state["distributed"]
+        if self._reshared is not None and not self._steps.takes(saved):
+            self._steps.close()
+            # It reads ahead by itself, and is read no further than it is used.
+            self._steps, self._depth = self._reshared(), 0
+        self._steps.set_state(saved)
         self._start_at(None)
 
     state_dict = get_state

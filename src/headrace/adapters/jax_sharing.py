@@ -7,14 +7,16 @@ reads follows from the dataset's `auto_shard_policy`, as for strategies.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from headrace.adapters.jax_agreement import Agreement, name_for
-from headrace.adapters.jax_steps import DatasetSteps
+from headrace.adapters.jax_steps import DatasetSteps, ReplicaSteps, Steps
 from headrace.adapters.jax_store import jax_store
 from headrace.data.ahead import read_ahead
 from headrace.data.dataset import Dataset
 from headrace.distribute.auto_shard import auto_shard
+from headrace.distribute.dataset import DistributedDataset
 from headrace.distribute.input_context import InputContext
 from headrace.distribute.sharing import check_is_batched, global_batch_size
 from headrace.errors import InvalidArgumentError
@@ -37,12 +39,14 @@ class Share(NamedTuple):
         size: Rows that each share of a full batch has; None: that is not known.
         agreement: How it agrees with others on each step; None: it need not.
         depth: How many steps may be on their devices before they are asked for.
+        reshared: Returns what reads the same rows after others, as many as a state says.
     """
 
     steps: DatasetSteps
     size: int | None
     agreement: Agreement | None
     depth: int
+    reshared: Callable[[], Steps]
 
 
 def share(dataset: Dataset, layout: BatchLayout, process: int, prefetch: int, pads: bool) -> Share:
@@ -85,11 +89,18 @@ def share(dataset: Dataset, layout: BatchLayout, process: int, prefetch: int, pa
     if prefetch > depth and not isinstance(read, Prefetch):
         read = Prefetch(input=read, buffer_size=prefetch - depth)
     passes_on = layout.shards == 1 and not pads
+
+    def reshared() -> Steps:
+        distributed = DistributedDataset(Dataset(plan), context)
+        mine = layout.places_in_pipeline
+        return ReplicaSteps(iter(distributed), layout, passes_on, mine)
+
     return Share(
         DatasetSteps(read_ahead(dataset, read), layout, shares_batches, passes_on),
         None if size is None else -(-size // layout.shards),
         None if shares_batches else agreement,
         depth,
+        reshared,
     )
 
 

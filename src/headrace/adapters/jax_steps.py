@@ -13,6 +13,7 @@ Rule 2. A state is the place of the dataset, and how many rows of the batch ther
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from headrace.data.ahead import AheadIterator, Mark
@@ -76,6 +77,10 @@ class Steps(ABC):
     def set_state(self, state: dict[str, Any]) -> None:
         """Go to where a state was taken."""
 
+    def takes(self, state: dict[str, Any]) -> bool:
+        """Say whether `set_state` takes a state, which as many read as it has streams."""
+        return True
+
     @abstractmethod
     def close(self) -> None:
         """Release threads and files. May be called twice."""
@@ -98,6 +103,9 @@ class DatasetSteps(Steps):
         self._layout = layout
         self._shares_batches = shares_batches
         self._passes_on = passes_on
+        pipelines = len(layout.pipelines)
+        #: How many streams of a state there are (`distribute.streams`), and which of them is here.
+        self._streams, self._stream = (1, 0) if shares_batches else (pipelines, layout.pipeline)
         self._structure: Structure | None = None
         self._leaves: list[Any] = []
         #: Steps of the batch in hand that are left: a piece for each share that is known.
@@ -188,18 +196,28 @@ class DatasetSteps(Steps):
             )
         else:
             rows = self._skip
-        # As of a distributed dataset that is one stream (`distribute.streams`).
-        return {"streams": [{"inputs": [self._elements.get_state()], "rows": rows}]}
+        streams: list[Any] = [None] * self._streams
+        streams[self._stream] = {"inputs": [self._elements.get_state()], "rows": rows}
+        return {"streams": streams}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        inputs = [each for stream in state["streams"] for each in stream["inputs"]]
+        place = state["streams"][self._stream]
+        if place is None:
+            raise FailedPreconditionError(
+                "the state lacks the place of what this process reads: it was taken by one "
+                "process, without the others"
+            )
+        inputs = place["inputs"]
         if len(inputs) != 1:
             raise FailedPreconditionError(
-                f"the state has the places of {len(inputs)} datasets, one for each replica or "
-                "worker, and here is one; restore it where it was saved"
+                f"the state has the places of {len(inputs)} datasets, one for each replica, and "
+                "here is one; restore it where it was saved"
             )
         self._elements.set_state(inputs[0])
-        self._left, self._done, self._skip = [], 0, state["streams"][0]["rows"]
+        self._left, self._done, self._skip = [], 0, place["rows"]
+
+    def takes(self, state: dict[str, Any]) -> bool:
+        return len(state["streams"]) == self._streams
 
     def close(self) -> None:
         self._left, self._leaves = [], []
@@ -215,12 +233,20 @@ class ReplicaSteps(Steps):
         steps: What the strategy's replicas get.
         layout: Who needs which rows.
         passes_on: Whether elements are used as they are, and need no rows.
+        mine: Which of the local replicas' values this process uses; None: all.
     """
 
-    def __init__(self, steps: DistributedIterator, layout: BatchLayout, passes_on: bool) -> None:
+    def __init__(
+        self,
+        steps: DistributedIterator,
+        layout: BatchLayout,
+        passes_on: bool,
+        mine: Sequence[int] | None = None,
+    ) -> None:
         self._steps = steps
         self._layout = layout
         self._passes_on = passes_on
+        self._mine = mine
 
     @property
     def may_run_ahead(self) -> bool:
@@ -232,6 +258,8 @@ class ReplicaSteps(Steps):
             columns = [
                 list(leaf.values) if isinstance(leaf, PerReplica) else [leaf] for leaf in leaves
             ]
+            if self._mine is not None:
+                columns = [[column[number] for number in self._mine] for column in columns]
             here = self._layout.here
             if any(len(column) != len(here) for column in columns):
                 raise InvalidArgumentError(

@@ -22,7 +22,7 @@ from headrace.coordinator.shell import Shell
 from headrace.coordinator.work import Lease, Work
 from headrace.data.dataset import Dataset
 from headrace.data.iterator import DatasetIterator
-from headrace.errors import FailedPreconditionError, InvalidArgumentError
+from headrace.errors import FailedPreconditionError, HeadraceError, InvalidArgumentError
 
 __all__ = ["Epoch", "SharedDataset", "shared_by"]
 
@@ -51,7 +51,7 @@ class SharedDataset:
         #: The pass that is under way, or was interrupted; None: the next one begins.
         self._progress: Progress | None = None
         #: Why there is no state; None: there is.
-        self._stateless: FailedPreconditionError | None = None
+        self._stateless: HeadraceError | None = None
         #: Where the next pass begins, if not at the beginning.
         self._restored: tuple[Progress, Any] | None = None
 
@@ -63,7 +63,7 @@ class SharedDataset:
         next one go on there.
 
         Raises:
-            FailedPreconditionError: The dataset has no states.
+            HeadraceError: The dataset has no states, or could not say its own.
         """
         with self._lock:
             progress = self._progress
@@ -150,7 +150,7 @@ class SharedDataset:
         try:
             if progress.wants_mark:
                 progress.mark(iterator.get_state())
-        except FailedPreconditionError as error:
+        except HeadraceError as error:
             self._stateless = error
 
     @property

@@ -9,6 +9,7 @@ whoever started it is gone (`process/parent.py`). SIGTERM ends it.
 
 from __future__ import annotations
 
+import gc
 import json
 import signal
 import sys
@@ -50,6 +51,9 @@ def main(cluster: str, job_name: str, task_index: int, log_to: int, lifeline: in
     before = signal.signal(signal.SIGTERM, leave)
     # A process that a user's function forks is not this task, and ends as others do.
     in_each_child(lambda: _set_handler(before))
+    # What was made so far stays: the collector need not look at it again and again.
+    gc.collect()
+    gc.freeze()
     # From here on what users' functions print goes where the parent's own words go.
     say_ready(server.address, log_to)
     ended.wait()

@@ -7,7 +7,8 @@
   a `variable` has a copy on each (`operators`: what arrays can do; `scattering`: rows of one).
   `spmd` compiles a step once for all. `metrics` are sums in variables.
 * Workers in several processes (`multi_worker`) meet (`meeting`), and agree at each step of a
-  dataset whether there is another (`agreement`).
+  dataset whether there is another (`agreement`). Large sums go straight between them (`direct`),
+  and `calls` of a program over all of them begin together.
 * A distributed dataset (`dataset`, `sharing`) gives each replica its rows (`rebatch`: arithmetic;
   `auto_shard`: what of it this worker reads), through `iterator`, `feeds` and `batch_feeds`;
   `streams` are what several workers read of it, and `delivery` puts rows on their devices.

@@ -55,6 +55,8 @@ class Split(Feed):
             from piece `first` on. 1: it has them for itself.
         first: See `every`.
         check_order: See `Reader`.
+        in_a_row: Whether its pieces are next to each other instead, after those of the workers
+            before it.
     """
 
     def __init__(
@@ -65,12 +67,15 @@ class Split(Feed):
         every: int = 1,
         first: int = 0,
         check_order: Callable[[], None] | None = None,
+        in_a_row: bool = False,
     ) -> None:
         #: Whether a batch may be more than one step.
         self._has_rest = every * here < replicas
         self._batches = Reader(elements, self._has_rest, check_order)
         self._replicas, self._here = replicas, here
-        self._every, self._first = every, first
+        self._every = every
+        start = first * here
+        self._mine = slice(start, start + here) if in_a_row else slice(first, None, every)
         self._leaves: list[Any] = []
         self._structure: Structure | None = None
         #: Steps that are left of the batch: the pieces for all who read it.
@@ -82,7 +87,7 @@ class Split(Feed):
         if not self._steps and not self._read():
             return None
         pieces, *rest = self._steps
-        mine = pieces[self._first :: self._every]
+        mine = pieces[self._mine]
         assert self._structure is not None
         step = self._structure, [[leaf[a:b] for a, b in mine] for leaf in self._leaves]
         self._steps, self._done = rest, pieces[-1][1] if rest else 0

@@ -182,7 +182,8 @@ class DistributedDataset(_Distributed):
         if replicas == 1:
             return Whole(elements)
         if self._options.split == "ceil":
-            return Split(elements, replicas, here, part.readers, part.reader, check)
+            in_a_row = self._delivery.keeps_order
+            return Split(elements, replicas, here, part.readers, part.reader, check, in_a_row)
         return Balanced(
             elements,
             lambda size: rotated_batch_sizes(size, replicas, part.before * here),

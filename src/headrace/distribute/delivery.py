@@ -24,7 +24,13 @@ __all__ = ["Delivery", "GlobalArrays", "OnDevices", "OnHost"]
 
 
 class Delivery(ABC):
-    """Makes one value of what the local replicas get of each leaf."""
+    """Makes one value of what the local replicas get of each leaf.
+
+    Attributes:
+        keeps_order: Whether rows of a batch that all workers read stand in their order.
+    """
+
+    keeps_order = False
 
     @abstractmethod
     def deliver(
@@ -105,6 +111,8 @@ class GlobalArrays(Delivery):
         rows_of_all: Given the rows of the local replicas, returns those of all.
         size: Rows of a replica in a full batch, if they are known.
     """
+
+    keeps_order = True
 
     def __init__(
         self,

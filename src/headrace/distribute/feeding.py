@@ -76,16 +76,7 @@ class Feeding:
         """Raise NotImplementedError for what this strategy cannot do."""
 
     def mesh_devices(self) -> tuple[Device, ...]:
-        """Return the devices of the replicas of all workers, in the replicas' order.
-
-        Raises:
-            NotImplementedError: There are other workers, whose devices this process does not have.
-        """
-        if len(self.framework_devices) != self.num_replicas_in_sync:
-            raise NotImplementedError(
-                "one program, or one array, for the replicas of several workers is not supported "
-                "by strategies yet: use run, or hr.jax.device_iterator with jax.distributed"
-            )
+        """Return the devices of the replicas of all workers, in the replicas' order."""
         return self.framework_devices
 
     def distribute_dataset(

@@ -23,17 +23,19 @@ from headrace.cluster.spec import ClusterSpec
 from headrace.data.at_exit import close_at_exit
 from headrace.data.dataset import Dataset
 from headrace.distribute.agreement import Agreement, StepAgreement, said_by_all
+from headrace.distribute.calls import Calls, rows_of_all
 from headrace.distribute.collectives import Axis, ReduceOp, concatenated, finished, total_and_count
+from headrace.distribute.direct import DirectSums
 from headrace.distribute.input_context import InputContext, InputOptions
-from headrace.distribute.meeting.combining import ALL, ANY, FIRST
+from headrace.distribute.meeting.combining import ALL, FIRST
 from headrace.distribute.meeting.member import Member
 from headrace.distribute.meeting.messages import MemberReply
 from headrace.distribute.meeting.place import LARGEST_BYTES, place_at
 from headrace.distribute.meeting.summing import summed
 from headrace.distribute.strategy import Strategy
-from headrace.errors import InvalidArgumentError, UnavailableError
+from headrace.errors import FailedPreconditionError, InvalidArgumentError
 from headrace.execution.build import draw_seed
-from headrace.frameworks.framework import device_names, framework_named
+from headrace.frameworks.framework import Device, device_names, framework_named
 from headrace.plan.options import AutoShardPolicy
 from headrace.transport import address as addresses
 from headrace.transport import zeromq
@@ -42,8 +44,6 @@ from headrace.transport.security import Security, check_security
 
 __all__ = ["MultiWorkerMirroredStrategy"]
 
-_LARGE_BYTES = 1 << 20
-"""From here on the framework's own way is worth a message more."""
 _GOLDEN = 0x9E3779B97F4A7C15
 _SEEDS = 1 << 52
 """As many as `draw_seed` draws from."""
@@ -66,7 +66,9 @@ class MultiWorkerMirroredStrategy(Strategy):
     Args:
         cluster_resolver: Says which workers there are, and which of them this is; None: TF_CONFIG
             does.
-        framework: "numpy": values are NumPy arrays; None: that.
+        framework: "numpy": values are NumPy arrays; None: that. "jax" and "torch": arrays of
+            theirs. Processes of JAX become one program over the devices of all, unless JAX was used
+            before; with `security` call `jax.distributed.initialize()` first.
         devices: Of this worker's replicas, such as "cpu:0", "cpu:1": as many as of each other
             worker; None: one.
         timeout: Seconds that the others are waited for, also at the beginning.
@@ -88,23 +90,36 @@ class MultiWorkerMirroredStrategy(Strategy):
         check_seconds("timeout", timeout)
         check_security(security)
         found = framework_named(framework)
-        super().__init__(device_names(devices, found), found)
         self._resolver = cluster_resolver or TFConfigClusterResolver()
         self._names, self._rank, at = _place_in(self._resolver)
         self._workers = len(self._names)
         self._numbers: defaultdict[str, Iterator[int]] = defaultdict(lambda: itertools.count(1))
         self._seed = 0
-        #: What adds up large arrays of the framework, once there was one.
-        self._direct: Any = None
-        # It has no keys; where they are wanted all goes by our own way.
-        self._at, self._timeout, self._may_be_direct = at, float(timeout), security is None
+        #: Devices of the replicas of all workers, once they were asked for.
+        self._mesh: tuple[Device, ...] = ()
+        #: Whether workers may use the framework's own ways to each other.
+        self._may_be_direct = False
         self._member: Member | None = None
         self._leave: Callable[[], object] = _nothing
         if self._workers == 1:
+            super().__init__(device_names(devices, found), found)
             return
         member, self._leave = _join(at, self._rank, self._names, float(timeout), security)
         self._member = member
         try:
+            # Before anybody asks for its devices. The ways have no keys.
+            host = None if security is not None else addresses.towards(at)
+            self._may_be_direct = found.join_workers(
+                self._rank,
+                self._workers,
+                host,
+                float(timeout),
+                lambda own: said_by_all(member, f"what each has of {found.name}", own),
+            )
+            self._direct = DirectSums(
+                member, found, self._rank, self._workers, at, float(timeout), self._may_be_direct
+            )
+            super().__init__(device_names(devices, found), found)
             self._seed = _greet(member, self._names, len(self._devices))
         except BaseException:
             self.close()
@@ -165,6 +180,45 @@ class MultiWorkerMirroredStrategy(Strategy):
                 "dataset_fn makes for each of them"
             )
 
+    def _rows_of_all(self, rows: list[int]) -> list[int]:
+        return rows if self._member is None else rows_of_all(self._member, rows)
+
+    # --- programs over all workers ------------------------------------------------------------
+
+    def mesh_devices(self) -> tuple[Device, ...]:
+        """Return the devices of the replicas of all workers, in the replicas' order.
+
+        Raises:
+            ValueError: The framework has no such programs.
+            FailedPreconditionError: The workers' processes are not one for it.
+        """
+        if self._member is None:
+            return super().mesh_devices()
+        program = self.framework.program()
+        if not self._may_be_direct:
+            raise FailedPreconditionError(
+                "one program, or one array, for the replicas of several workers takes processes "
+                "that JAX knows as one: where security= is wanted, or JAX was used before this "
+                "strategy was made, call jax.distributed.initialize() first, on all workers; or "
+                "use run"
+            )
+        if not self._mesh:
+            own = program.names_of(self.framework_devices)
+            said = said_by_all(self._member, "the devices of each worker", own)
+            self._mesh = program.devices_named([name for each in said for name in each])
+        return self._mesh
+
+    def calls_of_all(self, what: str) -> Calls | None:
+        """Return what workers say before they call a program together; None: there are no others.
+
+        Args:
+            what: The program is.
+        """
+        if self._member is None:
+            return None
+        name = f"{what} {self._number(what)}"
+        return Calls(self._member, self._names, name, self.framework.program().is_loss)
+
     # --- values -------------------------------------------------------------------------------
 
     def reduce_replicas(self, op: ReduceOp, values: Sequence[Any], axis: Axis = None) -> Any:
@@ -182,7 +236,8 @@ class MultiWorkerMirroredStrategy(Strategy):
             return super().reduce_columns(op, columns, axis)
         pairs = [total_and_count(values, axis, framework) for values in columns]
         totals = [total for total, _ in pairs]
-        direct = [self._is_direct(total) for total in totals]
+        device = self.framework_devices[0]
+        direct = [self._direct.takes(total, device) for total in totals]
         here = [
             np.asarray(framework.numpy(total))
             for total, is_direct in zip(totals, direct, strict=True)
@@ -195,41 +250,19 @@ class MultiWorkerMirroredStrategy(Strategy):
             words += f" with {total.dtype} of shape {tuple(total.shape)}" if is_direct else ""
         *sums, counts = summed(member, [*here, counts], words)
         rest = iter(sums)
+        large = iter(
+            self._direct.sums([t for t, is_one in zip(totals, direct, strict=True) if is_one])
+        )
         numbers = counts.tolist() or [0] * len(totals)
         return [
             finished(
                 op,
-                self._summed_directly(member, total) if is_direct else self._put(next(rest)),
+                next(large) if is_direct else self._put(next(rest)),
                 count,
                 framework,
             )
             for total, is_direct, count in zip(totals, direct, numbers, strict=True)
         ]
-
-    def _is_direct(self, total: Any) -> bool:
-        """Whether workers add up such arrays by the framework's own means."""
-        if not self._may_be_direct or total.nbytes < _LARGE_BYTES:
-            return False
-        if self._direct is None:
-            member = self._member
-            assert member is not None
-            self._direct = self.framework.sums_of_workers(
-                self._rank,
-                self._workers,
-                addresses.towards(self._at),
-                self._timeout,
-                lambda own: said_by_all(member, "where each listens for large arrays", own),
-            )
-            self._may_be_direct = self._direct is not None
-        return self._may_be_direct and bool(self._direct.adds(total))
-
-    def _summed_directly(self, member: Member, total: Any) -> Any:
-        try:
-            return self._direct.sum(total)
-        except RuntimeError as error:
-            # Who is missing is found out where all meet.
-            member.meet("an exchange of large arrays that failed", ANY)
-            raise UnavailableError(f"large arrays could not be added up: {error}") from error
 
     def gather_replicas(self, values: Sequence[Any], axis: int) -> Any:
         """Return what all replicas have, one after another."""

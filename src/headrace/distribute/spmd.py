@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from headrace.arguments import check_callable, check_int
+from headrace.distribute.calls import RowsOfArguments
 from headrace.distribute.collectives import ReduceOp
 from headrace.distribute.context import OnReplica, check_cross_replica, here
 from headrace.distribute.values import DistributedValues, PerReplica, map_structure
@@ -129,22 +130,29 @@ def compiled(
     def result(array: Any, is_scalar: bool) -> Any:
         return Sharded(array, is_scalar, lambda a, s: program.parts_of(a, devices, s))
 
-    run = program.Program(strategy.mesh_devices(), on_replica, _parts, result, numbers)
+    def parts(leaf: Any) -> Any:
+        if isinstance(leaf, Sharded):
+            return program.Whole(*leaf.whole)
+        if isinstance(leaf, PerReplica):
+            return leaf.values
+        _no_variable(leaf)
+        return None
+
+    calls = strategy.calls_of_all("compiled step")
+    look = None if calls is None else calls.look
+    run = program.Program(strategy.mesh_devices(), on_replica, parts, result, numbers, look)
 
     def step(*args: Any) -> Any:
         check_cross_replica(strategy, "compile")
-        return run(*[_with_equal_rows(arg, remainder) for arg in args])
+        rows = [_rows_of(arg) for arg in args]
+        if calls is None:
+            return run(*_with_equal_rows(args, rows, rows, remainder))
+        of_all = calls.begin(rows, run.form_of(args, [each is not None for each in rows]))
+        given = _with_equal_rows(args, rows, of_all, remainder)
+        with calls.watched():
+            return run(*given)
 
     return step
-
-
-def _parts(leaf: Any) -> Any:
-    if isinstance(leaf, Sharded):
-        return leaf.whole
-    if isinstance(leaf, PerReplica):
-        return leaf.values
-    _no_variable(leaf)
-    return None
 
 
 def _no_variable(leaf: Any) -> Any:
@@ -153,21 +161,36 @@ def _no_variable(leaf: Any) -> Any:
     return leaf
 
 
-def _with_equal_rows(arg: Any, remainder: str) -> Any:
-    """Return an argument in which all replicas have as many rows, if it is a step of a dataset."""
+def _rows_of(arg: Any) -> list[int] | None:
+    """Return how many rows each replica here has of a step of a dataset; None: it is none."""
     leaves, structure = flatten(arg)
     if not leaves or any(type(leaf) is not PerReplica for leaf in leaves):
-        return arg
+        return None
     columns = [leaf.values for leaf in leaves]
     if not all(getattr(value, "ndim", 0) for column in columns for value in column):
-        return arg
-    rows = shares.rows_of_shares(structure, columns)
+        return None
+    return shares.rows_of_shares(structure, columns)
+
+
+def _with_equal_rows(
+    args: Sequence[Any], rows: RowsOfArguments, of_all: RowsOfArguments, remainder: str
+) -> list[Any]:
+    """Return arguments in which all replicas have as many rows, those of other workers too."""
+    return [
+        arg if here is None or everywhere is None else _equal(arg, here, everywhere, remainder)
+        for arg, here, everywhere in zip(args, rows, of_all, strict=True)
+    ]
+
+
+def _equal(arg: Any, rows: Sequence[int], of_all: Sequence[int], remainder: str) -> Any:
+    leaves, structure = flatten(arg)
+    columns = [leaf.values for leaf in leaves]
     if remainder == "drop":
         return unflatten(
-            structure, [PerReplica(v[: min(rows)] for v in column) for column in columns]
+            structure, [PerReplica(v[: min(of_all)] for v in column) for column in columns]
         )
     try:
-        used = shares.rows_to_use(remainder, rows)
+        used = shares.rows_to_use(remainder, of_all)
     except InvalidArgumentError as error:
         raise InvalidArgumentError(f"{error}; or call it with strategy.run") from None
     if remainder == "error":

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 from headrace.arguments import check_callable, check_instance
+from headrace.distribute.calls import Calls
 from headrace.distribute.collectives import (
     Axis,
     ReduceOp,
@@ -79,6 +80,14 @@ class Strategy(Feeding):
     def gather_replicas(self, values: Sequence[Any], axis: int) -> Any:
         """Return what the local replicas have, and those of other workers, one after another."""
         return concatenated(values, axis, self.framework)
+
+    def calls_of_all(self, what: str) -> Calls | None:
+        """Return what workers say before they call a program together; None: there are no others.
+
+        Args:
+            what: The program is.
+        """
+        return None
 
     def value_of_first(self, value: Any, what: str) -> Any:
         """Return what the first worker has for `what`; all workers ask."""

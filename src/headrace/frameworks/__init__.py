@@ -6,6 +6,7 @@ Nothing here is imported before somebody asks for a framework by its name.
 * `numpy`: logical CPUs, on the host; `jax`, `torch`: their devices
 * `shares`: rows shared by devices, where they differ: padding, masks
 * `jax_arrays`: arrays over a mesh of JAX, from rows of each process
-* `jax_program`: one program of JAX for all replicas, over a mesh
+* `jax_program`: one program of JAX for all replicas, over a mesh; `jax_waiting`: for its results
+* `jax_workers`: processes of JAX made one program; `jax_coordination`: the process by which
 * `torch_workers`: large tensors of several processes added up by Gloo
 """

@@ -15,19 +15,30 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from headrace.errors import FailedPreconditionError
 
-__all__ = ["NAMES", "Array", "Device", "Framework", "device_names", "framework_named"]
+__all__ = [
+    "NAMES",
+    "Array",
+    "Device",
+    "Exchange",
+    "Framework",
+    "device_names",
+    "framework_named",
+]
 
 Array = Any
 """An array of the framework."""
 
 Device = Any
 """What the framework itself calls a device."""
+
+Exchange: TypeAlias = Callable[[dict[str, str]], list[dict[str, str]]]
+"""Given what this worker has to say, returns what all have to say, by rank."""
 
 NAMES = ("numpy", "jax", "torch")
 
@@ -169,17 +180,34 @@ class Framework(ABC):
     def divided(self, array: Array, count: int) -> Array:
         """Return the true quotient; by 0 it is nan or infinite."""
 
+    def join_workers(
+        self, rank: int, size: int, host: str | None, timeout: float, exchange: Exchange
+    ) -> bool:
+        """Make this process one with those of the other workers, where the framework has that.
+
+        All workers call it, before they ask for devices. See `sums_of_workers` for the arguments.
+
+        Returns:
+            Whether the framework's own ways between workers may be used: by what was agreed with
+            the others, or, where nothing has to be, because no keys are wanted (`host` is given).
+        """
+        return host is not None
+
     def sums_of_workers(
-        self,
-        rank: int,
-        size: int,
-        host: str,
-        timeout: float,
-        exchange: Callable[[dict[str, str]], list[dict[str, str]]],
+        self, rank: int, size: int, host: str, timeout: float, exchange: Exchange, device: Device
     ) -> Any:
         """Return what adds up large arrays of several workers; None: the framework has nothing.
 
-        It has `adds(array)` and `sum(array)`; see `torch_workers`, also for the arguments.
+        It has `adds(array)` and `sums(arrays, look)`; see `torch_workers`, also for the arguments.
+
+        Args:
+            rank: Of this worker.
+            size: How many there are.
+            host: The number of this machine's interface at which it listens.
+            timeout: Seconds that an operation may take.
+            exchange: Given what this worker has to say, returns what all have to say, by rank. All
+                workers call it equally often.
+            device: Where this worker's arrays are.
         """
         return None
 

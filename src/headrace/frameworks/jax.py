@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 
 from headrace.errors import FailedPreconditionError, InvalidArgumentError
 from headrace.frameworks import jax_program
-from headrace.frameworks.framework import Array, Device, Framework
+from headrace.frameworks.framework import Array, Device, Exchange, Framework
 from headrace.frameworks.jax_arrays import narrowed, narrowed_dtype
 
 __all__ = ["FRAMEWORK", "JaxFramework"]
@@ -70,6 +71,13 @@ class JaxFramework(Framework):
         both.enter_context(jax.enable_x64(settings))
         both.enter_context(there)
         return both
+
+    def join_workers(
+        self, rank: int, size: int, host: str | None, timeout: float, exchange: Exchange
+    ) -> bool:
+        """By `jax.distributed`."""
+        workers = importlib.import_module("headrace.frameworks.jax_workers")
+        return bool(workers.join(rank, size, host, timeout, exchange))
 
     # --- arrays -------------------------------------------------------------------------------
 
@@ -179,6 +187,13 @@ class JaxFramework(Framework):
     def divided(self, array: Array, count: int) -> Array:
         """JAX's quotient."""
         return array / count
+
+    def sums_of_workers(
+        self, rank: int, size: int, host: str, timeout: float, exchange: Exchange, device: Device
+    ) -> Any:
+        """A collective over a device of each."""
+        workers = importlib.import_module("headrace.frameworks.jax_workers")
+        return workers.SumsOfWorkers(device, exchange)
 
     def joined(self, arrays: Sequence[Array], axis: int) -> Array:
         """JAX's concatenation."""

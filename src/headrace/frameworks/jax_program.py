@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,13 +27,18 @@ from headrace.element.structure import rebuild
 from headrace.errors import InvalidArgumentError
 from headrace.frameworks.framework import Array, Device
 from headrace.frameworks.jax_arrays import BatchLayout, batch_layout, global_array, narrowed
+from headrace.frameworks.jax_waiting import wait_for
 
 __all__ = [
     "AXIS",
     "Program",
+    "Whole",
+    "devices_named",
     "gathered",
     "global_array",
+    "is_loss",
     "layout_of",
+    "names_of",
     "parts_of",
     "reduced",
     "replica_number",
@@ -40,6 +46,7 @@ __all__ = [
 
 AXIS = "replica"
 
+_LOSS = re.compile(r"[A-Z_]+: .*\b(Gloo|NCCL)\b", re.DOTALL)
 _NUMBERS = (bool, int, float, complex)
 _ARRAYS = (jax.Array, np.ndarray, np.generic)
 
@@ -55,6 +62,26 @@ def parts_of(array: Array, devices: Sequence[Device], is_scalar: bool) -> tuple[
     parts = {shard.device: shard.data for shard in array.addressable_shards}
     found = [parts[device] for device in devices]
     return tuple(part.reshape(()) for part in found) if is_scalar else tuple(found)
+
+
+def names_of(devices: Sequence[Device]) -> list[str]:
+    """Return names of devices by which other processes of the program find them."""
+    return [f"{device.platform}:{device.id}" for device in devices]
+
+
+def devices_named(names: Sequence[str]) -> tuple[Device, ...]:
+    """Return the devices of such names, of whichever process."""
+    kinds = {name.partition(":")[0] for name in names}
+    found = {f"{each.platform}:{each.id}": each for kind in kinds for each in jax.devices(kind)}
+    return tuple(found[name] for name in names)
+
+
+def is_loss(error: BaseException) -> bool:
+    """Say whether an error is that of a program for which a process was missing."""
+    # Where the program runs within its call, JAX raises a ValueError with the same words.
+    if not isinstance(error, jax.errors.JaxRuntimeError | ValueError):
+        return False
+    return _LOSS.match(str(error)) is not None
 
 
 # --- inside of a program --------------------------------------------------------------------------
@@ -128,6 +155,13 @@ class _Template:
         self.tree, self.marks = tree, marks
 
 
+class Whole(NamedTuple):
+    """An array over all replicas, whose parts are their values: scalars, or arrays with rows."""
+
+    array: Array
+    are_scalars: bool
+
+
 class Program:
     """Runs a function on all replicas at once.
 
@@ -135,18 +169,21 @@ class Program:
         devices: Of the replicas of all processes, in their order.
         function: The replicas' code.
         parts: Returns the local replicas' values of a leaf, or the array over all replicas that
-            they are parts of and whether these are scalars; None: it is the same for all.
+            they are parts of; None: it is the same for all.
         result: Makes a value of an array over all replicas, and of whether its parts are scalars.
         donate: Numbers of arguments whose memory may be used for results.
+        look: Called now and then while the results are waited for, where other processes take part;
+            what it raises ends the wait.
     """
 
     def __init__(
         self,
         devices: tuple[Device, ...],
         function: Callable[..., Any],
-        parts: Callable[[Any], Sequence[Any] | tuple[Array, bool] | None],
+        parts: Callable[[Any], Sequence[Any] | Whole | None],
         result: Callable[[Array, bool], Any],
         donate: Sequence[int],
+        look: Callable[[], object] | None = None,
     ) -> None:
         self._layout = layout_of(devices)
         self._mesh = self._layout.sharding.mesh
@@ -156,6 +193,7 @@ class Program:
         self._parts, self._result = parts, result
         self._donate = frozenset(donate)
         self._programs: dict[Any, Callable[..., _Returned]] = {}
+        self._look = look
         self._waits = devices[0].platform == "cpu" and not self._is_alone
 
     def __call__(self, *args: Any) -> Any:
@@ -171,7 +209,9 @@ class Program:
         if program is None:
             program = self._programs[tree, kinds] = self._compiled(tree, kinds, args)
         returned = program(*[value for kind, value in pairs if not isinstance(kind, tuple)])
-        if self._waits:
+        if self._waits and self._look is not None:
+            wait_for(returned.arrays, self._look)
+        elif self._waits:
             jax.block_until_ready(returned.arrays)
         template: _Template = returned.template
         arrays = iter(returned.arrays)
@@ -180,6 +220,20 @@ class Program:
             for mark in template.marks
         ]
         return _as_they_were(jax.tree.unflatten(template.tree, leaves))
+
+    def form_of(self, args: Sequence[Any], have_rows: Sequence[bool]) -> str:
+        """Return in words what has to be the same in all processes: structures, shapes, dtypes.
+
+        Args:
+            args: As of a call.
+            have_rows: For each whether its leaves have rows, whose number does not matter here.
+        """
+        words = []
+        for number, (arg, has_rows) in enumerate(zip(args, have_rows, strict=True)):
+            for path, leaf in jax.tree_util.tree_leaves_with_path(_known(arg)):
+                where = f"{number}{jax.tree_util.keystr(path)}"
+                words.append(f"{where}: {_form(leaf, self._parts(leaf), has_rows)}")
+        return ", ".join(words)
 
     def _result_of(self, array: Array, is_scalar: bool) -> Any:
         return array if self._is_alone else self._result(array, is_scalar)
@@ -190,8 +244,8 @@ class Program:
         Kinds are "rows", "scalar", "same" and, for what is no array, a tuple with it.
         """
         parts = self._parts(leaf)
-        if parts is not None and len(parts) == 2 and isinstance(parts[1], bool):
-            return ("scalar" if parts[1] else "rows"), parts[0]
+        if isinstance(parts, Whole):
+            return ("scalar" if parts.are_scalars else "rows"), parts.array
         if parts is None:
             if isinstance(leaf, _NUMBERS):
                 return "same", leaf
@@ -281,6 +335,15 @@ class Program:
         donated = [index for index, owner in enumerate(owners) if owner in self._donate]
         program: Callable[..., _Returned] = jax.jit(mapped, donate_argnums=donated)
         return program
+
+
+def _form(leaf: Any, parts: Any, has_rows: bool) -> str:
+    if parts is None and not isinstance(leaf, _ARRAYS):
+        # Constants are a part of the program, and numbers are not.
+        return repr(leaf) if isinstance(leaf, str | bytes) else type(leaf).__name__
+    array = leaf if parts is None else parts[0]
+    shape = np.shape(array)[1:] if has_rows else np.shape(array)
+    return f"{getattr(array, 'dtype', type(array).__name__)}{list(shape)}"
 
 
 def _known(value: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from headrace.element.description import decode_dtype
 from headrace.errors import FailedPreconditionError, InvalidArgumentError
-from headrace.frameworks.framework import Array, Device, Framework
+from headrace.frameworks.framework import Array, Device, Exchange, Framework
 
 __all__ = ["FRAMEWORK", "TorchFramework", "tensor_of"]
 
@@ -195,12 +195,7 @@ class TorchFramework(Framework):
         return torch.true_divide(array, count)
 
     def sums_of_workers(
-        self,
-        rank: int,
-        size: int,
-        host: str,
-        timeout: float,
-        exchange: Callable[[dict[str, str]], list[dict[str, str]]],
+        self, rank: int, size: int, host: str, timeout: float, exchange: Exchange, device: Device
     ) -> Any:
         """Gloo, where PyTorch was built with it."""
         if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):

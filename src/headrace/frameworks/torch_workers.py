@@ -7,12 +7,14 @@ for workers that need no keys.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from headrace.frameworks.framework import Exchange
 
 __all__ = ["Gloo"]
 
@@ -37,7 +39,7 @@ class Gloo:
         size: int,
         host: str,
         timeout: float,
-        exchange: Callable[[dict[str, str]], list[dict[str, str]]],
+        exchange: Exchange,
     ) -> None:
         options = dist.ProcessGroupGloo._Options()
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
@@ -50,21 +52,26 @@ class Gloo:
         """Say whether it can add up such tensors."""
         return tensor.dtype in _KINDS and tensor.device.type == "cpu"
 
-    def sum(self, tensor: Any) -> Any:
-        """Return the sum over all workers, the same on all, in fresh memory.
+    def sums(self, tensors: Sequence[Any], look: Callable[[], object]) -> list[Any]:
+        """Return the sums over all workers, the same on all, in fresh memory.
+
+        Args:
+            tensors: Of this worker.
+            look: Is not called: nobody can leave a wait of Gloo's.
 
         Raises:
             RuntimeError: A worker is gone, or does not take part in time.
         """
-        total = tensor.detach().clone(memory_format=torch.contiguous_format)
-        self._group.allreduce([total]).wait()
-        return total
+        totals = [each.detach().clone(memory_format=torch.contiguous_format) for each in tensors]
+        for total in totals:
+            self._group.allreduce([total]).wait()
+        return totals
 
 
 class _Store(dist.Store):  # type: ignore[misc]
     """Keys that each worker sets for itself; those of others come when one is asked for."""
 
-    def __init__(self, exchange: Callable[[dict[str, str]], list[dict[str, str]]]) -> None:
+    def __init__(self, exchange: Exchange) -> None:
         super().__init__()
         self._exchange = exchange
         self._own: dict[str, str] = {}

@@ -4,9 +4,9 @@ Rule 1. A read and a write never overlap: one request is carried out at a time, 
         shows a shard's own memory is copied on its way (`lent`) before the next one begins.
 Rule 2. Requests are carried out in the order in which they came.
 Rule 3. A request that cannot be carried out is answered with an error; the thread goes on.
-Rule 4. There is a thread for it, so that the transport's goes on. A small request that comes alone
-        while nothing waits is carried out by the transport's thread at once: it would do nothing
-        else meanwhile, and handing over takes longer than what is asked.
+Rule 4. There is a thread for it, so that the transport's goes on. A small request that comes alone,
+        or with another one, while nothing waits is carried out by the transport's thread at once:
+        it would do nothing else meanwhile, and handing over takes longer than what is asked.
 Rule 5. Others that look at what is kept, as those who save it, do so between two operations
         (`between`), in turn with the requests.
 """
@@ -70,7 +70,9 @@ _log = logging.getLogger(__name__)
 
 _STOP_SECONDS = 0.8
 _UNCHANGING = (Read, Gather, GatherIds, Describe, Export)
-_SMALL_BYTES = 1 << 20
+_SMALL_BYTES = 2 << 20
+#: Of so many that come together the first does not wait for long until its answer goes.
+_AT_ONCE = 2
 #: What takes no longer than its arrays are large.
 _SHORT = (Read, Gather, GatherIds, Lookup, Count, Assign, Scatter, Apply, ApplyIds, Settle, Fence)
 
@@ -209,7 +211,7 @@ class Applying:
                         self._to_files(request)
                     else:
                         self.later(partial(self._shared_to_files, request, message))
-                elif not (len(requests) == 1 and self._carried_out_at_once(request, message)):
+                elif len(requests) > _AT_ONCE or not self._carried_out_at_once(request, message):
                     self._handed_over += 1
                     self._requests.put(request)
             elif isinstance(message, Status):

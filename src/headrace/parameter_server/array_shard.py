@@ -66,7 +66,7 @@ class ArrayShard:
         local = self._local(rows)
         answer = allocate((*local.shape, *self.value.shape[1:]), self.value.dtype)
         if answer.size:
-            np.take(self.value, local, axis=0, out=answer, mode="clip")
+            self.value.take(local, axis=0, out=answer, mode="clip")
         return answer
 
     def scatter(self, how: str, rows: Array, values: Array) -> None:
@@ -105,7 +105,7 @@ class ArrayShard:
                 f"an optimizer changes floating variables, but {self.spec.variable} has dtype "
                 f"{self.spec.dtype}"
             )
-        gradient = arrays[min(1, len(arrays) - 1)]
+        gradient = arrays[0] if len(arrays) == 1 else arrays[1]
         check_gradient(gradient, self.spec.variable)
         if len(arrays) == 1:
             self._check_shape(gradient, self.value.shape, "a gradient")

@@ -50,6 +50,7 @@ from headrace.parameter_server.messages import (
     ServerStatus,
     Status,
     buffer_of,
+    contiguous,
     form_of,
     read_arrays,
 )
@@ -284,7 +285,7 @@ class _Call:
         self._servers = servers
         self._server = server
         self._operations = tuple(ask.operation for ask in asks)
-        arrays = [[_contiguous(array) for array in ask.arrays] for ask in asks]
+        arrays = [[contiguous(array) for array in ask.arrays] for ask in asks]
         self._forms = tuple(tuple(form_of(array) for array in each) for each in arrays)
         self._buffers = [buffer_of(array) for each in arrays for array in each]
         self._repeatable = all(may_be_repeated(operation) for operation in self._operations)
@@ -403,7 +404,3 @@ class _Call:
             "it may be done or not, so it is not asked again. Read what is there, and decide; in "
             f"functions that a coordinator schedules, writes are repeated safely. {error}"
         )
-
-
-def _contiguous(array: NDArray[Any]) -> NDArray[Any]:
-    return array if array.flags.c_contiguous else array.copy()

@@ -26,7 +26,8 @@ class IndexedSlices:
 
     Args:
         values: A value for each index: an array of NumPy, JAX or PyTorch. Its first axes are those
-            of `indices`, the others those of a row.
+            of `indices`, the others those of a row. What is broadcast along one of the first
+            (`np.broadcast_to`, `expand`) is sent once.
         indices: Integers.
         dense_shape: Of the whole array; None: that of the variable.
 

@@ -48,6 +48,7 @@ __all__ = [
     "ShardsSaved",
     "Status",
     "buffer_of",
+    "contiguous",
     "form_of",
     "read_arrays",
 ]
@@ -335,6 +336,11 @@ def form_of(array: NDArray[Any]) -> ArrayForm:
         TypeError: It holds neither numbers nor bools.
     """
     return ArrayForm(name_of(array.dtype), array.shape)
+
+
+def contiguous(array: NDArray[Any]) -> NDArray[Any]:
+    """Return an array of the same shape whose memory is in one piece: itself, if it is."""
+    return array if array.flags.c_contiguous else array.copy()
 
 
 def buffer_of(array: NDArray[Any]) -> memoryview:

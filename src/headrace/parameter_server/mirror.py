@@ -21,8 +21,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from headrace.errors import CancelledError, HeadraceError, UnavailableError, describe_error
 from headrace.parameter_server.applying import Changed
 from headrace.parameter_server.messages import (
@@ -32,6 +30,7 @@ from headrace.parameter_server.messages import (
     Mirror,
     ServerReply,
     buffer_of,
+    contiguous,
     form_of,
 )
 from headrace.parameter_server.seats import PATIENCE, Role, Seat
@@ -92,6 +91,8 @@ class Mirroring:
         self._is_followed = False
         #: Whether this seat is to lead contents that begin empty.
         self._begins = False
+        #: Why the other seat does not follow, as it was logged last.
+        self._said = ""
         #: Whether the other seat is left alone, as while this one is restored.
         self._is_held = False
         self._wanted = threading.Event()
@@ -123,7 +124,7 @@ class Mirroring:
         """Have the other seat do what was done here; False: this one does not lead any more."""
         if not self._is_followed:
             return True
-        arrays = [[np.ascontiguousarray(array) for array in each] for _, each in changed]
+        arrays = [[contiguous(array) for array in each] for _, each in changed]
         message = Mirror(
             store=self._number,
             epoch=self._seat.epoch,
@@ -153,11 +154,14 @@ class Mirroring:
     # --- life -----------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Say nothing more. May be called twice."""
+        """Say nothing more. May be called twice; `hang_up` follows when no operation runs."""
         self._closed.set()
         self._wanted.set()
-        if self._thread is not None and self._thread is not threading.current_thread():
+        if self._thread is not None:
             self._thread.join(_STOP_SECONDS)
+
+    def hang_up(self) -> None:
+        """Close the connection to the other server."""
         if self._channel is not None:
             self._channel.close()
 
@@ -241,7 +245,7 @@ class Mirroring:
         if not self._is_followed:
             return False
         saved = snapshot_of(self._store, holding)
-        arrays = [np.ascontiguousarray(array) for array in saved.arrays.values()]
+        arrays = [contiguous(array) for array in saved.arrays.values()]
         target = " ".join(holding)
         message = Fill(
             store=self._number,
@@ -260,6 +264,7 @@ class Mirroring:
         message = Mirror(store=self._number, epoch=seat.epoch, life=seat.life, is_whole=True)
         if self._is_followed and self._say(message):
             self._wanted.clear()
+            self._said = ""
             _log.info("store %d is on two servers (epoch %d)", self._number, seat.epoch)
 
     # --- saying -----------------------------------------------------------------------------------
@@ -301,12 +306,15 @@ class Mirroring:
         return reply.message
 
     def _alone(self, error: Exception) -> None:
-        if self._seat.role is Role.LEADING and not self._closed.is_set():
+        words = describe_error(error)
+        is_news = words != self._said  # it is tried again and again
+        if is_news and self._seat.role is Role.LEADING and not self._closed.is_set():
+            self._said = words
             _log.warning(
                 "store %d is on this server alone until the one at %s is back: %s",
                 self._number,
                 self.seats[1 - self.place],
-                describe_error(error),
+                words,
             )
         self._is_followed = False
         self._wanted.set()

@@ -66,6 +66,10 @@ class Gradient(NamedTuple):
             return self
         return Gradient(self.rows, self.values.take(self.which, axis=0))
 
+    def sent_as(self, dtype: np.dtype[Any]) -> Gradient:
+        """Return it with values of another dtype."""
+        return self._replace(values=self.values.astype(dtype, copy=False))
+
     def arrays(self, part: slice | NDArray[np.int64]) -> list[NDArray[Any]]:
         """Return some rows as they are sent: rows and values, and which, where that is shorter."""
         assert self.rows is not None

@@ -88,6 +88,7 @@ class Replica:
         self._mirroring.close()
         self._saving.close()
         self.applying.close()
+        self._mirroring.hang_up()
 
     def handle(self, requests: Sequence[Request]) -> None:
         """Take requests; called by the transport's thread."""

@@ -347,16 +347,16 @@ def apply_sparse(
     with np.errstate(all="ignore"):
         for start in range(0, len(rows), size):
             block = rows[start : start + size]
-            stored, *held = (
-                np.take(whole, block, axis=0, out=part[: len(block)], mode="clip")
+            stored, *held = [
+                whole.take(block, axis=0, out=part[: len(block)], mode="clip")
                 for whole, part in zip((table, *kept), gathered, strict=True)
-            )
+            ]
             value = stored if stored.dtype == dtype else stored.astype(dtype)
             a, b = scratch[:, : len(block)]
             given = steps[start : start + size]
             if which is not None:
                 here = which[start : start + size].astype(np.intp)
-                given = np.take(steps, here, axis=0, out=shared[: len(block)], mode="clip")
+                given = steps.take(here, axis=0, out=shared[: len(block)], mode="clip")
             change(value, _in(dtype, given), held, a, b)
             put_rows(table, block, value if value is stored else value.astype(table.dtype))
             for whole, part in zip(kept, held, strict=True):

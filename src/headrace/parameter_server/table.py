@@ -344,8 +344,7 @@ class EmbeddingTable:
         ids = gradient.rows
         assert ids is not None
         if self.wire_name:
-            sent = gradient.values.astype(dtype_named(self.wire_name), copy=False)
-            gradient = gradient._replace(values=sent)
+            gradient = gradient.sent_as(dtype_named(self.wire_name))
         asks = []
         shards = self._record.shards
         for shard, part in zip(shards, split_by_hash(ids, len(shards)), strict=True):

@@ -34,6 +34,7 @@ Peers in two processes of one host:
 
     shared_memory      the words that the two ends exchange, in five rules
     arena              the end that sends: segments and slots
+    copying            copies into them
     free_list          which parts of a segment are free
     mappings           the end that reads: views of slots
 """

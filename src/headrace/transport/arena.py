@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from headrace.transport.copying import copy_memory
 from headrace.transport.free_list import PAGE, FreeList
 from headrace.transport.shared_memory import (
     SEALS,
@@ -148,12 +149,12 @@ class Arena:
         if not isinstance(placement, Placement):
             return placement
         try:
-            # Outside the lock: memmove lets other threads run.
+            # Outside the lock: a copy lets other threads run.
             at = self._address(placement)
             for view, length in zip(buffers, placement.lengths, strict=True):
                 if length:
                     source = np.frombuffer(view, np.uint8)
-                    ctypes.memmove(at, source.ctypes.data, length)
+                    copy_memory(at, source.ctypes.data, length)
                 at += aligned(length)
         except BaseException:
             self.take_back(placement)

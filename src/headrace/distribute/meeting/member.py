@@ -144,10 +144,14 @@ class Member:
             self._is_at_work = False
             return number
 
-    def result(self, number: int) -> Brought:
+    def result(self, number: int, timeout: float | None = None) -> Brought:
         """Wait for what came of a meeting; it can be taken once.
 
         The last one that is without arrays can be taken again, by whoever was interrupted then.
+
+        Args:
+            number: What `come` returned.
+            timeout: Seconds to wait if they are less than those of this member.
 
         Raises:
             UnavailableError: A worker is missing; it is named.
@@ -156,18 +160,19 @@ class Member:
         """
         with self._lock:
             self._begin_work()
+            longest = min(self._timeout, math.inf if timeout is None else timeout)
             waited, reminder, ends = 0.0, Reminder(), math.inf
             while number not in self._results and number != self._taken[0]:
                 self._check()
                 if reminder.is_due(waited):
                     self._look_around(number, waited)
-                if waited >= self._timeout and ends == math.inf:
+                if waited >= longest and ends == math.inf:
                     ends = waited + self._give_up(number, waited)
                 if waited >= ends:
                     self._fail(self._silent(number, waited))
                     continue
                 begun = self._clock()
-                limit = ends if waited >= self._timeout else self._timeout
+                limit = ends if waited >= longest else longest
                 asked = min(reminder.due_after, limit) - waited
                 self._receive(begun + asked)
                 # Time in which this process did not run is no waiting.
@@ -182,10 +187,25 @@ class Member:
         return found
 
     def meet(
-        self, what: str, kind: str, flag: bool = False, arrays: Sequence[NDArray[Any]] = ()
+        self,
+        what: str,
+        kind: str,
+        flag: bool = False,
+        arrays: Sequence[NDArray[Any]] = (),
+        timeout: float | None = None,
     ) -> Brought:
         """Come to the next meeting, and wait for what comes of it; see `come` and `result`."""
-        return self.result(self.come(what, kind, flag, arrays))
+        return self.result(self.come(what, kind, flag, arrays), timeout)
+
+    def look(self) -> None:
+        """Take what has come, without waiting: for one that waits for something else.
+
+        Raises:
+            HeadraceError: The session is over, for this reason.
+        """
+        with self._lock:
+            self._receive(self._clock())
+            self._check()
 
     def forget(self, numbers: Sequence[int]) -> None:
         """Take note that nobody will ask for these results."""
