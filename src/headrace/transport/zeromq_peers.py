@@ -5,11 +5,13 @@ closed, but not whose it was. The first message of each connection tells the two
 the number of the descriptor that it came through.
 
     monitor: ACCEPTED n ------------------> open[n]
-    router:  first message of `route`, n -> peers[route], of_descriptor[n]
+    router:  first message of `route`, n -> peers[route], in open[n].routes
     monitor: DISCONNECTED n --------------> both dropped, and the peer's memory with them
 
 Rule 1. The monitor is read to its end before a new peer is recorded, so that news about an earlier
         connection with the same number is never taken for news about this one.
+Rule 2. Only the monitor and the peer itself end a connection. Messages may be read after the news
+        of their connection's end, when another one has its number: they take nothing from that one.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -50,6 +52,7 @@ _REFUSALS = {
 _STATE = int(zmq.EVENTS)
 _IN = int(zmq.POLLIN)
 _MOST_NAMES = 1000
+_MOST_OVER = 4096
 
 # A channel's routing id: one letter and 16 random bytes for the channel, then the number of the
 # connection.
@@ -81,7 +84,7 @@ class Peer:
         self, route: bytes, descriptor: Descriptor | None, role: Literal["worker", "client"] | None
     ) -> None:
         self.route = route
-        self.name = route[:_CHANNEL_ID_BYTES].hex()
+        self.name = _channel_of(route)
         self.descriptor = descriptor
         self.role = role
         self.arena: Arena | None = None
@@ -145,6 +148,15 @@ class Peer:
             self.descriptor.shut_down()
 
 
+class _Opened(NamedTuple):
+    """A connection that was accepted, until the monitor says that it ended."""
+
+    descriptor: Descriptor
+    host: str
+    #: Its peer; besides, maybe, one that had the same number before and was first heard of late.
+    routes: set[bytes]
+
+
 class Peers:
     """All connections of one ROUTER. Belongs to the server's thread."""
 
@@ -159,9 +171,11 @@ class Peers:
         self._gone = gone
         self._router = router
         self._by_route: dict[bytes, Peer] = {}
-        self._of_descriptor: dict[int, bytes] = {}
         self._of_channel: dict[str, bytes] = {}
-        self._open: dict[int, tuple[Descriptor, str]] = {}
+        self._open: dict[int, _Opened] = {}
+        #: Connections that ended last. What they sent may be read later than the news of their
+        #: end, and by then their number may be that of another connection.
+        self._over: dict[bytes, None] = {}
         self._listening: list[Descriptor] = []
         self._refusal = ""
         self.refused = 0
@@ -187,20 +201,26 @@ class Peers:
             number = int(first.get(zmq.SRCFD))
         except zmq.ZMQError:
             return None  # What speaks a protocol older than ours, as noise on the port may.
-        opened = self._open.get(number)
-        peer = Peer(route, opened and opened[0], self._role_of(_user(first)))
-        # Who had this descriptor is gone, and a new connection of a channel knows nothing of the
-        # memory of the old one.
-        for earlier in (self._of_descriptor.get(number), self._of_channel.get(peer.name)):
-            if earlier is not None:
-                self._drop(earlier)
+        opened = None if self._is_over(route) else self._open.get(number)
+        peer = Peer(route, opened and opened.descriptor, self._role_of(_user(first)))
         if opened is None:
             peer.gone = True  # It said one thing and left.
-        else:
-            self._by_route[route] = peer
-            self._of_descriptor[number] = route
-            self._of_channel[peer.name] = route
+            return peer
+        # A new connection of a channel knows nothing of the memory of the old one.
+        if (earlier := self._of_channel.get(peer.name)) is not None:
+            self._drop(earlier)
+        # Whoever else has this number stays: which of the two is late cannot be known here, and
+        # to drop the other would leave it without answers for as long as it is connected.
+        opened.routes.add(route)
+        self._by_route[route] = peer
+        self._of_channel[peer.name] = route
         return peer
+
+    def _is_over(self, route: bytes) -> bool:
+        """Whether the connection that this late message came through has ended."""
+        latest = self._of_channel.get(_channel_of(route))
+        # The connections of a channel are numbered, and it has one at a time.
+        return route in self._over or (latest is not None and route < latest)
 
     def forget(self, peer: Peer) -> None:
         """Take note of a goodbye."""
@@ -234,12 +254,12 @@ class Peers:
         if connection is not None:
             with connection, contextlib.suppress(OSError):
                 host = str(connection.getpeername()[0]).removeprefix("::ffff:")
-        self._open[number] = (descriptor, host)
+        self._open[number] = _Opened(descriptor, host, set())
 
     def _disconnected(self, number: int) -> None:
-        _, host = self._open.pop(number, (None, "a peer that is gone"))
-        route = self._of_descriptor.pop(number, None)
-        if route is not None:
+        opened = self._open.pop(number, None)
+        host = "a peer that is gone" if opened is None else opened.host
+        for route in () if opened is None else opened.routes:
             self._drop(route)
         if self._refusal:
             reason, self._refusal = self._refusal, ""
@@ -264,14 +284,17 @@ class Peers:
         if peer is None:
             return
         peer.leave()
+        self._over[route] = None
+        if len(self._over) > _MOST_OVER:
+            del self._over[next(iter(self._over))]
         if self._of_channel.get(peer.name) == route:
             del self._of_channel[peer.name]
             if self._gone is not None:
                 self._gone(peer.name)
         if peer.descriptor is not None:
-            number = peer.descriptor.number
-            if self._of_descriptor.get(number) == route:
-                del self._of_descriptor[number]
+            opened = self._open.get(peer.descriptor.number)
+            if opened is not None:
+                opened.routes.discard(route)
 
     def close(self) -> None:
         """Let go of everything; the router is closed by its owner."""
@@ -283,8 +306,12 @@ class Peers:
 
     def close_in_child(self) -> None:
         """Close the child's copies of the port and of all connections."""
-        for descriptor in [*self._listening, *(found for found, _ in self._open.values())]:
+        for descriptor in [*self._listening, *(each.descriptor for each in self._open.values())]:
             descriptor.close()
+
+
+def _channel_of(route: bytes) -> str:
+    return route[:_CHANNEL_ID_BYTES].hex()
 
 
 def _user(frame: zmq.Frame) -> bytes:

@@ -1,0 +1,181 @@
+"""Who is connected to a server, where messages are read after the news of their senders' end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import struct
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import zmq
+
+from headrace.transport.zeromq_peers import Peer, Peers
+
+_SECONDS = 10.0
+
+
+class House:
+    """A ROUTER whose thread the test is: it reads messages and news in the order that it likes."""
+
+    def __init__(self) -> None:
+        self.context = zmq.Context()
+        self.router = self.context.socket(zmq.ROUTER)
+        self._address = f"tcp://127.0.0.1:{self.router.bind_to_random_port('tcp://127.0.0.1')}"
+        self.gone: list[str] = []
+        self.peers = Peers(self.router, lambda _: None, self.gone.append)
+        self._dealers: list[zmq.Socket[bytes]] = []
+        #: A descriptor that is lower than that of any connection.
+        self._spares = [os.open(os.devnull, os.O_RDONLY)]
+
+    def socket(self, channel: bytes, number: int = 1) -> zmq.Socket[bytes]:
+        dealer = self.context.socket(zmq.DEALER)
+        dealer.routing_id = channel + struct.pack(">I", number)
+        dealer.linger = 1000
+        self._dealers.append(dealer)
+        return dealer
+
+    def connect(self, channel: bytes, number: int = 1) -> zmq.Socket[bytes]:
+        dealer = self.socket(channel, number)
+        dealer.connect(self._address)
+        return dealer
+
+    def take(self) -> tuple[bytes, zmq.Frame]:
+        """Return the next message, once it is there: its route and its frame."""
+        assert self.router.poll(1000 * _SECONDS)
+        return self.router.recv(), self.router.recv(copy=False)
+
+    def meet(self, message: tuple[bytes, zmq.Frame]) -> Peer:
+        peer = self.peers.meet(*message)
+        assert peer is not None
+        return peer
+
+    def hear(self, happened: Callable[[], bool]) -> None:
+        """Read news until something has happened."""
+        until = time.monotonic() + _SECONDS
+        while not happened():
+            assert time.monotonic() < until
+            self.peers.monitor.poll(10)
+            self.peers.read_news()
+
+    def reach(self, number: int) -> tuple[bytes, zmq.Frame]:
+        """Return the first message of a new connection that has this descriptor, once it is free.
+
+        The kernel gives the lowest number that is free: to the dealer's end first, the spare one.
+        """
+        dealer = self.socket(a_channel())
+        until = time.monotonic() + _SECONDS
+        with contextlib.ExitStack() as taken:
+            while (lowest := os.open(os.devnull, os.O_RDONLY)) != number:
+                assert time.monotonic() < until
+                taken.callback(os.close, lowest)
+                if lowest > number:
+                    taken.close()
+                    time.sleep(0.001)
+            os.close(number)
+            os.close(self._spares.pop())
+            dealer.connect(self._address)
+            dealer.send(b"ask")
+            message = self.take()
+        assert number_of(message) == number
+        return message
+
+    def leave(self) -> None:
+        """End all connections."""
+        for dealer in self._dealers:
+            dealer.close(linger=0)
+
+    def close(self) -> None:
+        self.leave()
+        for spare in self._spares:
+            os.close(spare)
+        self.peers.close()
+        self.router.close(linger=0)
+        self.context.term()
+
+
+@pytest.fixture
+def house() -> Iterator[House]:
+    with contextlib.closing(House()) as made:
+        yield made
+
+
+def a_channel() -> bytes:
+    return b"H" + secrets.token_bytes(16)
+
+
+def number_of(message: tuple[bytes, zmq.Frame]) -> int:
+    return int(message[1].get(zmq.SRCFD))
+
+
+def test_what_an_ended_connection_said_last_takes_nothing_from_who_has_its_number_now(house):
+    dealer = house.connect(a_channel())
+    dealer.send(b"ask")
+    first = house.take()
+    former = house.meet(first)
+    dealer.send(b"goodbye")
+    dealer.close()
+    last = house.take()
+    house.hear(lambda: former.gone)
+    new = house.meet(house.reach(number_of(first)))
+    late = house.meet(last)
+    house.peers.forget(late)
+    assert late.gone
+    assert not new.gone
+    assert house.peers.find(new.route) is new
+    assert house.gone == [former.name]
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_of_two_that_had_one_number_and_are_first_heard_of_together_both_are_answered(house, order):
+    dealer = house.connect(a_channel())
+    dealer.send(b"ask")
+    one = house.take()
+    dealer.close()
+    messages = [one, house.reach(number_of(one))]
+    met = [house.meet(messages[index]) for index in order]
+    new = met[order.index(1)]
+    assert not new.gone
+    assert house.peers.find(new.route) is new
+    house.peers.forget(met[order.index(0)])
+    assert not new.gone
+
+
+def test_with_the_end_of_a_connection_go_all_that_had_its_number(house):
+    dealer = house.connect(a_channel())
+    dealer.send(b"ask")
+    one = house.take()
+    dealer.close()
+    two = house.reach(number_of(one))
+    new, former = house.meet(two), house.meet(one)
+    assert not new.gone
+    house.leave()
+    house.hear(lambda: new.gone)
+    assert former.gone
+    assert not list(house.peers)
+
+
+def test_what_an_earlier_connection_of_a_channel_said_last_does_not_end_the_later_one(house):
+    channel = a_channel()
+    dealers = [house.connect(channel, number) for number in (1, 2)]
+    dealers[0].send(b"ask")
+    earlier = house.take()
+    dealers[1].send(b"ask")
+    later = house.meet(house.take())
+    late = house.meet(earlier)
+    assert late.gone
+    assert not later.gone
+    assert house.peers.find(later.route) is later
+
+
+def test_a_channel_that_connects_again_is_met_again(house):
+    channel = a_channel()
+    met = []
+    for number in (1, 2, 3):
+        house.connect(channel, number).send(b"ask")
+        met.append(house.meet(house.take()))
+    assert [peer.gone for peer in met] == [True, True, False]
+    assert house.gone == [met[0].name] * 2
+    assert list(house.peers) == met[2:]
