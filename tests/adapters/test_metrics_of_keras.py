@@ -42,6 +42,16 @@ def test_areas_of_logits_and_of_what_stands_on_thresholds():
         assert np.isclose(ours.result(), float(theirs.result()), rtol=1e-5)
 
 
+@pytest.mark.parametrize("weights", [(20,), (20, 1), (20, 20)])
+def test_areas_of_several_labels_a_sample(weights):
+    rng = np.random.default_rng(5)
+    given = rng.random(weights).astype(np.float32)
+    ours, theirs = hr.metrics.AUC(), keras.metrics.AUC()
+    for metric in (ours, theirs):
+        metric.update_state(TRUE.reshape(20, 20), PREDICTED.reshape(20, 20), sample_weight=given)
+    assert np.isclose(ours.result(), float(theirs.result()), rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("shape", "weights"),
     [((6,), None), ((6,), (6,)), ((6,), (6, 1)), ((6, 1), (6,)), ((6, 3), None), ((6, 3), (6,)),

@@ -20,10 +20,11 @@ from typing import Any
 
 import msgspec
 
+from headrace.coordinator.actions import Call
 from headrace.coordinator.agenda import Agenda, Task
 from headrace.coordinator.closure import Closure, Payload, Result
 from headrace.coordinator.closure_queue import ClosureQueue
-from headrace.coordinator.coordination import Call, Coordination
+from headrace.coordinator.coordination import Coordination
 from headrace.coordinator.messages import (
     Attend,
     CallOff,
@@ -394,10 +395,14 @@ class Cluster:
         self.queue = ClosureQueue(staleness=staleness, round_size=round_size, threads=threads)
         self.core = Coordination(
             self.queue,
-            cluster_id="c",
-            incarnation=1,
-            threads=threads,
-            gathers=self.is_in_rounds,
+            greeting=Greet(
+                cluster_id="c",
+                incarnation=1,
+                session=0,
+                worker=0,
+                threads=threads,
+                gathers=self.is_in_rounds,
+            ),
             read_error=decode_error,
         )
         self.workers: dict[int, Worker] = {}

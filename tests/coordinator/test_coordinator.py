@@ -238,6 +238,12 @@ def _wait_for_release() -> None:
 # --- errors ------------------------------------------------------------------------------------
 
 
+def _begin_and_wait() -> str:
+    _shared["begun"].set()
+    _shared["release"].wait(SECONDS)
+    return "done"
+
+
 def _divide(a: int, b: int) -> float:
     return a / b
 
@@ -475,6 +481,17 @@ def test_functions_wait_for_a_worker_that_is_not_there_yet():
             value.fetch(0.2)
         with ClosureWorker(0, port=int(address.rpartition(":")[2])):
             assert value.fetch(SECONDS) == 1.0
+
+
+def test_a_worker_that_stops_loses_a_function_that_runs_once():
+    begun, release = _shared["begun"], _shared["release"] = threading.Event(), threading.Event()
+    with ClosureWorker(0) as worker, ClusterCoordinator(Workers([worker.address])) as coordinator:
+        value = coordinator.schedule(_begin_and_wait, retries=1)
+        assert begun.wait(SECONDS)
+        worker.stop()  # which takes a while, since the function runs
+        release.set()
+        with ClosureWorker(0, port=int(worker.address.rpartition(":")[2])):
+            assert value.fetch(SECONDS) == "done"
 
 
 def test_workers_are_added_and_removed_while_functions_run(coordinator: ClusterCoordinator):
@@ -873,3 +890,11 @@ def test_evaluation_by_shards_counts_each_element_once(coordinator: ClusterCoord
         return sum(total for total, _ in parts) / sum(count for _, count in parts)
 
     assert coordinator.evaluate(shard_fn, data, 128, merge) == 511.5
+
+
+def test_evaluation_of_a_shuffled_dataset_counts_each_element_once(coordinator: ClusterCoordinator):
+    def elements(shard: hr.Dataset) -> list[int]:
+        return [int(each) for each in shard]
+
+    data = hr.Dataset.range(100).shuffle(100)
+    assert sorted(coordinator.evaluate(elements, data, 4, np.concatenate)) == [*range(100)]

@@ -22,10 +22,10 @@ class Cluster:
         self.queue = ClosureQueue(in_flight=1, staleness=8)
         self.core = Coordination(
             self.queue,
-            cluster_id="c",
-            incarnation=1,
+            greeting=Greet(
+                cluster_id="c", incarnation=1, session=0, worker=0, servers=("10.0.0.9:1",)
+            ),
             read_error=lambda body: ValueError(body.decode()),
-            servers=("10.0.0.9:1",),
         )
         self.words: list[str] = []
         #: What was asked, by worker.

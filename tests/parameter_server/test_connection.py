@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -20,10 +21,11 @@ from headrace.parameter_server import operations as ops
 from headrace.parameter_server.applying import Applying
 from headrace.parameter_server.closure_servers import ClosureServers
 from headrace.parameter_server.connection import Ask, Servers
-from headrace.parameter_server.messages import ServerRequest
+from headrace.parameter_server.messages import Elsewhere, SaveShards, ServerRequest
 from headrace.parameter_server.origin import Origin, writing_as
 from headrace.parameter_server.repeating import may_be_repeated
 from headrace.parameter_server.server import ParameterServer
+from headrace.parameter_server.server_files import ask_for_files
 from headrace.parameter_server.store import Store
 from headrace.transport import zeromq
 from tests.parameter_server.small_cluster import servers as started
@@ -285,9 +287,64 @@ def test_a_write_with_a_key_is_asked_again_and_done_once(interrupted):
     assert servers.ask(0, ops.Count("n", 0))[0].after == 1
 
 
-def test_who_waits_is_released_when_the_connection_is_closed():
+@pytest.fixture
+def answering():
+    """Starts a server that answers as a test says; None: not at all."""
+    with contextlib.ExitStack() as stack:
+
+        def start(answer, timeout):
+            def handle(requests):
+                for request in requests:
+                    if (reply := answer(request.message)) is not None:
+                        request.reply(reply)
+
+            server = stack.enter_context(
+                contextlib.closing(zeromq.serve(handle, request_type=ServerRequest))
+            )
+            return stack.enter_context(
+                contextlib.closing(Servers([server.address], timeout=timeout))
+            )
+
+        yield start
+
+
+def test_a_write_that_nobody_took_is_not_said_to_be_done_perhaps(answering):
+    servers = answering(lambda message: Elsewhere(is_vacant=False), 0.2)
+    with pytest.raises(UnavailableError, match=r"The last try: it has nothing of what") as raised:
+        servers.ask(0, ops.Count("n"))
+    assert "may be done" not in str(raised.value)
+
+
+def test_long_silence_of_a_server_that_saves_is_said_as_well(answering, monkeypatch, caplog):
+    monkeypatch.setattr("headrace.parameter_server.patience._QUIET_SECONDS", 0.02)
+    monkeypatch.setattr("headrace.parameter_server.server_files._SLICE_SECONDS", 0.02)
+
+    servers = answering(lambda message: None, 20)
+    raised = []
+
+    def save():
+        try:
+            ask_for_files(servers, [0], lambda server, life: SaveShards("", "", (), ()))
+        except CancelledError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=save)
+    thread.start()
+    until = time.monotonic() + 10
+    while "has not answered" not in caplog.text and time.monotonic() < until:
+        time.sleep(0.01)
+    servers.close()
+    thread.join(10)
+    assert len(raised) == 1
+    assert "has not answered" in caplog.text
+    assert "it was asked to save or restore shards" in caplog.text
+
+
+def test_who_waits_is_released_when_the_connection_is_closed(monkeypatch):
     servers = Servers([reserved()], timeout=60)
     caught = []
+    pause, waits = servers.pause, threading.Event()
+    monkeypatch.setattr(servers, "pause", lambda seconds: (waits.set(), pause(seconds)))
 
     def wait():
         try:
@@ -297,9 +354,7 @@ def test_who_waits_is_released_when_the_connection_is_closed():
 
     thread = threading.Thread(target=wait)
     thread.start()
-    until = time.monotonic() + 10
-    while not getattr(servers, "_lives", None) and time.monotonic() < until:
-        pass
+    assert waits.wait(10)
     servers.close()
     thread.join(10)
     assert len(caught) == 1
@@ -309,7 +364,7 @@ def test_who_waits_is_released_when_the_connection_is_closed():
 
 def test_long_silence_is_said_with_who_and_what(interrupted, caplog, monkeypatch):
     server, servers = interrupted
-    monkeypatch.setattr("headrace.parameter_server.connection._QUIET_SECONDS", 0.05)
+    monkeypatch.setattr("headrace.parameter_server.patience._QUIET_SECONDS", 0.05)
     monkeypatch.setattr("headrace.parameter_server.connection._SLICE_SECONDS", 0.05)
     begun, go_on = threading.Event(), threading.Event()
 

@@ -3,6 +3,8 @@ from __future__ import annotations
 import contextvars
 import threading
 
+from headrace.distribute.context import here
+from headrace.distribute.mirrored import MirroredStrategy
 from headrace.parameter_server.operations import WriteKey
 from headrace.parameter_server.origin import Origin, in_closure, next_key, writing_as
 
@@ -54,3 +56,25 @@ def test_threads_that_take_the_context_over_count_together():
         for thread in threads:
             thread.join()
     assert sorted(key.number for key in found) == list(range(8))
+
+
+def test_each_replica_has_its_own_numbers_whichever_comes_first():
+    strategy = MirroredStrategy(["cpu:0", "cpu:1"])
+
+    def attempt(first):
+        came = threading.Event()
+
+        def write():
+            replica = here.get().replica_id_in_sync_group
+            assert replica == first or came.wait(10)
+            keys = [next_key("w"), next_key("w")]
+            came.set()
+            return keys
+
+        with writing_as(Origin(1, 9, 0)):
+            shared = next_key("w")
+            one, other = strategy.local_results(strategy.run(write))
+            return [shared, *one, *other]
+
+    assert attempt(first=0) == attempt(first=1)
+    assert len({key.number for key in attempt(first=0)}) == 5

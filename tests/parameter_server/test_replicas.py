@@ -263,6 +263,9 @@ def test_what_both_servers_had_comes_from_a_checkpoint(tmp_path: Path) -> None:
             servers.wait_until_whole()
             servers.stop(0)
             _same(_read(*made), there)
+            # A worker that has seen later steps, which are lost, may count on all the same.
+            strategy.cluster.counters[f"{optimizer.name}/iterations"] = 9
+            assert _written(*made)[-1] == there[-1] + 1
 
 
 def test_an_increment_after_a_loss_has_what_was_written_before_it(tmp_path: Path) -> None:

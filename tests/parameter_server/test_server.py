@@ -148,6 +148,19 @@ def test_what_is_short_and_comes_alone_is_done_at_once_and_never_before_what_cam
     assert core.done[-1] == ("Assign", there)
 
 
+def test_what_comes_after_a_turn_is_not_carried_out_before_it():
+    core = Recording()
+    core.go_on.set()
+    desk = Applying(core, 0)
+    desk.later(lambda: core.done.append("turn"))
+    count = Asked(CarryOut((ops.Count("n"),), ((),)))
+    desk.handle([count])
+    desk.start()
+    assert count.answered.wait(10)
+    desk.close()
+    assert core.done == ["turn", ("Count", desk._thread.name)]
+
+
 def test_a_status_waits_for_no_operation_and_sees_what_is_kept_after_it():
     core, seen = Recording(), iter([1, 2, 3])
     desk = Applying(core, 0)

@@ -276,6 +276,20 @@ def test_an_increment_has_the_rows_that_were_touched_and_no_others():
     assert changes_of(store, SHARD, since).whole
 
 
+def test_an_increment_has_nothing_of_a_single_number_that_was_not_written():
+    store = Store()
+    spec = ShardSpec(
+        name="v/0", variable="v", index=0, row=0, shape=(), dtype="float32", variable_shape=()
+    )
+    store.carry_out(Create(shard=spec), [np.array(1.0, F)])
+    since = mark(store)
+    unwritten = changes_of(store, SHARD, since)
+    assert (unwritten.whole, unwritten.rows.tolist()) == (False, [])
+    store.carry_out(Assign(shard="v/0", how="add"), [np.array(1.0, F)])
+    written = changes_of(store, SHARD, since)
+    assert (written.whole, written.arrays["value"].tolist()) == (True, 2.0)
+
+
 def test_an_increment_of_a_table_has_its_new_rows_and_the_ids_that_went():
     (store,) = stores(1)
     store.carry_out(Lookup(table="t/0"), [np.arange(6), np.full(6, 2)])

@@ -2,7 +2,7 @@
 
 * `closure_queue` decides which closure goes where, and what becomes of it (`closure`, `inputs`,
   `ready`, `rounds`, `roster`, `load`, `deadlines`, `failure`, `decided`); `coordination` what that
-  takes in messages to workers (`contact`, `work`, `messages`). Both are pure.
+  takes in messages to workers (`contact`, `work`, `messages`, `actions`). Both are pure.
 * `shell` runs them, with one I/O thread, for as long as there is a coordinator (`running_shell`);
   `server_talk` tells parameter servers.
 * `stuck` says what a wait waits for, `watch` counts and says what takes too long; `status` and

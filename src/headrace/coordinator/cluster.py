@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headrace.arguments import check_int, check_strings
-from headrace.coordinator.messages import WorkerReply
+from headrace.coordinator.messages import Greet, WorkerReply
 from headrace.coordinator.server_talk import Servers
-from headrace.coordinator.worker import LARGEST_CLOSURE
+from headrace.coordinator.worker import LARGEST_CLOSURE, this_process
 from headrace.parameter_server.closure_servers import ClosureServers
 from headrace.parameter_server.strategy import ParameterServerStrategy
 from headrace.transport import zeromq
@@ -73,6 +73,25 @@ class Cluster:
     staleness: int | None = None
     round_size: int | None = None
     security: Security | None = None
+
+    def greeting(self, threads: int) -> Greet:
+        """Return what each worker is greeted with, but for its number and its session.
+
+        Args:
+            threads: How many closures a worker runs at a time.
+        """
+        return Greet(
+            cluster_id=self.cluster_id,
+            incarnation=self.incarnation,
+            session=0,
+            worker=0,
+            servers=self.addresses,
+            server_timeout=self.server_timeout,
+            threads=threads,
+            process=this_process(),
+            gathers=self.round_size is not None,
+            replication=self.replication,
+        )
 
     def dial(self, address: str) -> Channel:
         """Open a channel to a worker."""

@@ -15,13 +15,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
+from headrace.coordinator.actions import Actions, Call
 from headrace.coordinator.closure import Closure, Payload, RemoteValueStatus
 from headrace.coordinator.closure_queue import ClosureQueue
 from headrace.coordinator.contact import Contact, Ended
-from headrace.coordinator.decided import NEVER, Round
+from headrace.coordinator.decided import NEVER
 from headrace.coordinator.messages import (
     Attend,
     CalledOff,
@@ -42,39 +44,7 @@ from headrace.coordinator.work import Resource, feed_message, load_message, run_
 from headrace.errors import AbortedError
 from headrace.transport.channel import Buffer
 
-__all__ = ["Actions", "Call", "Coordination"]
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """Ask a worker; the answer comes back with what was asked."""
-
-    worker: int
-    message: Any
-    buffers: Sequence[Buffer] = ()
-
-
-@dataclass
-class Actions:
-    """What is to be done.
-
-    Attributes:
-        calls: To workers, in this order.
-        settles: Closures whose keys servers may forget.
-        fences: Lives of workers whose writes servers are to refuse.
-        round: The mean of what closures took as steps is to be pushed to servers.
-        closes: Workers whose connection is to be closed: they have left.
-        words: To be logged, as warnings.
-        wake_in: Seconds after which to look again.
-    """
-
-    calls: list[Call] = field(default_factory=list)
-    settles: list[int] = field(default_factory=list)
-    fences: list[int] = field(default_factory=list)
-    round: Round | None = None
-    closes: list[int] = field(default_factory=list)
-    words: list[str] = field(default_factory=list)
-    wake_in: float = NEVER
+__all__ = ["Coordination"]
 
 
 class Coordination:
@@ -82,14 +52,7 @@ class Coordination:
 
     Args:
         queue: Which closure goes where.
-        cluster_id: Of the cluster.
-        incarnation: Of this coordinator; newer ones are larger.
-        servers: Addresses of the parameter servers.
-        server_timeout: Seconds for which one that cannot be reached is waited for.
-        replication: How many servers have what one of them has.
-        threads: How many closures a worker runs at a time.
-        process: Which one this is, for words.
-        gathers: Whether steps of optimizers come back with closures.
+        greeting: What each worker is greeted with, but for its number and its session.
         read_error: Returns the error that a worker wrote.
     """
 
@@ -97,30 +60,16 @@ class Coordination:
         self,
         queue: ClosureQueue,
         *,
+        greeting: Greet,
         read_error: Callable[[bytes], Exception],
-        cluster_id: str,
-        incarnation: int,
-        servers: tuple[str, ...] = (),
-        server_timeout: float = 120.0,
-        replication: int = 1,
-        threads: int = 1,
-        process: str = "",
-        gathers: bool = False,
     ) -> None:
         self.queue = queue
         self.contacts: dict[int, Contact] = {}
         self.resources: dict[int, Resource] = {}
         self.overtaken: Exception | None = None
         """Why this coordinator has no say any more; None: it has."""
-        self.servers = servers
         self.watch = Watch()
-        self._cluster_id = cluster_id
-        self._incarnation = incarnation
-        self._server_timeout = server_timeout
-        self._replication = replication
-        self._threads = threads
-        self._process = process
-        self._gathers = gathers
+        self.greeting = greeting
         self._read_error = read_error
         self._sessions = itertools.count(1)
         self._next_worker = 0
@@ -372,21 +321,8 @@ class Coordination:
     def _greet(self, contact: Contact) -> None:
         contact.session = next(self._sessions)
         contact.is_asked = True
-        self._call(
-            contact,
-            Greet(
-                cluster_id=self._cluster_id,
-                incarnation=self._incarnation,
-                session=contact.session,
-                worker=contact.worker,
-                servers=self.servers,
-                server_timeout=self._server_timeout,
-                threads=self._threads,
-                process=self._process,
-                gathers=self._gathers,
-                replication=self._replication,
-            ),
-        )
+        session, worker = contact.session, contact.worker
+        self._call(contact, msgspec.structs.replace(self.greeting, session=session, worker=worker))
 
     def _let_go(self, contact: Contact) -> None:
         if contact.is_there:

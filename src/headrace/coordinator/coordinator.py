@@ -20,12 +20,13 @@ from headrace.coordinator.running_shell import RunningShell
 from headrace.coordinator.shared_dataset import Epoch, SharedDataset, shared_by
 from headrace.coordinator.shell import Shell
 from headrace.coordinator.status import CoordinatorStatus
-from headrace.coordinator.worker import this_process
 from headrace.coordinator.worker_iterator import DATASETS, build_dataset
 from headrace.data.dataset import Dataset
 from headrace.errors import FailedPreconditionError
+from headrace.execution.build import draw_seed
 from headrace.parameter_server.per_worker_input import PerWorkerInput
 from headrace.parameter_server.strategy import ParameterServerStrategy
+from headrace.plan.options import Options
 from headrace.plan.source import INFINITE
 from headrace.transport.envelope import decode_error
 from headrace.transport.security import Security
@@ -103,14 +104,7 @@ class ClusterCoordinator:
         )
         core = Coordination(
             queue,
-            cluster_id=cluster.cluster_id,
-            incarnation=cluster.incarnation,
-            servers=cluster.addresses,
-            server_timeout=cluster.server_timeout,
-            replication=cluster.replication,
-            threads=threads_per_worker,
-            process=this_process(),
-            gathers=cluster.round_size is not None,
+            greeting=cluster.greeting(threads_per_worker),
             read_error=decode_error,
         )
         for number, address in cluster.workers.items():
@@ -239,7 +233,10 @@ class ClusterCoordinator:
             raise ValueError(
                 "`dataset` must be finite, but this one has no end; take(n) gives it one"
             )
-        shards = [dataset.shard(count, index) for index in range(count)]
+        seed = dataset.options().seed
+        # All shards are cut from one order.
+        whole = dataset.with_options(Options(seed=draw_seed() if seed is None else seed))
+        shards = [whole.shard(count, index) for index in range(count)]
         values = [self.schedule(shard_fn, args=(shard,)) for shard in shards]
         self.join()
         return merge([value.fetch() for value in values])

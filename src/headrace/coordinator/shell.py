@@ -16,8 +16,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from headrace.coordinator.actions import Actions, Call
 from headrace.coordinator.closure import Closure, Result
-from headrace.coordinator.coordination import Actions, Call, Coordination
+from headrace.coordinator.coordination import Coordination
 from headrace.coordinator.messages import Forget
 from headrace.coordinator.server_talk import Servers, ServerTalk
 from headrace.coordinator.stuck import what_is_stuck

@@ -150,7 +150,7 @@ def status_of(core: Coordination, now: float, staleness: int | None = None) -> C
         largest_gap=watch.largest_gap,
         staleness=staleness,
         longest=_longest(core, running),
-        servers=core.servers,
+        servers=core.greeting.servers,
     )
 
 

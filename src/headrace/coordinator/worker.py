@@ -34,7 +34,7 @@ from headrace.coordinator.messages import (
     WorkerRequest,
 )
 from headrace.coordinator.totals import Totals
-from headrace.errors import AbortedError, HeadraceError
+from headrace.errors import AbortedError, HeadraceError, UnavailableError
 from headrace.parameter_server.connection import Servers
 from headrace.parameter_server.current import Cluster, enter
 from headrace.serving.call import Done
@@ -200,6 +200,9 @@ class _Desk:
                 f"{self._incarnation}; yours is {message.incarnation}): end this program, or give "
                 "each of the two workers of its own"
             )
+        if self._is_closed:
+            # No life begins, and what is sent here would count as lost, again and again.
+            raise UnavailableError("this worker is stopping")
         self._incarnation, self._obeyed = message.incarnation, message.process
         self._take_part(message)
         self._begin(message)

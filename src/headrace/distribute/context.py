@@ -60,6 +60,11 @@ class OnReplica:
 
     strategy: Any
 
+    @property
+    def replica_id_in_sync_group(self) -> int:
+        """Which replica this is, from 0 to `num_replicas_in_sync - 1`."""
+        raise NotImplementedError
+
 
 Place: TypeAlias = CrossReplica | OnReplica | None
 

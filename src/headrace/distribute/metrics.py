@@ -246,7 +246,7 @@ class AUC(Metric):
         Args:
             y_true: 0 and 1, or bools.
             y_pred: As many numbers in [0, 1], or logits.
-            sample_weight: A weight for each, or what broadcasts to that.
+            sample_weight: A weight for each, or for each sample, or one for all.
 
         Raises:
             InvalidArgumentError: Shapes do not fit, or a prediction is out of [0, 1].
@@ -265,6 +265,7 @@ class AUC(Metric):
         weights = np.ones(predicted.shape)
         if sample_weight is not None:
             given, _ = _same_rank(_numbers("sample_weight", sample_weight), predicted)
+            given = given.reshape(*given.shape, *[1] * (predicted.ndim - given.ndim))
             try:
                 weights = np.broadcast_to(given, predicted.shape)
             except ValueError:

@@ -10,16 +10,20 @@ their place, so a read copies nothing.
 
 from __future__ import annotations
 
-import enum
 import operator
 import warnings
 from abc import ABCMeta
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from headrace.arguments import check_flag, check_string
+from headrace.distribute.aggregation import (
+    VariableAggregation,
+    VariableSynchronization,
+    member_named,
+)
 from headrace.distribute.collectives import ReduceOp
 from headrace.distribute.context import CrossReplica, OnReplica, here, refusing_variables
 from headrace.distribute.current import get_strategy, has_strategy
@@ -36,29 +40,7 @@ from headrace.distribute.spmd import CompiledReplica
 from headrace.distribute.values import DistributedValues, select
 from headrace.errors import FailedPreconditionError
 
-__all__ = ["Variable", "VariableAggregation", "VariableSynchronization"]
-
-E = TypeVar("E", bound=enum.Enum)
-
-
-class VariableAggregation(enum.Enum):
-    """How values that replicas have for one variable become one."""
-
-    NONE = "NONE"
-    SUM = "SUM"
-    MEAN = "MEAN"
-    ONLY_FIRST_REPLICA = "ONLY_FIRST_REPLICA"
-
-
-class VariableSynchronization(enum.Enum):
-    """When they do."""
-
-    AUTO = "AUTO"
-    """ON_WRITE."""
-    NONE = "NONE"
-    """Not supported."""
-    ON_WRITE = "ON_WRITE"
-    ON_READ = "ON_READ"
+__all__ = ["Variable"]
 
 
 class _MadeOnce(ABCMeta):
@@ -141,8 +123,8 @@ class Variable(ArrayOperators, Scattering, DistributedValues, metaclass=_MadeOnc
         self.strategy = get_strategy()
         self.name = name or "Variable"
         self.trainable = trainable
-        self.aggregation = _member("aggregation", VariableAggregation, aggregation)
-        wanted = _member("synchronization", VariableSynchronization, synchronization)
+        self.aggregation = member_named("aggregation", VariableAggregation, aggregation)
+        wanted = member_named("synchronization", VariableSynchronization, synchronization)
         if wanted is VariableSynchronization.NONE:
             raise ValueError(
                 "`synchronization` NONE is not supported; use ON_WRITE, where copies are alike, or "
@@ -419,15 +401,3 @@ class Variable(ArrayOperators, Scattering, DistributedValues, metaclass=_MadeOnc
 
 def _value_of(value: Any) -> Any:
     return value.read() if isinstance(value, Variable) else value
-
-
-def _member(argument: str, kind: type[E], value: Any) -> E:
-    if isinstance(value, kind):
-        return value
-    name = value.upper() if isinstance(value, str) else value
-    for member in kind:
-        if member.name == name:
-            return member
-    raise ValueError(
-        f"`{argument}` must be one of {', '.join(each.name for each in kind)}, but got {value!r}"
-    )

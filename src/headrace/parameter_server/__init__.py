@@ -20,9 +20,9 @@ What a client computes:
 Between the two:
 
 * `server` is the shell: a port, and the one thread that carries out operations (`applying`), as
-  `messages` ask for them. `connection` asks many servers at a time, with patience; `repeating` says
-  what may be asked twice, and `lives` when a server was started again. `gauges` are for who looks
-  on.
+  `messages` ask for them. `connection` asks many servers at a time, with `patience`; `repeating`
+  says what may be asked twice, and `lives` when a server was started again. `gauges` are for who
+  looks on.
 * A store may be on two servers: `seats` are pure, and say which of the two leads; a `replica` is
   one of them in its server, a `mirror` has the other do what the leading one did, and `leaders` is
   what clients know of it.

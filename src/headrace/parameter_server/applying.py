@@ -8,7 +8,7 @@ Rule 4. There is a thread for it, so that the transport's goes on. A small reque
         or with another one, while nothing waits is carried out by the transport's thread at once:
         it would do nothing else meanwhile, and handing over takes longer than what is asked.
 Rule 5. Others that look at what is kept, as those who save it, do so between two operations
-        (`between`), in turn with the requests.
+        (`between`); what comes with the requests and is none of them, in turn with them (`later`).
 """
 
 from __future__ import annotations
@@ -81,10 +81,16 @@ _WRITES = (Apply, ApplyIds, Assign, AssignIds, Scatter)
 
 
 class _Turn:
-    """A function that is called between two operations."""
+    """A function that is called between two operations.
 
-    def __init__(self, function: Callable[[], Any]) -> None:
+    Args:
+        function: What is called.
+        is_in_order: Whether it came with the requests, so that none after it comes before it.
+    """
+
+    def __init__(self, function: Callable[[], Any], *, is_in_order: bool) -> None:
         self._function = function
+        self.is_in_order = is_in_order
         self.done = threading.Event()
         self.result: Any = None
         self.error: Exception | None = None
@@ -164,10 +170,12 @@ class Applying:
         self._index = index
         self._requests: SimpleQueue[Request | _Turn | None] = SimpleQueue()
         self._closed = threading.Event()
-        #: Held by whoever looks at what is kept, or changes it.
+        #: Held by whoever looks at what the core keeps, or changes it: this object's thread, or the
+        #: transport's. All that follows is changed under it, but for the first of the two counts;
+        #: `status`, on the transport's thread, reads figures without it.
         self._one = threading.Lock()
-        #: How many were handed to the thread, and how many of those are answered. Each is counted
-        #: by one thread; where they are equal no request waits.
+        #: How many were handed to the thread, and how many of those are done. The transport's
+        #: thread counts the first, ours the second; where they are equal nothing waits that came.
         self._handed_over = 0
         self._answered = 0
         self._operations: Counter[str] = Counter()
@@ -283,8 +291,12 @@ class Applying:
         )
 
     def later(self, function: Callable[[], Any]) -> None:
-        """Call a function between two operations, after what came before."""
-        self._requests.put(_Turn(function))
+        """Call a function between two operations, after what came before, and before what comes.
+
+        Called by the transport's thread. The function answers for its errors itself.
+        """
+        self._handed_over += 1
+        self._requests.put(_Turn(function, is_in_order=True))
 
     def between(self, function: Callable[[], Any]) -> Any:
         """Call a function between two operations, and return what it returns.
@@ -292,7 +304,7 @@ class Applying:
         Raises:
             CancelledError: The server is stopped.
         """
-        turn = _Turn(function)
+        turn = _Turn(function, is_in_order=False)
         self._requests.put(turn)
         while not turn.done.wait(_STOP_SECONDS):
             if self._closed.is_set():
@@ -308,6 +320,7 @@ class Applying:
             with self._one:
                 if isinstance(request, _Turn):
                     request.take()
+                    self._answered += request.is_in_order
                 else:
                     self._begin(request)
                     self._answered += 1

@@ -19,11 +19,8 @@ Rule 3. A server that was started again has lost what it held. That is reported 
 
 from __future__ import annotations
 
-import logging
 import os
-import random
 import threading
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -33,9 +30,7 @@ from numpy.typing import NDArray
 from headrace.arguments import check_seconds, check_strings
 from headrace.errors import (
     CancelledError,
-    DataLossError,
     FailedPreconditionError,
-    HeadraceError,
     NotFoundError,
     UnavailableError,
 )
@@ -56,20 +51,19 @@ from headrace.parameter_server.messages import (
 )
 from headrace.parameter_server.operations import Answer, Operation, Settle
 from headrace.parameter_server.origin import in_closure
+from headrace.parameter_server.patience import Patience
 from headrace.parameter_server.repeating import may_be_repeated
 from headrace.parameter_server.seats import PATIENCE
 from headrace.transport import zeromq
 from headrace.transport.channel import Channel, Reply
-from headrace.transport.retry import RetryPolicy, delays
 from headrace.transport.security import Security
 
-__all__ = ["Ask", "Servers"]
+__all__ = ["NOTHING_HERE", "Ask", "Servers"]
 
-_log = logging.getLogger(__name__)
+NOTHING_HERE = "it has nothing of what it is asked for"
+"""What a server says that does not lead the store that it is asked for."""
 
 _SLICE_SECONDS = 1.0
-_QUIET_SECONDS = 10.0
-_WORDS_SECONDS = 60.0
 _LARGEST_REQUEST = 16 << 30
 _NO_KEY = (
     "a function that a coordinator scheduled writes on a thread that it started, and would write "
@@ -81,7 +75,6 @@ _FORKED = (
     "servers: what it writes would not be told apart from what the function writes. Read and write "
     "in the function itself, and pass values to processes that it starts"
 )
-_POLICY = RetryPolicy(first_delay=0.02, max_delay=1.0)
 
 
 class Ask(NamedTuple):
@@ -272,6 +265,16 @@ class Servers:
         if self._closed.is_set():
             raise CancelledError("the connection to the parameter servers was closed")
 
+    def is_elsewhere(self, store: int, server: int, message: Elsewhere) -> None:
+        """Take note that a server does not lead a store, and have it begin where nobody has it."""
+        self.leaders.is_elsewhere(store, server, is_vacant=message.is_vacant)
+        if (beginning := self.leaders.beginning(store)) is not None:
+            self.channel(store, store).send(beginning)
+
+    def patience(self, server: int, task: str) -> Patience:
+        """Return how one waits for a server that was asked to do something."""
+        return Patience(self.name_of(server), task, self.timeout, self.pause)
+
     def pause(self, seconds: float) -> None:
         """Wait; raise CancelledError if nothing is to be asked any more."""
         self._closed.wait(seconds)
@@ -289,9 +292,7 @@ class _Call:
         self._forms = tuple(tuple(form_of(array) for array in each) for each in arrays)
         self._buffers = [buffer_of(array) for each in arrays for array in each]
         self._repeatable = all(may_be_repeated(operation) for operation in self._operations)
-        self._until = time.monotonic() + servers.timeout
-        self._words_at = time.monotonic() + _QUIET_SECONDS
-        self._waits = delays(_POLICY, random.random)
+        self._patience = servers.patience(server, f"carry out {self._names()}")
         self._ticket = 0
 
     def begin(self) -> None:
@@ -323,7 +324,7 @@ class _Call:
                 if isinstance(message, Reborn):
                     servers.lives.met(self._server, message.life)
                 elif isinstance(message, Elsewhere):
-                    self._look_elsewhere(message)
+                    servers.is_elsewhere(self._server, self._asked, message)
                 else:
                     raise FailedPreconditionError(
                         f"{servers.name_of(self._server)} answered with "
@@ -333,7 +334,7 @@ class _Call:
                 servers.leaders.is_gone(self._server, self._asked)
                 if not (self._repeatable or error.unsent):
                     raise self._unknown(error) from error
-                self._wait(error)
+                self._patience.wait(error)
             except NotFoundError as error:
                 # What a closure names was made before it was scheduled, so it was lost, also where
                 # this process meets the server for the first time.
@@ -341,15 +342,11 @@ class _Call:
                 # What fails changes nothing, so nothing was done where it was all.
                 if not ((self._repeatable or len(self._operations) == 1) and is_lost):
                     raise
-                self._wait(error)
+                self._patience.wait(error)
+            else:
+                if isinstance(message, Elsewhere):
+                    self._patience.wait(UnavailableError(NOTHING_HERE))
             self.begin()
-
-    def _look_elsewhere(self, message: Elsewhere) -> None:
-        servers = self._servers
-        servers.leaders.is_elsewhere(self._server, self._asked, is_vacant=message.is_vacant)
-        if (beginning := servers.leaders.beginning(self._server)) is not None:
-            servers.channel(self._server, self._server).send(beginning)
-        self._wait(UnavailableError("it has nothing of what it is asked for"))
 
     def _receive(self) -> Reply:
         """Return the answer; the server is alive, or the channel says that it is not."""
@@ -360,39 +357,7 @@ class _Call:
                     return reply
                 continue  # to what somebody gave up, as by Ctrl-C
             self._servers.check_open()
-            self._say("has not answered")
-
-    def _wait(self, error: HeadraceError) -> None:
-        """Wait before the next try; raise if there is none."""
-        pause = next(self._waits)
-        if time.monotonic() + pause > self._until:
-            if isinstance(error, NotFoundError):
-                raise DataLossError(
-                    f"{self._servers.name_of(self._server)} was started again, and in "
-                    f"{self._servers.timeout:g} s nobody restored what it held: {error}. Restore a "
-                    "checkpoint; an `hr.CheckpointManager` that is there while training does so by "
-                    "itself"
-                ) from error
-            raise UnavailableError(
-                f"{self._servers.name_of(self._server)} did not answer for "
-                f"{self._servers.timeout:g} s: is it running, and is this its address? The last "
-                f"try: {error}"
-            ) from error
-        self._say(f"cannot do what it is asked ({error})")
-        self._servers.pause(pause)
-
-    def _say(self, what: str) -> None:
-        now = time.monotonic()
-        if now >= self._words_at:
-            self._words_at = now + _WORDS_SECONDS
-            waited = now - self._until + self._servers.timeout
-            _log.warning(
-                "%s %s for %.0f s; it was asked to carry out %s",
-                self._servers.name_of(self._server),
-                what,
-                waited,
-                self._names(),
-            )
+            self._patience.say("has not answered")
 
     def _names(self) -> str:
         kinds = dict.fromkeys(type(operation).__name__ for operation in self._operations)

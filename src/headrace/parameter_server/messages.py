@@ -267,6 +267,7 @@ class Follow(Question[Done], frozen=True):
         epoch: Of the leading seat.
         life: Of the contents.
         server: Counters and keys as they are now.
+        is_restored: Whether the contents came from a checkpoint: clients have seen later counts.
     """
 
     store: int
@@ -275,6 +276,7 @@ class Follow(Question[Done], frozen=True):
     epoch: int
     life: str
     server: SavedServer
+    is_restored: bool = False
 
 
 class Fill(Question[Done], frozen=True):

@@ -222,6 +222,7 @@ class Mirroring:
             epoch=1 if is_new else seat.epoch,
             life=life,
             server=snapshot_of_server(self._store).record,
+            is_restored=self._store.is_restored,
         )
         reply = self._answer(message)
         self._is_followed = isinstance(reply, Done)

@@ -3,8 +3,9 @@
     with writing_as(Origin(incarnation=1, closure=7, worker=0)):
         function(*args)          # each write has a key: it is carried out once, however often sent
 
-Another attempt at the closure counts from 0 again, so its writes have the same keys. Outside of
-closures writes have none.
+Another attempt at the closure counts from 0 again, so its writes have the same keys. Replicas come
+in any order, so what each of them writes itself is counted for it alone. Outside of closures writes
+have no keys.
 """
 
 from __future__ import annotations
@@ -15,9 +16,14 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
+from headrace.distribute.context import OnReplica, here
 from headrace.parameter_server.operations import WriteKey
 
 __all__ = ["Attempt", "Origin", "gathering", "in_closure", "next_key", "writing_as"]
+
+
+_REPLICA = 1 << 40
+"""From one replica's numbers to those of the next: more than anything writes."""
 
 
 class Origin(NamedTuple):
@@ -49,7 +55,8 @@ class Attempt:
         self.gathers = gathers
         self.gathered: list[Any] = []
         self._lock = threading.Lock()
-        self._counts: dict[str, int] = {}
+        #: By target, and where the numbers of a replica begin.
+        self._counts: dict[tuple[str, int], int] = {}
         self._refusal: Exception | None = None
 
     @property
@@ -64,11 +71,14 @@ class Attempt:
     def next_key(self, target: str) -> WriteKey:
         """Return the key of the next write to a shard, table or counter."""
         incarnation, closure, worker, first = self.origin
+        place = here.get()
+        if isinstance(place, OnReplica):
+            first += _REPLICA * (1 + place.replica_id_in_sync_group)
         with self._lock:
             if self._refusal is not None:
                 raise self._refusal
-            number = self._counts.get(target, first)
-            self._counts[target] = number + 1
+            number = self._counts.get((target, first), first)
+            self._counts[target, first] = number + 1
         return WriteKey(incarnation=incarnation, closure=closure, worker=worker, number=number)
 
     def gather(self, step: Any) -> int:

@@ -149,6 +149,7 @@ class Replica:
         self._store.tables.clear()
         self._store.counters.clear()
         self._store.keys = WriteKeys()
+        self._store.is_restored = False
 
     def _hear(self, hear: Callable[[Replica, Request], Message], request: Request) -> None:
         try:
@@ -175,6 +176,7 @@ class Replica:
         self._mirroring.seats, self._mirroring.place = message.seats, message.seat
         self._clear()
         restore(self._store, Saved(message.server, {}))
+        self._store.is_restored = message.is_restored
         return Done()
 
     def _fill(self, request: Request) -> Message:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-import random
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from headrace.errors import AbortedError, UnavailableError
-from headrace.parameter_server.connection import Servers
+from headrace.parameter_server.connection import NOTHING_HERE, Servers
 from headrace.parameter_server.messages import (
     Elsewhere,
     Reborn,
@@ -19,16 +16,10 @@ from headrace.parameter_server.messages import (
     ShardsSaved,
 )
 from headrace.transport.channel import Channel
-from headrace.transport.retry import RetryPolicy, delays
 
 __all__ = ["ask_for_files"]
 
-_log = logging.getLogger(__name__)
-
 _SLICE_SECONDS = 1.0
-_QUIET_SECONDS = 10.0
-_WORDS_SECONDS = 60.0
-_POLICY = RetryPolicy(first_delay=0.05, max_delay=1.0)
 
 
 def ask_for_files(
@@ -100,46 +91,30 @@ class _Call:
 
 def _answer(servers: Servers, call: _Call, meets: bool) -> Any:
     server = call.server
-    began = time.monotonic()
-    until, words_at = began + servers.timeout, began + _QUIET_SECONDS
-    waits = delays(_POLICY, random.random)
+    patience = servers.patience(server, "save or restore shards")
     while True:
-        message: Any = None
         try:
             message = call.receive()
             if message is None:
                 servers.check_open()
+                patience.say("has not answered")
                 continue
             if isinstance(message, Exception):
                 raise message
-            if isinstance(message, Elsewhere):
-                servers.leaders.is_elsewhere(server, call.asked, is_vacant=message.is_vacant)
-                if (beginning := servers.leaders.beginning(server)) is not None:
-                    servers.channel(server, server).send(beginning)
-                raise UnavailableError("it has nothing of what it is asked for")
             if isinstance(message, ShardsSaved | ShardsRestored):
                 servers.lives.met(server, message.life)
                 return message
-            assert isinstance(message, Reborn)
-            if not meets:
-                raise AbortedError(f"{servers.name_of(server)} was started again meanwhile")
-            servers.lives.met(server, message.life)
+            if isinstance(message, Elsewhere):
+                servers.is_elsewhere(server, call.asked, message)
+            else:
+                assert isinstance(message, Reborn)
+                if not meets:
+                    raise AbortedError(f"{servers.name_of(server)} was started again meanwhile")
+                servers.lives.met(server, message.life)
         except UnavailableError as error:
-            if not isinstance(message, Elsewhere):
-                servers.leaders.is_gone(server, call.asked)
-            pause, now = next(waits), time.monotonic()
-            if now >= words_at:
-                words_at = now + _WORDS_SECONDS
-                _log.warning(
-                    "%s was to save or restore shards, and cannot be asked for %.0f s: %s",
-                    servers.name_of(server),
-                    now - began,
-                    error,
-                )
-            if time.monotonic() + pause > until:
-                raise UnavailableError(
-                    f"{servers.name_of(server)} did not answer for {servers.timeout:g} s: is it "
-                    f"running, and is this its address? The last try: {error}"
-                ) from error
-            servers.pause(pause)
+            servers.leaders.is_gone(server, call.asked)
+            patience.wait(error)
+        else:
+            if isinstance(message, Elsewhere):
+                patience.wait(UnavailableError(NOTHING_HERE))
         call.begin()

@@ -140,7 +140,8 @@ def changes_of(store: Store, holding: Holding, since: int) -> Changes[Any]:
         arrays = {"value": part.value, **part.slots}
         if rows is None:
             return Changes(_shard_record(part), True, None, None, arrays)
-        written = {name: array[rows] for name, array in arrays.items()}
+        # A single number is written whole: here none of it was.
+        written = {name: np.atleast_1d(array)[rows] for name, array in arrays.items()}
         return Changes(_shard_record(part), False, rows, None, written)
     record = _table_record(part)
     live = part.rows.index.rows()

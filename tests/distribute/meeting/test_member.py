@@ -168,6 +168,13 @@ def test_who_waits_too_long_has_the_session_ended(line, member, clock, caplog):
     assert "worker 1 has waited for 10 s, of 60, for: worker 2 is slow" in caplog.text
 
 
+def test_a_first_worker_that_stands_still_is_named_after_ten_seconds(line, member, caplog):
+    number = member.come("a", ANY)
+    with pytest.raises(UnavailableError, match="worker 0, where the workers meet, did not answer"):
+        member.result(number)
+    assert "worker 1 has waited for 10 s, of 60, for: worker 0 does not answer" in caplog.text
+
+
 def test_an_answer_that_was_lost_on_its_way_is_asked_for_when_nobody_is_missing(
     line, member, clock
 ):
@@ -176,6 +183,22 @@ def test_an_answer_that_was_lost_on_its_way_is_asked_for_when_nobody_is_missing(
     line.script.append(lambda: Reply(2, Lacking(words=()), ()))
     line.script.append(lambda: Reply(3, YES, ()))
     assert member.result(number).flag
+    assert [each.number for each in line.of(Contribute)] == [0, 0]
+
+
+def test_an_answer_that_an_interrupted_look_took_off_the_channel_is_asked_for_at_once(
+    line, member, clock
+):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    number, begun = member.come("a", ANY), clock()
+    line.script.append(interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        member.look()
+    line.script.append(lambda: Reply(2, YES, ()))
+    assert member.result(number).flag
+    assert clock() == begun
     assert [each.number for each in line.of(Contribute)] == [0, 0]
 
 

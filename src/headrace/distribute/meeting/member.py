@@ -47,7 +47,9 @@ _log = logging.getLogger(__name__)
 _SLACK_SECONDS = 1.0
 """What a wait may take longer than it was asked to; more is a pause of this process."""
 _ANSWER_SECONDS = 5.0
-"""How long the place may take to say who is missing."""
+"""How long the place may take to say who is missing,"""
+_WORD_SECONDS = 1.0
+"""and after how long it is said that it does not."""
 _REFUSED_AT_MOST = 2
 """Connections in a row that are refused before the first worker counts as gone."""
 _FIRST_DELAY, _LONGEST_DELAY = 0.05, 1.0
@@ -83,6 +85,8 @@ class Member:
         self._incarnation = secrets.token_hex(8)
         #: What ends it, and lives on when it is dropped.
         self.end = End(channel, rank, self._incarnation)
+        #: Held by whoever reads or changes what follows: by `result` for as long as it waits, so
+        #: what another thread asks (`look`, `forget`) waits for it too.
         self._lock = self.end.lock
         #: The number of the next meeting.
         self._next = 0
@@ -161,11 +165,16 @@ class Member:
         with self._lock:
             self._begin_work()
             longest = min(self._timeout, math.inf if timeout is None else timeout)
-            waited, reminder, ends = 0.0, Reminder(), math.inf
+            waited, reminder, ends, speaks = 0.0, Reminder(), math.inf, math.inf
             while number not in self._results and number != self._taken[0]:
                 self._check()
                 if reminder.is_due(waited):
-                    self._look_around(number, waited)
+                    speaks = waited + self._look_around(number, waited)
+                if None not in self._tickets.values():
+                    speaks = math.inf
+                elif waited >= speaks:
+                    speaks = math.inf
+                    self._say([f"{self._names[0]} does not answer"])
                 if waited >= longest and ends == math.inf:
                     ends = waited + self._give_up(number, waited)
                 if waited >= ends:
@@ -173,7 +182,7 @@ class Member:
                     continue
                 begun = self._clock()
                 limit = ends if waited >= longest else longest
-                asked = min(reminder.due_after, limit) - waited
+                asked = min(reminder.due_after, limit, speaks) - waited
                 self._receive(begun + asked)
                 # Time in which this process did not run is no waiting.
                 waited += min(self._clock() - begun, asked + _SLACK_SECONDS)
@@ -204,7 +213,9 @@ class Member:
             HeadraceError: The session is over, for this reason.
         """
         with self._lock:
+            self._begin_work()
             self._receive(self._clock())
+            self._is_at_work = False
             self._check()
 
     def forget(self, numbers: Sequence[int]) -> None:
@@ -326,16 +337,16 @@ class Member:
 
     # --- waiting too long ---------------------------------------------------------------------
 
-    def _look_around(self, number: int, waited: float) -> None:
-        """Ask who is missing, for the log."""
+    def _look_around(self, number: int, waited: float) -> float:
+        """Ask who is missing, for the log; return how long the answer may take."""
         self._waiting = f"{self._names[self._rank]} has waited for {waited:.0f} s"
         if self._loss is not None:
             self._say([f"{self._names[0]} cannot be reached ({self._loss})"])
-            return
+            return math.inf
         if None in self._tickets.values():
-            self._say([f"{self._names[0]} does not answer"])
-            return
+            return 0.0
         self._ask_who(number, waited, gives_up=False)
+        return _WORD_SECONDS
 
     def _say(self, words: Sequence[str]) -> None:
         if words and self._waiting:

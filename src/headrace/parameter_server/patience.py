@@ -1,0 +1,79 @@
+"""Waiting for one parameter server: with a word after ten seconds, then each minute, and an end."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable
+
+from headrace.errors import DataLossError, HeadraceError, NotFoundError, UnavailableError
+from headrace.transport.retry import RetryPolicy, delays
+
+__all__ = ["Patience"]
+
+_log = logging.getLogger(__name__)
+
+_QUIET_SECONDS = 10.0
+_WORDS_SECONDS = 60.0
+_POLICY = RetryPolicy(first_delay=0.02, max_delay=1.0)
+
+
+class Patience:
+    """That of one who asked a server for something, from when it is made.
+
+    Args:
+        server: What the server is called.
+        task: What it was asked to do, for words.
+        seconds: So long it may be away, or without what it held.
+        pause: Waits for some seconds; raises if nobody is to wait any more.
+    """
+
+    def __init__(
+        self, server: str, task: str, seconds: float, pause: Callable[[float], object]
+    ) -> None:
+        self._server = server
+        self._task = task
+        self._seconds = seconds
+        self._pause = pause
+        self._began = time.monotonic()
+        self._words_at = self._began + _QUIET_SECONDS
+        self._delays = delays(_POLICY, random.random)
+
+    def say(self, what: str) -> None:
+        """Log what the server does, where that has lasted."""
+        now = time.monotonic()
+        if now >= self._words_at:
+            self._words_at = now + _WORDS_SECONDS
+            _log.warning(
+                "%s %s for %.0f s; it was asked to %s",
+                self._server,
+                what,
+                now - self._began,
+                self._task,
+            )
+
+    def wait(self, error: HeadraceError) -> None:
+        """Wait before the next try.
+
+        Args:
+            error: What the last try ended with.
+
+        Raises:
+            DataLossError: Nobody has restored in time what the server held.
+            UnavailableError: It could not be reached in time.
+        """
+        pause = next(self._delays)
+        if time.monotonic() + pause > self._began + self._seconds:
+            if isinstance(error, NotFoundError):
+                raise DataLossError(
+                    f"{self._server} was started again, and in {self._seconds:g} s nobody restored "
+                    f"what it held: {error}. Restore a checkpoint; an `hr.CheckpointManager` that "
+                    "is there while training does so by itself"
+                ) from error
+            raise UnavailableError(
+                f"{self._server} did not answer for {self._seconds:g} s: is it running, and is "
+                f"this its address? The last try: {error}"
+            ) from error
+        self.say(f"cannot do what it is asked ({error})")
+        self._pause(pause)
