@@ -11,6 +11,7 @@ parent's handler, which is there until the calls below are done, and nobody woul
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
@@ -33,9 +34,10 @@ class StaysWithParent(Protocol):
         """Close the child's copies of all sockets and refuse further use. Must not wait."""
 
 
-def in_each_child(call: Callable[[], None]) -> None:
-    """Have `call` called in each process that is forked from this one."""
+def in_each_child(call: Callable[[], None]) -> Callable[[], None]:
+    """Have `call` called in each process that is forked from this one; return what ends that."""
     _calls.append(call)
+    return functools.partial(_calls.remove, call)
 
 
 _calls: list[Callable[[], None]] = []

@@ -63,6 +63,15 @@ def test_many_tables_are_one_step(strategy, table):
         hr.jax.lookup(tables, {"user": [1]})
 
 
+def test_features_that_share_a_table_are_summed_in_one_step(table):
+    optimizer = hr.optimizers.SGD(1.0)
+    rows, _, push = hr.jax.lookup({"a": table, "b": table}, {"a": [1, 2], "b": [2, 3, 3]})
+    first = table.gather([1, 2, 3])
+    assert push({"a": jnp.ones_like(rows["a"]), "b": 2 * jnp.ones_like(rows["b"])}, optimizer) == 1
+    moved = first - table.gather([1, 2, 3])
+    assert np.allclose(moved, np.array([[1.0], [3.0], [2.0]]), atol=1e-6)
+
+
 def test_a_fixed_size_has_one_shape_for_compiled_functions(table):
     shapes = set()
     for ids in ([1, 2, 2], [3, 3, 3], [1, 2, 5]):
@@ -110,5 +119,7 @@ def test_what_does_not_fit_is_named(table):
         push(rows, 0.1)
     with pytest.raises(InvalidArgumentError, match="users"):
         push(rows[:1], hr.optimizers.SGD(1.0))
+    with pytest.raises(InvalidArgumentError, match=r"of `rows`, and not of `rows\[inverse\]`"):
+        push(np.ones((5, rows.shape[1]), np.float32), hr.optimizers.SGD(1.0))
     with pytest.raises(TypeError, match="EmbeddingTable"):
         hr.jax.lookup(np.zeros((3, 2)), [1])

@@ -275,6 +275,8 @@ def test_wrong_arguments_are_named(table):
         hr.torch.EmbeddingBag(table, "max")
     with pytest.raises(ValueError, match="no table to train"):
         steps(torch.nn.Linear(1, 1))
+    with pytest.raises(TypeError, match="`optimizer` must be an Optimizer"):
+        hr.torch.TableOptimizer(torch.nn.Linear(1, 1), hr.optimizers.SGD(1.0))
     bag = hr.torch.EmbeddingBag(table)
     with pytest.raises(ValueError, match="offsets"):
         bag(torch.tensor([1, 2]))

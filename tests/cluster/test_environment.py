@@ -94,6 +94,7 @@ def test_an_evaluator_need_not_stand_in_the_cluster(config):
     [
         ("{", "TF_CONFIG is no JSON"),
         ("[1]", "TF_CONFIG must be a JSON object"),
+        ('{"clustr": {"worker": ["a:1"]}}', "TF_CONFIG has 'clustr'; did you mean 'cluster'"),
         ('{"cluster": [1]}', "'cluster' in TF_CONFIG must be a JSON object"),
         ('{"cluster": {"worker": {"x": "a:1"}}}', "must be an integer, but is 'x'"),
     ],
@@ -133,3 +134,8 @@ def test_tasks_that_are_no_addresses_are_named_with_the_variable(config):
 def test_a_resolver_shows_the_variable_whatever_stands_in_it(monkeypatch):
     monkeypatch.setenv("TF_CONFIG", "{")
     assert repr(TFConfigClusterResolver()) == "TFConfigClusterResolver(TF_CONFIG='{')"
+
+
+def test_keys_that_launchers_add_are_passed_over(monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", '{"job": {}, "trial": "3", "cluster": {"worker": ["a:1"]}}')
+    assert TFConfigClusterResolver().cluster_spec().as_dict() == {"worker": ["a:1"]}

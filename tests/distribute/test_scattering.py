@@ -98,16 +98,23 @@ def test_on_read_variables_take_no_rows_by_index(how):
 def test_rows_and_values_that_do_not_fit_are_named():
     v = hr.Variable([[1.0, 2.0]], name="w")
     for ids, values, error, words in (
-        ([1], 0.0, InvalidArgumentError, "'w' has 1 rows, from 0, and no row 1"),
-        ([-1], 0.0, InvalidArgumentError, "no row -1"),
-        ([0.0], 0.0, TypeError, "must be integers, but have dtype float64"),
+        ([1], 0.0, InvalidArgumentError, r"ids\[0\] = 1 is not in \[0, 1\) of Variable 'w'"),
+        ([-1], 0.0, InvalidArgumentError, r"ids\[0\] = -1 is not in"),
+        (
+            np.uint64([0, 2**63 + 5]),
+            0.0,
+            InvalidArgumentError,
+            r"ids\[1\] = 9223372036854775813 is",
+        ),
+        ([2**70], 0.0, InvalidArgumentError, r"ids\[0\] = 1180591620717411303424 is not in"),
+        ([0.0], 0.0, TypeError, "must be integers, but got dtype float64"),
         ([[0]], 0.0, ValueError, r"must be 1-D, but have shape \(1, 1\)"),
         ([0, 0], [[1.0, 2.0]], ValueError, r"of shape \(2, 2\) here, and values of shape \(1, 2\)"),
         ([0], 1j, TypeError, "would lose what is in values of dtype complex128"),
     ):
         with pytest.raises(error, match=words):
             v.scatter_add(ids, values)
-    with pytest.raises(InvalidArgumentError, match="'w' has 1 rows, from 0, and no row 3"):
+    with pytest.raises(InvalidArgumentError, match=r"= 3 is not in \[0, 1\) of Variable 'w'"):
         v.gather([0, 3])
     with pytest.raises(ValueError, match="has no rows: it is one number"):
         hr.Variable(1.0).scatter_add([0], 1.0)

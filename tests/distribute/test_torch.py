@@ -34,7 +34,9 @@ def replica_id():
 def test_devices_are_those_of_pytorch_and_others_are_named():
     assert mirrored(3).extended.worker_devices == ("cpu:0", "cpu:1", "cpu:2")
     for wrong in ("gpu:7", "tpu:0", "mps:3"):
-        with pytest.raises(ValueError, match=f"'{wrong}' is not there: PyTorch has .*many CPUs"):
+        with pytest.raises(
+            ValueError, match=f"'{wrong}' is not there: PyTorch has .*, and as many CPUs"
+        ):
             OneDeviceStrategy(wrong, framework="torch")
 
 

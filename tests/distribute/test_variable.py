@@ -10,6 +10,7 @@ import pytest
 
 import headrace as hr
 from headrace.distribute import PerReplica, get_replica_context, variable
+from headrace.errors import FailedPreconditionError
 from tests.distribute.replicas import mirrored
 
 
@@ -108,6 +109,19 @@ def test_a_reduction_on_the_replicas_takes_each_ones_own_copy():
 
     assert strategy.run(step).values == (9, 9, 9)
     assert strategy.reduce("SUM", v) == 9
+
+
+@pytest.mark.parametrize("methods", [("assign_add", "assign"), ("scatter_add", "scatter_sub")])
+def test_replicas_that_write_together_call_one_method_of_one_variable(methods):
+    strategy, v = made([0.0, 0.0], aggregation="SUM")
+    with strategy.scope():
+        other = hr.Variable([0.0, 0.0], aggregation="SUM")
+    given = (np.ones(2),) if methods[1] == "assign" else ([0, 1], np.ones(2))
+    for targets, names in (((v, other), methods[:1] * 2), ((v, v), methods)):
+        calls = [getattr(*each) for each in zip(targets, names, strict=True)]
+        with pytest.raises(FailedPreconditionError, match=f"{methods[0]} of .*, {names[1]} of"):
+            strategy.run(lambda calls=calls: calls[replica_id()](*given))
+    assert v.read().tolist() == other.read().tolist() == [0, 0]
 
 
 def test_replicas_that_make_a_variable_make_one_together():

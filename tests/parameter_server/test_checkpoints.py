@@ -327,6 +327,34 @@ def test_what_was_never_saved_is_said_to_be_lost(tmp_path, caplog):
         again.stop()
 
 
+def test_what_another_program_made_again_is_not_put_back_to_what_was_saved(
+    tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr("headrace.parameter_server.checkpoints._LOOK_SECONDS", 0.02)
+    with servers(1) as (server,):
+        strategy = ParameterServerStrategy(resolver_of(server.address), server_timeout=5)
+        with strategy.scope():
+            w = hr.Variable(np.ones(8, F32), name="w")
+        looks = []
+        greet = strategy.cluster.servers.greet
+        monkeypatch.setattr(strategy.cluster.servers, "greet", lambda: (looks.append(1), greet()))
+        with hr.CheckpointManager(hr.Checkpoint(w=w), tmp_path) as manager:
+            again = restarted(server)
+            until(lambda: len(looks) > 20)
+            assert caplog.text.count("trying again") == 1, "once a minute"
+            other = ParameterServerStrategy(resolver_of(again.address))
+            with other.scope():
+                hr.Variable(np.ones(8, F32), name="w")
+            other.close()
+            manager.save()
+            w.assign_add(np.ones(8, F32))
+            seen = len(looks)
+            until(lambda: len(looks) > seen + 2)
+            assert (w.read() == 2).all()
+        strategy.close()
+        again.stop()
+
+
 def test_the_iterator_of_checkpoints_yields_what_is_new(tmp_path, caplog):
     found = []
     checkpoint = hr.Checkpoint(step=1)

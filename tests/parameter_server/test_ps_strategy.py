@@ -65,6 +65,12 @@ def test_a_cluster_that_lacks_something_is_refused(given, words):
         ({"server_timeout": 0}, ValueError, "server_timeout"),
         ({"replicas": 0}, ValueError, "replicas"),
         ({"cluster_resolver": ONE}, TypeError, "cluster_resolver"),
+        (
+            {"cluster_resolver": hr.distribute.ClusterSpec(ONE)},
+            TypeError,
+            r"SimpleClusterResolver\(spec\) is one",
+        ),
+        ({"variable_partitioner": FixedShardsPartitioner}, TypeError, "make one of it"),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(wrong, kind, words):
@@ -240,3 +246,14 @@ def test_a_variable_of_each_workers_own_needs_a_coordinator():
         pytest.raises(FailedPreconditionError, match="ClusterCoordinator"),
     ):
         hr.Variable(0.0, per_worker_variable=True)
+
+
+def test_a_task_that_should_listen_is_named_where_it_makes_a_coordinator(caplog):
+    with servers(1) as (server,):
+        spec = {"worker": ["localhost:1"], "ps": [server.address]}
+        strategy = ParameterServerStrategy(resolver(spec, "worker", 0))
+        with hr.coordinator.ClusterCoordinator(strategy):
+            pass
+        strategy.close()
+    assert "this program is a worker of its cluster" in caplog.text
+    assert "hr.distribute.Server" in caplog.text

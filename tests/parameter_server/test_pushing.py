@@ -152,6 +152,17 @@ def test_what_is_not_finite_is_refused_or_passed_over_before_anything_is_applied
     assert (bias.read(), weights.read().sum(), skips.iterations) == (1, 0, 0)
 
 
+def test_what_is_no_pair_of_a_gradient_and_a_variable_is_named(weights):
+    optimizer = hr.optimizers.SGD(1.0)
+    ones = np.ones((5, 2), F32)
+    with pytest.raises(TypeError, match=r"pairs are \(gradient, variable\), in this order"):
+        optimizer.apply_gradients([(weights, ones)])
+    for wrong in ((ones, weights), ones, 1.0, [(ones, weights, "weights")]):
+        with pytest.raises(TypeError, match=r"must be pairs of \(gradient, variable\)"):
+            optimizer.apply_gradients(wrong)
+    assert not weights.read().any()
+
+
 def test_gradients_that_do_not_fit_are_refused_before_anything_is_applied(strategy, weights, bias):
     with strategy.scope():
         whole = hr.Variable([1, 2, 3])
@@ -228,6 +239,37 @@ def test_replicas_of_a_worker_push_the_sum_of_their_gradients_once():
         assert v.read().tolist() == [-1, 2, 2, 3]
         with pytest.raises(ValueError, match="must specify an aggregation method"):
             strategy.run(lambda: plain.assign_add(1.0))
+
+
+@pytest.mark.filterwarnings("ignore:A `ParameterServerStrategy` method")
+def test_replicas_that_change_different_variables_each_change_their_own():
+    with cluster(1, replicas=2) as strategy:
+        with strategy.scope():
+            a, b = (hr.Variable(np.zeros(2, F32), aggregation="SUM") for _ in range(2))
+            one, other = hr.optimizers.SGD(1.0), hr.optimizers.SGD(1.0)
+
+        def replica():
+            return hr.distribute.get_replica_context().replica_id_in_sync_group
+
+        def step():
+            pairs = [(np.full(2, 1, F32), a), (np.full(2, 10, F32), b)]
+            one.apply_gradients(pairs if replica() == 0 else pairs[::-1])
+            one.apply_gradients([(np.full(2, 1, F32), (a, b)[replica()])])
+            one.apply_gradients([(None, a), pairs[1]] if replica() == 0 else pairs)
+
+        strategy.run(step)
+        assert (a.read().tolist(), b.read().tolist()) == ([-4, -4], [-41, -41])
+        with pytest.raises(FailedPreconditionError, match="several optimizers: SGD, SGD_1"):
+            strategy.run(lambda: (one, other)[replica()].apply_gradients([(np.ones(2, F32), a)]))
+        with pytest.raises(
+            FailedPreconditionError, match="assign_add of 'Variable', assign_add of 'Variable_1'"
+        ):
+            strategy.run(lambda: (a, b)[replica()].assign_add([1, 1]))
+        with pytest.raises(
+            FailedPreconditionError, match="assign of 'Variable', assign_sub of 'Variable'"
+        ):
+            strategy.run(lambda: (a.assign, a.assign_sub)[replica()]([1, 1]))
+        assert (a.read().tolist(), b.read().tolist()) == ([-4, -4], [-41, -41])
 
 
 def test_slices_are_what_they_say():

@@ -84,6 +84,15 @@ def test_what_was_meant_for_an_earlier_life_is_not_carried_out(applying):
     assert answered(desk, Asked(CarryOut((ops.Count("n"),), ((),), desk.life))).answer.life
 
 
+@pytest.mark.parametrize(
+    ("wrong", "kind"),
+    [({"port": "x"}, TypeError), ({"port": -1}, ValueError), ({"host": 3}, TypeError)],
+)
+def test_wrong_arguments_are_named(wrong, kind):
+    with pytest.raises(kind, match=f"`{next(iter(wrong))}`"):
+        ParameterServer(0, start=False, **wrong)
+
+
 def test_only_what_is_read_is_lent(applying):
     kept = np.zeros(3)
     desk = applying(Core(kept))

@@ -178,7 +178,7 @@ def test_bfloat16_is_kept_and_read_as_it_is(strategy):
     assert v.gather([3, 0]).tolist() == [5, 2]
 
 
-@pytest.mark.parametrize("value", [["a", "b"], [object()], np.zeros(2, "M8[s]")])
+@pytest.mark.parametrize("value", [["a", "b"], "zeros", [object()], np.zeros(2, "M8[s]")])
 def test_what_is_no_number_is_refused(strategy, value):
     with strategy.scope(), pytest.raises(TypeError, match="numbers"):
         hr.Variable(value)

@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from headrace.distribute.row_numbers import check_rows
 from headrace.errors import InvalidArgumentError
 from headrace.parameter_server import sums
 from headrace.parameter_server.indexed_slices import IndexedSlices
@@ -13,7 +14,6 @@ from headrace.parameter_server.partitioners import ranges_of_rows
 from headrace.parameter_server.sums import (
     Batch,
     check_ids,
-    check_rows,
     distinct_ids,
     shard_of_ids,
     split_by_hash,

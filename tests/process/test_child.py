@@ -211,13 +211,13 @@ def test_processes_that_are_forked_die_with_the_one_that_forked_them():
     program = """
 import os, sys, time
 from headrace.process.parent import forked_children_die_too
-forked_children_die_too()
-if os.fork() == 0:
-    os.fork()
+with forked_children_die_too():
     if os.fork() == 0:
-        os._exit(0)  # closes what it has, and ends nobody else
-    print("forked", flush=True)
-time.sleep(60)
+        os.fork()
+        if os.fork() == 0:
+            os._exit(0)  # closes what it has, and ends nobody else
+        print("forked", flush=True)
+    time.sleep(60)
 """
     process = subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT

@@ -6,13 +6,17 @@ import contextlib
 import os
 import secrets
 import struct
+import threading
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
 import zmq
 
+from headrace.transport import zeromq
+from headrace.transport.channel import Request
 from headrace.transport.zeromq_peers import Peer, Peers
+from tests.transport.words import Echo, Echoed, Hold, TestReply, TestRequest
 
 _SECONDS = 10.0
 
@@ -27,8 +31,10 @@ class House:
         self.gone: list[str] = []
         self.peers = Peers(self.router, lambda _: None, self.gone.append)
         self._dealers: list[zmq.Socket[bytes]] = []
-        #: A descriptor that is lower than that of any connection.
-        self._spares = [os.open(os.devnull, os.O_RDONLY)]
+        #: Dealers, and descriptors, that are lower than that of any connection.
+        self._spares = [
+            (self.socket(a_channel()), os.open(os.devnull, os.O_RDONLY)) for _ in range(5)
+        ]
 
     def socket(self, channel: bytes, number: int = 1) -> zmq.Socket[bytes]:
         dealer = self.context.socket(zmq.DEALER)
@@ -65,7 +71,13 @@ class House:
 
         The kernel gives the lowest number that is free: to the dealer's end first, the spare one.
         """
-        dealer = self.socket(a_channel())
+        # The other end of the connection that had it may be closed a moment later.
+        while number_of(message := self._try_to_reach(number)) != number:
+            assert self._spares
+        return message
+
+    def _try_to_reach(self, number: int) -> tuple[bytes, zmq.Frame]:
+        dealer, spare = self._spares.pop()
         until = time.monotonic() + _SECONDS
         with contextlib.ExitStack() as taken:
             while (lowest := os.open(os.devnull, os.O_RDONLY)) != number:
@@ -75,12 +87,10 @@ class House:
                     taken.close()
                     time.sleep(0.001)
             os.close(number)
-            os.close(self._spares.pop())
+            os.close(spare)
             dealer.connect(self._address)
             dealer.send(b"ask")
-            message = self.take()
-        assert number_of(message) == number
-        return message
+            return self.take()
 
     def leave(self) -> None:
         """End all connections."""
@@ -89,7 +99,7 @@ class House:
 
     def close(self) -> None:
         self.leave()
-        for spare in self._spares:
+        for _, spare in self._spares:
             os.close(spare)
         self.peers.close()
         self.router.close(linger=0)
@@ -125,6 +135,7 @@ def test_what_an_ended_connection_said_last_takes_nothing_from_who_has_its_numbe
     assert late.gone
     assert not new.gone
     assert house.peers.find(new.route) is new
+    house.peers.report_departures()
     assert house.gone == [former.name]
 
 
@@ -177,5 +188,64 @@ def test_a_channel_that_connects_again_is_met_again(house):
         house.connect(channel, number).send(b"ask")
         met.append(house.meet(house.take()))
     assert [peer.gone for peer in met] == [True, True, False]
+    house.peers.report_departures()
     assert house.gone == [met[0].name] * 2
     assert list(house.peers) == met[2:]
+
+
+def test_who_asked_something_after_its_end_was_reported_is_reported_once_more(house):
+    dealer = house.connect(a_channel())
+    dealer.send(b"ask")
+    former = house.meet(house.take())
+    dealer.send(b"ask")
+    dealer.close()
+    last = house.take()
+    house.hear(lambda: former.gone)
+    house.peers.report_departures()
+    house.peers.came_late(house.meet(last))
+    assert not house.peers.has_departures
+    house.peers.report_departures()
+    house.peers.report_departures()
+    assert house.gone == [former.name] * 2
+
+
+def test_the_end_of_a_peer_is_reported_after_all_that_it_asked_was_handled():
+    events: list[tuple[str, str]] = []
+    asked, may_answer = threading.Event(), threading.Event()
+
+    def handle(requests: list[Request]) -> None:
+        for request in requests:
+            if isinstance(request.message, Hold):
+                asked.set()
+                assert may_answer.wait(_SECONDS)
+            words = f"asked {number}" if (number := getattr(request.message, "number", 0)) else "?"
+            events.append((request.peer, words))
+            request.reply(Echoed())
+
+    server = zeromq.serve(
+        handle, request_type=TestRequest, gone=lambda peer: events.append((peer, "gone"))
+    )
+    for number in range(1, 11):
+        asked.clear()
+        may_answer.clear()
+        first, leaving, third = (
+            zeromq.connect(server.address, reply_type=TestReply) for _ in range(3)
+        )
+        leaving.call(Echo(number=number), timeout=_SECONDS)
+        peer = next(peer for peer, what in events if what == f"asked {number}")
+        first.send(Hold())
+        assert asked.wait(_SECONDS)
+        leaving.send(Echo(number=number))
+        leaving.close()
+        third.send(Echo())
+        may_answer.set()
+        assert third.receive(_SECONDS) is not None
+        until = time.monotonic() + _SECONDS
+        while (peer, "gone") not in events:
+            assert time.monotonic() < until
+            time.sleep(0.001)
+        third.call(Echo(), timeout=_SECONDS)
+        assert [what for one, what in events if one == peer][-1] == "gone"
+        first.close()
+        third.close()
+    server.close()

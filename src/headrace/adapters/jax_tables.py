@@ -35,6 +35,7 @@ class Push:
     Args:
         tables: Whose rows they are.
         ids: Of the rows, each once.
+        counts: How many rows the look-up gave for each table, with those of zeros.
         structure: How tables are nested.
         optimizer: Which changes them, unless a call says another.
     """
@@ -43,31 +44,44 @@ class Push:
         self,
         tables: Sequence[EmbeddingTable],
         ids: Sequence[NDArray[np.int64]],
+        counts: Sequence[int],
         structure: Any,
         optimizer: Any,
     ) -> None:
         self._tables = tables
         self._ids = ids
+        self._counts = counts
         self._structure = structure
         self._optimizer = optimizer
 
     def pairs(self, gradients: Any) -> list[tuple[IndexedSlices, EmbeddingTable]]:
         """Return gradients as pairs for `apply_gradients`, to be pushed with those of others.
 
+        A table that was looked up several times in one call has one pair.
+
         Raises:
             InvalidArgumentError: They do not have the rows that were looked up.
         """
-        found = []
+        found: dict[int, tuple[EmbeddingTable, list[NDArray[Any]], list[NDArray[np.int64]]]] = {}
         parts = self._structure.flatten_up_to(gradients)
-        for table, ids, part in zip(self._tables, self._ids, parts, strict=True):
+        for table, ids, count, part in zip(
+            self._tables, self._ids, self._counts, parts, strict=True
+        ):
             values = as_array(part)
-            if values.ndim != 2 or len(values) < len(ids):
+            if values.ndim != 2 or len(values) not in (len(ids), count):
                 raise InvalidArgumentError(
                     f"the gradient of the rows of EmbeddingTable {table.name!r} must have a row "
-                    f"for each of {len(ids)} ids, but has shape {values.shape}"
+                    f"for each of {len(ids)} ids, or for each of the {count} rows of the look-up, "
+                    f"but has shape {values.shape}; it is the gradient of `rows`, and not of "
+                    "`rows[inverse]`"
                 )
-            found.append((IndexedSlices(values[: len(ids)], ids), table))
-        return found
+            _, rows, of = found.setdefault(id(table), (table, [], []))
+            rows.append(values[: len(ids)])
+            of.append(ids)
+        return [
+            (IndexedSlices(np.concatenate(rows), np.concatenate(of)), table)
+            for table, rows, of in found.values()
+        ]
 
     def __call__(self, gradients: Any, optimizer: Any = None) -> Any:
         """Take one step of an optimizer, with the gradients of `rows`.
@@ -185,9 +199,11 @@ def _arrays(
     optimizer: Any,
     size: int | None,
 ) -> tuple[Any, Any, Push]:
-    rows = structure.unflatten([jnp.asarray(_padded(each.rows, size)) for each in pulled])
+    padded = [_padded(each.rows, size) for each in pulled]
+    rows = structure.unflatten([jnp.asarray(each) for each in padded])
     inverse = structure.unflatten([jnp.asarray(each.inverse.astype(np.int32)) for each in pulled])
-    return rows, inverse, Push(tables, [each.ids for each in pulled], structure, optimizer)
+    ids, counts = [each.ids for each in pulled], [len(each) for each in padded]
+    return rows, inverse, Push(tables, ids, counts, structure, optimizer)
 
 
 def _padded(rows: NDArray[Any], size: int | None) -> NDArray[Any]:

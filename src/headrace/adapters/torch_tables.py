@@ -243,6 +243,7 @@ class TableOptimizer:
         in_flight: int = 2,
     ) -> None:
         check_number("scale", scale)
+        check_instance("optimizer", optimizer, Optimizer)
         several = [modules] if isinstance(modules, nn.Module) else list(modules)
         found = {id(each): each for module in several for each in _layers(module)}
         if not found:

@@ -149,8 +149,8 @@ def run_task(
         say(f"{role} stopped")
         return
     import_modules(preload or ())
-    forked_children_die_too()
-    run_server(role, server, lambda: server.target, options=_OPTIONS, with_parent=with_parent)
+    with forked_children_die_too():
+        run_server(role, server, lambda: server.target, options=_OPTIONS, with_parent=with_parent)
 
 
 def _named_task(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from headrace.errors import InvalidArgumentError
 __all__ = ["TFConfigClusterResolver"]
 
 _VARIABLE = "TF_CONFIG"
+_KEYS = ("cluster", "task", "rpc_layer", "session_master", "environment")
 
 
 class TFConfigClusterResolver(ClusterResolver):
@@ -126,6 +128,10 @@ def _config() -> dict[str, Any]:
         ) from None
     if not isinstance(found, dict):
         raise InvalidArgumentError(f"{_VARIABLE} must be a JSON object, but is {text!r}")
+    for key in sorted(set(found) - set(_KEYS)):
+        for meant in difflib.get_close_matches(key, _KEYS, 1, 0.8):
+            # Launchers add keys of their own; a misspelt one would make a cluster of no tasks.
+            raise InvalidArgumentError(f"{_VARIABLE} has {key!r}; did you mean {meant!r}?")
     return found
 
 

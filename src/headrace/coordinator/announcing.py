@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import uuid
 
 from headrace.coordinator.reception import Announce, ReceptionReply
@@ -45,17 +46,17 @@ class Announcing:
             security=self._security,
             shared_memory=False,
         )
-        waited, reminder = 0.0, Reminder()
+        since, reminder = time.monotonic(), Reminder()
         try:
             while True:
                 try:
                     channel.call(self._message, timeout=_PATIENCE)
                 except HeadraceError as error:
-                    if reminder.is_due(waited):
+                    # A coordinator that stands still takes all of the patience at each try.
+                    if reminder.is_due(time.monotonic() - since):
                         _log.warning("no coordinator answers at %s: %s", self._coordinator, error)
-                    waited += _EVERY_SECONDS
                 else:
-                    waited = 0.0
+                    since = time.monotonic()
                     reminder.begin()
                 if self._ended.wait(_EVERY_SECONDS):
                     return

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headrace.arguments import check_int, check_strings
+from headrace.arguments import check_int, check_string, check_strings
+from headrace.cluster.roles import PS, WORKER
 from headrace.coordinator.messages import Greet, WorkerReply
 from headrace.coordinator.server_talk import Servers
 from headrace.coordinator.worker import LARGEST_CLOSURE, this_process
 from headrace.parameter_server.closure_servers import ClosureServers
 from headrace.parameter_server.strategy import ParameterServerStrategy
+from headrace.transport import address as addresses
 from headrace.transport import zeromq
 from headrace.transport.channel import Channel
 from headrace.transport.security import Security, check_security
 
-__all__ = ["Cluster", "Workers", "check_strategy", "cluster_of"]
+__all__ = ["Cluster", "Workers", "check_address", "check_strategy", "cluster_of"]
+
+_log = logging.getLogger(__name__)
 
 
 class Workers:
@@ -112,6 +117,20 @@ def check_strategy(strategy: object) -> None:
         )
 
 
+def check_address(address: object, whose: str) -> None:
+    """Raise an error for what is no address of a worker.
+
+    Raises:
+        TypeError: It is no string.
+        ValueError: It is not written "host:port".
+    """
+    check_string(whose, address)
+    try:
+        addresses.split(str(address))
+    except ValueError as error:
+        raise ValueError(f"{whose}: {error}") from None
+
+
 def cluster_of(strategy: object) -> Cluster:
     """Return who takes part in a strategy.
 
@@ -119,23 +138,34 @@ def cluster_of(strategy: object) -> Cluster:
         ValueError: It is no strategy for a coordinator.
     """
     check_strategy(strategy)
+    assert isinstance(strategy, ParameterServerStrategy | Workers)
+    workers = strategy.addresses if isinstance(strategy, Workers) else strategy.worker_addresses
+    for number, address in enumerate(workers):
+        check_address(address, f"worker {number}")
     incarnation = _next_incarnation()
     if isinstance(strategy, Workers):
         return Cluster(
             cluster_id=uuid.uuid4().hex,
             incarnation=incarnation,
-            workers=dict(enumerate(strategy.addresses)),
+            workers=dict(enumerate(workers)),
             staleness=strategy.staleness,
             security=strategy.security,
         )
-    assert isinstance(strategy, ParameterServerStrategy)
     if strategy.cluster_resolver is None:
         raise ValueError("a ClusterCoordinator cannot be made on a worker")
+    task = strategy.cluster_resolver.task_type
+    if task in (PS, WORKER):
+        _log.warning(
+            "this program is a %s of its cluster, and makes the cluster's coordinator, which takes "
+            "the workers from any other; such a task runs hr.distribute.Server(cluster_spec, "
+            "task_type, task_id).join(), or `headrace server`",
+            task,
+        )
     servers = strategy.cluster.servers
     return Cluster(
         cluster_id=strategy.cluster.cluster_id,
         incarnation=incarnation,
-        workers=dict(enumerate(strategy.worker_addresses)),
+        workers=dict(enumerate(workers)),
         addresses=servers.addresses,
         server_timeout=servers.timeout,
         replication=servers.replication,

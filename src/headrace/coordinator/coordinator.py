@@ -10,7 +10,7 @@ from typing import Any, NoReturn, Self
 
 from headrace.arguments import check_callable, check_instance, check_int, check_seconds
 from headrace.coordinator.closure_queue import ClosureQueue
-from headrace.coordinator.cluster import check_strategy, cluster_of
+from headrace.coordinator.cluster import check_address, check_strategy, cluster_of
 from headrace.coordinator.coordination import Coordination
 from headrace.coordinator.keeping import Keeping
 from headrace.coordinator.per_worker import PerWorkerDataset, PerWorkerResource, PerWorkerVariable
@@ -321,7 +321,11 @@ class ClusterCoordinator:
 
         Args:
             address: Where it listens, as "host:port"; it may be there later.
+
+        Raises:
+            ValueError: It is not written so.
         """
+        check_address(address, "`address`")
         return self._keeping.add_worker(address)
 
     def remove_worker(self, index: int) -> None:

@@ -70,12 +70,14 @@ class ServerTalk:
 
     def run(self) -> None:
         """Tell servers what is to be told; to be called on a thread of its own."""
-        while (job := self._jobs.get()) is not None:
+        is_last = False
+        while not is_last and (job := self._jobs.get()) is not None:
             sessions, closures, complete = list(job[0]), list(job[1]), job[2]
             while not self._jobs.empty():
                 more = self._jobs.get()
                 if more is None:
-                    return
+                    is_last = True
+                    break
                 sessions += more[0]
                 closures += more[1]
                 complete = complete or more[2]  # there is one at a time

@@ -73,6 +73,7 @@ class Shell:
         self._waiters: list[_Waiter] = []
         self._is_closed = False
         self._broken: Exception | None = None
+        #: Of the I/O thread alone, as are the next two.
         self._channels: dict[int, Channel] = {}
         self._workers: dict[Channel, int] = {}
         #: What was asked, by worker and ticket.
@@ -367,7 +368,8 @@ class Shell:
     def _send(self, inbox: Inbox, call: Call, now: float) -> None:
         channel = self._channels.get(call.worker)
         if channel is None:
-            contact = self.core.contacts.get(call.worker)
+            with self.lock:
+                contact = self.core.contacts.get(call.worker)
             if contact is None:
                 return
             channel = self._channels[call.worker] = self._connect(contact.address)

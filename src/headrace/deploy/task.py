@@ -35,7 +35,11 @@ _STOP_SECONDS = 3.0
 def main(cluster: str, job_name: str, task_index: int, log_to: int, lifeline: int) -> None:
     """Run a task until the parent releases it."""
     die_with_parent(lifeline)
-    forked_children_die_too()
+    with forked_children_die_too():
+        _run(cluster, job_name, task_index, log_to)
+
+
+def _run(cluster: str, job_name: str, task_index: int, log_to: int) -> None:
     ended = threading.Event()
     end_when_released(ended, _STOP_SECONDS)
     try:

@@ -4,7 +4,8 @@
 * A strategy (`strategy`, `mirrored`, `extended`, `scope`; what it reads: `feeding`) has replicas.
   `run` calls a function on each (`crew`: the threads); code asks where it runs (`context`,
   `current`, `replica_context`); values of several replicas (`values`) become one (`collectives`);
-  a `variable` has a copy on each (`operators`: what arrays can do; `scattering`: rows of one).
+  a `variable`, `made_once`, has a copy on each (`aggregation`: how they become one; `operators`:
+  what arrays can do; `scattering`: `row_numbers` of one).
   `spmd` compiles a step once for all. `metrics` are sums in variables.
 * Workers in several processes (`multi_worker`) meet (`meeting`), and agree at each step of a
   dataset whether there is another (`agreement`). Large sums go straight between them (`direct`),
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from headrace.cluster.torchrun import TorchrunClusterResolver
     from headrace.deploy.local_cluster import LocalCluster
     from headrace.deploy.server import Server
+    from headrace.distribute.aggregation import VariableAggregation, VariableSynchronization
     from headrace.distribute.collectives import ReduceOp
     from headrace.distribute.current import (
         get_replica_context,
@@ -49,7 +51,6 @@ if TYPE_CHECKING:
     from headrace.distribute.replica_context import ReplicaContext
     from headrace.distribute.strategy import Strategy
     from headrace.distribute.values import PerReplica, PerReplicaSpec
-    from headrace.distribute.variable import VariableAggregation, VariableSynchronization
     from headrace.parameter_server import partitioners, v1
     from headrace.parameter_server.read_cache import cache_variable_reads
     from headrace.parameter_server.strategy import ParameterServerStrategy
@@ -86,8 +87,8 @@ else:
             "TorchrunClusterResolver": "headrace.cluster.torchrun",
             "UnionResolver": "headrace.cluster.resolver",
             "ValueContext": "headrace.distribute.input_context",
-            "VariableAggregation": "headrace.distribute.variable",
-            "VariableSynchronization": "headrace.distribute.variable",
+            "VariableAggregation": "headrace.distribute.aggregation",
+            "VariableSynchronization": "headrace.distribute.aggregation",
             "cache_variable_reads": "headrace.parameter_server.read_cache",
             "get_replica_context": "headrace.distribute.current",
             "get_strategy": "headrace.distribute.current",

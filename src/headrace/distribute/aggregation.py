@@ -36,17 +36,17 @@ def member_named(argument: str, kind: type[E], value: Any) -> E:
     Args:
         argument: What the user passed it as.
         kind: The enumeration.
-        value: A member, or its name in letters of any case.
+        value: A member, or its name in letters of any case; or a member of that name of another
+            library's enumeration.
 
     Raises:
         ValueError: There is no such member.
     """
     if isinstance(value, kind):
         return value
-    name = value.upper() if isinstance(value, str) else value
-    for member in kind:
-        if member.name == name:
-            return member
+    name = str(getattr(value, "name", value)).upper()
+    if value is not None and name in kind.__members__:
+        return kind[name]
     raise ValueError(
         f"`{argument}` must be one of {', '.join(each.name for each in kind)}, but got {value!r}"
     )

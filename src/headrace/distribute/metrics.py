@@ -25,8 +25,6 @@ __all__ = ["AUC", "Accuracy", "Mean", "Metric"]
 
 Array = NDArray[np.float64]
 
-_EPSILON = 1e-7
-
 
 class Metric:
     """What all metrics share: sums of one shape, in one variable, so that an update is one write.

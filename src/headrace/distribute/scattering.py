@@ -9,9 +9,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.errors import InvalidArgumentError
+from headrace.distribute.row_numbers import rows_of
+from headrace.errors import FailedPreconditionError
 
-__all__ = ["Scattering", "Slices", "check_combines", "combined", "scattered", "slices_of"]
+__all__ = [
+    "Scattering",
+    "Slices",
+    "check_combines",
+    "combined",
+    "scattered",
+    "slices_of",
+    "written_together",
+]
 
 
 def _divide(array: NDArray[Any], ids: NDArray[np.int64], values: NDArray[Any]) -> None:
@@ -69,7 +78,7 @@ def slices_of(ids: Any, values: Any, variable: Any) -> Slices:
     if hasattr(ids, "indices"):
         ids, values = ids.indices, ids.values
     framework, shape, whose = variable.framework, variable.shape, f"Variable {variable.name!r}"
-    rows = _rows_of(variable, ids)
+    rows = rows_of(variable, ids)
     if rows.ndim != 1:
         raise ValueError(
             f"`ids` of a scatter into {whose} must be 1-D, but have shape {rows.shape}"
@@ -92,20 +101,6 @@ def slices_of(ids: Any, values: Any, variable: Any) -> Slices:
     return Slices(rows, found)
 
 
-def _rows_of(variable: Any, ids: Any) -> NDArray[np.int64]:
-    whose = f"Variable {variable.name!r}"
-    if not variable.shape:
-        raise ValueError(f"{whose} has no rows: it is one number")
-    rows, count = np.asarray(ids), variable.shape[0]
-    if rows.dtype.kind not in "iu" and rows.size:
-        raise TypeError(f"`ids` of rows of {whose} must be integers, but have dtype {rows.dtype}")
-    rows = rows.astype(np.int64)
-    wrong = rows[(rows < 0) | (rows >= count)]
-    if len(wrong):
-        raise InvalidArgumentError(f"{whose} has {count} rows, from 0, and no row {wrong[0]}")
-    return rows
-
-
 def check_combines(how: str, aggregation: str, name: str) -> None:
     """Raise unless what replicas do with rows can become one change as `aggregation` says.
 
@@ -117,6 +112,25 @@ def check_combines(how: str, aggregation: str, name: str) -> None:
             f"scatter_{how} on the replicas of Variable {name!r} is not supported with aggregation "
             f"{aggregation}: give it NONE or ONLY_FIRST_REPLICA, or call it outside of them"
         )
+
+
+def written_together(brought: Sequence[tuple[Any, str, Any]]) -> list[Any]:
+    """Return what replicas bring to one write that they do together.
+
+    Args:
+        brought: By replica: the variable, the method, and what is written.
+
+    Raises:
+        FailedPreconditionError: They write different variables, or one in different ways.
+    """
+    (variable, method, _), *others = brought
+    if any(each is not variable or other != method for each, other, _ in others):
+        raise FailedPreconditionError(
+            "replicas write a variable together, but each calls a method of its own: "
+            + ", ".join(f"{other} of {each.name!r}" for each, other, _ in brought)
+            + "; have all of them call the same one"
+        )
+    return [value for _, _, value in brought]
 
 
 def combined(brought: Sequence[Slices], aggregation: str, strategy: Any) -> Slices:
@@ -148,7 +162,7 @@ class Scattering(ABC):
         Raises:
             InvalidArgumentError: One is out of range; it is named.
         """
-        return self.read()[_rows_of(self, ids)]
+        return self.read()[rows_of(self, ids)]
 
     sparse_read = gather
 

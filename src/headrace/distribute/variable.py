@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import operator
 import warnings
-from abc import ABCMeta
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +24,9 @@ from headrace.distribute.aggregation import (
     member_named,
 )
 from headrace.distribute.collectives import ReduceOp
-from headrace.distribute.context import CrossReplica, OnReplica, here, refusing_variables
-from headrace.distribute.current import get_strategy, has_strategy
+from headrace.distribute.context import CrossReplica, OnReplica, here
+from headrace.distribute.current import get_strategy
+from headrace.distribute.made_once import MadeOnce
 from headrace.distribute.operators import ArrayOperators
 from headrace.distribute.scattering import (
     Scattering,
@@ -35,6 +35,7 @@ from headrace.distribute.scattering import (
     combined,
     scattered,
     slices_of,
+    written_together,
 )
 from headrace.distribute.spmd import CompiledReplica
 from headrace.distribute.values import DistributedValues, select
@@ -43,28 +44,7 @@ from headrace.errors import FailedPreconditionError
 __all__ = ["Variable"]
 
 
-class _MadeOnce(ABCMeta):
-    """The type of a class of which replicas that make one each make one together."""
-
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        refuse = refusing_variables.get()
-        if refuse is not None:
-            raise refuse(str(args[1] if len(args) > 1 else kwargs.get("name") or ""))
-        kind = get_strategy().variable_type
-        if kind is not None:
-            return kind(*args, **kwargs)
-
-        def make(*_: Any) -> Any:
-            return super(_MadeOnce, cls).__call__(*args, **kwargs)
-
-        place = here.get()
-        if isinstance(place, OnReplica) and has_strategy():
-            # That of the first replica: a random initial value is the same on all.
-            return place.merge_call(make)  # type: ignore[attr-defined]
-        return make()
-
-
-class Variable(ArrayOperators, Scattering, DistributedValues, metaclass=_MadeOnce):
+class Variable(ArrayOperators, Scattering, DistributedValues, metaclass=MadeOnce):
     """An array that stays; in the scope of a strategy, with a copy on each replica.
 
     >>> import headrace as hr
@@ -237,7 +217,8 @@ class Variable(ArrayOperators, Scattering, DistributedValues, metaclass=_MadeOnc
             self._copies[replica] = self.framework.kept(new, device)
             return self.framework.plain(self._copies[replica])
 
-        def merged(values: list[Any]) -> list[None]:
+        def merged(brought: list[tuple[Any, str, Any]]) -> list[None]:
+            values = written_together(brought)
             aggregated = self._fitting(self._aggregated(values))
             aggregated = self.framework.moved(aggregated, self.strategy.framework_devices[0])
             self._copies = self._kept([change(self._copies[0], aggregated)] * len(self._copies))
@@ -245,7 +226,7 @@ class Variable(ArrayOperators, Scattering, DistributedValues, metaclass=_MadeOnc
 
         place = here.get()
         assert isinstance(place, OnReplica)
-        place.meet(merged, value)  # type: ignore[attr-defined]
+        place.meet(merged, (self, method, value))  # type: ignore[attr-defined]
         return self.framework.plain(self._copies[replica])
 
     def _check_scope(self) -> None:
@@ -294,12 +275,12 @@ class Variable(ArrayOperators, Scattering, DistributedValues, metaclass=_MadeOnc
             return self.framework.plain(self._copies[replica])
         check_combines(how, self.aggregation.name, self.name)
 
-        def merged(brought: list[Slices]) -> list[None]:
-            found = combined(brought, self.aggregation.name, self.strategy)
+        def merged(brought: list[tuple[Any, str, Slices]]) -> list[None]:
+            found = combined(written_together(brought), self.aggregation.name, self.strategy)
             self._copies = self._kept([self._with_rows(how, self._copies[0], found)] * len(devices))
             return [None] * len(brought)
 
-        here.get().meet(merged, slices)  # type: ignore[union-attr]
+        here.get().meet(merged, (self, f"scatter_{how}", slices))  # type: ignore[union-attr]
         return self.framework.plain(self._copies[replica])
 
     def _with_rows(self, how: str, old: Any, slices: Slices) -> Any:
@@ -314,7 +295,7 @@ class Variable(ArrayOperators, Scattering, DistributedValues, metaclass=_MadeOnc
         if isinstance(place, CompiledReplica):
             place.refuse_variable(self.name)
         if isinstance(place, OnReplica) and place.strategy is self.strategy:
-            return place.replica_id_in_sync_group - self.strategy.first_replica  # type: ignore[attr-defined,no-any-return]
+            return place.replica_id_in_sync_group - self.strategy.first_replica  # type: ignore[no-any-return]
         return None
 
     def _aggregated(self, values: Sequence[Any]) -> Any:
@@ -352,7 +333,7 @@ class Variable(ArrayOperators, Scattering, DistributedValues, metaclass=_MadeOnc
 
     def _fitting(self, value: Any) -> Any:
         """Return a value as an array of the variable's shape and dtype."""
-        array = self.framework.array(_value_of(value))
+        array = self.framework.array(value.read() if isinstance(value, Variable) else value)
         if tuple(array.shape) != self.shape:
             raise ValueError(
                 f"Variable {self.name!r} has shape {self.shape}, and a value of shape "
@@ -397,7 +378,3 @@ class Variable(ArrayOperators, Scattering, DistributedValues, metaclass=_MadeOnc
 
     def __repr__(self) -> str:
         return f"<Variable {self.name!r} shape={self.shape} dtype={self.dtype}>"
-
-
-def _value_of(value: Any) -> Any:
-    return value.read() if isinstance(value, Variable) else value

@@ -70,10 +70,6 @@ class Framework(ABC):
             ValueError: There is none; the message names those that there are.
         """
 
-    def is_host(self, device: Device) -> bool:
-        """Say whether arrays on a device are in the host's memory."""
-        return True
-
     def settings(self) -> Any:
         """Return what holds for the calling thread alone, and is to hold on the replicas too."""
         return None

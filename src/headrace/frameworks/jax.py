@@ -53,11 +53,6 @@ class JaxFramework(Framework):
             )
         raise ValueError(words)
 
-    def is_host(self, device: Device) -> bool:
-        """CPUs are."""
-        found: bool = device.platform == "cpu"
-        return found
-
     def settings(self) -> Any:
         """Whether numbers have 64 bits: `jax.enable_x64` holds for a thread."""
         return jax.config.jax_enable_x64

@@ -27,7 +27,8 @@ def wait_for(arrays: Sequence[Array], look: Callable[[], object]) -> None:
     """Wait until results of a program are there.
 
     Args:
-        arrays: The results.
+        arrays: The results of one program: each device has all of its own at the same time, so the
+            first is looked at.
         look: Called now and then; what it raises ends the wait.
 
     Raises:

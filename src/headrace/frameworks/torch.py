@@ -54,16 +54,11 @@ class TorchFramework(Framework):
             return torch.device("cuda", int(number))
         if name == "mps:0" and torch.backends.mps.is_available():
             return torch.device("mps")
-        there = "".join(f"gpu:{each}, " for each in range(count))
+        there = "".join(f"gpu:{each}, " for each in range(count)) or "no GPU here, "
         raise ValueError(
             f"device {name!r} is not there: PyTorch has {there}and as many CPUs as you like "
             "(cpu:0, cpu:1, ...)"
         )
-
-    def is_host(self, device: Device) -> bool:
-        """CPUs are."""
-        found: bool = device.type == "cpu"
-        return found
 
     def settings(self) -> Any:
         """Whether gradients are recorded, and in which dtype things are computed."""

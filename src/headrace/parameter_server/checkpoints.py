@@ -50,7 +50,7 @@ __all__ = ["CheckpointManager", "checkpoints_iterator"]
 _log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0
-_QUIET_SECONDS = 10.0
+_QUIET_SECONDS, _WORDS_SECONDS = 10.0, 60.0
 
 
 class CheckpointManager:
@@ -170,8 +170,9 @@ class CheckpointManager:
             saved = self._saved(name)
             self._take_up(saved)
             self._full = self._newest = name
-            self._full_bytes, self._increment_bytes = saved.bytes, 0
-            self._increments = []
+            self._full_bytes, self._increment_bytes, self._increments = saved.bytes, 0, []
+            # All servers had what they hold, whoever brought it: what is written from now on stays.
+            self._unrestored.clear()
             self._prune()
         return self._folder.path(name)
 
@@ -224,6 +225,7 @@ class CheckpointManager:
         path = self.latest_increment or self.latest_checkpoint
         if path is not None:
             self.checkpoint.restore(path)
+            self._unrestored.clear()
             self._newest = path.rpartition("/")[2]
         return path
 
@@ -289,27 +291,30 @@ class CheckpointManager:
 
     def _watch(self) -> None:
         """Find out which servers came back, and save increments."""
-        due = time.monotonic()
+        due, said, again = time.monotonic(), "", 0.0
         pause = _LOOK_SECONDS if self._seconds is None else min(_LOOK_SECONDS, self._seconds)
         while not self._closed.wait(pause):
             try:
                 self._attach()
                 if self._cluster is not None:
                     self._cluster.servers.greet()
-                    for server in list(self._unrestored):
-                        self._restore_server(server)
+                    with self._lock:
+                        for server in list(self._unrestored):
+                            self._restore_server(server)
                 if self._seconds is not None and time.monotonic() >= due:
                     # Also after one that failed, as for want of room: it is not tried at once.
                     due = time.monotonic() + self._seconds
                     self.save_increment()
+                said = ""
             except CancelledError:
                 return
             except Exception as error:
                 if self._closed.is_set():
                     return
-                _log.warning(
-                    "checkpoints of %s: %s; trying again", self._folder.url, describe_error(error)
-                )
+                words = describe_error(error)
+                if words != said or time.monotonic() >= again:
+                    said, again = words, time.monotonic() + _WORDS_SECONDS
+                    _log.warning("checkpoints of %s: %s; trying again", self._folder.url, words)
 
     def _on_sigterm(self, number: int, frame: Any) -> None:
         # A second one ends the process at once.

@@ -6,7 +6,22 @@ from headrace.cluster.resolver import ClusterResolver
 from headrace.cluster.roles import CHIEF, EVALUATOR, PS, TYPES, WORKER
 from headrace.cluster.spec import ClusterSpec
 
-__all__ = ["checked_cluster", "server_addresses", "worker_addresses"]
+__all__ = ["check_resolver", "checked_cluster", "server_addresses", "worker_addresses"]
+
+
+def check_resolver(resolver: object) -> None:
+    """Raise TypeError for what is no resolver, and say where there is one."""
+    if isinstance(resolver, ClusterResolver):
+        return
+    cure = ""
+    if isinstance(resolver, ClusterSpec):
+        cure = "; hr.distribute.SimpleClusterResolver(spec) is one"
+    elif isinstance(getattr(resolver, "cluster_resolver", None), ClusterResolver):
+        cure = "; its `cluster_resolver` is one"
+    raise TypeError(
+        f"`cluster_resolver` must be a ClusterResolver, but got {resolver!r:.80} of type "
+        f"{type(resolver).__name__}{cure}"
+    )
 
 
 def checked_cluster(resolver: ClusterResolver) -> ClusterSpec:
@@ -19,7 +34,7 @@ def checked_cluster(resolver: ClusterResolver) -> ClusterSpec:
     if not spec:
         raise ValueError(
             f"Cluster spec must be non-empty in {type(resolver).__name__}: name the addresses of "
-            'the workers and of the parameter servers ("ps")'
+            'the workers and of the parameter servers ("ps"), in a resolver or in TF_CONFIG'
         )
     allowed = ", ".join(map(repr, TYPES))
     strange = [name for name in spec.jobs if name not in TYPES]

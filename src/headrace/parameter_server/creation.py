@@ -100,6 +100,11 @@ def initial(initial_value: Any, shape: Any, dtype: Any) -> Initial:
         if sizes is not None and dtype is not None:
             return Initial(sizes, np.dtype(dtype), by_shard=initial_value)
         initial_value = initial_value()
+    if isinstance(initial_value, str):
+        raise TypeError(
+            f"the initial value must be numbers or an initializer, but got {initial_value!r}; "
+            "hr.initializers has Constant, Normal, Uniform and Zeros"
+        )
     array = as_array(initial_value)
     if dtype is not None:
         array = array.astype(dtype, copy=False)

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.distribute.row_numbers import are_large_integers
 from headrace.errors import InvalidArgumentError
 from headrace.parameter_server.arrays import as_array
-from headrace.parameter_server.sums import are_large_integers
 
 __all__ = ["IndexedSlices"]
 

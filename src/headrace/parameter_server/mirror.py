@@ -7,7 +7,8 @@ Rule 1. A write is answered when the other seat has it, too, or is gone: then th
 Rule 2. The other seat is filled one shard or table at a time, between two operations. What is done
         meanwhile is mirrored as well: where the shard is not there yet, it will come with it.
 Rule 3. All that is said is said between two operations, or as a part of one (`Applying`), so that
-        its order is that of the operations.
+        its order is that of the operations. What this object knows changes there alone, too, and
+        has no lock; its thread only waits, and asks whether the other server answers.
 Rule 4. A seat that takes nothing may have begun again, or lead itself. It is asked to follow; what
         leads does not, and then what is here is given up, with the write that was not taken.
 """

@@ -172,7 +172,7 @@ class Optimizer:
             ValueError: There is no gradient.
             InvalidArgumentError: A gradient is not finite, or does not fit its variable.
         """
-        pairs = [(gradient, variable) for gradient, variable in grads_and_vars]
+        pairs = _pairs(grads_and_vars)
         kept = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
         if not kept:
             raise ValueError(
@@ -183,7 +183,12 @@ class Optimizer:
         if push is None:
             raise TypeError(
                 "an optimizer changes variables and tables on parameter servers, but got a "
-                f"{type(kept[0][1]).__name__}; make it in the scope of a ParameterServerStrategy"
+                f"{type(kept[0][1]).__name__}; "
+                + (
+                    "pairs are (gradient, variable), in this order"
+                    if hasattr(kept[0][0], "push_gradients")
+                    else "make it in the scope of a ParameterServerStrategy"
+                )
             )
         return push(self, kept)
 
@@ -208,3 +213,14 @@ def check_number(
         bounds = f"at least {minimum:g}"
         bounds = bounds if maximum == math.inf else f"{bounds} and at most {maximum:g}"
         raise ValueError(f"`{name}` must be {bounds}, and finite, but got {value}")
+
+
+def _pairs(grads_and_vars: Any) -> list[tuple[Any, Any]]:
+    pairs = list(grads_and_vars) if isinstance(grads_and_vars, Iterable) else [grads_and_vars]
+    for pair in pairs:
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise TypeError(
+                "`grads_and_vars` must be pairs of (gradient, variable), as zip(gradients, "
+                f"variables) makes them, but one is a value of type {type(pair).__name__}"
+            )
+    return [(gradient, variable) for gradient, variable in pairs]

@@ -29,7 +29,7 @@ from headrace.parameter_server.optimizer import Optimizer
 from headrace.parameter_server.origin import Attempt, gathering
 from headrace.parameter_server.sums import sum_rows, sum_shared
 
-__all__ = ["Gradient", "TakenStep", "Trained", "push", "push_gradients", "sum_gradients"]
+__all__ = ["Gradient", "TakenStep", "Trained", "push", "push_gradients", "sum_steps"]
 
 
 class Gradient(NamedTuple):
@@ -139,20 +139,24 @@ def push_gradients(optimizer: Optimizer, pairs: Sequence[tuple[Any, Any]]) -> in
     ]
     attempt = gathering()
 
-    def take(gradients: Sequence[Gradient]) -> int:
-        step = TakenStep(optimizer, targets, gradients)
+    def take(step: TakenStep) -> int:
         return push(step) if attempt is None else _gather(step, attempt)
 
+    step = TakenStep(optimizer, targets, gradients)
     place = here.get()
     if not isinstance(place, OnReplica) or place.strategy.num_replicas_in_sync == 1:
-        return take(gradients)
+        return take(step)
 
-    def merged(of_replicas: list[list[Gradient]]) -> list[int]:
-        return [take([sum_gradients(each) for each in zip(*of_replicas, strict=True)])] * len(
-            of_replicas
-        )
+    def merged(steps: list[TakenStep]) -> list[int]:
+        names = sorted({each.optimizer.name for each in steps})
+        if len(names) > 1:
+            raise FailedPreconditionError(
+                f"replicas take one step together, but here with several optimizers: "
+                f"{', '.join(names)}; have all of them call the same one"
+            )
+        return [take(sum_steps(steps, "replicas"))] * len(steps)
 
-    taken: int = place.meet(merged, gradients)  # type: ignore[attr-defined]
+    taken: int = place.meet(merged, step)  # type: ignore[attr-defined]
     return taken
 
 
@@ -166,12 +170,26 @@ def _checked(target: Any) -> Trained:
     return found
 
 
-def sum_gradients(gradients: Sequence[Gradient], among: str = "replicas") -> Gradient:
-    """Return the sum of what several have for one variable.
+def sum_steps(steps: Sequence[TakenStep], among: str) -> TakenStep:
+    """Return one step for several, with the sums of gradients; one that lacks any counts as zero.
+
+    Args:
+        steps: Of one optimizer.
+        among: Who took them, for errors.
 
     Raises:
-        FailedPreconditionError: Some are dense and some are not.
+        FailedPreconditionError: Some are dense and some are not, for one variable.
     """
+    parts: dict[int, tuple[Trained, list[Gradient]]] = {}
+    for step in steps:
+        for target, gradient in zip(step.targets, step.gradients, strict=True):
+            parts.setdefault(id(target), (target, []))[1].append(gradient)
+    targets = [target for target, _ in parts.values()]
+    sums = [_sum(gradients, among) for _, gradients in parts.values()]
+    return TakenStep(steps[0].optimizer, targets, sums)
+
+
+def _sum(gradients: Sequence[Gradient], among: str) -> Gradient:
     if any(gradient.rows is None for gradient in gradients):
         if not all(gradient.rows is None for gradient in gradients):
             raise FailedPreconditionError(

@@ -10,10 +10,11 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import NDArray
 
+from headrace.distribute.row_numbers import rows_of
 from headrace.parameter_server.arrays import as_array, is_foreign, refuse_while_tracing
 from headrace.parameter_server.read_cache import cached_reads
 from headrace.parameter_server.sharded import Sharded
-from headrace.parameter_server.sums import Batch, check_rows
+from headrace.parameter_server.sums import Batch
 
 __all__ = ["ShardedReading"]
 
@@ -64,11 +65,8 @@ class ShardedReading(NDArrayOperatorsMixin):
     sparse_read = gather
 
     def _checked_rows(self, ids: Any) -> NDArray[np.int64]:
-        whose = f"Variable {self.name!r}"
-        if not self.shape:
-            raise ValueError(f"{whose} has no rows: it is one number")
         plain = ids if isinstance(ids, list | tuple) else as_array(ids)
-        return check_rows(plain, self.shape[0], whose)
+        return rows_of(self, plain)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         array = np.asarray(self.read())

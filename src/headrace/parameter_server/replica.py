@@ -1,7 +1,10 @@
 """One seat of a replicated store, in the server that has it; and all that a server has.
 
-What arrives is looked at between two operations, in the order in which it came: so a seat takes
-nothing from the one before after it was made the leading one.
+Rule 1. What arrives is looked at between two operations, in the order in which it came: so a seat
+        takes nothing from the one before after it was made the leading one.
+Rule 2. The store and the seat are read and changed there alone, so they need no lock of their own.
+        Two looks are taken elsewhere, on the transport's thread, and may be late: whether the seat
+        outranks who speaks to it, and what it does, in words.
 """
 
 from __future__ import annotations

@@ -10,20 +10,14 @@ Rule 3. Sums are made in the order in which closures are given, so that the same
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from headrace.parameter_server.origin import Origin, writing_as
-from headrace.parameter_server.pushing import Gradient, TakenStep, Trained, push, sum_gradients
+from headrace.parameter_server.pushing import TakenStep, push, sum_steps
 
 __all__ = ["mean_steps", "push_round"]
 
 _FIRST_WRITE = 1 << 32
 """Keys of a round are those of its last closure, beyond all that a function writes itself."""
-
-
-class _Part(NamedTuple):
-    target: Trained
-    gradients: list[Gradient]
 
 
 def mean_steps(closures: Sequence[Sequence[TakenStep]]) -> list[TakenStep]:
@@ -46,16 +40,14 @@ def mean_steps(closures: Sequence[Sequence[TakenStep]]) -> list[TakenStep]:
 
 
 def _mean(steps: Sequence[TakenStep]) -> TakenStep:
-    parts: dict[int, _Part] = {}
-    for step in steps:
-        for target, gradient in zip(step.targets, step.gradients, strict=True):
-            parts.setdefault(id(target), _Part(target, [])).gradients.append(gradient)
-    gradients = []
-    for part in parts.values():
-        total = sum_gradients(part.gradients, "functions of a round")
-        mean = total.values / total.values.dtype.type(len(steps))
-        gradients.append(total._replace(values=mean))
-    return TakenStep(steps[0].optimizer, [part.target for part in parts.values()], gradients)
+    total = sum_steps(steps, "functions of a round")
+    count = len(steps)
+    return total._replace(
+        gradients=[
+            each._replace(values=each.values / each.values.dtype.type(count))
+            for each in total.gradients
+        ]
+    )
 
 
 def push_round(incarnation: int, last: int, closures: Sequence[Sequence[TakenStep]]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from headrace.arguments import check_int, check_metrics
+from headrace.arguments import check_int, check_metrics, check_string
 from headrace.parameter_server.applying import AnswerRoom, Applying
 from headrace.parameter_server.gauges import kept_in, metrics_of
 from headrace.parameter_server.messages import ServerRequest, ServerStatus, Status
@@ -66,8 +66,9 @@ class ParameterServer(LifeCycle):
         super().__init__()
         self._index = check_int("index", index, minimum=0)
         check_security(security)
+        check_string("host", host, empty=False)
         self._host = host
-        self._port = port
+        self._port = check_int("port", port, minimum=0, maximum=65535)
         self._security = security
         check_metrics(metrics_port, metrics_host)
         self._metrics = metrics_host, metrics_port

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from headrace.arguments import check_callable, check_instance, check_seconds
+from headrace.arguments import check_callable, check_seconds
 from headrace.cluster.environment import TFConfigClusterResolver
 from headrace.cluster.resolver import ClusterResolver
 from headrace.cluster.spec import ClusterSpec
@@ -30,6 +30,7 @@ from headrace.distribute.strategy import Strategy
 from headrace.errors import FailedPreconditionError
 from headrace.parameter_server.closure_servers import ClosureServers
 from headrace.parameter_server.cluster_check import (
+    check_resolver,
     checked_cluster,
     server_addresses,
     worker_addresses,
@@ -120,9 +121,14 @@ class ParameterServerStrategy(Strategy):
         replicas: int = 1,
     ) -> None:
         resolver = TFConfigClusterResolver() if cluster_resolver is None else cluster_resolver
-        check_instance("cluster_resolver", resolver, ClusterResolver)
+        check_resolver(resolver)
         if variable_partitioner is not None:
             check_callable("variable_partitioner", variable_partitioner)
+            if isinstance(variable_partitioner, type):
+                raise TypeError(
+                    "`variable_partitioner` must be a partitioner, but got the class "
+                    f"{variable_partitioner.__name__}: make one of it"
+                )
         check_security(security)
         check_seconds("server_timeout", server_timeout)
         settings = checked_settings(mode, staleness, round_size, replication, replicas)

@@ -20,15 +20,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.distribute.row_numbers import are_large_integers
 from headrace.errors import InvalidArgumentError
 from headrace.parameter_server.dtypes import is_floating, working_dtype
 from headrace.parameter_server.rules import put_rows
 
 __all__ = [
     "Batch",
-    "are_large_integers",
     "check_ids",
-    "check_rows",
     "distinct_ids",
     "shard_of_ids",
     "split_by_hash",
@@ -219,33 +218,6 @@ def _starts(ordered: Ids) -> NDArray[np.bool_]:
     return first
 
 
-def check_rows(rows: Any, count: int, whose: str) -> Ids:
-    """Return row numbers as int64, of any shape.
-
-    Args:
-        rows: Integers.
-        count: There are so many rows.
-        whose: For the message.
-
-    Raises:
-        TypeError: They are no integers.
-        InvalidArgumentError: One is not in [0, count); it is named, and where it stands.
-    """
-    found = np.asarray(rows)
-    if found.size == 0 and not isinstance(rows, np.ndarray):
-        found = found.astype(np.int64)
-    if found.dtype.kind not in "iu" and not are_large_integers(found):
-        raise TypeError(f"ids of {whose} must be integers, but got dtype {found.dtype}")
-    if found.size and (found.min() < 0 or found.max() >= count):
-        flat = found.reshape(-1)
-        first = int(np.flatnonzero((flat < 0) | (flat >= count))[0])
-        place = ", ".join(map(str, np.unravel_index(first, found.shape)))
-        raise InvalidArgumentError(
-            f"ids[{place}] = {flat[first]} is not in [0, {count}) of {whose}"
-        )
-    return found.astype(np.int64, copy=False)
-
-
 def check_ids(ids: NDArray[Any], whose: str) -> Ids:
     """Return ids of a table as int64, of any shape.
 
@@ -268,11 +240,6 @@ def check_ids(ids: NDArray[Any], whose: str) -> Ids:
     if ids.dtype == np.uint64 and ids.max() > np.iinfo(np.int64).max:
         return ids.view(np.int64)  # a hash: its bits are the id
     return ids.astype(np.int64, copy=False)
-
-
-def are_large_integers(values: NDArray[Any]) -> bool:
-    """Whether they are integers of Python of which one is beyond 64 bits: no array has them."""
-    return bool(values.dtype == object and all(type(each) is int for each in values.flat))
 
 
 def split_by_rows(rows: Ids, ranges: Sequence[range]) -> list[slice]:

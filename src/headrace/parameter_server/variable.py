@@ -8,7 +8,7 @@ same variable wherever its cluster is known.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -16,10 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.arguments import check_flag, check_string
+from headrace.distribute.aggregation import (
+    VariableAggregation,
+    VariableSynchronization,
+    member_named,
+)
 from headrace.distribute.collectives import ReduceOp
 from headrace.distribute.context import OnReplica, here
 from headrace.distribute.current import get_strategy
-from headrace.distribute.variable import Variable, VariableAggregation, VariableSynchronization
+from headrace.distribute.scattering import written_together
+from headrace.distribute.variable import Variable
 from headrace.errors import FailedPreconditionError
 from headrace.parameter_server.arrays import as_array
 from headrace.parameter_server.connection import Ask
@@ -92,14 +98,9 @@ class ServerVariable(ShardedReading):
                 "a variable on parameter servers has one copy: `synchronization` must be AUTO or "
                 f"ON_WRITE, but got {synchronization!r}"
             )
-        kind = str(getattr(aggregation, "name", aggregation)).upper()
-        if kind not in VariableAggregation.__members__:
-            raise ValueError(
-                f"`aggregation` must be one of {', '.join(VariableAggregation.__members__)}, but "
-                f"got {aggregation!r}"
-            )
+        kind = member_named("aggregation", VariableAggregation, aggregation)
         made = get_strategy().make_variable(  # type: ignore[attr-defined]
-            initial(initial_value, shape, dtype), name, bool(trainable), kind
+            initial(initial_value, shape, dtype), name, bool(trainable), kind.name
         )
         self._become(*made)
 
@@ -175,19 +176,19 @@ class ServerVariable(ShardedReading):
         Raises:
             ValueError: It has another shape.
         """
-        return self._write(lambda whole: self._assign("assign", whole), value)
+        return self._write("assign", value)
 
     def assign_add(
         self, value: Any, use_locking: Any = None, name: Any = None, read_value: bool = True
     ) -> ServerVariable:
         """Add `value`, and return the variable; see `assign`."""
-        return self._write(lambda whole: self._assign("add", whole), value)
+        return self._write("add", value)
 
     def assign_sub(
         self, value: Any, use_locking: Any = None, name: Any = None, read_value: bool = True
     ) -> ServerVariable:
         """Subtract `value`, and return the variable; see `assign`."""
-        return self._write(lambda whole: self._assign("sub", whole), value)
+        return self._write("sub", value)
 
     def _assign(self, how: str, value: Any) -> None:
         self._sharded.assign(how, self._fitting(value, self.shape))
@@ -301,11 +302,11 @@ class ServerVariable(ShardedReading):
         """Change variables and tables by their gradients; `Optimizer.apply_gradients` calls it."""
         return push_gradients(optimizer, pairs)
 
-    def _write(self, write: Callable[[Any], None], value: Any) -> ServerVariable:
+    def _write(self, how: str, value: Any) -> ServerVariable:
         """Write once what all replicas of this worker bring."""
         place = here.get()
         if not isinstance(place, OnReplica) or place.strategy.num_replicas_in_sync == 1:
-            write(value)
+            self._assign(how, value)
             return self
         if self.aggregation is VariableAggregation.NONE:
             raise ValueError(
@@ -314,16 +315,19 @@ class ServerVariable(ShardedReading):
             )
         strategy = place.strategy
 
-        def merged(values: list[Any]) -> list[None]:
+        def merged(brought: list[tuple[Any, str, Any]]) -> list[None]:
+            values = written_together(brought)
             first_only = self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA
-            write(
+            self._assign(
+                how,
                 values[0]
                 if first_only or self._is_mean_of_one(values)
-                else strategy.reduce_replicas(ReduceOp.of(self.aggregation.name), values)
+                else strategy.reduce_replicas(ReduceOp.of(self.aggregation.name), values),
             )
             return [None] * len(values)
 
-        place.meet(merged, as_array(value))  # type: ignore[attr-defined]
+        method = how if how == "assign" else f"assign_{how}"
+        place.meet(merged, (self, method, as_array(value)))  # type: ignore[attr-defined]
         return self
 
     def _is_mean_of_one(self, values: list[Any]) -> bool:

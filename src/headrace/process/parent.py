@@ -16,6 +16,7 @@ import os
 import select
 import signal
 import threading
+from collections.abc import Iterator
 
 from headrace.forks import in_each_child
 
@@ -73,13 +74,15 @@ def die_with_parent(lifeline: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def forked_children_die_too() -> None:
-    """Have the kernel kill processes that are forked from this one when it is gone, and theirs.
+@contextlib.contextmanager
+def forked_children_die_too() -> Iterator[None]:
+    """Have the kernel kill processes that are forked within this when it ends, and theirs.
 
     A function of a user's that forks is not asked to look after that; one that starts another
     program is left alone.
     """
     if not hasattr(fcntl, "F_SETSIG"):
+        yield
         return
     lifeline = os.pipe()
 
@@ -94,7 +97,13 @@ def forked_children_die_too() -> None:
         lifeline = os.pipe()
         die_with_parent(mine)
 
-    in_each_child(bind)
+    end = in_each_child(bind)
+    try:
+        yield
+    finally:
+        end()
+        for descriptor in lifeline:
+            os.close(descriptor)
 
 
 def wait_for_release() -> None:

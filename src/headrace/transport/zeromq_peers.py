@@ -169,6 +169,8 @@ class Peers:
         self._role_of = role_of
         #: Told of each channel whose connection has ended.
         self._gone = gone
+        self._departed: list[str] = []
+        self._late: dict[str, None] = {}
         self._router = router
         self._by_route: dict[bytes, Peer] = {}
         self._of_channel: dict[str, bytes] = {}
@@ -225,6 +227,25 @@ class Peers:
     def forget(self, peer: Peer) -> None:
         """Take note of a goodbye."""
         self._drop(peer.route)
+
+    def came_late(self, peer: Peer) -> None:
+        """Take note of a request of one that may be gone; it is not to be the last word on it."""
+        if peer.route not in self._by_route:
+            self._late[peer.name] = None
+
+    @property
+    def has_departures(self) -> bool:
+        """Whether somebody has gone who was not reported; what it asked is to be handled first."""
+        return bool(self._departed)
+
+    def report_departures(self) -> None:
+        """Report who has gone, once all that they asked was handled."""
+        late, self._late = self._late, {}
+        self._departed += [name for name in late if name not in self._of_channel]
+        while self._departed:
+            name = self._departed.pop(0)
+            if self._gone is not None:
+                self._gone(name)
 
     def read_news(self) -> None:
         """Read all that the monitor has to say."""
@@ -289,8 +310,7 @@ class Peers:
             del self._over[next(iter(self._over))]
         if self._of_channel.get(peer.name) == route:
             del self._of_channel[peer.name]
-            if self._gone is not None:
-                self._gone(peer.name)
+            self._departed.append(peer.name)
         if peer.descriptor is not None:
             opened = self._open.get(peer.descriptor.number)
             if opened is not None:

@@ -250,6 +250,7 @@ class ZeroMQServer(Server):
             self._take_requests(peers)
         if peers.monitor in ready:
             peers.read_news()
+        peers.report_departures()
         self._write_answers()
         now = time.monotonic()
         if now < next_sweep:
@@ -276,13 +277,19 @@ class ZeroMQServer(Server):
                     while router.getsockopt(_MORE_TO_COME):
                         router.recv(copy=False)
                     raise
+                if peers.has_departures:
+                    # Before a new connection of the same channel is heard.
+                    self._handle(batch)
+                    batch = []
+                    peers.report_departures()
                 if request is not None:
                     batch.append(request)
         finally:
-            if batch:
-                self._handle(batch)
+            self._handle(batch)
 
     def _handle(self, batch: list[ZeroMQRequest]) -> None:
+        if not batch:
+            return
         try:
             self._handler(batch)
         except BaseException as error:
@@ -346,6 +353,8 @@ class ZeroMQServer(Server):
                 )
             )
             return None
+        if peer.gone:
+            peers.came_late(peer)
         return request
 
     def _hear(self, peer: Peer, report: MemoryReport) -> None:

@@ -27,7 +27,8 @@ class End:
         self._channel, self._rank, self._incarnation = channel, rank, incarnation
         #: Which hall it is, once that is known.
         self.hall = ""
-        #: Held by whoever uses the channel.
+        #: Held by whoever uses the channel. Who has it may take it again: a finalizer calls
+        #: `close`, in the middle of anything.
         self.lock = threading.RLock()
         self.is_closed = False
 

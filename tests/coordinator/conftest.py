@@ -1,0 +1,14 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from headrace.coordinator import ClusterCoordinator
+from tests.coordinator.in_process import coordinating
+
+
+@pytest.fixture
+def coordinator() -> Iterator[ClusterCoordinator]:
+    with coordinating() as made:
+        yield made
