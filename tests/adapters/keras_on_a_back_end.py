@@ -317,6 +317,37 @@ def test_a_state_goes_on_in_the_middle_of_a_pass_and_then_with_the_next_pass():
         rest = [[x.ravel().tolist() for x, _ in second.get_numpy_iterator()] for _ in range(2)]
         expected = [epochs[0][count:], epochs[1]] if count < 6 else epochs[1:]
         assert rest == expected, count
+    whole.set_state(state)  # of one that was read further
+    assert [[x.ravel().tolist() for x, _ in whole.get_numpy_iterator()] for _ in range(2)] == rest
+
+
+@pytest.mark.parametrize("framework", [None, keras.backend.backend()])
+def test_batches_of_a_strategy_are_the_rows_of_its_replicas_and_have_states(framework):
+    def plain():
+        return lines(22).shuffle(22, seed=2).batch(4)
+
+    def distributed():
+        devices = ["cpu:0"] if framework == "jax" else ["cpu:0", "cpu:1"]  # JAX has one here
+        strategy = hr.distribute.MirroredStrategy(devices, framework=framework)
+        return hr.keras.dataset(strategy.distribute_dataset(plain()))
+
+    def rows(data):
+        return [x.ravel().tolist() for x, _ in data.get_numpy_iterator()]
+
+    whole = hr.keras.dataset(plain())
+    epochs = [rows(whole) for _ in range(3)]
+    used = distributed()
+    assert [rows(used) for _ in range(3)] == epochs
+    assert used.num_batches == len(used) == 6
+    first = distributed()
+    batches = first.get_numpy_iterator()
+    for _ in range(2):
+        next(batches)
+    state = json.loads(json.dumps(first.get_state()))
+    for data in (distributed(), used):
+        data.set_state(state)
+        assert [rows(data) for _ in range(2)] == [epochs[0][2:], epochs[1]]
+    assert fitted(distributed(), epochs=2) == [6, 6]
 
 
 def test_a_state_that_a_callback_takes_says_which_batches_were_trained_on():

@@ -312,6 +312,26 @@ def test_an_interruption_anywhere_loses_nothing_and_a_state_then_has_all_that_wa
 # --- distributed datasets -----------------------------------------------------------------------
 
 
+def test_a_used_loader_over_a_strategy_goes_on_as_a_new_one_does():
+    strategy = hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
+
+    def passes(loader):
+        return [[row for step in loader for part in step.values for row in part.tolist()]]
+
+    def make():
+        dataset = hr.Dataset.range(12).shuffle(12, seed=3).batch(4)
+        return hr.torch.loader(strategy.distribute_dataset(dataset))
+
+    used, new = make(), make()
+    next(iter(used))
+    state = json.loads(json.dumps(used.state_dict()))
+    for _ in range(3):
+        passes(used)
+    for loader in (used, new):
+        loader.load_state_dict(state)
+    assert [passes(used) for _ in range(3)] == [passes(new) for _ in range(3)]
+
+
 @pytest.mark.parametrize("replicas", [1, 3])
 def test_a_distributed_dataset_gives_tensors_for_its_replicas(replicas: int):
     strategy = hr.distribute.MirroredStrategy([f"cpu:{i}" for i in range(replicas)])

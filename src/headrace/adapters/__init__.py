@@ -7,6 +7,7 @@
 * `jax`: what `hr.jax` offers. The iterator (`jax_iterator`) takes steps of a dataset (`jax_steps`),
   of which `jax_sharing` says who reads which rows, and puts them on devices (`jax_placement`);
   processes that read rows of their own end together (`jax_agreement`), by words in the `jax_store`
-* `keras`: what `hr.keras` offers: a dataset for `fit`, `evaluate` and `predict` (`keras_dataset`).
+* `keras`: what `hr.keras` offers: a dataset for `fit`, `evaluate` and `predict` (`keras_dataset`),
+  also of the steps of a strategy (`keras_steps`).
 * `torch_tables` and `jax_tables`: rows of tables on parameter servers, and their gradients.
 """

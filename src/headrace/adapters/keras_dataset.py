@@ -8,6 +8,7 @@ ahead on a thread of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Self
 
 import keras
@@ -17,15 +18,18 @@ import numpy as np
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from numpy.typing import NDArray
 
+from headrace.adapters.keras_steps import JoinedSteps
 from headrace.arguments import check_instance, check_int
 from headrace.data.ahead import next_pass
 from headrace.data.dataset import Dataset
 from headrace.data.iterator import DatasetIterator
+from headrace.distribute.dataset import DistributedDataset, DistributedDatasetsFromFunction
 from headrace.element.spec import BYTES, STR, Spec, spec_of
 from headrace.element.structure import Kind, component, flatten
 from headrace.element.transpose import map_leaves
 from headrace.errors import FailedPreconditionError, InvalidArgumentError
 from headrace.plan.buffering import Prefetch
+from headrace.plan.node import Node
 from headrace.plan.source import INFINITE, UNKNOWN
 from headrace.plan.traverse import element_spec
 
@@ -39,7 +43,7 @@ _SHARED_WITH_TORCH = {
 
 
 def dataset(
-    dataset: Dataset,
+    dataset: Dataset | DistributedDataset | DistributedDatasetsFromFunction,
     *,
     steps: int | None = None,
     class_weight: Mapping[int, float] | None = None,
@@ -56,11 +60,12 @@ def dataset(
     Args:
         dataset: Of batches: `x`, `(x,)`, `(x, y)` or `(x, y, sample_weight)`, where each is an
             array, or a dict or tuple of arrays. Each epoch is a pass over it; it shuffles itself.
+            Of one that a strategy distributed the rows of all replicas here are a batch.
         steps: Batches in an epoch, where the dataset does not know their number (after a filter, or
             over a data service). Without it Keras warns where the first epoch ends.
         class_weight: The weight of each class, from which sample weights are made. The argument of
             that name of `fit` does not reach adapters.
-        prefetch: Batches that are read ahead.
+        prefetch: Batches that are read ahead; of a distributed dataset its own options say that.
 
     Raises:
         InvalidArgumentError: Its elements are not such batches, as far as is known by now.
@@ -80,14 +85,15 @@ class KerasDataset(DataAdapter):  # type: ignore[misc]
 
     def __init__(
         self,
-        dataset: Dataset,
+        dataset: Dataset | DistributedDataset | DistributedDatasetsFromFunction,
         steps: int | None = None,
         class_weight: Mapping[int, float] | None = None,
         prefetch: int = 2,
     ) -> None:
-        if not isinstance(dataset, Dataset):
+        if not isinstance(dataset, Dataset | DistributedDataset | DistributedDatasetsFromFunction):
             raise TypeError(
-                f"`dataset` must be a Dataset, but got {type(dataset).__name__}: "
+                "`dataset` must be a Dataset, or one that a strategy distributed, but got "
+                f"{type(dataset).__name__}: "
                 "Dataset.from_tensor_slices makes one of arrays, Dataset.from_generator of a "
                 "generator"
             )
@@ -99,13 +105,13 @@ class KerasDataset(DataAdapter):  # type: ignore[misc]
         self._dataset = dataset
         self._steps = steps
         self._weigh = None if class_weight is None else _weights(class_weight)
-        plan = dataset.plan
-        spec = element_spec(plan)
-        if spec is not None:
-            _check(spec)
-        if prefetch and not isinstance(plan, Prefetch):
-            plan = Prefetch(input=plan, buffer_size=prefetch)
-        self._plan = plan
+        self._open: Callable[[int], DatasetIterator | JoinedSteps]
+        if isinstance(dataset, Dataset):
+            self._open = partial(DatasetIterator, _checked_plan(dataset, prefetch))
+        else:
+            self._open = lambda number: JoinedSteps(dataset.open_pass(number))
+        #: Whether passes follow those of a state, and not those of others over the dataset.
+        self._counts_alone = not isinstance(dataset, Dataset)
         self._is_within_epoch = False
         self._start_at(0)
 
@@ -237,18 +243,23 @@ class KerasDataset(DataAdapter):  # type: ignore[misc]
         now = self._now
         if now.is_read and now is self._last:
             # Within an epoch that goes on, as where a callback evaluates on what it trains on.
-            own = _Pass(next_pass(self._dataset))
+            own = _Pass(self._next_pass(now.number))
         elif now.reading is None or now.is_read or (now.given and now.first is None):
             if now.is_read:  # whoever reads it was left: another pass was read since
                 self._start_at(now.number + 1)
             self._leave()
             own = self._now
-            own.number = next_pass(self._dataset, own.number)
+            own.number = self._next_pass(own.number)
         else:
             own = now
         if own.reading is None:
-            own.reading = DatasetIterator(self._plan, own.number)
+            own.reading = self._open(own.number)
         return own
+
+    def _next_pass(self, least: int) -> int:
+        if self._counts_alone or not isinstance(self._dataset, Dataset):
+            return least
+        return next_pass(self._dataset, least)
 
     def _leave(self) -> None:
         """End the pass that is read, so that the next one comes."""
@@ -296,11 +307,12 @@ class KerasDataset(DataAdapter):  # type: ignore[misc]
             )
         reading = None
         if state["at"] is not None:
-            reading = DatasetIterator(self._plan, state["pass"])
+            reading = self._open(state["pass"])
             reading.set_state(state["at"])
         self.close()
         self._start_at(state["pass"])
         self._now.reading = reading
+        self._counts_alone = True
 
     state_dict = get_state
     load_state_dict = set_state
@@ -331,10 +343,20 @@ class _Pass:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.reading: DatasetIterator | None = None
+        self.reading: DatasetIterator | JoinedSteps | None = None
         self.given = 0
         self.first: Any = None
         self.is_read = False
+
+
+def _checked_plan(dataset: Dataset, prefetch: int) -> Node:
+    """Return the plan of a dataset whose elements are batches, as far as is known by now."""
+    plan: Node = dataset.plan
+    spec = element_spec(plan)
+    if spec is not None:
+        _check(spec)
+    is_read_ahead = isinstance(plan, Prefetch) or not prefetch
+    return plan if is_read_ahead else Prefetch(input=plan, buffer_size=prefetch)
 
 
 def _check(spec: Spec) -> None:

@@ -200,7 +200,6 @@ class DistributedPasses:
 
     def __init__(self, dataset: DistributedDataset | DistributedDatasetsFromFunction) -> None:
         self._dataset = dataset
-        self._begun = 0
 
     @property
     def element_spec(self) -> Spec:
@@ -226,11 +225,7 @@ class DistributedPasses:
                 raise FailedPreconditionError(
                     "the state was taken of a dataset that no strategy had distributed"
                 )
-        while self._begun < number:  # it counts its passes itself
-            self._dataset.__iter__().close()
-            self._begun += 1
-        elements = self._dataset.__iter__()
-        self._begun += 1
+        elements = self._dataset.open_pass(number)
         if state is not None:
             elements.set_state(state["place"])
         return Opened(elements, number, [], 0, 0 if state is None else state["taken"])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.arguments import check_instance
 from headrace.data.dataset import Dataset
+from headrace.data.iterator import DatasetIterator
 from headrace.distribute.agreement import Agreement
 from headrace.distribute.auto_shard import auto_shard, is_read_whole
 from headrace.distribute.batch_feeds import Balanced, Split
@@ -52,7 +53,8 @@ class _Distributed:
         self._wraps = self._here > 1 or context.num_input_pipelines > 1
         self._agreement = agreement
 
-    def _feed(self) -> Streams:
+    def _feed(self, number: int | None) -> Streams:
+        """Return what reads a pass of this number; None: the next one."""
         raise NotImplementedError
 
     def _spec_of_values(self) -> Spec:
@@ -80,9 +82,17 @@ class _Distributed:
         return True
 
     def __iter__(self) -> DistributedIterator:
+        return self.open_pass()
+
+    def open_pass(self, number: int | None = None) -> DistributedIterator:
+        """Return an iterator over a pass, for whoever counts passes.
+
+        Args:
+            number: That of the pass, by which shuffles differ; None: the next one.
+        """
         agreement = self._agreement and self._agreement()
         return DistributedIterator(
-            self._feed(),
+            self._feed(number),
             self._wraps,
             lambda: self.element_spec,
             agreement,
@@ -165,19 +175,19 @@ class DistributedDataset(_Distributed):
     def _key_here(self) -> tuple[int, int]:
         return self._streams, self._context.input_pipeline_id if self._streams > 1 else 0
 
-    def _feed(self) -> Streams:
+    def _feed(self, number: int | None) -> Streams:
         context = self._context
         return Streams(
-            self._open_part,
+            partial(self._open_part, number),
             context.input_pipeline_id,
             context.num_input_pipelines,
             self._streams,
             "copies" if is_read_whole(self._plan) else "shared",
         )
 
-    def _open_part(self, part: Part) -> Feed:
+    def _open_part(self, number: int | None, part: Part) -> Feed:
         dataset = self._part(part)
-        elements, check = iter(dataset), partial(check_keeps_order, dataset.plan)
+        elements, check = _pass_over(dataset, number), partial(check_keeps_order, dataset.plan)
         replicas, here = self._context.num_replicas_in_sync, self._here
         if replicas == 1:
             return Whole(elements)
@@ -260,17 +270,19 @@ class DistributedDatasetsFromFunction(_Distributed):
                 )
         self._datasets = datasets
 
-    def _feed(self) -> Streams:
+    def _feed(self, number: int | None) -> Streams:
+        open_part = partial(self._open_part, number)
         worker, workers = self._context.input_pipeline_id, self._context.num_input_pipelines
         if len(self._datasets) > 1:  # for replicas, which are all here
-            return Streams(self._open_part)
-        return Streams(self._open_part, worker, workers, workers, "own")
+            return Streams(open_part)
+        return Streams(open_part, worker, workers, workers, "own")
 
-    def _open_part(self, part: Part) -> Feed:
-        if len(self._datasets) > 1:
-            return Own([iter(dataset) for dataset in self._datasets])
-        (dataset,) = self._datasets
-        return Whole(iter(dataset)) if self._here == 1 else InTurn(iter(dataset), self._here)
+    def _open_part(self, number: int | None, part: Part) -> Feed:
+        opened = [_pass_over(dataset, number) for dataset in self._datasets]
+        if len(opened) > 1:
+            return Own(opened)
+        (elements,) = opened
+        return Whole(elements) if self._here == 1 else InTurn(elements, self._here)
 
     def _spec_of_values(self) -> Spec:
         spec = self._datasets[0].element_spec
@@ -294,3 +306,9 @@ class DistributedDatasetsFromFunction(_Distributed):
         if UNKNOWN in sizes or self._context.num_input_pipelines > 1:
             return UNKNOWN
         return max(sizes) if len(sizes) > 1 else -(-sizes[0] // self._here)
+
+
+def _pass_over(dataset: Dataset, number: int | None) -> DatasetIterator:
+    if number is None:
+        return iter(dataset)
+    return DatasetIterator(dataset.plan, number, lambda: dataset.element_spec)
