@@ -80,6 +80,7 @@ def _workload(name: str, devices: int) -> Workload:
         check=_check,
         consume=_rows,
         targets=(Target(of=("by hand",), at_least=0.95),),
+        times_rounds=4,
         item_bytes=SIDE * SIDE * 4,
     )
 
