@@ -125,6 +125,7 @@ WORKLOADS = (
         unit="steps",
         check=_check_any,
         reopen=False,
+        stretch=3.0,  # of a hundred steps the mean is known to a tenth of it
         contenders=(
             Contender(
                 name="headrace",

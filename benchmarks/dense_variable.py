@@ -60,7 +60,8 @@ def _pull(_: Path, stack: ExitStack) -> Pipeline:
 
 
 def _copy(_: Path, __: ExitStack) -> Pipeline:
-    value, own = np.zeros(_ELEMENTS, np.float32), np.ones(_ELEMENTS, np.float32)
+    # Written, as a server's value was: zeros that nobody wrote are one page, in a cache.
+    value, own = np.full(_ELEMENTS, 0, np.float32), np.ones(_ELEMENTS, np.float32)
 
     def step() -> NDArray[np.float32]:
         np.copyto(own, value)

@@ -57,6 +57,8 @@ def idle_seconds(count: int, seconds: float = 1.0) -> Callable[[Path, ExitStack]
 
         process, address = start_dispatcher(stack)
         crowd = Crowd(stack, address, count)
+        # Until each was told by a heartbeat when to send the next one.
+        crowd.idle(crowd.longest_interval)
 
         def measured() -> Iterator[Any]:
             while True:

@@ -37,8 +37,8 @@ def start_dispatcher(
     return process, address
 
 
-def start_worker(stack: ExitStack, dispatcher: str, *options: str) -> None:
-    """Start a worker process of a dispatcher, to end with `stack`."""
+def start_worker(stack: ExitStack, dispatcher: str, *options: str) -> subprocess.Popen[bytes]:
+    """Start a worker process of a dispatcher, to end with `stack`; return it."""
     process = subprocess.Popen(
         [
             sys.executable, "-m", "headrace", "worker", "--dispatcher", dispatcher, "--port", "0",
@@ -48,6 +48,7 @@ def start_worker(stack: ExitStack, dispatcher: str, *options: str) -> None:
     )  # fmt: skip
     stack.callback(process.wait)
     stack.callback(process.kill)
+    return process
 
 
 def _end(process: subprocess.Popen[str]) -> None:

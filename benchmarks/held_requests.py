@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from itertools import islice
+from itertools import cycle, islice
 from typing import Any
 
 import msgspec
@@ -98,13 +98,22 @@ class HeldCrowd:
                 yield request.answer.stop - request.answer.start
 
     def idle_second(self) -> None:
-        """Hand over the heartbeats of a second, a few at a time: two a worker, one a client."""
-        known = self._ask(messages.ClientHeartbeat(client_id=self._clients[0])).version
+        """Hand over the heartbeats of a second, a few at a time, as many as the core asks for."""
+        first = self._tasks[0]
+        worker = self._ask(
+            messages.WorkerHeartbeat(worker_id=first.worker_id, tasks=(first.task_id,))
+        )
+        client = self._ask(messages.ClientHeartbeat(client_id=self._clients[0]))
+        workers = round(len(self._tasks) / worker.heartbeat_interval)
+        clients = round(len(self._clients) / client.heartbeat_interval)
         beats: list[msgspec.Struct] = [
             messages.WorkerHeartbeat(worker_id=task.worker_id, tasks=(task.task_id,))
-            for task in (*self._tasks, *self._tasks)
+            for task in islice(cycle(self._tasks), workers)
         ]
-        beats += [messages.ClientHeartbeat(client_id=name, known=known) for name in self._clients]
+        beats += [
+            messages.ClientHeartbeat(client_id=name, known=client.version)
+            for name in islice(cycle(self._clients), clients)
+        ]
         handed = iter(beats)
         while requests := [HeldRequest(beat) for beat in islice(handed, _AT_ONCE)]:
             self._core.handle(requests)

@@ -6,6 +6,7 @@ real server; but a thousand of them live in one thread, and keep nothing.
 
 from __future__ import annotations
 
+import heapq
 import secrets
 import time
 from collections import deque
@@ -44,7 +45,7 @@ class Peer:
         self.socket.routing_id = b"H" + secrets.token_bytes(16) + bytes(4)
         self.socket.rcvtimeo = _PATIENCE_MS
         # ZeroMQ's own signs of life, as a channel asks for them.
-        self.socket.heartbeat_ivl, self.socket.heartbeat_timeout = 1000, 12_000
+        self.socket.heartbeat_ivl, self.socket.heartbeat_timeout = 4000, 12_000
         self.socket.connect(f"tcp://{address}")
 
     def send(self, message: msgspec.Struct) -> None:
@@ -70,10 +71,11 @@ class Peer:
 
 
 class _Heard(msgspec.Struct):
-    """What a light client keeps of an answer to a heartbeat; of a worker's it is nothing."""
+    """What a light peer keeps of an answer to a heartbeat; a worker's has no version."""
 
     version: int = 0
     same: bool = True
+    heartbeat_interval: float = 0.0
 
 
 @dataclass
@@ -83,6 +85,7 @@ class _Worker:
     task: dict[str, Any]
     granted: int = 0
     units: int = 0
+    interval: float = 0.0
 
 
 @dataclass
@@ -90,6 +93,7 @@ class _Client:
     peer: Peer
     client_id: str
     known: int = -1
+    interval: float = 0.0
 
 
 class Crowd:
@@ -108,11 +112,12 @@ class Crowd:
         self.workers: list[_Worker] = []
         self.clients: list[_Client] = []
         self._turns: deque[_Worker | _Client] = deque()
+        #: When each is to speak next, in seconds of idle time.
+        self._due: list[tuple[float, int, _Worker | _Client]] = []
         workers = [(f"worker-{number}", Peer(context, address)) for number in range(count)]
         for number, (name, peer) in enumerate(workers):
             where = f"127.0.0.1:{20_000 + number}"
-            reply = peer.ask(messages.RegisterWorker(worker_id=name, address=where))
-            self.interval = float(reply["heartbeat_interval"])
+            peer.ask(messages.RegisterWorker(worker_id=name, address=where))
         dataset_id = hr.service.register_dataset(address, hr.Dataset.range(1 << 40))
         with DispatcherStub(address) as stub:
             dataset = stub.call(messages.GetDataset(dataset_id=dataset_id))
@@ -136,7 +141,7 @@ class Crowd:
         for name, peer in workers:
             self.workers.append(_Worker(peer, name, tasks[name]))
         self._turns.extend([*self.workers, *self.clients])
-        # Each client is told once where all tasks are.
+        # Each client is told once where all tasks are, and everybody how often to speak.
         self.beat(len(self._turns))
 
     def beat(self, count: int) -> None:
@@ -147,33 +152,42 @@ class Crowd:
             self._send_beat(peer)
             self._hear_beat(peer)
 
+    @property
+    def longest_interval(self) -> float:
+        """Seconds in which everybody sends a heartbeat."""
+        return max(each.interval for each in self._turns)
+
     def idle(self, seconds: float) -> float:
         """Let all peers send heartbeats in their rhythm, evenly spread, for so long.
 
         Returns:
             For how many seconds' heartbeats there was time, where this process is too slow.
         """
-        per_second = len(self.workers) / self.interval + len(self.clients)
-        # Workers send twice as often as clients do, half a round apart.
-        half = len(self.workers) // 2
-        order: list[_Worker | _Client] = []
-        for number, client in enumerate(self.clients):
-            order += [self.workers[number], client, self.workers[number - half]]
-        began, sent, unheard = time.monotonic(), 0, deque[_Worker | _Client]()
-        while (passed := time.monotonic() - began) < seconds:
-            if sent >= int(passed * per_second):
-                time.sleep(0.002)
-                continue
-            peer = order[sent % len(order)]
-            # Before it asks again, it hears what it asked for.
-            while len(unheard) >= _UNHEARD or any(each is peer for each in unheard):
-                self._hear_beat(unheard.popleft())
-            self._send_beat(peer)
-            unheard.append(peer)
-            sent += 1
-        while unheard:
-            self._hear_beat(unheard.popleft())
-        return sent / per_second
+        due = self._due
+        peers: list[_Worker | _Client] = [] if due else [*self.workers, *self.clients]
+        for spread, each in enumerate(peers):
+            part = spread % len(self.workers) / len(self.workers)
+            heapq.heappush(due, (each.interval * part, spread, each))
+        first, unheard = due[0][0], deque[tuple[int, _Worker | _Client]]()
+        began = time.monotonic() - first
+        while (passed := time.monotonic() - began) < first + seconds:
+            is_due = bool(due) and due[0][0] <= passed
+            if is_due:
+                _, number, peer = heapq.heappop(due)
+                self._send_beat(peer)
+                unheard.append((number, peer))
+            if len(unheard) >= _UNHEARD or (unheard and not is_due):
+                number, peer = unheard.popleft()
+                self._hear_beat(peer)
+                # From when it is answered: as those do that are no light ones.
+                heapq.heappush(due, (time.monotonic() - began + peer.interval, number, peer))
+            elif not is_due:
+                time.sleep(0.001)
+        late = due[0][0] - first if due else seconds
+        for number, peer in unheard:
+            self._hear_beat(peer)
+            heapq.heappush(due, (time.monotonic() - began + peer.interval, number, peer))
+        return min(seconds, late)
 
     def splits(self) -> Iterator[int]:
         """Have each worker ask for a unit as soon as it has one; yield how many were granted."""
@@ -215,5 +229,6 @@ class Crowd:
     @staticmethod
     def _hear_beat(peer: _Worker | _Client) -> None:
         heard: _Heard = peer.peer.receive(_Heard)
+        peer.interval = heard.heartbeat_interval
         if isinstance(peer, _Client) and not heard.same:
             peer.known = heard.version

@@ -1,7 +1,7 @@
 """What does a parameter server's store cost beside the arithmetic that it does?
 
-No wire and no process: operations are handed to a store, as its server would. Rows are 32 floats,
-and a step names 16,384 of them.
+No wire and no process: operations are handed to a store, as its server would. Rows are 32 floats
+(4 in the largest table), and a step names 16,384 of them.
 """
 # ruff: noqa: PLC0415  (a contender imports its own framework: see workload.py, rule 3)
 
@@ -22,7 +22,8 @@ __all__ = ["WORKLOADS"]
 
 _ROWS, _DIM, _STEP_ROWS, _BATCHES = 1_000_000, 32, 16_384, 12
 _DENSE = 16 << 20
-_FEW_IDS, _MANY_IDS = 100_000, 3_000_000
+_FEW_IDS, _MANY_IDS, _VERY_MANY_IDS = 100_000, 3_000_000, 10_000_000
+_SHORT_DIM, _AT_A_TIME = 4, 1 << 20
 
 Build = Callable[[Path, ExitStack], Pipeline]
 Step = Callable[[NDArray[np.int64]], Any]
@@ -197,6 +198,28 @@ def _table(rows: int) -> Build:
     return build
 
 
+def _lookups(rows: int) -> Build:
+    """Rows of 4 in a large table: all that a look-up costs is to find them."""
+
+    def build(_: Path, __: ExitStack) -> Pipeline:
+        from headrace.parameter_server import operations as ops
+        from headrace.parameter_server.store import Store
+
+        store, lookup = Store(), ops.Lookup(table="t")
+        store.carry_out(ops.CreateTable(table=ops.TableSpec(name="t", table="t", dim=_SHORT_DIM)))
+        # All differ, and are in no order: the factor is odd.
+        ids = (np.arange(rows, dtype=np.uint64) * np.uint64(0xD1342543DE82EF95)).view(np.int64)
+        for start in range(0, rows, _AT_A_TIME):
+            store.carry_out(lookup, [np.sort(ids[start : start + _AT_A_TIME])])
+        # A million, where there are as many: rows of some batches would stay in a cache.
+        mixed = np.random.default_rng(0).permutation(ids)[: 64 * _STEP_ROWS]
+        whole = mixed[: len(mixed) // _STEP_ROWS * _STEP_ROWS].reshape(-1, _STEP_ROWS)
+        batches = list(np.sort(whole, axis=1))
+        return _steps(batches, lambda batch: store.carry_out(lookup, [batch])[1][0])
+
+    return build
+
+
 def _check_table(elements: Elements) -> None:
     for found in islice(elements, 3):
         expect(bool((np.abs(found) < 0.2).all() and found.any(axis=1).all()), "rows are not there")
@@ -250,6 +273,22 @@ WORKLOADS = (
                 name="headrace", build=_table(_MANY_IDS), needs=("headrace",), role="headrace"
             ),
             Contender(name="headrace, 100,000 ids", build=_table(_FEW_IDS), needs=("headrace",)),
+        ),
+        targets=(Target(of=("headrace, 100,000 ids",), at_least=1 / 3),),
+    ),
+    Workload(
+        name="store, look-ups in a table of 10 million ids",
+        unit="rows",
+        check=_check_table,
+        consume=_rows,
+        contenders=(
+            Contender(
+                name="headrace",
+                build=_lookups(_VERY_MANY_IDS),
+                needs=("headrace",),
+                role="headrace",
+            ),
+            Contender(name="headrace, 100,000 ids", build=_lookups(_FEW_IDS), needs=("headrace",)),
         ),
         targets=(Target(of=("headrace, 100,000 ids",), at_least=1 / 3),),
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -14,10 +15,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import headrace
 from benchmarks.measure import Measurement, ratio
 from benchmarks.workload import Bound, Target, Workload
 
-__all__ = ["Result", "machine", "results_table", "store", "thread_round_trip"]
+__all__ = ["Result", "code", "machine", "results_table", "store", "thread_round_trip"]
 
 _PACKAGES = (
     "headrace",
@@ -52,12 +54,21 @@ _ABOVE_LIMIT = 1.1
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """A workload that was run: its name, its measurements and its table rows."""
+    """A workload that was run: its name, its measurements and its table rows.
+
+    Attributes:
+        workload: Its name.
+        date: When it was run.
+        measurements: What was measured, for results.json.
+        rows: The same for the table.
+        code: Which state of the library was measured; see `code`.
+    """
 
     workload: str
     date: str
     measurements: list[dict[str, Any]]
     rows: list[list[str]]
+    code: str = ""
 
     @classmethod
     def of(cls, workload: Workload, measurements: list[Measurement]) -> Result:
@@ -70,7 +81,27 @@ class Result:
                 for m in measurements
             ],
             rows=_rows(workload, measurements),
+            code=code(Path(headrace.__file__).parent),
         )
+
+
+def code(library: Path) -> str:
+    """Return a directory's tree in git, shortened, "+" after it where files differ; "": no git.
+
+    It is that of the sources alone, so that a commit of results or of documents leaves it as it is.
+    """
+    tree = _git(library, "rev-parse", "--short=10", "HEAD:./")
+    return tree + "+" if tree and _git(library, "status", "--porcelain", "--", ".") else tree
+
+
+def _git(directory: Path, *arguments: str) -> str:
+    try:
+        done = subprocess.run(
+            ["git", *arguments], cwd=directory, capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return done.stdout.strip()
 
 
 def machine() -> dict[str, str]:
@@ -166,7 +197,6 @@ def store(directory: Path, results: list[Result], order: list[str], how: str) ->
 
 
 def _page(facts: dict[str, str], how: str, results: list[Result], plots: list[str]) -> str:
-    dates = sorted({result.date for result in results})
     described = ", ".join(f"{name} {value}" for name, value in facts.items())
     return (
         "# Benchmarks\n\n"
@@ -179,9 +209,22 @@ def _page(facts: dict[str, str], how: str, results: list[Result], plots: list[st
         "processor time of all threads and processes, user and system, divided by the rows, images "
         "or batches that were read: it changes less than rates do when others use the machine. A "
         "row in italics is a bound set by the machine or by Python, not a product.\n\n"
-        f"**Machine.** {described}; measured {' to '.join(dates[:1] + dates[1:][-1:])}.\n"
-        + _pictures(plots)
+        f"**Machine.** {described}; {_when(results)}.\n" + _pictures(plots)
     )
+
+
+def _when(results: list[Result]) -> str:
+    """Say when, and of which code; where runs differ, for each which workloads it has."""
+    runs: dict[tuple[str, str], list[str]] = {}
+    for result in results:
+        runs.setdefault((result.date, result.code or "unknown"), []).append(result.workload)
+    said = {run: f"measured {run[0]} of code {run[1]}" for run in sorted(runs)}
+    explained = " (`git rev-parse --short=10 HEAD:src/headrace`)"
+    if len(runs) < 2:
+        return "".join(said.values()) + explained
+    latest, *earlier = sorted(runs, key=lambda run: len(runs[run]), reverse=True)
+    others = "; ".join(f"{said[run]}: {', '.join(runs[run])}" for run in sorted(earlier))
+    return f"{said[latest]}{explained}, but for these: {others}"
 
 
 def _pictures(plots: list[str]) -> str:

@@ -111,6 +111,9 @@ def _torch(_: Path, __: ExitStack) -> Pipeline:
 
 def _grain(_: Path, __: ExitStack) -> Pipeline:
     import grain
+    from absl import flags
+
+    flags.FLAGS(["grain"])  # its worker processes look at flags, which a program parses first
 
     class Same:
         def __init__(self) -> None:

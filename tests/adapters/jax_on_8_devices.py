@@ -18,7 +18,8 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 import headrace as hr
-from headrace.adapters import jax_iterator, jax_placement
+from headrace.adapters import jax_iterator, jax_placement, jax_sharing
+from headrace.adapters.jax_steps import DatasetSteps
 from headrace.element.spec import check
 from headrace.element.structure import flatten
 from headrace.element.transpose import map_leaves
@@ -409,6 +410,31 @@ def test_no_more_is_read_than_prefetch_says():
             next(iterator)
             assert len(read) <= used + prefetch + 1
         iterator.close()
+
+
+class Batches(DatasetSteps):
+    """Says of the next batch whether it is there already, whatever the reader says."""
+
+    is_ready = False
+    reads = 0
+
+    def next(self):
+        self.reads += 1
+        return super().next()
+
+
+@pytest.mark.parametrize("is_ready", [False, True])
+def test_a_batch_that_was_waited_for_is_given_before_the_one_after_it_is_there(
+    is_ready, monkeypatch
+):
+    monkeypatch.setattr(jax_sharing, "DatasetSteps", Batches)
+    with hr.jax.device_iterator(images(64, 8), over(8), 2) as iterator:
+        iterator._steps.is_ready = is_ready
+        counts = []
+        for _ in range(4):
+            next(iterator)
+            counts.append(iterator._steps.reads)
+    assert counts == ([1, 3, 4, 5] if is_ready else [1, 2, 3, 4])
 
 
 # --- other inputs -------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.measure import Measurement, ratio
-from benchmarks.report import Result, results_table, store
+from benchmarks.report import Result, code, results_table, store
 from benchmarks.workload import Bound, Contender, Elements, Pipeline, Target, Workload
 
 
@@ -98,6 +99,44 @@ def test_stored_results_keep_other_workloads_of_the_same_machine(tmp_path: Path)
     stored = json.loads((tmp_path / "results.json").read_text())
     assert [entry["workload"] for entry in stored["results"]] == ["rows", "other"]
     assert "5x peer: met" in (tmp_path / "RESULTS.md").read_text()
+
+
+def test_a_page_of_one_run_says_when_it_was_and_of_which_code(tmp_path: Path) -> None:
+    result = Result(workload="rows", date="2026-01-02", measurements=[], rows=[], code="abc")
+    store(tmp_path, [result], ["rows"], "How.")
+    page = (tmp_path / "RESULTS.md").read_text()
+    assert "measured 2026-01-02 of code abc (`git rev-parse" in page
+
+
+def test_a_page_of_several_runs_says_which_workloads_are_of_other_days_or_code(
+    tmp_path: Path,
+) -> None:
+    runs = [("a", "2026-01-02", "abc"), ("b", "2026-01-02", "abc"), ("c", "2026-01-01", "")]
+    results = [
+        Result(workload=name, date=date, measurements=[], rows=[], code=code)
+        for name, date, code in runs
+    ]
+    store(tmp_path, results, ["a", "b", "c"], "How.")
+    page = (tmp_path / "RESULTS.md").read_text()
+    assert "measured 2026-01-02 of code abc (" in page
+    assert "but for these: measured 2026-01-01 of code unknown: c." in page
+
+
+def test_code_is_the_tree_of_the_library_and_says_where_files_differ(tmp_path: Path) -> None:
+    directory = tmp_path / "library"
+    directory.mkdir()
+    source = directory / "module.py"
+    source.write_text("x = 1\n")
+    assert code(directory) == ""
+    git = ["git", "-c", "user.name=n", "-c", "user.email=n@localhost"]
+    for arguments in (["init", "-q"], ["add", "."], ["commit", "-qm", "A library"]):
+        subprocess.run([*git, *arguments], cwd=tmp_path, check=True)
+    clean = code(directory)
+    assert len(clean) == 10
+    (tmp_path / "page.md").write_text("results\n")
+    assert code(directory) == clean
+    source.write_text("x = 2\n")
+    assert code(directory) == clean + "+"
 
 
 def test_processor_time_stands_beside_the_rate() -> None:

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 
 _SECONDS = 150.0
@@ -33,12 +34,14 @@ def on_loopback_alone(arguments: Sequence[str]) -> str:
         and subprocess.run([*alone, "true"], capture_output=True, check=False).returncode == 0
     )
     before = [*alone, sys.executable, "-c", _WITH_LOOPBACK] if is_granted else [sys.executable]
-    done = subprocess.run(
-        [*before, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=_SECONDS,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    # Launchers leave folders behind. A short name: Ray's sockets are in there, too.
+    with tempfile.TemporaryDirectory(prefix="alone-", ignore_cleanup_errors=True) as folder:
+        done = subprocess.run(
+            [*before, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS,
+            check=False,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": folder, "RAY_TMPDIR": folder},
+        )
     return done.stdout + done.stderr

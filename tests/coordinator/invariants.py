@@ -51,3 +51,23 @@ def check(queue: ClosureQueue, staleness: int | None = None) -> None:
     assert waiting == queue.num_waiting
     if queue.failure is not None:
         assert not heap
+    _check_settling(queue, staleness)
+
+
+def _check_settling(queue: ClosureQueue, staleness: int | None) -> None:
+    """Servers are told of ends a little later where nobody waits for it, and only there."""
+    settling = queue._settling
+    assert all(number >= queue.first for number in unended(queue))
+    for number in settling._numbers:
+        assert queue.unsettled[number].phase is Phase.SETTLING
+        assert not queue.unsettled[number].is_off
+    if settling._numbers:
+        assert staleness is None
+        assert queue.failure is None
+        least = min(settling._numbers)
+        assert not any(least <= number < queue.first for number in settling._awaited)
+
+
+def unended(queue: ClosureQueue) -> list[int]:
+    """Return the numbers of closures that have not ended."""
+    return [number for number, each in queue.unsettled.items() if each.phase is not Phase.SETTLING]

@@ -367,6 +367,7 @@ class Cluster:
         staleness: As in the queue.
         round_size: As in the queue; closures take a step each then.
         replicas: Whether the store is on two servers, which crash.
+        settle_within: As in the queue.
         mean_seconds: How long a closure runs, on average.
     """
 
@@ -379,6 +380,7 @@ class Cluster:
         staleness: int | None = None,
         round_size: int | None = None,
         replicas: bool = False,
+        settle_within: float = 0.0,
         mean_seconds: float = 0.05,
     ) -> None:
         self.world = World(seed)
@@ -392,7 +394,12 @@ class Cluster:
         self._idle = Store(self.world)
         self.servers = TwoServers(self.world, Store(self.world)) if replicas else self._idle
         self.is_in_rounds = round_size is not None
-        self.queue = ClosureQueue(staleness=staleness, round_size=round_size, threads=threads)
+        self.queue = ClosureQueue(
+            staleness=staleness,
+            round_size=round_size,
+            threads=threads,
+            settle_within=settle_within,
+        )
         self.core = Coordination(
             self.queue,
             greeting=Greet(

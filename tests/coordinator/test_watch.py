@@ -179,3 +179,24 @@ def test_a_worker_that_the_strategy_names_is_waited_for_whatever_it_announces():
     cluster = Cluster()
     assert cluster.core.add_worker("10.0.0.0:1", cluster.now, announced=cluster.now) == 0
     assert cluster.core.contacts[0].announced_at is None
+
+
+def test_what_is_called_off_where_nobody_is_any_more_is_passed_over():
+    cluster = Cluster(2)
+    first, second = cluster.schedule(), cluster.schedule()
+    cluster.core.remove_worker(first.worker)
+    cluster.queue.cancel(first, cluster.now)
+    cluster.core.lost(first.worker, UnavailableError("it is gone"), cluster.now)
+    cluster.pass_time(0.0)
+    assert list(cluster.core.contacts) == [second.worker]
+    cluster.queue.returned(
+        cluster.core.contacts[second.worker].session,
+        second.number,
+        Payload(b""),
+        None,
+        wrote=False,
+        seconds=0.0,
+        now=cluster.now,
+    )
+    cluster.pass_time(0.0)
+    assert cluster.queue.is_drained

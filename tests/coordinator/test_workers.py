@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import sys
 import threading
 import time
 import weakref
@@ -31,6 +32,7 @@ from headrace.transport.security import Security, new_keys
 from tests.coordinator.in_process import (
     SECONDS,
     begin_and_wait,
+    coordinating,
     divide,
     shared_here,
     wait_for_release,
@@ -221,3 +223,18 @@ def test_off_one_machine_workers_let_in_whom_they_know(tmp_path: Any):
                 value = coordinator.schedule(divide, (1, 1))
                 with pytest.raises(DeadlineExceededError, match=r"worker 0 .* has not been"):
                     value.fetch(0.5)
+
+
+def test_who_schedules_in_a_loop_lets_workers_begin():
+    before = sys.getswitchinterval()
+    with coordinating(1) as coordinator:
+        coordinator.schedule(divide, (1, 1)).fetch(SECONDS)
+        sys.setswitchinterval(10.0)  # nobody takes the interpreter from this thread meanwhile
+        try:
+            for _ in range(500):
+                coordinator.schedule(divide, (1, 1))
+            sent = coordinator._shell.core.watch.newest
+        finally:
+            sys.setswitchinterval(before)
+        coordinator.join(SECONDS)
+    assert sent > 1

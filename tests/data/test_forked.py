@@ -57,6 +57,36 @@ def test_parent_and_child_both_read_the_rest(name, tmp_path):
     assert (result.returncode, result.stderr) == (0, "")
 
 
+ON_ANOTHER_THREAD = """
+import os, threading
+import headrace as hr
+
+kept, reads, ended = threading.local(), threading.Event(), threading.Event()
+
+def read():
+    kept.iterator = iter(hr.Dataset.range(200).map(lambda x: abs(x)).prefetch(4))
+    next(kept.iterator)
+    reads.set()
+    ended.wait(60)
+    assert [int(x) for x in kept.iterator] == list(range(1, 200))
+
+thread = threading.Thread(target=read)
+thread.start()
+reads.wait(60)
+child = os.fork()
+if child == 0:
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+ended.set()
+thread.join()
+"""
+
+
+def test_a_child_closes_nothing_that_another_thread_of_its_parent_kept_for_itself():
+    result = run(ON_ANOTHER_THREAD)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
 def test_an_iterator_that_was_closed_before_the_fork_stays_closed():
     program = PROGRAM.format(dataset="Dataset.range(9)", before="iterator.close(); want = got")
     result = run(program)

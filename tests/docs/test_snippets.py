@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import runpy
 import subprocess
@@ -34,6 +35,7 @@ def test_a_snippet_runs(block: str, tmp_path: Path):
         text=True,
         timeout=55,
         cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(tmp_path)},  # what a reader keeps, a test does not
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -15,7 +15,8 @@ from headrace.element.places import rows_of
 from headrace.errors import FailedPreconditionError, UserFunctionError
 from headrace.execution.build import start
 from headrace.execution.dealer import UnitPart
-from headrace.execution.origins import Ended, Ledger, Run, by_unit, origins_of
+from headrace.execution.origins import Ended, Ledger, Run, by_unit, order_of, origins_of
+from headrace.execution.places import in_turns
 from headrace.plan.free_order import free_steps
 from headrace.plan.root import Root
 from headrace.rewrites.optimize import prepare
@@ -419,6 +420,24 @@ def test_origins_of_units_that_are_mixed_are_few_runs_when_they_are_sorted():
     sorted_chunk = by_unit(chunk)
     assert origins_of(sorted_chunk) == (Run(3, 3, 0, 8),)
     assert [int(x) for x in sorted_chunk.rows()] == [*range(8)] * 3
+
+
+@pytest.mark.parametrize("far", [1, 1 << 20, 1 << 40])
+@pytest.mark.parametrize("ascends", [True, False])
+def test_mixed_units_are_sorted_however_far_apart_they_are(far, ascends):
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    chance = np.random.default_rng(seed)
+    units = chance.integers(0, 9, 200) * far
+    ordinals = np.arange(200) if ascends else chance.permutation(200) * far
+    order = order_of(units, ordinals)
+    assert order.tolist() == np.lexsort((ordinals, units)).tolist()
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 6, 7, 14])
+def test_units_in_turns_begin_again_after_the_last(count):
+    column = in_turns([5, 2, 9], 2, count)
+    assert column["unit"].tolist() == ([5, 5, 2, 2, 9, 9] * 3)[:count]
 
 
 def test_elements_without_origins_say_so():

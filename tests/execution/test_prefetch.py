@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import headrace as hr
+from headrace.execution import buffering
 from headrace.execution.buffering import PrefetchIterator
 from headrace.execution.build import start
 from headrace.execution.context import Context
@@ -74,7 +75,7 @@ def test_the_states_are_those_of_the_input(count, size, failing, free, slow_from
         input_ = ListIterator(entries, reads_ahead_freely=free)
         iterator = prefetch_of(input_, size, only_if_slow=slow_from is not None)
         if slow_from is not None:
-            iterator._spent = 1e-3 - slow_from * 1e-6  # soon, or never
+            iterator._spent = 1e-2 - slow_from * 1e-6  # soon, or never
         return iterator
 
     outcomes = assert_keeps_contract(make, seed, restores=5)
@@ -99,6 +100,26 @@ def test_a_number_is_the_most_elements_that_are_held(size):
         taken += chunk.size
         until(lambda least=taken + size - size // 8: input_.at >= least)
         assert input_.at <= taken + size
+    iterator.close()
+
+
+@pytest.mark.parametrize(("at_hand", "size", "asked"), [(1, 100, 1), (8, 100, 8), (100, 100, 16)])
+def test_slow_elements_that_are_made_ahead_anyway_are_read_some_at_a_time(at_hand, size, asked):
+    class MadeAhead(ListIterator):
+        limits: list[int] = []  # noqa: RUF012 - of this one test
+
+        def next_chunk(self, limit):
+            self.limits.append(limit)
+            time.sleep(0.001)  # slow: one would be asked for, and again one
+            return super().next_chunk(limit)
+
+    MadeAhead.at_hand = at_hand
+    input_ = MadeAhead([np.int64(n) for n in range(100)], reads_ahead_freely=False)
+    iterator = prefetch_of(input_, size)
+    seen: list = []
+    take_all(iterator, seen)
+    assert seen == list(range(100))
+    assert set(input_.limits[1:4]) == {asked}
     iterator.close()
 
 
@@ -127,6 +148,51 @@ def test_only_if_slow_cheap_elements_are_made_when_they_are_asked_for_and_others
     take_all(iterator, seen := [])
     assert seen == list(range(7, 20))
     iterator.close()
+
+
+def test_only_if_slow_a_few_pauses_of_the_machine_do_not_make_cheap_elements_slow(monkeypatch):
+    class Clock:
+        now = 0.0
+
+        def perf_counter(self):
+            return self.now
+
+    class Paused(ListIterator):
+        def next_chunk(self, limit):
+            clock.now += 0.001 if self.at % 20 in (10, 11) else 1e-6
+            return super().next_chunk(limit)
+
+    clock = Clock()
+    monkeypatch.setattr(buffering, "time", clock)
+    iterator = prefetch_of(Paused([np.int64(n) for n in range(60)]), 2, only_if_slow=True)
+    before = threading.active_count()
+    for taken in range(1, 61):
+        iterator.next_chunk(1)
+        assert threading.active_count() == before, f"a thread was started at {taken}"
+    iterator.close()
+
+
+def test_it_is_ready_where_an_element_an_error_or_the_end_can_be_had_without_a_wait():
+    gate = Gate()
+    iterator = prefetch_of(ListIterator([np.int64(0), ValueError("odd"), np.int64(2)]), 2)
+    waiting = start(Dataset.range(3).map(gate).prefetch(2).plan)
+    assert not iterator.is_ready, "nothing was asked for"
+    iterator.next_chunk(1)
+    until(lambda: iterator.is_ready)
+    with pytest.raises(ValueError, match="odd"):
+        iterator.next_chunk(1)
+    iterator.next_chunk(1)
+    until(lambda: iterator.is_ready)
+    assert iterator.next_chunk(1) is None
+    iterator.close()
+    reader = threading.Thread(target=waiting.next_chunk, args=(1,))
+    reader.start()
+    assert gate.is_inside.wait(30.0)
+    assert not waiting.is_ready
+    gate.is_open.set()
+    reader.join(30.0)
+    until(lambda: waiting.is_ready)
+    waiting.close()
 
 
 def test_autotune_holds_a_bounded_number_of_bytes():

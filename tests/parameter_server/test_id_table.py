@@ -51,6 +51,18 @@ def test_rows_that_were_freed_are_used_again():
     assert table.rows().tolist() == list(range(11))
 
 
+def test_numbers_beside_ids_stay_with_their_rows_while_room_grows():
+    table = IdTable(beside=2)
+    rows, _ = table.find_or_add(ids_of(7, 8, 9))
+    table.beside(0)[rows] = 70, 80, 90
+    table.beside(1)[rows] += 1
+    table.find_or_add(np.arange(1000, 2000, dtype=np.int64))
+    assert table.ids_of(rows).tolist() == [7, 8, 9]
+    assert table.beside(0)[table.find(ids_of(9, 7, 8))].tolist() == [90, 70, 80]
+    assert table.beside(1)[: table.used].sum() == 3
+    assert len(table.beside(0)) == table.room
+
+
 def test_ids_whose_hashes_meet_are_told_apart():
     table = IdTable()
     # All begin at one slot of 16 or more, as long as there are no more than 2**20 slots.
@@ -115,3 +127,24 @@ def test_where_memory_ends_nothing_has_changed():
         assert (len(table), table.room) == (60, 64)
     assert table.find(np.arange(62, dtype=np.int64)).tolist() == [*rows.tolist(), -1, -1]
     assert len(table.find_or_add(np.arange(64, dtype=np.int64))[1]) == 4
+
+
+def test_where_memory_suffices_for_a_part_of_what_grows_nothing_has_changed(monkeypatch):
+    table = IdTable(beside=2)
+    rows, _ = table.find_or_add(np.arange(60, dtype=np.int64))
+    with monkeypatch.context() as patch:
+        zeros, made = np.zeros, []
+
+        def scarce(shape, dtype):
+            made.append(shape)
+            if len(made) > 1:
+                raise MemoryError
+            return zeros(shape, dtype)
+
+        patch.setattr(np, "zeros", scarce)
+        with pytest.raises(MemoryError):
+            table.add(np.arange(60, 100, dtype=np.int64))
+    assert (len(table), table.room) == (60, 64)
+    table.find_or_add(np.arange(100, dtype=np.int64))
+    assert table.find(np.arange(60, dtype=np.int64)).tolist() == rows.tolist()
+    assert len(table) == len(table.rows()) == 100

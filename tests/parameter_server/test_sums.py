@@ -174,3 +174,40 @@ def test_integers_beyond_64_bits_are_called_by_what_they_are():
         IndexedSlices(np.ones((1, 2)), [2**70])
     with pytest.raises(TypeError, match="dtype object"):
         check_rows([1, None], 4, "Variable 'v'")
+
+
+def test_ids_that_were_written_into_are_put_in_order_again():
+    ids = np.array([5, 1, 5, 9, 2], np.int64)
+    distinct, inverse = distinct_ids(ids)
+    assert distinct.tolist() == [1, 2, 5, 9]
+    assert distinct[inverse].tolist() == ids.tolist()
+    ids[1] = 7  # the first is as it was
+    distinct, inverse = distinct_ids(ids)
+    assert distinct.tolist() == [2, 5, 7, 9]
+    assert distinct[inverse].tolist() == ids.tolist()
+
+
+def test_who_writes_into_an_answer_changes_no_later_one():
+    ids = np.array([5, 1, 5, 9, 2], np.int64)
+    values = np.ones((5, 2), np.float32)
+    for _ in range(2):
+        distinct, inverse = distinct_ids(ids)
+        rows, summed = sum_rows(ids, values)
+        shared, _, which = sum_shared(ids, values, np.arange(5))
+        assert distinct.tolist() == rows.tolist() == shared.tolist() == [1, 2, 5, 9]
+        assert summed[:, 0].tolist() == [1, 1, 2, 1]
+        assert inverse.tolist() == [2, 0, 2, 3, 1]
+        for each in (distinct, inverse, rows, summed, shared, which):
+            each[:] = 0
+
+
+def test_only_so_many_ids_are_remembered(monkeypatch):
+    monkeypatch.setattr(sums, "_MOST_IDS", 100)
+    monkeypatch.setattr(sums, "_recent", sums._Recent())
+    for count in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10):
+        distinct_ids(np.arange(count))
+    assert [len(each.ids) for each in sums._recent.batches] == [10, 9, 8, 7, 6, 5, 4, 3]
+    distinct_ids(np.arange(90))
+    assert [len(each.ids) for each in sums._recent.batches] == [90, 10]
+    distinct_ids(np.arange(101))
+    assert len(sums._recent.batches) == 2

@@ -71,6 +71,13 @@ def test_a_reply_of_another_type_is_an_error_that_says_so(stub: Stub) -> None:
     )
 
 
+def test_a_channel_that_was_released_is_not_closed_with_its_stub(stub: Stub) -> None:
+    channel = stub.release()
+    stub.close()
+    assert channel.call(Add(numbers=(1, 2)), timeout=10)[0] == Sum(total=3)
+    channel.close()
+
+
 def test_a_question_that_names_no_reply_is_refused() -> None:
     with pytest.raises(TypeError, match="Question names no reply"):
         reply_type(Question)

@@ -315,10 +315,10 @@ def test_no_memory_for_a_request_costs_that_request_alone(monkeypatch, caplog):
     real = zeromq_server.receive_buffers
     fails = [MemoryError("no memory")]
 
-    def receive(router):
+    def receive(router, first):
         if fails:
             raise fails.pop()
-        return real(router)
+        return real(router, first)
 
     monkeypatch.setattr(zeromq_server, "receive_buffers", receive)
     channel.send(Echo(number=1), [b"x" * 100_000, b"y" * 100_000])

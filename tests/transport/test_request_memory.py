@@ -230,6 +230,43 @@ def test_an_answer_is_made_where_it_is_sent_from_if_there_is_room(kind: str):
     carrier.close()
 
 
+@pytest.mark.parametrize(
+    ("place", "beside"), [(0, [3]), (0, [0, 5, 60 << 10]), (0, [LARGE]), (1, [3]), (1, [9, LARGE])]
+)
+def test_what_goes_with_an_answer_that_is_made_in_place_arrives_with_it(place, beside):
+    carrier = Carrier("shared-memory")
+    given: list[bool] = []
+
+    def handler(requests):
+        for request in requests:
+            number = request.message.number
+            memory = request.room(LARGE)
+            given.append(memory is not None)
+            made = np.empty(LARGE, np.uint8) if memory is None else np.frombuffer(memory, np.uint8)
+            made[:] = number
+            found = [np.full(size, number + 1, np.uint8) for size in beside]
+            found.insert(place, made)
+            request.reply(Echoed(), [each.data for each in found])
+
+    server = carrier.serve(handler)
+    channel = carrier.connect(server.address)
+    sizes = [*beside[:place], LARGE, *beside[place:]]
+    held = []
+    for number in range(12):
+        _, buffers = channel.call(Echo(number=number), timeout=20)
+        assert [len(each) for each in buffers] == sizes
+        held = [*held[-2:], (number, buffers)]
+        for earlier, kept in held:
+            for index, each in enumerate(kept):
+                due = earlier if index == place else earlier + 1
+                assert set(bytes(each)) <= {due}
+        del buffers, kept, each
+    assert given[-1]
+    held.clear()
+    assert all(arena.slots_in_use <= 4 for arena in server.arenas)
+    carrier.close()
+
+
 @pytest.mark.parametrize("kind", ["inprocess", "tcp", "shared-memory"])
 def test_lent_memory_may_change_once_it_was_sent(kind: str):
     carrier = Carrier(kind)

@@ -168,7 +168,12 @@ class DeviceIterator:
             ready.popleft()
         # The first step is not held up by the second.
         wanted = 1 + (self._depth if self._has_begun else 0)
+        # Nor is one that is on its devices, or was waited for. But processes that agree on steps
+        # all read as many: who waits for their word with a step in hand would hold up theirs.
+        may_wait = self._agreement is not None or (not ready and self._steps.is_ready)
         while len(ready) < wanted and not self._is_at_end:
+            if ready and not may_wait and not self._steps.is_ready:
+                break
             self._read()
         if not ready:
             raise StopIteration

@@ -57,6 +57,11 @@ class Steps(ABC):
     def may_run_ahead(self) -> bool:
         """Whether steps can be read before those that came first are used."""
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the next step is there without a wait, if that is known."""
+        return False
+
     @abstractmethod
     def next(self) -> Step | None:
         """Return the next step, or None at the end."""
@@ -120,8 +125,13 @@ class DatasetSteps(Steps):
     def may_run_ahead(self) -> bool:
         return self._elements.may_run_ahead
 
+    @property
+    def is_ready(self) -> bool:
+        return bool(self._left) or self._elements.is_ready
+
     def next(self) -> Step | None:
         if not self._left:
+            self._leaves = []  # their memory can be used again for what is waited for
             if self.may_run_ahead:
                 self._before = self._elements.mark()
             place = self._elements.get_state() if self._skip else None

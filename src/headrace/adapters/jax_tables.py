@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from typing import Any
 
 import jax
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 from headrace.arguments import check_instance, check_int
 from headrace.errors import InvalidArgumentError
 from headrace.parameter_server.arrays import as_array, refuse_while_tracing
+from headrace.parameter_server.background import Work
 from headrace.parameter_server.in_background import InBackground, may_work_in_background
 from headrace.parameter_server.indexed_slices import IndexedSlices
 from headrace.parameter_server.optimizer import Optimizer
@@ -166,8 +166,8 @@ def prefetch(
     tables = jax.tree.leaves(table)
     if not tables or not may_work_in_background():
         return Ahead(lambda: work()())
-    future: Future[Callable[[], tuple[Any, Any, Push]]] = tables[0].cluster.background.submit(work)
-    return Ahead(lambda: future.result()())
+    begun: Work[Callable[[], tuple[Any, Any, Push]]] = tables[0].cluster.background.submit(work)
+    return Ahead(lambda: begun.result()())
 
 
 def _begin(

@@ -12,22 +12,20 @@ from functools import partial
 from typing import Any, Self
 
 import keras
-import numpy as np
 
 # Keras takes whatever derives from this; it has no public name.
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
-from numpy.typing import NDArray
 
+from headrace.adapters.keras_batches import check_batches, weighing
 from headrace.adapters.keras_steps import JoinedSteps
 from headrace.arguments import check_instance, check_int
 from headrace.data.ahead import next_pass
 from headrace.data.dataset import Dataset
 from headrace.data.iterator import DatasetIterator
 from headrace.distribute.dataset import DistributedDataset, DistributedDatasetsFromFunction
-from headrace.element.spec import BYTES, STR, Spec, spec_of
-from headrace.element.structure import Kind, component, flatten
+from headrace.element.spec import Spec, spec_of
 from headrace.element.transpose import map_leaves
-from headrace.errors import FailedPreconditionError, InvalidArgumentError
+from headrace.errors import FailedPreconditionError
 from headrace.plan.buffering import Prefetch
 from headrace.plan.node import Node
 from headrace.plan.source import INFINITE, UNKNOWN
@@ -104,7 +102,7 @@ class KerasDataset(DataAdapter):  # type: ignore[misc]
         check_int("prefetch", prefetch, minimum=0)
         self._dataset = dataset
         self._steps = steps
-        self._weigh = None if class_weight is None else _weights(class_weight)
+        self._weigh = None if class_weight is None else weighing(class_weight)
         self._open: Callable[[int], DatasetIterator | JoinedSteps]
         if isinstance(dataset, Dataset):
             self._open = partial(DatasetIterator, _checked_plan(dataset, prefetch))
@@ -273,7 +271,7 @@ class KerasDataset(DataAdapter):  # type: ignore[misc]
         return self._now.reading is not None and self._now.given == self.num_batches
 
     def _prepared(self, batch: Any) -> Any:
-        _check(spec_of(batch))
+        check_batches(spec_of(batch))
         return batch if self._weigh is None else self._weigh(batch)
 
     # --- state ------------------------------------------------------------------------------------
@@ -354,62 +352,6 @@ def _checked_plan(dataset: Dataset, prefetch: int) -> Node:
     plan: Node = dataset.plan
     spec = element_spec(plan)
     if spec is not None:
-        _check(spec)
+        check_batches(spec)
     is_read_ahead = isinstance(plan, Prefetch) or not prefetch
     return plan if is_read_ahead else Prefetch(input=plan, buffer_size=prefetch)
-
-
-def _check(spec: Spec) -> None:
-    """Raise unless elements are batches as Keras takes them.
-
-    Raises:
-        InvalidArgumentError: They are not; the message names the component.
-    """
-    leaves, structure = flatten(spec)
-    root = structure.root
-    if root.kind in (Kind.TUPLE, Kind.NAMEDTUPLE) and len(root.children) not in (1, 2, 3):
-        raise InvalidArgumentError(
-            f"an element has {len(root.children)} parts, and Keras takes x, (x, y) or (x, y, "
-            "sample_weight): map() it to one of these; several inputs are a dict or tuple, as in "
-            "((a, b), y)"
-        )
-    if root.kind == Kind.DATACLASS:
-        raise InvalidArgumentError(
-            f"an element is a {root.cls.__name__ if root.cls else 'dataclass'}, and Keras takes x, "
-            "(x, y) or (x, y, sample_weight): map() it to one of these"
-        )
-    for leaf, path in zip(leaves, structure.paths, strict=True):
-        if leaf.dtype in (BYTES, STR):
-            raise InvalidArgumentError(
-                f"{component(path)} holds bytes or str, of which Keras makes no tensors: make "
-                "numbers of it with map(), or leave it out"
-            )
-        if not leaf.shape:
-            raise InvalidArgumentError(
-                f"{component(path)} is a scalar ({leaf}), and Keras takes batches: call the "
-                "`batch` method on the dataset"
-            )
-
-
-def _weights(class_weight: Mapping[int, float]) -> Callable[[Any], Any]:
-    """Return what adds a sample weight for each row: that of its class."""
-    classes = {int(number): float(weight) for number, weight in class_weight.items()}
-
-    def weigh(batch: Any) -> Any:
-        if not isinstance(batch, tuple) or len(batch) != 2 or not isinstance(batch[1], np.ndarray):
-            raise InvalidArgumentError(
-                "`class_weight` is for elements (x, y) with one array of labels, and here are "
-                f"{spec_of(batch)!r:.200}: add sample weights with map()"
-            )
-        x, y = batch
-        return x, y, _weight_of_each(y, classes)
-
-    return weigh
-
-
-def _weight_of_each(labels: NDArray[Any], classes: Mapping[int, float]) -> NDArray[Any]:
-    if labels.ndim > 1:
-        labels = labels.argmax(axis=-1) if labels.shape[-1] != 1 else labels[..., 0]
-    found, inverse = np.unique(np.round(labels).astype(np.int64), return_inverse=True)
-    weights = np.array([classes.get(int(number), 1.0) for number in found], keras.config.floatx())
-    return weights[inverse.reshape(labels.shape)]

@@ -14,7 +14,6 @@ import functools
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -27,6 +26,7 @@ from headrace.adapters.torch_tensors import to_tensors
 from headrace.arguments import check_instance, check_int
 from headrace.errors import InvalidArgumentError
 from headrace.parameter_server.arrays import as_array
+from headrace.parameter_server.background import Work
 from headrace.parameter_server.in_background import InBackground, may_work_in_background
 from headrace.parameter_server.indexed_slices import IndexedSlices
 from headrace.parameter_server.optimizer import Optimizer, check_number
@@ -50,9 +50,7 @@ class _Layer(nn.Module):  # type: ignore[misc]
             check_int("padding_idx", padding_idx, minimum=-(2**63))
         self.padding_idx = padding_idx
         self._gradients: list[tuple[NDArray[np.int64], torch.Tensor]] = []
-        self._ahead: deque[tuple[NDArray[np.int64], Future[list[Pulled]], int]] = deque(
-            maxlen=_AHEAD
-        )
+        self._ahead: deque[tuple[NDArray[np.int64], Work[list[Pulled]], int]] = deque(maxlen=_AHEAD)
 
     @property
     def embedding_dim(self) -> int:
@@ -92,10 +90,10 @@ class _Layer(nn.Module):  # type: ignore[misc]
         return rows, torch.from_numpy(pulled.inverse).to(device)
 
     def _pulled_ahead(self, wanted: NDArray[np.int64]) -> Pulled | None:
-        for place, (ids, future, number) in enumerate(self._ahead):
+        for place, (ids, work, number) in enumerate(self._ahead):
             if np.array_equal(ids, wanted):
                 del self._ahead[place]
-                return future.result()[number]
+                return work.result()[number]
         return None
 
     def take_gradients(self) -> list[IndexedSlices]:
@@ -318,9 +316,9 @@ def prefetch(
             wanted = [layer._wanted(ids) for layer, ids in chosen]
             tables = [layer.table for layer, _ in chosen]
             work = functools.partial(pull, tables, wanted, counts=trains)
-            future = tables[0].cluster.background.submit(work)
+            begun = tables[0].cluster.background.submit(work)
             for number, (layer, _) in enumerate(chosen):
-                layer._ahead.append((wanted[number], future, number))
+                layer._ahead.append((wanted[number], begun, number))
 
 
 def _layers(module: Any) -> Iterator[_Layer]:

@@ -1,10 +1,11 @@
 """The coordinator: closures that are scheduled here, run on workers, and survive their loss.
 
 * `closure_queue` decides which closure goes where, and what becomes of it (`closure`, `inputs`,
-  `ready`, `rounds`, `roster`, `load`, `deadlines`, `failure`, `decided`); `coordination` what that
-  takes in messages to workers (`contact`, `work`, `messages`, `actions`). Both are pure.
+  `ready`, `rounds`, `settling`, `roster`, `load`, `deadlines`, `failure`, `decided`);
+  `coordination` what that takes in messages to workers (`contact`, `work`, `messages`, `actions`).
+  Both are pure.
 * `shell` runs them, with one I/O thread, for as long as there is a coordinator (`running_shell`);
-  `server_talk` tells parameter servers.
+  `server_talk` tells parameter servers. A forked child meets a `refusal`.
 * `stuck` says what a wait waits for, `watch` counts and says what takes too long; `status` and
   `gauges` are for who looks on, as are a worker's `totals`.
 * `coordinator` is what users see, with `remote_value`, `per_worker` and `shared_dataset`; `cluster`

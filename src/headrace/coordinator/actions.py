@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from headrace.coordinator.decided import NEVER, Round
 from headrace.transport.channel import Buffer
@@ -12,8 +12,7 @@ from headrace.transport.channel import Buffer
 __all__ = ["Actions", "Call"]
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """Ask a worker; the answer comes back with what was asked."""
 
     worker: int

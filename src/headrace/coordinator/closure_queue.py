@@ -2,7 +2,7 @@
 
 Rule 1. First come, first served. A closure that has another one's value as an argument waits for
         it, and others pass. A worker has as many closures as asked for, or more if they are short.
-Rule 2. A closure counts as done when its result is here and the servers have forgotten its keys.
+Rule 2. A closure is done when its result is here, and servers have forgotten its keys (`settling`).
 Rule 3. A lost worker is fenced first; then its closures go back to the head, with their numbers.
         Those that ran count a loss, and fail when they have had too many.
 Rule 4. With staleness s, closure k is held until every closure up to k - s - 1 is done; where there
@@ -22,7 +22,7 @@ from typing import Any
 
 from headrace.coordinator.closure import Closure, Payload, Phase, Result
 from headrace.coordinator.deadlines import Deadlines
-from headrace.coordinator.decided import NEVER, Decided, How, Send
+from headrace.coordinator.decided import NEVER, Decided, How, Send, call_off
 from headrace.coordinator.failure import (
     CANCELLED,
     Failure,
@@ -35,6 +35,7 @@ from headrace.coordinator.load import Load
 from headrace.coordinator.ready import Ready
 from headrace.coordinator.roster import Roster
 from headrace.coordinator.rounds import Rounds
+from headrace.coordinator.settling import Settling
 from headrace.errors import CancelledError
 
 __all__ = ["ClosureQueue"]
@@ -49,6 +50,7 @@ class ClosureQueue:
         staleness: Bound of Rule 4; None: none.
         round_size: How many closures make a round; None: there are no rounds.
         most_queued: Closures that may wait for a worker.
+        settle_within: Seconds for which servers need not be told of an end while nobody waits.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class ClosureQueue:
         staleness: int | None = None,
         round_size: int | None = None,
         most_queued: int = 1 << 16,
+        settle_within: float = 0.0,
     ) -> None:
         self._rounds = None if round_size is None else Rounds(round_size)
         self._most_queued = most_queued
@@ -67,7 +70,9 @@ class ClosureQueue:
         self._next = 1
         self._next_private = -1
         self._ready = Ready(staleness, self._rounds)
-        self._roster = Roster(in_flight, threads)
+        self._settling = Settling(settle_within if staleness is None else 0.0)
+        self.loads = self._roster = Roster(in_flight, threads)
+        """What each worker has that is there."""
         #: What lost lives had, until they are fenced.
         self._fenced: dict[int, list[Closure]] = {}
         self._deadlines = Deadlines()
@@ -99,9 +104,9 @@ class ClosureQueue:
         return self._next - 1
 
     @property
-    def loads(self) -> Iterable[Load]:
-        """What each worker has that is there."""
-        return self._roster
+    def first(self) -> int:
+        """The first closure that has not ended; servers may still have keys of those before."""
+        return self._settling.first(self.unsettled, self.last)
 
     def is_over(self, number: int) -> bool:
         """Whether all closures up to this one are."""
@@ -133,6 +138,7 @@ class ClosureQueue:
         """Have rounds end with what was scheduled, which is waited for; return the last number."""
         if self._rounds is not None:
             self._rounds.cut(self.last)
+        self._settling.wait_for(self.last)
         return self.last
 
     def keep_at(self, worker: int, closure: Closure) -> None:
@@ -163,8 +169,7 @@ class ClosureQueue:
 
     def worker_lost(self, worker: int) -> None:
         """Take note that a worker is lost, with all that it had."""
-        load = self._roster.remove(worker)
-        if load is None:
+        if (load := self._roster.remove(worker)) is None:
             return
         for closure in load.running.values():
             closure.phase = Phase.FENCED if closure.home is None else Phase.OVER
@@ -173,8 +178,7 @@ class ClosureQueue:
 
     def worker_leaves(self, worker: int) -> bool:
         """Send a worker nothing more; return whether it has nothing any more."""
-        load = self._roster.of(worker)
-        if load is None:
+        if (load := self._roster.of(worker)) is None:
             return True
         self._decided.calls_off += load.leave()
         return not load.running
@@ -212,10 +216,9 @@ class ClosureQueue:
             return
         if not is_dropped:
             load.begins(number, now)
+        elif (closure := load.remove(number, now)) is None:
             return
-        if (closure := load.remove(number, now)) is None:
-            return
-        if closure.is_off or closure.home is not None:
+        elif closure.is_off or closure.home is not None:
             self._tell_off(closure)
             self._settle(closure)
         else:
@@ -269,9 +272,11 @@ class ClosureQueue:
             self.pushed(now)
         self._deal(now)
         decided, self._decided = self._decided, Decided()
+        at_once = self.failure is not None
+        decided.settles = self._settling.take(now, self.first, at_once=at_once)
         press_at = NEVER if self.failure is None else self.failure.look_at
-        decided.wake_in = min(self._deadlines.first, self._roster.next_look(), press_at) - now
-        decided.wake_in = max(0.0, decided.wake_in)
+        look_at = min(self._deadlines.first, self._roster.next_look(), press_at, self._settling.due)
+        decided.wake_in = max(0.0, look_at - now)
         return decided
 
     def _deal(self, now: float) -> None:
@@ -279,8 +284,7 @@ class ClosureQueue:
             while load.private:
                 self._send(load.private.popleft(), load, now)
         while (closure := self._ready.first(self.low)) is not None:
-            chosen = self._roster.least_busy()
-            if chosen is None:
+            if (chosen := self._roster.least_busy()) is None:
                 return
             self._ready.pop()
             self.num_waiting -= 1
@@ -313,7 +317,6 @@ class ClosureQueue:
     # --- one closure's way ----------------------------------------------------------------------
 
     def _put_back(self, closure: Closure) -> None:
-        closure.begun_at = None
         self.num_waiting += 1
         self._ready.push(closure)
 
@@ -328,9 +331,8 @@ class ClosureQueue:
         closure.is_off = True
         closure.wrote = True
         closure.result.tell(None, error)
-        load = self._roster.living(closure.session)
-        if closure.phase is Phase.SENT and load is not None:
-            self._decided.calls_off.append(load.call_off(closure, How.ABANDON))
+        if closure.phase is Phase.SENT:
+            self._decided.calls_off.append(call_off(closure, How.ABANDON))
 
     def _tell(
         self, closure: Closure, payload: Payload | None, error: Exception | None, now: float
@@ -369,9 +371,7 @@ class ClosureQueue:
                 closure.is_off = True
             elif closure.phase is Phase.SENT and not closure.is_off:
                 closure.is_off = True
-                load = self._roster.living(closure.session)
-                assert load is not None
-                self._decided.calls_off.append(load.call_off(closure, How.REFUSE))
+                self._decided.calls_off.append(call_off(closure, How.REFUSE))
 
     def _settle(self, closure: Closure) -> None:
         if closure.home is not None:
@@ -384,15 +384,15 @@ class ClosureQueue:
 
     def _forget(self, closure: Closure) -> None:
         """Have servers forget a closure's keys, if there are any: then it is over."""
+        closure.work, closure.inputs, closure.steps = None, (), None
         if closure.wrote:
             closure.phase = Phase.SETTLING
-            self._decided.settles.append(closure.number)
+            self._settling.add(closure)
         else:
             self._finish(closure)
 
     def _finish(self, closure: Closure) -> None:
         closure.phase = Phase.OVER
-        closure.work, closure.inputs, closure.steps = None, (), None
         del self.unsettled[closure.number]
         self.finished += 1
         while self.low < self._next and self.low not in self.unsettled:

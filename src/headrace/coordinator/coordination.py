@@ -112,6 +112,8 @@ class Coordination:
 
     def feed(self, closure: Closure, elements: Sequence[Payload], *, has_ended: bool) -> None:
         """Bring elements to a closure that wants them; another attempt gets them, too."""
+        if closure.work is None:
+            return  # it has ended meanwhile
         lease = closure.work.lease
         lease.elements += elements
         lease.has_ended = lease.has_ended or has_ended
@@ -213,8 +215,12 @@ class Coordination:
         count = len(buffers) - reply.beside
         steps = Payload(reply.steps, buffers[count:]) if reply.steps else None
         payload = None if reply.nbytes else Payload(reply.value, buffers[:count])
-        contact.ended[number] = Ended(reply, steps, payload)
-        self._take_next(contact, now)
+        ended = Ended(reply, steps, payload)
+        if payload is None or contact.ended:
+            contact.ended[number] = ended
+            self._take_next(contact, now)
+        else:
+            self._returned(contact, number, ended, now)
 
     def _take_next(self, contact: Contact, now: float) -> None:
         while contact.ended:
@@ -305,11 +311,13 @@ class Coordination:
         for send in decided.sends:
             contact = self.contacts[send.worker]
             contact.sent[send.closure.number] = send.closure
-            self.watch.sent(send.closure.number, self.queue.low)
+            self.watch.sent(send.closure.number, self.queue.first)
             self._send(contact, send.closure)
         for off in decided.calls_off:
-            contact = self.contacts[off.worker]
-            self._call(contact, CallOff(session=off.session, number=off.number, how=off.how.value))
+            # One that was lost may have been let go after that was decided.
+            if (there := self.contacts.get(off.worker)) is not None:
+                message = CallOff(session=off.session, number=off.number, how=off.how.value)
+                self._call(there, message)
         if now >= self.watch.next_look:
             self._actions.words += self.watch.look(self.queue, self.contacts, now)
         actions, self._actions = self._actions, Actions()

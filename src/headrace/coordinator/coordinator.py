@@ -34,6 +34,7 @@ from headrace.transport.security import Security
 __all__ = ["ClusterCoordinator"]
 
 _MOST_QUEUED = 1 << 16
+_SETTLE_WITHIN = 0.1
 
 
 class ClusterCoordinator:
@@ -101,6 +102,7 @@ class ClusterCoordinator:
             staleness=cluster.staleness,
             round_size=cluster.round_size,
             most_queued=most_queued,
+            settle_within=_SETTLE_WITHIN,
         )
         core = Coordination(
             queue,
@@ -364,6 +366,7 @@ class ClusterCoordinator:
             metrics_port: Where `/metrics`, `/healthz` and `/readyz` are served; None: nowhere.
             metrics_host: Whom these are served for; the default is this machine alone.
         """
+        self._shell.check_here()
         listening = self._reception.listen(host, port, security, metrics_host, metrics_port)
         self._running.keep(listening.close)
         return self._reception.address

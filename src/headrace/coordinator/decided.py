@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from headrace.coordinator.closure import Closure
 
-__all__ = ["NEVER", "CallOff", "Decided", "How", "Round", "Send"]
+__all__ = ["NEVER", "CallOff", "Decided", "How", "Round", "Send", "call_off"]
 
 NEVER = float("inf")
 
@@ -24,8 +24,7 @@ class How(Enum):
     """One that has begun may write no more, and its thread is replaced."""
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(NamedTuple):
     """Send a closure to this life of a worker."""
 
     closure: Closure
@@ -41,6 +40,11 @@ class CallOff:
     worker: int
     session: int
     how: How
+
+
+def call_off(closure: Closure, how: How) -> CallOff:
+    """Return what calls a closure off at the worker that has it."""
+    return CallOff(closure.number, closure.worker, closure.session, how)
 
 
 @dataclass(frozen=True, slots=True)

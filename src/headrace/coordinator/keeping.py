@@ -59,6 +59,7 @@ class Keeping:
         Raises:
             FailedPreconditionError: Something cannot be sent.
         """
+        self._shell.check_here()
         if timeout is not None:
             check_seconds("timeout", timeout)
         if retries is not None:

@@ -10,7 +10,7 @@ import itertools
 from collections import deque
 
 from headrace.coordinator.closure import Closure
-from headrace.coordinator.decided import CallOff, How
+from headrace.coordinator.decided import CallOff, How, call_off
 
 __all__ = ["Load"]
 
@@ -44,14 +44,8 @@ class Load:
         #: Counts what was sent to any worker, so that they take turns.
         self.turn = 0
         self._seconds: float | None = None
-
-    @property
-    def window(self) -> int:
+        self.window = self._in_flight
         """How many closures it may have: more than asked for where they are short."""
-        if self._seconds is None:
-            return self._in_flight
-        enough = int(_WORTH_SECONDS / max(self._seconds, _SHORTEST)) * self.threads
-        return max(self._in_flight, min(_MOST, enough))
 
     @property
     def has_room(self) -> bool:
@@ -66,10 +60,11 @@ class Load:
     def took(self, seconds: float) -> None:
         """Take note of how long a closure ran; one long one counts at once."""
         mean = self._seconds
-        if mean is None or seconds > 10 * mean:
-            self._seconds = seconds
-        else:
-            self._seconds = mean + _WEIGHT * (seconds - mean)
+        if mean is not None and seconds <= 10 * mean:
+            seconds = mean + _WEIGHT * (seconds - mean)
+        self._seconds = seconds
+        enough = int(_WORTH_SECONDS / max(seconds, _SHORTEST)) * self.threads
+        self.window = max(self._in_flight, min(_MOST, enough))
 
     def send(self, closure: Closure, now: float) -> None:
         """Take note of a closure that is sent."""
@@ -92,17 +87,13 @@ class Load:
                     each.begun_at = now
         return closure
 
-    def call_off(self, closure: Closure, how: How) -> CallOff:
-        """Return what calls a closure off here."""
-        return CallOff(closure.number, self.worker, self.session, how)
-
     def leave(self) -> list[CallOff]:
         """Get nothing more; return what calls back what waits here, once."""
         if self.is_leaving:
             return []
         self.is_leaving = True
         self.private.clear()
-        return [self.call_off(closure, How.RECALL) for closure in self.running.values()]
+        return [call_off(closure, How.RECALL) for closure in self.running.values()]
 
     def first(self) -> list[Closure]:
         """Return those that run, as far as is known from here."""

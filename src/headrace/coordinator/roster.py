@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
-from headrace.coordinator.decided import NEVER, CallOff, How
+from headrace.coordinator.decided import NEVER, CallOff, How, call_off
 from headrace.coordinator.load import Load
 
 __all__ = ["Roster"]
 
+_MOST_BUSY = (sys.maxsize, 0)
 _RECALL_SECONDS = 0.05
 """For so long a closure waits behind another one before it is asked back for an idle worker."""
 
@@ -53,10 +55,16 @@ class Roster:
 
     def least_busy(self) -> Load | None:
         """Return who gets a closure now; None: nobody has room."""
-        free = [load for load in self._loads.values() if load.has_room]
-        if not free:
+        chosen: Load | None = None
+        least = _MOST_BUSY
+        for load in self._loads.values():
+            if load.has_room:
+                # Of those with as much to do, the one that has waited longest.
+                busy = len(load.running), load.turn
+                if busy < least:
+                    chosen, least = load, busy
+        if chosen is None:
             return None
-        chosen = min(free, key=_busy)
         self._turns += 1
         chosen.turn = self._turns
         return chosen
@@ -70,7 +78,7 @@ class Roster:
             waits = closure is not None and load.since + _RECALL_SECONDS <= now
             if closure is not None and waits and len(found) < idle:
                 closure.is_recalled = True
-                found.append(load.call_off(closure, How.RECALL))
+                found.append(call_off(closure, How.RECALL))
         return found
 
     def next_look(self) -> float:
@@ -79,11 +87,6 @@ class Roster:
             return NEVER
         waiting = [load for load in self._loads.values() if load.last_to_wait() is not None]
         return min((load.since + _RECALL_SECONDS for load in waiting), default=NEVER)
-
-
-def _busy(load: Load) -> tuple[int, int]:
-    # Of those with as much to do, the one that has waited longest.
-    return len(load.running), load.turn
 
 
 def _is_idle(load: Load) -> bool:

@@ -8,6 +8,8 @@ import os
 import weakref
 from collections.abc import Callable
 
+from headrace.coordinator.closure import Closure, Phase
+from headrace.coordinator.closure_queue import ClosureQueue
 from headrace.coordinator.shell import Shell
 from headrace.serving.life_cycle import LifeCycle
 
@@ -41,7 +43,7 @@ class RunningShell(LifeCycle):
             return
         queue = self._shell.core.queue
         with self._shell.lock:
-            left, failure = len(queue.unsettled), queue.failure
+            left, failure = len(_left(queue)), queue.failure
         if left:
             _log.warning(
                 "the program ends while %d functions that were scheduled are not over: they are "
@@ -54,6 +56,15 @@ class RunningShell(LifeCycle):
                 failure.error,
             )
         self.stop()
+
+
+def _left(queue: ClosureQueue) -> list[Closure]:
+    """Return closures whose end would make a difference: no longer where servers forget keys."""
+    return [
+        closure
+        for closure in queue.unsettled.values()
+        if closure.phase is not Phase.SETTLING or closure.steps is not None
+    ]
 
 
 class _AtExit:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from headrace.coordinator.decided import Round
 from headrace.coordinator.packing import unpack
 
-__all__ = ["Hears", "ServerTalk", "Servers"]
+__all__ = ["Hears", "NoServers", "ServerTalk", "Servers", "Talk"]
 
 
 class Servers(Protocol):
@@ -43,6 +43,39 @@ class Hears(Protocol):
 
     def pushed(self, error: Exception | None) -> None:
         """Take note that the mean of a round is on the servers."""
+
+
+class Talk(Protocol):
+    """What a coordinator has servers told through."""
+
+    def tell(self, sessions: list[int], closures: list[int], complete: Round | None) -> None:
+        """Have servers told, soon: lives to fence, closures to settle, a round to push."""
+
+    def end(self) -> None:
+        """Have nothing more told."""
+
+
+class NoServers:
+    """Where there are no servers: what they would be told is done as soon as it is decided.
+
+    Args:
+        hears: Who wants to know.
+    """
+
+    def __init__(self, hears: Hears) -> None:
+        self._hears = hears
+
+    def tell(self, sessions: list[int], closures: list[int], complete: Round | None) -> None:
+        """Report all of it as done."""
+        for session in sessions:
+            self._hears.fenced(session, None)
+        if closures:
+            self._hears.settled(closures, None)
+        if complete is not None:
+            self._hears.pushed(None)
+
+    def end(self) -> None:
+        """Do nothing: nothing is under way."""
 
 
 class ServerTalk:

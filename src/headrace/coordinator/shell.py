@@ -14,20 +14,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from headrace.coordinator.actions import Actions, Call
+from headrace.coordinator.actions import Call
 from headrace.coordinator.closure import Closure, Result
 from headrace.coordinator.coordination import Coordination
 from headrace.coordinator.messages import Forget
-from headrace.coordinator.server_talk import Servers, ServerTalk
+from headrace.coordinator.refusal import Refusal
+from headrace.coordinator.server_talk import NoServers, Servers, ServerTalk, Talk
 from headrace.coordinator.stuck import what_is_stuck
-from headrace.errors import (
-    CancelledError,
-    DeadlineExceededError,
-    FailedPreconditionError,
-    HeadraceError,
-)
+from headrace.errors import CancelledError, DeadlineExceededError, HeadraceError
 from headrace.forks import stays_with_parent
 from headrace.serving.reminder import Reminder
 from headrace.threads import start_thread
@@ -42,16 +38,9 @@ _LONGEST_WAIT = 5.0
 _SLICE_SECONDS = 1.0
 _JOIN_SECONDS = 1.0
 _SETTLE_SECONDS = 0.2
+_YIELD_SECONDS = 2e-5
+_BURST_SECONDS = 1e-3
 _CLOSED = "the coordinator is closed"
-_FORKED = (
-    "this coordinator was made before a fork, and belongs to the process that made it: schedule "
-    "there, or start processes with `subprocess` or the spawn method of multiprocessing"
-)
-
-
-class _Waiter(NamedTuple):
-    is_met: Callable[[], bool]
-    event: threading.Event
 
 
 class Shell:
@@ -66,11 +55,12 @@ class Shell:
     def __init__(
         self, core: Coordination, connect: Callable[[str], Channel], servers: Servers | None
     ) -> None:
-        self.lock = threading.RLock()
+        self.lock: contextlib.AbstractContextManager[object] = threading.RLock()
         self.core = core
         """Used under `lock` alone."""
         self._connect = connect
-        self._waiters: list[_Waiter] = []
+        #: What is waited for, and who.
+        self._waiters: list[tuple[Callable[[], bool], threading.Event]] = []
         self._is_closed = False
         self._broken: Exception | None = None
         #: Of the I/O thread alone, as are the next two.
@@ -82,7 +72,14 @@ class Shell:
         #: Resources that nobody holds any more. Whoever finds that out may be the collector, in the
         #: middle of anything: so it only says so here.
         self._released: deque[int] = deque()
-        self._talk = None if servers is None else ServerTalk(servers, self)
+        #: Whether `schedule` has woken the I/O thread, which has not had its turn since.
+        self._is_called = False
+        self._yields_at = 0.0
+        self._runs: list[Callable[[], None]] = [self._run]
+        self._talk: Talk = NoServers(self)
+        if servers is not None:
+            self._talk = talk = ServerTalk(servers, self)
+            self._runs.append(talk.run)
         self._threads: list[threading.Thread] = []
         stays_with_parent(self)
 
@@ -91,7 +88,7 @@ class Shell:
     def open(self) -> None:
         """Start; to be followed by `close`, whatever it raises."""
         self._inbox = Inbox()
-        for target in [self._run] + ([] if self._talk is None else [self._talk.run]):
+        for target in self._runs:
             thread = threading.Thread(target=target, name="headrace-coordinator", daemon=True)
             self._threads.append(thread)
             start_thread(thread)
@@ -101,8 +98,7 @@ class Shell:
         with self.lock:
             self._is_closed = True
             self._wake_waiters()
-        if self._talk is not None:
-            self._talk.end()
+        self._talk.end()
         self.wake()
         for thread in self._threads:
             if thread is not threading.current_thread():
@@ -112,9 +108,13 @@ class Shell:
 
     def leave_to_parent(self) -> None:
         """Refuse further use, in a process that was just forked: none of the threads is in it."""
-        self.lock = threading.RLock()  # one of them may have held it
-        self._broken = FailedPreconditionError(_FORKED)
-        self._talk, self._inbox, self._threads = None, None, []
+        self.lock = Refusal()
+        self._talk, self._inbox, self._threads = NoServers(self), None, []
+
+    def check_here(self) -> None:
+        """Raise FailedPreconditionError in a process that was forked from the coordinator's."""
+        with self.lock:
+            return
 
     def wake(self) -> None:
         """Have the I/O thread look at once."""
@@ -140,11 +140,21 @@ class Shell:
                 if queue.failure is None and queue.has_room:
                     queue.schedule(closure, time.monotonic())
                     wakes = any(load.has_room for load in queue.loads)
+                    starves = wakes and not all(load.running for load in queue.loads)
                     break
             self.raise_failure()
             self.wait(lambda: queue.has_room or queue.failure is not None, "room in the queue")
         if wakes:
-            self.wake()
+            self._call(starves)
+
+    def _call(self, starves: bool) -> None:
+        """Wake the I/O thread; let it run, where a worker has nothing and it was woken before."""
+        # Who schedules in a loop keeps the interpreter for its switch interval, 5 ms.
+        is_waiting, self._is_called = self._is_called and starves, True
+        self.wake()
+        if is_waiting and (now := time.monotonic()) >= self._yields_at:
+            self._yields_at = now + _BURST_SECONDS
+            time.sleep(_YIELD_SECONDS)
 
     def join(self, timeout: float | None) -> None:
         """Wait until all that was scheduled is over.
@@ -228,7 +238,7 @@ class Shell:
         Raises:
             CancelledError: The coordinator is closed.
         """
-        waiter = _Waiter(is_met, threading.Event())
+        waiter = is_met, (event := threading.Event())
         with self.lock:
             if is_met():
                 return True
@@ -239,9 +249,9 @@ class Shell:
         progress, reminder = -1, Reminder()
         try:
             while True:
-                waiter.event.wait(max(0.0, min(_SLICE_SECONDS, until - time.monotonic())))
+                event.wait(max(0.0, min(_SLICE_SECONDS, until - time.monotonic())))
                 with self.lock:
-                    waiter.event.clear()
+                    event.clear()
                     if is_met():
                         return True
                     self._check_open()
@@ -272,9 +282,9 @@ class Shell:
 
     def _wake_waiters(self) -> None:
         is_over = self._is_closed or self._broken or self.core.overtaken
-        for waiter in self._waiters:
-            if is_over or waiter.is_met():
-                waiter.event.set()
+        for is_met, event in self._waiters:
+            if is_over or is_met():
+                event.set()
 
     # --- what servers were told (`server_talk.Hears`) --------------------------------------------
 
@@ -325,6 +335,7 @@ class Shell:
     def _turn(self, inbox: Inbox, events: list[tuple[Channel, Reply | HeadraceError]]) -> float:
         """Take note of what arrived, and do what follows; return when to look again."""
         core = self.core
+        self._is_called = False
         with self.lock:
             now = time.monotonic()
             for channel, event in events:
@@ -337,7 +348,8 @@ class Shell:
                     core.answered(worker, question, event.message, event.buffers, now)
             while self._released:
                 core.release(self._released.popleft())
-            actions = self._decided(now)
+            actions = core.act(now)
+            self._talk.tell(actions.fences, actions.settles, actions.round)
             if self._waiters:
                 self._wake_waiters()
         for words in actions.words:
@@ -347,23 +359,6 @@ class Shell:
         for worker in actions.closes:
             self._hang_up(inbox, worker)
         return actions.wake_in
-
-    def _decided(self, now: float) -> Actions:
-        """Return what is to be done with workers, and hand on what is to be done with servers."""
-        actions = self.core.act(now)
-        queue = self.core.queue
-        if self._talk is not None:
-            self._talk.tell(actions.fences, actions.settles, actions.round)
-            return actions
-        while actions.settles or actions.fences:
-            for session in actions.fences:
-                queue.fenced(session, now)
-            queue.settled(actions.settles, now)
-            more = self.core.act(now)
-            more.calls[:0], more.closes[:0] = actions.calls, actions.closes
-            more.words[:0] = actions.words
-            actions = more
-        return actions
 
     def _send(self, inbox: Inbox, call: Call, now: float) -> None:
         channel = self._channels.get(call.worker)

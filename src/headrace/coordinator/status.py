@@ -61,7 +61,7 @@ class CoordinatorStatus(Message, frozen=True):
         waiting: Functions that no worker has.
         unsettled: Functions that are not over.
         finished: Functions that are over.
-        gap: How many functions the oldest one that is not over is behind the newest one sent.
+        gap: How many functions the oldest one that has not ended is behind the newest one sent.
         failure: The error that is to be raised; empty: there is none.
         workers: In the order of their numbers.
         seconds_up: How long the coordinator has been there.
@@ -136,7 +136,7 @@ def status_of(core: Coordination, now: float, staleness: int | None = None) -> C
         waiting=queue.num_waiting,
         unsettled=len(queue.unsettled),
         finished=queue.finished,
-        gap=max(0, watch.newest - queue.low),
+        gap=max(0, watch.newest - queue.first),
         failure="" if queue.failure is None else str(queue.failure.error),
         workers=tuple(workers),
         seconds_up=watch.up(now),

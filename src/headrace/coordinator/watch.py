@@ -43,8 +43,8 @@ class Watch:
         retried: Calls that were taken back from workers that were lost.
         workers_lost: How often a worker was lost.
         newest: The largest number of a function that was sent.
-        largest_gap: By how many functions the oldest one that was not over was behind one that was
-            sent, at most.
+        largest_gap: By how many functions the oldest one that had not ended was behind one that
+            was sent, at most.
         next_look: When `look` is due.
     """
 
@@ -80,12 +80,12 @@ class Watch:
 
     # --- events -----------------------------------------------------------------------------------
 
-    def sent(self, number: int, low: int) -> None:
-        """Take note that a function was sent while all below `low` were over."""
+    def sent(self, number: int, first: int) -> None:
+        """Take note that a function was sent while all below `first` had ended."""
         if number > self.newest:
             self.newest = number
-        if number - low > self.largest_gap:
-            self.largest_gap = number - low
+        if number - first > self.largest_gap:
+            self.largest_gap = number - first
 
     def ended(self, name: str, seconds: float, *, failed: bool) -> None:
         """Take note that a worker has answered."""

@@ -6,6 +6,7 @@ States say what was used.
 
 from __future__ import annotations
 
+from operator import length_hint
 from typing import Any
 
 from headrace.data.dataset import Dataset
@@ -28,6 +29,14 @@ class AheadIterator(DatasetIterator):
     def may_run_ahead(self) -> bool:
         """Whether marks can be used later. A data service forgets what was read before."""
         return not self._keepers and not self._cannot_restore
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the next element, its error or the end is there without a wait, if known."""
+        rows, running = self._rows, self._running
+        if rows is None or not running:  # it is built first
+            return False
+        return length_hint(rows) > 0 or running[-1].is_ready
 
     @property
     def here(self) -> Mark:

@@ -6,13 +6,14 @@ parent stays as it is: to close it would close the parent's files.
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from headrace.forks import in_each_child
 
-__all__ = ["leave_in_children"]
+__all__ = ["leave_in_children", "unless_left"]
 
 T = TypeVar("T")
 
@@ -27,11 +28,30 @@ def leave_in_children(iterator: T, leave: Callable[[T], object]) -> None:
     _alive[iterator] = leave
 
 
+def unless_left(close: Callable[[list[Any]], None]) -> Callable[[list[Any]], None]:
+    """Return what closes what runs, or lets go of it in a child that has not left it yet.
+
+    What other threads kept for themselves is dropped in a child before any call of a fork's.
+    """
+
+    def close_or_leave(running: list[Any]) -> None:
+        if os.getpid() == _process:
+            close(running)
+        else:
+            _left.extend(running)
+
+    return close_or_leave
+
+
 def _after_fork() -> None:
+    global _process
+    _process = os.getpid()
     _left.extend([leave(iterator) for iterator, leave in list(_alive.items())])
 
 
 _alive: weakref.WeakKeyDictionary[Any, Callable[[Any], object]] = weakref.WeakKeyDictionary()
+_process = os.getpid()
+"""Whose iterators those are."""
 _left: list[object] = []
 """What the parent runs. Never let go of: that, too, may close it."""
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Self, cast
 
 from headrace.data.at_exit import close_at_exit
-from headrace.data.forked import leave_in_children
+from headrace.data.forked import leave_in_children, unless_left
 from headrace.data.marks import Mark, Marks
 from headrace.data.optional import Optional
 from headrace.data.saved_state import PLACES, VERSION, check_form, check_state, served_steps
@@ -73,7 +73,7 @@ class DatasetIterator:
         self._source = _runs_elsewhere(plan)
         #: After how many steps others run those before, where steps of this process come after.
         self._served = [] if self._source else served_steps(plan)
-        self._finalizer = weakref.finalize(self, _close_quietly, self._running)
+        self._finalizer = weakref.finalize(self, unless_left(_close_quietly), self._running)
         close_at_exit(self, self._finalizer)
         self._go_to(None)
         leave_in_children(self, DatasetIterator._leave_to_parent)

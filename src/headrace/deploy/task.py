@@ -11,19 +11,15 @@ from __future__ import annotations
 
 import gc
 import json
-import signal
 import sys
 import threading
-from types import FrameType
-from typing import Any
 
 from headrace.deploy.server import Server
-from headrace.forks import in_each_child
 from headrace.process.parent import (
     die_with_parent,
     end_when_released,
     forked_children_die_too,
-    say_leaving,
+    on_sigterm,
     say_ready,
 )
 
@@ -48,13 +44,7 @@ def _run(cluster: str, job_name: str, task_index: int, log_to: int) -> None:
         # One line: it is the parent's message.
         sys.exit(f"{job_name} {task_index}: {error}")
 
-    def leave(number: int, frame: FrameType | None) -> None:
-        say_leaving()
-        ended.set()
-
-    before = signal.signal(signal.SIGTERM, leave)
-    # A process that a user's function forks is not this task, and ends as others do.
-    in_each_child(lambda: _set_handler(before))
+    on_sigterm(ended.set)
     # What was made so far stays: the collector need not look at it again and again.
     gc.collect()
     gc.freeze()
@@ -62,10 +52,6 @@ def _run(cluster: str, job_name: str, task_index: int, log_to: int) -> None:
     say_ready(server.address, log_to)
     ended.wait()
     server.stop()
-
-
-def _set_handler(handler: Any) -> None:
-    signal.signal(signal.SIGTERM, handler)
 
 
 if __name__ == "__main__":

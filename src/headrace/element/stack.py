@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.element.memory import fresh
 from headrace.element.structure import Element, component, flatten, unflatten
 from headrace.element.transpose import map_leaves, transpose, untranspose
 from headrace.errors import InvalidElementError
@@ -152,7 +153,7 @@ def join(arrays: Sequence[NDArray[Any]], dtype: np.dtype[Any]) -> NDArray[Any]:
     rows = sum(map(len, arrays))
     # Into memory of ours: left to itself, NumPy turns big endian and padded dtypes into others.
     # Zeroed where there is padding between fields, which may go to a peer and is not written here.
-    make = np.zeros if dtype.kind == "V" else np.empty
+    make = np.zeros if dtype.type is np.void else fresh
     made = make((rows, *arrays[0].shape[1:]), dtype)
     np.concatenate(arrays, out=made)
     return made

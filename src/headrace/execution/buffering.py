@@ -27,8 +27,9 @@ _FEWEST_CHUNKS = 2
 _MOST_ITEMS = 1024
 _CHEAP_SECONDS = 5e-5
 """About what it takes to hand an element from one thread to another, and both to Python again."""
-_SPENT_SECONDS = 1e-3
-"""So much longer than that elements may have taken in all before a thread reads them ahead."""
+_SPENT_SECONDS = 1e-2
+"""So much longer than that elements may have taken in all before a thread reads them ahead. With a
+tenth of it a few turns of other processes began the thread where elements were cheap, for good."""
 
 
 @make_iterator.register(Prefetch)
@@ -66,6 +67,10 @@ class PrefetchIterator(ElementIterator):
     @property
     def at_hand(self) -> int:
         return self._handful
+
+    @property
+    def is_ready(self) -> bool:
+        return bool(self._items)
 
     def _begin(self) -> None:
         self._items: deque[Item] = deque()

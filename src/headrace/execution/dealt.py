@@ -295,23 +295,21 @@ def units_done(state: State) -> int | None:
         return done
     found: list[int] = []
     pending: list[Any] = [state]
-    while pending:
-        value = pending.pop()
-        if isinstance(value, list):
-            pending += [part for part in value if isinstance(part, _NESTED)]
-        elif isinstance(value, dict):
+    for value in pending:  # it grows
+        if type(value) is dict:
             if "dealt" in value:
                 found.append(value["dealt"])
             else:
+                parts = value.items()
                 pending += [
-                    part
-                    for name, part in value.items()
-                    if isinstance(part, _NESTED) and name != "hint"
+                    part for name, part in parts if type(part) in _NESTED and name != "hint"
                 ]
+        elif type(value) is list:
+            pending += [part for part in value if type(part) in _NESTED]
     return min(found, default=None)
 
 
-_NESTED = (dict, list)
+_NESTED = frozenset({dict, list})
 
 
 def _states(run: Run, start: int) -> States:

@@ -20,6 +20,8 @@ __all__ = ["PATIENCE", "Feeder", "Item", "close_quietly"]
 
 PATIENCE = 0.2
 """Seconds for a thread to notice that it is not needed any more."""
+_HANDFUL = 16
+"""Slow elements that are asked for at once, at the most; each may be large."""
 
 _logger = logging.getLogger("headrace")
 
@@ -135,17 +137,19 @@ class Feeder:
                 self.changed.wait()
             if self._is_stopped:
                 return False
-        pace = self._pace
+        pace, input_ = self._pace, self._input
         chunk: Chunk | None = None
         error: BaseException | None = None
         after: State = None
         pace.limit = min(pace.limit, room)
         try:
-            chunk = pace.next_chunk(self._input)
+            # Of what is made ahead anyway some at a time: nobody is to be woken for each of them.
+            made = 1 if input_.reads_ahead_freely else min(input_.at_hand, _HANDFUL)
+            chunk = pace.ask(input_, min(made, room))
             if chunk is None:
-                after = self._input.get_state()
+                after = input_.get_state()
         except Exception as failure:
-            error, after = failure, self._input.get_state()
+            error, after = failure, input_.get_state()
         except BaseException as escape:
             error = escape
         with self.lock:

@@ -91,8 +91,8 @@ class _Windows:
         blocks = self._blocks
 
         def listed() -> list[Window]:
-            # Lists, each made at once: another thread may gather on.
-            windows = [window for block in blocks for window in list(block.values())]
+            # Lists, each made at once: another thread may gather on. Most blocks are empty.
+            windows = [window for block in blocks if block for window in list(block.values())]
             return sorted(windows, key=_first_ordinal)
 
         return listed

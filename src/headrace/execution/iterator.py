@@ -81,6 +81,11 @@ class ElementIterator(ABC):
         """
         return 1
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether `next_chunk` returns, or raises, without a wait. False: nobody knows."""
+        return False
+
     @abstractmethod
     def next_chunk(self, limit: int) -> Chunk | None:
         """Return 1 to `limit` elements, or None at the end."""

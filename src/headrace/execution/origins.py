@@ -25,7 +25,6 @@ __all__ = [
     "Ranges",
     "Run",
     "by_unit",
-    "in_order",
     "is_within",
     "one_run_of",
     "order_of",
@@ -71,35 +70,23 @@ def origins_of(chunk: Chunk, *, is_sorted: bool = False) -> tuple[Run, ...]:
     if places is None or not has_origins(places):
         raise ValueError(_NO_ORIGINS)
     units, ordinals = rows_of(places)
-    if is_sorted:
-        units, ordinals = in_order(units, ordinals)
+    if is_sorted and len(units):
+        order = order_of(units, ordinals)
+        units, ordinals = units[order], ordinals[order]
     return runs_of(units, ordinals)
-
-
-def in_order(
-    units: NDArray[np.int64], ordinals: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return units and ordinals sorted."""
-    if not len(units):
-        return units, ordinals
-    unit, ordinal = int(units.min()), int(ordinals.min())
-    each = int(ordinals.max()) - ordinal + 1
-    if (int(units.max()) - unit + 1) * each >= 1 << 62:
-        order = np.lexsort((ordinals, units))
-        return units[order], ordinals[order]
-    both = (units - unit) * each + (ordinals - ordinal)  # one number sorts faster than two
-    both.sort()
-    units = both // each
-    return units + unit, both - units * each + ordinal
 
 
 def order_of(units: NDArray[np.int64], ordinals: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the order that sorts units and ordinals, of which there are some."""
-    unit, ordinal = int(units.min()), int(ordinals.min())
-    each = int(ordinals.max()) - ordinal + 1
-    if (int(units.max()) - unit + 1) * each >= 1 << 62:
-        return np.lexsort((ordinals, units))
-    return ((units - unit) * each + (ordinals - ordinal)).argsort()
+    order = _by_number(units)
+    units, ordinals = units[order], ordinals[order]
+    if not ((units[1:] == units[:-1]) & (ordinals[1:] < ordinals[:-1])).any():
+        return order  # those of each unit ascend, however units are mixed
+    unit, each = int(units[0]), int(np.maximum.reduce(ordinals)) + 1
+    if (int(units[-1]) - unit + 1) * each >= 1 << 62:
+        return order[np.lexsort((ordinals, units))]
+    # One number sorts faster than two.
+    return order[((units - unit) * each + ordinals).argsort()]
 
 
 def by_unit(chunk: Chunk) -> Chunk:
@@ -150,11 +137,11 @@ def runs_of(units: NDArray[np.int64], ordinals: NDArray[np.int64]) -> tuple[Run,
     follows = (steps == 0) & (ordinals[1:] == ordinals[:-1] + 1)
     starts = _starts(~follows)
     units, first = units[starts], ordinals[starts]
-    sizes = np.diff(starts, append=size)
+    sizes = _sizes(starts, size)
     # Units in a row that have the same ordinals are one run.
     same = (units[1:] == units[:-1] + 1) & (first[1:] == first[:-1]) & (sizes[1:] == sizes[:-1])
     heads = _starts(~same)
-    many = np.diff(heads, append=len(units))
+    many = _sizes(heads, len(units))
     columns = (units[heads], many, first[heads], sizes[heads])
     return tuple(map(Run._make, zip(*[column.tolist() for column in columns], strict=True)))
 
@@ -215,9 +202,9 @@ class Ledger:
             steps, lowest, highest = dealt[1:] - dealt[:-1], int(dealt[0]), int(dealt[-1])
             if highest - lowest == size - 1 and (steps == 1).all():  # one of each
                 return self._one_of_each(lowest, highest + 1, dealt)
-            highest = int(dealt.max())
+            highest = int(np.maximum.reduce(dealt))
             self._have_counts(highest + 1)
-            if not steps.any():  # of one unit
+            if highest == lowest and not steps.any():  # of one unit
                 unit = highest
                 start = int(self._counts[unit - self._first])
                 self._counts[unit - self._first] += size
@@ -284,7 +271,7 @@ class Ledger:
             self._counts[dealt - self._first] += count
 
     def _units_of(self, dealt: NDArray[np.int64]) -> NDArray[np.int64]:
-        low, high = int(dealt.min()), int(dealt.max())
+        low, high = int(np.minimum.reduce(dealt)), int(np.maximum.reduce(dealt))
         for span in self._spans:
             if span.dealt <= low and high < span.stop:
                 return dealt + np.int64(span.unit - span.dealt)
@@ -295,14 +282,13 @@ class Ledger:
 
     def _ordinals_of(self, units: NDArray[np.int64], steps: NDArray[np.int64]) -> NDArray[np.int64]:
         order, size = None, len(units)
-        least = int(steps.min())
-        if least < 0:
+        if int(np.minimum.reduce(steps)) < 0:
             order = _by_number(units)
             units = units[order]
             steps = units[1:] - units[:-1]
         starts = _starts(steps != 0)
         own = units[starts]
-        sizes = np.diff(starts, append=size)
+        sizes = _sizes(starts, size)
         ordinals = np.arange(size) + np.repeat(self._counts[own] - starts, sizes)
         self._counts[own] += sizes
         if order is None:
@@ -375,7 +361,7 @@ def _runs_of_ended(unit: int, counts: NDArray[np.int64]) -> list[Ended]:
     if len(counts) == 1 or (counts == elements).all():
         return [Ended(unit, len(counts), elements)]
     starts = _starts(counts[1:] != counts[:-1])
-    sizes = np.diff(starts, append=len(counts))
+    sizes = _sizes(starts, len(counts))
     runs = zip(starts.tolist(), sizes.tolist(), counts[starts].tolist(), strict=True)
     return [Ended(unit + start, size, elements) for start, size, elements in runs]
 
@@ -398,15 +384,23 @@ _NO_ORIGINS = "these elements have no origins: start the plan with `origins=True
 
 def _starts(is_new: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Return where runs begin, given which elements but the first are unlike the one before."""
-    later = np.flatnonzero(is_new)
+    (later,) = is_new.nonzero()
     starts = np.zeros(len(later) + 1, np.int64)
     np.add(later, 1, out=starts[1:])
     return starts
 
 
+def _sizes(starts: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+    """Return how long runs are that begin there, of which there are some, `size` in all."""
+    sizes = np.empty(len(starts), np.int64)
+    np.subtract(starts[1:], starts[:-1], out=sizes[:-1])
+    sizes[-1] = size - int(starts[-1])
+    return sizes
+
+
 def _by_number(units: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the order that sorts units; those of one stay in theirs."""
-    least, greatest = int(units.min()), int(units.max())
+    least, greatest = int(np.minimum.reduce(units)), int(np.maximum.reduce(units))
     if greatest - least < 1 << 16:  # two bytes are sorted in one go over them
         return (units - least).astype(np.uint16).argsort(kind="stable")
     return units.argsort(kind="stable")

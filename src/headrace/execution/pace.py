@@ -12,22 +12,18 @@ from __future__ import annotations
 
 import time
 
-import numpy as np
-
 from headrace.element.chunk import Chunk
 from headrace.element.wire import frame_bytes
 from headrace.execution.iterator import ElementIterator
+from headrace.kept_memory import keep_freed_memory
 
 __all__ = ["Pace"]
 
 _SOON = 0.0005
 _LATE = 0.005
 
-# Chunks come and go. The C library gives freed memory back to the system once it has some 128 KiB
-# of it, and the next chunk gets its memory from there again, page by page, which costs more than
-# the arithmetic on it. A larger block, freed once, makes it keep that much (mallopt(3), "dynamic
-# mmap threshold").
-np.empty(8 << 20, np.uint8)
+# Chunks come and go, and so do batches: twice this is kept for them.
+keep_freed_memory(16 << 20)
 
 
 class Pace:

@@ -60,5 +60,7 @@ def within(outer: Places, inner: Places | int) -> Places:
 
 def in_turns(units: Sequence[int], each: int, count: int) -> Places:
     """Return the column of `count` elements, `each` of every unit in turn: without places."""
-    once = np.repeat(np.array(units, np.int64), each)
-    return of_units(once[:count] if count <= len(once) else np.resize(once, count), None)
+    once = np.array(units, np.int64).repeat(each)
+    if count > len(once):
+        once = once[np.newaxis].repeat(-(-count // len(once)), 0).reshape(-1)
+    return of_units(once[:count], None)

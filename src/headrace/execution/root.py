@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
+
 from headrace.element.chunk import Chunk
 from headrace.element.places import named, numbers_in
 from headrace.execution.begun import failed_unit, is_within_unit
@@ -118,13 +120,16 @@ class RootIterator(Dealt):
             if part.is_over(self._part_count()):
                 self._leave_part()
             return part.wanted_of(chunk)
-        newest = int(dealt[0] if chunk.size == 1 else dealt.max())
+        newest = int(dealt[0] if chunk.size == 1 else np.maximum.reduce(dealt))
         if newest > self._newest:
             self._newest = newest
             # Later units show that earlier ones have ended.
-            done = units_done(chunk.state_at(chunk.size))
+            states, size, after = chunk.states, chunk.size, chunk.state_at(chunk.size)
+            done = units_done(after)
             if done is not None:
                 self._ledger.end(self._leaves, done)
+            # Whoever puts the chunk into a portion asks for that state, too.
+            return chunk.with_states(lambda index: after if index == size else states(index))
         return chunk
 
     def _leave_part(self) -> None:

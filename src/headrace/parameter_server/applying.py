@@ -69,15 +69,14 @@ __all__ = ["AnswerRoom", "Applying", "Changed", "Core", "Shared"]
 _log = logging.getLogger(__name__)
 
 _STOP_SECONDS = 0.8
-_UNCHANGING = (Read, Gather, GatherIds, Describe, Export)
+_UNCHANGING = frozenset({Read, Gather, GatherIds, Describe, Export})
+_MAKING = frozenset({Gather, GatherIds, Lookup})
 _SMALL_BYTES = 2 << 20
 #: Of so many that come together the first does not wait for long until its answer goes.
 _AT_ONCE = 2
 #: What takes no longer than its arrays are large.
-_SHORT = (Read, Gather, GatherIds, Lookup, Count, Assign, Scatter, Apply, ApplyIds, Settle, Fence)
-
-
-_WRITES = (Apply, ApplyIds, Assign, AssignIds, Scatter)
+_SHORT = _MAKING | {Read, Count, Assign, Scatter, Apply, ApplyIds, Settle, Fence}
+_WRITES = frozenset({Apply, ApplyIds, Assign, AssignIds, Scatter})
 
 
 class _Turn:
@@ -242,16 +241,13 @@ class Applying:
 
     def _carried_out_at_once(self, request: Request, message: CarryOut) -> bool:
         """Carry out a request on the transport's thread, if it is small and nothing waits."""
-        if self.shared is not None and not all(
-            isinstance(operation, _UNCHANGING) for operation in message.operations
-        ):
-            return False  # the other server would be waited for
-        is_short = (
-            self._handed_over == self._answered
-            and all(isinstance(operation, _SHORT) for operation in message.operations)
-            and sum([memoryview(buffer).nbytes for buffer in request.buffers]) <= _SMALL_BYTES
-        )
-        if not is_short or not self._one.acquire(blocking=False):
+        if self._handed_over != self._answered:
+            return False
+        kinds = set(map(type, message.operations))
+        if not kinds <= (_SHORT if self.shared is None else _SHORT & _UNCHANGING):
+            return False  # it takes long, or the other server would be waited for
+        size = sum([memoryview(buffer).nbytes for buffer in request.buffers])
+        if size > _SMALL_BYTES or not self._one.acquire(blocking=False):
             return False
         try:
             self._begin(request)
@@ -351,11 +347,13 @@ class Applying:
             raise FailedPreconditionError(
                 f"a request has {len(operations)} operations, and arrays for {len(message.arrays)}"
             )
-        reads = [isinstance(each, Read) for each in operations]
+        kinds = [type(operation) for operation in operations]
         # What a read shows may change by the next operation of this very request.
-        changes = any(reads) and not all(isinstance(each, _UNCHANGING) for each in operations)
-        # Memory of the connection's own holds one array.
-        self._room.request = request if len(operations) == 1 else None
+        reads = Read in kinds
+        changes = reads and not _UNCHANGING.issuperset(kinds)
+        # In memory of the connection's own one array can be made, and small ones put beside it.
+        is_first = _MAKING.issuperset(kinds[:1]) and _MAKING.isdisjoint(kinds[1:])
+        self._room.request = request if is_first else None
         answers: list[Answer] = []
         forms: list[tuple[ArrayForm, ...]] = []
         buffers: list[memoryview] = []
@@ -363,33 +361,35 @@ class Applying:
         changed: list[Changed] = []
         is_ours = True
         try:
-            for operation, is_read, arrays in zip(operations, reads, given, strict=True):
+            for operation, kind, arrays in zip(operations, kinds, given, strict=True):
                 answer, found = self._core.carry_out(operation, arrays)
                 answers.append(answer)
-                forms.append(tuple(form_of(array) for array in found))
+                of_each: list[ArrayForm] = []
                 for array in found:
-                    if (is_read and changes) or not array.flags.c_contiguous:
+                    of_each.append(form_of(array))
+                    if (kind is Read and changes) or not array.flags.c_contiguous:
                         array = array.copy()
                     buffers.append(buffer_of(array))
-                if shared is not None and not isinstance(operation, _UNCHANGING):
+                forms.append(tuple(of_each))
+                if shared is not None and kind not in _UNCHANGING:
                     changed.append((operation, arrays))
-                self._operations[type(operation).__name__] += 1
-                self.writes += isinstance(operation, _WRITES)
-                self._bytes_in += sum(array.nbytes for array in arrays)
+                self._operations[kind.__name__] += 1
+                self.writes += kind in _WRITES
+                self._bytes_in += sum([array.nbytes for array in arrays])
         finally:
             if shared is not None and changed:
                 is_ours = shared.forward(changed)
         if not is_ours:
             request.reply(Elsewhere(is_vacant=True))
             return
-        self._bytes_out += sum(buffer.nbytes for buffer in buffers)
+        self._bytes_out += sum([buffer.nbytes for buffer in buffers])
         self._carried_out += 1
         request.reply(
             CarriedOut(
                 life=self.life, answers=tuple(answers), arrays=tuple(forms), writes=self.writes
             ),
             buffers,
-            lent=any(reads) and not changes,
+            lent=reads and not changes,
         )
 
     def _fail(self, request: Request, error: Exception) -> None:

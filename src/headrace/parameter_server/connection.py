@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -37,6 +38,7 @@ from headrace.errors import (
 from headrace.parameter_server.leaders import Leaders
 from headrace.parameter_server.lives import Lives
 from headrace.parameter_server.messages import (
+    ArrayForm,
     CarriedOut,
     CarryOut,
     Elsewhere,
@@ -58,7 +60,7 @@ from headrace.transport import zeromq
 from headrace.transport.channel import Channel, Reply
 from headrace.transport.security import Security
 
-__all__ = ["NOTHING_HERE", "Ask", "Servers"]
+__all__ = ["NOTHING_HERE", "Answered", "Ask", "Servers"]
 
 NOTHING_HERE = "it has nothing of what it is asked for"
 """What a server says that does not lead the store that it is asked for."""
@@ -71,6 +73,11 @@ _NO_KEY = (
     "contextvars.copy_context().run; to one variable only one thread may write"
 )
 _FORKED = (
+    "this process was forked from the one that made the strategy, to which variables and tables "
+    "belong: read and write there, and pass values to processes that it starts, best with "
+    "`subprocess` or the spawn method of multiprocessing"
+)
+_FORKED_IN_FUNCTION = (
     "this process was forked inside a function that a coordinator scheduled, and asks parameter "
     "servers: what it writes would not be told apart from what the function writes. Read and write "
     "in the function itself, and pass values to processes that it starts"
@@ -147,21 +154,20 @@ class Servers:
             UnavailableError: A server could not be reached in time, or was lost while it carried
                 out what may not be repeated.
             HeadraceError: What a server answered with; the other servers carried out theirs.
-            FailedPreconditionError: A function writes on a thread that it started, or asks in a
-                process that it forked.
+            FailedPreconditionError: A function writes on a thread that it started, or who asks is
+                in a process that was forked.
         """
+        self._check_process()
         if self._of_worker:
-            if self._process != os.getpid():
-                raise FailedPreconditionError(_FORKED)
-            if not all(may_be_repeated(ask.operation) for ask in asks):
-                raise FailedPreconditionError(_NO_KEY)
+            for _, operation, _ in asks:
+                if not may_be_repeated(operation):
+                    raise FailedPreconditionError(_NO_KEY)
         by_server: dict[int, list[int]] = {}
         for position, ask in enumerate(asks):
             by_server.setdefault(ask.server, []).append(position)
-        calls = [
-            _Call(self, server, [asks[position] for position in positions])
-            for server, positions in by_server.items()
-        ]
+        calls = []
+        for server, positions in by_server.items():
+            calls.append(_Call(self, server, [asks[position] for position in positions]))
         for call in calls:
             call.begin()
         answers: list[Any] = [None] * len(asks)
@@ -237,9 +243,6 @@ class Servers:
     def channel(self, store: int, server: int) -> Channel:
         """Return this thread's channel to a server that it asks for a store."""
         self.check_open()
-        if self._process != os.getpid():
-            self._process = os.getpid()
-            self._channels = threading.local()
         mine: dict[tuple[int, int], Channel] | None = getattr(self._channels, "mine", None)
         if mine is None:
             mine = self._channels.mine = {}
@@ -251,6 +254,7 @@ class Servers:
 
     def connect(self, server: int) -> Channel:
         """Return a new channel to a server; whoever asks for it closes it."""
+        self._check_process()
         return zeromq.connect(
             self.addresses[server],
             reply_type=ServerReply,
@@ -265,15 +269,19 @@ class Servers:
         if self._closed.is_set():
             raise CancelledError("the connection to the parameter servers was closed")
 
+    def _check_process(self) -> None:
+        if self._process != os.getpid():
+            raise FailedPreconditionError(_FORKED_IN_FUNCTION if self._of_worker else _FORKED)
+
     def is_elsewhere(self, store: int, server: int, message: Elsewhere) -> None:
         """Take note that a server does not lead a store, and have it begin where nobody has it."""
         self.leaders.is_elsewhere(store, server, is_vacant=message.is_vacant)
         if (beginning := self.leaders.beginning(store)) is not None:
             self.channel(store, store).send(beginning)
 
-    def patience(self, server: int, task: str) -> Patience:
+    def patience(self, server: int, task: str, began: float | None = None) -> Patience:
         """Return how one waits for a server that was asked to do something."""
-        return Patience(self.name_of(server), task, self.timeout, self.pause)
+        return Patience(self.name_of(server), task, self.timeout, self.pause, began)
 
     def pause(self, seconds: float) -> None:
         """Wait; raise CancelledError if nothing is to be asked any more."""
@@ -287,13 +295,21 @@ class _Call:
     def __init__(self, servers: Servers, server: int, asks: Sequence[Ask]) -> None:
         self._servers = servers
         self._server = server
-        self._operations = tuple(ask.operation for ask in asks)
-        arrays = [[contiguous(array) for array in ask.arrays] for ask in asks]
-        self._forms = tuple(tuple(form_of(array) for array in each) for each in arrays)
-        self._buffers = [buffer_of(array) for each in arrays for array in each]
-        self._repeatable = all(may_be_repeated(operation) for operation in self._operations)
-        self._patience = servers.patience(server, f"carry out {self._names()}")
+        operations: list[Operation] = []
+        forms: list[tuple[ArrayForm, ...]] = []
+        self._buffers: list[memoryview] = []
+        for _, operation, arrays in asks:
+            operations.append(operation)
+            of_each: list[ArrayForm] = []
+            for array in arrays:
+                of_each.append(form_of(array))
+                self._buffers.append(buffer_of(contiguous(array)))
+            forms.append(tuple(of_each))
+        self._operations = tuple(operations)
+        self._forms = tuple(forms)
         self._ticket = 0
+        self._began = time.monotonic()
+        self._patient: Patience | None = None
 
     def begin(self) -> None:
         """Send it."""
@@ -332,20 +348,20 @@ class _Call:
                     )
             except UnavailableError as error:
                 servers.leaders.is_gone(self._server, self._asked)
-                if not (self._repeatable or error.unsent):
+                if not (self._repeatable() or error.unsent):
                     raise self._unknown(error) from error
-                self._patience.wait(error)
+                self._patience().wait(error)
             except NotFoundError as error:
                 # What a closure names was made before it was scheduled, so it was lost, also where
                 # this process meets the server for the first time.
                 is_lost = servers.lives.came_back(self._server) or in_closure() is not None
                 # What fails changes nothing, so nothing was done where it was all.
-                if not ((self._repeatable or len(self._operations) == 1) and is_lost):
+                if not ((self._repeatable() or len(self._operations) == 1) and is_lost):
                     raise
-                self._patience.wait(error)
+                self._patience().wait(error)
             else:
                 if isinstance(message, Elsewhere):
-                    self._patience.wait(UnavailableError(NOTHING_HERE))
+                    self._patience().wait(UnavailableError(NOTHING_HERE))
             self.begin()
 
     def _receive(self) -> Reply:
@@ -357,7 +373,17 @@ class _Call:
                     return reply
                 continue  # to what somebody gave up, as by Ctrl-C
             self._servers.check_open()
-            self._patience.say("has not answered")
+            self._patience().say("has not answered")
+
+    def _repeatable(self) -> bool:
+        return all(map(may_be_repeated, self._operations))
+
+    def _patience(self) -> Patience:
+        """Return how this call waits, from when it began; most never do."""
+        if self._patient is None:
+            task = f"carry out {self._names()}"
+            self._patient = self._servers.patience(self._server, task, self._began)
+        return self._patient
 
     def _names(self) -> str:
         kinds = dict.fromkeys(type(operation).__name__ for operation in self._operations)

@@ -41,7 +41,7 @@ def name_of(dtype: Any) -> str:
     Raises:
         TypeError: No variable can: strings, objects, records.
     """
-    return _name_of(as_dtype(dtype))
+    return _name_of(dtype if isinstance(dtype, np.dtype) else as_dtype(dtype))
 
 
 @lru_cache(256)  # NumPy puts a name together each time, and each array that is sent has one

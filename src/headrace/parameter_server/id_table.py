@@ -11,6 +11,7 @@ A row that is freed is used again by one of the next ids, so rows stay dense.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,15 +31,18 @@ class IdTable:
 
     Args:
         grow: Called with the new room before a row is given out for which there was none.
+        beside: How many whole numbers lie beside each id. In a large table no row is in the
+            processor's caches: who looks for an id then has these as well.
 
     Attributes:
         used: Rows below this number have been given out.
     """
 
-    def __init__(self, grow: Callable[[int], None] = lambda room: None) -> None:
+    def __init__(self, grow: Callable[[int], None] = lambda room: None, beside: int = 0) -> None:
         self._grow_beside = grow
         self.used = 0
-        self._ids = np.zeros(0, np.int64)
+        #: Of each row its id, and the numbers beside that.
+        self._rows = np.zeros((0, 1 + beside), np.int64)
         self._live = np.zeros(0, bool)
         self._free = np.zeros(0, np.int64)
         self._make_slots(_FEWEST_SLOTS)
@@ -47,14 +51,25 @@ class IdTable:
         return self.used - len(self._free)
 
     @property
+    def _ids(self) -> Ids:
+        return self._rows[:, 0]
+
+    def beside(self, number: int) -> Ids:
+        """Return one of the numbers beside the ids, of all rows, to be read and written.
+
+        It is this memory until the room grows.
+        """
+        return self._rows[:, 1 + number]
+
+    @property
     def room(self) -> int:
         """How many rows arrays beside this should have room for; it grows by doubling."""
-        return len(self._ids)
+        return len(self._rows)
 
     @property
     def nbytes(self) -> int:
         """Bytes that it takes."""
-        return sum(part.nbytes for part in (self._slots, self._ids, self._live, self._free))
+        return sum(part.nbytes for part in (self._slots, self._rows, self._live, self._free))
 
     def rows(self) -> Ids:
         """Return the rows that have an id, rising."""
@@ -121,14 +136,11 @@ class IdTable:
         self._shift = np.uint64(64 - (count.bit_length() - 1))
 
     def _grow_rows(self, used: int) -> None:
-        if used > len(self._ids):
+        if used > self.room:
             room = 1 << max(3, (used - 1).bit_length())
             self._grow_beside(room)
-            for name in ("_ids", "_live"):
-                held = getattr(self, name)
-                larger = np.zeros(room, held.dtype)
-                larger[: len(held)] = held
-                setattr(self, name, larger)
+            # Both before either is put in place: there may be memory for one alone.
+            self._rows, self._live = _longer(self._rows, room), _longer(self._live, room)
 
     def _home(self, ids: Ids) -> Ids:
         # The high bits of a product depend on all bits of the id.
@@ -137,20 +149,21 @@ class IdTable:
     def _probe(self, ids: Ids) -> tuple[Ids, Ids]:
         """Return for each id the slot where its search ended, and its row or -1."""
         slots = self._home(ids)
-        if not len(self._ids):
+        if not self.room:
             return slots, np.full(len(ids), -1, np.int64)
         rows = self._slots.take(slots, mode="clip").astype(np.int64)
-        # A slot without a row reads the id of row 0: hence the second condition.
-        going = np.flatnonzero((self._ids.take(rows, mode="clip") != ids) | (rows < 0))
+        # A slot without a row reads the id of row 0: hence the second condition. `take` wants whole
+        # memory; an index into a column takes twice as long.
+        held, width = self._rows.reshape(-1), self._rows.shape[1]
+        going = np.flatnonzero((held.take(rows * width, mode="clip") != ids) | (rows < 0))
         going = going[rows[going] != _NEVER_USED]
         at, left = slots[going], ids[going]
         last = len(self._slots) - 1
         while len(going):
             at = (at + 1) & last
             found = self._slots.take(at, mode="clip").astype(np.int64)
-            on = ((self._ids.take(found, mode="clip") != left) | (found < 0)) & (
-                found != _NEVER_USED
-            )
+            is_other = held.take(found * width, mode="clip") != left
+            on = (is_other | (found < 0)) & (found != _NEVER_USED)
             done = ~on
             rows[going[done]], slots[going[done]] = found[done], at[done]
             going, at, left = going[on], at[on], left[on]
@@ -167,3 +180,9 @@ class IdTable:
             self._slots[at[open_slots]] = rows[open_slots]
             on = self._slots.take(at, mode="clip") != rows
             rows, at = rows[on], (at[on] + 1) & last
+
+
+def _longer(held: NDArray[Any], room: int) -> NDArray[Any]:
+    larger = np.zeros((room, *held.shape[1:]), held.dtype)
+    larger[: len(held)] = held
+    return larger

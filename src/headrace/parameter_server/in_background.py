@@ -10,11 +10,11 @@ from __future__ import annotations
 import functools
 from collections import deque
 from collections.abc import Iterable
-from concurrent.futures import Future
 from typing import Any
 
 from headrace.arguments import check_instance, check_int
 from headrace.distribute.context import OnReplica, here
+from headrace.parameter_server.background import Work
 from headrace.parameter_server.optimizer import Optimizer
 from headrace.parameter_server.origin import in_closure
 
@@ -41,7 +41,7 @@ class InBackground:
         check_instance("optimizer", optimizer, Optimizer)
         self.optimizer = optimizer
         self.in_flight = check_int("in_flight", in_flight, minimum=0)
-        self._under_way: deque[Future[int]] = deque()
+        self._under_way: deque[Work[int]] = deque()
 
     @property
     def name(self) -> str:
@@ -83,7 +83,7 @@ class InBackground:
 
     def _finish_first(self) -> None:
         # It waits for servers, with `server_timeout`, and says so.
-        self._under_way[0].exception()
+        self._under_way[0].wait()
         self._under_way.popleft().result()
 
     def __repr__(self) -> str:

@@ -14,7 +14,7 @@ Rule 1. A request names the life of the server that it is meant for. A server th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import msgspec
@@ -354,8 +354,8 @@ def buffer_of(array: NDArray[Any]) -> memoryview:
 
 def read_arrays(
     forms: Sequence[Sequence[ArrayForm]], buffers: Sequence[Buffer]
-) -> Iterator[list[NDArray[Any]]]:
-    """Yield the arrays of each operation, as views of what came.
+) -> list[list[NDArray[Any]]]:
+    """Return the arrays of each operation, as views of what came.
 
     Raises:
         FailedPreconditionError: The buffers are not as they were announced.
@@ -363,9 +363,15 @@ def read_arrays(
     count = sum(map(len, forms))
     if count != len(buffers):
         raise FailedPreconditionError(f"{len(buffers)} buffers came where {count} were announced")
-    rest = iter(buffers)
+    found = []
+    at = 0
     for each in forms:
-        yield [_array(form, next(rest)) for form in each]
+        arrays = []
+        for form in each:
+            arrays.append(_array(form, buffers[at]))
+            at += 1
+        found.append(arrays)
+    return found
 
 
 def _array(form: ArrayForm, buffer: Buffer) -> NDArray[Any]:

@@ -20,23 +20,29 @@ _POLICY = RetryPolicy(first_delay=0.02, max_delay=1.0)
 
 
 class Patience:
-    """That of one who asked a server for something, from when it is made.
+    """That of one who asked a server for something.
 
     Args:
         server: What the server is called.
         task: What it was asked to do, for words.
         seconds: So long it may be away, or without what it held.
         pause: Waits for some seconds; raises if nobody is to wait any more.
+        began: When the waiting began, by the monotonic clock; None: now.
     """
 
     def __init__(
-        self, server: str, task: str, seconds: float, pause: Callable[[float], object]
+        self,
+        server: str,
+        task: str,
+        seconds: float,
+        pause: Callable[[float], object],
+        began: float | None = None,
     ) -> None:
         self._server = server
         self._task = task
         self._seconds = seconds
         self._pause = pause
-        self._began = time.monotonic()
+        self._began = time.monotonic() if began is None else began
         self._words_at = self._began + _QUIET_SECONDS
         self._delays = delays(_POLICY, random.random)
 

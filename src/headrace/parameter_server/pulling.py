@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from headrace.parameter_server.arrays import refuse_while_tracing
 from headrace.parameter_server.connection import Ask
 from headrace.parameter_server.current import Cluster
+from headrace.parameter_server.read_cache import ask_together
 from headrace.parameter_server.sums import distinct_ids
 
 __all__ = ["Pulled", "pull"]
@@ -81,7 +82,7 @@ def pull(tables: Sequence[_Table], ids: Sequence[Any], *, counts: bool) -> list[
         found.append((distinct, inverse))
         places.append(parts)
         asks += asked
-    answers = iter(tables[0].cluster.servers.ask_all(asks) if asks else ())
+    answers = iter(ask_together(tables[0].cluster.servers, asks) if asks else ())
     pulled = []
     for table, (distinct, inverse), parts in zip(tables, found, places, strict=True):
         arrays = [next(answers)[1][0] for _ in parts]

@@ -1,21 +1,75 @@
-"""A scope in which a variable on parameter servers is read once, and keeps that value."""
+"""A scope in which a variable on parameter servers is read once, and keeps that value.
+
+Variables that are named come with whatever is read first in it, in the same requests: a step that
+reads rows of a large variable and all of some small ones waits for its servers once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-__all__ = ["cache_variable_reads", "cached_reads"]
+from headrace.parameter_server.connection import Answered, Ask, Servers
 
-_reads: ContextVar[dict[Any, NDArray[Any]] | None] = ContextVar("headrace_reads", default=None)
+__all__ = ["Reads", "ask_together", "cache_variable_reads", "cached_reads"]
+
+
+class _Whole(Protocol):
+    """The shards of a variable."""
+
+    servers: Servers
+
+    def reads(self) -> list[Ask]: ...
+
+    def joined(self, answers: Sequence[Answered]) -> NDArray[Any]: ...
+
+
+class Reads:
+    """What was read in a scope, by variable, and what comes with the next that is.
+
+    Args:
+        named: Variables of which all is to be read, each once.
+    """
+
+    def __init__(self, named: Sequence[_Whole] = ()) -> None:
+        self._values: dict[_Whole, NDArray[Any]] = {}
+        self._named = frozenset(named)
+        #: Those that come with the next read.
+        self._due = tuple(dict.fromkeys(named))
+
+    def has(self, whole: _Whole) -> bool:
+        """Whether all of a variable was read, or is to be."""
+        return whole in self._values or whole in self._named
+
+    def value_of(self, whole: _Whole) -> NDArray[Any]:
+        """Return the value of a variable, which nobody may change."""
+        if whole not in self._values:
+            self._due = tuple(each for each in self._due if each is not whole)
+            answers = ask_together(whole.servers, whole.reads())
+            self.keep(whole, answers)
+        return self._values[whole]
+
+    def keep(self, whole: _Whole, answers: Sequence[Answered]) -> None:
+        """Keep what was read; of two who read at a time the first one counts."""
+        self._values.setdefault(whole, whole.joined(answers))
+
+    def take_named(self, servers: Servers) -> list[_Whole]:
+        """Return the variables on these servers that are still to be read; they are read now."""
+        found = [each for each in self._due if each.servers is servers]
+        if found:
+            self._due = tuple(each for each in self._due if each.servers is not servers)
+        return found
+
+
+_reads: ContextVar[Reads | None] = ContextVar("headrace_reads", default=None)
 
 
 @contextmanager
-def cache_variable_reads() -> Iterator[None]:
+def cache_variable_reads(*variables: Any) -> Iterator[None]:
     """Read each variable on parameter servers once; later reads in the scope give that value.
 
     >>> import headrace as hr
@@ -25,18 +79,51 @@ def cache_variable_reads() -> Iterator[None]:
     A variable is asked for when it is read first, all of it. Rows are taken of what was read, if
     all was. It holds for the thread, and for replicas that `run` starts in it.
 
+    Args:
+        variables: All of these is read with whatever is read first in the scope, in the same
+            requests: in place of a round trip for each, there is one.
+
     Raises:
+        TypeError: One is no variable on parameter servers.
         ValueError: Scopes are nested.
     """
+    named = []
+    for each in variables:
+        whole = getattr(each, "sharded", None)
+        if whole is None:
+            raise TypeError(
+                "cache_variable_reads takes variables on parameter servers, one by one "
+                f"(*variables), but got a value of type {type(each).__name__}"
+            )
+        named.append(whole)
     if _reads.get() is not None:
         raise ValueError("cache_variable_reads scope cannot be nested")
-    token = _reads.set({})
+    token = _reads.set(Reads(named))
     try:
         yield
     finally:
         _reads.reset(token)
 
 
-def cached_reads() -> MutableMapping[Any, NDArray[Any]] | None:
-    """Return what was read in this scope, by variable; None: it is read each time."""
+def cached_reads() -> Reads | None:
+    """Return what was read in this scope; None: it is read each time."""
     return _reads.get()
+
+
+def ask_together(servers: Servers, asks: Sequence[Ask]) -> list[Answered]:
+    """Ask servers, and in the same requests for what the scope is to read from them.
+
+    Raises:
+        HeadraceError: As of `Servers.ask_all`.
+    """
+    reads = _reads.get()
+    named = [] if reads is None else reads.take_named(servers)
+    if reads is None or not named:
+        return servers.ask_all(asks)
+    parts = [each.reads() for each in named]
+    answers = servers.ask_all([*asks, *(ask for part in parts for ask in part)])
+    start = len(asks)
+    for each, part in zip(named, parts, strict=True):
+        reads.keep(each, answers[start : start + len(part)])
+        start += len(part)
+    return answers[: len(asks)]

@@ -26,6 +26,11 @@ class ShardedReading(NDArrayOperatorsMixin):
     shape: tuple[int, ...]
     _sharded: Sharded
 
+    @property
+    def sharded(self) -> Sharded:
+        """Its shards, and the servers that have them."""
+        return self._sharded
+
     def read(self) -> Any:
         """Return the value, as an array of NumPy that belongs to the caller.
 
@@ -39,9 +44,7 @@ class ShardedReading(NDArrayOperatorsMixin):
         cache = cached_reads()
         if cache is None:
             return self._sharded.read()[()]
-        if self not in cache:
-            cache[self] = self._sharded.read()
-        return cache[self].copy()[()]
+        return cache.value_of(self._sharded).copy()[()]
 
     numpy = value = read_value = read
 
@@ -58,8 +61,8 @@ class ShardedReading(NDArrayOperatorsMixin):
         refuse_while_tracing(f"Variable {self.name!r}")
         rows = self._checked_rows(ids)
         cache = cached_reads()
-        if cache is not None and self in cache:
-            return cache[self].take(rows, axis=0)
+        if cache is not None and cache.has(self._sharded):
+            return cache.value_of(self._sharded).take(rows, axis=0)
         return self._sharded.rows(Batch(rows))
 
     sparse_read = gather

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from headrace.parameter_server.operations import (
     Assign,
     AssignIds,
@@ -14,12 +16,12 @@ from headrace.parameter_server.operations import (
 
 __all__ = ["may_be_repeated"]
 
+_KEYED = frozenset(get_args(Keyed))
+
 
 def may_be_repeated(operation: Operation) -> bool:
     """Whether an operation may be asked again that was perhaps carried out."""
-    if not isinstance(operation, Keyed):
-        return True
-    if operation.key is not None:
+    if type(operation) not in _KEYED or operation.key is not None:  # type: ignore[union-attr]
         return True
     match operation:
         case Assign(how=how):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.parameter_server.connection import Ask, Servers
+from headrace.parameter_server.connection import Answered, Ask, Servers
 from headrace.parameter_server.creation import PlacedShard, VariableRecord
 from headrace.parameter_server.dtypes import dtype_named
 from headrace.parameter_server.operations import (
@@ -25,6 +25,7 @@ from headrace.parameter_server.operations import (
 )
 from headrace.parameter_server.origin import next_key
 from headrace.parameter_server.pushing import Gradient
+from headrace.parameter_server.read_cache import ask_together
 from headrace.parameter_server.sums import Batch, split_by_rows
 
 __all__ = ["Sharded"]
@@ -41,7 +42,7 @@ class Sharded:
     """
 
     def __init__(self, servers: Servers, record: VariableRecord) -> None:
-        self._servers = servers
+        self.servers = servers
         self._row_shape = record.shape[1:]
         self._dtype = dtype_named(record.dtype)
         #: In which rows are sent: half of an int64, for most variables.
@@ -55,10 +56,15 @@ class Sharded:
         return len(self._shards) == 1
 
     def read(self) -> NDArray[Any]:
+        """Return the value."""
+        return self.joined(self.servers.ask_all(self.reads()))
+
+    def reads(self) -> list[Ask]:
+        """Return what asks for the value."""
+        return [Ask(each.server, Read(each.spec.name)) for each in self._shards]
+
+    def joined(self, answers: Sequence[Answered]) -> NDArray[Any]:
         """Return the value; in one copy where it has several parts, and in none else."""
-        answers = self._servers.ask_all(
-            [Ask(each.server, Read(each.spec.name)) for each in self._shards]
-        )
         parts = [arrays[0] for _, arrays in answers]
         return parts[0] if self.is_whole else np.concatenate(parts)
 
@@ -71,12 +77,13 @@ class Sharded:
             for shard, part in zip(self._shards, split_by_rows(rows, self._ranges), strict=True)
             if part.stop > part.start
         ]
-        parts = [arrays[0] for _, arrays in self._servers.ask_all(asks)] if asks else []
+        answers = ask_together(self.servers, asks) if asks else []
+        parts = [arrays[0] for _, arrays in answers]
         return batch.spread(parts, self._row_shape, self._dtype)
 
     def assign(self, how: str, value: NDArray[Any]) -> None:
         """Change the whole value."""
-        self._servers.ask_all(
+        self.servers.ask_all(
             [
                 Ask(
                     shard.server,
@@ -99,7 +106,7 @@ class Sharded:
             if part.stop > part.start:
                 operation = Scatter(shard.spec.name, how, next_key(shard.spec.name))
                 asks.append(Ask(shard.server, operation, [rows[part], values[part]]))
-        self._servers.ask_all(asks)
+        self.servers.ask_all(asks)
 
     def pushes(
         self, optimizer: str, rule: OptimizerRule, step: Step, gradient: Gradient

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,11 +46,10 @@ def distinct_ids(ids: Ids) -> tuple[Ids, Ids]:
         ids: Of any shape; the second answer has it too.
     """
     flat = ids.reshape(-1)
-    ordered, order = _sorted(flat)
-    first = _starts(ordered)
+    found = _in_order(flat)
     inverse = np.empty(len(flat), np.int64)
-    inverse[order] = np.cumsum(first) - 1
-    return ordered[first], inverse.reshape(ids.shape)
+    inverse[found.order] = np.cumsum(found.is_first) - 1
+    return found.distinct(), inverse.reshape(ids.shape)
 
 
 class Batch:
@@ -66,10 +65,8 @@ class Batch:
     def __init__(self, ids: Ids) -> None:
         self._shape = ids.shape
         flat = ids.reshape(-1)
-        ordered, self._order = _sorted(flat)
-        self._is_first = _starts(ordered)
-        self._first = np.flatnonzero(self._is_first)
-        self.distinct = ordered[self._first]
+        self._ids = _in_order(flat)
+        self.distinct = self._ids.distinct()
         #: Whether they were rising, and each there once.
         self._is_plain = ids.ndim == 1 and np.array_equal(self.distinct, flat)
 
@@ -85,17 +82,17 @@ class Batch:
         """
         if self._is_plain and len(parts) == 1:
             return parts[0]
-        order, first = self._order, self._first
+        order, first = self._ids.order, self._ids.first
         found = np.empty((len(order), *row_shape), dtype)
         if found.size:
             rows = found.reshape(len(order), -1)
-            homes = order[first]
+            homes = order.take(first, mode="clip")
             start = 0
             for part in parts:  # each row goes to where its id stands first
                 put_rows(rows, homes[start : start + len(part)], part.reshape(-1, rows.shape[1]))
                 start += len(part)
             if len(first) < len(order):
-                again = np.flatnonzero(~self._is_first)
+                again = np.flatnonzero(~self._ids.is_first)
                 source = homes[np.searchsorted(first, again) - 1]
                 put_rows(rows, order[again], rows.take(source, axis=0))
         return found.reshape((*self._shape, *row_shape))
@@ -109,12 +106,12 @@ def sum_rows(ids: Ids, values: NDArray[Any]) -> tuple[Ids, NDArray[Any]]:
         values: A row for each. Numbers of less than 32 bits are summed, and returned, in float32.
     """
     values = _summable(values)
-    ordered, order = _sorted(ids)
-    first, doubled, sums = _sums(ordered, order, values)
-    found = values.take(order[first], axis=0)
+    known = _in_order(ids)
+    doubled, sums = _sums(known, known.order, values)
+    found = values.take(known.order.take(known.first), axis=0)
     if len(doubled):
         found[doubled] = sums
-    return ordered[first], found
+    return known.distinct(), found
 
 
 def sum_shared(
@@ -130,14 +127,14 @@ def sum_shared(
         which: Which of them each id has.
     """
     values = _summable(values)
-    ordered, order = _sorted(ids)
-    order = which[order]
-    first, doubled, sums = _sums(ordered, order, values)
-    found = order[first]
+    known = _in_order(ids)
+    order = which.take(known.order)
+    doubled, sums = _sums(known, order, values)
+    found = order.take(known.first)
     if len(doubled):
         found[doubled] = np.arange(len(values), len(values) + len(doubled))
         values = np.concatenate([values, sums])
-    return ordered[first], values, found
+    return known.distinct(), values, found
 
 
 def _summable(values: NDArray[Any]) -> NDArray[Any]:
@@ -148,12 +145,11 @@ def _summable(values: NDArray[Any]) -> NDArray[Any]:
     )
 
 
-def _sums(ordered: Ids, order: Ids, values: NDArray[Any]) -> tuple[Ids, Ids, NDArray[Any]]:
-    """Return where each id begins, which of them stand there more than once, and their sums."""
-    is_first = _starts(ordered)
-    first = np.flatnonzero(is_first)
-    if len(first) == len(ordered):
-        return first, first[:0], values[:0]
+def _sums(known: _InOrder, order: Ids, values: NDArray[Any]) -> tuple[Ids, NDArray[Any]]:
+    """Return which ids stand there more than once, and their sums of the rows in an order."""
+    is_first, first = known.is_first, known.first
+    if len(first) == len(order):
+        return first[:0], values[:0]
     # Most ids stand there once: only the others are looked at.
     again = np.flatnonzero(~is_first)
     heads = again[is_first[again - 1]] - 1
@@ -162,7 +158,7 @@ def _sums(ordered: Ids, order: Ids, values: NDArray[Any]) -> tuple[Ids, Ids, NDA
     here.sort(kind="stable")
     ends = np.append(np.searchsorted(here, heads)[1:], len(here))
     counts = np.diff(ends, prepend=0)
-    return first, doubled, _sum_runs(values, order[here], counts)
+    return doubled, _sum_runs(values, order[here], counts)
 
 
 def _sum_runs(values: NDArray[Any], order: Ids, counts: Ids) -> NDArray[Any]:
@@ -196,6 +192,70 @@ def _sparse_product() -> Callable[[NDArray[Any], Ids, Ids], NDArray[Any]] | None
     return product
 
 
+class _InOrder(NamedTuple):
+    """Ids in their order. Its arrays are shared: nobody writes to them, or hands them out.
+
+    Attributes:
+        ids: As they came.
+        ordered: Rising.
+        order: Where each of `ordered` stood; of equal ones the first comes first.
+        is_first: Whether each of `ordered` is the first of its id.
+        first: Where each id begins in `ordered`.
+    """
+
+    ids: Ids
+    ordered: Ids
+    order: Ids
+    is_first: NDArray[np.bool_]
+    first: Ids
+
+    def distinct(self) -> Ids:
+        """Return each id once, as an array of the caller's own."""
+        return self.ordered.take(self.first)
+
+
+class _Recent:
+    """What was put in order of late; replaced whole, so that threads do no harm to each other."""
+
+    batches: tuple[_InOrder, ...] = ()
+
+
+_recent = _Recent()
+_MOST_BATCHES = 8
+_MOST_IDS = 1 << 18
+"""Ids that are remembered, all batches together: 33 bytes each."""
+
+
+def _in_order(ids: Ids) -> _InOrder:
+    """Return ids in their order.
+
+    What a step reads it mostly pushes too, so a few batches are remembered: to compare ids takes a
+    thirtieth of the time of a sort.
+    """
+    count = len(ids)
+    if not 0 < count <= _MOST_IDS:
+        return _put_in_order(ids)
+    batches = _recent.batches
+    for known in batches:
+        if len(known.ids) == count and known.ids[0] == ids[0] and (known.ids == ids).all():
+            return known
+    made = _put_in_order(ids.copy())
+    kept, room = [made], _MOST_IDS - count
+    for known in batches[: _MOST_BATCHES - 1]:
+        room -= len(known.ids)
+        if room >= 0:
+            kept.append(known)
+    _recent.batches = tuple(kept)
+    return made
+
+
+def _put_in_order(ids: Ids) -> _InOrder:
+    ordered, order = _sorted(ids)
+    is_first = np.ones(len(ordered), bool)
+    np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
+    return _InOrder(ids, ordered, order, is_first, np.flatnonzero(is_first))
+
+
 def _sorted(ids: Ids) -> tuple[Ids, Ids]:
     """Return the ids in order, and where each stood; of equal ones the first comes first."""
     if len(ids) == 0:
@@ -205,17 +265,11 @@ def _sorted(ids: Ids) -> tuple[Ids, Ids]:
     # The difference is right although it may be more than an int64 holds: it wraps around.
     with np.errstate(over="ignore"):
         left = (ids - np.int64(lowest)).view(np.uint64)
-    order = np.argsort(left.astype(np.uint16), kind="stable")
+    order = left.astype(np.uint16).argsort(kind="stable")
     for shift in range(16, (highest - lowest).bit_length(), 16):
         digit = (left >> np.uint64(shift)).astype(np.uint16)
-        order = order[np.argsort(digit[order], kind="stable")]
-    return ids[order], order
-
-
-def _starts(ordered: Ids) -> NDArray[np.bool_]:
-    first = np.ones(len(ordered), bool)
-    np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
-    return first
+        order = order.take(digit.take(order).argsort(kind="stable"))
+    return ids.take(order), order
 
 
 def check_ids(ids: NDArray[Any], whose: str) -> Ids:

@@ -19,7 +19,7 @@ from headrace.distribute.current import get_strategy
 from headrace.errors import FailedPreconditionError, InvalidArgumentError
 from headrace.parameter_server.arrays import as_array
 from headrace.parameter_server.connection import Ask
-from headrace.parameter_server.current import Cluster, cluster_of
+from headrace.parameter_server.current import Cluster
 from headrace.parameter_server.dtypes import (
     as_dtype,
     dtype_named,
@@ -27,6 +27,7 @@ from headrace.parameter_server.dtypes import (
     name_of,
     working_dtype,
 )
+from headrace.parameter_server.handle import Handle
 from headrace.parameter_server.indexed_slices import IndexedSlices
 from headrace.parameter_server.operations import (
     ApplyIds,
@@ -78,7 +79,7 @@ class TableRecord(msgspec.Struct, frozen=True):
     wire: str = ""
 
 
-class EmbeddingTable:
+class EmbeddingTable(Handle[TableRecord]):
     """Rows for any int64 ids on parameter servers; made in the scope of their strategy.
 
         with strategy.scope():
@@ -104,6 +105,8 @@ class EmbeddingTable:
     Raises:
         FailedPreconditionError: It is made outside of the scope, or in a scheduled function.
     """
+
+    kind = "EmbeddingTable"
 
     def __init__(
         self,
@@ -155,28 +158,10 @@ class EmbeddingTable:
         self._become(cluster, record)
 
     def _become(self, cluster: Cluster, record: TableRecord) -> None:
-        self._cluster = cluster
-        self._record = record
-        self.name = record.name
         self.dim = record.dim
         self.dtype = dtype_named(record.dtype)
         self.wire_name = record.wire
-        cluster.keep("table", record.name, self)
-
-    @classmethod
-    def of(cls, cluster: Cluster, record: TableRecord) -> EmbeddingTable:
-        """Return the table of a handle."""
-        made = cls.__new__(cls)
-        made._become(cluster, record)
-        return made
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _resolve, (self._cluster.cluster_id, self._record)
-
-    @property
-    def cluster(self) -> Cluster:
-        """The cluster that it is in."""
-        return self._cluster
+        super()._become(cluster, record)
 
     @property
     def shards(self) -> tuple[PlacedTable, ...]:
@@ -383,8 +368,3 @@ def _initializer(given: Any, seed: int) -> Initializer:
         f"`initializer` must be one of {', '.join(map(repr, _NAMED))}, a number, or one of "
         f"hr.initializers, but got {given!r}"
     )
-
-
-def _resolve(cluster_id: str, record: TableRecord) -> EmbeddingTable:
-    cluster = cluster_of(cluster_id, f"EmbeddingTable {record.name!r}")
-    return cluster.resolve("table", record.name, lambda: EmbeddingTable.of(cluster, record))

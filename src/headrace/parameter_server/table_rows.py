@@ -21,11 +21,14 @@ class Column(NamedTuple):
         shape: Of the part of a row.
         dtype: Of its elements.
         first: What a new row begins with.
+        beside_id: Whether it lies beside the row's id, where who looks for that finds it at no
+            cost; an int64.
     """
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     first: float = 0.0
+    beside_id: bool = False
 
 
 class TableRows:
@@ -33,26 +36,34 @@ class TableRows:
 
     Attributes:
         index: Which row an id has.
-        columns: Arrays by name, with room for `index.room` rows.
     """
 
     def __init__(self, **columns: Column) -> None:
-        self.index = IdTable(self._grow)
-        self.columns: dict[str, NDArray[Any]] = {}
-        self._kinds: dict[str, Column] = {}
-        for name, column in columns.items():
-            self.add_column(name, column)
+        beside = [name for name, column in columns.items() if column.beside_id]
+        #: Columns that the index has, and as which of its numbers.
+        self._beside = {name: number for number, name in enumerate(beside)}
+        self.index = IdTable(self._grow, len(beside))
+        self._kinds = dict(columns)
+        self._arrays = {
+            name: _filled(column, 0) for name, column in columns.items() if not column.beside_id
+        }
 
     def __len__(self) -> int:
         return len(self.index)
 
     def __getitem__(self, column: str) -> NDArray[Any]:
-        return self.columns[column]
+        number = self._beside.get(column)
+        return self._arrays[column] if number is None else self.index.beside(number)
+
+    @property
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """Arrays by name, with room for `index.room` rows."""
+        return {name: self[name] for name in self._kinds}
 
     @property
     def nbytes(self) -> int:
         """Bytes of the index and of all columns."""
-        return self.index.nbytes + sum(column.nbytes for column in self.columns.values())
+        return self.index.nbytes + sum(array.nbytes for array in self._arrays.values())
 
     def first(self, column: str) -> float:
         """Return what a new row has in a column."""
@@ -61,14 +72,14 @@ class TableRows:
     def add_column(self, name: str, column: Column) -> None:
         """Give each row one thing more."""
         self._kinds[name] = column
-        self.columns[name] = _filled(column, self.index.room)
+        self._arrays[name] = _filled(column, self.index.room)
 
     def find_or_add(self, ids: Ids) -> tuple[Ids, Ids]:
         """Return the row of each id, and those that are new; these have first values."""
         rows, added = self.index.find_or_add(ids)
         for name, column in self._kinds.items():
             # Rows that were freed are used again.
-            self.columns[name][added] = column.first
+            self[name][added] = column.first
         return rows, added
 
     def remove(self, ids: Ids) -> Ids:
@@ -103,12 +114,11 @@ class TableRows:
         return np.concatenate([surely, tied[order[: count - len(surely)]]])
 
     def _grow(self, room: int) -> None:
-        for name, column in self._kinds.items():
-            held = self.columns[name]
+        for name, held in self._arrays.items():
             if len(held) < room:
-                larger = _filled(column, room)
+                larger = _filled(self._kinds[name], room)
                 larger[: len(held)] = held
-                self.columns[name] = larger
+                self._arrays[name] = larger
 
 
 def _filled(column: Column, room: int) -> NDArray[Any]:

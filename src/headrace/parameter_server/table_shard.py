@@ -31,10 +31,10 @@ __all__ = ["TableShard", "slot_column"]
 Array = NDArray[Any]
 Ids = NDArray[np.int64]
 
-_COUNT = Column((), np.dtype(np.int64))
+_COUNT = Column((), np.dtype(np.int64), beside_id=True)
 #: Ids that wait for admission, for each row of the capacity.
 _WAITING = 4
-_WHEN = Column((), np.dtype(np.int64))
+_WHEN = Column((), np.dtype(np.int64), beside_id=True)
 
 
 class TableShard:

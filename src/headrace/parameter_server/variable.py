@@ -30,8 +30,9 @@ from headrace.errors import FailedPreconditionError
 from headrace.parameter_server.arrays import as_array
 from headrace.parameter_server.connection import Ask
 from headrace.parameter_server.creation import PlacedShard, VariableRecord, initial
-from headrace.parameter_server.current import Cluster, cluster_of
+from headrace.parameter_server.current import Cluster
 from headrace.parameter_server.dtypes import dtype_named, is_floating, working_dtype
+from headrace.parameter_server.handle import Handle
 from headrace.parameter_server.indexed_slices import IndexedSlices
 from headrace.parameter_server.operations import OptimizerRule, Step
 from headrace.parameter_server.origin import in_closure
@@ -58,7 +59,7 @@ class Shard(msgspec.Struct, frozen=True):
     shape: tuple[int, ...]
 
 
-class ServerVariable(ShardedReading):
+class ServerVariable(Handle[VariableRecord], ShardedReading):
     """An array on parameter servers; `hr.Variable` in the scope of their strategy makes it.
 
     Args:
@@ -72,6 +73,8 @@ class ServerVariable(ShardedReading):
         synchronization: AUTO or ON_WRITE: there is one copy.
         shape: Of the variable; None: that of the initial value.
     """
+
+    kind = "Variable"
 
     def __init__(
         self,
@@ -105,31 +108,13 @@ class ServerVariable(ShardedReading):
         self._become(*made)
 
     def _become(self, cluster: Cluster, record: VariableRecord) -> None:
-        self._cluster = cluster
-        self._record = record
-        self.name = record.name
         self.trainable = record.trainable
         self.shape = record.shape
         self.dtype = dtype_named(record.dtype)
         self._sharded = Sharded(cluster.servers, record)
-        cluster.keep("variable", record.name, self)
-
-    @classmethod
-    def of(cls, cluster: Cluster, record: VariableRecord) -> ServerVariable:
-        """Return the variable of a handle."""
-        made = cls.__new__(cls)
-        made._become(cluster, record)
-        return made
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _resolve, (self._cluster.cluster_id, self._record)
+        super()._become(cluster, record)
 
     # --- what it is ---------------------------------------------------------------------------
-
-    @property
-    def cluster(self) -> Cluster:
-        """The cluster that it is in."""
-        return self._cluster
 
     @property
     def aggregation(self) -> VariableAggregation:
@@ -369,11 +354,6 @@ class ServerVariable(ShardedReading):
 
 
 Variable.register(ServerVariable)
-
-
-def _resolve(cluster_id: str, record: VariableRecord) -> ServerVariable:
-    cluster = cluster_of(cluster_id, f"Variable {record.name!r}")
-    return cluster.resolve("variable", record.name, lambda: ServerVariable.of(cluster, record))
 
 
 def _keeps_kind(array: NDArray[Any], dtype: np.dtype[Any]) -> bool:

@@ -16,7 +16,9 @@ import os
 import select
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
 
 from headrace.forks import in_each_child
 
@@ -26,6 +28,7 @@ __all__ = [
     "die_with_parent",
     "end_when_released",
     "forked_children_die_too",
+    "on_sigterm",
     "say_leaving",
     "say_ready",
     "wait_for_release",
@@ -56,6 +59,25 @@ def say_ready(text: str = "", log_to: int | None = None) -> None:
 def say_leaving() -> None:
     """Tell the parent that this process was asked to leave by somebody else."""
     _say(LEAVING)
+
+
+def on_sigterm(leave: Callable[[], None]) -> None:
+    """Have SIGTERM tell the parent that this process was asked to leave, and then call `leave`.
+
+    A process that a user's function forks is not this one, and ends by SIGTERM as others do. To be
+    called on the main thread.
+    """
+
+    def asked(number: int, frame: FrameType | None) -> None:
+        say_leaving()
+        leave()
+
+    before = signal.signal(signal.SIGTERM, asked)
+    in_each_child(lambda: _set_handler(before))
+
+
+def _set_handler(handler: Any) -> None:
+    signal.signal(signal.SIGTERM, handler)
 
 
 def die_with_parent(lifeline: int) -> None:

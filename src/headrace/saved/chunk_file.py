@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.element.chunk import Chunk
+from headrace.element.memory import fresh
 from headrace.element.structure import unflatten
 from headrace.element.transpose import untranspose
 from headrace.errors import DataLossError, FailedPreconditionError, NotFoundError
@@ -256,7 +257,7 @@ def new_columns(form: Form, size: int) -> list[NDArray[Any]]:
 
 def _new_column(column: Column, size: int) -> NDArray[Any]:
     dtype = stored_dtype(column.dtype) if column.held == NUMBERS else column.dtype
-    return np.empty((size, *column.lengths), dtype)
+    return fresh((size, *column.lengths), dtype)
 
 
 def finished(form: Form, made: list[NDArray[Any]]) -> list[NDArray[Any]]:

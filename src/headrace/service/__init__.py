@@ -7,7 +7,8 @@
     client/        reads tasks; a Source again
     passes         how a pass is called in messages
     by_value       modules that travel with a dataset
-    dataset        `distribute`, `register_dataset`, `from_dataset_id`
+    dataset        `distribute`, `from_dataset_id`
+    registering    `register_dataset`: what is said of a dataset, and its plan
     saving         `distributed_save`: workers write a dataset into a directory
     local_cluster  all of it on this machine
     local_worker   one worker of that, in a process of its own or in this one
@@ -31,10 +32,10 @@ if TYPE_CHECKING:
         delivery_report,
         distribute,
         from_dataset_id,
-        register_dataset,
     )
     from headrace.service.dispatcher.server import DispatchServer
     from headrace.service.local_cluster import LocalCluster
+    from headrace.service.registering import register_dataset
     from headrace.service.saving import DistributedSave, distributed_save
     from headrace.service.worker.server import WorkerServer
     from headrace.transport.security import Security
@@ -56,7 +57,7 @@ else:
             "distribute": "headrace.service.dataset",
             "distributed_save": "headrace.service.saving",
             "from_dataset_id": "headrace.service.dataset",
-            "register_dataset": "headrace.service.dataset",
+            "register_dataset": "headrace.service.registering",
         },
         absent="headrace.data.absent:no_such_name",
     )

@@ -307,7 +307,7 @@ class WorkerConfig:
         port: Where it listens; 0 takes any free port.
         host: Whom it listens for; the default lets only this machine in.
         heartbeat_interval_ms: Milliseconds between heartbeats; None: as the dispatcher asks (500,
-            or a quarter of its `worker_timeout_ms`).
+            or a quarter of its `worker_timeout_ms`; with more than 100 workers up to 2500).
         dispatcher_timeout_ms: How long a dispatcher that is away is waited for; None: 1 hour.
         data_transfer_protocol: What carries the elements; not supported by this version: clients
             choose, or take the best.

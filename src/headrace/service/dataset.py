@@ -1,36 +1,28 @@
-"""Where the service touches a Dataset: to register one, to read one."""
+"""Datasets that read a service."""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import logging
-import uuid
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any
 
 from headrace.data.dataset import Dataset
-from headrace.element.spec import ArraySpec, Spec, decode_spec, encode_spec, relax
+from headrace.element.spec import ArraySpec, Spec, decode_spec, relax
 from headrace.element.structure import flatten
 from headrace.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
     InvalidElementError,
     NotFoundError,
-    UnavailableError,
 )
 from headrace.plan import traverse
 from headrace.plan.elements import FromSource
-from headrace.plan.fingerprint import fingerprint_with_steps
 from headrace.plan.fixed_order import drawn_seeds, seeds_named
 from headrace.plan.node import Node
-from headrace.plan.serialize import load_plan
 from headrace.plan.source import INFINITE, UNKNOWN
 from headrace.rewrites.cut import Cut
-from headrace.rewrites.normal import normalize
-from headrace.rewrites.positions import deal_of
-from headrace.service.by_value import by_value, checked_modules, dump_with
+from headrace.service.by_value import by_value, checked_modules
 from headrace.service.client.consumers import spec_of_parts
 from headrace.service.client.in_turns import InTurns, source_for
 from headrace.service.client.materialized import (
@@ -44,43 +36,17 @@ from headrace.service.client.visits import (
     account_in_order,
     account_of,
     cut_for,
-    has_origins,
     is_cut,
     whole_stream_step,
     with_visitation,
 )
 from headrace.service.config import CrossTrainerCache, ShardingPolicy, parse_service
-from headrace.service.dispatcher.stub import DispatcherStub
-from headrace.service.messages import (
-    PLAN_PART_BYTES,
-    GetDataset,
-    GetPlan,
-    PutPlan,
-    RegisterDataset,
-)
-from headrace.serving.call import Question
+from headrace.service.messages import GetDataset
+from headrace.service.registering import ask, check_compression, registered, registered_plan
 from headrace.storage.names import FileName
-from headrace.transport.retry import RetryPolicy, retry
-from headrace.transport.security import Security, check_security
+from headrace.transport.security import Security
 
-__all__ = [
-    "ask",
-    "delivery_report",
-    "distribute",
-    "from_dataset_id",
-    "register_dataset",
-    "registered",
-]
-
-_log = logging.getLogger(__name__)
-
-A = TypeVar("A")
-
-_COMPRESSIONS = ("AUTO", None)
-_PATIENCE = RetryPolicy(deadline=60.0)
-_CALL_SECONDS = 5.0
-_LARGE_PLAN_BYTES = 64 << 20
-_MOST_TIMES_WANTED = 5
+__all__ = ["delivery_report", "distribute", "from_dataset_id"]
 
 
 def distribute(
@@ -185,7 +151,7 @@ def distribute(
             wait_timeout=wait_timeout,
             security=security,
         )
-    _check_compression(compression)
+    check_compression(compression)
     kept_in = None if materialize is None else check_materialize(materialize, options)
 
     def apply(pipeline: Any) -> Dataset:
@@ -216,125 +182,6 @@ def distribute(
         return _reading(options, dataset_id, spec, size, job_name, compression, plan, made, account)
 
     return apply
-
-
-def register_dataset(
-    service: str | tuple[str, str],
-    dataset: Dataset,
-    compression: str | None = "AUTO",
-    dataset_id: str | None = None,
-    *,
-    modules: Sequence[ModuleType | str] = (),
-    security: Security | None = None,
-) -> str:
-    """Make a dataset known to a service; return its id, for `from_dataset_id`.
-
-    Args:
-        service: The dispatcher: "tcp://host:port", "host:port" or ("tcp", "host:port").
-        dataset: What to register. Its functions travel with it, by value.
-        compression: As in `distribute`, for all who read it.
-        dataset_id: The id to give it; None or "": the dispatcher chooses one.
-        modules: As in `distribute`.
-        security: Keys of this client, for a service that asks for them.
-
-    Raises:
-        TypeError, ValueError: An argument is wrong.
-        AlreadyExistsError: The id names a dataset of another structure.
-        FailedPreconditionError: Something in the dataset cannot be pickled.
-        UnavailableError: The dispatcher did not answer for a minute.
-    """
-    travelling = checked_modules(modules)
-    return registered(
-        service, dataset, compression, dataset_id, security, modules=travelling, anonymous=False
-    )
-
-
-def registered(
-    service: str | tuple[str, str],
-    dataset: Dataset,
-    compression: str | None,
-    dataset_id: str | None,
-    security: Security | None,
-    *,
-    modules: Sequence[ModuleType] = (),
-    anonymous: bool,
-) -> str:
-    """Register a dataset; return its id. Arguments as in `register_dataset`.
-
-    Args:
-        service: The dispatcher.
-        dataset: What to register.
-        compression: "AUTO" or None.
-        dataset_id: The id to give it, or None.
-        security: Keys of this client.
-        modules: Those that travel with it.
-        anonymous: Nobody is given the id to keep.
-    """
-    address = parse_service(service)
-    if not isinstance(dataset, Dataset):
-        raise TypeError(f"`dataset` must be a Dataset, but got {dataset!r}")
-    _check_compression(compression)
-    check_security(security)
-    if dataset_id is not None and not isinstance(dataset_id, str):
-        raise TypeError(f"`dataset_id` must be a string, but got {dataset_id!r}")
-    plan = dataset.plan
-    spec = traverse.element_spec(plan)
-    data = dump_with(modules, plan)
-    if len(data) > _LARGE_PLAN_BYTES:
-        _log.warning(
-            "this dataset is %d MB to send to workers, because it holds its data: read files on "
-            "the workers instead, or expect each worker to hold a copy",
-            len(data) >> 20,
-        )
-    deal = deal_of(normalize(plan).plan)
-    whole, steps = fingerprint_with_steps(plan)
-    message = RegisterDataset(
-        token=uuid.uuid4().hex,
-        digest=hashlib.sha256(data).digest(),
-        fingerprint=whole,
-        # Empty where only running can tell: that is for the workers, not for this process.
-        element_spec=b"" if spec is None else encode_spec(spec),
-        cardinality=traverse.cardinality(plan),
-        positions=None if deal is None else deal.size,
-        compression=compression,
-        dataset_id=dataset_id or None,
-        anonymous=anonymous,
-        origins=has_origins(plan),
-        steps=steps,
-    )
-    return _register(address, security, message, data)
-
-
-def _register(
-    address: str, security: Security | None, message: RegisterDataset, data: bytes
-) -> str:
-    """Register, after putting the plan if the dispatcher does not have it; return the id."""
-    for _ in range(_MOST_TIMES_WANTED):
-        registered = ask(address, security, message)
-        if not registered.wanted:
-            return registered.dataset_id
-        _put_plan(address, security, message.digest, data)
-    raise UnavailableError(
-        f"the dispatcher at {address} forgets the dataset's plan as often as it is sent: is it "
-        "restarted again and again?"
-    )
-
-
-def _put_plan(address: str, security: Security | None, digest: bytes, data: bytes) -> None:
-    offset = 0
-    while offset < len(data):
-        part = data[offset : offset + PLAN_PART_BYTES]
-        put = PutPlan(digest=digest, offset=offset, total=len(data), part=part)
-        offset = ask(address, security, put).received
-
-
-def _get_plan(address: str, security: Security | None, digest: bytes) -> bytes:
-    data = bytearray()
-    while True:
-        got = ask(address, security, GetPlan(digest=digest, offset=len(data)))
-        data += got.part
-        if len(data) >= got.total:
-            return bytes(data)
 
 
 def from_dataset_id(
@@ -425,12 +272,12 @@ def from_dataset_id(
     _check_endless(options, known.cardinality)
     scoped = None if job_name is None else f"dataset_id={name}/{job_name}"
     if options.ordered and options.num_consumers is not None:
-        whole = load_plan(_get_plan(parse_service(service), security, known.digest))
+        whole = registered_plan(parse_service(service), security, known.digest)
         named = dataclasses.replace(options, job_name=scoped)
         return _in_turns(named, whole, known.compression, checked_modules(modules))
     plan, made = None, None
     if is_cut(options) and known.positions is not None and (options.ordered or not known.origins):
-        plan = load_plan(_get_plan(parse_service(service), security, known.digest))
+        plan = registered_plan(parse_service(service), security, known.digest)
         made = cut_for(plan, options)
     return _reading(
         options, name, element_spec, known.cardinality, scoped, known.compression, plan, made
@@ -583,13 +430,6 @@ def _check_endless(options: ReadingOptions, cardinality: int) -> None:
         )
 
 
-def _check_compression(compression: object) -> None:
-    if compression not in _COMPRESSIONS:
-        raise ValueError(
-            f"Invalid `compression` argument: {compression}. Must be one of {list(_COMPRESSIONS)}."
-        )
-
-
 def _dataset_name(dataset_id: object) -> str:
     if isinstance(dataset_id, bytes):
         return dataset_id.decode()
@@ -598,15 +438,3 @@ def _dataset_name(dataset_id: object) -> str:
     if dataset_id == "":
         raise ValueError("`dataset_id` must not be empty")
     return str(dataset_id)
-
-
-def ask(address: str, security: Security | None, question: Question[A]) -> A:
-    """Ask the dispatcher, which is waited for; return the answer."""
-    with DispatcherStub(address, security=security) as stub:
-        return retry(
-            lambda timeout: stub.call(question, timeout=timeout),
-            _PATIENCE,
-            whom=f"the dispatcher at {address}",
-            attempt_timeout=_CALL_SECONDS,
-            say=_log.warning,
-        )

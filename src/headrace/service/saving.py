@@ -29,8 +29,8 @@ from headrace.plan.source import INFINITE
 from headrace.rewrites.optimize import prepare
 from headrace.service.by_value import checked_modules
 from headrace.service.config import parse_service
-from headrace.service.dataset import ask, registered
 from headrace.service.messages import BeginSave, GetSave, SaveUpdate
+from headrace.service.registering import ask, registered
 from headrace.storage.folder import open_folder
 from headrace.storage.names import FileName
 from headrace.transport.security import Security

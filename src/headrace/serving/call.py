@@ -70,6 +70,7 @@ class Stub:
     def __init__(self, channel: Channel, whom: str) -> None:
         self._channel = channel
         self._whom = whom
+        self._is_released = False
 
     def call(self, question: Question[A], *, timeout: float = _SECONDS) -> A:
         """Ask, and return the answer.
@@ -90,9 +91,15 @@ class Stub:
             )
         return reply
 
+    def release(self) -> Channel:
+        """Return the channel, which belongs to the caller from now on."""
+        self._is_released = True
+        return self._channel
+
     def close(self) -> None:
-        """Close the connection. May be called twice."""
-        self._channel.close()
+        """Close the connection, unless it was released. May be called twice."""
+        if not self._is_released:
+            self._channel.close()
 
     def __enter__(self) -> Self:
         return self

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.typing import NDArray
 
+from headrace.element.memory import fresh, fresh_copy, fresh_rows
 from headrace.element.normalize import normalize
 from headrace.element.spec import ArraySpec, Spec, spec_of, unbatched
 from headrace.element.structure import Element, Structure, component, flatten, unflatten
@@ -151,14 +152,14 @@ class SlicesSource(IndexedSource):
         run = _as_run(indices)
         if run is not None:
             rows = [
-                leaf[run].copy().reshape(*indices.shape, *leaf.shape[1:]) for leaf in self._leaves
+                fresh_copy(leaf[run]).reshape(*indices.shape, *leaf.shape[1:])
+                for leaf in self._leaves
             ]
             return unflatten(self._structure, rows)
-        # `take` beats indexing by a third at rows of an image, by four times at rows of numbers.
-        return unflatten(self._structure, [leaf.take(indices, axis=0) for leaf in self._leaves])
+        return unflatten(self._structure, [fresh_rows(leaf, indices) for leaf in self._leaves])
 
     def gather_run(self, start: int, stop: int) -> Any:
-        return unflatten(self._structure, [leaf[start:stop].copy() for leaf in self._leaves])
+        return unflatten(self._structure, [fresh_copy(leaf[start:stop]) for leaf in self._leaves])
 
     def lend(self, indices: NDArray[np.int64]) -> Any:
         indices = np.asarray(indices)
@@ -239,7 +240,7 @@ def _repeated(leaf: Any, shape: tuple[int, ...]) -> NDArray[Any]:
     """Return a fresh array of this shape, each of whose entries is `leaf`."""
     if isinstance(leaf, bytes | str):
         return np.full(shape, leaf, object)
-    made = np.empty((*shape, *leaf.shape), leaf.dtype)
+    made = fresh((*shape, *leaf.shape), leaf.dtype)
     made[...] = leaf
     return made
 

@@ -32,6 +32,9 @@ __all__ = ["Arena", "ArenaBudget"]
 
 _log = logging.getLogger(__name__)
 
+_BESIDE = 64 << 10
+"""Bytes after a buffer that is made in a slot, for small ones that go with it."""
+
 _numbers = itertools.count(random.SystemRandom().getrandbits(62))
 
 
@@ -145,17 +148,12 @@ class Arena:
             Where they lie; or, where there was no room, a new segment to offer to the reader or
             None, and the buffers must travel another way.
         """
-        placement = self._reserve(tuple(view.nbytes for view in buffers))
+        placement = self._reserve(tuple([view.nbytes for view in buffers]))
         if not isinstance(placement, Placement):
             return placement
         try:
             # Outside the lock: a copy lets other threads run.
-            at = self._address(placement)
-            for view, length in zip(buffers, placement.lengths, strict=True):
-                if length:
-                    source = np.frombuffer(view, np.uint8)
-                    copy_memory(at, source.ctypes.data, length)
-                at += aligned(length)
+            self._copy(buffers, self._address(placement))
         except BaseException:
             self.take_back(placement)
             self.posted(placement)
@@ -167,15 +165,34 @@ class Arena:
 
         `posted` is owed, until which the memory may be written. None: there is no room.
         """
-        placement = self._reserve((size,), may_grow=False)
+        if size < self._options.smallest_reply:
+            return None
+        placement = self._reserve((size, _BESIDE), may_grow=False)
         if not isinstance(placement, Placement):
             return None
         return placement, np.asarray(_Memory(self._address(placement), size))
 
+    def beside(self, placement: Placement, buffers: Sequence[memoryview]) -> Placement | None:
+        """Copy buffers to what was made in a room; None: there is no place for them."""
+        size = placement.lengths[0]
+        lengths = tuple([view.nbytes for view in buffers])
+        if sum(map(aligned, lengths)) > _BESIDE:
+            return None
+        self._copy(buffers, self._address(placement) + aligned(size))
+        return Placement(placement.segment, placement.slot, placement.offset, (size, *lengths))
+
+    @staticmethod
+    def _copy(buffers: Sequence[memoryview], at: int) -> None:
+        for view in buffers:
+            length = view.nbytes
+            if length:
+                copy_memory(at, np.frombuffer(view, np.uint8).ctypes.data, length)
+            at += aligned(length)
+
     def _reserve(
         self, lengths: tuple[int, ...], *, may_grow: bool = True
     ) -> Placement | Offer | None:
-        size = sum(aligned(length) for length in lengths)
+        size = sum(map(aligned, lengths))
         if size < self._options.smallest_reply:
             return None
         with self._lock:

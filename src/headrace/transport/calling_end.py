@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import msgspec
@@ -26,6 +27,7 @@ class CallingEnd(Channel):
         self._unanswered: set[int] = set()
         self._closed = False
         self._forked = False
+        self._process = os.getpid()
         stays_with_parent(self)
 
     @property

@@ -112,10 +112,10 @@ class Request(ABC):
     server's own process."""
 
     def room(self, size: int) -> memoryview | None:
-        """Return memory in which to make an answer of one buffer of that size; None: there is none.
+        """Return memory in which to make a buffer of that size; None: there is none.
 
-        What is made there is sent without a copy, if `reply` gets just that. It must not be
-        written, or read, after it.
+        What is made there is sent without a copy, if it is the first that `reply` gets and what
+        goes with it is small. It must not be written, or read, after it.
         """
         return None
 

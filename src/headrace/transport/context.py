@@ -31,13 +31,13 @@ class SharedContext:
         # Reentrant: the garbage collector may close a channel, and so call `give_back`, while this
         # very thread is inside `borrow`.
         self._lock = threading.RLock()
-        self._users = 0
+        self._users: set[object] = set()
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         #: Contexts of the processes that this one was forked from; nobody may end them here.
         self._inherited: list[zmq.Context[zmq.Socket[bytes]]] = []
 
-    def borrow(self) -> zmq.Context[zmq.Socket[bytes]]:
-        """Return the context; each call is owed one `give_back`, after its sockets are closed.
+    def borrow(self, user: object) -> zmq.Context[zmq.Socket[bytes]]:
+        """Return the context; it is there until `give_back`, after the user's sockets are closed.
 
         Raises:
             OSError: This process cannot open the files that it takes.
@@ -45,7 +45,7 @@ class SharedContext:
         with self._lock:
             if self._context is None:
                 check_room(ENOUGH_FILES)
-            self._users += 1
+            self._users.add(user)
             if self._context is None:
                 start_collector()
                 # Half the cores: ZeroMQ's threads copy and encrypt, the rest is the user's.
@@ -53,10 +53,13 @@ class SharedContext:
                 self._context.max_sockets = 65536
             return self._context
 
-    def give_back(self) -> None:
-        """End the context if nobody else uses it; may wait as long as its sockets linger."""
+    def give_back(self, user: object) -> None:
+        """End the context if nobody else uses it; may wait as long as its sockets linger.
+
+        Only the first call for a user counts: one that was interrupted can be made again.
+        """
         with self._lock:
-            self._users -= 1
+            self._users.discard(user)
             ended = None if self._users else self._context
             if ended is not None:
                 self._context = None
@@ -66,7 +69,7 @@ class SharedContext:
     def start_afresh(self) -> None:
         """Leave everything to the parent; called in a process that was just forked."""
         self._lock = threading.RLock()
-        self._users = 0
+        self._users = set()
         if self._context is not None:
             self._inherited.append(self._context)
             self._context = None

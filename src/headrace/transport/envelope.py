@@ -17,6 +17,7 @@ import zmq
 
 from headrace import errors
 from headrace.errors import HeadraceError, UserFunctionError
+from headrace.kept_memory import LARGEST, WORTH_KEEPING, keep_freed_memory
 from headrace.transport.channel import Buffer
 from headrace.transport.shared_memory import MemoryReport, Offer, Placement
 
@@ -57,7 +58,6 @@ LARGEST_FRAME = 32 << 20
 """Bytes of a buffer that one frame may carry."""
 
 _OWN_ALLOCATION_BYTES = 16 << 10
-_MORE_TO_COME = int(zmq.RCVMORE)
 
 _encoder = msgspec.msgpack.Encoder()
 encode = _encoder.encode
@@ -190,7 +190,7 @@ def flat_views(buffers: Iterable[Buffer]) -> list[memoryview]:
         TypeError: It is no buffer.
         ValueError: Its memory has gaps.
     """
-    return [_flat_view(buffer) for buffer in buffers]
+    return list(map(_flat_view, buffers))
 
 
 def _flat_view(buffer: Buffer) -> memoryview:
@@ -216,7 +216,7 @@ def cut(views: list[memoryview]) -> tuple[list[memoryview], tuple[int, ...]]:
     A peer shows that it is alive by whole frames alone, so a frame must not take longer on a slow
     network than the peer's patience. Most buffers stay whole.
     """
-    if max([view.nbytes for view in views], default=0) <= LARGEST_FRAME:
+    if not views or max([view.nbytes for view in views]) <= LARGEST_FRAME:
         return views, (1,) * len(views)
     frames: list[memoryview] = []
     counts: list[int] = []
@@ -252,14 +252,16 @@ def _joined(frames: list[memoryview]) -> memoryview:
     return whole
 
 
-def receive_buffers(socket: zmq.Socket[bytes]) -> list[memoryview]:
-    """Read the rest of the multi-part message whose last part was just read from `socket`."""
+def receive_buffers(socket: zmq.Socket[bytes], first: zmq.Frame) -> list[memoryview]:
+    """Read the rest of the multi-part message whose first part was just read from `socket`."""
     buffers: list[memoryview] = []
-    more = socket.getsockopt(_MORE_TO_COME)
+    more = first.more
     while more:
         frame = socket.recv(copy=False)
         more = frame.more
         # Small frames share one allocation of ZeroMQ's and lie at odd addresses.
         small = len(frame) < _OWN_ALLOCATION_BYTES
+        if len(frame) >= WORTH_KEEPING:
+            keep_freed_memory(LARGEST)
         buffers.append(memoryview(bytearray(frame.buffer)) if small else frame.buffer)
     return buffers

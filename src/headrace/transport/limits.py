@@ -30,8 +30,8 @@ class ServerLimits:
     stall_seconds: float = 10.0
     """How long a peer may stand still while a bound is reached."""
     silence_seconds: float = 30.0
-    """How long a peer may be silent, be it stopped or unreachable, before its connection is ended.
-    One that was only stopped connects again when it goes on."""
+    """How long a peer may be silent, be it stopped or unreachable, before its connection is ended;
+    it may take twice as long. One that was only stopped connects again when it goes on."""
 
     def __post_init__(self) -> None:
         for name in ("request_bytes", "unread_bytes", "all_unread_bytes"):

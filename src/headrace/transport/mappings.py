@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import logging
 import mmap
@@ -76,7 +75,7 @@ class Mappings:
             ValueError: The placement reaches beyond the segment.
         """
         mapping = self._mappings[placement.segment]
-        size = sum(aligned(length) for length in placement.lengths)
+        size = sum(map(aligned, placement.lengths))
         # NumPy and others keep the memoryview, the memoryview keeps this array, and this array
         # keeps the mapping: when it dies, no view of the slot is left.
         whole = np.frombuffer(mapping, np.uint8, size, placement.offset)
@@ -126,9 +125,11 @@ class Mappings:
 
 def _emptied(numbers: deque[int]) -> tuple[int, ...]:
     found = []
-    with contextlib.suppress(IndexError):
-        while True:  # each number is taken once, whoever else is at it
+    while numbers:
+        try:
             found.append(numbers.popleft())
+        except IndexError:  # each number is taken once, whoever else is at it
+            break
     return tuple(found)
 
 

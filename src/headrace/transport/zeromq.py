@@ -90,8 +90,9 @@ def connect(
         shared_memory: False keeps everything on the socket; True and None use shared memory where
             both ends are processes of one host that may open each other's memory.
         patience: Seconds for which the peer may be silent (stopped, unreachable) before the
-            connection is given up. What was asked before a shorter silence is answered after it. A
-            peer whose process has ended is noticed at once.
+            connection is given up; it may take a third longer, four seconds at most. What was asked
+            before a shorter silence is answered after it. A peer whose process has ended is noticed
+            at once.
         request_bytes: The largest request that `send` accepts. What the server takes is for its
             `ServerLimits` to say; beyond that it ends the connection.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import secrets
 import struct
 import time
@@ -55,7 +56,7 @@ from headrace.transport.shared_memory import (
     SharedMemoryOptions,
     this_process,
 )
-from headrace.transport.zeromq_connection import Connection
+from headrace.transport.zeromq_connection import SOON, Connection
 
 __all__ = ["ZeroMQChannel"]
 
@@ -68,6 +69,7 @@ _MEMORY = SharedMemoryOptions(segment_bytes=16 << 20, smallest_reply=128 << 10)
 _BUDGET = ArenaBudget(_MEMORY.server_bytes)
 # Plain numbers: pyzmq's enumerations take longer to combine than a message to send.
 _NOW = int(zmq.DONTWAIT)
+_SOON = 0
 _MORE_NOW = int(zmq.DONTWAIT | zmq.SNDMORE)
 
 
@@ -108,7 +110,9 @@ class ZeroMQChannel(CallingEnd):
     def send(self, message: msgspec.Struct, buffers: Sequence[Buffer] = ()) -> int:
         body = msgspec.Raw(encode(message))
         views = flat_views(buffers)
-        size = len(body) + sum(view.nbytes for view in views)
+        size = len(body)
+        for view in views:
+            size += view.nbytes
         if size > self._request_bytes:
             raise ValueError(
                 f"a request of {size:,} bytes is larger than the {self._request_bytes:,} that a "
@@ -119,9 +123,9 @@ class ZeroMQChannel(CallingEnd):
         self._unanswered.add(ticket)
         if connection is not None:
             try:
-                # A connection that has just ended takes nothing: `receive` hears why and says it.
-                with contextlib.suppress(zmq.Again):
-                    self._post(connection, ticket, body, views)
+                self._post(connection, ticket, body, views)
+            except zmq.Again:
+                pass  # A connection that has just ended takes nothing: `receive` hears why.
             except BaseException:
                 # The next request would be taken for the rest of this one.
                 self._unanswered.discard(ticket)
@@ -239,6 +243,12 @@ class ZeroMQChannel(CallingEnd):
                 if left > 0:  # even a sleep of no time lets others run
                     time.sleep(left)
                 return None
+            if connection.was_established and until - time.monotonic() > SOON:
+                # Most answers come soon; half of what the look for news beside them costs.
+                found = self._read(connection, _SOON)
+                if found is not None:
+                    self._tell_releases(connection)
+                    return found
             answered, news = connection.wait(max(0.0, until - time.monotonic()))
             if news:
                 # First, and soon: how a connection ended can be seen only if its beginning was.
@@ -267,17 +277,18 @@ class ZeroMQChannel(CallingEnd):
             return connection.reason
         return UnauthenticatedError(f"{connection.reason} ({self._turned_away} times in a row)")
 
-    def _read(self, connection: Connection) -> Reply | None:
-        """Return the next answer that has arrived and that someone waits for."""
+    def _read(self, connection: Connection, when: int = _NOW) -> Reply | None:
+        """Return the next answer that has arrived, or comes soon, and that someone waits for."""
         dealer = connection.dealer
         while True:
             try:
-                first = dealer.recv(_NOW)
+                first = dealer.recv(when, copy=False)
             except zmq.Again:
                 return None
-            frames = receive_buffers(dealer)
+            when = _NOW  # what nobody waits for must not make the wait longer
+            frames = receive_buffers(dealer, first)
             try:
-                header: ReplyHeader = decode_reply_header(first)
+                header: ReplyHeader = decode_reply_header(first.buffer)
                 buffers: Sequence[Buffer] = join(frames, header.pieces)
             except (msgspec.MsgspecError, ValueError, RecursionError):
                 continue
@@ -323,6 +334,10 @@ class ZeroMQChannel(CallingEnd):
         if self._closed:
             return
         self._closed = True
+        if self._process != os.getpid():
+            # What threads kept for themselves is dropped in a child before any call of a fork's.
+            self.leave_to_parent()
+            return
         connection = self._connection
         if connection is not None and connection.established():
             with contextlib.suppress(zmq.ZMQError):

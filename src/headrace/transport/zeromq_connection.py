@@ -12,7 +12,9 @@ end closed it.
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import socket
 import time
 from collections.abc import Sequence
@@ -26,11 +28,16 @@ from headrace.transport.context import shared_context
 from headrace.transport.descriptors import Descriptor, closed_by_peer
 from headrace.transport.security import Security
 
-__all__ = ["Connection"]
+__all__ = ["SOON", "Connection"]
+
+SOON = 0.02
+"""Seconds for which a read of the socket itself waits, and nobody hears how the connection is."""
 
 _ZERO_COPY_BYTES = 64 << 10
 _CONNECT_SECONDS = 5.0
-_HEARTBEAT_SECONDS = 1.0
+#: Three signs of life to the usual patience. Each costs the server 30 us of a processor, and a
+#: thousand idle peers send little else.
+_HEARTBEAT_SECONDS = 4.0
 _NEVER_MS = 0x7FFF_0000
 # ZeroMQ's timers are a little early or late.
 _ALMOST = 0.9
@@ -49,6 +56,30 @@ _EVENTS = (
 )
 
 _NO_KEYS = "If it has no keys at all, leave yours out (`security=`, on the command line --keys)"
+
+
+class _Dealer(zmq.Socket[bytes]):
+    """A socket that stops its monitor, closes, then closes what reads the news, in this order.
+
+    ZeroMQ's thread waits without end to tell news that nobody can read any more, and with it waits
+    all that this process serves and asks. After an interruption, anybody may be the one who closes:
+    an `except`, a second `close`, the collector.
+    """
+
+    _made_in = 0
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._made_in = os.getpid()
+
+    def close(self, linger: int | None = None) -> None:
+        # In a process that was forked, the monitor is the parent's.
+        if not self.closed and self._made_in == os.getpid():
+            with contextlib.suppress(zmq.ZMQError):
+                self.monitor(None, 0)
+        super().close(linger)
+        if self._monitor_socket is not None:
+            self._monitor_socket.close(linger=0)
 
 
 class Connection:
@@ -81,12 +112,17 @@ class Connection:
         self._handshaken = False
         self._descriptor: Descriptor | None = None
         self._watched: socket.socket | None = None
-        self.dealer = dealer = shared_context.borrow().socket(zmq.DEALER)
+        # Not itself: the context would keep a connection that all others have dropped.
+        self._use = object()
+        try:
+            self.dealer = shared_context.borrow(self._use).socket(zmq.DEALER, socket_class=_Dealer)
+        except BaseException:
+            shared_context.give_back(self._use)
+            raise
         try:
             self._set_up(resolved, routing_id, security)
         except BaseException:
-            dealer.close()
-            shared_context.give_back()
+            self.close()
             raise
 
     def _set_up(self, resolved: str, routing_id: bytes, security: Security | None) -> None:
@@ -94,6 +130,7 @@ class Connection:
         milliseconds = math.ceil(self._patience * 1000)
         dealer.linger = 0
         dealer.sndhwm = dealer.rcvhwm = 0
+        dealer.rcvtimeo = math.ceil(SOON * 1000)
         dealer.copy_threshold = _ZERO_COPY_BYTES
         dealer.ipv6 = True
         dealer.routing_id = routing_id
@@ -213,15 +250,12 @@ class Connection:
         return closed_by_peer(self._watched)
 
     def close(self) -> None:
-        self._poller.unregister(self.dealer)
-        self._poller.unregister(self._monitor)
-        self.dealer.disable_monitor()
-        self._monitor.close(linger=0)
+        """Close the sockets; called again where it was interrupted."""
         self.dealer.close()
         if self._watched is not None:
             self._watched.close()
             self._watched = None
-        shared_context.give_back()
+        shared_context.give_back(self._use)
 
     def close_in_child(self) -> None:
         """Close the child's copy of the socket; all else is the parent's."""

@@ -240,6 +240,8 @@ class Peers:
 
     def report_departures(self) -> None:
         """Report who has gone, once all that they asked was handled."""
+        if not (self._late or self._departed):
+            return
         late, self._late = self._late, {}
         self._departed += [name for name in late if name not in self._of_channel]
         while self._departed:

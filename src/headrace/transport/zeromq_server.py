@@ -100,7 +100,7 @@ class ZeroMQServer(Server):
         self._wake_sent = False
         self._wake_read = self._wake_write = -1
         self._own_context = security is not None
-        self._context = zmq.Context() if self._own_context else shared_context.borrow()
+        self._context = zmq.Context() if self._own_context else shared_context.borrow(self)
         self._admission: Admission | None = None
         self._peers: Peers | None = None
         self._router = self._context.socket(zmq.ROUTER)
@@ -146,8 +146,8 @@ class ZeroMQServer(Server):
         router.copy_threshold = _ZERO_COPY_BYTES
         router.ipv6 = True
         # A client that was stopped for a while (a debugger) keeps its connection; one that is
-        # unreachable is forgotten.
-        router.heartbeat_ivl = 5_000
+        # unreachable is forgotten. Seldom: channels send signs of life of their own.
+        router.heartbeat_ivl = min(30_000, math.ceil(self._limits.silence_seconds * 1000))
         router.heartbeat_timeout = math.ceil(self._limits.silence_seconds * 1000)
         router.handshake_ivl = 5_000
         router.backlog = 1024
@@ -262,9 +262,9 @@ class ZeroMQServer(Server):
         batch: list[ZeroMQRequest] = []
         router = self._router
         try:
-            for _ in range(_BATCH):
+            for number in range(_BATCH):
                 # Asked for first: the exception of a socket without messages takes longer.
-                if not int(router.getsockopt(_STATE)) & _IN:
+                if number and not int(router.getsockopt(_STATE)) & _IN:
                     break
                 try:
                     route = router.recv(_NOW)
@@ -306,18 +306,17 @@ class ZeroMQServer(Server):
         router = self._router
         peer = peers.find(route)
         # A ROUTER always has one frame after the routing id.
+        first = router.recv(copy=False)
         if peer is None:
-            frame = router.recv(copy=False)
-            peer = peers.meet(route, frame)
-            first = frame.bytes
-        else:
-            first = router.recv()
-        buffers = receive_buffers(router)
+            peer = peers.meet(route, first)
+        buffers = receive_buffers(router, first)
         if peer is None:
             return None
         try:
-            header: RequestHeader = decode_request_header(first)
-            size = len(first) + sum(buffer.nbytes for buffer in buffers)
+            header: RequestHeader = decode_request_header(first.buffer)
+            size = len(first)
+            for buffer in buffers:
+                size += buffer.nbytes
             if header.placement is not None:
                 size += sum(header.placement.lengths)
             if size <= self._limits.request_bytes + _HEADER_ROOM:
@@ -403,7 +402,7 @@ class ZeroMQServer(Server):
         if self._own_context:
             self._context.term()
         else:
-            shared_context.give_back()
+            shared_context.give_back(self)
 
 
 def _no_role(key: bytes) -> None:

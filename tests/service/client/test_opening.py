@@ -7,6 +7,7 @@ from typing import Any
 
 from headrace.service.client.opening import open_iteration
 from headrace.service.client.targets import Target
+from headrace.service.client.wires import Line
 from headrace.service.messages import (
     IterationOpened,
     OpenIteration,
@@ -33,6 +34,7 @@ class Dispatcher:
     def __init__(self, forgets: int) -> None:
         self.forgets = forgets
         self.asked: list[Any] = []
+        self.kept: list[Any] = []
         self._is_here = False
 
     def __enter__(self) -> Dispatcher:
@@ -40,6 +42,9 @@ class Dispatcher:
 
     def __exit__(self, *error: object) -> None:
         pass
+
+    def release(self) -> Any:
+        return self
 
     def call(self, question: Any, *, timeout: float) -> Any:
         self.asked.append(question)
@@ -60,6 +65,7 @@ def opened(dispatcher: Dispatcher) -> IterationOpened:
         dispatcher="d:1",
         wait_timeout=30.0,
         target=Target(),
+        keep=dispatcher.kept.append,
         cost_fn=COST,
     )
 
@@ -75,3 +81,35 @@ def test_a_cost_function_that_was_forgotten_meanwhile_is_put_again() -> None:
     dispatcher = Dispatcher(forgets=1)
     assert opened(dispatcher).iteration_id == 2000
     assert [type(each) for each in dispatcher.asked].count(PutPlan) == 2
+
+
+def test_the_channel_on_which_an_iteration_was_opened_is_kept() -> None:
+    dispatcher = Dispatcher(forgets=0)
+    opened(dispatcher)
+    assert dispatcher.kept == [dispatcher]
+
+
+class Closing:
+    """A channel that counts how often it was closed."""
+
+    closed = 0
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_a_line_hands_on_the_last_channel_that_was_kept_and_then_connects() -> None:
+    first, second, third = channels = Closing(), Closing(), Closing()
+    line = Line(lambda: third)  # type: ignore[arg-type, return-value]
+    line.keep(first)  # type: ignore[arg-type]
+    line.keep(second)  # type: ignore[arg-type]
+    assert line.take() is second
+    assert [channel.closed for channel in channels] == [1, 0, 0]
+
+
+def test_a_line_that_was_taken_keeps_nothing() -> None:
+    late, other = Closing(), Closing()
+    line = Line(lambda: other)  # type: ignore[arg-type, return-value]
+    assert line.take() is other
+    line.keep(late)  # type: ignore[arg-type]
+    assert late.closed == 1

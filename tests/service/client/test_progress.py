@@ -88,3 +88,36 @@ def test_a_place_has_what_came_of_all_tasks_and_before() -> None:
     with pytest.raises(FailedPreconditionError, match="not known any more"):
         progress.until(0)
     assert progress.until(1).whole == ((0, 4),)
+
+
+def test_what_a_task_is_dealt_later_does_not_change_what_came_before() -> None:
+    progress = Progress(Delivered())
+    first = ((0, 2, 40, 0),)
+    progress.add(
+        1, answer_of(count=2, origins=((0, 2, 0, 1), (0, 2, 1, END - 1)), dealt=first), 0, 2
+    )
+    later = ((2, 2, 10, 0),)
+    progress.add(
+        1,
+        answer_of(first=2, count=1, origins=((1, 2, 0, 1),), dealt=(*first, *later), done=2),
+        2,
+        1,
+    )
+    progress.add(1, answer_of(first=3, count=1, origins=((3, 1, 0, 1),), dealt=later), 3, 1)
+    assert progress.until(2).whole == ((40, 42),)
+    assert progress.until(4).parts == ((10, ((0, 1),)), (11, ((0, 1),)))
+    progress.forget(4)
+    assert (progress.until(4).whole, progress.until(4).frontier) == (((40, 42),), 0)
+
+
+def test_places_are_known_from_the_last_one_that_was_not_forgotten() -> None:
+    progress = Progress(Delivered())
+    for place in range(50):
+        ended = ((place, 1, 0, 1), (place, 1, 1, END - 1))
+        progress.add(7, answer_of(count=1, origins=ended, dealt=((0, 50, 100, 0),)), place, 1)
+        if place % 4 == 3:
+            progress.forget(place - 1)
+    assert progress.until(50).whole == ((100, 150),)
+    assert progress.until(46).whole == ((100, 146),)
+    with pytest.raises(FailedPreconditionError, match="not known any more"):
+        progress.until(45)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import msgspec
 import pytest
 
@@ -77,3 +79,28 @@ def test_of_an_answer_that_was_begun_those_count_whose_origins_are_known(
     receipt.begin(begun, used)
     assert receipt.parts == parts
     assert receipt.touched == ((0, 1),)
+
+
+def test_what_came_is_the_same_however_seldom_somebody_asks() -> None:
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    often, seldom = Receipt(), Receipt()
+    first = done = 0
+    for _ in range(100):
+        count, more = chance.randrange(3), chance.randrange(3)
+        first += chance.choice([0, 0, 0, 4])  # what came to somebody else
+        came = msgspec.structs.replace(
+            answer(first, count, (done, done + more), done + more + 1, begun=done),
+            origins=((done, 1 + more, 0, 2),),
+            done=max(0, done - 20),
+        )
+        first, done = first + count, done + more
+        often.add(came)
+        seldom.add(came)
+        assert often
+    assert (often.whole, often.touched, often.parts) == (
+        seldom.whole,
+        seldom.touched,
+        seldom.parts,
+    )

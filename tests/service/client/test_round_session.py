@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from headrace.errors import (
     AbortedError,
     DeadlineExceededError,
@@ -28,8 +30,8 @@ def address(task_id: int, starting_round: int = 0) -> TaskAddress:
     return TaskAddress(task_id, f"w{task_id}", f"w{task_id}:1", "ticket", 0, None, starting_round)
 
 
-def opened(*tasks: TaskAddress, horizon: int = 16, **options: Any) -> RoundSession:
-    session = RoundSession("client", "dispatcher:1", 4, 0.0, consumer=0, consumers=2, **options)
+def opened(*tasks: TaskAddress, horizon: int = 16, most: int = 4, **options: Any) -> RoundSession:
+    session = RoundSession("client", "dispatcher:1", most, 0.0, consumer=0, consumers=2, **options)
     session.opened(IterationOpened(2000, tasks, 7, finished=False, horizon=horizon), 0.0)
     return session
 
@@ -213,3 +215,19 @@ def test_rounds_that_arrive_while_a_word_is_under_way_are_said_together_in_a_mom
     ((number, question),) = task.questions("client", 0.103, urgent=False)
     assert (number, question.acknowledged) == (WORD, 3)
     assert task.questions("client", 9.0, urgent=False) == []
+
+
+@pytest.mark.parametrize(("most", "together"), [(1, 1), (4, 1), (7, 1), (16, 4)])
+def test_rounds_are_asked_for_once_a_quarter_of_them_is_used_up(most: int, together: int) -> None:
+    session = opened(address(1), most=most, horizon=64)
+    numbers = [number for _, number in asked(session, 0.0)]
+    assert numbers == list(range(most))
+    for number in numbers:
+        session.answered(1, number, part(number), "part", 0.1)
+    asked(session, 0.1)
+    word = Elements(first=most, count=0, end=False, whole=most)
+    assert len(session.answered(1, WORD, word, None, 0.2)) == most
+    assert asked(session, 0.2) == [], "nothing is used up"
+    looks = [session.used_up(1, number) for number in range(together)]
+    assert looks == [False] * (together - 1) + [True]
+    assert asked(session, 0.3) == [(1, most + number) for number in range(together)]

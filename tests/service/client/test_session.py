@@ -434,6 +434,28 @@ def test_heartbeats_come_every_second_and_one_at_a_time() -> None:
     assert calls(session.act(2.7), ClientHeartbeat)
 
 
+def test_a_dispatcher_with_many_clients_is_asked_less_often_but_for_what_is_urgent() -> None:
+    session = opened(1)
+    session.act(1.0)
+    session.updated(update(1, heartbeat_interval=5.0), 1.0)
+    assert not calls(session.act(5.9), ClientHeartbeat)
+    assert calls(session.act(6.0), ClientHeartbeat)
+    session.updated(update(1, heartbeat_interval=5.0), 6.0)
+    session.disconnected(1, REFUSED, 6.1)
+    assert calls(session.act(6.1), ClientHeartbeat)
+
+
+def test_a_dispatcher_that_is_asked_seldom_is_not_called_silent() -> None:
+    session = opened()
+    session.waiting(0.0)
+    said = []
+    for now in range(0, 40, 8):
+        session.updated(update(heartbeat_interval=8.0), float(now))
+        said += session.act(now + 7.9).warnings
+    assert said
+    assert not any("has not answered" in text for text in said)
+
+
 def test_a_dispatcher_that_does_not_answer_is_asked_again() -> None:
     session = opened(1)
     session.act(1.0)

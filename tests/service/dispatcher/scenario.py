@@ -84,6 +84,7 @@ class Scenario:
         assert presence.ended.keys() == self.state.iterations.keys()
         assert presence.lost.keys() <= self.state.iterations.keys()
         assert presence.suspects <= presence.workers.keys()
+        assert presence.paces.keys() <= presence.workers.keys()
         assert presence.got_on.keys() <= self.state.tasks.keys()
         assert presence.reported.keys() <= self.state.tasks.keys()
         assert presence.backed.keys() <= self.state.iterations.keys()

@@ -118,6 +118,89 @@ def test_from_a_kill_to_the_loss_is_little_more_than_a_second(scene: Scenario) -
     assert limits.heartbeat_interval * 2 <= limits.suspect_timeout
 
 
+# --- many of them ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("peers", "of_workers", "of_clients"),
+    [(0, 0.5, 1.0), (100, 0.5, 1.0), (400, 2.0, 2.0), (1000, 2.5, 5.0), (10**6, 2.5, 5.0)],
+)
+def test_many_peers_are_asked_to_speak_less_often_within_their_timeouts(
+    peers: int, of_workers: float, of_clients: float
+) -> None:
+    limits = Limits()
+    assert limits.worker_interval(peers) == of_workers <= limits.worker_timeout / 4
+    assert limits.client_interval(peers) == of_clients <= limits.client_timeout / 4
+
+
+def test_timeouts_that_are_shorter_than_the_usual_intervals_change_nothing() -> None:
+    limits = Limits(worker_timeout=0.1, client_timeout=0.1)
+    assert limits.worker_interval(10_000) == limits.heartbeat_interval
+    assert limits.client_interval(10_000) == limits.client_heartbeat_interval
+
+
+def crowd() -> Scenario:
+    """Six workers, which are too many to speak twice a second."""
+    scene = Scenario(heartbeats_a_second=3.0, worker_timeout=100.0)
+    begun(scene, *"uvwxyz")
+    return scene
+
+
+def test_heartbeats_say_how_often_to_speak() -> None:
+    scene = crowd()
+    assert scene.beaten("u").heartbeat_interval == pytest.approx(2.0)
+    assert scene.heartbeat("c").heartbeat_interval == 1.0
+    known = scene.heartbeat("c").version
+    for client_id in "defgh":
+        scene.open(client_id, processing_mode=OFF)
+    again = scene.ask(messages.ClientHeartbeat(client_id="c", known=known))
+    assert again.same
+    assert again.heartbeat_interval == pytest.approx(2.0)
+
+
+def test_heartbeats_of_many_come_some_at_a_time_and_those_of_few_when_they_do() -> None:
+    few, many = Scenario(), crowd()
+    begun(few, "u")
+    moments = set()
+    for number in range(40):
+        assert few.beaten("u").heartbeat_interval == 0.5
+        interval = many.beaten("uvwxyz"[number % 6]).heartbeat_interval
+        assert 2.0 <= interval + 1e-9 < 2.051
+        moments.add(round(many.now + interval, 6))
+        few.tick(0.01)
+        many.tick(0.01)
+    assert 8 <= len(moments) <= 10
+
+
+def test_a_suspect_of_many_is_lost_after_two_of_the_heartbeats_that_it_was_asked_for() -> None:
+    scene = crowd()
+    scene.beat("u")
+    scene.ask(report())
+    assert scene.tick(3.9) == []
+    assert nameless(scene.tick(0.3)) == [updates.WorkerLost("u")]
+
+
+def test_a_suspect_that_was_asked_for_few_heartbeats_keeps_its_time_when_others_leave() -> None:
+    scene = crowd()
+    scene.beat("u")
+    for worker_id in "vwxyz":
+        scene.ask(messages.WorkerLeft(worker_id=worker_id))
+    scene.ask(report())
+    assert scene.tick(3.9) == []
+    scene.beat("u")
+    scene.ask(report())
+    assert updates.WorkerLost("u") in nameless(scene.tick(1.3))
+
+
+def test_a_suspect_of_many_keeps_its_time_when_the_dispatcher_is_restarted() -> None:
+    scene = crowd()
+    scene.beat("u")
+    scene.restart()
+    scene.ask(report())
+    assert scene.tick(3.9) == []
+    assert nameless(scene.tick(0.3)) == [updates.WorkerLost("u")]
+
+
 # --- the dispatcher's own pauses -------------------------------------------------------------
 
 

@@ -106,3 +106,22 @@ def test_many_units_are_whole_at_once() -> None:
     rows.add(elements)
     assert rows.whole == tuple((unit, unit + 1) for unit in range(0, 100, 2))
     assert rows.parts == tuple((unit, ((1, END),)) for unit in range(1, 100, 2))
+
+
+def test_elements_of_units_that_are_whole_are_the_same_set_with_those_units() -> None:
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    plain, short = Rows(), Rows()
+    done = 0
+    for _ in range(300):
+        start, stop = done, done + chance.randrange(4)
+        origins = [
+            (unit, chance.randrange(1, 3), chance.randrange(3), chance.choice([1, 2, END - 3]))
+            for unit in (chance.randrange(done, done + 6) for _ in range(3))
+        ]
+        done = stop + chance.choice([0, 0, 0, 2])
+        plain.add(origins)
+        plain.add([(start, stop - start, 0, END)] * (start < stop))
+        short.add_with_whole(origins, start, stop)
+    assert (short.whole, short.parts) == (plain.whole, plain.parts)

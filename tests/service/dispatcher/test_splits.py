@@ -46,6 +46,34 @@ def test_grants_are_large_at_first_and_small_near_the_end(scene: Scenario) -> No
     assert lengths == sorted(lengths, reverse=True)
 
 
+def test_a_grant_is_the_last_where_nothing_is_left_and_nobody_else_has_any(
+    scene: Scenario,
+) -> None:
+    one, other = dealing(scene, 3)
+    assert not scene.deal(one, want=1).last
+    assert not scene.deal(other, want=1).last
+    assert not scene.deal(one, want=1, done=1).last, "the other one may be lost"
+    assert scene.split(other, done=1) == (0, 0)
+
+
+def test_the_one_task_of_an_iteration_hears_with_its_last_units_that_they_are(
+    scene: Scenario,
+) -> None:
+    (task,) = dealing(scene, 4, workers=1)
+    granted = []
+    while not granted or not granted[-1].last:
+        dealt = scene.state.tasks[task].dealt
+        granted.append(scene.deal(task, done=dealt))
+        assert granted[-1].start < granted[-1].stop
+    assert granted[-1].stop == 4
+    assert scene.split(task, done=4) == (0, 0)
+
+
+def test_a_stream_without_end_has_no_last_grant(scene: Scenario) -> None:
+    (task,) = dealing(scene, INFINITE, workers=1)
+    assert not scene.deal(task).last
+
+
 def test_nobody_gets_more_than_it_wants(scene: Scenario) -> None:
     (task, _) = dealing(scene, 100)
     assert scene.split(task, want=3) == (0, 3)

@@ -43,3 +43,18 @@ def test_of_a_unit_that_is_dealt_in_part_alone_an_early_end_is_known() -> None:
     order = DealtOrder()
     order.deal(7, 8, ((3, 5),))
     assert order.origins([(7, 1, 3, 1)], [(7, 1, 5)]) == ((0, 1, 3, 1), (0, 1, 5, END - 5))
+
+
+def test_units_of_what_was_dealt_last_and_before_have_their_own_numbers() -> None:
+    order = DealtOrder()
+    order.deal(100, 110)
+    order.deal(110, 120)
+    order.deal(50, 60)
+    runs = [(112, 3, 0, 1), (108, 4, 0, 1), (50, 10, 0, 2)]
+    assert order.origins(runs, [(119, 1, 2)]) == (
+        (12, 3, 0, 1),
+        (8, 2, 0, 1),
+        (10, 2, 0, 1),
+        (20, 10, 0, 2),
+        (19, 1, 2, END - 2),
+    )

@@ -119,6 +119,19 @@ def test_the_configured_interval_goes_before_the_dispatchers_wish() -> None:
     assert len(worker.of(WorkerHeartbeat)) == 1
 
 
+def test_a_dispatcher_with_many_workers_is_told_less_often() -> None:
+    rare = WorkerUpdate(tasks_to_delete=(), incarnation="first", heartbeat_interval=3 * INTERVAL)
+    wishing, configured = Driven().registered(), Driven(heartbeat_interval=INTERVAL).registered()
+    for worker in (wishing, configured):
+        worker.pass_time(INTERVAL)
+        worker.say(WorkerHeartbeat, rare)
+        worker.pass_time(3 * INTERVAL - 0.1)
+    assert len(wishing.of(WorkerHeartbeat)) == 1
+    assert len(configured.of(WorkerHeartbeat)) > 1
+    wishing.pass_time(0.1)
+    assert len(wishing.of(WorkerHeartbeat)) == 2
+
+
 def test_a_heartbeat_without_an_answer_is_repeated_each_second() -> None:
     worker = Driven().registered()
     worker.pass_time(INTERVAL + 3.0)

@@ -220,6 +220,15 @@ def test_a_request_for_units_that_is_lost_is_repeated_and_granted_once() -> None
     assert worker.of(GetSplit)[-1].number == 1
 
 
+def test_after_a_grant_that_is_the_last_nobody_is_asked_again() -> None:
+    worker = worker_of()
+    producer = worker.begin(dealt=True)
+    worker.need(producer)
+    assert worker.grants(0, 3, last=True).grants == [Grant(producer=producer, units=(0, 3))]
+    assert worker.need(producer).grants == [Grant(producer=producer)]
+    assert len(worker.of(GetSplit)) == 1
+
+
 def test_when_no_units_are_left_the_producer_hears_so_and_nobody_is_asked_again() -> None:
     worker = worker_of()
     producer = worker.begin(dealt=True)

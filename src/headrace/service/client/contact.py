@@ -1,7 +1,8 @@
 """Contact with the dispatcher: when it is asked, and whether it still counts this client in.
 
-Rule 1. It is asked once a second, and one question at a time; at once where something is urgent,
-        and more often while the client waits for what only the dispatcher can say.
+Rule 1. It is asked once a second, or as seldom as it wishes where there are many clients, and one
+        question at a time; at once where something is urgent, and more often while the client waits
+        for what only the dispatcher can say.
 Rule 2. A client that did not run for half the time after which it counts as gone uses nothing
         before the dispatcher has answered a heartbeat from after that pause.
 """
@@ -28,6 +29,7 @@ class Contact:
     def __init__(self, now: float) -> None:
         self.lease = math.inf
         """Seconds of silence after which this client counts as gone."""
+        self._interval = HEARTBEAT_SECONDS
         self._heard = now
         self._beat_at = now + HEARTBEAT_SECONDS
         self._beat_delay = _FIRST_DELAY
@@ -43,8 +45,9 @@ class Contact:
         return self._renewals > 0
 
     def silence(self, now: float) -> float:
-        """Return for how many seconds nothing was heard."""
-        return now - self._heard
+        """Return for how many seconds it has not answered; 0.0: no longer than is usual."""
+        seconds = now - self._heard
+        return seconds if seconds > self._interval + 2 * CALL_SECONDS else 0.0
 
     # --- what happens ---------------------------------------------------------------------------
 
@@ -52,8 +55,9 @@ class Contact:
         """Ask soon, whatever the rhythm is."""
         self._urgent = True
 
-    def answered(self, now: float) -> None:
-        """Take note of the answer to a heartbeat."""
+    def answered(self, now: float, interval: float) -> None:
+        """Take note of the answer to a heartbeat, and of how long it wishes not to be asked."""
+        self._interval = interval
         self._renewals = max(0, self._renewals - 1)
         self._urgent = self._urgent or self._renewals > 0
         self._heard, self._asked_at = now, None
@@ -74,7 +78,7 @@ class Contact:
             self._beat_at = now + self._beat_delay
             self._beat_delay = min(self._beat_delay * 2, HEARTBEAT_SECONDS)
         else:
-            self._beat_at, self._beat_delay = now + HEARTBEAT_SECONDS, _FIRST_DELAY
+            self._beat_at, self._beat_delay = now + self._interval, _FIRST_DELAY
 
     def doubt(self, pause: float) -> bool:
         """Take note that this client did not run for so long; return whether it may be gone now."""

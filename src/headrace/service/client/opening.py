@@ -16,6 +16,7 @@ from headrace.service.messages import (
     PutPlan,
 )
 from headrace.service.passes import pass_in_words
+from headrace.transport.channel import Channel
 from headrace.transport.retry import RetryPolicy, retry
 
 __all__ = ["open_iteration"]
@@ -30,6 +31,7 @@ def open_iteration(
     dispatcher: str,
     wait_timeout: float,
     target: Target,
+    keep: Callable[[Channel], None],
     cost_fn: bytes = b"",
 ) -> IterationOpened:
     """Join an iteration; return what there is to read.
@@ -40,6 +42,7 @@ def open_iteration(
         dispatcher: Its address, for messages.
         wait_timeout: Seconds for which it is asked, as for everything that reading waits for.
         target: Chooses what to read.
+        keep: Takes the channel on which the dispatcher answered: to go on with, and to close.
         cost_fn: The plan of the job's cost function, which is put where the dispatcher wants it;
             empty: there is none.
 
@@ -56,6 +59,7 @@ def open_iteration(
             attempt_timeout=CALL_SECONDS,
             say=lambda words: _log.warning("%s", words),
         )
+        keep(stub.release())
     chosen = target.opened(opened)
     if opened.finished and opened.finished_by:
         _log.warning(

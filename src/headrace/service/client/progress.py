@@ -6,6 +6,7 @@ stream and ordinals (`execution.delivered`), so that anybody can go on from ther
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
@@ -20,6 +21,9 @@ from headrace.service.messages import Elements
 
 __all__ = ["Progress", "rows_given"]
 
+_MANY = 16
+"""Answers, without what came with them, that are kept until they are gone through."""
+
 
 class Progress:
     """What was given.
@@ -31,6 +35,9 @@ class Progress:
     def __init__(self, base: Delivered) -> None:
         self._log = DeliveryLog(base)
         self._numbers: dict[int, _Numbers] = {}
+        #: What was added and not gone through, and what to forget then: many at once cost less.
+        self._added: deque[tuple[int, Elements, int, int]] = deque()
+        self._before = 0
 
     def add(self, task_id: int, answer: Elements, start: int, size: int) -> None:
         """Take note of an answer that is given; those of a task come in their order.
@@ -41,17 +48,30 @@ class Progress:
             start: How many elements and errors were given before it.
             size: How many came with it.
         """
+        self._added.append((task_id, answer, start, size))
+
+    def _go_through(self) -> None:
+        while self._added:
+            # In this order: an interruption in between may repeat one, and not leave it out.
+            self._add(*self._added[0])
+            self._added.popleft()
+        self._log.forget(self._before)
+
+    def _add(self, task_id: int, answer: Elements, start: int, size: int) -> None:
         numbers = self._numbers.setdefault(task_id, _Numbers())
         numbers.hear(answer)
-        located = partial(numbers.located, tuple(numbers.runs))
+        located = partial(_located, numbers.runs)
         self._log.add(start, size, lambda count: located(rows_given(answer, count, size)))
 
     def forget(self, before: int) -> None:
         """Take note that nobody asks for a place before this one any more."""
-        self._log.forget(before)
+        self._before = max(self._before, before)
+        if len(self._added) >= _MANY:
+            self._go_through()
 
     def until(self, place: int) -> Delivered:
         """Return what was delivered before a place."""
+        self._go_through()
         return self._log.until(place)
 
 
@@ -59,33 +79,36 @@ class _Numbers:
     """Which units of the stream the numbers of a task mean, in dealt order."""
 
     def __init__(self) -> None:
-        #: (number, units, unit), ascending.
-        self.runs: list[tuple[int, int, int]] = []
+        #: (number, units, unit), ascending. Replaced when it changes, for answers keep it.
+        self.runs: tuple[tuple[int, int, int], ...] = ()
         self._done = 0
 
     def hear(self, answer: Elements) -> None:
         """Take note of what was dealt."""
         # What was done at the answer before is in no answer any more: ends may be said late.
         done, self._done = self._done, answer.done
-        while self.runs and self.runs[0][0] + self.runs[0][1] <= done:
-            self.runs.pop(0)
+        if self.runs and self.runs[0][0] + self.runs[0][1] <= done:
+            self.runs = tuple(run for run in self.runs if run[0] + run[1] > done)
         known = self.runs[-1][0] + self.runs[-1][1] if self.runs else 0
-        for number, units, unit, _ in answer.dealt:
-            if number >= known:
-                self.runs.append((number, units, unit))
+        if answer.dealt and answer.dealt[-1][0] >= known:
+            new = [each[:3] for each in answer.dealt if each[0] >= known]
+            self.runs = (*self.runs, *new)
 
-    @staticmethod
-    def located(
-        runs: tuple[tuple[int, int, int], ...], origins: Iterable[OriginRun]
-    ) -> list[OriginRun]:
-        """Return origins by units of the stream; those of units that are done are left out."""
-        found: list[OriginRun] = []
-        for number, units, first, count in origins:
-            for start, many, unit in runs:
-                low, high = max(number, start), min(number + units, start + many)
-                if low < high:
-                    found.append((unit + low - start, high - low, first, count))
-        return found
+
+def _located(
+    runs: tuple[tuple[int, int, int], ...], origins: Iterable[OriginRun]
+) -> list[OriginRun]:
+    """Return origins by units of the stream; those of units that are done are left out."""
+    found: list[OriginRun] = []
+    for number, units, first, count in origins:
+        for start, many, unit in runs:
+            if start <= number and number + units <= start + many:  # most often
+                found.append((unit + number - start, units, first, count))
+                break
+            low, high = max(number, start), min(number + units, start + many)
+            if low < high:
+                found.append((unit + low - start, high - low, first, count))
+    return found
 
 
 def rows_given(answer: Elements, count: int, size: int) -> Iterable[OriginRun]:

@@ -159,6 +159,7 @@ class RemoteReader:
             dispatcher=self._dispatcher,
             wait_timeout=self._wait_timeout,
             target=self._target,
+            keep=self._shell.line.keep,
             cost_fn=self._cost_fn,
         )
         if self._opening.start and opened.seed != self._opening.seed and not opened.finished:

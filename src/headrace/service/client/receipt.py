@@ -7,11 +7,16 @@ of them did.
 
 from __future__ import annotations
 
+from collections import deque
+
 from headrace.service.dispatcher.ranges import united
 from headrace.service.dispatcher.rows import Parts, Rows, count_rows, first_rows
 from headrace.service.messages import Elements
 
 __all__ = ["Receipt"]
+
+_MANY = 16
+"""Answers, without what came with them, that are kept until they are gone through."""
 
 
 class Receipt:
@@ -27,10 +32,13 @@ class Receipt:
         self._next = 0
         #: Of units from this one on, nothing came to anybody else since the task began.
         self._since = 0
+        #: Answers that were added and not gone through: many at once cost less.
+        self._answers: deque[Elements] = deque()
 
     @property
     def whole(self) -> tuple[tuple[int, int], ...]:
         """Ranges of units of which all elements came."""
+        self._go_through()
         whole = tuple((start, stop) for start, stop in self._whole)
         rows = self._rows.whole
         return united((*whole, *rows)) if rows else whole
@@ -38,18 +46,32 @@ class Receipt:
     @property
     def touched(self) -> tuple[tuple[int, int], ...]:
         """Ranges of units of which something may have come."""
+        self._go_through()
         return tuple((start, stop) for start, stop in self._touched)
 
     @property
     def parts(self) -> Parts:
         """Units of which some elements came, and perhaps not all."""
+        self._go_through()
         return self._rows.parts
 
     def __bool__(self) -> bool:
+        self._go_through()
         return bool(self._touched or self._rows)
 
     def add(self, answer: Elements) -> None:
         """Take note of an answer; those of one task are added in the order of their numbers."""
+        self._answers.append(answer)
+        if len(self._answers) >= _MANY:
+            self._go_through()
+
+    def _go_through(self) -> None:
+        while self._answers:
+            # In this order: an interruption in between may repeat one, and not leave it out.
+            self._add(self._answers[0])
+            self._answers.popleft()
+
+    def _add(self, answer: Elements) -> None:
         if answer.first != self._next:
             # What was in between went to others.
             self._since = answer.begun
@@ -58,11 +80,10 @@ class Receipt:
         _add_run(self._whole, start, answer.done_to)
         if answer.origins:
             self._has_origins = True
-            self._rows.add(answer.origins)
         if self._has_origins:
-            self._rows.add_whole(start, answer.done_to)
+            self._rows.add_with_whole(answer.origins, start, answer.done_to)
             self._rows.forget(answer.done)
-        self.touch(answer)
+        self._touch(answer)
 
     def begin(self, answer: Elements, number: int) -> None:
         """Take note that the first `number` elements of an answer were used.
@@ -70,13 +91,14 @@ class Receipt:
         Where nobody knows which origins those have, the answer counts as not used: it comes to
         somebody again.
         """
-        self.touch(answer)
+        self._go_through()
+        self._touch(answer)
         if number >= answer.count:
             self._rows.add(answer.origins)
         elif count_rows(answer.origins) == answer.count and not answer.is_mixed:
             self._rows.add(first_rows(answer.origins, number))
 
-    def touch(self, answer: Elements) -> None:
+    def _touch(self, answer: Elements) -> None:
         """Take note that something came of an answer."""
         _add_run(self._touched, answer.done_from, max(answer.touched, answer.done_to))
 

@@ -46,6 +46,8 @@ __all__ = ["RoundSession"]
 
 _LEASE_SECONDS = 4.0
 _FEWEST_ROUNDS = 16
+_ASKED_TOGETHER = 4
+"""It asks once a quarter of the rounds that may be outstanding are used up, or when it is awake."""
 _LOOK_SECONDS = 2.0
 """How often to ask, in a wait, who keeps the next round."""
 _LAST_ROUNDS_SECONDS = 1.0
@@ -88,6 +90,8 @@ class RoundSession(Reading[RoundTask]):
         self._tasks: dict[int, RoundTask] = {}
         #: Rounds that were delivered and are not used up.
         self._in_use: set[tuple[int, int]] = set()
+        #: Rounds that were used up since it asked last.
+        self._used = 0
         #: The last attempt at whole copies.
         self._attempts = 0
         self._left = ""
@@ -117,7 +121,7 @@ class RoundSession(Reading[RoundTask]):
         self._to_report.pop(task_id, None)
 
     def updated(self, update: ClientUpdate, now: float) -> None:
-        self._contact.answered(now)
+        self._contact.answered(now, update.heartbeat_interval)
         if not update.same:
             self._take_news(update, now)
         for task_id, task in [*self._open.items()]:
@@ -224,7 +228,9 @@ class RoundSession(Reading[RoundTask]):
 
     def used_up(self, task_id: int, number: int) -> bool:
         self._in_use.discard((task_id, number))
-        return True
+        self._used += 1
+        # Several at a time: what each round asks, says and hears then goes together.
+        return self._used >= self._max_outstanding // _ASKED_TOGETHER
 
     def waiting(self, now: float | None) -> None:
         begins = now is not None and not self._waiting.is_going_on
@@ -244,6 +250,7 @@ class RoundSession(Reading[RoundTask]):
     # --- acting -------------------------------------------------------------------------------
 
     def _ask(self, now: float, actions: Actions) -> None:
+        self._used = 0
         urgent = None
         if self._waiting.is_going_on and now >= self._look_at:
             self._look_at = now + _LOOK_SECONDS

@@ -117,7 +117,7 @@ class Session(Reading[Task]):
         self._settling.reported(task_id)
 
     def updated(self, update: ClientUpdate, now: float) -> None:
-        self._contact.answered(now)
+        self._contact.answered(now, update.heartbeat_interval)
         if not update.same:
             self._known = update.version
             self._list(update.tasks, now)

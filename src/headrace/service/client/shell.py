@@ -34,7 +34,7 @@ from headrace.service.client.actions import Actions, Delivery
 from headrace.service.client.round_session import RoundSession
 from headrace.service.client.session import Session
 from headrace.service.client.targets import Target
-from headrace.service.client.wires import TaskEvent, Verdict, Wires
+from headrace.service.client.wires import Line, TaskEvent, Verdict, Wires
 from headrace.service.messages import (
     ClientUpdate,
     CloseIteration,
@@ -84,7 +84,7 @@ class Shell:
     ) -> None:
         self._session = session
         self._dispatcher = dispatcher
-        self._connect_dispatcher = connect_dispatcher
+        self.line = Line(connect_dispatcher)
         self._connect = connect
         self._target = target
         self._settles = settles
@@ -314,7 +314,7 @@ class Shell:
 
     def _read_on(self, in_hand: InHand) -> None:
         self._inbox = Inbox()
-        wires = Wires(self._inbox, self._connect_dispatcher, self._connect)
+        wires = Wires(self._inbox, self.line.take, self._connect)
         try:
             while not self._closing:
                 with self._lock:

@@ -351,7 +351,6 @@ class RemoteSource(Source):
             left,
         )
         self._latest.reader, self._latest.was_over = units, False
-
         named = {"half": made.half, "seed": opening.seed}
 
         def begin() -> ElementIterator:
@@ -385,6 +384,7 @@ class RemoteSource(Source):
             dispatcher=self.options.service,
             wait_timeout=self.options.wait_timeout,
             target=target,
+            keep=shell.line.keep,
             cost_fn=self.options.cost_fn,
         )
         shell.opened(opened)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 
-from headrace.service.client.contact import CALL_SECONDS, HEARTBEAT_SECONDS
 from headrace.service.client.task import Task
 from headrace.serving.reminder import Reminder
 
@@ -108,7 +107,7 @@ def describe_missing(
 
     Args:
         dispatcher: Its address.
-        silence: Seconds for which it was not heard.
+        silence: Seconds for which it has not answered, if that is long.
         tasks: Those that are read.
         others: Clients of the same job that are not heard, where only that keeps it from its end.
         now: The time.
@@ -116,7 +115,7 @@ def describe_missing(
         has_shares: Whether each worker has a share that no other reads meanwhile.
     """
     parts = []
-    if silence > HEARTBEAT_SECONDS + 2 * CALL_SECONDS:
+    if silence:
         parts.append(
             f"the dispatcher at {dispatcher} has not answered for {silence:.0f} s (is it "
             "running, and is this its address?)"

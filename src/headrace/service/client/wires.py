@@ -19,7 +19,7 @@ from headrace.serving.asked import Asked
 from headrace.transport.channel import Channel, Reply
 from headrace.transport.inbox import Inbox
 
-__all__ = ["TaskEvent", "Verdict", "Wires"]
+__all__ = ["Line", "TaskEvent", "Verdict", "Wires"]
 
 _GOODBYE_SECONDS = 0.5
 
@@ -37,6 +37,40 @@ class Verdict(NamedTuple):
 
     asked: DispatcherRequest | None
     what: Reply | HeadraceError
+
+
+class Line:
+    """The channel of a reader to the dispatcher, on its way from one thread to another.
+
+    The consumer's thread opens the iteration, and leaves the channel to the I/O thread, which would
+    else connect again: that took a tenth of a short epoch.
+
+    Args:
+        connect: Opens a channel to the dispatcher.
+    """
+
+    def __init__(self, connect: Callable[[], Channel]) -> None:
+        self._connect = connect
+        self._kept: list[Channel] = []
+        self._is_taken = False
+
+    def keep(self, channel: Channel) -> None:
+        """Keep a channel for whoever takes it; close it where that was done."""
+        if self._is_taken:
+            channel.close()
+        else:
+            self._kept.append(channel)
+
+    def take(self) -> Channel:
+        """Return the last channel that was kept, or a new one."""
+        self._is_taken = True
+        if not self._kept:
+            return self._connect()
+        channel = self._kept.pop()
+        # An opening that was interrupted and repeated may have left one, too.
+        while self._kept:
+            self._kept.pop().close()
+        return channel
 
 
 class Wires:

@@ -71,6 +71,10 @@ def client_heartbeat(
     patience = moment.limits.reach_timeout
     given_up = moment.presence.unreachable.is_agreed_of(client_id, patience, moment.now)
     rounds = opened(iteration, request.horizon)
+    limits = moment.limits
+    interval = moment.next_heartbeat(
+        limits.client_interval(len(state.clients)), limits.client_heartbeat_interval
+    )
     if request.known == iteration.version and not (ending or silent or given_up):
         reply = messages.ClientUpdate(
             tasks=(),
@@ -78,16 +82,21 @@ def client_heartbeat(
             version=request.known,
             same=True,
             horizon=rounds[0].until if rounds else iteration.horizon,
+            heartbeat_interval=interval,
         )
         return Decision(updates=rounds, reply=reply)
     return Decision(
         updates=rounds if ending is None else (*rounds, ending),
-        compose=lambda after: _update(after, client_id, silent, given_up),
+        compose=lambda after: _update(after, client_id, silent, given_up, interval),
     )
 
 
 def _update(
-    state: DispatcherState, client_id: str, silent: list[str], given_up: set[int]
+    state: DispatcherState,
+    client_id: str,
+    silent: list[str],
+    given_up: set[int],
+    interval: float,
 ) -> messages.ClientUpdate:
     """Return all that a client should hear.
 
@@ -96,6 +105,7 @@ def _update(
         client_id: Which client.
         silent: Others that keep its iteration from its end.
         given_up: Tasks whose worker it could not reach for long.
+        interval: Seconds until its next heartbeat.
     """
     iteration = state.client_iteration(client_id)
     policy, tasks = policy_of(state, iteration), state.tasks_of(iteration)
@@ -121,6 +131,7 @@ def _update(
         rounds=lengths(iteration, tasks),
         left=leaver(iteration),
         given_up=iteration.given_up if state.jobs[iteration.job_id].terms.ordered else (),
+        heartbeat_interval=interval,
     )
 
 

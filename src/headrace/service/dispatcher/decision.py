@@ -10,6 +10,7 @@ foresee what its facts lead to: a reply that depends on that is made of the stat
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -25,6 +26,9 @@ from headrace.serving.blobs import BlobPart, BlobPlace
 
 __all__ = ["Decision", "Moment", "PlanPart", "PlanPlace"]
 
+_TOGETHER = 0.05
+"""Seconds of which the heartbeats of many peers come at a time."""
+
 PlanPart: TypeAlias = BlobPart
 """Bytes of a plan; its key is the digest of the whole."""
 PlanPlace: TypeAlias = BlobPlace
@@ -38,6 +42,20 @@ class Moment:
     now: float
     presence: Presence
     limits: Limits
+
+    def next_heartbeat(self, interval: float, usual: float) -> float:
+        """Return the seconds until a peer is to speak again.
+
+        Where peers are many, some are asked for the same moment: of a heartbeat that comes by
+        itself, most of the cost is that somebody has to wake up for it.
+
+        Args:
+            interval: How long after this one.
+            usual: The same where peers are few.
+        """
+        if interval <= usual:
+            return interval
+        return math.ceil((self.now + interval) / _TOGETHER) * _TOGETHER - self.now
 
     def is_silent(self, client_id: str, iteration_id: int) -> bool:
         """Whether a client was not heard of since a task of its iteration ended: it may be gone."""

@@ -9,6 +9,10 @@ from headrace.service.config import DispatcherConfig
 __all__ = ["Limits"]
 
 
+_FEWEST = 5.0
+"""How many usual intervals lie between two heartbeats where there are very many peers."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """How long what is waited for, in seconds, and how much is kept."""
@@ -22,9 +26,15 @@ class Limits:
     worker_timeout: float = 10.0
     client_timeout: float = 300.0
     heartbeat_interval: float = 0.5
-    """What workers are asked to keep."""
+    """What workers are asked to keep, where they are few."""
+    client_heartbeat_interval: float = 1.0
+    """What clients are asked to keep, where they are few."""
+    heartbeats_a_second: float = 200.0
+    """What all workers together are asked for, and all clients: where they are many, each speaks
+    less often, down to a fifth."""
     suspect_timeout: float = 1.0
-    """A worker that refuses connections is lost after so much silence: two heartbeats missed."""
+    """A worker that refuses connections is lost after so much silence: two heartbeats missed. Where
+    it was asked for fewer, after two of those."""
     copy_lasts: float = 60.0
     """A copy of a dataset that ran for so long was not killed by what it reads."""
     reach_timeout: float = 60.0
@@ -49,6 +59,18 @@ class Limits:
     def tick_interval(self) -> float:
         """Seconds between two calls of `Dispatcher.tick`."""
         return min(self.check_interval, self.worker_timeout / 4, self.suspect_timeout / 4)
+
+    def worker_interval(self, workers: int) -> float:
+        """Return the seconds between a worker's heartbeats, where there are so many workers."""
+        return self._interval(self.heartbeat_interval, workers, self.worker_timeout)
+
+    def client_interval(self, clients: int) -> float:
+        """Return the seconds between a client's heartbeats, where there are so many clients."""
+        return self._interval(self.client_heartbeat_interval, clients, self.client_timeout)
+
+    def _interval(self, usual: float, peers: int, timeout: float) -> float:
+        longest = max(usual, min(_FEWEST * usual, timeout / 4))
+        return min(max(usual, peers / self.heartbeats_a_second), longest)
 
     @classmethod
     def of(cls, config: DispatcherConfig) -> Limits:

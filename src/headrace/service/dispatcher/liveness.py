@@ -6,7 +6,7 @@ from headrace.service import messages
 from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.decision import Decision, Moment
 from headrace.service.dispatcher.departures import departed_from
-from headrace.service.dispatcher.presence import Left, Refused, Unreached
+from headrace.service.dispatcher.presence import Left, Paced, Refused, Unreached
 from headrace.service.dispatcher.state import DispatcherState, TaskPhase
 from headrace.service.dispatcher.updates import Update
 
@@ -32,18 +32,21 @@ def worker_heartbeat(
     Raises:
         NotFoundError: The worker is not registered, or was declared lost.
     """
-    state.worker(request.worker_id)
+    worker_id = request.worker_id
+    state.worker(worker_id)
+    limits, pace = moment.limits, moment.limits.worker_interval(len(state.workers))
+    is_known = moment.presence.paces.get(worker_id) == pace
     return Decision(
+        notes=() if is_known else (Paced(worker_id, pace),),
         reply=messages.WorkerUpdate(
             tasks_to_delete=tuple(
-                task_id
-                for task_id in request.tasks
-                if not _is_needed(state, request.worker_id, task_id)
+                task_id for task_id in request.tasks if not _is_needed(state, worker_id, task_id)
             ),
             incarnation=state.incarnation,
-            departed=departed_from(state, request.worker_id),
+            departed=departed_from(state, worker_id),
             begin=_to_begin(state, request),
-        )
+            heartbeat_interval=moment.next_heartbeat(pace, limits.heartbeat_interval),
+        ),
     )
 
 
@@ -109,7 +112,12 @@ def expire_workers(state: DispatcherState, moment: Moment) -> list[Update]:
     lost: list[Update] = []
     for worker_id, heard in presence.workers.items():
         refuses, silent = worker_id in presence.suspects, moment.now - heard
-        if silent > (limits.suspect_timeout if refuses else limits.worker_timeout):
+        patience = limits.worker_timeout
+        if refuses:
+            # Asked by an earlier run: there were as many of them as now.
+            pace = presence.paces.get(worker_id) or limits.worker_interval(len(state.workers))
+            patience = min(patience, max(limits.suspect_timeout, 2 * pace))
+        if silent > patience:
             reason = "it refuses connections, and" if refuses else "it"
             reason += f" was not heard of for {silent:.0f} s"
             lost.append(updates.WorkerLost(worker_id=worker_id, reason=reason))

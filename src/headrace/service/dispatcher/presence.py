@@ -21,7 +21,17 @@ from headrace.service.dispatcher.unreachable import Unreachable
 from headrace.service.dispatcher.updates import Update
 from headrace.serving.presence import Stamps
 
-__all__ = ["GotOn", "Left", "Note", "Presence", "Refused", "Unreached", "Upload", "Uploaded"]
+__all__ = [
+    "GotOn",
+    "Left",
+    "Note",
+    "Paced",
+    "Presence",
+    "Refused",
+    "Unreached",
+    "Upload",
+    "Uploaded",
+]
 
 
 @dataclass(frozen=True)
@@ -55,6 +65,13 @@ class Unreached(NamedTuple):
     client_id: str
 
 
+class Paced(NamedTuple):
+    """A worker was asked for a heartbeat each so many seconds."""
+
+    worker_id: str
+    interval: float
+
+
 class Uploaded(NamedTuple):
     """More of the plan with this digest has arrived."""
 
@@ -69,7 +86,7 @@ class GotOn(NamedTuple):
     done: int
 
 
-Note: TypeAlias = Answered | GotOn | Left | Refused | Said | Unreached | Uploaded
+Note: TypeAlias = Answered | GotOn | Left | Paced | Refused | Said | Unreached | Uploaded
 """What a request says that this run of the process keeps in mind, and no other."""
 
 
@@ -98,6 +115,8 @@ class Presence:
     was late."""
     suspects: set[str] = field(default_factory=set)
     """Workers that refuse a client's connection, and that were not heard from since."""
+    paces: dict[str, float] = field(default_factory=dict)
+    """Worker -> seconds between heartbeats that it was asked to keep, by this run."""
     uploads: dict[bytes, Upload] = field(default_factory=dict)
     """Digest -> a plan that has not arrived whole."""
     unreachable: Unreachable = field(default_factory=Unreachable)
@@ -209,6 +228,7 @@ def _worker_gone(
         presence.lost[state.tasks[task_id].iteration_id] = now
     del presence.workers[fact.worker_id]
     presence.suspects.discard(fact.worker_id)
+    presence.paces.pop(fact.worker_id, None)
 
 
 def _client_joined(
@@ -323,6 +343,10 @@ def _left(presence: Presence, note: Left, now: float) -> None:
     presence.left[note.worker_id] = now
 
 
+def _paced(presence: Presence, note: Paced, now: float) -> None:
+    presence.paces[note.worker_id] = note.interval
+
+
 def _refused(presence: Presence, note: Refused, now: float) -> None:
     presence.suspects.add(note.worker_id)
 
@@ -352,6 +376,7 @@ def _answered(presence: Presence, note: Answered, now: float) -> None:
 _TAKE: dict[type, Callable[[Presence, Any, float], None]] = {
     Answered: _answered,
     Left: _left,
+    Paced: _paced,
     Said: _said,
     Refused: _refused,
     Unreached: _unreached,

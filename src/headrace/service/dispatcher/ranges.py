@@ -28,7 +28,7 @@ Ranges: TypeAlias = tuple[tuple[int, int], ...]
 
 def count(ranges: Iterable[tuple[int, int]]) -> int:
     """Return how many numbers there are in ranges that do not overlap."""
-    return sum(stop - start for start, stop in ranges)
+    return sum([stop - start for start, stop in ranges]) if ranges else 0
 
 
 def united(ranges: Iterable[tuple[int, int]]) -> Ranges:
@@ -43,7 +43,11 @@ def united(ranges: Iterable[tuple[int, int]]) -> Ranges:
 
 
 def subtracted(whole: Ranges, part: Ranges) -> Ranges:
-    """Return what is in `whole` and not in `part`."""
+    """Return what is in `whole`, of which ranges may be empty, and not in `part`."""
+    if not whole:
+        return ()
+    if not part:
+        return tuple([each for each in whole if each[0] < each[1]])
     left: list[tuple[int, int]] = []
     gone = iter(part)
     gap = next(gone, None)
@@ -64,6 +68,8 @@ def subtracted(whole: Ranges, part: Ranges) -> Ranges:
 
 def common(one: Ranges, other: Ranges) -> Ranges:
     """Return what is in both."""
+    if not (one and other):
+        return ()
     return subtracted(one, subtracted(one, other))
 
 
@@ -79,6 +85,8 @@ def first_missing(ranges: Ranges) -> int:
 
 def at_least(ranges: Ranges, least: int) -> Ranges:
     """Return the numbers from `least` on."""
+    if not ranges:
+        return ()
     return tuple((max(start, least), stop) for start, stop in ranges if stop > least)
 
 

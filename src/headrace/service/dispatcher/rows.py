@@ -111,8 +111,21 @@ class Rows:
 
     def add_whole(self, start: int, stop: int) -> None:
         """Add all elements of units `start` to `stop` - 1."""
-        if start < stop:
-            self.add([(start, stop - start, 0, END)])
+        if start >= stop:
+            return
+        if self._added:
+            unit, units, first, number = self._added[-1]
+            if unit + units == start and first == 0 and number == END:  # most often
+                self._added[-1] = (unit, stop - unit, 0, END)
+                return
+        self.add([(start, stop - start, 0, END)])
+
+    def add_with_whole(self, origins: Iterable[OriginRun], start: int, stop: int) -> None:
+        """Add elements, and all of units `start` to `stop` - 1: they are mostly of those."""
+        self.add_whole(start, stop)
+        others = [run for run in origins if run[0] < start or run[0] + run[1] > stop]
+        if others:
+            self.add(others)
 
     def forget(self, before: int) -> None:
         """Forget units before this one, for good."""

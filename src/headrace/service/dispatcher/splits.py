@@ -74,7 +74,13 @@ def get_split(state: DispatcherState, request: messages.GetSplit, moment: Moment
         task_id=task.task_id, number=request.number, start=start, stop=stop, done=request.done
     )
     rows = iteration.parts.get(start, ())
-    return Decision(updates=(dealt,), reply=_granted(iteration, start, stop, rows))
+    # One round trip less for each pass that a single worker reads.
+    is_last = (
+        iteration.rest == stop - start
+        and iteration.held == task.held
+        and not _may_come_back(state, iteration)
+    )
+    return Decision(updates=(dealt,), reply=_granted(iteration, start, stop, rows, last=is_last))
 
 
 def _nothing_to_deal(
@@ -108,9 +114,11 @@ def _wait(
     return messages.SplitGranted(start=0, stop=0, wait=True, flush=flush)
 
 
-def _granted(iteration: Iteration, start: int, stop: int, rows: Ranges) -> messages.SplitGranted:
+def _granted(
+    iteration: Iteration, start: int, stop: int, rows: Ranges, *, last: bool = False
+) -> messages.SplitGranted:
     alone = bool(common(((start, stop),), iteration.suspects))
-    return messages.SplitGranted(start=start, stop=stop, alone=alone, rows=rows)
+    return messages.SplitGranted(start=start, stop=stop, alone=alone, rows=rows, last=last)
 
 
 def _check_progress(task: Task, request: messages.GetSplit) -> None:

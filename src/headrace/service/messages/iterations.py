@@ -156,6 +156,9 @@ class ClientUpdate(Message, frozen=True):
     given_up: tuple[tuple[int, int], ...] = ()
     """Where elements come in order: ranges of units of the stream that are dealt no more, since
     every worker that read them died."""
+    heartbeat_interval: float = 1.0
+    """Seconds until the next heartbeat, where nothing is urgent. It is said also where nothing else
+    changed."""
 
 
 class ClientHeartbeat(Question[ClientUpdate], frozen=True):

@@ -1,7 +1,8 @@
 """Status: who is there, and what is going on.
 
-What was counted (elements, bytes, waits) comes with heartbeats, so it is up to a second old, and
-begins with this run of the dispatcher's process. Rates are per second, over the last ten or so.
+What was counted (elements, bytes, waits) comes with heartbeats, so it is up to a second old (five
+where there are a thousand clients), and begins with this run of the dispatcher's process. Rates are
+per second, over the last ten or so.
 """
 
 from __future__ import annotations

@@ -83,6 +83,9 @@ class SplitGranted(Message, frozen=True):
     flush: bool = False
     """Where it is to wait: nothing may come before what it holds is delivered. Its steps are to
     give all that they hold, as at the end, and others begin with what is granted next."""
+    last: bool = False
+    """Nothing is left after these units, and nobody else has any that may come back: the task need
+    not ask again."""
 
 
 class GetSplit(Question[SplitGranted], frozen=True):

@@ -43,6 +43,8 @@ class WorkerUpdate(Message, frozen=True):
     """Tasks of the worker with clients that are gone (`DropClient`)."""
     begin: tuple[int, ...] = ()
     """Tasks of the worker that no client will ask for, and that it has not begun."""
+    heartbeat_interval: float = 0.0
+    """Seconds until the next heartbeat; 0.0: as at the last one."""
 
 
 class WorkerHeartbeat(Question[WorkerUpdate], frozen=True):

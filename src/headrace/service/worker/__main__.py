@@ -11,14 +11,10 @@ second one does not.
 from __future__ import annotations
 
 import json
-import signal
 import sys
 import threading
-from types import FrameType
-from typing import Any
 
-from headrace.forks import in_each_child
-from headrace.process.parent import die_with_parent, end_when_released, say_leaving, say_ready
+from headrace.process.parent import die_with_parent, end_when_released, on_sigterm, say_ready
 from headrace.service.config import WorkerConfig
 from headrace.service.worker.preloading import preload
 from headrace.service.worker.server import WorkerServer
@@ -48,25 +44,18 @@ def main(text: str, log_to: int, lifeline: int) -> None:
         server.drain()
         ended.set()
 
-    def leave(number: int, frame: FrameType | None) -> None:
-        say_leaving()
+    def leave() -> None:
         if draining.is_set():
             ended.set()
         else:
             draining.set()
             threading.Thread(target=drain, name="headrace-drain", daemon=True).start()
 
-    before = signal.signal(signal.SIGTERM, leave)
-    # A process that a user's function forks is not this worker, and ends as others do.
-    in_each_child(lambda: _set_handler(before))
+    on_sigterm(leave)
     # From here on what users' functions print goes where the parent's own words go.
     say_ready(server.address, log_to)
     ended.wait()
     server.stop()
-
-
-def _set_handler(handler: Any) -> None:
-    signal.signal(signal.SIGTERM, handler)
 
 
 if __name__ == "__main__":

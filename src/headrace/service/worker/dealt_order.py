@@ -55,7 +55,11 @@ class DealtOrder:
         found: list[OriginRun] = []
         after = ((unit, units, elements, END - elements) for unit, units, elements in ended)
         known: dict[int, int] = {}  # where units are mixed, they come again and again
+        start, stop, newest = self._runs[-1] if self._runs and not self._again else (0, 0, 0)
         for unit, units, first, number in (*runs, *after):
+            if start <= unit and unit + units <= stop:  # what was dealt last, most often
+                found.append((newest + unit - start, units, first, number))
+                continue
             if units == 1 and (place := known.get(unit)) is not None:
                 found.append((place, 1, first, number))
                 continue

@@ -273,7 +273,9 @@ class FirstCome(HandOut[R]):
         assert self._used is not None
         rows = self._used.setdefault(client_id, Rows())
         for portion in portions:
-            rows.add(portion.origins)
+            # Units that begin and end with a portion came with nothing else.
+            start = max(portion.done_from, portion.begun)
+            rows.add_with_whole(portion.origins, start, portion.done_to)
 
     def forget(self, client_id: str) -> list[tuple[R, Answer]]:
         """Take note that the dispatcher has heard of what a client that is gone was given."""

@@ -51,7 +51,9 @@ __all__ = ["MOST_ELEMENTS", "Producer", "next_limit"]
 _log = logging.getLogger(__name__)
 
 MOST_ELEMENTS = 1 << 16
-_PORTION_BYTES = 1 << 20
+_PORTION_BYTES = 4 << 20
+"""What a portion costs beside its elements, at both ends together, is as much as to copy some three
+megabytes; and as many as are kept, sent and used at a time still fit into an outer cache."""
 _PORTION_SECONDS = 0.01
 _MOST_FAILURES = 100
 
@@ -86,7 +88,7 @@ class Producer(TaskThread[Outlet]):
         counts_units: Whether the iterator's states are to be asked for units.
         most_elements: How many a portion may hold.
         says_origins: Whether portions are to say whence their elements are.
-        portion_bytes: How large portions of several elements may be; None: a megabyte.
+        portion_bytes: How large portions of several elements may be; None: 4 MiB.
         in_order: Whether they are wanted in order: unit by unit, with each end.
     """
 

@@ -3,7 +3,7 @@
 Rule 1. Each registration is under a new id. It is over when the dispatcher does not know the id any
         more, or when it is another one: a dispatcher without a journal that was restarted.
 Rule 2. A heartbeat follows each answer to the last one after an interval, which the dispatcher
-        wishes unless the worker's configuration does.
+        wishes unless the worker's configuration does: a longer one where there are many workers.
 """
 
 from __future__ import annotations
@@ -78,8 +78,10 @@ class Registration:
         self.due_at = math.inf
         return WorkerHeartbeat(worker_id=self.worker_id, tasks=running, activity=activity)
 
-    def beaten(self, now: float) -> None:
+    def beaten(self, answer: WorkerUpdate | Exception, now: float) -> None:
         """Take note that a heartbeat was answered."""
+        if isinstance(answer, WorkerUpdate) and answer.heartbeat_interval and self._wished is None:
+            self._interval = answer.heartbeat_interval
         self.due_at = now + self._interval
 
     def is_known_to(self, update: WorkerUpdate) -> bool:

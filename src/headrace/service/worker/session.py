@@ -211,7 +211,7 @@ class Session(Generic[R]):
         self._agenda.at(self._registration.due_at)
 
     def _beaten(self, asked: WorkerHeartbeat, answer: WorkerUpdate | Exception, now: float) -> None:
-        self._registration.beaten(now)
+        self._registration.beaten(answer, now)
         self._agenda.at(self._registration.due_at)
         if isinstance(answer, WorkerUpdate):
             is_known = self._registration.is_known_to(answer)

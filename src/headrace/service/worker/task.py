@@ -212,6 +212,7 @@ class Task(Generic[R]):
             # They are handed back, or come back with the others of a task that failed.
             self._units.ask_at = math.inf
         elif units is not None:
+            self._units.is_over = self._units.is_over or granted.last
             actions.grants.append(
                 Grant(
                     producer=self.producer,

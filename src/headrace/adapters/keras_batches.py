@@ -1,0 +1,72 @@
+"""What Keras takes as a batch, and the sample weights that class weights make of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.element.spec import BYTES, STR, Spec, spec_of
+from headrace.element.structure import Kind, component, flatten
+from headrace.errors import InvalidArgumentError
+
+__all__ = ["check_batches", "weighing"]
+
+
+def check_batches(spec: Spec) -> None:
+    """Raise unless elements are batches as Keras takes them.
+
+    Raises:
+        InvalidArgumentError: They are not; the message names the component.
+    """
+    leaves, structure = flatten(spec)
+    root = structure.root
+    if root.kind in (Kind.TUPLE, Kind.NAMEDTUPLE) and len(root.children) not in (1, 2, 3):
+        raise InvalidArgumentError(
+            f"an element has {len(root.children)} parts, and Keras takes x, (x, y) or (x, y, "
+            "sample_weight): map() it to one of these; several inputs are a dict or tuple, as in "
+            "((a, b), y)"
+        )
+    if root.kind == Kind.DATACLASS:
+        raise InvalidArgumentError(
+            f"an element is a {root.cls.__name__ if root.cls else 'dataclass'}, and Keras takes x, "
+            "(x, y) or (x, y, sample_weight): map() it to one of these"
+        )
+    for leaf, path in zip(leaves, structure.paths, strict=True):
+        if leaf.dtype in (BYTES, STR):
+            raise InvalidArgumentError(
+                f"{component(path)} holds bytes or str, of which Keras makes no tensors: make "
+                "numbers of it with map(), or leave it out"
+            )
+        if not leaf.shape:
+            raise InvalidArgumentError(
+                f"{component(path)} is a scalar ({leaf}), and Keras takes batches: call the "
+                "`batch` method on the dataset"
+            )
+
+
+def weighing(class_weight: Mapping[int, float]) -> Callable[[Any], Any]:
+    """Return what adds a sample weight for each row: that of its class."""
+    classes = {int(number): float(weight) for number, weight in class_weight.items()}
+
+    def weigh(batch: Any) -> Any:
+        if not isinstance(batch, tuple) or len(batch) != 2 or not isinstance(batch[1], np.ndarray):
+            raise InvalidArgumentError(
+                "`class_weight` is for elements (x, y) with one array of labels, and here are "
+                f"{spec_of(batch)!r:.200}: add sample weights with map()"
+            )
+        x, y = batch
+        return x, y, _weight_of_each(y, classes)
+
+    return weigh
+
+
+def _weight_of_each(labels: NDArray[Any], classes: Mapping[int, float]) -> NDArray[Any]:
+    if labels.ndim > 1:
+        labels = labels.argmax(axis=-1) if labels.shape[-1] != 1 else labels[..., 0]
+    found, inverse = np.unique(np.round(labels).astype(np.int64), return_inverse=True)
+    weights = np.array([classes.get(int(number), 1.0) for number in found], keras.config.floatx())
+    return weights[inverse.reshape(labels.shape)]

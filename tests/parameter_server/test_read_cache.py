@@ -1,0 +1,88 @@
+"""What a scope of cached reads asks for, and when."""
+
+from __future__ import annotations
+
+import contextlib
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import headrace as hr
+from headrace.errors import UnavailableError
+from headrace.parameter_server.connection import Ask
+from headrace.parameter_server.operations import Done, Gather, Read
+from headrace.parameter_server.read_cache import ask_together, cached_reads
+from tests.parameter_server.small_cluster import cluster
+
+
+def _requests(strategy) -> int:
+    servers = strategy.cluster.servers
+    return sum(servers.status(server).requests for server in range(len(servers)))
+
+
+def test_variables_that_a_caching_scope_names_come_with_what_is_read_first():
+    with cluster(2, hr.distribute.partitioners.FixedShardsPartitioner(2)) as strategy:
+        with strategy.scope():
+            rows = hr.Variable(np.arange(80_000.0).reshape(20_000, 4), name="rows")
+            small = hr.Variable(np.arange(4.0), name="small")
+            one = hr.Variable(7.0, name="one")
+            table = hr.EmbeddingTable(4, name="table", initializer=1.0)
+        ids = np.array([[19_999, 3], [3, 0]])
+        for _ in range(3):
+            before = _requests(strategy)
+            with hr.distribute.cache_variable_reads(small, one, small):
+                assert rows.gather(ids)[..., 0].tolist() == [[79_996, 12], [12, 0]]
+                small.assign(np.full(4, 5.0))
+                assert small.read().tolist() == [0, 1, 2, 3]
+                assert small.gather([3]).tolist() == [3]
+                assert float(one) == 7
+            assert _requests(strategy) - before == 4  # two servers, one of them to assign
+            small.assign(np.arange(4.0))
+        before = _requests(strategy)
+        with hr.distribute.cache_variable_reads(one, small):
+            assert small[1] == 1  # a part of what is read whole anyway
+            assert float(one) == 7
+        with hr.distribute.cache_variable_reads(small):
+            assert table.lookup([5, 6, 7, 8]).tolist() == [[1] * 4] * 4
+            assert small.read().tolist() == [0, 1, 2, 3]
+        assert _requests(strategy) - before == 4
+        with hr.distribute.cache_variable_reads(small):
+            pass  # what is named and not read is not asked for
+        assert _requests(strategy) - before == 4
+        for wrong in ([small, one], table, 3):
+            with pytest.raises(TypeError, match=r"one by one .*, but got a value of type"):
+                hr.distribute.cache_variable_reads(wrong).__enter__()
+
+
+class _Shards:
+    """A variable of one shard, whose server notes what a scope says meanwhile."""
+
+    def __init__(self, *, fails: bool) -> None:
+        self.servers = self
+        self.fails = fails
+        self.was_had: list[bool] = []
+
+    def reads(self):
+        return [Ask(0, Read("v"))]
+
+    def joined(self, answers):
+        return answers[0][1][0]
+
+    def ask_all(self, asks):
+        self.was_had.append(cached_reads().has(self))
+        if self.fails:
+            raise UnavailableError("away")
+        return [(Done(), [np.ones(1)]) for _ in asks]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_variable_that_a_scope_names_is_read_whole_also_while_it_is_on_its_way(fails: bool):
+    shards = _Shards(fails=fails)
+    variable = SimpleNamespace(sharded=shards)
+    with hr.distribute.cache_variable_reads(variable):
+        # What another replica would find that gathers rows now.
+        with pytest.raises(UnavailableError) if fails else contextlib.nullcontext():
+            ask_together(shards, [Ask(0, Gather("w"))])
+        assert cached_reads().has(shards)
+    assert shards.was_had == [True]

@@ -1,0 +1,100 @@
+"""Ctrl-C while a connection is opened or closed: who else is in this process goes on."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import pytest
+import zmq
+
+from headrace.transport import zeromq, zeromq_connection
+from headrace.transport.channel import Channel, Server
+from headrace.transport.context import shared_context
+from headrace.transport.zeromq_connection import Connection
+from tests.transport.peer import TestHandler
+from tests.transport.words import Echo, Echoed, TestReply, TestRequest
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = zeromq.serve(TestHandler(), request_type=TestRequest)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def channel(server: Server) -> Iterator[Channel]:
+    channel = zeromq.connect(server.address, reply_type=TestReply, shared_memory=False)
+    channel.call(Echo(), timeout=20)
+    yield channel
+    channel.close()
+
+
+def open_connection(server: Server, number: int) -> Connection:
+    return Connection(server.address, server.address, b"%d" % number, None, 10.0)
+
+
+def interrupted_at(instruction: int, call: Callable[[], None]) -> bool:
+    """Interrupt a call at its n-th instruction here; tell whether it had that many."""
+    left = instruction
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal left
+        if frame.f_code.co_filename != zeromq_connection.__file__:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+# Each time ZeroMQ's thread may be quicker than the interruption: in one of five it is not.
+def test_where_openings_are_interrupted_the_server_of_the_same_process_answers_on(
+    server: Server, channel: Channel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect = zmq.Socket.connect
+    users = len(shared_context._users)
+
+    def interrupted(socket: zmq.Socket[bytes], endpoint: str) -> None:
+        connect(socket, endpoint)
+        if endpoint.startswith("tcp:"):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(zmq.Socket, "connect", interrupted)
+    for number in range(200):
+        with pytest.raises(KeyboardInterrupt):
+            open_connection(server, number)
+        assert channel.call(Echo(number=number), timeout=5)[0] == Echoed(number=number)
+    assert len(shared_context._users) == users
+
+
+def test_a_close_that_was_interrupted_anywhere_is_done_by_the_next_one(
+    server: Server, channel: Channel
+) -> None:
+    users = len(shared_context._users)
+    for number in range(1, 1000):
+        connection = open_connection(server, number)
+        was_interrupted = interrupted_at(number, connection.close)
+        connection.close()
+        assert connection.dealer.closed
+        assert all(socket.closed for socket in connection.sockets)
+        assert len(shared_context._users) == users
+        assert channel.call(Echo(number=number), timeout=5)[0] == Echoed(number=number)
+        if not was_interrupted:
+            break
+    assert number > 20
