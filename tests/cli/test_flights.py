@@ -95,13 +95,14 @@ def test_the_demo_trains_as_well_as_a_logistic_regression_though_tasks_are_kille
     text = io.StringIO()
     code = run_flights(
         seeds=(0,),
-        epochs=2,
+        # Two are not enough where much of the last is lost: a machine under load.
+        epochs=3,
         console=Console(file=text, highlight=False, soft_wrap=True),
         flights=(some(train, 100_000, 0), some(held_out, 30_000, 1)),
     )
     assert code == 0, text.getvalue()
     last = text.getvalue().strip().splitlines()[-1]
-    assert last.startswith("demo: ok: 200000 flights in 196 steps for each of 1 models")
+    assert last.startswith("demo: ok: 300000 flights in 294 steps for each of 1 models")
     assert "killed worker 0 after" in text.getvalue()
     assert "killed ps 1 after" in text.getvalue()
 

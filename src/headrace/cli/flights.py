@@ -36,7 +36,8 @@ __all__ = ["run_flights"]
 _BATCH_SIZE = 1024
 _SCORED_AT_ONCE = 2048
 _SHARDS = 4
-_SECONDS_BETWEEN_INCREMENTS = 1.0
+_SECONDS_BETWEEN_INCREMENTS = 0.25
+"""Of a few seconds of training, what a killed server loses is to be a small part."""
 _UNDER_WAY = 16
 """Steps that are scheduled before the result of the first is looked at."""
 _MOST_BELOW = 0.005
