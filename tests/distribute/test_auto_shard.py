@@ -6,6 +6,7 @@ import pytest
 
 import headrace as hr
 from headrace.distribute import DistributedDataset, InputContext, InputOptions
+from headrace.distribute.streams import merged_states
 from headrace.errors import InvalidArgumentError, NotFoundError
 from tests.distribute.replicas import BALANCED, on_worker, rows, with_policy
 
@@ -191,6 +192,29 @@ def test_in_the_middle_of_a_batch_a_worker_can_be_saved_and_restored():
         assert rows(next(other)) == rows(next(iterator)) == [[4, 5, 6, 7]]
         more.set_state(state)
         assert rows(next(more)) == [[4, 5]]
+
+
+@pytest.mark.parametrize("resumed_on", [1, 2])
+def test_fewer_workers_go_on_with_the_cached_rows_of_each_file(files, resumed_on):
+    sizes = [3, 4, 5]
+
+    def opened(workers):
+        dataset = with_policy(files(sizes, 6), "FILE").unbatch().cache().batch(3)
+        return [
+            iter(DistributedDataset(dataset, InputContext(workers, worker, workers)))
+            for worker in range(workers)
+        ]
+
+    saved_on, read = opened(len(sizes)), []
+    for iterator in saved_on:
+        read += [row for part in rows(next(iterator)) for row in part]
+    state = {"version": 1, "distributed": merged_states([i._feed.get_state() for i in saved_on])}
+    for iterator in opened(resumed_on):
+        iterator.set_state(state)
+        for step in iterator:
+            parts = rows(step) if resumed_on > 1 else [rows(step)]
+            read += [row for part in parts for row in part]
+    assert sorted(read) == list(range(sum(sizes)))
 
 
 def test_an_option_has_the_name_of_tf_data_too():

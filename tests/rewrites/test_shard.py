@@ -47,6 +47,10 @@ def by_files(dataset, index, workers=WORKERS):
     return elements(shard_files(dataset.plan, workers, index, opens_files))
 
 
+def by_hint(dataset, index, workers=WORKERS):
+    return elements(shard_hints(dataset.plan, workers, index))
+
+
 def test_a_worker_reads_every_nth_file_from_its_own_on(files):
     names = Dataset.list_files(files, shuffle=False)
     assert by_files(names.flat_map(hr.TFRecordDataset), 3) == records(3, 8)
@@ -119,6 +123,25 @@ def test_too_few_files_are_refused_on_every_worker(files):
             InvalidArgumentError, match=r"has 4 files.*not enough for the required 5"
         ):
             by_files(four, index)
+
+
+@pytest.mark.parametrize("share", [by_files, by_hint])
+def test_in_one_process_each_part_has_a_cache_of_its_own_for_all_passes(files, share):
+    read = []
+
+    def noted(record):
+        read.append(record.decode())
+        return record
+
+    names = Dataset.list_files(files, shuffle=False).shard(SHARD_HINT, 0)
+    if share is by_files:
+        names = Dataset.list_files(files, shuffle=False)
+    cached = names.flat_map(hr.TFRecordDataset).map(noted).cache()
+    assert share(cached, 3) == share(cached, 3) == records(3, 8)
+    assert share(cached, 4) == records(4, 9)
+    assert share(cached, 3, workers=4) == records(3, 7)
+    assert share(cached, 3) == records(3, 8)
+    assert read == records(3, 8, 4, 9, 3, 7)
 
 
 def test_options_of_the_plan_stay(files):

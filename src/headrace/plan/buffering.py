@@ -39,6 +39,19 @@ class Prefetch(Node):
 class CacheKey:
     """Names one in-memory cache for as long as a plan that has it is alive."""
 
+    def __init__(self) -> None:
+        self._parts: dict[tuple[int, int], CacheKey] = {}
+
+    def part(self, count: int, index: int) -> CacheKey:
+        """Return the name of the cache of part `index` of so many of what this one keeps.
+
+        It is the same each time: what shares a plan does so anew for each pass.
+        """
+        return self._parts.setdefault((count, index), CacheKey())
+
+    def __reduce__(self) -> tuple[type[CacheKey], tuple[()]]:
+        return CacheKey, ()
+
     def __repr__(self) -> str:
         return "CacheKey()"
 

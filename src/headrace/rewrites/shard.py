@@ -8,7 +8,8 @@ seed: shard i of n on worker i. Together they have every element once.
     by hint       Shard(rows, SHARD_HINT)           ->  Shard(rows, n, i)
 
 The normal form then moves each `Shard` down to the numbers that it chooses among, so that a worker
-touches nothing of the others' parts where that can be helped.
+touches nothing of the others' parts where that can be helped. What `cache` keeps above one is that
+part alone: who reads several parts in one process has a cache of each.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from headrace.errors import InvalidArgumentError, NotFoundError
+from headrace.plan.buffering import Cache
 from headrace.plan.combining import Interleave
 from headrace.plan.elements import Gather, Read
 from headrace.plan.node import Node
 from headrace.plan.options import WithOptions
 from headrace.plan.ordering import SHARD_HINT, Repeat, Shard, Shuffle
-from headrace.plan.traverse import cardinality, fold, transform, walk
+from headrace.plan.traverse import cardinality, fold, walk
 from headrace.rewrites.normal import NO_OPTIONS, Normal, normalize
 from headrace.sources.files import FileNamesSource
 
@@ -50,7 +52,7 @@ def shard_files(plan: Node, num_shards: int, index: int, opens_files: OpensFiles
     marked = _FileLists(opens_files).visit_all(normal.plan)
 
     def sharded(node: Node, inputs: list[Node]) -> Node:
-        node_over = node.over(inputs)
+        node_over = _over(node, inputs, num_shards, index)
         if id(node) not in marked:
             return node_over
         return _checked_shard(node_over, num_shards, index, "file")
@@ -70,12 +72,12 @@ def shard_hints(plan: Node, num_shards: int, index: int) -> Node:
         InvalidArgumentError: There is less to shard than there are workers.
     """
 
-    def filled(node: Node) -> Node:
+    def filled(node: Node, inputs: list[Node]) -> Node:
         if isinstance(node, Shard) and node.num_shards == SHARD_HINT:
-            return _checked_shard(node.input, num_shards, index, "element")
-        return node
+            return _checked_shard(inputs[0], num_shards, index, "element")
+        return _over(node, inputs, num_shards, index)
 
-    return transform(plan, filled)
+    return fold(plan, filled, once=True)
 
 
 def has_hint(plan: Node) -> bool:
@@ -86,6 +88,14 @@ def has_hint(plan: Node) -> bool:
 def reads_files(plan: Node) -> bool:
     """Say whether a plan as written reads a source whose indices are files."""
     return any(_holds_files(node) for node in walk(normalize(plan).plan))
+
+
+def _over(node: Node, inputs: list[Node], num_shards: int, index: int) -> Node:
+    """Return a step over inputs that are one worker's."""
+    made = node.over(inputs)
+    if isinstance(made, Cache) and made is not node:
+        return made.with_parameters(key=made.key.part(num_shards, index))
+    return made
 
 
 def _checked_shard(input_: Node, num_shards: int, index: int, what: str) -> Shard:
