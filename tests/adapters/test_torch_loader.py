@@ -173,6 +173,36 @@ def test_an_error_of_an_element_is_raised_in_its_turn_and_the_next_comes_after_i
     assert numbers(iterator) == [3]
 
 
+def test_after_an_error_as_many_ranks_alone_go_on():
+    def picky(x: Any) -> Any:
+        if x == 2:
+            raise OSError("no such image")
+        return x
+
+    dataset = hr.Dataset.range(12).map(picky).batch(2)
+    iterator = iter(hr.torch.loader(dataset))
+    assert next(iterator).tolist() == [0, 1]
+    before = iterator.state_dict()
+    with pytest.raises(hr.errors.UserFunctionError, match="no such image"):
+        next(iterator)
+    assert next(iterator).tolist() == [3, 4]
+    state = iterator.state_dict()
+    for _ in range(2):  # what is loaded knows of it, too
+        iterator = iter(hr.torch.loader(dataset))
+        iterator.load_state_dict(state)
+        assert iterator.state_dict() == state
+        other = hr.torch.loader(dataset, shard=(2, 1))
+        other.load_state_dict(state)
+        with pytest.raises(FailedPreconditionError, match="1 elements failed on rank 0 of 1"):
+            iter(other)
+    assert [batch.tolist() for batch in iterator] == [[5, 6], [7, 8], [9, 10], [11]]
+    assert iterator.state_dict()["failed"] == 1
+    assert "failed" not in before
+    other = hr.torch.loader(dataset, shard=(2, 1))
+    other.load_state_dict(before)
+    assert next(iter(other)).tolist() == [4, 5]
+
+
 def test_a_loader_that_is_closed_or_dropped_stops_its_threads():
     dataset = hr.Dataset.range(100).map(lambda x: x if x >= 0 else 0)
     with hr.torch.loader(dataset) as loader:

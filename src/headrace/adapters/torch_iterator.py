@@ -26,7 +26,9 @@ class Opened(NamedTuple):
     start: int = 0
     """Elements that all ranks together had read before this number of ranks went on."""
     taken: int = 0
-    """Elements that this process has taken since."""
+    """Elements that this process has taken since, those that failed among them."""
+    failed: int = 0
+    """Those that failed."""
 
 
 class LoaderIterator:
@@ -48,7 +50,7 @@ class LoaderIterator:
         reopen: Callable[[dict[str, Any]], Opened],
     ) -> None:
         self._opened = opened
-        self._taken = opened.taken
+        self._taken, self._failed = opened.taken, opened.failed
         self._way = way
         self._reopen = reopen
         self._has_ended = False
@@ -87,6 +89,7 @@ class LoaderIterator:
                 return
         except Exception:
             self._taken += 1  # the next one comes after it
+            self._failed += 1
             raise
         self._has_ended = True
         raise StopIteration
@@ -122,7 +125,7 @@ class LoaderIterator:
         if self._held:
             self._put_back()
         opened = self._opened
-        return {
+        state = {
             "version": _VERSION,
             "parts": opened.parts,
             "start": opened.start,
@@ -131,6 +134,7 @@ class LoaderIterator:
             "ended": self._has_ended,
             "place": None if self._has_ended else opened.elements.get_state(),
         }
+        return {**state, "failed": self._failed} if self._failed else state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go to where `state` was taken.
@@ -143,11 +147,11 @@ class LoaderIterator:
         if state["ended"]:
             self._opened.elements.close()
             self._opened = self._opened._replace(pass_number=state["pass"], start=state["start"])
-            self._taken = state["taken"]
+            self._taken, self._failed = state["taken"], state.get("failed", 0)
         else:
             opened = self._reopen(state)
             self._opened.elements.close()
-            self._opened, self._taken = opened, opened.taken
+            self._opened, self._taken, self._failed = opened, opened.taken, opened.failed
         self._has_ended, self._is_closed, self._held = state["ended"], False, ()
 
     get_state = state_dict

@@ -88,9 +88,10 @@ class PlainPasses:
         """
         ranks, processes = self._ranks(), _processes()
         parts = [ranks.count, ranks.index, processes.count, processes.index]
-        start = taken = 0
+        start = taken = failed = 0
         if state is not None:
             number, start, taken = state["pass"], state["start"], state["taken"]
+            failed = state.get("failed", 0)
             if state["parts"] != parts:
                 start, taken = _after_rounds(state), 0
         plan = self._shared(ranks, processes, start)
@@ -106,7 +107,7 @@ class PlainPasses:
         else:
             seed, fixed = state["place"]["seed"], state["place"].get("fixed")
             elements.set_state(_beginning(plan, seed, number, fixed))
-        return Opened(elements, number, parts, start, taken)
+        return Opened(elements, number, parts, start, taken, failed)
 
     def _shared(self, ranks: Part, processes: Part, start: int) -> Node:
         plan: Node = self._dataset.plan
@@ -228,7 +229,8 @@ class DistributedPasses:
         elements = self._dataset.open_pass(number)
         if state is not None:
             elements.set_state(state["place"])
-        return Opened(elements, number, [], 0, 0 if state is None else state["taken"])
+        known = state or {}
+        return Opened(elements, number, [], 0, known.get("taken", 0), known.get("failed", 0))
 
 
 def _is_initialized() -> bool:
@@ -267,5 +269,11 @@ def _after_rounds(state: dict[str, Any]) -> int:
             f"the state is that of worker process {worker} of {workers} of a DataLoader, on rank "
             f"{rank} of {count}, and only that process goes on from it: use as many ranks and "
             "workers"
+        )
+    if state.get("failed"):
+        raise FailedPreconditionError(
+            f"{state['failed']} elements failed on rank {rank} of {count} before the state was "
+            "taken, so it does not say what the ranks had read together: use as many ranks, each "
+            "from its own state; or begin the pass again"
         )
     return int(state["start"] + state["taken"] * count)
