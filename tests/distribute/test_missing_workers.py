@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -74,6 +78,50 @@ def test_when_the_first_worker_is_killed_the_others_hear_it_at_once(tmp_path):
             assert again == text
     finally:
         workers.close()
+
+
+def test_when_the_first_worker_is_killed_the_others_end_without_another_error():
+    program = """
+import os
+import numpy as np
+import headrace as hr
+
+# What is registered first comes last at the end: after the network's library has ended.
+next(iter(hr.Dataset.range(3)))
+strategy = hr.distribute.MultiWorkerMirroredStrategy(devices=["cpu:0"])
+context = hr.distribute.get_replica_context
+try:
+    strategy.run(lambda: context().all_reduce("SUM", np.ones(1)))
+    if strategy.first_replica == 0:
+        os._exit(7)
+    strategy.run(lambda: context().all_reduce("SUM", np.ones(1)))
+except hr.errors.UnavailableError as error:
+    print(error)
+"""
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    workers = []
+    for index in range(2):
+        task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+        environment = {"PYTHONPATH": os.pathsep.join(sys.path), "TF_CONFIG": json.dumps(task)}
+        command = [sys.executable, "-c", program]
+        workers.append(
+            subprocess.Popen(
+                command,
+                env={**os.environ, **environment},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    try:
+        (_, (said, errors)) = [worker.communicate(timeout=60.0) for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.communicate()
+    assert [worker.returncode for worker in workers] == [7, 0], errors
+    assert f"worker 0 ({addresses[0]})" in said
+    assert errors == ""
 
 
 @pytest.mark.parametrize("lagging", [0, 2])

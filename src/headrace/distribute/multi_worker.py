@@ -20,7 +20,7 @@ from headrace.cluster.environment import TFConfigClusterResolver
 from headrace.cluster.resolver import ClusterResolver
 from headrace.cluster.roles import EVALUATOR, PS, check_task, rank, workers
 from headrace.cluster.spec import ClusterSpec
-from headrace.data.at_exit import close_at_exit
+from headrace.data.at_exit import close_at_exit, close_iterators_first
 from headrace.data.dataset import Dataset
 from headrace.distribute.agreement import Agreement, StepAgreement, said_by_all
 from headrace.distribute.calls import Calls, rows_of_all
@@ -48,6 +48,9 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _SEEDS = 1 << 52
 """As many as `draw_seed` draws from."""
 _LONGEST_PATIENCE = 86_400.0
+
+#: Leaving goes over the network, which is here by now.
+close_iterators_first()
 
 
 class MultiWorkerMirroredStrategy(Strategy):
