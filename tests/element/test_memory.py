@@ -7,6 +7,7 @@ import pytest
 
 import headrace as hr
 from headrace.element.memory import fresh, fresh_copy, fresh_rows
+from headrace.element.stack import join
 
 LARGE = 1 << 20
 RECORD = np.dtype([("x", "<f4"), ("y", "S3")], align=True)
@@ -94,3 +95,15 @@ def test_large_batches_begin_at_a_multiple_of_64_bytes(dataset):
     batch = next(iter(dataset[1]))
     assert batch.nbytes == LARGE
     assert begins_at(batch) == 0
+
+
+@pytest.mark.parametrize("kind", [np.void, np.record])
+@pytest.mark.parametrize("rows", [100, LARGE // 8])
+def test_between_the_fields_of_records_nothing_of_this_process_is_left(kind, rows):
+    padded = np.dtype((kind, RECORD))
+    zeros = np.zeros(rows, padded)
+    for _ in range(3):
+        written = np.full(2 * zeros.nbytes + 64, 0xAB, np.uint8)
+        del written  # its memory is used next
+        for made in (fresh_copy(zeros), fresh_copy(zeros[::2]), join([zeros, zeros], padded)):
+            assert not made.view(np.uint8).any()

@@ -21,19 +21,22 @@ _LARGE_BYTES = 1 << 20
 def fresh(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     """Return an array in memory that nobody else has; what it holds is not defined.
 
+    Records are zeros: nobody writes what is between their fields, and it may go to a peer.
+
     >>> fresh((1 << 18,), np.dtype(np.float32)).ctypes.data % 64
     0
     """
+    make = np.zeros if issubclass(dtype.type, np.void) else np.empty
     size = math.prod(shape) * dtype.itemsize
     if size < _LARGE_BYTES or dtype.hasobject:
-        return np.empty(shape, dtype)
-    memory = np.empty(size + _ALIGNMENT, np.uint8)
+        return make(shape, dtype)
+    memory = make(size + _ALIGNMENT, np.uint8)
     return np.ndarray(shape, dtype, memory, -memory.ctypes.data % _ALIGNMENT)
 
 
 def fresh_copy(array: NDArray[Any]) -> NDArray[Any]:
     """Return a copy of an array in fresh memory, row by row."""
-    if array.nbytes < _LARGE_BYTES:
+    if array.nbytes < _LARGE_BYTES and not issubclass(array.dtype.type, np.void):
         return array.copy()
     made = fresh(array.shape, array.dtype)
     made[...] = array

@@ -152,9 +152,7 @@ def join(arrays: Sequence[NDArray[Any]], dtype: np.dtype[Any]) -> NDArray[Any]:
     """Return the rows of all arrays in one fresh array; all are of `dtype` and of like rows."""
     rows = sum(map(len, arrays))
     # Into memory of ours: left to itself, NumPy turns big endian and padded dtypes into others.
-    # Zeroed where there is padding between fields, which may go to a peer and is not written here.
-    make = np.zeros if dtype.type is np.void else fresh
-    made = make((rows, *arrays[0].shape[1:]), dtype)
+    made = fresh((rows, *arrays[0].shape[1:]), dtype)
     np.concatenate(arrays, out=made)
     return made
 
