@@ -302,6 +302,63 @@ def test_examples_of_one_layout_and_of_several_give_the_same(rows: list[tuple[An
         np.testing.assert_array_equal(batch[name], np.array([row[name] for row in singles]))
 
 
+@pytest.mark.parametrize("size", [0, 1, 100, 127, 128, 16_383, 16_384, 1 << 21])
+@pytest.mark.parametrize("number", [0, 127, 128, 20_000, (1 << 63) - 1, -1, -(1 << 63)])
+def test_one_value_of_any_size_is_given_as_it_was_stored(size: int, number: int) -> None:
+    wanted = {"image": FixedLenFeature((), bytes), "label": FixedLenFeature((), np.int64)}
+
+    parsed = parse_example(encode_example({"image": b"x" * size, "label": number}), wanted)
+
+    assert parsed == {"image": b"x" * size, "label": number}
+    assert type(parsed["label"]) is np.int64
+
+
+@pytest.mark.parametrize("size", [0, 1, 130, 20_000])
+def test_entries_in_unusual_forms_are_read(size: int) -> None:
+    item = b"x" * size
+    name, values = field(1, b"image"), field(2, field(1, field(1, item)))
+    parts = field(2, field(1, field(1, b"a"))) + field(2, field(1, field(1, item)))
+    forms = {
+        "value first": (values + name, [item]),
+        "value in parts": (name + parts, [b"a", item]),
+        "value around the name": (values + name + values, [item, item]),
+        "two items": (name + field(2, field(1, field(1, item) * 2)), [item, item]),
+        "two lists": (name + field(2, field(2, b"") + field(1, field(1, item))), [item]),
+        "no item": (name + field(2, field(1, b"")), []),
+        "no list": (name + field(2, b""), []),
+        "a field more": (name + values + field(7, item), [item]),
+    }
+    for what, (entry, expected) in forms.items():
+        example = field(1, field(1, entry))
+        parsed = parse_example(example, {"image": VarLenFeature(bytes)})
+        assert parsed["image"].tolist() == expected, what
+
+
+def test_features_may_be_others_at_the_next_call() -> None:
+    data = encode_example({"a": 1, "b": 300})
+    features: dict[str, Any] = {"a": FixedLenFeature((), np.int64)}
+
+    assert parse_example(data, features) == {"a": 1}
+    features["b"] = FixedLenFeature((), np.int32)
+    assert list(parse_example(data, features)) == ["a", "b"]
+    features["a"] = features.pop("a")  # the last one now
+    assert list(parse_example(data, features)) == ["b", "a"]
+    features["b"] = FixedLenFeature((1,), np.int64)
+    assert parse_example(data, features)["b"].tolist() == [300]
+    features["b"] = [3]
+    with pytest.raises(TypeError, match=r"got \[3\] for 'b'"):
+        parse_example(data, features)
+
+
+def test_features_that_have_no_hash_are_read() -> None:
+    class Unhashable(FixedLenFeature):
+        __hash__ = None  # type: ignore[assignment]
+
+    data = encode_example({"a": 1})
+
+    assert parse_example(data, {"a": Unhashable((), np.int64)}) == {"a": 1}
+
+
 @given(st.binary(max_size=30), st.integers(0, len(GOLDEN[1])), st.integers(0, 30))
 def test_no_damage_escapes_as_another_error(noise: bytes, at: int, cut: int) -> None:
     data = GOLDEN[1][:at] + noise + GOLDEN[1][at + cut :]

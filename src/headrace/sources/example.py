@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,9 @@ _KIND_NAMES = {0: "nothing", BYTES_LIST: "bytes", FLOAT_LIST: "float", INT64_LIS
 _FEATURES = (FixedLenFeature, VarLenFeature)
 _FLOAT = np.dtype("<f4")
 _FLOAT_STRUCT = struct.Struct("<f")
+
+_Wanted: TypeAlias = dict[bytes, tuple[str, Feature, int]]
+"""By name as it is stored: what is asked for, and the kind of one value that is given as stored."""
 
 
 def parse_example(
@@ -46,24 +50,38 @@ def parse_example(
     """
     if not (type(features) is dict or isinstance(features, Mapping)) or not features:
         raise ValueError(f"features must be a mapping that names a feature, got {features!r}")
-    for name, feature in features.items():
+    # Compared in full at each call: a mapping may have changed since.
+    items = tuple(features.items())
+    try:
+        wanted = _wanted(items)
+    except TypeError:  # unhashable, if it is not wrong
+        wanted = None
+    if wanted is None:
+        wanted = _check(items)
+    if isinstance(serialized, bytes):
+        return _read(serialized, wanted)
+    rows = _check_rows(serialized)
+    columns = _Columns(rows, wanted)
+    return {name: columns.read(key, name, feature) for key, (name, feature, _) in wanted.items()}
+
+
+def _check(items: tuple[tuple[str, Feature], ...]) -> _Wanted:
+    for name, feature in items:
         if not isinstance(feature, _FEATURES):
             raise TypeError(
                 f"features must hold FixedLenFeature or VarLenFeature, got {feature!r} for {name!r}"
             )
-    names = [name.encode() for name in features]
-    if isinstance(serialized, bytes):
-        located = _locate(serialized, names, None)
-        return {
-            name: _read_one(serialized, located.get(key), name, feature)
-            for (name, feature), key in zip(features.items(), names, strict=True)
-        }
-    rows = _check_rows(serialized)
-    columns = _Columns(rows, names)
     return {
-        name: columns.read(key, name, feature)
-        for (name, feature), key in zip(features.items(), names, strict=True)
+        name.encode(): (
+            name,
+            feature,
+            feature.plain_scalar if type(feature) is FixedLenFeature else -1,
+        )
+        for name, feature in items
     }
+
+
+_wanted = lru_cache(maxsize=16)(_check)
 
 
 def _check_rows(serialized: Any) -> list[bytes]:
@@ -84,7 +102,7 @@ def _check_rows(serialized: Any) -> list[bytes]:
     return rows
 
 
-def _locate(data: bytes, names: Sequence[bytes], index: int | None) -> dict[bytes, Located]:
+def _locate(data: bytes, names: Collection[bytes], index: int | None) -> dict[bytes, Located]:
     try:
         return wire_format.locate(data, names)
     except wire_format.WireFormatError as error:
@@ -151,17 +169,32 @@ def _narrow(values: NDArray[np.int64], name: str, feature: Feature) -> NDArray[A
     return made
 
 
+def _read(data: bytes, wanted: _Wanted) -> dict[str, Any]:
+    """Return the features of one example."""
+    located = _locate(data, wanted, None)
+    made: dict[str, Any] = {}
+    for key, (name, feature, plain_scalar) in wanted.items():
+        place = located.get(key)
+        if place is not None and place[0] == plain_scalar and len(place[1]) == 1:
+            # One value as it is stored: no array in between.
+            start, stop = place[1][0]
+            if plain_scalar == BYTES_LIST:
+                made[name] = data[start:stop]
+                continue
+            if plain_scalar == FLOAT_LIST and stop - start == 4:
+                made[name] = np.float32(_FLOAT_STRUCT.unpack_from(data, start)[0])
+                continue
+            if plain_scalar == INT64_LIST and 0 < stop - start < 10 and data[stop - 1] < 0x80:
+                # Nine bytes hold no negative number.
+                value, end = wire_format.read_varint(data, start, stop)
+                if end == stop:
+                    made[name] = np.int64(value)
+                    continue
+        made[name] = _read_one(data, place, name, feature)
+    return made
+
+
 def _read_one(data: bytes, located: Located | None, name: str, feature: Feature) -> Any:
-    if located is not None and len(located[1]) == 1 and type(feature) is FixedLenFeature:
-        # One value as it is stored: no array in between.
-        kind, ((start, stop),) = located
-        if kind == feature.plain_scalar:
-            if kind == BYTES_LIST:
-                return data[start:stop]
-            if kind == FLOAT_LIST and stop - start == 4:
-                return np.float32(_FLOAT_STRUCT.unpack_from(data, start)[0])
-            if kind == INT64_LIST and stop - start == 1 and data[start] < 0x80:
-                return np.int64(data[start])
     values = _unpack(_payload(data, located, name, feature, None), name, feature, None)
     if isinstance(feature, VarLenFeature):
         return values
@@ -188,7 +221,7 @@ class _Columns:
     the same columns in every row, so that only the first row is parsed.
     """
 
-    def __init__(self, rows: list[bytes], names: Sequence[bytes]) -> None:
+    def __init__(self, rows: list[bytes], names: Collection[bytes]) -> None:
         self._rows = rows
         self._matrix: NDArray[np.uint8] | None = None
         self._located: list[dict[bytes, Located]] = []

@@ -31,6 +31,7 @@ __all__ = [
     "encode_varints",
     "field",
     "locate",
+    "read_varint",
 ]
 
 BYTES_LIST, FLOAT_LIST, INT64_LIST = 1, 2, 3
@@ -43,6 +44,7 @@ Bytes: one span a value. Numbers: spans of packed values, which may be joined.
 
 _KEY_OF_LENGTH = 0x0A  # field 1 of wire type 2: all that tf.Example is made of, but two
 _KEY_OF_ENTRY_VALUE = 0x12
+_KEYS_OF_LISTS = (0x0A, 0x12, 0x1A)
 _LOOP_UP_TO = 16
 
 
@@ -100,7 +102,7 @@ def decode_varints(data: bytes) -> NDArray[np.int64]:
         few = []
         position = 0
         while position < size:
-            value, position = _read_varint(data, position, size)
+            value, position = read_varint(data, position, size)
             few.append(value)
         return np.array(few, np.uint64).view(np.int64)
     octets = np.frombuffer(data, np.uint8)
@@ -148,7 +150,7 @@ def locate(data: bytes, wanted: Collection[bytes]) -> dict[bytes, Located]:
             stop = data[position + 1]
             position += 2
             if stop > 0x7F:
-                stop, position = _read_varint(data, position - 1, size)
+                stop, position = read_varint(data, position - 1, size)
             stop += position
             if stop > size:
                 raise _too_long(position, size)
@@ -181,7 +183,7 @@ def _locate_features(
             head = b""
         position += 2
         if stop > 0x7F:
-            stop, position = _read_varint(data, position - 1, end)
+            stop, position = read_varint(data, position - 1, end)
         stop += position
         if stop > end:
             raise _too_long(position, end)
@@ -195,15 +197,20 @@ def _locate_features(
             length = data[position + 1]
             position += 2
             if length > 0x7F:
-                length, position = _read_varint(data, position - 1, stop)
+                length, position = read_varint(data, position - 1, stop)
             inner = position + length
             if inner > stop:
                 raise _too_long(position, stop)
             if key == _KEY_OF_LENGTH:
                 name = data[position:inner]
-                if name not in wanted and stop - inner > 1 and data[inner] == _KEY_OF_ENTRY_VALUE:
-                    # Nobody asked for it.
-                    break
+                if stop - inner > 1 and data[inner] == _KEY_OF_ENTRY_VALUE:
+                    if name not in wanted:
+                        # Nobody asked for it.
+                        break
+                    plain = _locate_plain(data, inner, stop)
+                    if plain is not None and not value[0]:
+                        value = plain
+                        break
             else:
                 value = _locate_values(data, position, inner, value)
             position = inner
@@ -230,18 +237,36 @@ def _remember(head: bytes, name: bytes, value: Located, stop: int) -> None:
         _short_entries[head] = name, kind
 
 
+def _locate_plain(data: bytes, position: int, stop: int) -> Located | None:
+    """Return where values lie if one field of one list is all that an entry still holds.
+
+    Nearly all entries are so. What is in any way odd is left to `_locate_values`.
+    """
+    length, position = read_varint(data, position + 1, stop)
+    if position + length != stop or length < 2:
+        return None
+    key = data[position]
+    if key not in _KEYS_OF_LISTS:
+        return None
+    length, position = read_varint(data, position + 1, stop)
+    if position + length != stop or length < 2 or data[position] != _KEY_OF_LENGTH:
+        return None
+    length, position = read_varint(data, position + 1, stop)
+    return (key >> 3, [(position, stop)]) if position + length == stop else None
+
+
 def _locate_values(data: bytes, position: int, end: int, before: Located) -> Located:
     """Return where the values of one feature lie, after those of an earlier part of it."""
     kind, spans = before
     while position < end:
         key = data[position]
-        if key not in (0x0A, 0x12, 0x1A):
+        if key not in _KEYS_OF_LISTS:
             position = _skip(data, position, end)
             continue
         length = data[position + 1]
         position += 2
         if length > 0x7F:
-            length, position = _read_varint(data, position - 1, end)
+            length, position = read_varint(data, position - 1, end)
         stop = position + length
         if stop > end:
             raise _too_long(position, end)
@@ -254,14 +279,14 @@ def _locate_values(data: bytes, position: int, end: int, before: Located) -> Loc
                 length = data[position + 1]
                 position += 2
                 if length > 0x7F:
-                    length, position = _read_varint(data, position - 1, stop)
+                    length, position = read_varint(data, position - 1, stop)
                 inner = position + length
             elif inner_key == 0x0D and kind == FLOAT_LIST:
                 position += 1
                 inner = position + 4
             elif inner_key == 0x08 and kind == INT64_LIST:
                 position += 1
-                inner = _read_varint(data, position, stop)[1]
+                inner = read_varint(data, position, stop)[1]
             else:
                 position = _skip(data, position, stop)
                 continue
@@ -272,7 +297,23 @@ def _locate_values(data: bytes, position: int, end: int, before: Located) -> Loc
     return kind, spans
 
 
-def _read_varint(data: bytes, position: int, end: int) -> tuple[int, int]:
+def read_varint(data: bytes, position: int, end: int) -> tuple[int, int]:
+    """Return the varint at a position, and the position after it.
+
+    Raises:
+        WireFormatError: It does not end before `end`, or is longer than ten bytes.
+    """
+    if position + 3 <= end:
+        # Most are lengths: these are read without a loop.
+        first = data[position]
+        if first < 0x80:
+            return first, position + 1
+        second = data[position + 1]
+        if second < 0x80:
+            return first & 0x7F | second << 7, position + 2
+        third = data[position + 2]
+        if third < 0x80:
+            return first & 0x7F | (second & 0x7F) << 7 | third << 14, position + 3
     value = shift = 0
     start = position
     while True:
@@ -291,14 +332,14 @@ def _read_varint(data: bytes, position: int, end: int) -> tuple[int, int]:
 def _skip(data: bytes, position: int, end: int) -> int:
     """Return the position after a field of any kind."""
     start = position
-    key, position = _read_varint(data, position, end)
+    key, position = read_varint(data, position, end)
     wire_type = key & 7
     if wire_type == 0:
-        position = _read_varint(data, position, end)[1]
+        position = read_varint(data, position, end)[1]
     elif wire_type == 1:
         position += 8
     elif wire_type == 2:
-        length, position = _read_varint(data, position, end)
+        length, position = read_varint(data, position, end)
         position += length
     elif wire_type == 5:
         position += 4
