@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import headrace as hr
 from headrace.errors import DataLossError, HeadraceError, UnavailableError
 from headrace.sources import record_files
 from headrace.sources.text import TextLineSource
+from headrace.sources.tfrecord import TFRecordSource, TFRecordWriter
 
 
 class Failing:
@@ -81,3 +83,42 @@ def test_a_file_that_fails_half_way_says_where_and_the_next_one_follows(
         assert f"{names[0]!r} cannot be read at byte 25" in str(found[5])
         assert str(raised) in str(found[5])
     assert found[6:] == [b"%04d" % number for number in range(10)]
+
+
+class FailingDisk(io.FileIO):
+    """A local file that fails at one of its reads."""
+
+    def __init__(self, name: str, at: int) -> None:
+        super().__init__(name)
+        self._left = at
+
+    def read(self, size: int = -1, /) -> bytes:
+        self._left -= 1
+        if self._left == 0:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return super().read(size)
+
+
+# Of records of 100 bytes the first are read by 250 bytes and 62, then each by 84 and 16.
+@pytest.mark.parametrize(("at", "byte", "records"), [(3, 312, 3), (4, 396, 3), (7, 512, 5)])
+def test_a_disk_that_fails_among_large_records_gives_those_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int, byte: int, records: int
+) -> None:
+    names = [str(tmp_path / name) for name in ("first", "second")]
+    written = [bytes([number]) * 84 for number in range(10)]
+    for name in names:
+        with TFRecordWriter(name) as writer:
+            for record in written:
+                writer.write(record)
+    monkeypatch.setattr(
+        record_files,
+        "open_file",
+        lambda name, compression, offset: FailingDisk(name, at if name == names[0] else 0),
+    )
+
+    found = outcomes(hr.Dataset.from_source(TFRecordSource(names, buffer_size=250)))
+
+    assert found[:records] == written[:records]
+    assert type(found[records]) is UnavailableError
+    assert f"{names[0]!r} cannot be read at byte {byte}" in str(found[records])
+    assert found[records + 1 :] == written

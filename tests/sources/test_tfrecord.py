@@ -4,6 +4,7 @@ import base64
 import gzip
 import io
 import os
+import random
 import re
 import struct
 import zlib
@@ -112,29 +113,80 @@ def test_records_large_and_small_beside_the_block_come_from_every_position(
         check_source(TFRecordSource((name,), compression, buffer_size), records)
 
 
-def test_what_a_large_record_lacks_is_read_alone_and_what_a_small_one_lacks_with_a_block(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+class LocalFile(io.FileIO):
+    """A local file that notes how much it was asked for."""
+
+    def __init__(self, name: str, asked: list[int]) -> None:
+        super().__init__(name)
+        self._asked = asked
+
+    def read(self, size: int = -1, /) -> bytes:
+        self._asked.append(size)
+        return super().read(size)
+
+
+class RemoteFile:
+    """The same behind a file system of its own."""
+
+    def __init__(self, name: str, asked: list[int]) -> None:
+        self._file = LocalFile(name, asked)
+        self.read, self.close = self._file.read, self._file.close
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "block_size", "expected"),
+    [
+        # A hundred bytes each, with its frame: once they are known to be large, each is read as it
+        # is, then its check and the header of the next one.
+        pytest.param(LocalFile, 84, 250, [250, 62, 84, 16, 84, 16], id="large"),
+        # What a large record lacks is read alone, what a small one lacks with a block.
+        pytest.param(RemoteFile, 84, 250, [250, 50, 250, 50], id="large and remote"),
+        pytest.param(LocalFile, 4, 2000, [2000, 2000], id="small"),
+    ],
+)
+def test_large_local_records_are_read_one_by_one_and_others_in_blocks(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: Any,
+    size: int,
+    block_size: int,
+    expected: list[int],
 ) -> None:
     asked: list[int] = []
-
-    class Watched(io.FileIO):
-        def read(self, size: int = -1, /) -> bytes:
-            asked.append(size)
-            return super().read(size)
-
     monkeypatch.setattr(
-        record_files, "open_file", lambda name, compression, offset: Watched(name, "rb")
+        record_files, "open_file", lambda name, compression, offset: kind(name, asked)
     )
-    large = [bytes(84)] * 20  # a hundred bytes each, with its frame
-    small = [bytes([index % 7]) * (index % 7) for index in range(200)]
+    records = [bytes([index]) * size for index in range(200)]
+    path = write(tmp_path / "x", records)
 
-    for records, expected in ((large, [250, 50, 250, 50]), (small, [2000, 2000])):
-        asked.clear()
-        path = write(tmp_path / "x", records)
-        buffer_size = expected[0]
-        reader = TFRecordSource((path,), None, buffer_size).open(0, 1)
-        assert read_all(reader) == records
-        assert asked[: len(expected)] == expected
+    found = read_all(TFRecordSource((path,), None, block_size).open(0, 1))
+
+    assert found == records
+    assert asked[: len(expected)] == expected
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_is_odd_among_large_records_is_told_as_it_is_of_blocks(
+    tmp_path: Path, seed: int
+) -> None:
+    chance = random.Random(seed)
+    sizes = [chance.choice([300, 300, 40, 0]) for _ in range(30)]
+    content = bytearray(
+        Path(write(tmp_path / "whole", [chance.randbytes(size) for size in sizes])).read_bytes()
+    )
+    content[chance.randrange(len(content))] ^= 4
+    del content[-chance.randrange(400) :]
+    path = tmp_path / "x"
+    told = []
+
+    # What is compressed is always read in blocks.
+    for compression, stored in (("GZIP", gzip.compress(content)), ("", bytes(content))):
+        path.write_bytes(stored)
+        rows, errors = drain(TFRecordSource((str(path),), compression, 1000).open(0, 1))
+        told.append((rows, [str(error) for error in errors]))
+
+    assert told[0] == told[1]
+    assert told[0][1]
 
 
 @pytest.mark.parametrize("size", [0, 1, 30])

@@ -1,7 +1,10 @@
 """Walk through files of records, whatever their format.
 
 A format is a function that cuts a block of bytes into records (`Cutter`). Everything else is here
-and the same for all formats: files in turn, compressed or not, blocks, positions, errors.
+and the same for all formats: files in turn, compressed or not, blocks, positions, errors. Where the
+format says how a record is framed (`Frame`), large ones of local files are read one by one, each
+into the bytes that are given out: no block is copied into records. What is odd about one of them is
+left to the cutter.
 
 Rule 1. A position is `[file, offset, records]`: so many records after a byte offset at which a
         record begins. Offsets count inflated bytes.
@@ -14,6 +17,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from io import FileIO
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -38,6 +42,7 @@ __all__ = [
     "BLOCK_SIZE",
     "Cut",
     "Cutter",
+    "Frame",
     "RecordFilesReader",
     "RecordFilesSource",
     "check_buffer_size",
@@ -49,6 +54,23 @@ BLOCK_SIZE = 1 << 20
 _LARGEST_READ = 64 << 20
 _LARGE_RECORDS = 64
 """Of which so many make a block, or fewer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What lies around the data of a record: a header that tells its length, and a check.
+
+    Attributes:
+        header_size: Bytes before the data.
+        check_size: Bytes after it.
+        length: Returns the number of bytes of data that a header announces, None if it is damaged.
+        matches: Says whether data and the bytes after it, from its check on, belong together.
+    """
+
+    header_size: int
+    check_size: int
+    length: Callable[[bytes], int | None]
+    matches: Callable[[bytes, bytes], bool]
 
 
 @dataclass(slots=True)
@@ -96,6 +118,7 @@ class RecordFilesSource(Source):
     """
 
     speed_only: ClassVar[tuple[str, ...]] = ("buffer_size",)
+    frame: ClassVar[Frame | None] = None
 
     filenames: tuple[str, ...]
     compression_type: str | None = None
@@ -141,6 +164,7 @@ class RecordFilesSource(Source):
             start,
             stop,
             self.cut,
+            self.frame,
             check_compression(self.compression_type),
             check_buffer_size(self.buffer_size),
             position,
@@ -155,6 +179,7 @@ class RecordFilesReader:
         start: Index of the first file to read.
         stop: Index after the last.
         cut: The format.
+        frame: How a record is framed, if the format can tell.
         compression: How the files are compressed.
         block_size: Bytes to read at once.
         position: Where to begin, if not at the beginning.
@@ -166,6 +191,7 @@ class RecordFilesReader:
         start: int,
         stop: int,
         cut: Cutter,
+        frame: Frame | None,
         compression: Compression,
         block_size: int,
         position: Position = None,
@@ -174,6 +200,7 @@ class RecordFilesReader:
         self._names = names
         self._stop = stop
         self._cut = cut
+        self._frame = frame
         self._compression = compression
         self._block_size = block_size
         self._file = file
@@ -207,7 +234,7 @@ class RecordFilesReader:
                 self._raise_error()
             if self._stream is None and not self._open():
                 return None
-            self._advance()
+            self._advance(limit)
 
     def get_position(self) -> Position:
         if not self._error and self._taken == len(self._records):
@@ -230,45 +257,102 @@ class RecordFilesReader:
             self._fail(error)
         return True
 
-    def _advance(self) -> None:
-        """Cut the next block into records."""
-        if self._stream is None:
+    def _advance(self, limit: int) -> None:
+        """Have the next records at hand."""
+        stream = self._stream
+        if stream is None:
             return
-        name = self._names[self._file]
+        # Remote files have buffers of their own, and an inflater takes its time for each call.
+        frame = self._frame if isinstance(stream, FileIO) and self._are_large() else None
+        if self._rest_is_new:
+            self._cut_rest()
+        elif frame and len(self._rest) == frame.header_size:
+            self._read_one_by_one(stream, frame, limit)
+        elif self._read_block(stream, frame.header_size if frame else 0):
+            self._cut_rest()
+
+    def _are_large(self) -> bool:
+        """Say whether the records at hand are large, on average."""
+        size, count = self._next_offset - self._offset, len(self._records)
+        return count > 0 and size * _LARGE_RECORDS >= count * self._block_size
+
+    def _read_block(self, stream: ByteStream, after: int) -> bool:
+        """Read the next block, with `after` bytes after a large record; return whether it could."""
         rest = self._rest
-        if not self._rest_is_new:
-            size = min(self._needs - len(rest), _LARGEST_READ)
-            if not self._records:
-                # A record larger than what is at hand: ask for ever more, or joining gets slow.
-                size = max(size, len(rest), self._block_size)
-            elif size <= 0 or self._needs * _LARGE_RECORDS < self._block_size:
-                # What a large record lacks comes alone, and so the block after it is not copied to
-                # be joined with what is at hand.
-                size = max(size, self._block_size)
+        size = min(self._needs - len(rest), _LARGEST_READ)
+        if not self._records:
+            # A record larger than what is at hand: ask for ever more, or joining gets slow.
+            size = max(size, len(rest), self._block_size)
+        elif size <= 0 or self._needs * _LARGE_RECORDS < self._block_size:
+            # What a large record lacks comes alone, and so the block after it is not copied to
+            # be joined with what is at hand.
+            size = max(size, self._block_size)
+        else:
+            size += after
+        try:
+            block = stream.read(size)
+        except HeadraceError as error:
+            self._fail(error)
+            return False
+        except OSError as error:
+            self._fail(self._unavailable(error, self._next_offset + len(rest)))
+            return False
+        self._at_end = not block
+        self._rest = rest + block if rest else block
+        return True
+
+    def _unavailable(self, error: OSError, at: int) -> UnavailableError:
+        made = UnavailableError(f"{self._names[self._file]!r} cannot be read at byte {at}: {error}")
+        made.__cause__ = error
+        return made
+
+    def _cut_rest(self) -> None:
+        """Cut what was read into records."""
+        cut = self._cut(self._rest, self._at_end, self._names[self._file], self._next_offset)
+        # After a damaged record the block is cut further before more is read.
+        self._take_over(cut, self._rest[cut.used :], is_new=cut.error is not None)
+        if self._at_end and cut.error is None:
+            self._finish_file()
+
+    def _read_one_by_one(self, stream: ByteStream, frame: Frame, limit: int) -> None:
+        """Read large records, up to `limit` or about a block, from the header at hand on."""
+        records: list[Any] = []
+        error: HeadraceError | None = None
+        used, header, is_odd = 0, self._rest, False
+        beside = frame.header_size + frame.check_size
+        least = self._block_size // _LARGE_RECORDS
+        while len(records) < limit and len(records) * least <= used < self._block_size:
+            length = frame.length(header)
+            if length is None or length > _LARGEST_READ:
+                is_odd = True
+                break
+            data = after = b""
             try:
-                block = self._stream.read(size)
-            except HeadraceError as error:
-                self._fail(error)
-                return
-            except OSError as error:
-                at = self._next_offset + len(rest)
-                made = UnavailableError(f"{name!r} cannot be read at byte {at}: {error}")
-                made.__cause__ = error
-                self._fail(made)
-                return
-            self._at_end = not block
-            rest = rest + block if rest else block
-        cut = self._cut(rest, self._at_end, name, self._next_offset)
+                data = stream.read(length)
+                after = stream.read(beside)
+            except OSError as failure:
+                at = self._next_offset + used + len(header) + len(data)
+                error = self._unavailable(failure, at)
+                break
+            if len(data) < length or not frame.matches(data, after):
+                header, is_odd = header + data + after, True
+                break
+            records.append(data)
+            used += beside + length
+            header = after[frame.check_size :]
+            if len(header) < frame.header_size:
+                break
+        self._take_over(Cut(records, used, error=error), header, is_new=is_odd)
+
+    def _take_over(self, cut: Cut, rest: bytes, *, is_new: bool) -> None:
+        """Have the records of a cut at hand, and a rest: if new, it is cut before more is read."""
         self._taken -= len(self._records)
         self._offset = self._next_offset
         self._next_offset += cut.used
         self._records, self._error, self._resumes = cut.records, cut.error, cut.resumes
         self._needs = cut.needs
-        self._rest = rest[cut.used :]
-        # After a damaged record the block is cut further before more is read.
-        self._rest_is_new = cut.error is not None and bool(self._rest)
-        if self._at_end and cut.error is None:
-            self._finish_file()
+        self._rest = rest
+        self._rest_is_new = is_new and bool(rest)
 
     def _finish_file(self) -> None:
         """Leave a file whose records are all at hand: the next position is in the next file."""

@@ -20,7 +20,7 @@ import google_crc32c
 import numpy as np
 
 from headrace.errors import DataLossError, FailedPreconditionError
-from headrace.sources.record_files import Cut, RecordFilesSource
+from headrace.sources.record_files import Cut, Frame, RecordFilesSource
 from headrace.storage.compression import check_compression, deflater
 from headrace.storage.files import create_file
 from headrace.storage.names import FileName, as_names
@@ -149,10 +149,20 @@ def _find_mismatch(records: list[bytes], checks: list[int]) -> int | None:
     return int(wrong.argmax()) if wrong.any() else None
 
 
+def _data_length(header: bytes) -> int | None:
+    length, length_check = _HEADER.unpack(header)
+    return length if length_check == _length_check(length) else None
+
+
+def _matches(data: bytes, after: bytes) -> bool:
+    return len(after) >= 4 and _CHECK.unpack_from(after)[0] == masked_crc(data)
+
+
 class TFRecordSource(RecordFilesSource):
     """The records of TFRecord files as `bytes`; an index is a file. Every checksum is verified."""
 
     cut = staticmethod(cut_records)
+    frame = Frame(header_size=12, check_size=4, length=_data_length, matches=_matches)
 
 
 class TFRecordWriter:
