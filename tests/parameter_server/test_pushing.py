@@ -10,6 +10,7 @@ import headrace as hr
 from headrace.errors import FailedPreconditionError, InvalidArgumentError
 from headrace.parameter_server.origin import Origin, writing_as
 from headrace.parameter_server.partitioners import FixedShardsPartitioner
+from headrace.parameter_server.pushing import Gradient
 from tests.parameter_server.small_cluster import cluster
 
 F32 = np.float32
@@ -270,6 +271,27 @@ def test_replicas_that_change_different_variables_each_change_their_own():
         ):
             strategy.run(lambda: (a.assign, a.assign_sub)[replica()]([1, 1]))
         assert (a.read().tolist(), b.read().tolist()) == ([-4, -4], [-41, -41])
+
+
+@pytest.mark.parametrize(
+    ("values", "used", "sent"),
+    [
+        (16, range(16), 16),
+        (16, range(2, 16), 16),
+        (16, range(3, 16), 13),
+        (260, range(10, 260), 260),
+    ],
+)
+def test_values_that_rows_share_go_whole_where_most_are_used_and_else_those_that_are(
+    values, used, sent
+):
+    shared = np.arange(2 * values, dtype=F32).reshape(values, 2)
+    which = np.resize(np.array(used), 1000)
+    gradient = Gradient(np.arange(1000), shared, which)
+    rows, given, of_each = gradient.arrays(slice(100, 900))
+    assert rows.tolist() == list(range(100, 900))
+    assert len(given) == sent
+    assert np.array_equal(given[of_each], shared[which[100:900]])
 
 
 def test_slices_are_what_they_say():

@@ -222,6 +222,8 @@ def test_bools_are_assigned_and_updated_and_no_more():
         (Assign(shard="v"), [], "Assign needs 1 arrays, but got 0"),
         (Gather(shard="v"), [rows(4, 30)], r"ids\[1\] = 30 is not in \[0, 9\) of the variable v"),
         (Gather(shard="v"), [rows(-1)], r"ids\[0\] = -1 is not in \[0, 9\)"),
+        (Gather(shard="v"), [np.uint64([2**64 - 1])], r"ids\[0\] = 18446744073709551615 is not in"),
+        (Gather(shard="v"), [np.uint64([2**63 + 4])], r"ids\[0\] = 9223372036854775812 is not in"),
         (Gather(shard="v"), [rows(5, 3)], "id 3 of the variable v is not in shard 1, which has ro"),
         (Scatter(shard="v"), [rows(9), np.zeros((1, 2), F)], r"ids\[0\] = 9 is not in \[0, 9\)"),
         (

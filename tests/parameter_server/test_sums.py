@@ -41,6 +41,16 @@ def way(request, monkeypatch):
         assert sums._sparse_product() is not None
 
 
+@pytest.mark.parametrize("bits", [1, 8, 9, 16, 17, 24, 25, 32, 33, 40, 41, 63])
+def test_ids_of_any_width_are_put_in_order(bits):
+    ids = np.random.default_rng(bits).integers(0, 2**bits - 1, 3000, endpoint=True)
+    ids[:2] = 0, 2**bits - 1
+    distinct, inverse = distinct_ids(ids)
+    expected, places = np.unique(ids, return_inverse=True)
+    assert np.array_equal(distinct, expected)
+    assert np.array_equal(inverse, places)
+
+
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("name", IDS)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "int32"])

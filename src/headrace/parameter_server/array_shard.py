@@ -153,12 +153,14 @@ class ArrayShard:
             raise InvalidArgumentError(
                 f"ids of {spec.variable} must have one dimension, but got shape {rows.shape}"
             )
-        found = check_rows(rows, spec.variable_shape[0], f"the variable {spec.variable}")
+        whole = spec.variable_shape[0], f"the variable {spec.variable}"
+        if rows.dtype.kind not in "iu":
+            rows = check_rows(rows, *whole)
+        found = rows.astype(np.int64, copy=False)
         if spec.row:
             found = found - spec.row
-        if len(self.value) == spec.variable_shape[0]:
-            return found
         if found.size and (found.min() < 0 or found.max() >= len(self.value)):
+            check_rows(rows, *whole)  # what is in no shard is named as such
             flat = found.reshape(-1)
             wrong = flat[(flat < 0) | (flat >= len(self.value))][0] + spec.row
             raise InvalidArgumentError(
@@ -224,7 +226,7 @@ def check_which(which: Array | None, rows: Array, values: Array, whose: str) -> 
             f"which gradient of {whose} a row has must be an integer for each of {len(rows)} rows, "
             f"but got {which.dtype} of shape {which.shape}"
         )
-    if which.size and (which.min() < 0 or which.max() >= len(values)):
+    if which.size and (which.max() >= len(values) or (which.dtype.kind == "i" and which.min() < 0)):
         raise InvalidArgumentError(
             f"rows of {whose} have gradients {which.min()} to {which.max()}, and {len(values)} came"
         )

@@ -340,31 +340,33 @@ def apply_sparse(
     kept = [slots[slot.name].reshape(-1, 1 if slot.by_row else columns) for slot in slots_of(rule)]
     dtype = working_dtype(values.dtype)
     size = min(len(rows), max(1, block_elements // columns))
-    scratch = np.empty((2, size, columns), dtype)
-    gathered = [np.empty((size, slot.shape[1]), slot.dtype) for slot in (table, *kept)]
+    wholes = (table, *kept)
+    parts = [np.empty((size, whole.shape[1]), whole.dtype) for whole in wholes]
     shared = np.empty((0 if which is None else size, columns), steps.dtype)
     places = None if which is None else which.astype(np.intp, copy=False)
-    tables = [_as_items(whole) for whole in (table, *kept)]
+    a, b = np.empty((2, size, columns), dtype)
+    tables, items = list(map(_as_items, wholes)), list(map(_as_items, parts))
     change = _change(rule, step, np.dtype(np.float64))
     with np.errstate(all="ignore"):
         for start in range(0, len(rows), size):
             block = rows[start : start + size]
-            stored, *held = [
-                whole.take(block, axis=0, out=part[: len(block)], mode="clip")
-                for whole, part in zip((table, *kept), gathered, strict=True)
-            ]
+            if len(block) < size:  # the last one
+                parts, items = ([each[: len(block)] for each in of] for of in (parts, items))
+                shared, a, b = (each[: len(block)] for each in (shared, a, b))
+            for whole, part in zip(wholes, parts, strict=True):
+                whole.take(block, axis=0, out=part, mode="clip")
+            stored, *held = parts
             value = stored if stored.dtype == dtype else stored.astype(dtype)
-            a, b = scratch[:, : len(block)]
             if places is None:
                 given = steps[start : start + size]
             else:
                 here = places[start : start + size]
-                given = steps.take(here, axis=0, out=shared[: len(block)], mode="clip")
+                given = steps.take(here, axis=0, out=shared, mode="clip")
             change(value, _in(dtype, given), held, a, b)
             if value is not stored:
-                stored = value.astype(table.dtype)
-            for items, part in zip(tables, (stored, *held), strict=True):
-                items[block] = _as_items(part)
+                stored[...] = value
+            for of_table, of_part in zip(tables, items, strict=True):
+                of_table[block] = of_part
 
 
 def put_rows(table: Array, rows: NDArray[np.int64], values: Array) -> None:

@@ -82,18 +82,17 @@ class Batch:
         """
         if self._is_plain and len(parts) == 1:
             return parts[0]
-        order, first = self._ids.order, self._ids.first
+        order, first, homes = self._ids.order, self._ids.first, self._ids.homes
         found = np.empty((len(order), *row_shape), dtype)
         if found.size:
             rows = found.reshape(len(order), -1)
-            homes = order.take(first, mode="clip")
             start = 0
             for part in parts:  # each row goes to where its id stands first
                 put_rows(rows, homes[start : start + len(part)], part.reshape(-1, rows.shape[1]))
                 start += len(part)
             if len(first) < len(order):
-                again = np.flatnonzero(~self._ids.is_first)
-                source = homes[np.searchsorted(first, again) - 1]
+                (again,) = (~self._ids.is_first).nonzero()
+                source = homes[first.searchsorted(again) - 1]
                 put_rows(rows, order[again], rows.take(source, axis=0))
         return found.reshape((*self._shape, *row_shape))
 
@@ -107,8 +106,8 @@ def sum_rows(ids: Ids, values: NDArray[Any]) -> tuple[Ids, NDArray[Any]]:
     """
     values = _summable(values)
     known = _in_order(ids)
-    doubled, sums = _sums(known, known.order, values)
-    found = values.take(known.order.take(known.first), axis=0)
+    doubled, sums = _sums(known, values)
+    found = values.take(known.homes, axis=0)
     if len(doubled):
         found[doubled] = sums
     return known.distinct(), found
@@ -128,9 +127,8 @@ def sum_shared(
     """
     values = _summable(values)
     known = _in_order(ids)
-    order = which.take(known.order)
-    doubled, sums = _sums(known, order, values)
-    found = order.take(known.first)
+    doubled, sums = _sums(known, values, which)
+    found = which.take(known.homes)
     if len(doubled):
         found[doubled] = np.arange(len(values), len(values) + len(doubled))
         values = np.concatenate([values, sums])
@@ -145,31 +143,32 @@ def _summable(values: NDArray[Any]) -> NDArray[Any]:
     )
 
 
-def _sums(known: _InOrder, order: Ids, values: NDArray[Any]) -> tuple[Ids, NDArray[Any]]:
-    """Return which ids stand there more than once, and their sums of the rows in an order."""
+def _sums(
+    known: _InOrder, values: NDArray[Any], which: NDArray[np.intp] | None = None
+) -> tuple[Ids, NDArray[Any]]:
+    """Return which ids stand there more than once, and their sums of the rows that they have."""
     is_first, first = known.is_first, known.first
-    if len(first) == len(order):
+    if len(first) == len(is_first):
         return first[:0], values[:0]
     # Most ids stand there once: only the others are looked at.
-    again = np.flatnonzero(~is_first)
+    (again,) = (~is_first).nonzero()
     heads = again[is_first[again - 1]] - 1
-    doubled = np.searchsorted(first, heads)
     here = np.concatenate([heads, again])
     here.sort(kind="stable")
-    ends = np.append(np.searchsorted(here, heads)[1:], len(here))
-    counts = np.diff(ends, prepend=0)
-    return doubled, _sum_runs(values, order[here], counts)
+    places = known.order[here]
+    if which is not None:
+        places = which[places]
+    return first.searchsorted(heads), _sum_runs(values, places, here.searchsorted(heads))
 
 
-def _sum_runs(values: NDArray[Any], order: Ids, counts: Ids) -> NDArray[Any]:
-    """Return the sum of each run of rows: of those that `order` names, so many for each sum."""
-    starts = np.cumsum(counts) - counts
+def _sum_runs(values: NDArray[Any], order: Ids, starts: Ids) -> NDArray[Any]:
+    """Return the sum of each run of rows: of those that `order` names, from each start on."""
     product = _sparse_product() if values.dtype.kind == "f" else None
     if product is None or len(order) < _FEW:
         return np.add.reduceat(values.take(order, axis=0), starts, axis=0)
     flat = values.reshape(len(values), -1)
     sums = product(flat, order, np.append(starts, len(order)))
-    return sums.reshape(len(counts), *values.shape[1:])
+    return sums.reshape(len(starts), *values.shape[1:])
 
 
 _FEW = 1024
@@ -201,6 +200,7 @@ class _InOrder(NamedTuple):
         order: Where each of `ordered` stood; of equal ones the first comes first.
         is_first: Whether each of `ordered` is the first of its id.
         first: Where each id begins in `ordered`.
+        homes: Where each id stood first.
     """
 
     ids: Ids
@@ -208,6 +208,7 @@ class _InOrder(NamedTuple):
     order: Ids
     is_first: NDArray[np.bool_]
     first: Ids
+    homes: Ids
 
     def distinct(self) -> Ids:
         """Return each id once, as an array of the caller's own."""
@@ -223,7 +224,7 @@ class _Recent:
 _recent = _Recent()
 _MOST_BATCHES = 8
 _MOST_IDS = 1 << 18
-"""Ids that are remembered, all batches together: 33 bytes each."""
+"""Ids that are remembered, all batches together: 41 bytes each."""
 
 
 def _in_order(ids: Ids) -> _InOrder:
@@ -253,7 +254,8 @@ def _put_in_order(ids: Ids) -> _InOrder:
     ordered, order = _sorted(ids)
     is_first = np.ones(len(ordered), bool)
     np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
-    return _InOrder(ids, ordered, order, is_first, np.flatnonzero(is_first))
+    (first,) = is_first.nonzero()
+    return _InOrder(ids, ordered, order, is_first, first, order.take(first))
 
 
 def _sorted(ids: Ids) -> tuple[Ids, Ids]:
@@ -298,7 +300,7 @@ def check_ids(ids: NDArray[Any], whose: str) -> Ids:
 
 def split_by_rows(rows: Ids, ranges: Sequence[range]) -> list[slice]:
     """Return which of `rows`, rising, fall to each range of rows, as slices."""
-    edges = np.searchsorted(rows, [part.stop for part in ranges]).tolist()
+    edges = rows.searchsorted([part.stop for part in ranges]).tolist()
     return [slice(first, last) for first, last in zip([0, *edges], edges, strict=False)]
 
 
