@@ -5,11 +5,12 @@ import logging
 import os
 import resource
 import socket
+from collections.abc import Iterator
 
 import pytest
 
 from headrace.transport import descriptors
-from headrace.transport.descriptors import Descriptor, closed_by_peer, warn_near
+from headrace.transport.descriptors import Descriptor, closed_by_peer, stay_in_cache, warn_near
 
 
 @pytest.fixture
@@ -18,6 +19,41 @@ def ends():
     yield one, other
     one.close()
     other.close()
+
+
+def connected_from(host: str) -> Iterator[socket.socket]:
+    """Accept a connection from an address of this machine, at 127.0.0.1."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname(), source_address=(host, 0)),
+    ):
+        accepted, _ = server.accept()
+        with accepted:
+            yield accepted
+
+
+def room_to_send(connection: socket.socket) -> int:
+    # The kernel says twice what it was told: its own notes are counted.
+    return connection.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // 2
+
+
+def test_what_waits_in_a_connection_within_this_host_fits_into_a_cache():
+    for connection in connected_from("127.0.0.1"):
+        stay_in_cache(connection)
+        assert room_to_send(connection) == 512 << 10
+
+
+def test_the_kernel_decides_how_much_waits_on_the_way_to_another_address():
+    for connection in connected_from("127.0.0.2"):
+        before = room_to_send(connection)
+        stay_in_cache(connection)
+        assert room_to_send(connection) == before
+
+
+def test_a_connection_that_has_ended_is_left_as_it_is(ends):
+    one, _ = ends
+    one.close()
+    stay_in_cache(one)
 
 
 def test_a_number_that_was_given_to_another_file_is_not_touched(ends):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import socket
 import struct
 import threading
 import time
@@ -191,6 +192,13 @@ def test_a_channel_that_connects_again_is_met_again(house):
     house.peers.report_departures()
     assert house.gone == [met[0].name] * 2
     assert list(house.peers) == met[2:]
+
+
+def test_what_waits_for_a_peer_on_this_host_fits_into_a_cache(house):
+    house.connect(a_channel()).send(b"one")
+    peer = house.meet(house.take())
+    with peer.descriptor.duplicate() as connection:
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == 2 * (512 << 10)
 
 
 def test_who_asked_something_after_its_end_was_reported_is_reported_once_more(house):

@@ -18,11 +18,13 @@ __all__ = [
     "Descriptor",
     "closed_by_peer",
     "raise_file_limit",
+    "stay_in_cache",
     "warn_near",
 ]
 
 _log = logging.getLogger(__name__)
 
+_IN_CACHE_BYTES = 512 << 10
 _WARN_AT = 0.9
 _ENOUGH_FILES = 1 << 20
 # What poll() reports about a connection that the other end has closed or reset, whatever there is
@@ -82,6 +84,17 @@ def closed_by_peer(connection: socket.socket) -> bool:
     poll = select.poll()
     poll.register(connection, _CLOSED)
     return bool(poll.poll(0))
+
+
+def stay_in_cache(connection: socket.socket) -> None:
+    """Bound what waits in a connection within this host, so that it is read while it is cached.
+
+    The kernel lets a buffer grow to megabytes, for long ways; what lay there has left the caches
+    of the processors when the other end copies it. Between hosts the kernel decides.
+    """
+    with contextlib.suppress(OSError):  # It ended in the meantime.
+        if connection.getpeername()[0] == connection.getsockname()[0]:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _IN_CACHE_BYTES)
 
 
 # --- how many ------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from headrace.counts import count_handshake_refused
 from headrace.transport.arena import Arena
-from headrace.transport.descriptors import Descriptor, warn_near
+from headrace.transport.descriptors import Descriptor, stay_in_cache, warn_near
 from headrace.transport.mappings import Mappings
 from headrace.transport.shared_memory import HostIdentity, MemoryReport, Offer, Placement
 
@@ -277,6 +277,7 @@ class Peers:
         if connection is not None:
             with connection, contextlib.suppress(OSError):
                 host = str(connection.getpeername()[0]).removeprefix("::ffff:")
+                stay_in_cache(connection)
         self._open[number] = _Opened(descriptor, host, set())
 
     def _disconnected(self, number: int) -> None:
