@@ -15,6 +15,7 @@ from headrace.cli.options import Keys, MetricsHost, MetricsPort, WithParent
 from headrace.cli.running import run_server, say
 from headrace.cli.supervise import run_children
 from headrace.process.bound import NO_ACCELERATORS
+from headrace.process.large_copies import large_copies
 from headrace.service import DispatcherConfig, DispatchServer, WorkerConfig, WorkerServer
 from headrace.service.config import default_cache_bytes
 from headrace.service.dispatcher.journal import FORMAT
@@ -316,7 +317,7 @@ def run_worker(
             ports += ["--metrics-port", str(metrics_port and metrics_port + number)]
             ports += ["--metrics-host", metrics_host]
         commands.append([*arguments, *ports])
-    environment = {**NO_ACCELERATORS, **os.environ}
+    environment = {**NO_ACCELERATORS, **large_copies(os.environ), **os.environ}
     failed = run_children(commands, environment=environment, patience=drain_timeout)
     if failed:
         raise typer.Exit(1)

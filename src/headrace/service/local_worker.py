@@ -11,6 +11,7 @@ from headrace.errors import FailedPreconditionError
 from headrace.process.bound import bound_command
 from headrace.process.child import Child, Command
 from headrace.process.household import STOP_SECONDS
+from headrace.process.large_copies import large_copies
 from headrace.process.stopping import stop
 from headrace.service.worker.server import WorkerServer
 
@@ -106,4 +107,8 @@ def worker_command(options: Mapping[str, Any], environment: Mapping[str, str]) -
         options: Arguments of `WorkerConfig`.
         environment: Variables that it gets besides those of this process.
     """
-    return bound_command("headrace.service.worker", json.dumps(options), environment=environment)
+    return bound_command(
+        "headrace.service.worker",
+        json.dumps(options),
+        environment={**large_copies({**os.environ, **environment}), **environment},
+    )

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+import pytest
+
+from headrace.process.large_copies import OUTER_CACHE, large_copies
+from headrace.service.local_worker import worker_command
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    path = tmp_path / "size"
+    path.write_text("32768K\n")
+    return path
+
+
+def test_copies_of_a_quarter_of_the_cache_write_past_it(cache):
+    threshold = 8 << 20
+    assert large_copies({"A": "1"}, cache) == {
+        "GLIBC_TUNABLES": f"glibc.cpu.x86_non_temporal_threshold={threshold:#x}"
+    }
+
+
+def test_who_has_tuned_the_library_decides_alone(cache):
+    assert large_copies({"GLIBC_TUNABLES": "glibc.malloc.perturb=1"}, cache) == {}
+
+
+@pytest.mark.parametrize("words", ["", "much"])
+def test_nothing_is_said_where_the_cache_is_not_known(cache, words):
+    cache.write_text(words)
+    assert large_copies({}, cache) == {}
+    cache.unlink()
+    assert large_copies({}, cache) == {}
+
+
+def test_other_processors_are_left_alone(cache, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    assert large_copies({}, cache) == {}
+
+
+def test_a_worker_process_is_told(monkeypatch: pytest.MonkeyPatch):
+    if not OUTER_CACHE.exists():
+        pytest.skip("the kernel does not say how large the outer cache is")
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    told = large_copies({})
+    assert told.items() <= worker_command({}, {}).environment.items()
+    own = {"GLIBC_TUNABLES": "glibc.malloc.perturb=1"}
+    assert own.items() <= worker_command({}, own).environment.items()
+    monkeypatch.setenv("GLIBC_TUNABLES", own["GLIBC_TUNABLES"])
+    assert own.items() <= worker_command({}, {}).environment.items()
