@@ -364,6 +364,16 @@ def test_a_task_that_was_called_off_is_over_and_the_dispatcher_is_asked_why() ->
     assert session.is_over
 
 
+def test_a_task_that_refuses_its_ticket_is_over_and_is_no_error_of_an_element() -> None:
+    session = opened(1)
+    session.act(0.0)
+    refusal = FailedPreconditionError("the request shows another ticket than that of task 1")
+    assert session.answered(1, 0, refusal, None, 0.1) == []
+    actions = session.act(0.1)
+    assert actions.asks == []
+    assert calls(actions, ClientHeartbeat)  # the dispatcher knows whether it goes on
+
+
 def test_an_error_is_delivered_in_its_turn_and_reading_goes_on() -> None:
     session = opened(1)
     session.act(0.0)
