@@ -55,6 +55,36 @@ def test_an_error_within_a_batch_is_not_raised_again_after_a_restore():
     assert again.get_state() == whole.get_state() == {"failed": [], "input": 9}
 
 
+def test_small_batches_of_rows_at_hand_come_together():
+    plan = Dataset.range(40).map(lambda x: np.full(2, int(x))).batch(3).plan
+    iterator, one_by_one = start(plan, seed=1), start(plan, seed=1)
+    sizes, at = [], 0
+    while (chunk := iterator.next_chunk(5)) is not None:
+        sizes.append(chunk.size)
+        for index, row in enumerate(chunk.rows()):
+            assert copied(chunk.state_at(index)) == copied(one_by_one.get_state())
+            (alone,) = one_by_one.next_chunk(1).rows()
+            assert row.tolist() == alone.tolist()
+            assert index == 0 or not np.shares_memory(row, chunk.rows()[0])
+            at += 1
+        assert copied(chunk.state_at(chunk.size)) == copied(one_by_one.get_state())
+    assert at == 14
+    assert max(sizes) == 5
+
+
+def test_large_batches_of_rows_come_one_by_one():
+    plan = Dataset.range(40).map(lambda x: np.zeros(1 << 15)).batch(2).plan
+    assert start(plan, seed=1).next_chunk(5).size == 1
+
+
+def test_a_batch_that_cannot_be_stacked_is_raised_after_those_before_it():
+    plan = Dataset.range(12).map(lambda x: np.zeros(1 + (x == 7))).batch(2).plan
+    found = outcomes(start(plan, seed=1), limit=6)
+    assert found == outcomes(start(plan, seed=1)) == [
+        *[[[0.0], [0.0]]] * 3, "InvalidElementError", *[[[0.0], [0.0]]] * 2,
+    ]  # fmt: skip
+
+
 def test_an_error_between_batches_is_part_of_neither():
     plan = Dataset.range(4).map(fails_in_fours).batch(1).plan
     iterator = start(plan, seed=1)

@@ -11,11 +11,20 @@ import pytest
 
 import headrace as hr
 from headrace.element.chunk import concatenate
-from headrace.element.places import rows_of
+from headrace.element.places import of_units, rows_of
 from headrace.errors import FailedPreconditionError, UserFunctionError
 from headrace.execution.build import start
 from headrace.execution.dealer import UnitPart
-from headrace.execution.origins import Ended, Ledger, Run, by_unit, order_of, origins_of
+from headrace.execution.origins import (
+    Ended,
+    Ledger,
+    Run,
+    by_unit,
+    order_of,
+    origins_of,
+    runs_of,
+    sorted_runs,
+)
 from headrace.execution.places import in_turns
 from headrace.plan.free_order import free_steps
 from headrace.plan.root import Root
@@ -288,7 +297,7 @@ def test_what_is_counted_is_of_the_units_that_are_open_however_many_were_dealt()
     ledger, leaf = Ledger(), frozenset([0])
     ledger.deal(0, 0, 10**12, 7)
     for first in range(0, 10_000, 100):
-        units, ordinals = ledger.count(np.arange(first, first + 100))
+        units, ordinals = rows_of(ledger.name(of_units(np.arange(first, first + 100), None))())
         assert (units == np.arange(first + 7, first + 107)).all()
         assert not ordinals.any()
         ledger.end(leaf, first + 100)
@@ -296,7 +305,7 @@ def test_what_is_counted_is_of_the_units_that_are_open_however_many_were_dealt()
     ledger.end(leaf, 10**12)
     assert ledger.take_ended() == (Ended(10_007, 10**12 - 10_000, 0),)
     ledger.deal(0, 10**12, 3, 50)
-    assert ledger.count(np.array([10**12 + 2, 10**12 + 2]))[0] == 52
+    assert rows_of(ledger.name(of_units(np.full(2, 10**12 + 2), None))())[0].tolist() == [52, 52]
     ledger.end(leaf, 10**12 + 3)
     assert ledger.take_ended() == (Ended(50, 2, 0), Ended(52, 1, 2))
 
@@ -306,13 +315,59 @@ def test_units_of_several_leaves_end_each_with_its_own():
     ledger.deal(0, 0, 2, 10)
     ledger.deal(1, 2, 2, 40)
     ledger.deal(0, 4, 1, 12)
-    units, ordinals = ledger.count(np.array([4, 0, 0, 2, 4]))
+    units, ordinals = rows_of(ledger.name(of_units(np.array([4, 0, 0, 2, 4]), None))())
     assert units.tolist() == [12, 10, 10, 40, 12]
     assert ordinals.tolist() == [0, 0, 1, 0, 1]
     ledger.end(frozenset([0]), 5)
     assert ledger.take_ended() == (Ended(10, 1, 2), Ended(11, 1, 0), Ended(12, 1, 2))
     ledger.end(frozenset([1]), 5)
     assert ledger.take_ended() == (Ended(40, 1, 1), Ended(41, 1, 0))
+
+
+def test_chunks_are_named_together_when_one_is_asked_and_before_their_units_end():
+    ledger, leaf = Ledger(), frozenset([0])
+    ledger.deal(0, 0, 3, 10)
+    columns = [of_units(np.array(units), None) for units in ([0, 1], [0, 2], [0])]
+    first, second, third = [ledger.name(column) for column in columns]
+    assert second().tolist() == [(10, 1), (12, 0)]
+    assert first().base is third().base  # made with one call
+    assert first().tolist() == [(10, 0), (11, 0)]
+    assert third().tolist() == [(10, 2)]
+    late = ledger.name(of_units(np.array([1, 2]), None))
+    ledger.end(leaf, 3)
+    assert ledger.take_ended() == (Ended(10, 1, 3), Ended(11, 2, 2))
+    assert late().tolist() == [(11, 1), (12, 1)]
+
+
+def test_columns_with_and_without_places_are_named_apart():
+    ledger = Ledger()
+    ledger.deal(0, 0, 1, 5)
+    plain = ledger.name(of_units(np.zeros(2, np.int64), None))
+    placed = ledger.name(of_units(np.zeros(1, np.int64), np.array([77], np.uint64)))
+    assert placed().tolist() == [(77, 5, 2)]
+    assert plain().tolist() == [(5, 0), (5, 1)]
+
+
+@pytest.mark.parametrize("far", [1, 7, 100_000])
+@pytest.mark.parametrize("has_gaps", [False, True])
+@pytest.mark.parametrize("ascends", [False, True])
+def test_runs_of_mixed_units_are_those_of_the_units_once_they_are_sorted(far, has_gaps, ascends):
+    draw = random.Random(far)
+    for _ in range(50):
+        counts, units, ordinals = Counter(), [], []
+        for _ in range(draw.randrange(1, 60)):
+            unit = far * draw.randrange(1, 6)
+            counts[unit] += has_gaps and draw.random() < 0.1
+            units.append(unit)
+            ordinals.append(counts[unit])
+            counts[unit] += 1
+        origins = list(zip(units, ordinals, strict=True))
+        if not ascends:
+            draw.shuffle(origins)
+        units, ordinals = np.array(origins).T
+        order, runs = sorted_runs(units, ordinals)
+        assert order.tolist() == order_of(units, ordinals).tolist()
+        assert runs == runs_of(units[order], ordinals[order])
 
 
 def test_a_unit_that_comes_in_several_portions_says_when_it_has_ended():

@@ -14,12 +14,14 @@ from headrace.element.stack import Stacked
 from headrace.element.structure import Element
 from headrace.errors import InvalidElementError
 
-__all__ = ["Chunk", "States", "concatenate"]
+__all__ = ["Chunk", "PlacesLater", "States", "concatenate"]
 
 States: TypeAlias = Callable[[int], Any]
 """The state of a stream before element i of a chunk of it; i == size: after the last. Called only
 when somebody asks, perhaps much later and on another thread, so it holds what it needs and reads
 nothing that changes."""
+PlacesLater: TypeAlias = Callable[[], NDArray[Any]]
+"""Makes the places of a chunk's elements when somebody asks, always the same."""
 
 
 class Chunk:
@@ -35,9 +37,8 @@ class Chunk:
             with them (`element.places`).
     """
 
-    __slots__ = ("_columns", "_rows", "_states", "places", "size")
+    __slots__ = ("_columns", "_places", "_rows", "_states", "size")
 
-    places: NDArray[Any] | None
     size: int
     """Number of elements."""
 
@@ -47,12 +48,12 @@ class Chunk:
         columns: Stacked,
         size: int,
         states: States | None = None,
-        places: NDArray[Any] | None = None,
+        places: NDArray[Any] | PlacesLater | None = None,
     ) -> None:
         self._rows = rows
         self._columns = columns
         self._states = states
-        self.places = places
+        self._places = places
         self.size = size
 
     @classmethod
@@ -78,10 +79,18 @@ class Chunk:
 
     def with_states(self, states: States) -> Chunk:
         """Return the same elements, in a stream that stands there before each of them."""
-        return Chunk(self._rows, self._columns, self.size, states, self.places)
+        return Chunk(self._rows, self._columns, self.size, states, self._places)
 
-    def with_places(self, places: NDArray[Any] | None) -> Chunk:
-        """Return the same elements with these numbers of places."""
+    @property
+    def places(self) -> NDArray[Any] | None:
+        """The places of the elements, where somebody asked for them."""
+        places = self._places
+        if callable(places):
+            places = self._places = places()
+        return places
+
+    def with_places(self, places: NDArray[Any] | PlacesLater | None) -> Chunk:
+        """Return the same elements with these numbers of places, or what makes them."""
         return Chunk(self._rows, self._columns, self.size, self._states, places)
 
     def state_at(self, index: int) -> Any:

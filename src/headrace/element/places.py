@@ -102,8 +102,12 @@ def joined(columns: Sequence[NDArray[Any]]) -> NDArray[Any]:
             columns = [grouped(column, 1) for column in columns]
             dtype = columns[0].dtype
             break
-    # Said, for to find a dtype for records takes three times as long as to copy them.
-    return np.concatenate(columns, dtype=dtype, casting="no")
+    if dtype.hasobject or dtype.names is None:
+        # Said, for to find a dtype for records takes three times as long as to copy them.
+        return np.concatenate(columns, dtype=dtype, casting="no")
+    # Whole records are copied faster than field by field.
+    as_bytes = np.dtype((np.void, dtype.itemsize))
+    return np.concatenate([column.view(as_bytes) for column in columns]).view(dtype)
 
 
 def grouped(column: NDArray[Any], size: int) -> NDArray[Any]:

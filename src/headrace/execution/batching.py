@@ -12,6 +12,7 @@ from headrace.element.places import grouped, joined
 from headrace.element.stack import Stacked
 from headrace.element.structure import Element, component, flatten
 from headrace.element.transpose import map_leaves
+from headrace.element.wire import frame_bytes
 from headrace.errors import InvalidElementError
 from headrace.execution.begun import is_within_unit
 from headrace.execution.context import Context
@@ -28,6 +29,8 @@ from headrace.plan.user_function import step_name
 __all__ = ["BatchIterator", "UnbatchIterator"]
 
 _MOST_ELEMENTS = 1 << 16
+_TOGETHER_BYTES = 1 << 16
+"""Batches that are stacked before any of them is given: to hand on one costs as much as these."""
 
 
 @make_iterator.register(Batch)
@@ -135,7 +138,10 @@ class BatchIterator(ElementIterator):
         self._lacks += 1
 
     def _several(self, limit: int) -> Chunk | None:
-        """Return several whole batches at once, if as many elements come as one block."""
+        """Return several whole batches at once, where as many elements are at hand.
+
+        A block of columns only gets another shape. Of rows, batches are made one by one.
+        """
         size = self._size
         if limit * size > _MOST_ELEMENTS:
             limit = max(1, _MOST_ELEMENTS // size)
@@ -145,20 +151,44 @@ class BatchIterator(ElementIterator):
             if self._is_unit:
                 self._lack_one()
             raise
-        if chunk is None or not chunk.is_columnar or not self._takes_columns(chunk.columns()):
-            return None
         whole = min(self._intake.in_hand // size, limit)
-        if not whole:
+        if chunk is None or not whole:
             return None
+        if not chunk.is_columnar:
+            batches = self._stacked(chunk, whole)
+            return None if not batches else self._taken(len(batches), Chunk.of_rows(batches))
+        if not self._takes_columns(chunk.columns()):
+            return None
+        start, stop = self._intake.offset, self._intake.offset + whole * size
+        shaped = map_leaves(
+            lambda leaf: leaf.reshape(whole, size, *leaf.shape[1:]),
+            chunk.slice(start, stop).columns(),
+        )
+        return self._taken(whole, Chunk.of_columns(shaped, whole))
+
+    def _stacked(self, chunk: Chunk, whole: int) -> list[Element]:
+        """Return so many batches of the rows in hand, or some of them: together they are small."""
+        batches: list[Element] = []
+        size, start = self._size, self._intake.offset
+        most_bytes = _TOGETHER_BYTES
+        while len(batches) < whole and most_bytes > 0:
+            try:
+                batches.append(self._joined([chunk.slice(start, start + size)]))
+            except InvalidElementError:
+                break  # raised when those before it were given
+            start += size
+            most_bytes -= frame_bytes(Chunk.of_rows(batches[-1:]))
+        return batches
+
+    def _taken(self, whole: int, batches: Chunk) -> Chunk:
+        """Take the elements of so many batches, and return these as what is made of them."""
+        size = self._size
         taken = self._intake.take(whole * size)
         assert taken is not None
-        shaped = map_leaves(
-            lambda leaf: leaf.reshape(whole, size, *leaf.shape[1:]), taken.columns()
-        )
         states = taken.states
         places = None if taken.places is None else grouped(taken.places, size)
-        return Chunk.of_columns(
-            shaped, whole, lambda index: _state(0, states(index * size)), places
+        return batches.with_places(places).with_states(
+            lambda index: _state(0, states(index * size))
         )
 
     def _is_unit_over(self) -> bool:

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.element.chunk import Chunk
-from headrace.element.places import has_origins, rows_of
+from headrace.element.chunk import Chunk, PlacesLater
+from headrace.element.places import has_origins, joined, named, numbers_in, rows_of
 
 __all__ = [
     "Ended",
@@ -30,6 +30,7 @@ __all__ = [
     "order_of",
     "origins_of",
     "runs_of",
+    "sorted_runs",
 ]
 
 Ranges: TypeAlias = tuple[tuple[int, int | None], ...]
@@ -138,7 +139,34 @@ def runs_of(units: NDArray[np.int64], ordinals: NDArray[np.int64]) -> tuple[Run,
     starts = _starts(~follows)
     units, first = units[starts], ordinals[starts]
     sizes = _sizes(starts, size)
-    # Units in a row that have the same ordinals are one run.
+    return _in_rows(units, first, sizes)
+
+
+def sorted_runs(
+    units: NDArray[np.int64], ordinals: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], tuple[Run, ...]]:
+    """Return the order that sorts units and ordinals, of which there are some, and their runs."""
+    least = int(np.minimum.reduce(units))
+    since = units - least
+    if int(np.maximum.reduce(since)) < max(_FEW_UNITS, 4 * len(units)):
+        order = _by_number(units)
+        sorted_, sizes = ordinals[order], np.bincount(since)
+        (held,) = sizes.nonzero()
+        sizes = sizes[held]
+        stops = sizes.cumsum()
+        follows = sorted_[1:] - sorted_[:-1] == 1
+        to_others = np.count_nonzero(follows[stops[:-1] - 1])
+        # Within each unit one follows the other, as wherever no step left any out.
+        if np.count_nonzero(follows) - to_others == len(units) - len(held):
+            return order, _in_rows(held + least, sorted_[stops - sizes], sizes)
+    order = order_of(units, ordinals)
+    return order, runs_of(units[order], ordinals[order])
+
+
+def _in_rows(
+    units: NDArray[np.int64], first: NDArray[np.int64], sizes: NDArray[np.int64]
+) -> tuple[Run, ...]:
+    """Return runs of one unit each as few: units in a row that have the same ordinals are one."""
     same = (units[1:] == units[:-1] + 1) & (first[1:] == first[:-1]) & (sizes[1:] == sizes[:-1])
     heads = _starts(~same)
     many = _sizes(heads, len(units))
@@ -167,8 +195,28 @@ class _Span:
         self.unit = unit  # that one's number in the stream
 
 
+class _Named:
+    """The column of a chunk from the root on, once its elements are counted."""
+
+    __slots__ = ("_ledger", "column", "is_counted")
+
+    def __init__(self, ledger: Ledger, below: NDArray[Any]) -> None:
+        self._ledger = ledger
+        self.column = below
+        self.is_counted = False
+
+    def __call__(self) -> NDArray[Any]:
+        """Return it."""
+        if not self.is_counted:
+            self._ledger.catch_up()
+        return self.column
+
+
 class Ledger:
     """Counts what units gave at the roots. Units are named by the order in which they were dealt.
+
+    Chunks may be small, and each call of NumPy costs as much as to count a thousand elements: so
+    those that come are counted together, when somebody asks for what follows from it.
 
     Roots may run on threads of the plan, and whoever takes what has ended on another. What is held
     grows with the units that are open at a time, however many were dealt.
@@ -186,6 +234,9 @@ class Ledger:
         #: Of leaves: the unit before which all of theirs have ended. Worked out when it matters.
         self._due: dict[frozenset[int], int] = {}
         self._looked_at = 0  # the last of those when that was done
+        #: What came and is not counted, in order and of one dtype; and how many elements.
+        self._uncounted: list[_Named] = []
+        self._number_uncounted = 0
 
     def deal(self, leaf: int, dealt: int, count: int, unit: int) -> None:
         """Take note that units were dealt: `unit` and following, the first as number `dealt`."""
@@ -193,23 +244,55 @@ class Ledger:
             self._spans.append(_Span(leaf, dealt, dealt + count, unit))
             self._stop = dealt + count
 
-    def count(self, dealt: NDArray[np.int64]) -> tuple[NDArray[np.int64] | int, NDArray[np.int64]]:
+    def name(self, column: NDArray[Any]) -> PlacesLater:
+        """Count elements, in order; return what makes of their column that from the root on.
+
+        Args:
+            column: Below the root: units as they were dealt.
+        """
+        made = _Named(self, column)
+        with self._lock:
+            if self._uncounted and self._uncounted[0].column.dtype != column.dtype:
+                self._catch_up()
+            self._uncounted.append(made)
+            self._number_uncounted += len(column)
+            if self._number_uncounted >= _MOST_UNCOUNTED:
+                self._catch_up()
+        return made
+
+    def catch_up(self) -> None:
+        """Count all that came."""
+        with self._lock:
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        came, self._uncounted, self._number_uncounted = self._uncounted, [], 0
+        if not came:
+            return
+        below = joined([each.column for each in came])
+        units, ordinals = self._count(below["unit"])
+        column, start = named(units, ordinals, numbers_in(below)), 0
+        for each in came:
+            stop = start + len(each.column)
+            each.column, each.is_counted = column[start:stop], True
+            start = stop
+
+    def _count(self, dealt: NDArray[np.int64]) -> tuple[NDArray[np.int64] | int, NDArray[np.int64]]:
         """Count elements of units, in order; return their units in the stream and ordinals."""
         size = len(dealt)
-        with self._lock:
-            if size == 1:  # a batch, mostly
-                return self._one(int(dealt[0]))
-            steps, lowest, highest = dealt[1:] - dealt[:-1], int(dealt[0]), int(dealt[-1])
-            if highest - lowest == size - 1 and (steps == 1).all():  # one of each
-                return self._one_of_each(lowest, highest + 1, dealt)
-            highest = int(np.maximum.reduce(dealt))
-            self._have_counts(highest + 1)
-            if highest == lowest and not steps.any():  # of one unit
-                unit = highest
-                start = int(self._counts[unit - self._first])
-                self._counts[unit - self._first] += size
-                return self._unit_of(unit), np.arange(start, start + size)
-            return self._units_of(dealt), self._ordinals_of(dealt - self._first, steps)
+        if size == 1:  # a batch, mostly
+            return self._one(int(dealt[0]))
+        steps, lowest, highest = dealt[1:] - dealt[:-1], int(dealt[0]), int(dealt[-1])
+        if highest - lowest == size - 1 and (steps == 1).all():  # one of each
+            return self._one_of_each(lowest, highest + 1, dealt)
+        highest = int(np.maximum.reduce(dealt))
+        self._have_counts(highest + 1)
+        if highest == lowest and not steps.any():  # of one unit
+            unit = highest
+            start = int(self._counts[unit - self._first])
+            self._counts[unit - self._first] += size
+            return self._unit_of(unit), np.arange(start, start + size)
+        return self._units_of(dealt), self._ordinals_of(dealt - self._first, steps)
 
     def _one(self, unit: int) -> tuple[int, NDArray[np.int64]]:
         """Count an element of a unit."""
@@ -249,6 +332,7 @@ class Ledger:
     def counted(self, dealt: int) -> int:
         """Return how many elements a unit had so far."""
         with self._lock:
+            self._catch_up()
             self._have_counts(dealt + 1)
             return int(self._counts[dealt - self._first])
 
@@ -281,21 +365,24 @@ class Ledger:
         return dealt + unit_less_dealt
 
     def _ordinals_of(self, units: NDArray[np.int64], steps: NDArray[np.int64]) -> NDArray[np.int64]:
-        order, size = None, len(units)
+        size = len(units)
         if int(np.minimum.reduce(steps)) < 0:
-            order = _by_number(units)
-            units = units[order]
-            steps = units[1:] - units[:-1]
+            return self._ordinals_of_mixed(units)
         starts = _starts(steps != 0)
         own = units[starts]
         sizes = _sizes(starts, size)
         ordinals = np.arange(size) + np.repeat(self._counts[own] - starts, sizes)
         self._counts[own] += sizes
-        if order is None:
-            return ordinals
-        as_they_came = np.empty_like(ordinals)
-        as_they_came[order] = ordinals
-        return as_they_came
+        return ordinals
+
+    def _ordinals_of_mixed(self, units: NDArray[np.int64]) -> NDArray[np.int64]:
+        order, size, least = _by_number(units), len(units), int(np.minimum.reduce(units))
+        sizes = np.bincount(units - least)  # no more of them than there are counts
+        counts = self._counts[least : least + len(sizes)]
+        ordinals = np.empty(size, np.int64)
+        ordinals[order] = np.arange(size) + np.repeat(counts - (sizes.cumsum() - sizes), sizes)
+        counts += sizes
+        return ordinals
 
     def end(self, leaves: frozenset[int], dealt: int) -> None:
         """Take note that of these leaves' units all before number `dealt` have ended."""
@@ -307,6 +394,7 @@ class Ledger:
 
     def _work_out(self) -> None:
         """Work out what the units had that have ended."""
+        self._catch_up()
         due, self._due = self._due, {}
         for leaves, dealt in due.items():
             for span in self._spans:
@@ -319,6 +407,7 @@ class Ledger:
     def leave(self, dealt: int) -> None:
         """Take note that no more of a unit is read, though it may have more."""
         with self._lock:
+            self._catch_up()
             for span in self._spans:
                 if span.dealt == dealt:
                     span.dealt = dealt + 1
@@ -378,7 +467,9 @@ def _in_a_row(ended: Iterable[Ended]) -> Sequence[Ended]:
 
 
 _FEWEST = 64
+_FEW_UNITS = 1024
 _MOST_DUE = 256
+_MOST_UNCOUNTED = 1 << 16
 _NO_ORIGINS = "these elements have no origins: start the plan with `origins=True`"
 
 

@@ -11,7 +11,6 @@ import dataclasses
 import numpy as np
 
 from headrace.element.chunk import Chunk
-from headrace.element.places import named, numbers_in
 from headrace.execution.begun import failed_unit, is_within_unit
 from headrace.execution.context import Context
 from headrace.execution.dealer import DealtPositions, OnePart, UnitPart, WholeUnits
@@ -113,8 +112,7 @@ class RootIterator(Dealt):
     def _named(self, chunk: Chunk) -> Chunk | None:
         assert chunk.places is not None
         dealt = chunk.places["unit"]
-        units, ordinals = self._ledger.count(dealt)
-        chunk = chunk.with_places(named(units, ordinals, numbers_in(chunk.places)))
+        chunk = chunk.with_places(self._ledger.name(chunk.places))
         part = self._part
         if part is not None:
             if part.is_over(self._part_count()):

@@ -14,7 +14,7 @@ from headrace.execution.dealer import Pause, UnitPart
 from headrace.execution.dealt import DealtPlan, units_done
 from headrace.execution.iterator import ElementIterator, State
 from headrace.execution.opens_files import opens_files
-from headrace.execution.origins import one_run_of, order_of, runs_of
+from headrace.execution.origins import one_run_of, runs_of, sorted_runs
 from headrace.plan.elementwise import Map
 from headrace.plan.node import Node
 from headrace.plan.serialize import load_plan
@@ -183,8 +183,7 @@ def origins_of(chunk: Chunk) -> Origins:
     sizes = row_counts(chunk.places)
     if not is_mixed:
         return Origins(runs_of(units, ordinals), sizes=sizes)
-    order = order_of(units, ordinals)
-    runs = runs_of(units[order], ordinals[order])
+    order, runs = sorted_runs(units, ordinals)
     return Origins(runs, True, order.astype("<u4").tobytes(), sizes)
 
 
