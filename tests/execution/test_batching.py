@@ -85,6 +85,19 @@ def test_a_batch_that_cannot_be_stacked_is_raised_after_those_before_it():
     ]  # fmt: skip
 
 
+def test_a_batch_that_does_not_fit_into_memory_is_passed_over_as_others_that_fail():
+    # Two rows of nothing, which are padded to 140 TB.
+    shapes = {6: (0, 1 << 23), 7: (1 << 23, 0)}
+    plan = Dataset.range(12).map(lambda x: np.zeros(shapes.get(int(x), (1, 1)), np.int8))
+    iterator = start(plan.padded_batch(2).plan, seed=1)
+    found = [len(iterator.next_chunk(6))]
+    with pytest.raises(MemoryError):
+        iterator.next_chunk(6)
+    while (chunk := iterator.next_chunk(6)) is not None:
+        found.append(len(chunk))
+    assert found == [3, 2]
+
+
 def test_an_error_between_batches_is_part_of_neither():
     plan = Dataset.range(4).map(fails_in_fours).batch(1).plan
     iterator = start(plan, seed=1)

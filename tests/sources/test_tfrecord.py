@@ -189,6 +189,49 @@ def test_what_is_odd_among_large_records_is_told_as_it_is_of_blocks(
     assert told[0][1]
 
 
+@pytest.mark.parametrize("compression", ["", "GZIP"])
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+def test_after_a_read_that_came_to_nothing_no_record_is_lost_and_none_is_called_damaged(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    compression: str,
+    error: type[BaseException],
+) -> None:
+    records = [bytes([index]) * size for index, size in enumerate((484, 100, 3000) * 3)]
+    source = TFRecordSource((write(tmp_path / "x", records, compression),), compression, 1000)
+    read = LocalFile.read
+    asked: list[int] = []
+    fails_at = 1
+
+    def lose(file: LocalFile, size: int = -1, /) -> bytes:
+        data = read(file, size)
+        if len(asked) == fails_at:
+            raise error
+        return data
+
+    monkeypatch.setattr(LocalFile, "read", lose)
+    monkeypatch.setattr("headrace.storage.files.io.FileIO", lambda name, _: LocalFile(name, asked))
+    while True:
+        reader, found, errors = source.open(0, 1), [], []
+        while True:
+            try:
+                chunk = reader.read(2)
+            except (Exception, KeyboardInterrupt) as raised:
+                errors.append(type(raised))
+                continue
+            if chunk is None:
+                break
+            found += chunk.rows()
+        reader.close()
+        assert found == records
+        if not errors:
+            break
+        assert errors == [error]
+        fails_at += 1
+        asked.clear()
+    assert fails_at > 2
+
+
 @pytest.mark.parametrize("size", [0, 1, 30])
 @pytest.mark.parametrize("tail", [[], [b"another"], [b"", b"x" * 30, b"y" * 31]])
 def test_runs_of_records_of_one_length(tmp_path: Path, size: int, tail: list[bytes]) -> None:

@@ -174,7 +174,7 @@ class BatchIterator(ElementIterator):
         while len(batches) < whole and most_bytes > 0:
             try:
                 batches.append(self._joined([chunk.slice(start, start + size)]))
-            except InvalidElementError:
+            except Exception:
                 break  # raised when those before it were given
             start += size
             most_bytes -= frame_bytes(Chunk.of_rows(batches[-1:]))

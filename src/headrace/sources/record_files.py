@@ -264,12 +264,22 @@ class RecordFilesReader:
             return
         # Remote files have buffers of their own, and an inflater takes its time for each call.
         frame = self._frame if isinstance(stream, FileIO) and self._are_large() else None
-        if self._rest_is_new:
-            self._cut_rest()
-        elif frame and len(self._rest) == frame.header_size:
-            self._read_one_by_one(stream, frame, limit)
-        elif self._read_block(stream, frame.header_size if frame else 0):
-            self._cut_rest()
+        try:
+            if self._rest_is_new:
+                self._cut_rest()
+            elif frame and len(self._rest) == frame.header_size:
+                self._read_one_by_one(stream, frame, limit)
+            elif self._read_block(stream, frame.header_size if frame else 0):
+                self._cut_rest()
+        except BaseException:
+            # Too little memory, mostly. The stream may be ahead of what was noted.
+            self._go_back()
+            raise
+
+    def _go_back(self) -> None:
+        """Forget what was read and not cut: the file is opened again where that begins."""
+        self._close_stream()
+        self._rest, self._rest_is_new, self._at_end = b"", False, False
 
     def _are_large(self) -> bool:
         """Say whether the records at hand are large, on average."""
@@ -318,7 +328,7 @@ class RecordFilesReader:
         """Read large records, up to `limit` or about a block, from the header at hand on."""
         records: list[Any] = []
         error: HeadraceError | None = None
-        used, header, is_odd = 0, self._rest, False
+        used, header, is_odd, is_behind = 0, self._rest, False, False
         beside = frame.header_size + frame.check_size
         least = self._block_size // _LARGE_RECORDS
         while len(records) < limit and len(records) * least <= used < self._block_size:
@@ -334,6 +344,11 @@ class RecordFilesReader:
                 at = self._next_offset + used + len(header) + len(data)
                 error = self._unavailable(failure, at)
                 break
+            except MemoryError:
+                if not records:
+                    raise
+                is_behind = True  # met again when those before it were given
+                break
             if len(data) < length or not frame.matches(data, after):
                 header, is_odd = header + data + after, True
                 break
@@ -343,6 +358,8 @@ class RecordFilesReader:
             if len(header) < frame.header_size:
                 break
         self._take_over(Cut(records, used, error=error), header, is_new=is_odd)
+        if is_behind:
+            self._go_back()
 
     def _take_over(self, cut: Cut, rest: bytes, *, is_new: bool) -> None:
         """Have the records of a cut at hand, and a rest: if new, it is cut before more is read."""
