@@ -364,14 +364,12 @@ def test_a_task_that_was_called_off_is_over_and_the_dispatcher_is_asked_why() ->
     assert session.is_over
 
 
-def test_a_task_that_refuses_its_ticket_is_over_and_is_no_error_of_an_element() -> None:
+def test_what_a_worker_refuses_is_said_and_does_not_look_like_the_end_of_its_task() -> None:
     session = opened(1)
     session.act(0.0)
-    refusal = FailedPreconditionError("the request shows another ticket than that of task 1")
-    assert session.answered(1, 0, refusal, None, 0.1) == []
-    actions = session.act(0.1)
-    assert actions.asks == []
-    assert calls(actions, ClientHeartbeat)  # the dispatcher knows whether it goes on
+    refusal = FailedPreconditionError("task 1 has a part which this worker does not know")
+    (delivery,) = session.answered(1, 0, refusal, refusal, 0.1)
+    assert delivery.payload is refusal
 
 
 def test_an_error_is_delivered_in_its_turn_and_reading_goes_on() -> None:

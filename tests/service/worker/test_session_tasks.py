@@ -121,7 +121,7 @@ def test_a_request_with_another_ticket_is_refused_and_disturbs_nobody() -> None:
     worker = worker_of()
     producer = worker.begin()
     stranger = worker.ask(acknowledged=100, ticket="of another incarnation")
-    assert isinstance(worker.answers[stranger], FailedPreconditionError)
+    assert isinstance(worker.answers[stranger], CancelledError)
     worker.produce(producer, portion(0))
     assert first(worker, "a0 (1)") == 0
 
@@ -432,7 +432,7 @@ def test_of_a_finished_task_its_end_is_kept_for_those_who_show_its_ticket() -> N
     worker.done(FinishTask)
     assert worker.answers[worker.ask("b", 9)].end
     stranger = worker.ask("b", 9, ticket="another")
-    assert isinstance(worker.answers[stranger], FailedPreconditionError)
+    assert isinstance(worker.answers[stranger], CancelledError)
     assert len(worker.of(GetTask)) == 1
 
 

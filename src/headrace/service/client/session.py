@@ -188,9 +188,8 @@ class Session(Reading[Task]):
         task.heard()
         self._turns.touch(task_id)
         self._waiting.helped()
-        if isinstance(answer, CancelledError | FailedPreconditionError):
-            # As if the worker were lost: whether the iteration goes on, the dispatcher knows. Where
-            # the task has another ticket, it may be another one, which does not know this client.
+        if isinstance(answer, CancelledError):
+            # As if the worker were lost: whether the iteration goes on, the dispatcher knows.
             self._over(task_id)
             self._contact.hurry()
             return []

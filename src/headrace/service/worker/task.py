@@ -14,7 +14,7 @@ import hmac
 import math
 from typing import Generic, TypeVar
 
-from headrace.errors import CancelledError, FailedPreconditionError
+from headrace.errors import CancelledError
 from headrace.service.dispatcher.ranges import first, first_missing, subtracted
 from headrace.service.messages import (
     DropClient,
@@ -340,9 +340,13 @@ def is_ticket(shown: str, ticket: str) -> bool:
     return hmac.compare_digest(shown.encode(errors="replace"), ticket.encode())
 
 
-def wrong_ticket(task_id: int) -> FailedPreconditionError:
-    """Return the error for a request that does not show the task's ticket."""
-    return FailedPreconditionError(
+def wrong_ticket(task_id: int) -> CancelledError:
+    """Return the error for a request that does not show the task's ticket.
+
+    For whoever asks it is as if the task had been called off: what became of its reading, only a
+    dispatcher knows.
+    """
+    return CancelledError(
         f"the request shows another ticket than that of task {task_id} on this worker: it belongs "
         "to a reading that another incarnation of the dispatcher began (it was restarted without "
         "its journal), or to no reading of this service at all; iterate over the dataset again, "
