@@ -15,9 +15,8 @@ from headrace.element.places import of_units, rows_of
 from headrace.errors import FailedPreconditionError, UserFunctionError
 from headrace.execution.build import start
 from headrace.execution.dealer import UnitPart
+from headrace.execution.ledger import Ended, Ledger
 from headrace.execution.origins import (
-    Ended,
-    Ledger,
     Run,
     by_unit,
     order_of,
@@ -337,6 +336,16 @@ def test_chunks_are_named_together_when_one_is_asked_and_before_their_units_end(
     ledger.end(leaf, 3)
     assert ledger.take_ended() == (Ended(10, 1, 3), Ended(11, 2, 2))
     assert late().tolist() == [(11, 1), (12, 1)]
+
+
+def test_what_is_passed_over_comes_after_what_was_named_before():
+    ledger = Ledger()
+    ledger.deal(0, 0, 1, 5)
+    before = ledger.name(of_units(np.zeros(2, np.int64), None))
+    ledger.pass_over(0, 3)
+    after = ledger.name(of_units(np.zeros(1, np.int64), None))
+    assert before().tolist() == [(5, 0), (5, 1)]
+    assert after().tolist() == [(5, 5)]
 
 
 def test_columns_with_and_without_places_are_named_apart():

@@ -11,7 +11,7 @@ import headrace as hr
 from headrace.execution.build import start
 from headrace.execution.dealer import NextUnits, Pause, UnitPart
 from headrace.execution.dealt import DealtPlan
-from headrace.execution.origins import Ended
+from headrace.execution.ledger import Ended
 
 Dataset = hr.Dataset
 

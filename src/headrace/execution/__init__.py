@@ -32,6 +32,6 @@ Steps, by the file in `plan/` that describes them:
                      (states), open_datasets, outer and inner (what is open), mixing (chunks)
     buffering        buffering (prefetch), caching with cache_store
     dealt            the same plan, where somebody (dealer) deals out its units; root names elements
-                     by their origins (origins), and part reads a unit for some of its elements;
-                     rest reads what was not delivered
+                     by their origins (origins, counted in a ledger), part reads a unit for some
+                     of its elements, rest reads what was not delivered
 """

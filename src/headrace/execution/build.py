@@ -36,8 +36,8 @@ from headrace.execution.dealer import DealtPositions, NextUnits
 from headrace.execution.dealt import DealtPlan, ManyUnits
 from headrace.execution.dealt_whole import OneUnit
 from headrace.execution.iterator import ElementIterator, make_iterator
+from headrace.execution.ledger import Ledger
 from headrace.execution.local_units import LocalUnits
-from headrace.execution.origins import Ledger
 from headrace.execution.unit_source import UnitSource
 from headrace.plan.fixed_order import fixed_seeds, with_fixed_seeds
 from headrace.plan.free_order import free_steps

@@ -16,7 +16,8 @@ from typing import NamedTuple, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.execution.origins import Ledger, Ranges
+from headrace.execution.ledger import Ledger
+from headrace.execution.origins import Ranges
 from headrace.rewrites.positions import Deal
 
 __all__ = [

@@ -24,7 +24,7 @@ from headrace.errors import FailedPreconditionError
 from headrace.execution.context import Context
 from headrace.execution.dealer import Dealer, DealtPositions, FirstPass, Run
 from headrace.execution.iterator import ElementIterator, State, make_iterator
-from headrace.execution.origins import Ended
+from headrace.execution.ledger import Ended
 from headrace.execution.places import Places, of_positions
 from headrace.execution.stage import in_part
 from headrace.plan.node import Node, distinct

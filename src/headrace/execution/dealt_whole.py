@@ -12,7 +12,7 @@ from headrace.execution.dealer import NextUnits, Pause, UnitPart
 from headrace.execution.dealt import DealtPlan
 from headrace.execution.error_origins import ErrorOrigin, give_origin
 from headrace.execution.iterator import ElementIterator, State
-from headrace.execution.origins import Ended
+from headrace.execution.ledger import Ended
 from headrace.execution.part import Part
 
 __all__ = ["OneUnit"]

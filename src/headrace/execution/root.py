@@ -17,7 +17,7 @@ from headrace.execution.dealer import DealtPositions, OnePart, UnitPart, WholeUn
 from headrace.execution.dealt import Dealt, leaves_in, units_done
 from headrace.execution.error_origins import ErrorOrigin, give_origin
 from headrace.execution.iterator import ElementIterator, State, make_iterator
-from headrace.execution.origins import Ledger
+from headrace.execution.ledger import Ledger
 from headrace.execution.part import Part
 from headrace.plan.root import Root
 

@@ -7,6 +7,7 @@ generator       from_generator
 signature       values as a signature asks for them
 files           names of files
 record_files    the walk through files of records, whatever their format
+framed          large records of local files, read one by one
 tfrecord        TFRecord files, read and written
 text            lines of text files
 example         tf.Example: features to bytes and back

@@ -2,9 +2,7 @@
 
 A format is a function that cuts a block of bytes into records (`Cutter`). Everything else is here
 and the same for all formats: files in turn, compressed or not, blocks, positions, errors. Where the
-format says how a record is framed (`Frame`), large ones of local files are read one by one, each
-into the bytes that are given out: no block is copied into records. What is odd about one of them is
-left to the cutter.
+format says how a record is framed, large ones of local files are read one by one (`framed`).
 
 Rule 1. A position is `[file, offset, records]`: so many records after a byte offset at which a
         record begins. Offsets count inflated bytes.
@@ -34,6 +32,7 @@ from headrace.plan.source import (
     check_limit,
     check_range,
 )
+from headrace.sources.framed import Frame, read_framed
 from headrace.storage.compression import ByteStream, Compression, check_compression
 from headrace.storage.files import open_file
 from headrace.storage.names import as_names
@@ -42,7 +41,6 @@ __all__ = [
     "BLOCK_SIZE",
     "Cut",
     "Cutter",
-    "Frame",
     "RecordFilesReader",
     "RecordFilesSource",
     "check_buffer_size",
@@ -54,23 +52,6 @@ BLOCK_SIZE = 1 << 20
 _LARGEST_READ = 64 << 20
 _LARGE_RECORDS = 64
 """Of which so many make a block, or fewer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """What lies around the data of a record: a header that tells its length, and a check.
-
-    Attributes:
-        header_size: Bytes before the data.
-        check_size: Bytes after it.
-        length: Returns the number of bytes of data that a header announces, None if it is damaged.
-        matches: Says whether data and the bytes after it, from its check on, belong together.
-    """
-
-    header_size: int
-    check_size: int
-    length: Callable[[bytes], int | None]
-    matches: Callable[[bytes, bytes], bool]
 
 
 @dataclass(slots=True)
@@ -268,7 +249,7 @@ class RecordFilesReader:
             if self._rest_is_new:
                 self._cut_rest()
             elif frame and len(self._rest) == frame.header_size:
-                self._read_one_by_one(stream, frame, limit)
+                self._read_framed(stream, frame, limit)
             elif self._read_block(stream, frame.header_size if frame else 0):
                 self._cut_rest()
         except BaseException:
@@ -320,48 +301,26 @@ class RecordFilesReader:
         """Cut what was read into records."""
         cut = self._cut(self._rest, self._at_end, self._names[self._file], self._next_offset)
         # After a damaged record the block is cut further before more is read.
-        self._take_over(cut, self._rest[cut.used :], is_new=cut.error is not None)
+        self._take_over(cut, self._rest[cut.used :], cut.error is not None)
         if self._at_end and cut.error is None:
             self._finish_file()
 
-    def _read_one_by_one(self, stream: ByteStream, frame: Frame, limit: int) -> None:
+    def _read_framed(self, stream: ByteStream, frame: Frame, limit: int) -> None:
         """Read large records, up to `limit` or about a block, from the header at hand on."""
-        records: list[Any] = []
-        error: HeadraceError | None = None
-        used, header, is_odd, is_behind = 0, self._rest, False, False
-        beside = frame.header_size + frame.check_size
-        least = self._block_size // _LARGE_RECORDS
-        while len(records) < limit and len(records) * least <= used < self._block_size:
-            length = frame.length(header)
-            if length is None or length > _LARGEST_READ:
-                is_odd = True
-                break
-            data = after = b""
-            try:
-                data = stream.read(length)
-                after = stream.read(beside)
-            except OSError as failure:
-                at = self._next_offset + used + len(header) + len(data)
-                error = self._unavailable(failure, at)
-                break
-            except MemoryError:
-                if not records:
-                    raise
-                is_behind = True  # met again when those before it were given
-                break
-            if len(data) < length or not frame.matches(data, after):
-                header, is_odd = header + data + after, True
-                break
-            records.append(data)
-            used += beside + length
-            header = after[frame.check_size :]
-            if len(header) < frame.header_size:
-                break
-        self._take_over(Cut(records, used, error=error), header, is_new=is_odd)
-        if is_behind:
-            self._go_back()
+        size = self._block_size
+        found = read_framed(
+            stream, frame, self._rest, limit, size, size // _LARGE_RECORDS, _LARGEST_READ
+        )
+        failure, error = found.failure, None
+        if isinstance(failure, OSError):
+            error = self._unavailable(failure, self._next_offset + found.used + found.read)
+        elif failure is not None and not found.records:
+            raise failure
+        self._take_over(Cut(found.records, found.used, error=error), found.rest, found.is_odd)
+        if failure is not None and error is None:
+            self._go_back()  # too little memory: met again when those before it were given
 
-    def _take_over(self, cut: Cut, rest: bytes, *, is_new: bool) -> None:
+    def _take_over(self, cut: Cut, rest: bytes, is_new: bool) -> None:
         """Have the records of a cut at hand, and a rest: if new, it is cut before more is read."""
         self._taken -= len(self._records)
         self._offset = self._next_offset

@@ -20,7 +20,8 @@ import google_crc32c
 import numpy as np
 
 from headrace.errors import DataLossError, FailedPreconditionError
-from headrace.sources.record_files import Cut, Frame, RecordFilesSource
+from headrace.sources.framed import Frame
+from headrace.sources.record_files import Cut, RecordFilesSource
 from headrace.storage.compression import check_compression, deflater
 from headrace.storage.files import create_file
 from headrace.storage.names import FileName, as_names
