@@ -80,6 +80,31 @@ def test_when_the_first_worker_is_killed_the_others_hear_it_at_once(tmp_path):
         workers.close()
 
 
+def programs(program, count):
+    """Run a program as each worker of a cluster; return the addresses, and what each left."""
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(count)]
+    workers = []
+    for index in range(count):
+        task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+        environment = {"PYTHONPATH": os.pathsep.join(sys.path), "TF_CONFIG": json.dumps(task)}
+        workers.append(
+            subprocess.Popen(
+                [sys.executable, "-c", program],
+                env={**os.environ, **environment},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    try:
+        said = [worker.communicate(timeout=60.0) for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.communicate()
+    return addresses, [(each.returncode, *pair) for each, pair in zip(workers, said, strict=True)]
+
+
 def test_when_the_first_worker_is_killed_the_others_end_without_another_error():
     program = """
 import os
@@ -98,30 +123,36 @@ try:
 except hr.errors.UnavailableError as error:
     print(error)
 """
-    addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
-    workers = []
-    for index in range(2):
-        task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
-        environment = {"PYTHONPATH": os.pathsep.join(sys.path), "TF_CONFIG": json.dumps(task)}
-        command = [sys.executable, "-c", program]
-        workers.append(
-            subprocess.Popen(
-                command,
-                env={**os.environ, **environment},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
-    try:
-        (_, (said, errors)) = [worker.communicate(timeout=60.0) for worker in workers]
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.communicate()
-    assert [worker.returncode for worker in workers] == [7, 0], errors
+    addresses, ((killed, *_), (code, said, errors)) = programs(program, 2)
+    assert (killed, code) == (7, 0), errors
     assert f"worker 0 ({addresses[0]})" in said
     assert errors == ""
+
+
+def test_a_first_worker_that_ends_once_all_have_met_is_gone_and_not_waited_for():
+    # Its answers may still be on their way when it ends. The test's deadline is far below this
+    # timeout, for which a worker that never started is waited for.
+    program = """
+import os
+import numpy as np
+import headrace as hr
+
+context = hr.distribute.get_replica_context
+try:
+    strategy = hr.distribute.MultiWorkerMirroredStrategy(timeout=600.0)
+    if strategy.first_replica == 0:
+        os._exit(7)
+    strategy.run(lambda: context().all_reduce("SUM", np.ones(1)))
+except hr.errors.UnavailableError as error:
+    print(error)
+"""
+    addresses, ((killed, *_), *others) = programs(program, 3)
+    assert killed == 7
+    for code, said, errors in others:
+        assert code == 0, errors
+        assert f"worker 0 ({addresses[0]})" in said
+        assert "is gone" in said
+        assert errors == ""
 
 
 @pytest.mark.parametrize("lagging", [0, 2])

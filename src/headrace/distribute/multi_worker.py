@@ -27,7 +27,7 @@ from headrace.distribute.calls import Calls, rows_of_all
 from headrace.distribute.collectives import Axis, ReduceOp, concatenated, finished, total_and_count
 from headrace.distribute.direct import DirectSums
 from headrace.distribute.input_context import InputContext, InputOptions
-from headrace.distribute.meeting.combining import ALL, FIRST
+from headrace.distribute.meeting.combining import ALL, ANY, FIRST
 from headrace.distribute.meeting.member import Member
 from headrace.distribute.meeting.messages import MemberReply
 from headrace.distribute.meeting.place import LARGEST_BYTES, place_at
@@ -390,5 +390,8 @@ def _greet(member: Member, names: Sequence[str], replicas: int) -> int:
                     f"every worker must have the same cluster and the same number of replicas, but "
                     f"{names[0]} has {word} {first[word]}, and {name} has {word} {other[word]}"
                 )
+    # Whoever is here has heard it: a first worker that ended now, with answers still on their way,
+    # would be waited for like one that has not started.
+    member.meet("the end of the beginning", ANY)
     seed: int = first["seed"]
     return seed
