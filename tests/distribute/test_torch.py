@@ -199,6 +199,16 @@ def test_copies_of_a_variable_are_tensors_of_their_own_without_a_history():
         v.assign(torch.ones(3))
 
 
+def test_what_a_variable_is_for_numpy_cannot_be_written_into():
+    with mirrored().scope():
+        v = hr.Variable([1.0, 2.0])
+    for array in (v.numpy(), np.asarray(v)):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 5.0
+    np.array(v)[0] = 5.0  # a copy belongs to whoever asked for it
+    assert [copy.tolist() for copy in v.values] == [[1.0, 2.0]] * 2
+
+
 def test_a_reduction_on_the_replicas_takes_each_ones_own_copy():
     strategy = mirrored()
     with strategy.scope():

@@ -61,8 +61,12 @@ class ArrayOperators(NDArrayOperatorsMixin):
         """Return the array."""
 
     def numpy(self) -> Any:
-        """Return the array as NumPy has it."""
-        return self.framework.numpy(self.read())
+        """Return the array as NumPy has it, which cannot be written into."""
+        array = self.framework.numpy(self.read())
+        if isinstance(array, np.ndarray) and array.flags.writeable:  # PyTorch's own memory
+            array = array.view()
+            array.flags.writeable = False
+        return array
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         array = np.asarray(self.numpy())
