@@ -126,6 +126,29 @@ def test_too_few_files_are_refused_on_every_worker(files):
 
 
 @pytest.mark.parametrize("share", [by_files, by_hint])
+def test_each_part_is_kept_in_a_file_of_its_own(files, tmp_path, share):
+    read = []
+
+    def noted(record):
+        read.append(record.decode())
+        return record
+
+    def cached():
+        names = Dataset.list_files(files, shuffle=False)
+        names = names.shard(SHARD_HINT, 0) if share is by_hint else names
+        return names.flat_map(hr.TFRecordDataset).map(noted).cache(tmp_path / "kept")
+
+    for _ in range(2):
+        assert share(cached(), 0) == records(0, 5)
+        assert share(cached(), 4) == records(4, 9)
+    assert read == records(0, 5, 4, 9)
+    assert {path.name for path in tmp_path.glob("kept*")} == {
+        "kept.share-0-of-5",
+        "kept.share-4-of-5",
+    }
+
+
+@pytest.mark.parametrize("share", [by_files, by_hint])
 def test_in_one_process_each_part_has_a_cache_of_its_own_for_all_passes(files, share):
     read = []
 

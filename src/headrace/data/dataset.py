@@ -233,7 +233,12 @@ class Dataset(Sources, Choosing, Windows):
         return self._then(Prefetch, buffer_size=buffer_size)
 
     def cache(self, filename: str | os.PathLike[str] = "") -> Dataset:
-        """Keep the elements of the first complete pass, in memory or in a file."""
+        """Keep the elements of the first complete pass, in memory or in a file.
+
+        Args:
+            filename: A file on a local disk; empty: they are kept in memory. Workers that read
+                shares of their own (FILE, HINT) add the share to the name: NAME.share-0-of-2.
+        """
         name = os.fspath(filename) if isinstance(filename, os.PathLike) else filename
         return self._then(Cache, filename=name)
 

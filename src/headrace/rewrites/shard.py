@@ -94,7 +94,11 @@ def _over(node: Node, inputs: list[Node], num_shards: int, index: int) -> Node:
     """Return a step over inputs that are one worker's."""
     made = node.over(inputs)
     if isinstance(made, Cache) and made is not node:
-        return made.with_parameters(key=made.key.part(num_shards, index))
+        # A share has elements of its own, so what keeps them has, too.
+        share = f".share-{index}-of-{num_shards}" if made.filename else ""
+        return made.with_parameters(
+            key=made.key.part(num_shards, index), filename=made.filename + share
+        )
     return made
 
 
