@@ -151,6 +151,11 @@ def large_sums():
     )
     assert [value.device.id % 2048 for value in both["large"].values] == [0, 1]
     found["mean"] = [float(both["large"].values[1][-1]), float(both["small"].values[0])]
+    # What has no device of its own is computed on the default one, which differs here.
+    with jax.default_device(jax.local_devices()[s.first_replica // 2]):
+        loose = s.reduce("SUM", PerReplica([np.full(1 << 19, 1.5 + n, np.float32) for n in (0, 1)]))
+    assert loose.devices() == {jax.local_devices()[0]}
+    found["loose"] = float(loose[-1])
     found["direct"] = s._direct._sums is not None
     return found
 

@@ -128,6 +128,7 @@ def test_large_sums_are_collectives_of_jax_in_every_dtype_and_on_the_first_repli
     for each in found["sums"]:
         assert each.pop("direct") is True
         assert each.pop("mean") == [1.5, 1.5]
+        assert each.pop("loose") == 8.0
         assert each == {dtype: [dtype, 6.0, 6.0] for dtype in each}
         assert len(each) == 3
 

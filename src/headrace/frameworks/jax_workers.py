@@ -183,9 +183,11 @@ class SumsOfWorkers:
             )
         )
 
-    def adds(self, array: Array) -> bool:
-        """Say whether it can add up such arrays."""
-        return bool(array.devices() == {self._device})
+    @staticmethod
+    def adds(array: Array) -> bool:
+        """Say whether it can add up such arrays: the same on all workers."""
+        # Not where it is: what JAX was told no device for is where the last replica came from.
+        return bool(array.is_fully_addressable)
 
     def sums(self, arrays: Sequence[Array], look: Callable[[], object]) -> list[Array]:
         """Return the sums over all workers, the same on all.
@@ -201,7 +203,7 @@ class SumsOfWorkers:
             jax.make_array_from_single_device_arrays(
                 (self._size, *array.shape), self._sharding, [array[None]]
             )
-            for array in arrays
+            for array in jax.device_put(list(arrays), self._device)
         ]
         try:
             made = self._program(given)
