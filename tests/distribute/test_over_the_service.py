@@ -70,6 +70,42 @@ def test_a_dataset_by_its_id_is_not_shared_again(cluster, request):
     assert sorted(flat(on_worker(data, 0) + on_worker(data, 1))) == list(range(24))
 
 
+class OthersHave:
+    """Agrees that another worker has data for so many steps (`agreement.Agreement`)."""
+
+    def __init__(self, steps):
+        self.left = steps
+
+    def has_data(self, here):
+        self.left -= 1
+        return here or self.left >= 0
+
+
+def test_a_worker_to_which_nothing_of_a_job_is_left_has_steps_without_rows(cluster, request):
+    """Only a look at an element tells what they are of, and the job has none any more."""
+    looked = hr.Dataset.range(8).map(lambda x: {"x": x, "y": np.full((2, 3), x)})
+    data = looked.batch(4).apply(shared(cluster, request.node.name))
+    assert sorted(row for step in data for row in step["x"]) == list(range(8))
+    late = DistributedDataset(data, InputContext(2, 1, 2), agreement=lambda: OthersHave(3))
+    steps = [(step["x"].values[0].shape, step["y"].values[0].shape) for step in late]
+    assert steps == [((0,), (0, 0, 0))] * 3
+
+
+def test_a_look_for_steps_without_rows_is_taken_once():
+    looks = []
+
+    def noted(x):
+        looks.append(int(x))
+        return np.full(2, x)
+
+    data = numbers(2).map(noted).batch(2)
+    distributed = DistributedDataset(
+        data, InputContext(2, 1, 2), agreement=lambda: OthersHave(20), options=None
+    )
+    assert len(list(distributed)) == 20
+    assert len(looks) == 2 + 1
+
+
 def test_by_data_workers_read_a_service_in_order_or_not_at_all(cluster):
     def of(**options):
         share = hr.service.distribute("distributed_epoch", cluster.target, **options)

@@ -153,6 +153,33 @@ def test_a_named_job_alone_has_whole_epochs(cluster: LocalCluster) -> None:
     assert [numbers(dataset) for _ in range(5)] == [list(range(10))] * 5
 
 
+WAYS: list[tuple[str, dict[str, Any]]] = [
+    ("parallel_epochs", {}),
+    ("distributed_epoch", {}),
+    ("distributed_epoch", {"ordered": True}),
+    ("parallel_epochs", {"num_consumers": 1, "consumer_index": 0}),
+    ("distributed_epoch", {"num_consumers": 1, "consumer_index": 0, "ordered": True}),
+]
+
+
+@pytest.mark.parametrize(("mode", "options"), WAYS)
+def test_who_asks_what_elements_look_like_takes_none_of_a_named_job(
+    cluster: LocalCluster, mode: str, options: dict[str, Any]
+) -> None:
+    """Only a look at an element can tell: it is that of a reading of its own."""
+    read = distribute(mode, cluster.target, job_name="job", **options)
+    dataset = hr.Dataset.range(30).map(lambda x: np.full(2, x)).apply(read)
+    spec = hr.ArraySpec((None,), np.int64)
+    assert dataset.element_spec == spec
+    with iter(dataset) as elements:
+        found = [int(next(elements)[0]) for _ in range(7)]
+        assert dataset.element_spec == spec
+        found += [int(element[0]) for element in elements]
+    assert found == list(range(30))
+    assert sum(hr.service.delivery_report(dataset).values()) in (0, 30)
+    assert dataset.element_spec == spec
+
+
 def test_a_registered_dataset_is_read_by_its_id(cluster: LocalCluster) -> None:
     dataset_id = register_dataset(cluster.target, hr.Dataset.range(10))
     dataset = from_dataset_id("parallel_epochs", cluster.target, dataset_id)

@@ -52,6 +52,8 @@ class _Distributed:
         #: One replica that is alone gets elements as they are.
         self._wraps = self._here > 1 or context.num_input_pipelines > 1
         self._agreement = agreement
+        #: Spec of what a replica gets, once a step without rows was made of it.
+        self._spec_of_empty: Spec | None = None
 
     def _feed(self, number: int | None) -> Streams:
         """Return what reads a pass of this number; None: the next one."""
@@ -101,7 +103,9 @@ class _Distributed:
         )
 
     def _empty(self) -> Step:
-        return empty_step(self._spec_of_values(), self._here)
+        if self._spec_of_empty is None:  # a look at an element may cost as much as a step
+            self._spec_of_empty = self._spec_of_values()
+        return empty_step(self._spec_of_empty, self._here)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} for {self._here} of {self._context.num_replicas_in_sync}>"

@@ -208,6 +208,13 @@ class Source(ABC):
         """
         return self
 
+    def apart(self) -> Source:
+        """Return the source for a reader that nobody else misses anything for.
+
+        Only a source whose readers share what there is heeds it.
+        """
+        return self
+
     @property
     def fixed_seeds(self) -> tuple[int, ...]:
         """What steps of `written` draw from that have one order for ever (`plan.fixed_order`)."""

@@ -150,6 +150,10 @@ class InTurns(Source):
     def seeded(self, seed: int) -> Source:
         return dataclasses.replace(self, _seed=seed)
 
+    def apart(self) -> RemoteSource:
+        assert self.written is not None
+        return self.read(self.written, False).with_fixed_seeds(self.fixed_seeds).apart()
+
     def cannot_begin_at(self, half: str, *, is_of_one_process: bool) -> str:
         assert self.written is not None
         return cannot_begin(self.written, cast(Half, half), is_of_one_process=is_of_one_process)

@@ -160,6 +160,9 @@ class MaterializedSource(Source):
         remote = self.remote.seeded(seed if own is None else own)
         return dataclasses.replace(self, remote=cast("RemoteSource | InTurns", remote))
 
+    def apart(self) -> Source:
+        return dataclasses.replace(self, remote=self.remote.apart())
+
     def open(
         self,
         start: int,

@@ -167,6 +167,23 @@ class RemoteSource(Source):
     def seeded(self, seed: int) -> Source:
         return dataclasses.replace(self, _seed=seed) if self.written is not None else self
 
+    def apart(self) -> RemoteSource:
+        alone = dataclasses.replace(
+            self.options,
+            job_name=None,
+            num_consumers=None,
+            consumer_index=None,
+            remainder="drop",
+            trainer_id="",
+            group="",
+            group_terms="",
+            cost="",
+            cost_fn=b"",
+        )
+        return dataclasses.replace(
+            self, options=alone, job_name=None, _keeper=Keeper(), _latest=_Latest()
+        )
+
     def cannot_begin_at(self, half: str, *, is_of_one_process: bool) -> str:
         assert self.written is not None
         return cannot_begin(self.written, cast(Half, half), is_of_one_process=is_of_one_process)
