@@ -436,6 +436,25 @@ def test_different_numbers_of_rows_are_an_error_or_padded_or_dropped(rows):
         strategy.compile(masked, remainder="ignore")
 
 
+def test_values_that_are_not_one_for_each_replica_are_refused_by_a_compiled_step_too():
+    same = mirrored().compile(lambda x: x)
+    for count in (3, 5):
+        with pytest.raises(ValueError, match=f"for {count} replicas, and this strategy has 4"):
+            same(PerReplica([np.ones(2)] * count))
+    for values in ([1.0, np.ones(1)] * 2, [np.ones(1), 1.0] * 2, [1.0, np.ones(2)] * 2):
+        with pytest.raises(InvalidArgumentError, match=r"of argument 0 has shapes .* one shape"):
+            same(PerReplica(list(map(np.asarray, values))))
+
+
+def test_replicas_without_rows_are_gathered_in_a_compiled_step_too():
+    def gathered(x):
+        return get_replica_context().all_gather(x, 0), get_replica_context().all_gather(x, 1)
+
+    rows, columns = mirrored().compile(gathered)(PerReplica([np.zeros((0, 3), np.int32)] * 4))
+    assert [(v.shape, v.dtype) for v in rows.values] == [((0, 3), np.int32)] * 4
+    assert [v.shape for v in columns.values] == [(0, 12)] * 4
+
+
 def test_what_is_not_for_a_program_says_what_to_do():
     strategy = mirrored(2)
     with strategy.scope():

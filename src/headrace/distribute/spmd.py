@@ -13,7 +13,12 @@ from headrace.arguments import check_callable, check_int
 from headrace.distribute.calls import RowsOfArguments
 from headrace.distribute.collectives import ReduceOp
 from headrace.distribute.context import OnReplica, check_cross_replica, here
-from headrace.distribute.values import DistributedValues, PerReplica, map_structure
+from headrace.distribute.values import (
+    DistributedValues,
+    PerReplica,
+    map_structure,
+    refuse_other_count,
+)
 from headrace.element.structure import flatten, unflatten
 from headrace.errors import FailedPreconditionError, InvalidArgumentError
 from headrace.frameworks import shares
@@ -134,6 +139,8 @@ def compiled(
         if isinstance(leaf, Sharded):
             return program.Whole(*leaf.whole)
         if isinstance(leaf, PerReplica):
+            if len(leaf.values) != len(devices):
+                refuse_other_count(len(leaf.values), len(devices))
             return leaf.values
         _no_variable(leaf)
         return None

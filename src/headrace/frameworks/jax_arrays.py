@@ -211,13 +211,13 @@ def global_array(
         InvalidArgumentError: It cannot be cut so, or JAX has no such dtype.
     """
     first = pieces[0]
-    if not first.ndim:
-        return _of_scalars(layout, pieces, path)
     if len({piece.shape for piece in pieces}) > 1:
         raise InvalidArgumentError(
             f"{component(path)} has shapes {', '.join(str(piece.shape) for piece in pieces)} on "
             "the devices of this process, and one array has one shape on all of them"
         )
+    if not first.ndim:
+        return _of_scalars(layout, pieces, path)
     shape = (len(first) * layout.shards, *first.shape[1:])
     sharding = for_axes(layout.sharding, len(shape))
     try:

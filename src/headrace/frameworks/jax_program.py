@@ -108,6 +108,8 @@ def gathered(value: Any, axis: int) -> Array:
             f"cannot gather values of rank {array.ndim} along axis {axis}; the axis must be from 0 "
             "to rank - 1, so scalars have none: add one with value[None]"
         )
+    if not array.shape[axis]:  # of which JAX makes no program
+        return array
     return jax.lax.all_gather(array, AXIS, axis=axis, tiled=True)
 
 
@@ -261,7 +263,7 @@ class Program:
         ]
         if self._is_alone:
             return "same", jax.device_put(pieces[0], self._here[0])
-        is_scalar = not pieces[0].ndim
+        is_scalar = not any(piece.ndim for piece in pieces)
         if is_scalar:
             pieces = [piece.reshape(1) for piece in pieces]
         return ("scalar" if is_scalar else "rows"), global_array(
