@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import doctest
 import json
 import threading
@@ -60,6 +61,18 @@ class Count(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         self.epochs[-1] += 1
+
+
+class Keep(keras.callbacks.Callback):
+    """Takes a state of what is trained on after each batch."""
+
+    def __init__(self, data, states):
+        super().__init__()
+        self.data = data
+        self.states = states
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.states.append(json.loads(json.dumps(self.data.get_state())))
 
 
 def fitted(data, model=None, **options) -> list[int]:
@@ -278,6 +291,9 @@ def test_wrong_arguments_are_refused_where_they_are_written():
         hr.keras.dataset(lines(4).batch(2), prefetch=-1)
     with pytest.raises(TypeError, match="`class_weight`"):
         hr.keras.dataset(lines(4).batch(2), class_weight=[1, 2])
+    for wrong in ({"a": 1.0}, {0.5: 1.0}, {0: "much"}):
+        with pytest.raises(TypeError, match="`class_weight`"):
+            hr.keras.dataset(lines(4).batch(2), class_weight=wrong)
     with pytest.raises(FailedPreconditionError, match="KERAS_BACKEND"):
         hr.keras.dataset(lines(4).batch(2)).get_tf_dataset()
 
@@ -370,11 +386,80 @@ def test_a_state_that_a_callback_takes_says_which_batches_were_trained_on():
     assert fitted(again, model) == [4]
 
 
+@pytest.mark.parametrize("steps", [None, 4, 6])
+@pytest.mark.parametrize("is_known", [True, False])
+def test_epochs_after_a_state_of_any_batch_are_those_without_an_interruption(steps, is_known):
+    def made():
+        rows = lines(24).shuffle(24, seed=3)
+        batches = (rows if is_known else rows.filter(lambda x, y: True)).batch(4)
+        return hr.keras.dataset(batches, steps=steps)
+
+    def epochs(data, count):
+        passes = (data.get_numpy_iterator() for _ in range(count))
+        return [x.ravel().tolist() for batches in passes for x, _ in batches]
+
+    states, length = [], steps or 6
+    expected = epochs(made(), 4)
+    data = made()
+    ends_untold = not is_known and steps is None
+    with pytest.warns(UserWarning, match="ran out") if ends_untold else contextlib.nullcontext():
+        linear().fit(data, epochs=2, verbose=0, callbacks=[Keep(data, states)])
+    assert len(states) == 2 * length
+    for count, state in enumerate(states, 1):
+        resumed = made()
+        resumed.set_state(state)
+        assert resumed.get_state() == state
+        assert epochs(resumed, 2) == expected[count : (count // length + 2) * length]
+
+
+def test_training_goes_on_from_a_state_at_an_end_that_nobody_knew():
+    unknown = lines(8).filter(lambda x, y: True).batch(4)
+    data = hr.keras.dataset(unknown)
+    states: list = []
+    with pytest.warns(UserWarning, match="ran out of data"):
+        linear().fit(data, verbose=0, callbacks=[Keep(data, states)])
+    data = hr.keras.dataset(unknown)
+    data.set_state(states[-1])
+    with pytest.warns(UserWarning, match="ran out of data"):
+        assert fitted(data)[0] >= 2
+
+
+def test_a_state_before_the_first_step_counts_no_batch_of_which_the_model_was_built():
+    data = hr.keras.dataset(lines(16).batch(4))
+    states: list = []
+    look = keras.callbacks.LambdaCallback(
+        on_train_begin=lambda logs: states.append(data.get_state())
+    )
+    linear().fit(data, verbose=0, callbacks=[look])
+    resumed = hr.keras.dataset(lines(16).batch(4))
+    resumed.set_state(states[0])
+    assert [x[0, 0] for x, _ in resumed.get_numpy_iterator()] == [0, 4, 8, 12]
+    resumed.set_state({**states[0], "at": None})
+    batches = resumed.get_numpy_iterator()
+    for _ in range(2):
+        next(batches)
+    data.set_state(resumed.get_state())
+    linear().fit(data, verbose=0, steps_per_epoch=2, callbacks=[look])
+    resumed.set_state(states[1])
+    assert [x[0, 0] for x, _ in resumed.get_numpy_iterator()] == [8, 12]
+
+
+def test_data_without_batches_is_named(caplog):
+    for empty in (lines(8).take(0).batch(4), lines(3).batch(4, drop_remainder=True)):
+        with pytest.raises(InvalidArgumentError, match="no batches"):
+            hr.keras.dataset(empty)
+    unknown = hr.keras.dataset(lines(8).filter(lambda x, y: False).batch(4))
+    assert list(unknown.get_numpy_iterator()) == []
+    assert "has no batches" in caplog.text
+
+
 def test_a_state_of_something_else_is_refused():
     data = hr.keras.dataset(lines(8).batch(4))
     for wrong in (None, {}, 3):
         with pytest.raises(TypeError, match="`state` must"):
             data.set_state(wrong)
+    with pytest.raises(ValueError, match="'pass'"):
+        data.set_state({**data.get_state(), "pass": -3})
     with pytest.raises(FailedPreconditionError, match="version 9"):
         data.set_state({**data.get_state(), "version": 9})
     next(data.get_numpy_iterator())

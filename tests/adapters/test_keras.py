@@ -24,6 +24,8 @@ NAMES = {
         "test_predictions_are_those_of_the_rows_in_their_order",
         "test_inputs_and_labels_may_be_dicts_and_tuples",
         "test_a_state_that_a_callback_takes_says_which_batches_were_trained_on",
+        "test_training_goes_on_from_a_state_at_an_end_that_nobody_knew",
+        "test_a_state_before_the_first_step_counts_no_batch_of_which_the_model_was_built",
     ],
 }
 

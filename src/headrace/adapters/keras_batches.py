@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from numbers import Integral, Real
 from typing import Any
 
 import keras
@@ -48,8 +49,18 @@ def check_batches(spec: Spec) -> None:
             )
 
 
-def weighing(class_weight: Mapping[int, float]) -> Callable[[Any], Any]:
-    """Return what adds a sample weight for each row: that of its class."""
+def weighing(class_weight: Mapping[Any, Any]) -> Callable[[Any], Any]:
+    """Return what adds a sample weight for each row: that of its class.
+
+    Raises:
+        TypeError: A class is no whole number, or a weight no number.
+    """
+    for number, weight in class_weight.items():
+        if not isinstance(number, Integral) or not isinstance(weight, Real):
+            raise TypeError(
+                "`class_weight` must be a dict from the numbers of classes to weights, as in "
+                f"{{0: 1.0, 1: 5.0}}, but has {number!r}: {weight!r}"
+            )
     classes = {int(number): float(weight) for number, weight in class_weight.items()}
 
     def weigh(batch: Any) -> Any:

@@ -7,6 +7,7 @@ ahead on a thread of its own.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Self
@@ -25,13 +26,15 @@ from headrace.data.iterator import DatasetIterator
 from headrace.distribute.dataset import DistributedDataset, DistributedDatasetsFromFunction
 from headrace.element.spec import Spec, spec_of
 from headrace.element.transpose import map_leaves
-from headrace.errors import FailedPreconditionError
+from headrace.errors import FailedPreconditionError, InvalidArgumentError
 from headrace.plan.buffering import Prefetch
 from headrace.plan.node import Node
 from headrace.plan.source import INFINITE, UNKNOWN
 from headrace.plan.traverse import element_spec
 
 __all__ = ["KerasDataset", "dataset"]
+
+_log = logging.getLogger(__name__)
 
 _VERSION = 1
 _SHARED_WITH_TORCH = {
@@ -60,13 +63,15 @@ def dataset(
             array, or a dict or tuple of arrays. Each epoch is a pass over it; it shuffles itself.
             Of one that a strategy distributed the rows of all replicas here are a batch.
         steps: Batches in an epoch, where the dataset does not know their number (after a filter, or
-            over a data service). Without it Keras warns where the first epoch ends.
-        class_weight: The weight of each class, from which sample weights are made. The argument of
-            that name of `fit` does not reach adapters.
+            over a data service). Without it Keras warns where the first epoch ends. Of a longer
+            dataset each epoch has the first batches; `steps_per_epoch` of `fit` goes on in it.
+        class_weight: The weight of each class, from which sample weights are made, also in
+            `evaluate`. The argument of that name of `fit` does not reach adapters.
         prefetch: Batches that are read ahead; of a distributed dataset its own options say that.
 
     Raises:
-        InvalidArgumentError: Its elements are not such batches, as far as is known by now.
+        InvalidArgumentError: Its elements are not such batches, or it has none, as far as is known
+            by now.
     """
     return KerasDataset(dataset, steps, class_weight, prefetch)
 
@@ -112,6 +117,14 @@ class KerasDataset(DataAdapter):  # type: ignore[misc]
         self._counts_alone = not isinstance(dataset, Dataset)
         self._is_within_epoch = False
         self._start_at(0)
+        if self.num_batches == 0:
+            raise InvalidArgumentError(
+                f"{dataset!r:.200} has no batches, and Keras wants one at least: has it fewer rows "
+                "than a batch, which `drop_remainder` leaves out?"
+            )
+
+    def __repr__(self) -> str:
+        return f"<KerasDataset of {self._dataset!r}, steps={self._steps}>"
 
     def _start_at(self, number: int) -> None:
         #: The pass that is read, or comes next: that of states.
@@ -204,33 +217,38 @@ class KerasDataset(DataAdapter):  # type: ignore[misc]
         only once.
         """
         own = self._begun()
-        reading, first, read = own.reading, own.first, 0
-        assert reading is not None
+        first, read = own.first, 0
         if first is not None:
             own.given, own.first = 0, None
+        elif own.start is not None and not own.given:
+            first = self._next_of(own)
+            if first is None:  # the state was taken where a pass ended, and nobody knew that yet
+                self._leave()
+                own = self._begun()
         own.is_read = True
         try:
-            while self._steps is None or own.given < self._steps:
+            while self._steps is None or own.before + own.given < self._steps:
                 batch, first = first, None
                 if batch is None:
-                    batch = next(reading, None)
+                    batch = self._next_of(own)
                     if batch is None:
                         break
-                    batch = self._prepared(batch)
                 own.given += 1
                 read += 1
                 self._last = own
                 if not self._now.is_read:
                     self._now = own
                 yield batch
-            reading.close()
+            if not read:
+                _log.warning("a pass over %r has no batches, and Keras wants one at least", self)
+            own.close()
             if own is self._now:
                 self._leave()
         except GeneratorExit:
             is_for_a_model = self._is_within_epoch and read == own.given == 1
             if own is not self._now:
-                reading.close()
-            elif is_for_a_model and not self._is_whole:
+                own.close()
+            elif is_for_a_model and self.num_batches != 1:  # else it was perhaps the epoch
                 own.first = batch
             raise
         finally:
@@ -254,6 +272,16 @@ class KerasDataset(DataAdapter):  # type: ignore[misc]
             own.reading = self._open(own.number)
         return own
 
+    def _next_of(self, own: _Pass) -> Any:
+        """Return the next batch of a pass, as Keras takes it; None: there is none."""
+        assert own.reading is not None
+        batch = next(own.reading, None)
+        return None if batch is None else self._prepared(batch)
+
+    def _prepared(self, batch: Any) -> Any:
+        check_batches(spec_of(batch))
+        return batch if self._weigh is None else self._weigh(batch)
+
     def _next_pass(self, least: int) -> int:
         if self._counts_alone or not isinstance(self._dataset, Dataset):
             return least
@@ -262,17 +290,14 @@ class KerasDataset(DataAdapter):  # type: ignore[misc]
     def _leave(self) -> None:
         """End the pass that is read, so that the next one comes."""
         if self._now.reading is not None:
-            self._now.reading.close()
+            self._now.close()
             self._start_at(self._now.number + 1)
 
     @property
     def _is_whole(self) -> bool:
         """Whether all batches of the pass were given."""
-        return self._now.reading is not None and self._now.given == self.num_batches
-
-    def _prepared(self, batch: Any) -> Any:
-        check_batches(spec_of(batch))
-        return batch if self._weigh is None else self._weigh(batch)
+        now = self._now
+        return now.reading is not None and now.before + now.given == self.num_batches
 
     # --- state ------------------------------------------------------------------------------------
 
@@ -285,7 +310,12 @@ class KerasDataset(DataAdapter):  # type: ignore[misc]
         now = self._now
         if now.reading is None or self._is_whole:
             return {"version": _VERSION, "pass": now.number + self._is_whole, "at": None}
-        return {"version": _VERSION, "pass": now.number, "at": now.reading.get_state()}
+        is_unused = now.first is not None  # a model was built of it, and no more
+        at = now.start if is_unused else now.reading.get_state()
+        state = {"version": _VERSION, "pass": now.number, "at": at}
+        # How far the epoch is, where it is shorter than the dataset.
+        counts = self._steps is not None and at is not None
+        return {**state, "given": now.before + now.given - is_unused} if counts else state
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Have the next epoch begin where `state` was taken; it ends with its pass.
@@ -303,13 +333,15 @@ class KerasDataset(DataAdapter):  # type: ignore[misc]
                 f"the state has version {state['version']!r}, and this Headrace reads version "
                 f"{_VERSION}; begin the pass again, or restore it with the Headrace that saved it"
             )
+        number = check_int("state['pass']", state["pass"], minimum=0)
+        given = check_int("state['given']", state.get("given", 0), minimum=0)
         reading = None
         if state["at"] is not None:
-            reading = self._open(state["pass"])
+            reading = self._open(number)
             reading.set_state(state["at"])
         self.close()
-        self._start_at(state["pass"])
-        self._now.reading = reading
+        self._start_at(number)
+        self._now.reading, self._now.start, self._now.before = reading, state["at"], given
         self._counts_alone = True
 
     state_dict = get_state
@@ -332,19 +364,28 @@ class _Pass:
     Attributes:
         number: Which one it is.
         reading: What reads it; None: nothing was read of it.
+        start: The state that it goes on from; None: its beginning.
+        before: How many batches were given before that, where the epoch's number is set.
         given: How many batches of it were given.
         first: A batch that was given and comes again: Keras built the model of it.
         is_read: Whether an iterator of Keras's is at it.
     """
 
-    __slots__ = ("first", "given", "is_read", "number", "reading")
+    __slots__ = ("before", "first", "given", "is_read", "number", "reading", "start")
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.reading: DatasetIterator | JoinedSteps | None = None
+        self.start: dict[str, Any] | None = None
+        self.before = 0
         self.given = 0
         self.first: Any = None
         self.is_read = False
+
+    def close(self) -> None:
+        """Release what reads it."""
+        if self.reading is not None:
+            self.reading.close()
 
 
 def _checked_plan(dataset: Dataset, prefetch: int) -> Node:
