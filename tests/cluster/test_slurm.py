@@ -114,6 +114,15 @@ def test_several_gpus_for_a_task(step):
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "2,3"
 
 
+@pytest.mark.parametrize(
+    ("gpus", "own"), [("2,5", "5"), ("GPU-1f, GPU-2e", "GPU-2e"), ("0,1,4,7", "4,7")]
+)
+def test_a_task_has_those_of_the_gpus_that_slurm_gave_to_the_step(step, gpus, own):
+    step(rank=1, tasks=2, nodes="n1", per_node="2", gpus=gpus)
+    SlurmClusterResolver().cluster_spec()
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == own
+
+
 def test_gpus_are_left_alone_where_that_is_asked_for(step):
     step(gpus="0,1,2,3")
     SlurmClusterResolver(auto_set_gpu=False).cluster_spec()
@@ -163,6 +172,20 @@ def test_types_are_given_with_counts(step, jobs, words):
     step()
     with pytest.raises(TypeError, match=words):
         SlurmClusterResolver(jobs)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"port_base": 65535}, "`port_base` must be at most 65534"),
+        ({"gpus_per_node": "2"}, "`gpus_per_node` must be an integer"),
+        ({"gpus_per_task": -1}, "`gpus_per_task` must be at least 0"),
+    ],
+)
+def test_wrong_arguments_are_named(step, arguments, words):
+    step(tasks=2, nodes="n1", per_node="2")
+    with pytest.raises((TypeError, ValueError), match=words):
+        SlurmClusterResolver(**arguments)
 
 
 def test_a_number_that_is_none_of_the_steps_is_refused(step):

@@ -16,6 +16,7 @@ __all__ = ["SlurmClusterResolver", "hosts_of", "tasks_on_nodes"]
 
 _LAUNCHER = "srun, as a task of a Slurm step"
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
+_LAST_PORT = 65535
 _REPEATED = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 _BRACKETS = re.compile(r"\[([^\[\]]*)\]")
 
@@ -54,7 +55,7 @@ class SlurmClusterResolver(ClusterResolver):
         rpc_layer: str | None = None,
     ) -> None:
         super().__init__(rpc_layer=rpc_layer)
-        self._port_base = check_int("port_base", port_base, minimum=1, maximum=65535)
+        self._port_base = check_int("port_base", port_base, minimum=1, maximum=_LAST_PORT)
         check_flag("auto_set_gpu", auto_set_gpu, or_none=False)
         self._rank = read_whole("SLURM_PROCID", launcher=_LAUNCHER)
         assigned = read_whole("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", launcher=_LAUNCHER)
@@ -73,6 +74,14 @@ class SlurmClusterResolver(ClusterResolver):
                 f"{min(assigned, len(self._places))}; start it with --ntasks={asked}"
             )
         most = max((number + 1 for _, number in self._places), default=1)
+        if port_base + most - 1 > _LAST_PORT:
+            raise InvalidArgumentError(
+                f"`port_base` must be at most {_LAST_PORT - most + 1}, since {most} tasks of a "
+                f"node listen one port after another, but got {port_base}"
+            )
+        for name, value in (("gpus_per_node", gpus_per_node), ("gpus_per_task", gpus_per_task)):
+            if value is not None:
+                check_int(name, value, minimum=0)
         on_node = _visible_gpus() if gpus_per_node is None else gpus_per_node
         self._gpus = on_node // most if gpus_per_task is None else gpus_per_task
         if self._gpus * most > on_node:
@@ -93,7 +102,11 @@ class SlurmClusterResolver(ClusterResolver):
         if self._auto_set_gpu and self._gpus and self._rank < len(self._places):
             self._auto_set_gpu = False
             first = self._places[self._rank][1] * self._gpus
-            os.environ[_VISIBLE] = ",".join(map(str, range(first, first + self._gpus)))
+            last = first + self._gpus
+            # Numbers that Slurm gave, or names: others may be those of another job.
+            said = [each.strip() for each in os.environ.get(_VISIBLE, "").split(",")]
+            given = said if len(said) >= last else [str(each) for each in range(last)]
+            os.environ[_VISIBLE] = ",".join(given[first:last])
         return ClusterSpec(cluster)
 
     def num_accelerators(
