@@ -98,6 +98,21 @@ def test_a_sequence_that_only_has_getitems_is_read_through_it() -> None:
     assert rows_of(hr.Dataset.from_random_access(OnlyItems())) == [f"item {k}" for k in range(4)]
 
 
+class OnlyInBatches(torch.utils.data.Dataset[Any]):
+    """A torch Dataset without items by number, as its DataLoaders do not need them."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [torch.tensor(-index) for index in indices]
+
+
+def test_a_dataset_of_torch_that_only_has_getitems_is_read_through_it() -> None:
+    for made in (hr.Dataset.from_random_access, hr.Dataset.from_pipeline, hr.torch.from_torch):
+        assert rows_of(made(OnlyInBatches())) == [0, -1, -2, -3]
+
+
 def test_a_list_may_hold_elements_of_different_shapes() -> None:
     items = [np.arange(k) for k in range(4)]
     assert rows_of(hr.Dataset.from_random_access(items)) == [list(range(k)) for k in range(4)]

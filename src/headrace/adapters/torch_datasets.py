@@ -65,7 +65,11 @@ def from_torch(dataset: Any, num_parallel_calls: int | None = None) -> Dataset:
             f"a {type(dataset).__name__} has no `__len__`, so how many items it has is not known: "
             "give it one, or make it an IterableDataset"
         )
-    return Dataset.from_random_access(_Items(dataset), num_parallel_calls)
+    is_single = type(dataset).__getitem__ is not TorchDataset.__getitem__
+    items = (
+        _Items(dataset) if is_single or not hasattr(dataset, "__getitems__") else _Lists(dataset)
+    )
+    return Dataset.from_random_access(items, num_parallel_calls)
 
 
 def _from_loader(loader: Any, num_parallel_calls: int | None) -> Dataset:
@@ -92,6 +96,19 @@ class _Items:
 
     def __getitem__(self, index: int) -> Any:
         return to_arrays(self._dataset[index])
+
+
+class _Lists:
+    """Gets items of a map-style dataset that only has `__getitems__`."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [to_arrays(item) for item in self._dataset.__getitems__(indices)]
 
 
 class _Stream:

@@ -71,7 +71,7 @@ class _Items:
     convert: Callable[[Any], Any] | None = None
 
     def __call__(self, index: np.int64) -> Any:
-        if hasattr(self.sequence, "__getitem__"):
+        if _has_single_items(self.sequence):
             item = self.sequence[int(index)]
         else:
             (item,) = self.sequence.__getitems__([int(index)])
@@ -207,6 +207,15 @@ def _is_random_access(value: Any) -> bool:
         return False
     # torch's streams inherit `__getitem__`, and some say how long they are.
     return not _is_a(value, "torch.utils.data", "IterableDataset")
+
+
+def _has_single_items(value: Any) -> bool:
+    """Say whether items can be got one by one: torch's own `__getitem__` says that they cannot."""
+    get = getattr(type(value), "__getitem__", None)
+    is_inherited = getattr(get, "__module__", None) == "torch.utils.data.dataset" and (
+        getattr(get, "__qualname__", None) == "Dataset.__getitem__"
+    )
+    return get is not None and not (is_inherited and hasattr(value, "__getitems__"))
 
 
 def _is_a(value: Any, module: str, name: str) -> bool:
