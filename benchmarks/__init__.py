@@ -14,7 +14,7 @@ One file a question; each lists its contenders: Headrace, the peers, and the phy
     cpu_time      what a contender and the processes that it started have used
     inputs        synthetic files, from a seed
     served        a service of worker processes on this host; dispatcher_process, tfdata_server
-    light_peers   a thousand peers of a dispatcher in one thread, by bare_wire where they must be light;
-                  held_requests: without sockets
+    light_peers   a thousand peers of a dispatcher in one thread, those that ask for splits by
+                  bare_wire; held_requests: without sockets
     report        the machine, the table, RESULTS.md
 """

@@ -84,6 +84,25 @@ def from_function(kind):
     return [rows(step) for step in iterator]
 
 
+def from_a_generator(lengths):
+    """Each worker has so many rows, and no plan that says what they are like."""
+    s = strategy(2)
+    count = lengths[s.first_replica // 2]
+
+    def rows_made():
+        for number in range(count):
+            yield {"x": np.full(2, number, np.float32), "name": str(number)}
+
+    dataset = hr.Dataset.from_generator(rows_made).batch(2)
+    found = []
+    distributed = s.distribute_datasets_from_function(lambda context: dataset)
+    for _ in range(2):
+        steps = [s.local_results(step) for step in distributed]
+        found.append([[each["x"][:, 0].tolist() for each in step] for step in steps])
+    like = [(each["x"].dtype.name, each["x"].shape, each["name"].shape) for each in steps[-1]]
+    return found, like
+
+
 def per_replica_mode():
     mode = InputOptions(experimental_replication_mode=InputReplicationMode.PER_REPLICA)
     strategy().distribute_datasets_from_function(lambda context: numbers(4).batch(2), mode)

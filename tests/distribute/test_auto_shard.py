@@ -140,6 +140,8 @@ def test_a_worker_without_data_goes_on_with_no_rows_until_all_end():
     asked = []
 
     class Others:
+        wants_spec, spec = False, None
+
         def has_data(self, here):
             asked.append(here)
             return next(answers)

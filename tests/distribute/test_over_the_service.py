@@ -76,7 +76,9 @@ class OthersHave:
     def __init__(self, steps):
         self.left = steps
 
-    def has_data(self, here):
+    wants_spec, spec = True, None
+
+    def has_data(self, here, spec=None):
         self.left -= 1
         return here or self.left >= 0
 

@@ -135,6 +135,15 @@ def test_a_function_makes_each_worker_a_dataset_of_its_own(workers):
     assert {each.kind for each in found} == {"NotImplementedError"}
 
 
+def test_a_worker_that_has_nothing_at_all_has_steps_without_rows_like_the_others(workers):
+    first, second = workers.run(scenarios.from_a_generator, [0, 6], count=2)
+    none = [[[], []], [[], []]]
+    assert first == ([none, none], [("float32", (0, 2), (0,))] * 2)
+    some = [[[0, 1], [2, 3]], [[4, 5], []]]
+    assert second[0] == [some, some]
+    assert workers.run(scenarios.from_a_generator, [0, 0, 2], count=3)[1][0] == [[[[], []]]] * 2
+
+
 def test_every_way_to_read_ends_at_the_same_step_again_and_again(workers):
     found = workers.run(scenarios.ways_to_the_end, count=2)
     assert found[0] == [[[0]], [[1]], [[]], [[]], "end", "end"]

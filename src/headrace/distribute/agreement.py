@@ -15,6 +15,7 @@ import numpy as np
 
 from headrace.distribute.meeting.combining import ALL, ANY
 from headrace.distribute.meeting.member import Member
+from headrace.element.spec import Spec, decode_spec, encode_spec
 
 __all__ = ["AHEAD", "Agreement", "StepAgreement", "said_by_all"]
 
@@ -25,10 +26,20 @@ AHEAD = 8
 class Agreement(Protocol):
     """How one iterator speaks with those of the other workers."""
 
-    def has_data(self, here: bool) -> bool:
-        """Return whether any worker has data for the next step, given whether there is some here.
+    @property
+    def wants_spec(self) -> bool:
+        """Whether the next step is one at which those who have data say what it is like."""
 
-        All workers ask at each step.
+    @property
+    def spec(self) -> Spec | None:
+        """What the others' data is like, where there was none here when they said it."""
+
+    def has_data(self, here: bool, spec: Spec | None = None) -> bool:
+        """Return whether any worker has data for the next step. All workers ask at each step.
+
+        Args:
+            here: Whether there is some here.
+            spec: What it is like, if the others want to know.
         """
 
     def of_all(self, value: Any) -> list[Any]:
@@ -61,13 +72,27 @@ class StepAgreement:
         self._asked: int | None = None
         #: Meetings about steps that had data here, whose results were not taken.
         self._pending: list[int] = []
+        #: Whether all said what their data is like, and what those with data said, if it was heard.
+        self._specs_said = False
+        self._spec: Spec | None = None
 
-    def has_data(self, here: bool) -> bool:
+    @property
+    def wants_spec(self) -> bool:
+        """Whether the next step is the first (`Agreement`)."""
+        return not self._specs_said
+
+    @property
+    def spec(self) -> Spec | None:
+        """What the others' data is like (`Agreement`)."""
+        return self._spec
+
+    def has_data(self, here: bool, spec: Spec | None = None) -> bool:
         """Say whether there is data here; return whether there is any (`Agreement`)."""
         number = self._asked
         if number is None:
             words = f"step {self._step + 1} of {self._name}"
-            number = self._asked = self._member.come(words, ANY, here, again=True)
+            said = [] if spec is None else [np.frombuffer(encode_spec(spec), np.uint8)]
+            number = self._asked = self._member.come(words, ANY, here, said, again=True)
         if here:
             if len(self._pending) >= AHEAD:
                 self._hear_half()
@@ -75,9 +100,11 @@ class StepAgreement:
                 self._pending.append(number)
             flag = True
         else:
-            flag = self._member.result(number).flag
+            flag, heard = self._member.result(number)
+            if heard:
+                self._spec = decode_spec(heard[0].tobytes())
             self._forget_pending()
-        self._step, self._asked = self._step + 1, None
+        self._step, self._asked, self._specs_said = self._step + 1, None, True
         return flag
 
     def of_all(self, value: Any) -> list[Any]:
@@ -88,7 +115,7 @@ class StepAgreement:
     def begin_again(self) -> None:
         """Forget what was said and not heard (`Agreement`)."""
         self._forget_pending()
-        self._asked = None
+        self._asked, self._specs_said = None, False
 
     def _hear_half(self) -> None:
         """Wait for the answers to half of what was said: one wait for several steps."""

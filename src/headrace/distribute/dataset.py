@@ -102,9 +102,10 @@ class _Distributed:
             self._delivery,
         )
 
-    def _empty(self) -> Step:
+    def _empty(self, spec_elsewhere: Spec | None) -> Step:
         if self._spec_of_empty is None:  # a look at an element may cost as much as a step
-            self._spec_of_empty = self._spec_of_values()
+            known = spec_elsewhere is not None
+            self._spec_of_empty = spec_elsewhere if known else self._spec_of_values()
         return empty_step(self._spec_of_empty, self._here)
 
     def __repr__(self) -> str:

@@ -10,6 +10,7 @@ from headrace.distribute.agreement import Agreement
 from headrace.distribute.context import OnReplica, here
 from headrace.distribute.delivery import Delivery, OnHost
 from headrace.distribute.feeds import Step
+from headrace.distribute.sharing import spec_of_step
 from headrace.distribute.streams import Streams, has_form_of_state, merged_states
 from headrace.element.spec import Spec
 from headrace.errors import FailedPreconditionError, InvalidArgumentError, OutOfRangeError
@@ -30,7 +31,7 @@ class DistributedIterator:
         wraps: Whether leaves are `PerReplica`s; else they are those of the only replica.
         element_spec: Returns the spec.
         agreement: Asked at each step whether any worker has data: all workers so end together.
-        empty: Returns a step without rows.
+        empty: Returns a step without rows, given what the others' rows are like, if they said it.
         delivery: What becomes of the rows; None: arrays of NumPy.
     """
 
@@ -40,7 +41,7 @@ class DistributedIterator:
         wraps: bool,
         element_spec: Callable[[], Spec],
         agreement: Agreement | None = None,
-        empty: Callable[[], Step] | None = None,
+        empty: Callable[[Spec | None], Step] | None = None,
         delivery: Delivery | None = None,
     ) -> None:
         self._feed = feed
@@ -89,7 +90,7 @@ class DistributedIterator:
 
     def _empty_step(self) -> Step:
         assert self._empty is not None
-        return self._empty()
+        return self._empty(None if self._agreement is None else self._agreement.spec)
 
     def _agreed(self) -> Step | tuple[()] | None:
         """Return the next step; (): one without rows; None: no worker has data."""
@@ -97,7 +98,10 @@ class DistributedIterator:
         if not self._read:  # else an interruption came while the others were waited for
             self._read.append(self._feed.next_step())
         (step,) = self._read
-        has_data = self._agreement.has_data(step is not None)
+        if step is not None and self._agreement.wants_spec:
+            has_data = self._agreement.has_data(True, spec_of_step(*step))
+        else:
+            has_data = self._agreement.has_data(step is not None)
         self._read = []
         return () if step is None and has_data else step
 

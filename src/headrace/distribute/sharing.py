@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from headrace.distribute.feeds import Step, no_batch
-from headrace.element.spec import BYTES, STR, ArraySpec, Spec
-from headrace.element.structure import flatten
+from headrace.element.spec import BYTES, STR, ArraySpec, Spec, leaf_spec
+from headrace.element.structure import Structure, flatten, unflatten
 from headrace.element.transpose import map_leaves
 from headrace.errors import FailedPreconditionError, InvalidArgumentError
 from headrace.plan.batching import Batch
@@ -26,6 +27,7 @@ __all__ = [
     "global_batch_size",
     "spec_in_turn",
     "spec_of_pieces",
+    "spec_of_step",
 ]
 
 
@@ -96,6 +98,11 @@ def spec_of_pieces(spec: Spec, replicas: int | None) -> Spec:
 def spec_in_turn(spec: Spec) -> Spec:
     """Return the spec of elements that a replica gets as they are, or without rows."""
     return map_leaves(lambda leaf: _with_rows(leaf, None), spec)
+
+
+def spec_of_step(structure: Structure, columns: Sequence[Sequence[Any]]) -> Spec:
+    """Return what a replica gets in a step that has rows, and in others with any number of them."""
+    return spec_in_turn(unflatten(structure, [leaf_spec(values[0]) for values in columns]))
 
 
 def _with_rows(leaf: ArraySpec, rows: int | None) -> ArraySpec:

@@ -1,6 +1,6 @@
 """What becomes of contributions: one value of those of all workers, in the order of their ranks.
 
-    ANY    whether any worker said yes
+    ANY    whether any worker said yes, and the arrays of the first that brought some
     SUM    each worker's arrays, added element by element
     FIRST  what the first worker brought
     ALL    what all workers brought, one after another
@@ -50,7 +50,8 @@ def combine(kind: str, values: Sequence[Brought]) -> Brought:
 
 
 def _any(values: Sequence[Brought]) -> Brought:
-    return Brought(any(value.flag for value in values))
+    arrays = next((value.arrays for value in values if value.arrays), ())
+    return Brought(any(value.flag for value in values), [_kept(array) for array in arrays])
 
 
 def _sum(values: Sequence[Brought]) -> Brought:

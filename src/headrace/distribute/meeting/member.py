@@ -54,6 +54,8 @@ _REFUSED_AT_MOST = 2
 """Connections in a row that are refused before the first worker counts as gone."""
 _FIRST_DELAY, _LONGEST_DELAY = 0.05, 1.0
 """Seconds between attempts to reach a first worker that is not there yet."""
+_SMALL_BYTES = 64 << 10
+"""A result that is kept after it was taken: one with a flag, or a spec."""
 _NOTHING_TAKEN = -1, Brought()
 
 
@@ -95,7 +97,7 @@ class Member:
         #: Results that nobody has taken, and those that nobody wants.
         self._results: dict[int, Brought | HeadraceError] = {}
         self._unwanted: set[int] = set()
-        #: The last one that was taken, and its meeting, if it was no more than a flag.
+        #: The last one that was taken, and its meeting, if it was a flag or little more.
         self._taken: tuple[int, Brought | HeadraceError] = _NOTHING_TAKEN
         #: What is under way, by ticket: the meeting; None: a question who is missing.
         self._tickets: dict[int, int | None] = {}
@@ -151,7 +153,7 @@ class Member:
     def result(self, number: int, timeout: float | None = None) -> Brought:
         """Wait for what came of a meeting; it can be taken once.
 
-        The last one that is without arrays can be taken again, by whoever was interrupted then.
+        The last one can be taken again, by whoever was interrupted then, if it is small.
 
         Args:
             number: What `come` returned.
@@ -187,8 +189,9 @@ class Member:
                 # Time in which this process did not run is no waiting.
                 waited += min(self._clock() - begun, asked + _SLACK_SECONDS)
             found = self._results.get(number, self._taken[1])
-            is_flag = isinstance(found, Brought) and not found.arrays
-            self._taken = (number, found) if is_flag else _NOTHING_TAKEN
+            arrays = found.arrays if isinstance(found, Brought) else ()
+            is_small = sum(array.nbytes for array in arrays) <= _SMALL_BYTES
+            self._taken = (number, found) if is_small else _NOTHING_TAKEN
             self._results.pop(number, None)
             self._is_at_work = False
         if isinstance(found, HeadraceError):
