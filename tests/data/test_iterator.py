@@ -256,3 +256,10 @@ def test_a_state_that_was_changed_is_refused_at_once_by_what_makes_no_sense(chan
     with pytest.raises(FailedPreconditionError, match=message):
         iterator.set_state({**state, **changed})
     assert len(list(iterator)) == 9
+
+
+def test_a_state_of_something_else_is_not_taken_for_one_of_another_version():
+    strategy = hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
+    state = iter(strategy.distribute_dataset(hr.Dataset.range(4).batch(2))).get_state()
+    with pytest.raises(TypeError, match="that of something else; restore it into such as it was"):
+        iter(hr.Dataset.range(4).batch(2)).set_state(state)

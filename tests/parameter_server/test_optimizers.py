@@ -188,7 +188,7 @@ def test_gradients_are_pushed_by_the_first_variable():
 def test_without_gradients_or_servers_there_is_nothing_to_apply():
     with pytest.raises(ValueError, match="no gradient was given for any of 1 variables"):
         hr.optimizers.SGD().apply_gradients([(None, Target())])
-    with pytest.raises(TypeError, match="but got a ndarray; make it in the scope of a Parameter"):
+    with pytest.raises(TypeError, match=r"but got a ndarray; make it in the scope.*assign_sub"):
         hr.optimizers.SGD().apply_gradients([(F([1]), F([1]))])
 
 

@@ -53,6 +53,13 @@ def check_form(state: Any) -> None:
     """
     if not isinstance(state, dict) or "version" not in state:
         raise TypeError(f"`state` must be a value of `get_state`, but got {state!r:.80}")
+    if state["version"] != VERSION and "plan" not in state and len(state) > 1:
+        # A loader's, say: each counts its own versions, so the number says nothing here.
+        raise TypeError(
+            "`state` must be a value of the `get_state` of an iterator over a dataset, but got "
+            f"{state!r:.80}, which is that of something else; restore it into such as it was "
+            "taken from: a loader, a distributed iterator, an iterator of JAX or a dataset of Keras"
+        )
     if state["version"] != VERSION:
         raise FailedPreconditionError(
             f"the state has version {state['version']!r}, and this Headrace reads version "

@@ -15,7 +15,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from headrace.element.structure import rebuild
-from headrace.errors import InvalidArgumentError
+from headrace.errors import FailedPreconditionError, InvalidArgumentError
 from headrace.frameworks.framework import Array, Device
 from headrace.frameworks.jax_arrays import BatchLayout, batch_layout, global_array, narrowed
 from headrace.frameworks.jax_waiting import wait_for
@@ -205,6 +205,8 @@ class Program:
             for number, arg in enumerate(args)
             for path, leaf in jax.tree_util.tree_leaves_with_path(_known(arg))
         ]
+        if any(isinstance(value, jax.Array) and value.is_deleted() for _, value in pairs):
+            self._refuse_donated(args)
         tree = jax.tree.structure(_known(args))
         kinds = tuple(kind for kind, _ in pairs)
         program = self._programs.get((tree, kinds))
@@ -236,6 +238,19 @@ class Program:
                 where = f"{number}{jax.tree_util.keystr(path)}"
                 words.append(f"{where}: {_form(leaf, self._parts(leaf), has_rows)}")
         return ", ".join(words)
+
+    def _refuse_donated(self, args: Sequence[Any]) -> NoReturn:
+        """Raise for an array that is no more: JAX would end the process on several CPU devices."""
+        for number, arg in enumerate(args):
+            for path, leaf in jax.tree_util.tree_leaves_with_path(_known(arg)):
+                value = self._taken(leaf, number, path)[1]
+                if isinstance(value, jax.Array) and value.is_deleted():
+                    raise FailedPreconditionError(
+                        f"argument {number}{jax.tree_util.keystr(path)} was donated to an earlier "
+                        "step, which has its memory: pass what that step returned, as in "
+                        "weights = step(weights, batch), or leave its number out of `donate`"
+                    )
+        raise AssertionError("no argument was donated")
 
     def _result_of(self, array: Array, is_scalar: bool) -> Any:
         return array if self._is_alone else self._result(array, is_scalar)

@@ -187,7 +187,8 @@ class Optimizer:
                 + (
                     "pairs are (gradient, variable), in this order"
                     if hasattr(kept[0][0], "push_gradients")
-                    else "make it in the scope of a ParameterServerStrategy"
+                    else "make it in the scope of a ParameterServerStrategy. Variables that are "
+                    "elsewhere change by what you write: variable.assign_sub(rate * gradient)"
                 )
             )
         return push(self, kept)
