@@ -551,3 +551,36 @@ def test_global_arrays_want_jax_devices_and_rows():
     data = hr.Dataset.from_tensor_slices({"x": np.arange(4), "s": np.array(["a"] * 4)}).batch(4)
     with pytest.raises(InvalidArgumentError, match=r"\['s'\].*of which JAX has no arrays"):
         next(iter(mirrored().distribute_dataset(data, InputOptions(global_arrays=True))))
+
+
+# --- what cannot be used again, and what is split -----------------------------------------------
+
+
+def test_what_was_donated_is_refused_by_name():
+    strategy = mirrored()
+    step = strategy.compile(lambda weights, x: {"w": weights["w"] + x.sum()}, donate=[0])
+    (x,) = strategy.distribute_dataset(numbers(8).batch(8))
+    weights = step({"w": np.zeros(2, np.float32)}, x)
+    after = step(weights, x)
+    with pytest.raises(
+        FailedPreconditionError, match=r"argument 0\['w'\] was donated.*weights = step\(weights"
+    ):
+        step(weights, x)
+    assert strategy.local_results(step(after, x))[0]["w"].shape == (2,)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda strategy, array: strategy.run(lambda x: x.sum(), args=(array,)),
+        lambda strategy, array: strategy.run(lambda x: x.sum(), kwargs={"x": array}),
+        lambda strategy, array: strategy.reduce("SUM", array, axis=0),
+        lambda strategy, array: strategy.gather(array, axis=0),
+    ],
+)
+def test_a_split_array_is_not_counted_once_for_each_replica(use):
+    strategy = mirrored()
+    options = InputOptions(global_arrays=True)
+    (array,) = strategy.distribute_dataset(numbers(8).batch(8), options)
+    with pytest.raises(InvalidArgumentError, match=r"split over several devices.*global_arrays"):
+        use(strategy, array)

@@ -141,6 +141,8 @@ class Strategy(Feeding):
             )
         named: dict[str, Any] = {} if kwargs is None else kwargs
         check_instance("kwargs", named, dict)
+        if self.num_replicas_in_sync > 1:
+            self.framework.check_not_split((args, named))
         settings, count = self.framework.settings(), len(self._devices)
 
         def on_replica(replica: int, rendezvous: Any) -> Any:
@@ -243,7 +245,10 @@ class Strategy(Feeding):
             if len(values) != len(self._devices):
                 refuse_other_count(len(values), len(self._devices))
             return values
-        return (leaf,) if self.num_replicas_in_sync == 1 else None
+        if self.num_replicas_in_sync == 1:
+            return (leaf,)
+        self.framework.check_not_split(leaf)
+        return None
 
     def gather(self, value: Any, axis: int) -> Any:
         """Return the replicas' values one after another along an axis, leaf by leaf.

@@ -83,6 +83,13 @@ class Framework(ABC):
         """
         return None
 
+    def check_not_split(self, values: Any) -> None:  # noqa: B027 -- others split none
+        """Refuse arrays that are split over devices, where each replica has a value of its own.
+
+        Raises:
+            InvalidArgumentError: `values`, a structure, holds one.
+        """
+
     # --- arrays -------------------------------------------------------------------------------
 
     def program(self) -> Any:

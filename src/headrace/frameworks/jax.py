@@ -57,6 +57,17 @@ class JaxFramework(Framework):
         """Whether numbers have 64 bits: `jax.enable_x64` holds for a thread."""
         return jax.config.jax_enable_x64
 
+    def check_not_split(self, values: Any) -> None:
+        """Each replica would get all of it, and sums would count it once for each."""
+        for leaf in jax.tree.leaves(values):
+            if isinstance(leaf, jax.Array) and not leaf.sharding.is_fully_replicated:
+                raise InvalidArgumentError(
+                    f"an array of shape {leaf.shape} that is split over several devices is one "
+                    "value, not one for each replica: pass it to jax.jit, or to what "
+                    "strategy.compile returned; for run, reduce and gather distribute the dataset "
+                    "without `global_arrays`"
+                )
+
     def on_replica(self, device: Device, settings: Any) -> AbstractContextManager[Any] | None:
         """Make arrays on the replica's device."""
         there: AbstractContextManager[Any] = jax.default_device(device)
