@@ -368,6 +368,11 @@ def does_something_else():
     return s.gather(value, 0) if s.first_replica else s.reduce("SUM", value)
 
 
+def reads_other_batches():
+    s = strategy()
+    return steps_of(s.distribute_dataset(numbers(40).batch(4 + 2 * s.first_replica)))
+
+
 def begins(timeout, here=1):
     strategy(here, timeout=timeout)
 

@@ -235,6 +235,13 @@ def test_workers_that_do_not_do_the_same_hear_it(workers):
         assert "is at a gathering along axis 0" in error.text
 
 
+def test_workers_that_batch_differently_are_told_which_has_what(workers):
+    for error in workers.errors(scenarios.reads_other_batches, count=2):
+        assert error.kind == "FailedPreconditionError"
+        assert "distributed dataset 1 (batches of 4)" in error.text
+        assert "distributed dataset 1 (batches of 6)" in error.text
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_worker_that_leaves_while_others_wait_is_named(workers, rank):
     texts = workers.run(scenarios.leaves_early, rank, count=2)

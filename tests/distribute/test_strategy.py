@@ -453,7 +453,7 @@ def test_a_per_replica_value_is_no_array():
     for use in (
         lambda: value + 1, lambda: 1 - value, lambda: np.add(value, 1), lambda: np.asarray(value),
         lambda: value[0], lambda: len(value), lambda: float(value), lambda: list(value),
-        lambda: value < 3, lambda: np.ones(2) * value,
+        lambda: value < 3, lambda: np.ones(2) * value, lambda: f"{value:.3f}",
     ):  # fmt: skip
         with pytest.raises(
             ValueError, match="using a PerReplica object while not inside a replica"
@@ -495,3 +495,15 @@ def test_what_is_distributed_is_not_distributed_again():
     distributed = strategy.distribute_dataset(hr.Dataset.range(4).batch(2))
     with pytest.raises(TypeError, match="is distributed already: iterate over it"):
         strategy.distribute_dataset(distributed)
+
+
+@pytest.mark.parametrize(
+    ("given", "cure"),
+    [
+        (lambda context: hr.Dataset.range(4).batch(2), "distribute_datasets_from_function"),
+        ([1, 2], r"Dataset\.from_tensor_slices.*hr\.torch\.from_torch"),
+    ],
+)
+def test_what_is_no_dataset_is_told_what_takes_it(given, cure):
+    with pytest.raises(TypeError, match=f"Invalid dataset.*{cure}"):
+        MirroredStrategy(["cpu:0", "cpu:1"]).distribute_dataset(given)

@@ -203,3 +203,16 @@ def test_arguments_of_variables_on_parameter_servers_are_checked_elsewhere_too()
         hr.Variable(np.zeros((2, 3)), shape=(3,))
     with pytest.raises(ValueError, match="scope of a ParameterServerStrategy"):
         hr.Variable(0.0, per_worker_variable=True)
+
+
+def test_replicas_do_not_all_write_a_variable_that_was_made_outside_of_the_scope():
+    strategy, outside = mirrored(2), hr.Variable(np.zeros(2))
+    for write in (
+        lambda: outside.assign_add([1.0, 1.0]),
+        lambda: outside.scatter_add([0], [1.0]),
+    ):
+        with pytest.raises(ValueError, match=r"outside of the scope.*with strategy\.scope\(\)"):
+            strategy.run(write)
+    assert outside.read().tolist() == [0, 0]
+    assert mirrored(1).run(lambda: outside.assign_add([1.0, 1.0])).tolist() == [1, 1]
+    assert strategy.run(lambda: outside.read().sum()).values == (2.0, 2.0)

@@ -6,6 +6,7 @@ What differs between strategies is who takes part: devices, `first_replica`, `nu
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -64,8 +65,12 @@ class Feeding:
     def _input_context(self) -> InputContext:
         return InputContext(1, 0, self.num_replicas_in_sync)
 
-    def _agreement(self) -> Callable[[], Agreement] | None:
-        """Return what makes each iterator over a dataset its word with the others'; None: alone."""
+    def _agreement(self, batch_size: int | None = None) -> Callable[[], Agreement] | None:
+        """Return what makes each iterator over a dataset its word with the others'; None: alone.
+
+        Args:
+            batch_size: Of the dataset, which is the same on all workers; None: nobody knows.
+        """
         return None
 
     def _seed_for(self, dataset: Dataset) -> int | None:
@@ -112,7 +117,8 @@ class Feeding:
         share = None if size is None else -(-size // context.num_replicas_in_sync)
         delivery = self._delivery(checked, share)
         seed = self._seed_for(dataset)
-        return DistributedDataset(dataset, context, checked, self._agreement(), seed, delivery)
+        agreement = self._agreement(size)
+        return DistributedDataset(dataset, context, checked, agreement, seed, delivery)
 
     def distribute_datasets_from_function(
         self,
@@ -209,8 +215,13 @@ def _no_dataset(value: Any) -> str:
             f"Invalid dataset. {value!r} is distributed already: iterate over it, or pass the "
             "Dataset that it was made of"
         )
+    if inspect.isfunction(value):
+        return (
+            "Invalid dataset. Expected a Dataset object but got a function: "
+            "distribute_datasets_from_function takes one that returns a Dataset"
+        )
     return (
         f"Invalid dataset. Expected a Dataset object but got {type(value).__name__}: "
-        "Dataset.from_tensor_slices makes one of arrays, Dataset.from_generator of a "
-        "generator; values that are there use distribute_values_from_function"
+        "Dataset.from_tensor_slices makes one of arrays, Dataset.from_generator of a generator, "
+        "hr.torch.from_torch of torch's; values that are there use distribute_values_from_function"
     )

@@ -159,13 +159,15 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     # --- input --------------------------------------------------------------------------------
 
-    def _agreement(self) -> Callable[[], Agreement] | None:
+    def _agreement(self, batch_size: int | None = None) -> Callable[[], Agreement] | None:
         member = self._member
         if member is None:
             return None
         dataset, iterators = self._number("dataset"), itertools.count(1)
+        # A part of the name: with others on some workers, rows would be read twice, or by nobody.
+        size = "" if batch_size is None else f" (batches of {batch_size})"
         return lambda: StepAgreement(
-            member, f"pass {next(iterators)} over distributed dataset {dataset}"
+            member, f"pass {next(iterators)} over distributed dataset {dataset}{size}"
         )
 
     def _seed_for(self, dataset: Dataset) -> int | None:

@@ -76,6 +76,10 @@ class PerReplica(DistributedValues):
     __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = __invert__ = _refuse
     __lt__ = __le__ = __gt__ = __ge__ = _refuse
 
+    def __format__(self, format_spec: str) -> str:
+        # A loss that was not reduced, in an f-string.
+        return str(self) if not format_spec else self._refuse()
+
     def __reduce__(self) -> tuple[Any, ...]:
         return PerReplica, (self.values,)
 

@@ -236,6 +236,13 @@ class Variable(ArrayOperators, Scattering, DistributedValues, metaclass=MadeOnce
                 f"Variable {self.name!r} belongs to {self.strategy!r}, and is written in the scope "
                 f"of {place.strategy!r}; write it in its own"
             )
+        if isinstance(place, OnReplica) and place.strategy.num_replicas_in_sync > 1:
+            # They would read and write one value at the same time, and writes would be lost.
+            raise ValueError(
+                f"Variable {self.name!r} was made outside of the scope of {place.strategy!r}, and "
+                "its replicas would all write one value at the same time; make it in "
+                "`with strategy.scope():`, where each has a copy"
+            )
 
     def _write_all(self, method: str, value: Any, change: Callable[..., Any]) -> Any:
         self._check_scope()
