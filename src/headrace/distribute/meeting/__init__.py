@@ -8,6 +8,7 @@ several meetings at once: it says what it has, and takes the result when it need
     combining  what becomes of contributions: sums, the first one, all of them
     arrays     arrays as heads and buffers
     messages   what travels
+    failures   errors as such messages, and back
     place      the shell: a port in the process of the first worker, with a hall for each session
     own_end    how that worker reaches the place without a socket
     summing    sums of many arrays, and of large ones

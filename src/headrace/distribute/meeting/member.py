@@ -19,14 +19,14 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from numpy.typing import NDArray
 
-from headrace import errors
 from headrace.distribute.meeting.arrays import decode, encode
 from headrace.distribute.meeting.combining import Brought
 from headrace.distribute.meeting.end import End
+from headrace.distribute.meeting.failures import error_of
 from headrace.distribute.meeting.messages import (
     Again,
     Contribute,
@@ -36,7 +36,7 @@ from headrace.distribute.meeting.messages import (
     Listen,
     Result,
 )
-from headrace.errors import HeadraceError, UnavailableError
+from headrace.errors import FailedPreconditionError, HeadraceError, UnavailableError
 from headrace.serving.reminder import Reminder
 from headrace.transport.channel import Buffer, Channel, Reply
 
@@ -302,7 +302,7 @@ class Member:
         number = self._tickets.pop(reply.ticket, None)
         message = reply.message
         if isinstance(message, Failed) and reply.ticket == self._listens:
-            self._fail(_error_of(message))
+            self._fail(error_of(message))
             return
         if isinstance(message, Lacking):
             self._say(message.words)
@@ -329,7 +329,7 @@ class Member:
                 self._listens = self._channel.send(listen)
             found = Brought(message.flag, decode(message.arrays, buffers))
         else:
-            error = _error_of(message)
+            error = error_of(message)
             found = error
             if message.is_for_good:
                 self._fail(error)
@@ -389,18 +389,9 @@ class Member:
 
     def _check(self) -> None:
         if self._failure is not None:
-            self._raise(self._failure)
+            # A copy: the traceback of one that is raised again would grow.
+            raise type(self._failure)(str(self._failure))
         if self.end.is_closed:
-            raise errors.FailedPreconditionError(
+            raise FailedPreconditionError(
                 "this strategy was closed: make another one, on all workers"
             )
-
-    @staticmethod
-    def _raise(error: HeadraceError) -> NoReturn:
-        # A copy: the traceback of one that is raised again would grow.
-        raise type(error)(str(error))
-
-
-def _error_of(message: Failed) -> HeadraceError:
-    error: HeadraceError = getattr(errors, message.error)(message.text)
-    return error

@@ -19,12 +19,12 @@ from collections.abc import Sequence
 
 from headrace.distribute.meeting.arrays import decode, encode
 from headrace.distribute.meeting.combining import Brought, combine
+from headrace.distribute.meeting.failures import failed
 from headrace.distribute.meeting.hall import ComeAgain, Contribution, Due, Hall, Outcome
 from headrace.distribute.meeting.messages import (
     Again,
     Contribute,
     Done,
-    Failed,
     Lack,
     Lacking,
     Leave,
@@ -47,7 +47,6 @@ __all__ = ["LARGEST_BYTES", "MeetingPlace", "place_at"]
 LARGEST_BYTES = 1 << 40
 """What workers may send each other: they are one program, and bound by their own memory."""
 _EVERYWHERE = "0.0.0.0"
-_FOR_GOOD = "UnavailableError", "FailedPreconditionError"
 _SILENCE_SECONDS = 86_400.0
 """A worker that stands still keeps its connection: how long others wait for it is their business,
 so a connection that is lost belongs to a process that ended."""
@@ -165,7 +164,7 @@ class _Meetings:
         session = self._session_of(message) or self._lobby()
         if message.hall not in ("", session.name):
             request.reply(
-                _failed(
+                failed(
                     UnavailableError(
                         f"{self._names[0]} was started again, or its strategy was closed, while "
                         "the others went on: workers that train together are all started "
@@ -182,7 +181,7 @@ class _Meetings:
             words = (
                 f"another process, or strategy, of {self._names[message.rank]} came in its place"
             )
-            before.reply(_failed(UnavailableError(words)))
+            before.reply(failed(UnavailableError(words)))
         session.held[message.rank, message.number] = request
         dues = session.hall.contribute(
             message.rank,
@@ -259,16 +258,11 @@ class _Meetings:
                 heads, buffers = encode(arrays)
                 request.reply(Result(hall=session.name, flag=flag, arrays=heads), buffers)
             else:
-                request.reply(_failed(answer))
+                request.reply(failed(answer))
         if session.hall.failure is not None:
-            failed = _failed(session.hall.failure)
+            end = failed(session.hall.failure)
             while session.listeners:
-                session.listeners.popitem()[1].reply(failed)
-
-
-def _failed(error: HeadraceError) -> Failed:
-    name = type(error).__name__
-    return Failed(error=name, text=str(error), is_for_good=name in _FOR_GOOD)
+                session.listeners.popitem()[1].reply(end)
 
 
 _places: dict[str, tuple[MeetingPlace, int]] = {}
