@@ -23,7 +23,6 @@ __all__ = [
     "concatenated",
     "finished",
     "reduced",
-    "reduced_within",
     "total_and_count",
 ]
 
@@ -56,26 +55,21 @@ class ReduceOp(enum.Enum):
         return cls[value.upper()]
 
 
-def reduced(op: ReduceOp, values: Sequence[Any], framework: Framework = NUMPY) -> Any:
-    """Return the sum or mean of arrays of one shape, element by element, in fresh memory.
+def reduced(
+    op: ReduceOp, values: Sequence[Any], axis: Axis = None, framework: Framework = NUMPY
+) -> Any:
+    """Return the sum or mean of arrays, in fresh memory.
+
+    Args:
+        op: Which of them.
+        values: One for each replica.
+        axis: None: they have one shape, and are added element by element. Else an axis, or several,
+            over which each is reduced, too; a mean is then over all rows of all replicas: those
+            that have more of them count for more.
+        framework: Whose arrays they are.
 
     Raises:
         InvalidArgumentError: Their shapes differ.
-    """
-    return finished(op, *total_and_count(values, None, framework), framework)
-
-
-def reduced_within(
-    op: ReduceOp,
-    values: Sequence[Any],
-    axis: int | Sequence[int],
-    framework: Framework = NUMPY,
-) -> Any:
-    """Return the sum or mean over axes of each array, and over the arrays.
-
-    A mean is over all rows of all replicas: those that have more of them count for more.
-
-    Raises:
         ValueError: An array has no such axis.
         TypeError: `axis` is no integer, tuple or list.
     """
@@ -88,7 +82,7 @@ def total_and_count(
     """Return the sum of which `finished` makes the sum or mean, and over how many rows it is.
 
     Raises:
-        ValueError, TypeError, InvalidArgumentError: As `reduced` and `reduced_within`.
+        ValueError, TypeError, InvalidArgumentError: As of `reduced`.
     """
     arrays = [framework.countable(_dense(value)) for value in values]
     if axis is None:

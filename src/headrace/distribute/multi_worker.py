@@ -226,12 +226,6 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     # --- values -------------------------------------------------------------------------------
 
-    def reduce_replicas(self, op: ReduceOp, values: Sequence[Any], axis: Axis = None) -> Any:
-        """Return the sum or mean of what all replicas have."""
-        if self._member is None:
-            return super().reduce_replicas(op, values, axis)
-        return self.reduce_columns(op, [values], axis)[0]
-
     def reduce_columns(
         self, op: ReduceOp, columns: Sequence[Sequence[Any]], axis: Axis = None
     ) -> list[Any]:

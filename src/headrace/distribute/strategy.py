@@ -12,13 +12,7 @@ from typing import Any, Self
 
 from headrace.arguments import check_callable, check_instance
 from headrace.distribute.calls import Calls
-from headrace.distribute.collectives import (
-    Axis,
-    ReduceOp,
-    concatenated,
-    reduced,
-    reduced_within,
-)
+from headrace.distribute.collectives import Axis, ReduceOp, concatenated, reduced
 from headrace.distribute.context import check_cross_replica, here
 from headrace.distribute.crew import Crew, Round
 from headrace.distribute.extended import Extended
@@ -73,9 +67,7 @@ class Strategy(Feeding):
         self, op: ReduceOp, columns: Sequence[Sequence[Any]], axis: Axis = None
     ) -> list[Any]:
         """Return what `reduce_replicas` returns for each of several values."""
-        if axis is None:
-            return [reduced(op, values, self.framework) for values in columns]
-        return [reduced_within(op, values, axis, self.framework) for values in columns]
+        return [reduced(op, values, axis, self.framework) for values in columns]
 
     def gather_replicas(self, values: Sequence[Any], axis: int) -> Any:
         """Return what the local replicas have, and those of other workers, one after another."""
