@@ -150,7 +150,7 @@ class MultiWorkerMirroredStrategy(Strategy):
     def _input_context(self) -> InputContext:
         return InputContext(self._workers, self._rank, self.num_replicas_in_sync)
 
-    def _wraps_always(self) -> bool:
+    def _wraps_arrays(self) -> bool:
         return self._workers > 1
 
     def _number(self, what: str) -> int:

@@ -55,7 +55,7 @@ class Strategy(Feeding):
         """What tf.distribute has there."""
         return Extended(self)
 
-    def _wraps_always(self) -> bool:
+    def _wraps_arrays(self) -> bool:
         """Whether arrays and numbers are `PerReplica`s also with one replica here."""
         return False
 
@@ -151,7 +151,7 @@ class Strategy(Feeding):
 
     def regroup(self, values: Sequence[Any]) -> Any:
         """Return one structure of what the replicas of this process returned."""
-        return regroup(values, wraps_arrays=self._wraps_always())
+        return regroup(values, wraps_arrays=self._wraps_arrays())
 
     def compile(
         self, fn: Callable[..., Any], *, remainder: str = "error", donate: Sequence[int] = ()
