@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -51,9 +51,8 @@ class Split(Feed):
         elements: Reads the batches.
         replicas: Of all workers.
         here: Of this worker.
-        every: So many workers read the same batches, and this one gets every so-manieth piece,
-            from piece `first` on. 1: it has them for itself.
-        first: See `every`.
+        readers: Workers that read the same batches: pieces go to them in turn.
+        reader: Which of them this is.
         check_order: See `Reader`.
         in_a_row: Whether its pieces are next to each other instead, after those of the workers
             before it.
@@ -64,18 +63,19 @@ class Split(Feed):
         elements: DatasetIterator,
         replicas: int,
         here: int,
-        every: int = 1,
-        first: int = 0,
+        readers: int = 1,
+        reader: int = 0,
         check_order: Callable[[], None] | None = None,
         in_a_row: bool = False,
     ) -> None:
         #: Whether a batch may be more than one step.
-        self._has_rest = every * here < replicas
+        self._has_rest = readers * here < replicas
         self._batches = Reader(elements, self._has_rest, check_order)
-        self._replicas, self._here = replicas, here
-        self._every = every
-        start = first * here
-        self._mine = slice(start, start + here) if in_a_row else slice(first, None, every)
+        self._replicas = replicas
+        #: Pieces of a step, for all who read the batch.
+        self._count = here * readers
+        start = reader * here
+        self._mine = slice(start, start + here) if in_a_row else slice(reader, None, readers)
         self._leaves: list[Any] = []
         self._structure: Structure | None = None
         #: Steps that are left of the batch: the pieces for all who read it.
@@ -99,8 +99,7 @@ class Split(Feed):
             if batch is None:
                 return False
             leaves, structure, rows = batch
-            at_once = self._here * self._every
-            steps = ceil_steps(rows, self._replicas, at_once, self._batches.skip)
+            steps = ceil_steps(rows, self._replicas, self._count, self._batches.skip)
             done = self._batches.skip if self._has_rest and steps else 0
             self._leaves, self._structure, self._steps = leaves, structure, steps
             self._done, self._batches.skip, self._batches.held = done, 0, ()
@@ -129,9 +128,8 @@ class Balanced(Feed):
         elements: Reads the batches.
         sizes: Returns the sizes of the pieces that take turns, for a global batch of so many rows.
         here: Pieces to a step of this worker.
-        every: 1: the worker has its batches for itself. Else all workers read the same ones, and
-            this one gets every so-manieth piece, from piece `first` on.
-        first: See `every`.
+        readers: Workers that read the same batches: pieces go to them in turn.
+        reader: Which of them this is.
         size: Rows of a global batch; None: as many as the first has.
         check_order: See `Reader`.
     """
@@ -141,16 +139,18 @@ class Balanced(Feed):
         elements: DatasetIterator,
         sizes: Callable[[int], list[int]],
         here: int,
-        every: int = 1,
-        first: int = 0,
+        readers: int = 1,
+        reader: int = 0,
         size: int | None = None,
         check_order: Callable[[], None] | None = None,
     ) -> None:
         self._batches = Reader(elements, True, check_order)
         self._sizes_of, self._given_size = sizes, size
         self._set_size(size)
-        self._count, self._every, self._first = here * every, every, first
-        #: Batches that are not used up: the place, the leaves, the rows from start to stop.
+        #: Pieces of a step, for all who read the batches.
+        self._count = here * readers
+        self._mine = slice(reader, None, readers)
+        #: Batches that are not used up.
         self._held: list[_Held] = []
         self._structure: Structure | None = None
         #: Pieces that were cut.
@@ -164,20 +164,19 @@ class Balanced(Feed):
         if not self._held and not self._hold():
             return None
         if not self._sizes:
-            self._set_size(self._held[0][3])
+            self._set_size(self._held[0].stop)
         numbers = range(self._pieces, self._pieces + self._count)
         wanted = [size_of_piece(self._sizes, number) for number in numbers]
         # All that is needed first: where that fails, nothing is taken.
-        while sum(stop - start for _, _, start, stop in self._held) < sum(wanted):
+        while sum(batch.stop - batch.start for batch in self._held) < sum(wanted):
             if not self._hold():
                 break
-        empty = [leaf[:0] for leaf in self._held[0][1]]
+        empty = [leaf[:0] for leaf in self._held[0].leaves]
         held = deque(self._held)
         assert self._structure is not None
         paths = self._structure.paths
         parts = [_taken(held, rows, empty, paths) for rows in wanted]
-        mine = parts[self._first :: self._every]
-        step = self._structure, [list(column) for column in zip(*mine, strict=True)]
+        step = self._structure, [list(column) for column in zip(*parts[self._mine], strict=True)]
         left = list(held)
         self._held, self._pieces = left, self._pieces + self._count
         return step
@@ -191,7 +190,7 @@ class Balanced(Feed):
             leaves, structure, rows = batch
             start, held = min(self._batches.skip, rows), self._held
             if start < rows:
-                held = [*held, (self._batches.place, leaves, start, rows)]
+                held = [*held, _Held(self._batches.place, leaves, start, rows)]
             self._structure, self._held = structure, held
             self._batches.skip, self._batches.held = 0, ()
             if start < rows:
@@ -200,8 +199,8 @@ class Balanced(Feed):
     def get_state(self) -> dict[str, Any]:
         state = {"size": self._size, "sizes": self._sizes, "pieces": self._pieces}
         if self._held:
-            place, _, start, _ = self._held[0]
-            return {"inputs": [self._batches.state_at(place)], "rows": start, **state}
+            first = self._held[0]
+            return {"inputs": [self._batches.state_at(first.place)], "rows": first.start, **state}
         return {"inputs": [self._batches.get_state()], "rows": self._batches.skip, **state}
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -219,20 +218,25 @@ class Balanced(Feed):
         self._batches.close()
 
 
-_Held: TypeAlias = tuple[Mark | None, list[Any], int, int]
-"""A batch that is not used up: its place, the leaves, and the rows from start to stop."""
+class _Held(NamedTuple):
+    """A batch that is not used up: the rows from `start` to `stop` are left."""
+
+    place: Mark | None
+    leaves: list[Any]
+    start: int
+    stop: int
 
 
 def _taken(held: deque[_Held], wanted: int, empty: list[Any], paths: Sequence[str]) -> list[Any]:
     """Return the leaves of the next rows, of one batch or of several."""
     found: list[list[Any]] = []
     while wanted and held:
-        place, leaves, start, stop = held.popleft()
-        end = min(stop, start + wanted)
-        found.append([leaf[start:end] for leaf in leaves])
-        wanted -= end - start
-        if end < stop:
-            held.appendleft((place, leaves, end, stop))
+        batch = held.popleft()
+        end = min(batch.stop, batch.start + wanted)
+        found.append([leaf[batch.start : end] for leaf in batch.leaves])
+        wanted -= end - batch.start
+        if end < batch.stop:
+            held.appendleft(batch._replace(start=end))
     if len(found) > 1:
         columns = zip(*found, strict=True)
         return [_joined(parts, path) for parts, path in zip(columns, paths, strict=True)]
