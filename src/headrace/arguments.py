@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from headrace.errors import FailedPreconditionError
+
 __all__ = [
     "check_callable",
     "check_flag",
@@ -18,6 +20,7 @@ __all__ = [
     "check_metrics",
     "check_path",
     "check_seconds",
+    "check_state_version",
     "check_string",
     "check_strings",
 ]
@@ -123,6 +126,19 @@ def check_seconds(name: str, value: object) -> None:
         raise TypeError(f"`{name}` must be a number of seconds, but got {_shown(value)}")
     if not value > 0:
         raise ValueError(f"`{name}` must be more than 0 seconds, but got {value}")
+
+
+def check_state_version(found: object, version: int) -> None:
+    """Refuse a `state` of another version than the one that is read.
+
+    Raises:
+        FailedPreconditionError: It is of another.
+    """
+    if found != version:
+        raise FailedPreconditionError(
+            f"the state has version {found!r}, and this Headrace reads version {version}; begin "
+            "the pass again, or restore it with the Headrace that saved it"
+        )
 
 
 def check_instance(name: str, value: object, kind: type, *, cure: str = "") -> None:

@@ -17,7 +17,7 @@ from headrace.adapters.jax_agreement import Agreement, Word
 from headrace.adapters.jax_placement import Placement
 from headrace.adapters.jax_sharing import agreement_of, share
 from headrace.adapters.jax_steps import Place, ReplicaSteps, Step, Steps
-from headrace.arguments import check_int
+from headrace.arguments import check_int, check_state_version
 from headrace.data.dataset import Dataset
 from headrace.distribute.dataset import DistributedDataset, DistributedDatasetsFromFunction
 from headrace.distribute.values import PerReplicaSpec
@@ -25,7 +25,6 @@ from headrace.element.spec import ArraySpec, Spec
 from headrace.element.structure import flatten, unflatten
 from headrace.errors import (
     AbortedError,
-    FailedPreconditionError,
     UnavailableError,
     describe_error,
 )
@@ -281,11 +280,7 @@ class DeviceIterator:
             raise TypeError(
                 f"`state` must be a value of a DeviceIterator's `get_state`, but got {state!r:.80}"
             )
-        if state["version"] != _VERSION:
-            raise FailedPreconditionError(
-                f"the state has version {state['version']!r}, and this Headrace reads version "
-                f"{_VERSION}; begin the pass again, or restore it with the Headrace that saved it"
-            )
+        check_state_version(state["version"], _VERSION)
         saved = state["distributed"]
         if self._reshared is not None and not self._steps.takes(saved):
             self._steps.close()

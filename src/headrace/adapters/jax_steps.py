@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from headrace.data.ahead import AheadIterator, Mark
-from headrace.distribute.iterator import DistributedIterator
+from headrace.distribute.iterator import VERSION, DistributedIterator
 from headrace.distribute.rebatch import Piece, ceil_split, ceil_steps
 from headrace.distribute.values import PerReplica
 from headrace.element.structure import Structure, flatten
@@ -293,7 +293,7 @@ class ReplicaSteps(Steps):
         return state
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self._steps.set_state({"version": 1, "distributed": state})
+        self._steps.set_state({"version": VERSION, "distributed": state})
 
     def close(self) -> None:
         self._steps.close()

@@ -19,7 +19,7 @@ from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
 from headrace.adapters.keras_batches import check_batches, weighing
 from headrace.adapters.keras_steps import JoinedSteps
-from headrace.arguments import check_instance, check_int
+from headrace.arguments import check_instance, check_int, check_state_version
 from headrace.data.ahead import next_pass
 from headrace.data.dataset import Dataset
 from headrace.data.iterator import DatasetIterator
@@ -328,11 +328,7 @@ class KerasDataset(DataAdapter):  # type: ignore[misc]
                 "`state` must be a value of the `get_state` of hr.keras.dataset, but got "
                 f"{state!r:.80}"
             )
-        if state["version"] != _VERSION:
-            raise FailedPreconditionError(
-                f"the state has version {state['version']!r}, and this Headrace reads version "
-                f"{_VERSION}; begin the pass again, or restore it with the Headrace that saved it"
-            )
+        check_state_version(state["version"], _VERSION)
         number = check_int("state['pass']", state["pass"], minimum=0)
         given = check_int("state['given']", state.get("given", 0), minimum=0)
         reading = None

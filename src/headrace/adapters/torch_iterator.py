@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Self
 
 from headrace.adapters.torch_device import Sent, Way
 from headrace.adapters.torch_tensors import to_tensors
+from headrace.arguments import check_state_version
 from headrace.data.ahead import AheadIterator, Mark
 from headrace.distribute.iterator import DistributedIterator
 from headrace.errors import FailedPreconditionError
@@ -181,8 +182,4 @@ def check_form(state: Any) -> None:
         raise TypeError(
             f"`state` must be a value of a loader's `state_dict`, but got {state!r:.80}"
         )
-    if state["version"] != _VERSION:
-        raise FailedPreconditionError(
-            f"the state has version {state['version']!r}, and this Headrace reads version "
-            f"{_VERSION}; begin the pass again, or restore it with the Headrace that saved it"
-        )
+    check_state_version(state["version"], _VERSION)

@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, get_args
 
+from headrace.arguments import check_state_version
 from headrace.errors import FailedPreconditionError
 from headrace.execution.delivered import Delivered
 from headrace.plan.elements import FromSource
@@ -60,11 +61,7 @@ def check_form(state: Any) -> None:
             f"{state!r:.80}, which is that of something else; restore it into such as it was "
             "taken from: a loader, a distributed iterator, an iterator of JAX or a dataset of Keras"
         )
-    if state["version"] != VERSION:
-        raise FailedPreconditionError(
-            f"the state has version {state['version']!r}, and this Headrace reads version "
-            f"{VERSION}; begin the pass again, or restore it with the Headrace that saved it"
-        )
+    check_state_version(state["version"], VERSION)
     missing = [name for name in ("plan", "seed", "pass", "at") if name not in state]
     if missing:
         raise FailedPreconditionError(

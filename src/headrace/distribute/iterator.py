@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn, Self
 
+from headrace.arguments import check_state_version
 from headrace.data.optional import Optional
 from headrace.distribute.agreement import Agreement
 from headrace.distribute.context import OnReplica, here
@@ -15,9 +16,10 @@ from headrace.distribute.streams import Streams, has_form_of_state, merged_state
 from headrace.element.spec import Spec
 from headrace.errors import FailedPreconditionError, InvalidArgumentError, OutOfRangeError
 
-__all__ = ["DistributedIterator"]
+__all__ = ["VERSION", "DistributedIterator"]
 
-_VERSION = 1
+VERSION = 1
+"""Of states."""
 
 
 class DistributedIterator:
@@ -142,7 +144,7 @@ class DistributedIterator:
             )
         here = self._feed.get_state()
         states = [here] if self._agreement is None else self._agreement.of_all(here)
-        return {"version": _VERSION, "distributed": merged_states(states)}
+        return {"version": VERSION, "distributed": merged_states(states)}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Go to where `state` was taken.
@@ -153,11 +155,7 @@ class DistributedIterator:
         """
         if not isinstance(state, dict) or not {"version", "distributed"} <= state.keys():
             _refuse_state(state)
-        if state["version"] != _VERSION:
-            raise FailedPreconditionError(
-                f"the state has version {state['version']!r}, and this Headrace reads version "
-                f"{_VERSION}; begin the pass again, or restore it with the Headrace that saved it"
-            )
+        check_state_version(state["version"], VERSION)
         if not has_form_of_state(state["distributed"]):
             _refuse_state(state)
         self._feed.set_state(state["distributed"])
