@@ -25,6 +25,7 @@ from headrace.element.description import decode_dtype
 from headrace.element.structure import component, container_kind, flatten, unflatten
 from headrace.element.transpose import map_leaves
 from headrace.errors import InvalidElementError
+from headrace.frameworks.torch import EXTENDED
 
 __all__ = ["map_tensors", "to_arrays", "to_tensors"]
 
@@ -35,16 +36,6 @@ _AS_THEY_ARE = frozenset(
         *("float16", "float32", "float64", "complex64", "complex128"),
     )
 )
-#: Dtypes that NumPy has from ml_dtypes alone: the bits are the same.
-_BITS_OF = {1: np.uint8, 2: np.int16}
-_BY_NAME = {
-    name: getattr(torch, name)
-    for name in (
-        *("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"),
-        "float8_e8m0fnu",
-    )
-    if hasattr(torch, name)
-}
 #: `ndarray.flags.num`: writeable and aligned.
 _USABLE = 0x0500
 _CURES = {
@@ -122,11 +113,12 @@ def _of_array(array: NDArray[Any]) -> Any:
         return array
     if dtype.newbyteorder("=") in _AS_THEY_ARE:
         return torch.from_numpy(array.astype(dtype.newbyteorder("=")))
-    like = _BY_NAME.get(dtype.name)
-    if like is None or dtype.itemsize not in _BITS_OF:
+    extended = EXTENDED.get(dtype.name)
+    if extended is None:
         cure = _CURES.get(dtype.char, _CURES.get(dtype.kind, "a dtype that torch has"))
         raise InvalidElementError(f"torch has no dtype for NumPy's {dtype}; make it {cure}")
-    return _of_array(array.view(_BITS_OF[dtype.itemsize])).view(like)
+    bits, like = extended
+    return _of_array(array.view(bits)).view(like)
 
 
 def _has_plain_strides(array: NDArray[Any]) -> bool:
@@ -171,7 +163,7 @@ def _array(tensor: Any) -> Any:
         tensor = tensor.cpu()
     tensor = tensor.resolve_conj().resolve_neg()
     name = str(tensor.dtype).removeprefix("torch.")
-    if name not in _BY_NAME:
+    if name not in EXTENDED:
         return tensor.numpy()
     bits = {1: torch.uint8, 2: torch.int16}[tensor.element_size()]
     return tensor.view(bits).numpy().view(decode_dtype(name))

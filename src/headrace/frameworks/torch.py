@@ -15,12 +15,11 @@ from headrace.element.description import decode_dtype
 from headrace.errors import FailedPreconditionError, InvalidArgumentError
 from headrace.frameworks.framework import Array, Device, Exchange, Framework
 
-__all__ = ["FRAMEWORK", "TorchFramework", "tensor_of"]
+__all__ = ["EXTENDED", "FRAMEWORK", "TorchFramework"]
 
 _TEXT = (bytes, str)
 
-#: What NumPy has from the package ml_dtypes: the same bits under a dtype of PyTorch of that name.
-_EXTENDED = {
+EXTENDED = {
     name: (np.int16 if name == "bfloat16" else np.uint8, getattr(torch, name))
     for name in (
         *("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"),
@@ -28,7 +27,8 @@ _EXTENDED = {
     )
     if hasattr(torch, name)
 }
-_NAMES = {dtype: name for name, (_, dtype) in _EXTENDED.items()}
+"""What NumPy has from the package ml_dtypes: its bits, and PyTorch's dtype of that name."""
+_NAMES = {dtype: name for name, (_, dtype) in EXTENDED.items()}
 _UNSIGNED = {torch.uint16, torch.uint32, torch.uint64}
 
 
@@ -98,7 +98,7 @@ class TorchFramework(Framework):
         if isinstance(value, torch.Tensor):
             return value if dtype is None else value.to(dtype)
         if isinstance(value, np.ndarray | np.generic) and value.dtype.kind not in "OSU":
-            tensor = tensor_of(value)
+            tensor = _tensor_of(value)
             return tensor if dtype is None else tensor.to(dtype)
         try:
             return torch.as_tensor(value, dtype=dtype)
@@ -112,7 +112,7 @@ class TorchFramework(Framework):
         """One of PyTorch, or what NumPy calls it."""
         if isinstance(dtype, torch.dtype):
             return dtype
-        return tensor_of(np.empty(0, dtype)).dtype
+        return _tensor_of(np.empty(0, dtype)).dtype
 
     def kept(self, value: Any, device: Device) -> Array:
         """A copy without a history of gradients."""
@@ -206,11 +206,11 @@ class TorchFramework(Framework):
 def _put(value: Any, device: Device) -> Any:
     if isinstance(value, _TEXT) or value.dtype.kind in "OSU":
         return value
-    tensor = tensor_of(value)
+    tensor = _tensor_of(value)
     return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)
 
 
-def tensor_of(value: NDArray[Any] | np.generic) -> Any:
+def _tensor_of(value: NDArray[Any] | np.generic) -> Any:
     """Return a tensor in the memory of an array; in a copy where PyTorch cannot have that.
 
     Raises:
@@ -219,7 +219,7 @@ def tensor_of(value: NDArray[Any] | np.generic) -> Any:
     array = np.asarray(value)
     if not array.flags.writeable or any(s < 0 or s % array.itemsize for s in array.strides):
         array = array.copy()
-    extended = _EXTENDED.get(array.dtype.name)
+    extended = EXTENDED.get(array.dtype.name)
     if extended is not None:
         bits, dtype = extended
         return torch.from_numpy(array.view(bits)).view(dtype)
