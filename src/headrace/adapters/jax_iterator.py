@@ -19,7 +19,7 @@ from headrace.adapters.jax_sharing import agreement_of, share
 from headrace.adapters.jax_steps import Place, ReplicaSteps, Step, Steps
 from headrace.arguments import check_int, check_state_version
 from headrace.data.dataset import Dataset
-from headrace.distribute.dataset import DistributedDataset, DistributedDatasetsFromFunction
+from headrace.distribute.dataset import Distributed
 from headrace.distribute.values import PerReplicaSpec
 from headrace.element.spec import ArraySpec, Spec
 from headrace.element.structure import flatten, unflatten
@@ -36,7 +36,6 @@ __all__ = ["DeviceIterator", "device_iterator"]
 
 _log = logging.getLogger("headrace")
 _VERSION = 1
-_DISTRIBUTED = (DistributedDataset, DistributedDatasetsFromFunction)
 
 
 def device_iterator(
@@ -66,7 +65,7 @@ def device_iterator(
     check_int("prefetch", prefetch, minimum=0)
     check_remainder(remainder)
     process = jax.process_index()
-    if isinstance(dataset, _DISTRIBUTED):
+    if isinstance(dataset, Distributed):
         spec, here = _of_one_replica(dataset.element_spec)
         placement = Placement(_mesh_of(here) if sharding is None else sharding)
         layout = placement.layout

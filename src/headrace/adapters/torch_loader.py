@@ -13,7 +13,7 @@ from headrace.adapters.torch_passes import DistributedPasses, PlainPasses
 from headrace.adapters.torch_share import Part
 from headrace.arguments import check_flag, check_int
 from headrace.data.dataset import Dataset
-from headrace.distribute.dataset import DistributedDataset, DistributedDatasetsFromFunction
+from headrace.distribute.dataset import Distributed
 from headrace.element.spec import Spec
 from headrace.errors import FailedPreconditionError
 
@@ -197,7 +197,7 @@ def _passes_over(
 ) -> PlainPasses | DistributedPasses:
     if isinstance(dataset, Dataset):
         return PlainPasses(dataset, prefetch, shard, drop_remainder)
-    if isinstance(dataset, DistributedDataset | DistributedDatasetsFromFunction):
+    if isinstance(dataset, Distributed):
         return DistributedPasses(dataset)
     raise TypeError(
         f"`dataset` must be a Dataset, or one that a strategy distributed, but got "

@@ -25,7 +25,7 @@ from headrace.adapters.torch_share import (
 from headrace.data.ahead import AheadIterator
 from headrace.data.dataset import Dataset
 from headrace.data.saved_state import VERSION
-from headrace.distribute.dataset import DistributedDataset, DistributedDatasetsFromFunction
+from headrace.distribute.dataset import Distributed
 from headrace.element.spec import Spec
 from headrace.errors import FailedPreconditionError
 from headrace.execution.build import draw_seed
@@ -199,7 +199,7 @@ class PlainPasses:
 class DistributedPasses:
     """Passes over a distributed dataset, which shares and reads ahead by itself."""
 
-    def __init__(self, dataset: DistributedDataset | DistributedDatasetsFromFunction) -> None:
+    def __init__(self, dataset: Distributed) -> None:
         self._dataset = dataset
 
     @property

@@ -34,10 +34,10 @@ from headrace.plan.options import AutoShardPolicy, Options, WithOptions
 from headrace.plan.source import INFINITE, UNKNOWN
 from headrace.rewrites.read_alike import in_order
 
-__all__ = ["DistributedDataset", "DistributedDatasetsFromFunction"]
+__all__ = ["Distributed", "DistributedDataset", "DistributedDatasetsFromFunction"]
 
 
-class _Distributed:
+class Distributed:
     """What distributed datasets of all kinds have."""
 
     def __init__(
@@ -122,7 +122,7 @@ class _Distributed:
             raise AttributeError(words, name=name, obj=self)
 
 
-class DistributedDataset(_Distributed):
+class DistributedDataset(Distributed):
     """A dataset of global batches, of which each replica gets a part in each step.
 
     `strategy.distribute_dataset(dataset)` makes it.
@@ -247,7 +247,7 @@ class DistributedDataset(_Distributed):
         return UNKNOWN  # how many pieces the last batch makes depends on its rows
 
 
-class DistributedDatasetsFromFunction(_Distributed):
+class DistributedDatasetsFromFunction(Distributed):
     """Datasets that a function made for replicas or workers; replicas take elements as they are.
 
     `strategy.distribute_datasets_from_function(dataset_fn)` makes it.

@@ -16,7 +16,11 @@ from headrace.cluster.resolver import ClusterResolver
 from headrace.data.dataset import Dataset
 from headrace.distribute.agreement import Agreement
 from headrace.distribute.context import check_cross_replica
-from headrace.distribute.dataset import DistributedDataset, DistributedDatasetsFromFunction
+from headrace.distribute.dataset import (
+    Distributed,
+    DistributedDataset,
+    DistributedDatasetsFromFunction,
+)
 from headrace.distribute.delivery import Delivery, GlobalArrays, OnDevices, OnHost
 from headrace.distribute.input_context import InputContext, InputOptions, ValueContext
 from headrace.distribute.sharing import global_batch_size
@@ -210,7 +214,7 @@ def _checked(options: InputOptions | None) -> InputOptions:
 
 
 def _no_dataset(value: Any) -> str:
-    if isinstance(value, DistributedDataset | DistributedDatasetsFromFunction):
+    if isinstance(value, Distributed):
         return (
             f"Invalid dataset. {value!r} is distributed already: iterate over it, or pass the "
             "Dataset that it was made of"
