@@ -38,9 +38,7 @@ __all__ = [
     "Whole",
     "inputs_of",
     "no_batch",
-    "refuse_state_within_step",
     "rows_of",
-    "without_rows",
 ]
 
 Step: TypeAlias = tuple[Structure, list[list[Any]]]
@@ -118,7 +116,7 @@ class Reader:
         if not self.held:
             return self._elements.get_state()
         if self.place is None:
-            refuse_state_within_step()
+            _refuse_state_within_step()
         return self._elements.state_at(self.place)
 
     def state_at(self, place: Mark | None) -> dict[str, Any]:
@@ -128,7 +126,7 @@ class Reader:
             FailedPreconditionError: It was not remembered, or another element may come there.
         """
         if place is None:
-            refuse_state_within_step()
+            _refuse_state_within_step()
         if self._check_order is not None:
             self._check_order()
         return self._elements.state_at(place)
@@ -201,7 +199,7 @@ class InTurn(Feed):
 
     def get_state(self) -> dict[str, Any]:
         if self._taken:
-            refuse_state_within_step()
+            _refuse_state_within_step()
         return {"inputs": [self._elements.get_state()], "rows": 0}
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -232,7 +230,7 @@ class Own(Feed):
         if not taken:
             return None
         some = next(iter(taken.values()))
-        empty = without_rows(some) if len(taken) < len(self._elements) else None
+        empty = _without_rows(some) if len(taken) < len(self._elements) else None
         structure, columns = transpose(
             [taken.get(replica, empty) for replica in range(len(self._elements))]
         )
@@ -241,7 +239,7 @@ class Own(Feed):
 
     def get_state(self) -> dict[str, Any]:
         if self._taken:
-            refuse_state_within_step()
+            _refuse_state_within_step()
         return {"inputs": [each.get_state() for each in self._elements], "rows": 0}
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -257,7 +255,7 @@ class Own(Feed):
             elements.close()
 
 
-def without_rows(element: Any) -> Any:
+def _without_rows(element: Any) -> Any:
     """Return an element like this one with no rows; scalars have none, and are 0 or empty."""
     leaves, structure = flatten(element)
     return unflatten(structure, [_no_rows(leaf) for leaf in leaves])
@@ -322,7 +320,7 @@ def inputs_of(state: dict[str, Any], count: int) -> list[dict[str, Any]]:
     return inputs
 
 
-def refuse_state_within_step() -> NoReturn:
+def _refuse_state_within_step() -> NoReturn:
     """Raise for a state that is asked for when part of a step was read, and it was not given."""
     raise FailedPreconditionError(
         "the last step failed, or was interrupted, when some of its replicas had their elements "

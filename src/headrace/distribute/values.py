@@ -23,7 +23,6 @@ __all__ = [
     "DistributedValues",
     "PerReplica",
     "PerReplicaSpec",
-    "has_per_replica",
     "local_results",
     "map_structure",
     "refuse_other_count",
@@ -190,11 +189,11 @@ def local_results(structure: Any) -> tuple[Any, ...]:
     if isinstance(structure, DistributedValues):
         values: tuple[Any, ...] = structure.values  # type: ignore[attr-defined]
         return values
-    count = has_per_replica(structure)
+    count = _replicas_of(structure)
     return tuple(select(each, structure) for each in range(count)) if count else (structure,)
 
 
-def has_per_replica(structure: Any) -> int:
+def _replicas_of(structure: Any) -> int:
     """Return for how many replicas a structure has values; 0: it has none."""
     found = 0
 

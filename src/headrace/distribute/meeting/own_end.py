@@ -17,9 +17,9 @@ from headrace.transport.calling_end import CallingEnd
 from headrace.transport.channel import Buffer, Handler, Reply, Request
 from headrace.transport.envelope import flat_views
 
-__all__ = ["OWN_PEER", "OwnEnd"]
+__all__ = ["OwnEnd"]
 
-OWN_PEER = "own"
+_PEER = "own"
 """What requests that come this way have for a peer."""
 
 
@@ -86,7 +86,7 @@ class _OwnRequest(Request):
         self._put = put
         self.message = message
         self.buffers = buffers
-        self.peer = OWN_PEER
+        self.peer = _PEER
         self.role = None
 
     def reply(
