@@ -69,7 +69,12 @@ def test_what_a_worker_still_has_is_copied_where_others_get_it():
     kept.flags.writeable = False
     (found,) = combine("first", [Brought(arrays=[kept]), Brought()]).arrays
     assert found is not kept
+    assert found.tolist() == [1, 1]
+
+
+def test_any_says_whether_some_worker_said_yes():
     assert combine("any", [Brought(False), Brought(True)]).flag
+    assert not combine("any", [Brought(False), Brought(False)]).flag
 
 
 @pytest.mark.parametrize("dtype", ["u1", "f2", "c16", "U3", "S2", "M8[s]", "?", "O"])
