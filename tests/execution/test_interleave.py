@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import headrace as hr
 from headrace.errors import UserFunctionError
 from headrace.execution.build import start
+from headrace.execution.inner import Inner
 from tests.stopwatch import Stopwatch
 
 from .contract import assert_keeps_contract, copied, plain, read
@@ -225,6 +226,31 @@ def test_elements_that_cost_calls_come_in_one_chunk_over_many_turns():
         again = [int(x) for _ in range(2) for x in iterator.next_chunk(1).rows()]
         assert again == (found + rest)[3 + index :][:2]
     iterator.close()
+
+
+@pytest.mark.parametrize("lengths", [[200, 200, 200, 200], [200, 7, 90, 40]])
+def test_elements_that_cost_calls_are_read_one_by_one_from_the_second_of_a_dataset_on(
+    lengths: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[int] = []
+    read_inner = Inner.read
+
+    def noted(inner: Inner, *wish: object) -> bool:
+        reads.append(inner.number)
+        return read_inner(inner, *wish)
+
+    monkeypatch.setattr(Inner, "read", noted)
+    dataset = Dataset.range(len(lengths)).interleave(
+        lambda n: Dataset.range(lengths[int(n)]).map(lambda x: int(x)), cycle_length=2
+    )
+    iterator = start(dataset.plan)
+    elements = 0
+    while (chunk := iterator.next_chunk(1000)) is not None:
+        elements += chunk.size
+    iterator.close()
+    assert elements == sum(lengths)
+    # A read costs as much as twenty elements that come one by one.
+    assert len(reads) <= 3 * len(lengths), reads
 
 
 def test_a_pass_of_a_shuffled_dataset_begins_when_its_first_element_is_asked_for():
