@@ -102,6 +102,7 @@ class Cast:
             ),
             passes=scenario.passes,
             max_outstanding=scenario.max_outstanding,
+            ahead=scenario.ahead,
             think=scenario.think,
             counts_elements=scenario.counts_elements,
         )

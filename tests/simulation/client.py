@@ -44,8 +44,7 @@ GROUP_SECONDS = 150.0
 _OPEN_SECONDS = 60.0
 _CALL_SECONDS = 2.0
 _ASK_AGAIN = 0.2
-_BOUND = 2000
-"""Bytes that are held before their turn: of 20 elements, so that it is often reached."""
+_ELEMENT_BYTES = 100
 
 
 class Outcome(enum.Enum):
@@ -106,6 +105,7 @@ class ClientProcess(Peer):
         close_after: Portions after which the consumer closes a pass; None: it reads to the end.
         trainer_id: For whom it reads, where trainers share what workers make.
         counts_elements: See `Session`.
+        ahead: In order, how many elements may be here before their turn while all are asked.
     """
 
     def __init__(
@@ -122,6 +122,7 @@ class ClientProcess(Peer):
         close_after: int | None = None,
         trainer_id: str = "",
         counts_elements: bool = False,
+        ahead: int = 20,
     ) -> None:
         super().__init__(network, name)
         self.readings: list[Reading] = []
@@ -136,7 +137,7 @@ class ClientProcess(Peer):
             think,
             close_after,
         )
-        self._dataset_id = ""
+        self._dataset_id, self._ahead = "", ahead
         self.trainer_id, self.counts_elements = trainer_id, counts_elements
         #: Elements that may come with each request, or came and are not used up; the most of all.
         self._owed: dict[tuple[int, int], int] = {}
@@ -227,7 +228,7 @@ class ClientProcess(Peer):
         )
         self.session = self._session(reading.client_id)
         self._owed = {}
-        self._units, self._unit, self._ordinal = Units(_BOUND), 0, 0
+        self._units, self._unit, self._ordinal = Units(self._ahead * _ELEMENT_BYTES), 0, 0
 
         def opened(answer: Any) -> None:
             if not isinstance(answer, IterationOpened):
@@ -443,7 +444,8 @@ class ClientProcess(Peer):
         elif delivery.count:
             content = Chunk.of_rows(list(payload))
         if answer is not None:
-            self._units.take(delivery.task.task_id, answer, content, 100 * delivery.count)
+            size = _ELEMENT_BYTES * delivery.count
+            self._units.take(delivery.task.task_id, answer, content, size)
 
     def _got(self, found: Found) -> bool:
         """Take what came next; return whether the consumer is busy with it."""

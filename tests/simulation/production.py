@@ -28,7 +28,7 @@ __all__ = ["Atom", "Element", "Grant", "Need", "Plan", "Production", "frame_of",
 Atom: TypeAlias = tuple[int, int]
 Element: TypeAlias = tuple[Atom, ...]
 
-_HELD_BACK_SECONDS = 0.0025
+_HELD_BACK_SECONDS = 0.02
 _PORTION_BYTES = 1 << 20
 
 

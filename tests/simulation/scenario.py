@@ -117,6 +117,8 @@ class Scenario:
     """`max_outstanding` is of elements, and not of requests with whatever they bring."""
     in_order: bool = False
     """Whether elements come in order."""
+    ahead: int = 20
+    """How many may be at a client before their turn: so few that this is often reached."""
 
     @property
     def promises(self) -> Kind:

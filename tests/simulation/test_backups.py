@@ -45,6 +45,8 @@ def scenario_of(seed: int, *, ordered: bool = True) -> Scenario:
         storm_seconds=0.0,
         calm_seconds=1.0,
         in_order=ordered,
+        # Where no more fits, fast workers wait for the slow one.
+        ahead=1000,
     )
 
 

@@ -67,3 +67,30 @@ def test_elements_that_were_gone_count_once_however_often_the_answer_comes() -> 
         shell._take_answer(TaskEvent(1, number, reply), 0.1)
     assert session.skipped == 100
     assert (REGISTRY.get_sample_value("headrace_elements_skipped_total") or 0.0) - before == 100
+
+
+class Bell:
+    """Counts how often the I/O thread is to look."""
+
+    def __init__(self) -> None:
+        self.rung = 0
+
+    def wake(self) -> None:
+        self.rung += 1
+
+
+def test_what_is_taken_in_order_wakes_the_thread_only_where_few_answers_are_on_the_way() -> None:
+    session = Session("c", "d:1", 16, 0.0, wants_all=True)
+    task = TaskAddress(task_id=1, worker_id="w", worker_address="w:1", ticket="t")
+    session.opened(IterationOpened(2000, (task,), 0, finished=False), 0.0)
+    numbers = [ask.number for ask in session.act(0.0).asks]
+    assert len(numbers) == 3
+    shell, bell = shell_of(session), Bell()
+    shell._inbox = bell  # type: ignore[assignment]
+    rung = []
+    for first, number in enumerate(numbers):
+        reply = Reply(1, Elements(first=first, count=1, end=False), ())
+        shell._take_answer(TaskEvent(1, number, reply), 0.1)
+        assert len(shell.delivered()) == 1
+        rung.append(bell.rung)
+    assert rung == [0, 1, 2]

@@ -89,7 +89,8 @@ def produce(
     ("limit", "count", "size", "seconds", "expected"),
     [
         (1, 1, 8, 0.0, 2),
-        (64, 64, 512, 0.008, 64),
+        (64, 64, 512, 0.015, 128),
+        (64, 64, 512, 0.03, 64),
         (64, 64, 512, 0.1, 32),
         (1, 1, 8, 1.0, 1),
         (64, 10, 80, 0.0, 64),
@@ -111,6 +112,29 @@ def test_the_first_portion_holds_one_element_and_none_twice_as_many_as_the_last(
     assert sizes[0] == 1
     assert all(after <= 2 * before for before, after in itertools.pairwise(sizes))
     assert [value for values in found for value in values] == list(range(100))
+
+
+class Ticking(Listed):
+    """Each element takes four milliseconds of a clock of its own."""
+
+    now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def next_chunk(self, limit: int) -> Chunk | None:
+        chunk = super().next_chunk(limit)
+        self.now += 0.0 if chunk is None else 0.004 * chunk.size
+        return chunk
+
+
+def test_a_portion_of_slow_elements_lasts_up_to_40_milliseconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    elements = Ticking([list(range(40))])
+    monkeypatch.setattr("headrace.service.worker.producer.time", elements)
+    found = produce(lambda: elements).elements()
+    assert [len(values) for values in found] == [1, 2, 4, 8, 8, 8, 8, 1]
 
 
 def test_units_are_counted_from_the_state_after_each_portion() -> None:

@@ -13,7 +13,7 @@ from headrace.service.worker.unit_asking import UnitAsking, next_want, waits
 
 @pytest.mark.parametrize(
     ("want", "seconds", "expected"),
-    [(1, 0.001, 2), (8, 0.05, 8), (8, 2.0, 4), (1, 2.0, 1), (1 << 24, 0.0, 1 << 24)],
+    [(1, 0.001, 2), (8, 0.02, 16), (8, 0.05, 8), (8, 2.0, 4), (1, 2.0, 1), (1 << 24, 0.0, 1 << 24)],
 )
 def test_a_range_used_up_soon_is_followed_by_a_longer_one(
     want: int, seconds: float, expected: int

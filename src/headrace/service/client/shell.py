@@ -189,12 +189,14 @@ class Shell:
     def delivered(self) -> list[Delivery]:
         """Return all that was delivered so far, without waiting, as used up."""
         found = []
+        is_urgent = False
         with self._lock:
             while self._deliveries:
                 delivery = self._deliveries.popleft()
-                self._session.used_up(delivery.task.task_id, delivery.number)
                 found.append(delivery)
-        if found:
+                said = self._session.used_up(delivery.task.task_id, delivery.number)
+                is_urgent = is_urgent or said
+        if is_urgent:
             self._wake()
         return found
 

@@ -54,7 +54,9 @@ MOST_ELEMENTS = 1 << 16
 _PORTION_BYTES = 4 << 20
 """What a portion costs beside its elements, at both ends together, is as much as to copy some three
 megabytes; and as many as are kept, sent and used at a time still fit into an outer cache."""
-_PORTION_SECONDS = 0.01
+_PORTION_SECONDS = 0.04
+"""Where elements are made slowly, threads of two processes wake for each portion, which costs them
+a millisecond or two."""
 _MOST_FAILURES = 100
 
 

@@ -1,8 +1,8 @@
 """Unit asking: a task's units, asked of the dispatcher in ranges of a fitting length.
 
 Rule 1. A range that is used up at once is followed by one twice as long, so that millions of rows
-        need a few requests; one that lasts long is followed by a shorter one, so that workers end
-        together.
+        need a few requests, and a portion, which ends with what was dealt, is not cut short; one
+        that lasts long is followed by a shorter one, so that workers end together.
 Rule 2. A task that is to wait asks again under the same number, soon at first and then less often.
 Rule 3. A request that was granted units is counted when they are here: one that is repeated has its
         own number.
@@ -17,7 +17,7 @@ from headrace.service.messages import SplitGranted
 
 __all__ = ["UnitAsking", "next_want", "waits"]
 
-_SOON = 0.01
+_SOON = 0.04
 _LATE = 0.1
 _MOST = 1 << 24
 _FIRST_WAIT = 0.02
