@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
+from headrace.distribute.meeting import place
 from headrace.distribute.meeting.combining import ANY
 from headrace.distribute.meeting.member import Member
 from headrace.distribute.meeting.own_end import OwnEnd
@@ -13,11 +16,33 @@ from headrace.errors import UnavailableError
 NAMES = ["worker 0", "worker 1"]
 
 
+def test_a_strategy_that_is_collected_while_its_process_answers_leaves_without_waiting(monkeypatch):
+    placed = _Meetings(["worker 0"])
+    old, new = (
+        Member(OwnEnd("here", placed.handle), rank=0, names=["worker 0"], timeout=60.0)
+        for _ in range(2)
+    )
+    old.meet("the beginning", ANY)
+    decode = place.decode
+
+    def decoded(*args):
+        collect()
+        return decode(*args)
+
+    collect = old.end.close  # as a finalizer does, in the middle of anything
+    monkeypatch.setattr(place, "decode", decoded)
+    done = threading.Thread(target=new.meet, args=("the beginning", ANY), daemon=True)
+    done.start()
+    done.join(20.0)
+    assert not done.is_alive()
+    assert len(placed._sessions) == 1  # the old one's is over
+
+
 def test_a_second_process_of_a_task_hears_that_the_first_is_training():
-    place = _Meetings(NAMES)
+    meetings = _Meetings(NAMES)
 
     def member(rank: int, timeout: float = 60.0) -> Member:
-        return Member(OwnEnd("here", place.handle), rank=rank, names=NAMES, timeout=timeout)
+        return Member(OwnEnd("here", meetings.handle), rank=rank, names=NAMES, timeout=timeout)
 
     first, second, again = member(0), member(1), member(1, timeout=0.01)
     begun = first.come("the beginning", ANY)

@@ -15,7 +15,9 @@ import itertools
 import secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from headrace.distribute.meeting.arrays import decode, encode
 from headrace.distribute.meeting.combining import Brought, combine
@@ -122,25 +124,48 @@ class _Meetings:
         self._id = secrets.token_hex(8)
         self._sessions: dict[str, _Session] = {}
         self._numbers = itertools.count(1)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        #: What is to be done, and whether it is being done: see `_do`.
+        self._due: deque[Callable[[], None]] = deque()
+        self._is_at_work = False
 
     def handle(self, requests: Sequence[Request]) -> None:
         """Answer requests, or hold them (`channel.Handler`)."""
-        with self._lock:
-            for request in requests:
-                try:
-                    self._handle(request)
-                except (HeadraceError, ValueError, TypeError) as error:
-                    request.fail(error)
+        self._do(partial(self._handle_all, requests))
 
     def gone(self, peer: str) -> None:
         """Take note that a connection has ended."""
-        now = time.monotonic()
+        self._do(partial(self._forget, peer))
+
+    def _do(self, work: Callable[[], None]) -> None:
+        """Do it; later, where a finalizer wants it in the middle of what this very thread does.
+
+        A dropped strategy leaves whenever its garbage is collected.
+        """
         with self._lock:
-            for session in list(self._sessions.values()):
-                rank = session.peers.pop(peer, None)
-                if rank is not None and rank not in session.peers.values():
-                    self._answer(session, session.hall.gone(rank, now))
+            self._due.append(work)
+            if self._is_at_work:
+                return
+            try:
+                self._is_at_work = True
+                while self._due:
+                    self._due.popleft()()
+            finally:
+                self._is_at_work = False
+
+    def _handle_all(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            try:
+                self._handle(request)
+            except (HeadraceError, ValueError, TypeError) as error:
+                request.fail(error)
+
+    def _forget(self, peer: str) -> None:
+        now = time.monotonic()
+        for session in list(self._sessions.values()):
+            rank = session.peers.pop(peer, None)
+            if rank is not None and rank not in session.peers.values():
+                self._answer(session, session.hall.gone(rank, now))
 
     def _handle(self, request: Request) -> None:
         message = request.message
