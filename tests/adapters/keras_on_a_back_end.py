@@ -444,6 +444,21 @@ def test_a_state_before_the_first_step_counts_no_batch_of_which_the_model_was_bu
     assert [x[0, 0] for x, _ in resumed.get_numpy_iterator()] == [8, 12]
 
 
+def test_a_model_that_is_built_of_the_last_batch_of_an_epoch_leaves_it_to_the_epoch():
+    def made():
+        return hr.keras.dataset(lines(16).batch(4), steps=2)
+
+    first, states = made(), []
+    next(first.get_numpy_iterator())
+    second = made()
+    second.set_state(first.get_state())
+    look = keras.callbacks.LambdaCallback(
+        on_train_begin=lambda logs: states.append(second.get_state())
+    )
+    linear().fit(second, verbose=0, steps_per_epoch=1, callbacks=[look])
+    assert states == [first.get_state()]
+
+
 def test_data_without_batches_is_named(caplog):
     for empty in (lines(8).take(0).batch(4), lines(3).batch(4, drop_remainder=True)):
         with pytest.raises(InvalidArgumentError, match="no batches"):

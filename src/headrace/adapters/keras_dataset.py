@@ -297,7 +297,8 @@ class KerasDataset(DataAdapter):  # type: ignore[misc]
     def _is_whole(self) -> bool:
         """Whether all batches of the pass were given."""
         now = self._now
-        return now.reading is not None and now.before + now.given == self.num_batches
+        is_begun = now.reading is not None and now.first is None
+        return is_begun and now.before + now.given == self.num_batches
 
     # --- state ------------------------------------------------------------------------------------
 
