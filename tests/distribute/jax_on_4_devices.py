@@ -556,16 +556,20 @@ def test_global_arrays_want_jax_devices_and_rows():
 # --- what cannot be used again, and what is split -----------------------------------------------
 
 
-def test_what_was_donated_is_refused_by_name():
-    strategy = mirrored()
+@pytest.mark.parametrize("replicas", [1, 4])
+def test_what_was_donated_is_refused_by_name(replicas):
+    strategy = mirrored(replicas)
     step = strategy.compile(lambda weights, x: {"w": weights["w"] + x.sum()}, donate=[0])
     (x,) = strategy.distribute_dataset(numbers(8).batch(8))
-    weights = step({"w": np.zeros(2, np.float32)}, x)
+    own = {"w": jnp.zeros(2)}
+    weights = step(own, x)
     after = step(weights, x)
-    with pytest.raises(
-        FailedPreconditionError, match=r"argument 0\['w'\] was donated.*weights = step\(weights"
-    ):
-        step(weights, x)
+    for gone in (own, weights):
+        with pytest.raises(
+            FailedPreconditionError,
+            match=r"argument 0\['w'\] was donated.*weights = step\(weights",
+        ):
+            step(gone, x)
     assert strategy.local_results(step(after, x))[0]["w"].shape == (2,)
 
 

@@ -15,7 +15,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -205,8 +205,6 @@ class Program:
             for number, arg in enumerate(args)
             for path, leaf in jax.tree_util.tree_leaves_with_path(_known(arg))
         ]
-        if any(isinstance(value, jax.Array) and value.is_deleted() for _, value in pairs):
-            self._refuse_donated(args)
         tree = jax.tree.structure(_known(args))
         kinds = tuple(kind for kind, _ in pairs)
         program = self._programs.get((tree, kinds))
@@ -239,19 +237,6 @@ class Program:
                 words.append(f"{where}: {_form(leaf, self._parts(leaf), has_rows)}")
         return ", ".join(words)
 
-    def _refuse_donated(self, args: Sequence[Any]) -> NoReturn:
-        """Raise for an array that is no more: JAX would end the process on several CPU devices."""
-        for number, arg in enumerate(args):
-            for path, leaf in jax.tree_util.tree_leaves_with_path(_known(arg)):
-                value = self._taken(leaf, number, path)[1]
-                if isinstance(value, jax.Array) and value.is_deleted():
-                    raise FailedPreconditionError(
-                        f"argument {number}{jax.tree_util.keystr(path)} was donated to an earlier "
-                        "step, which has its memory: pass what that step returned, as in "
-                        "weights = step(weights, batch), or leave its number out of `donate`"
-                    )
-        raise AssertionError("no argument was donated")
-
     def _result_of(self, array: Array, is_scalar: bool) -> Any:
         return array if self._is_alone else self._result(array, is_scalar)
 
@@ -261,6 +246,7 @@ class Program:
         Kinds are "rows", "scalar", "same" and, for what is no array, a tuple with it.
         """
         parts = self._parts(leaf)
+        _refuse_donated(leaf if parts is None else parts, number, path)
         if isinstance(parts, Whole):
             return ("scalar" if parts.are_scalars else "rows"), parts.array
         if parts is None:
@@ -352,6 +338,17 @@ class Program:
         donated = [index for index, owner in enumerate(owners) if owner in self._donate]
         program: Callable[..., _Returned] = jax.jit(mapped, donate_argnums=donated)
         return program
+
+
+def _refuse_donated(given: Any, number: int, path: Any) -> None:
+    """Raise for an array that is no more: JAX would end the process on several CPU devices."""
+    arrays = given if isinstance(given, tuple | list) else (given,)
+    if any(isinstance(array, jax.Array) and array.is_deleted() for array in arrays):
+        raise FailedPreconditionError(
+            f"argument {number}{jax.tree_util.keystr(path)} was donated to an earlier step, which "
+            "has its memory: pass what that step returned, as in weights = step(weights, batch), "
+            "or leave its number out of `donate`"
+        )
 
 
 def _form(leaf: Any, parts: Any, has_rows: bool) -> str:
