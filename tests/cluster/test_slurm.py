@@ -123,6 +123,14 @@ def test_a_task_has_those_of_the_gpus_that_slurm_gave_to_the_step(step, gpus, ow
     assert os.environ["CUDA_VISIBLE_DEVICES"] == own
 
 
+@pytest.mark.parametrize(("gpus", "own"), [("4,5,6,7", "6,7"), ("6,7", "6,7"), ("0,1", "0,1")])
+def test_a_task_that_has_its_gpus_keeps_them(step, gpus, own):
+    step(rank=1, tasks=2, nodes="n1", per_node="2", gpus=gpus)
+    for _ in range(2):
+        SlurmClusterResolver(gpus_per_node=4).cluster_spec()
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == own
+
+
 def test_gpus_are_left_alone_where_that_is_asked_for(step):
     step(gpus="0,1,2,3")
     SlurmClusterResolver(auto_set_gpu=False).cluster_spec()

@@ -106,7 +106,8 @@ class SlurmClusterResolver(ClusterResolver):
             # Numbers that Slurm gave, or names: others may be those of another job.
             said = [each.strip() for each in os.environ.get(_VISIBLE, "").split(",")]
             given = said if len(said) >= last else [str(each) for each in range(last)]
-            os.environ[_VISIBLE] = ",".join(given[first:last])
+            if len(said) != self._gpus or not all(said):  # else these are its own already
+                os.environ[_VISIBLE] = ",".join(given[first:last])
         return ClusterSpec(cluster)
 
     def num_accelerators(
