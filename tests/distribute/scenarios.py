@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import itertools
 import json
 import time
@@ -101,6 +102,23 @@ def from_a_generator(lengths):
         found.append([[each["x"][:, 0].tolist() for each in step] for step in steps])
     like = [(each["x"].dtype.name, each["x"].shape, each["name"].shape) for each in steps[-1]]
     return found, like
+
+
+def of_a_class_within_a_function(lengths):
+    """Each worker has so many rows, of a class that no module holds."""
+
+    @dataclasses.dataclass
+    class Rows:
+        x: np.ndarray
+
+        def total(self):
+            return float(self.x.sum())
+
+    s = strategy()
+    count = lengths[s.first_replica]
+    dataset = hr.Dataset.from_tensor_slices(Rows(np.ones((count, 2)))).batch(2)
+    steps = s.distribute_datasets_from_function(lambda context: dataset)
+    return [each.total() for step in steps for each in s.local_results(step)]
 
 
 def per_replica_mode():

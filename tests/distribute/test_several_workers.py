@@ -144,6 +144,11 @@ def test_a_worker_that_has_nothing_at_all_has_steps_without_rows_like_the_others
     assert workers.run(scenarios.from_a_generator, [0, 0, 2], count=3)[1][0] == [[[[], []]]] * 2
 
 
+def test_steps_without_rows_are_of_the_workers_own_classes(workers):
+    found = workers.run(scenarios.of_a_class_within_a_function, [0, 3], count=2)
+    assert found == [[0, 0], [4, 2]]
+
+
 def test_every_way_to_read_ends_at_the_same_step_again_and_again(workers):
     found = workers.run(scenarios.ways_to_the_end, count=2)
     assert found[0] == [[[0]], [[1]], [[]], [[]], "end", "end"]

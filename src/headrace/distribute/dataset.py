@@ -22,6 +22,7 @@ from headrace.distribute.sharing import (
     check_keeps_order,
     empty_step,
     global_batch_size,
+    spec_in_form_of,
     spec_in_turn,
     spec_of_pieces,
 )
@@ -32,6 +33,7 @@ from headrace.plan.buffering import Prefetch
 from headrace.plan.node import Node
 from headrace.plan.options import AutoShardPolicy, Options, WithOptions
 from headrace.plan.source import INFINITE, UNKNOWN
+from headrace.plan.traverse import element_spec
 from headrace.rewrites.read_alike import in_order
 
 __all__ = ["Distributed", "DistributedDataset", "DistributedDatasetsFromFunction"]
@@ -61,6 +63,10 @@ class Distributed:
 
     def _spec_of_values(self) -> Spec:
         """Spec of what one replica gets."""
+        raise NotImplementedError
+
+    def _plan_of_values(self) -> Node:
+        """Plan whose elements are nested as what a replica gets."""
         raise NotImplementedError
 
     @property
@@ -104,8 +110,11 @@ class Distributed:
 
     def _empty(self, spec_elsewhere: Spec | None) -> Step:
         if self._spec_of_empty is None:  # a look at an element may cost as much as a step
-            known = spec_elsewhere is not None
-            self._spec_of_empty = spec_elsewhere if known else self._spec_of_values()
+            self._spec_of_empty = (
+                self._spec_of_values()
+                if spec_elsewhere is None
+                else spec_in_form_of(element_spec(self._plan_of_values()), spec_elsewhere)
+            )
         return empty_step(self._spec_of_empty, self._here)
 
     def __repr__(self) -> str:
@@ -225,6 +234,9 @@ class DistributedDataset(Distributed):
             self._datasets[part.of, part.stream] = Dataset(self._read_ahead(share.plan))
         return self._datasets[part.of, part.stream]
 
+    def _plan_of_values(self) -> Node:
+        return self._given.plan
+
     def _spec_of_values(self) -> Spec:
         spec = self._given.element_spec
         if self._context.num_replicas_in_sync == 1:
@@ -288,6 +300,9 @@ class DistributedDatasetsFromFunction(Distributed):
             return Own(opened)
         (elements,) = opened
         return Whole(elements) if self._here == 1 else InTurn(elements, self._here)
+
+    def _plan_of_values(self) -> Node:
+        return self._datasets[0].plan
 
     def _spec_of_values(self) -> Spec:
         spec = self._datasets[0].element_spec

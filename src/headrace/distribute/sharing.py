@@ -25,6 +25,7 @@ __all__ = [
     "check_keeps_order",
     "empty_step",
     "global_batch_size",
+    "spec_in_form_of",
     "spec_in_turn",
     "spec_of_pieces",
     "spec_of_step",
@@ -103,6 +104,17 @@ def spec_in_turn(spec: Spec) -> Spec:
 def spec_of_step(structure: Structure, columns: Sequence[Sequence[Any]]) -> Spec:
     """Return what a replica gets in a step that has rows, and in others with any number of them."""
     return spec_in_turn(unflatten(structure, [leaf_spec(values[0]) for values in columns]))
+
+
+def spec_in_form_of(own: Spec | None, spec: Spec) -> Spec:
+    """Return a spec that came from another process, in this one's classes where they are known.
+
+    Those that no module holds come as others of that name, which have fields and nothing else.
+    """
+    if own is None:
+        return spec
+    form, (leaves, theirs) = flatten(own)[1], flatten(spec)
+    return unflatten(form, leaves) if form.paths == theirs.paths else spec
 
 
 def _with_rows(leaf: ArraySpec, rows: int | None) -> ArraySpec:
