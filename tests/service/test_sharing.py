@@ -180,6 +180,18 @@ def test_who_asks_what_elements_look_like_takes_none_of_a_named_job(
     assert dataset.element_spec == spec
 
 
+def test_a_look_takes_none_of_a_named_job_that_a_function_opens(
+    cluster: LocalCluster,
+) -> None:
+    def opened(number: Any) -> hr.Dataset:
+        rows = hr.Dataset.range(20).map(lambda x: x + 1 if x >= 0 else x)
+        return rows.apply(distribute("distributed_epoch", cluster.target, job_name=f"job {number}"))
+
+    dataset = hr.Dataset.range(2).flat_map(opened)
+    assert dataset.element_spec == hr.ArraySpec((), np.int64)
+    assert sorted(dataset) == sorted([*range(1, 21)] * 2)
+
+
 def test_a_registered_dataset_is_read_by_its_id(cluster: LocalCluster) -> None:
     dataset_id = register_dataset(cluster.target, hr.Dataset.range(10))
     dataset = from_dataset_id("parallel_epochs", cluster.target, dataset_id)

@@ -11,7 +11,6 @@ from headrace.errors import FailedPreconditionError
 from headrace.execution.build import start
 from headrace.plan.batching import Batch
 from headrace.plan.buffering import Cache, Prefetch
-from headrace.plan.elements import FromSource
 from headrace.plan.elementwise import Map
 from headrace.plan.node import Node
 from headrace.plan.ordering import Enumerate, Repeat, Shuffle
@@ -47,24 +46,18 @@ def _look_at_one(plan: Node) -> Spec | None:
     proven = element_spec(prepare(plan).plan)
     if proven is not None:
         return proven
-    plan = transform(plan, _apart)
     found = _spec_of_first(transform(plan, _with_few_calls))
     # With fewer elements below, there may be too few for a step that leaves some out.
     return _spec_of_first(plan) if found is None else found
 
 
 def _spec_of_first(plan: Node) -> Spec | None:
-    iterator = start(plan, seed=0)
+    iterator = start(plan, seed=0, is_look=True)
     try:
         chunk = iterator.next_chunk(1)
         return None if chunk is None else loosened(spec_of(chunk.rows()[0]))
     finally:
         iterator.close()
-
-
-def _apart(node: Node) -> Node:
-    """Return a source from which a look takes nothing that somebody else would have got."""
-    return FromSource(source=node.source.apart()) if isinstance(node, FromSource) else node
 
 
 def _with_few_calls(node: Node) -> Node:

@@ -39,13 +39,14 @@ from headrace.execution.iterator import ElementIterator, make_iterator
 from headrace.execution.ledger import Ledger
 from headrace.execution.local_units import LocalUnits
 from headrace.execution.unit_source import UnitSource
+from headrace.plan.elements import FromSource
 from headrace.plan.fixed_order import fixed_seeds, with_fixed_seeds
 from headrace.plan.free_order import free_steps
 from headrace.plan.index_part import leaves
 from headrace.plan.lending import lending_steps
 from headrace.plan.node import Node
 from headrace.plan.options import Options
-from headrace.plan.traverse import fold
+from headrace.plan.traverse import fold, transform
 from headrace.rewrites.cut import Cut, Half, cut_as
 from headrace.rewrites.normal import NO_OPTIONS, Normal
 from headrace.rewrites.optimize import prepare
@@ -68,6 +69,7 @@ def start(
     half: Half | None = None,
     contain_exits: bool = False,
     only_reads: bool = False,
+    is_look: bool = False,
     watch: Watch | None = None,
 ) -> ElementIterator:
     """Return an iterator over the plan's elements; nothing is opened before the first read.
@@ -88,6 +90,8 @@ def start(
             UserFunctionError: where other work goes on in the same process.
         only_reads: Whether whoever takes the elements writes into none of them: what sources and
             caches keep is lent then, where it would be copied, and is not to be written to.
+        is_look: Whether nothing is taken that another reader would have got (`Source.apart`), by
+            nested datasets neither.
         watch: Returns what stands in the place of a node's iterator (`watch_point`); for nested
             datasets, too. None: what was made stays as it is.
 
@@ -96,6 +100,8 @@ def start(
             be origins, but a step works on the whole stream; or it has thousands of steps one
             above the other.
     """
+    if is_look:
+        plan = _apart(plan)
     prepared = prepare(with_fixed_seeds(plan, fixed or fixed_seeds(plan)))
     wants_places = False
     if half is not None:
@@ -110,7 +116,7 @@ def start(
     if seed is None:
         seed = prepared.options.seed
     context = Context(
-        build=build_nested,
+        build=_build_apart if is_look else build_nested,
         seed=draw_seed() if seed is None else seed,
         passes=pass_number,
         options=prepared.options,
@@ -273,6 +279,20 @@ def build_nested(plan: Node, context: Context) -> ElementIterator:
         options = own.merged_with(context.options)
         context = dataclasses.replace(context, options=options, seed=seed)
     return make_iterator(prepared.plan, context)
+
+
+def _build_apart(plan: Node, context: Context) -> ElementIterator:
+    return build_nested(_apart(plan), context)
+
+
+def _apart(plan: Node) -> Node:
+    """Return a plan over sources from which nothing is taken that somebody else would have got."""
+    return transform(
+        plan,
+        lambda node: (
+            FromSource(source=node.source.apart()) if isinstance(node, FromSource) else node
+        ),
+    )
 
 
 def draw_seed() -> int:
