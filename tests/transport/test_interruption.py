@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import zmq
 
+from headrace.errors import UnavailableError
 from headrace.transport import zeromq, zeromq_connection
 from headrace.transport.channel import Channel, Server
 from headrace.transport.context import shared_context
@@ -98,3 +99,46 @@ def test_a_close_that_was_interrupted_anywhere_is_done_by_the_next_one(
         if not was_interrupted:
             break
     assert number > 20
+
+
+def test_a_channel_goes_on_where_the_end_of_an_interrupted_request_was_interrupted_too(
+    channel: Channel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close = Connection.close
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    def closed_and_interrupted(connection: Connection) -> None:
+        close(connection)
+        raise KeyboardInterrupt
+
+    ticket = channel.send(Echo(number=1))
+    with monkeypatch.context() as patch:
+        patch.setattr(zmq.Socket, "send", interrupted)
+        patch.setattr(Connection, "close", closed_and_interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            channel.send(Echo(number=2))
+    assert channel.send(Echo(number=3)) > ticket
+    with pytest.raises(UnavailableError, match="given up in the middle of a request"):
+        channel.receive(20)
+    assert channel.call(Echo(number=4), timeout=20)[0] == Echoed(number=4)
+
+
+def test_a_channel_goes_on_where_the_news_of_its_connection_was_read_by_half(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(monitor: zmq.Socket[bytes]) -> None:
+        monitor.recv()
+        raise KeyboardInterrupt
+
+    channel = zeromq.connect(server.address, reply_type=TestReply, shared_memory=False)
+    channel.send(Echo(number=1))
+    with monkeypatch.context() as patch:
+        patch.setattr(zeromq_connection, "recv_monitor_message", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            channel.receive(20)
+    with pytest.raises(UnavailableError, match="interrupted"):
+        channel.receive(20)
+    assert channel.call(Echo(number=2), timeout=20)[0] == Echoed(number=2)
+    channel.close()

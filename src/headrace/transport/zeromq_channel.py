@@ -99,6 +99,9 @@ class ZeroMQChannel(CallingEnd):
         #: Connections in a row that the server took and ended before they began.
         self._turned_away = 0
         self._connection: Connection | None = None
+        #: Whether the connection is being given up. Found so later, that was interrupted,
+        #: and its sockets may be closed.
+        self._is_dropping = False
         self._mappings = Mappings()
         #: Memory for requests, once the server said that it can open it.
         self._arena: Arena | None = None
@@ -128,11 +131,9 @@ class ZeroMQChannel(CallingEnd):
                 pass  # A connection that has just ended takes nothing: `receive` hears why.
             except BaseException:
                 # The next request would be taken for the rest of this one.
+                self._is_dropping = True
                 self._unanswered.discard(ticket)
-                self._lost = UnavailableError(
-                    f"the connection to {self._address} was given up in the middle of a request"
-                )
-                self._drop_connection()
+                self._end_dropping()
                 raise
         return ticket
 
@@ -167,6 +168,7 @@ class ZeroMQChannel(CallingEnd):
     def _connected(self) -> Connection | None:
         """Return a connection to send on; None while `receive` has yet to report a loss."""
         self._check_usable()
+        self._end_dropping()
         connection = self._connection
         if self._unanswered:
             return connection
@@ -221,6 +223,7 @@ class ZeroMQChannel(CallingEnd):
 
     def receive(self, timeout: float) -> Reply | None:
         self._check_usable()
+        self._end_dropping()
         until = time.monotonic() + timeout
         while True:
             while self._arrived:
@@ -338,6 +341,7 @@ class ZeroMQChannel(CallingEnd):
             # What threads kept for themselves is dropped in a child before any call of a fork's.
             self.leave_to_parent()
             return
+        self._end_dropping()
         connection = self._connection
         if connection is not None and connection.established():
             with contextlib.suppress(zmq.ZMQError):
@@ -369,7 +373,16 @@ class ZeroMQChannel(CallingEnd):
         self._unanswered.clear()
         self._arrived.clear()
 
+    def _end_dropping(self) -> None:
+        """Do what is left to do where a connection was to be given up, if it was."""
+        if self._is_dropping:
+            self._lost = self._lost or UnavailableError(
+                f"the connection to {self._address} was given up in the middle of a request"
+            )
+            self._drop_connection()
+
     def _drop_connection(self) -> None:
+        self._is_dropping = True
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -377,6 +390,7 @@ class ZeroMQChannel(CallingEnd):
         if self._arena is not None:
             self._arena.close()
             self._arena = None
+        self._is_dropping = False
 
     def __del__(self) -> None:
         if not getattr(self, "_closed", True):

@@ -110,6 +110,8 @@ class Connection:
         self._since = time.monotonic()
         self._connected = False
         self._handshaken = False
+        #: Whether news is being read. Found so later, that was interrupted, and the news is lost.
+        self._is_reading_news = False
         self._descriptor: Descriptor | None = None
         self._watched: socket.socket | None = None
         # Not itself: the context would keep a connection that all others have dropped.
@@ -175,9 +177,16 @@ class Connection:
 
     def is_lost(self) -> bool:
         """Read the monitor's news; tell whether the connection is over (`reason` says why)."""
-        while _is_readable(self._monitor):
+        if self._is_reading_news and self.reason is None:
+            self.reason = UnavailableError(
+                f"the connection to {self._address} was given up: this process was interrupted as "
+                "it looked how it is"
+            )
+        while not self._is_reading_news and _is_readable(self._monitor):
+            self._is_reading_news = True
             # Waiting for its second frame, which may come a moment after the first.
             news = recv_monitor_message(self._monitor)
+            self._is_reading_news = False
             event = zmq.Event(news["event"])
             if event == zmq.Event.CONNECTED:
                 self._connected = True
