@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from headrace.distribute.meeting.combining import ANY
 from headrace.distribute.meeting.member import Member
@@ -120,7 +121,11 @@ def test_what_was_under_way_is_sent_again_after_a_loss_with_all_else_as_it_was(l
     line.script.append(lambda: Reply(len(line.sent) - 1, YES, ()))
     line.script.append(lambda: Reply(len(line.sent) - 1, YES, ()))
     assert member.result(first).flag
-    assert line.of(Contribute)[-2:] == before
+    again = line.of(Contribute)[-2:]
+    assert [each.attempt for each in again] == [4, 5]
+    assert [replace(each, attempt=0) for each in again] == [
+        replace(each, attempt=0) for each in before
+    ]
     assert member.result(second).flag
 
 

@@ -52,3 +52,24 @@ def test_a_second_process_of_a_task_hears_that_the_first_is_training():
     assert not first.result(begun).flag
     second.come("a sum", ANY)
     assert not first.meet("a sum", ANY).flag
+
+
+def test_what_comes_through_a_connection_that_was_given_up_takes_no_place():
+    meetings, late = _Meetings(NAMES), []
+
+    def handle(requests):
+        if not late:
+            late.extend(requests)
+            raise KeyboardInterrupt
+        meetings.handle(requests)
+
+    first, second = (
+        Member(OwnEnd("here", handler), rank=rank, names=NAMES, timeout=60.0)
+        for rank, handler in enumerate([meetings.handle, handle])
+    )
+    with pytest.raises(KeyboardInterrupt):
+        second.come("the beginning", ANY, again=True)
+    number = second.come("the beginning", ANY, again=True)
+    meetings.handle(late)
+    first.come("the beginning", ANY)
+    assert not second.result(number).flag

@@ -92,6 +92,8 @@ class Member:
         self._lock = self.end.lock
         #: The number of the next meeting.
         self._next = 0
+        #: How often something was brought.
+        self._attempts = 0
         #: What was brought to meetings without a result so far, and its buffers; in their order.
         self._brought: dict[int, tuple[dict[str, Any], Sequence[Buffer]]] = {}
         #: Results that nobody has taken, and those that nobody wants.
@@ -250,12 +252,14 @@ class Member:
 
     def _send(self, number: int) -> None:
         said, buffers = self._brought[number]
+        self._attempts += 1
         message = Contribute(
             hall=self.end.hall,
             rank=self._rank,
             incarnation=self._incarnation,
             number=number,
             done=next(iter(self._brought)),
+            attempt=self._attempts,
             **said,
         )
         self._tickets[self._channel.send(message, buffers)] = number

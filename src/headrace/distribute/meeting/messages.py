@@ -81,6 +81,7 @@ class Contribute(Question[Result], frozen=True):
         incarnation: Tells a strategy of that worker from its next one, and from another process's.
         number: Of the meeting.
         done: All results below this number have arrived.
+        attempt: Larger each time that this strategy sends one.
         what: What the meeting is about, in words; all must say the same.
         kind: How contributions are combined.
         flag: What is brought.
@@ -92,6 +93,7 @@ class Contribute(Question[Result], frozen=True):
     incarnation: str
     number: int
     done: int
+    attempt: int
     what: str
     kind: str
     flag: bool = False

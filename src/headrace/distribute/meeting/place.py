@@ -67,6 +67,8 @@ class _Session:
         self.listeners: dict[int, Request] = {}
         #: Through which connection each rank came last.
         self.peers: dict[str, int] = {}
+        #: The latest attempt of each worker's strategy.
+        self.attempts: dict[tuple[int, str], int] = {}
 
     @property
     def is_lobby(self) -> bool:
@@ -198,6 +200,13 @@ class _Meetings:
                 )
             )
             return
+        strategy = message.rank, message.incarnation
+        if message.attempt < session.attempts.get(strategy, 0):
+            # Through a connection that was given up, after what came through the next: nobody
+            # hears the answer.
+            request.reply(failed(UnavailableError("it was brought again since")))
+            return
+        session.attempts[strategy] = message.attempt
         session.peers = {peer: rank for peer, rank in session.peers.items() if rank != message.rank}
         session.peers[request.peer] = message.rank
         brought = Brought(message.flag, decode(message.arrays, request.buffers))
