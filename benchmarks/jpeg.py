@@ -258,6 +258,7 @@ WORKLOADS = (
         check=_Check(),
         consume=_count,
         stretch=4.0,
+        times_rounds=3,
         contenders=(
             Contender(name="headrace", build=_headrace, needs=("headrace", "cv2"), role="headrace"),
             Contender(name="tf.data", build=_tf_data, needs=("tensorflow",)),

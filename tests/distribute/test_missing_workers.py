@@ -105,6 +105,12 @@ def programs(program, count):
     return addresses, [(each.returncode, *pair) for each, pair in zip(workers, said, strict=True)]
 
 
+def test_a_cluster_without_one_task_is_refused():
+    with pytest.raises(InvalidArgumentError, match="'worker' and not one task"):
+        MultiWorkerMirroredStrategy(SimpleClusterResolver(ClusterSpec({"worker": []})))
+    assert MultiWorkerMirroredStrategy(SimpleClusterResolver(ClusterSpec({}))).num_replicas_in_sync
+
+
 def test_when_the_first_worker_is_killed_the_others_end_without_another_error():
     program = """
 import os

@@ -299,8 +299,14 @@ def _place_in(resolver: ClusterResolver) -> tuple[list[str], int, str]:
     """
     spec = resolver.cluster_spec()
     alone = (["worker 0"], 0, "")
-    if not spec:
+    if not spec.jobs:
         return alone
+    if not spec:
+        raise InvalidArgumentError(
+            f"the cluster of {resolver!r} has {', '.join(map(repr, spec.jobs))} and not one task "
+            "of it, so each process would train alone: list the workers' addresses, look at the "
+            "labels that are asked for, or leave out the cluster to train alone"
+        )
     check_task(spec, resolver.task_type, resolver.task_id)
     assert resolver.task_type is not None
     assert resolver.task_id is not None
