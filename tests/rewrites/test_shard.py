@@ -9,6 +9,7 @@ import headrace as hr
 from headrace.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from headrace.execution.build import start
 from headrace.execution.opens_files import opens_files
+from headrace.plan.identity import identity
 from headrace.plan.ordering import SHARD_HINT
 from headrace.rewrites.shard import shard_elements, shard_files, shard_hints
 
@@ -146,6 +147,17 @@ def test_each_part_is_kept_in_a_file_of_its_own(files, tmp_path, share):
         "kept.share-0-of-5",
         "kept.share-4-of-5",
     }
+
+
+def test_a_state_is_the_same_wherever_a_share_is_kept(files):
+    """States that were saved before shares had files of their own are read for ever."""
+    names = Dataset.list_files(files, shuffle=False)
+    plan = names.flat_map(hr.TFRecordDataset).cache("/tmp/kept").plan
+    share = shard_files(plan, 5, 0, opens_files)
+    for saved in (plan, share):
+        assert [entry[1] for entry in identity(saved) if entry[0] == "cache"] == [
+            identity(plan)[-1][1]
+        ]
 
 
 @pytest.mark.parametrize("share", [by_files, by_hint])

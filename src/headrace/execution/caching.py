@@ -162,7 +162,7 @@ class CacheIterator(ElementIterator):
             self._writing = (
                 MemoryStore(self._memory, self._seed)
                 if self._memory
-                else FileFilling(self._node.filename, self._seed, self._identity)
+                else FileFilling(self._node.path, self._seed, self._identity)
             )
             self._make_again(self._count)
 
@@ -172,7 +172,7 @@ class CacheIterator(ElementIterator):
     def _find_store(self) -> Store | None:
         if self._memory:
             return self._memory.complete_store()
-        return FileStore.find(self._node.filename, self._identity)
+        return FileStore.find(self._node.path, self._identity)
 
     def _fits(self, store: Store) -> bool:
         """Say whether a store has the elements that are to come."""

@@ -58,16 +58,22 @@ class CacheKey:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Cache(Node):
-    """Keep the elements of the first complete pass: in memory, or in the file `filename`."""
+    """Keep the elements of the first complete pass: in memory, or in the file `filename`.
+
+    What keeps a worker's share (`rewrites.shard`) has the share in the name of its file. That is
+    part of no state: a share has one place on whichever worker it is.
+    """
 
     kind: ClassVar[str] = "cache"
     within_units: ClassVar[bool] = True
     only_reads: ClassVar[bool] = True
     reads_again: ClassVar[bool] = True
     keeps_count: ClassVar[bool] = True
+    speed_only: ClassVar[tuple[str, ...]] = ("share",)
 
     input: Node
     filename: str = ""
+    share: str = ""
     key: CacheKey = field(default_factory=CacheKey)
 
     def __post_init__(self) -> None:
@@ -77,3 +83,8 @@ class Cache(Node):
                 f"`filename` must be a path on a local disk, but is the URL {self.filename!r}; "
                 "name a local file, or leave it empty to keep the elements in memory"
             )
+
+    @property
+    def path(self) -> str:
+        """The file in which elements are kept; empty: they are in memory."""
+        return self.filename + self.share

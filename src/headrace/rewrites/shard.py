@@ -96,9 +96,7 @@ def _over(node: Node, inputs: list[Node], num_shards: int, index: int) -> Node:
     if isinstance(made, Cache) and made is not node:
         # A share has elements of its own, so what keeps them has, too.
         share = f".share-{index}-of-{num_shards}" if made.filename else ""
-        return made.with_parameters(
-            key=made.key.part(num_shards, index), filename=made.filename + share
-        )
+        return made.with_parameters(key=made.key.part(num_shards, index), share=share)
     return made
 
 
