@@ -80,6 +80,17 @@ def test_a_lost_task_is_settled_by_rounds_and_only_those_that_all_have_are_used(
     assert [each.payload for each in found] in (["two 0"], []), "round 1 of task 1 never was"
 
 
+def test_the_reading_ends_though_the_worker_of_a_last_task_never_heard_of_it() -> None:
+    session = opened(address(1), address(2, starting_round=1))
+    asked(session, 0.0)
+    end = Elements(first=0, count=0, end=True)
+    session.answered(1, 0, end, None, 0.1)
+    over = ClientUpdate((), finished=True, version=1, horizon=16)
+    session.heard(ClientHeartbeat("client"), over, 0.2)
+    assert session.due(0.2) == []
+    assert session.is_over
+
+
 def test_it_asks_to_go_on_before_it_gets_to_the_horizon() -> None:
     session = opened(address(1), horizon=0)
     actions = session.act(0.0)

@@ -125,7 +125,9 @@ class RoundSession(Reading[RoundTask]):
         if not update.same:
             self._take_news(update, now)
         for task_id, task in [*self._open.items()]:
-            if task.problem and task_id not in self._listed | self._kept:
+            # A worker that never heard of a task says nothing of it.
+            is_silent = self._finished and task.received == task.whole
+            if (task.problem or is_silent) and task_id not in self._listed | self._kept:
                 # It is finished, so that all of it arrived.
                 self._end(task_id, task.received)
         # At last: the tasks up to there are known now.
