@@ -129,7 +129,7 @@ def _update(
         silent=tuple(silent),
         horizon=iteration.horizon,
         rounds=lengths(iteration, tasks),
-        left=leaver(iteration),
+        left=leaver(iteration, tasks),
         given_up=iteration.given_up if state.jobs[iteration.job_id].terms.ordered else (),
         heartbeat_interval=interval,
     )

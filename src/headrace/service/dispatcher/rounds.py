@@ -185,9 +185,10 @@ def lengths(iteration: Iteration, tasks: list[Task]) -> tuple[tuple[int, int], .
     )
 
 
-def leaver(iteration: Iteration) -> str:
+def leaver(iteration: Iteration, tasks: list[Task]) -> str:
     """Return which consumer left before the end; empty: none did."""
-    if iteration.finished:
+    # How many rounds of a torn task all have, nobody will ever say.
+    if iteration.finished and not any(task.torn for task in tasks):
         return ""
     return " and ".join(
         f"consumer {index} (client {client_id}) has left"
