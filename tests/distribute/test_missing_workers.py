@@ -108,7 +108,8 @@ def programs(program, count):
 def test_a_cluster_without_one_task_is_refused():
     with pytest.raises(InvalidArgumentError, match="'worker' and not one task"):
         MultiWorkerMirroredStrategy(SimpleClusterResolver(ClusterSpec({"worker": []})))
-    assert MultiWorkerMirroredStrategy(SimpleClusterResolver(ClusterSpec({}))).num_replicas_in_sync
+    alone = MultiWorkerMirroredStrategy(SimpleClusterResolver(ClusterSpec({})))
+    assert alone.num_replicas_in_sync == 1
 
 
 def test_when_the_first_worker_is_killed_the_others_end_without_another_error():

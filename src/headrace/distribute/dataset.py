@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -39,7 +40,7 @@ from headrace.rewrites.read_alike import in_order
 __all__ = ["Distributed", "DistributedDataset", "DistributedDatasetsFromFunction"]
 
 
-class Distributed:
+class Distributed(ABC):
     """What distributed datasets of all kinds have."""
 
     def __init__(
@@ -57,17 +58,17 @@ class Distributed:
         #: Spec of what a replica gets, once a step without rows was made of it.
         self._spec_of_empty: Spec | None = None
 
+    @abstractmethod
     def _feed(self, number: int | None) -> Streams:
         """Return what reads a pass of this number; None: the next one."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _spec_of_values(self) -> Spec:
         """Spec of what one replica gets."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _plan_of_values(self) -> Node:
         """Plan whose elements are nested as what a replica gets."""
-        raise NotImplementedError
 
     @property
     def element_spec(self) -> Spec:
@@ -75,9 +76,9 @@ class Distributed:
         everywhere = self._context.num_replicas_in_sync
         return self._delivery.spec(self._spec_of_values(), self._here, everywhere, self._wraps)
 
+    @abstractmethod
     def cardinality(self) -> int:
         """Return the number of steps, `INFINITE_CARDINALITY` or `UNKNOWN_CARDINALITY`."""
-        raise NotImplementedError
 
     def __len__(self) -> int:
         size = self.cardinality()
