@@ -87,6 +87,7 @@ def in_both_visitations(
         consume=consume,
         reopen=False,
         stretch=0.4,
+        times_rounds=3,  # 0.97 or 1
         contenders=tuple(
             Contender(
                 name=contender,
