@@ -11,7 +11,7 @@ import pytest
 
 import headrace as hr
 from headrace.element.chunk import concatenate
-from headrace.element.places import of_units, rows_of
+from headrace.element.places import InRow, joined_columns, of_units, rows_of
 from headrace.errors import FailedPreconditionError, UserFunctionError
 from headrace.execution.build import start
 from headrace.execution.dealer import UnitPart
@@ -355,6 +355,67 @@ def test_columns_with_and_without_places_are_named_apart():
     placed = ledger.name(of_units(np.zeros(1, np.int64), np.array([77], np.uint64)))
     assert placed().tolist() == [(77, 5, 2)]
     assert plain().tolist() == [(5, 0), (5, 1)]
+
+
+def test_units_in_a_row_are_said_in_few_numbers_as_long_as_nobody_chooses_among_them():
+    rows = np.arange(16 * 64).reshape(16, 64)
+    waiting = iter([(100, 1000)])
+    iterator = start(
+        Dataset.from_tensor_slices(rows).repeat().plan,
+        units=lambda: next(waiting, None),
+        origins=True,
+        only_reads=True,
+    )
+    chunks = [iterator.next_chunk(30) for _ in range(3)]  # passes of 16 elements, from one on
+    assert [chunk.size for chunk in chunks] == [12, 16, 16]
+    columns = [chunk.column for chunk in chunks]
+    assert all(isinstance(column, InRow) for column in columns)
+    joined = joined_columns(columns)
+    assert isinstance(joined, InRow)
+    assert (joined.unit, joined.size, joined.ordinal) == (100, 44, 0)
+    assert origins_of(chunks[1]) == (Run(112, 16, 0, 1),)
+    assert chunks[1].column.tolist() == [(unit, 0) for unit in range(112, 128)]
+
+
+@pytest.mark.parametrize("ordinal", [None, 3])
+def test_a_column_in_a_row_is_the_array_that_it_stands_for(ordinal):
+    row = InRow(7, 5, ordinal)
+    array = row.made()
+    assert row.dtype == array.dtype
+    assert len(row) == len(array) == 5
+    for part in (slice(1, 3), slice(0, 9), slice(4, 4)):
+        assert row[part].made().tolist() == array[part].tolist()
+    for after in (InRow(12, 2, ordinal), InRow(11, 2, ordinal), InRow(13, 0, ordinal)):
+        for columns in ([row, after], [row, after.made()], [array, after]):
+            both = joined_columns(columns)
+            made = both.made() if isinstance(both, InRow) else both
+            assert made.tolist() == [*array.tolist(), *after.made().tolist()]
+    assert isinstance(joined_columns([row, InRow(12, 2, ordinal)]), InRow)
+
+
+def test_the_ledger_counts_units_in_a_row_as_it_counts_their_array():
+    draw = random.Random(5)
+    for _ in range(200):
+        ledgers = Ledger(), Ledger()
+        starts = [0, *sorted(draw.sample(range(1, 30), draw.randrange(3))), 30]
+        for first, stop in pairwise(starts):
+            for ledger in ledgers:
+                ledger.deal(0, first, stop - first, 100 * first)
+        later = []
+        for _ in range(draw.randrange(1, 8)):
+            first = draw.randrange(29)
+            row = InRow(first, draw.randrange(1, 31 - first))
+            column = row.made() if draw.random() < 0.2 else row
+            later.append((ledgers[0].name(column), ledgers[1].name(row.made())))
+            if draw.random() < 0.5:
+                ledgers[0].catch_up()
+        for in_row, of_array in later:
+            found = in_row()
+            made = found.made() if isinstance(found, InRow) else found
+            assert made.tolist() == of_array().tolist()
+        for ledger in ledgers:
+            ledger.end(frozenset([0]), 30)
+        assert ledgers[0].take_ended() == ledgers[1].take_ended()
 
 
 @pytest.mark.parametrize("far", [1, 7, 100_000])

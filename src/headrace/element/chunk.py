@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.element import places as travelling
 from headrace.element import stack as stacking
+from headrace.element.places import Column, InRow, joined_columns
 from headrace.element.stack import Stacked
 from headrace.element.structure import Element
 from headrace.errors import InvalidElementError
@@ -20,7 +20,7 @@ States: TypeAlias = Callable[[int], Any]
 """The state of a stream before element i of a chunk of it; i == size: after the last. Called only
 when somebody asks, perhaps much later and on another thread, so it holds what it needs and reads
 nothing that changes."""
-PlacesLater: TypeAlias = Callable[[], NDArray[Any]]
+PlacesLater: TypeAlias = Callable[[], Column]
 """Makes the places of a chunk's elements when somebody asks, always the same."""
 
 
@@ -48,7 +48,7 @@ class Chunk:
         columns: Stacked,
         size: int,
         states: States | None = None,
-        places: NDArray[Any] | PlacesLater | None = None,
+        places: Column | PlacesLater | None = None,
     ) -> None:
         self._rows = rows
         self._columns = columns
@@ -61,7 +61,7 @@ class Chunk:
         cls,
         rows: list[Element],
         states: States | None = None,
-        places: NDArray[Any] | None = None,
+        places: Column | None = None,
     ) -> Chunk:
         """Return a chunk of these elements; the list now belongs to it."""
         return cls(rows, _UNKNOWN, len(rows), states, places)
@@ -72,7 +72,7 @@ class Chunk:
         columns: Stacked,
         size: int,
         states: States | None = None,
-        places: NDArray[Any] | None = None,
+        places: Column | None = None,
     ) -> Chunk:
         """Return a chunk of the `size` rows of a stacked element."""
         return cls(None, columns, size, states, places)
@@ -87,9 +87,19 @@ class Chunk:
         places = self._places
         if callable(places):
             places = self._places = places()
+        if isinstance(places, InRow):
+            places = self._places = places.made()
         return places
 
-    def with_places(self, places: NDArray[Any] | PlacesLater | None) -> Chunk:
+    @property
+    def column(self) -> Column | None:
+        """The places, in few numbers if that is how they are at hand: to be passed on."""
+        places = self._places
+        if callable(places):
+            places = self._places = places()
+        return places
+
+    def with_places(self, places: Column | PlacesLater | None) -> Chunk:
         """Return the same elements with these numbers of places, or what makes them."""
         return Chunk(self._rows, self._columns, self.size, self._states, places)
 
@@ -152,7 +162,7 @@ class Chunk:
         if states is not None and start:
             whole = states
             states = lambda index: whole(start + index)  # noqa: E731 - a name would cost a line
-        places = self.places
+        places = self.column
         if places is not None:
             places = places[start:stop]
         if self._columns is _UNKNOWN:
@@ -205,9 +215,9 @@ def concatenate(chunks: Sequence[Chunk]) -> Chunk:
     return Chunk.of_rows(rows, None, places)
 
 
-def _joined_places(chunks: Sequence[Chunk]) -> NDArray[Any] | None:
-    places = [chunk.places for chunk in chunks if chunk.places is not None]
-    return travelling.joined(places) if len(places) == len(chunks) else None
+def _joined_places(chunks: Sequence[Chunk]) -> Column | None:
+    places = [column for chunk in chunks if (column := chunk.column) is not None]
+    return joined_columns(places) if len(places) == len(chunks) else None
 
 
 class _Unknown:

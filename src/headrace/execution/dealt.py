@@ -19,13 +19,13 @@ from collections.abc import Callable
 from typing import Any
 
 from headrace.element.chunk import Chunk, States
-from headrace.element.places import of_units
+from headrace.element.places import Column, InRow, of_units
 from headrace.errors import FailedPreconditionError
 from headrace.execution.context import Context
 from headrace.execution.dealer import Dealer, DealtPositions, FirstPass, Run
 from headrace.execution.iterator import ElementIterator, State, make_iterator
 from headrace.execution.ledger import Ended
-from headrace.execution.places import Places, of_positions
+from headrace.execution.places import of_positions
 from headrace.execution.stage import in_part
 from headrace.plan.node import Node, distinct
 from headrace.plan.ordering import Repeat
@@ -98,8 +98,10 @@ class DealtLeaf(Dealt):
             chunk = chunk.with_places(self._column(run, position, chunk.size))
         return chunk.with_states(_states(run, position))
 
-    def _column(self, run: Run, position: int, count: int) -> Places:
+    def _column(self, run: Run, position: int, count: int) -> Column:
         """Return what travels with elements from a position on."""
+        if run.unit == 1 and not self._wants_places:
+            return InRow(run.dealt + position - run.start, count)
         places = of_positions(position, count) if self._wants_places else None
         if self._names_units:
             return of_units(run.units_of(position, count), places)

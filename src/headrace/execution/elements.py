@@ -223,9 +223,9 @@ class GatherIterator(Stage):
             leaves, _ = flatten(rows[0])
             if any(isinstance(leaf, np.ndarray) for leaf in leaves):  # batches of any size
                 made = [self._read(row) for row in rows]
-                return Chunk.of_rows(made, chunk.states, chunk.places)
+                return Chunk.of_rows(made, chunk.states, chunk.column)
         made = self._read(chunk.columns())
-        return Chunk.of_columns(made, chunk.size, chunk.states, chunk.places)
+        return Chunk.of_columns(made, chunk.size, chunk.states, chunk.column)
 
     def skip(self, count: int) -> int:
         self._failure = None

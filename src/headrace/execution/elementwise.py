@@ -97,7 +97,7 @@ class MapIterator(_FunctionStage):
         result = call_on_columns(self.call.fn, chunk.columns(), chunk.size, self._spec)
         if result is None:
             return None
-        return Chunk.of_columns(result, chunk.size, chunk.states, chunk.places)
+        return Chunk.of_columns(result, chunk.size, chunk.states, chunk.column)
 
     def _go_through(self, chunk: Chunk, limit: int) -> Chunk | None:
         start = self._intake.offset

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.element.chunk import PlacesLater
-from headrace.element.places import joined, named, numbers_in
+from headrace.element.places import Column, InRow, joined_columns, named, numbers_in
 from headrace.execution.origins import by_number, sizes_of, starts_of
 
 __all__ = ["Ended", "Ledger"]
@@ -50,12 +50,12 @@ class _Named:
 
     __slots__ = ("_ledger", "column", "is_counted")
 
-    def __init__(self, ledger: Ledger, below: NDArray[Any]) -> None:
+    def __init__(self, ledger: Ledger, below: Column) -> None:
         self._ledger = ledger
         self.column = below
         self.is_counted = False
 
-    def __call__(self) -> NDArray[Any]:
+    def __call__(self) -> Column:
         """Return it."""
         if not self.is_counted:
             self._ledger.catch_up()
@@ -94,7 +94,7 @@ class Ledger:
             self._spans.append(_Span(leaf, dealt, dealt + count, unit))
             self._stop = dealt + count
 
-    def name(self, column: NDArray[Any]) -> PlacesLater:
+    def name(self, column: Column) -> PlacesLater:
         """Count elements, in order; return what makes of their column that from the root on.
 
         Args:
@@ -119,13 +119,32 @@ class Ledger:
         came, self._uncounted, self._number_uncounted = self._uncounted, [], 0
         if not came:
             return
-        below = joined([each.column for each in came])
-        units, ordinals = self._count(below["unit"])
-        column, start = named(units, ordinals, numbers_in(below)), 0
+        below, start = joined_columns([each.column for each in came]), 0
+        column: Column | None = self._in_row(below) if isinstance(below, InRow) else None
+        if column is None:
+            below = below.made() if isinstance(below, InRow) else below
+            units, ordinals = self._count(below["unit"])
+            column = named(units, ordinals, numbers_in(below))
         for each in came:
             stop = start + len(each.column)
             each.column, each.is_counted = column[start:stop], True
             start = stop
+
+    def _in_row(self, row: InRow) -> InRow | None:
+        """Count one element of each unit in a row; None: they are not in one from the root on."""
+        start, stop = row.unit, row.unit + row.size
+        for span in self._spans:
+            if span.dealt <= start and stop <= span.stop:
+                break
+        else:
+            return None
+        self._have_counts(stop)
+        counts = self._counts[start - self._first : stop - self._first]
+        ordinal = int(counts[0])
+        if (counts != ordinal).any():
+            return None
+        counts += 1
+        return InRow(start - span.dealt + span.unit, row.size, ordinal)
 
     def _count(self, dealt: NDArray[np.int64]) -> tuple[NDArray[np.int64] | int, NDArray[np.int64]]:
         """Count elements of units, in order; return their units in the stream and ordinals."""

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.element.chunk import Chunk
-from headrace.element.places import has_origins, rows_of
+from headrace.element.places import InRow, has_origins, rows_of
 
 __all__ = [
     "Ranges",
@@ -88,6 +88,8 @@ def by_unit(chunk: Chunk) -> Chunk:
     Args:
         chunk: Of a plan that was started with `origins`, with no batches of several elements.
     """
+    if isinstance(chunk.column, InRow):
+        return chunk
     places = chunk.places
     if places is None or not has_origins(places):
         raise ValueError(_NO_ORIGINS)

@@ -11,6 +11,7 @@ import dataclasses
 import numpy as np
 
 from headrace.element.chunk import Chunk
+from headrace.element.places import Column, InRow
 from headrace.execution.begun import failed_unit, is_within_unit
 from headrace.execution.context import Context
 from headrace.execution.dealer import DealtPositions, OnePart, UnitPart, WholeUnits
@@ -110,15 +111,15 @@ class RootIterator(Dealt):
         self._ledger.pass_over(self._part_dealt, self._part.pass_over(self._input))
 
     def _named(self, chunk: Chunk) -> Chunk | None:
-        assert chunk.places is not None
-        dealt = chunk.places["unit"]
-        chunk = chunk.with_places(self._ledger.name(chunk.places))
+        column = chunk.column
+        assert column is not None
+        chunk = chunk.with_places(self._ledger.name(column))
         part = self._part
         if part is not None:
             if part.is_over(self._part_count()):
                 self._leave_part()
             return part.wanted_of(chunk)
-        newest = int(dealt[0] if chunk.size == 1 else np.maximum.reduce(dealt))
+        newest = _newest(column)
         if newest > self._newest:
             self._newest = newest
             # Later units show that earlier ones have ended.
@@ -143,3 +144,11 @@ class RootIterator(Dealt):
     def close(self) -> None:
         self._has_ended = True
         self._input.close()
+
+
+def _newest(column: Column) -> int:
+    """Return the latest unit, as they were dealt, of which there is an element."""
+    if isinstance(column, InRow):
+        return column.unit + column.size - 1
+    dealt = column["unit"]
+    return int(dealt[0] if len(dealt) == 1 else np.maximum.reduce(dealt))

@@ -7,14 +7,14 @@ from functools import partial
 from typing import NamedTuple, cast
 
 from headrace.element.chunk import Chunk
-from headrace.element.places import row_counts, rows_of
+from headrace.element.places import InRow, row_counts, rows_of
 from headrace.errors import FailedPreconditionError, NotFoundError
 from headrace.execution.build import Watch, start
 from headrace.execution.dealer import Pause, UnitPart
 from headrace.execution.dealt import DealtPlan, units_done
 from headrace.execution.iterator import ElementIterator, State
 from headrace.execution.opens_files import opens_files
-from headrace.execution.origins import one_run_of, runs_of, sorted_runs
+from headrace.execution.origins import Run, one_run_of, runs_of, sorted_runs
 from headrace.plan.elementwise import Map
 from headrace.plan.node import Node
 from headrace.plan.serialize import load_plan
@@ -173,14 +173,18 @@ def origins_of(chunk: Chunk) -> Origins:
 
     Where units are mixed, they are said unit by unit: in few runs.
     """
-    assert chunk.places is not None, "the plan was started without origins"
-    units, ordinals = rows_of(chunk.places)
+    column = chunk.column
+    assert column is not None, "the plan was started without origins"
+    if isinstance(column, InRow):
+        assert column.ordinal is not None, "the elements are below the root"
+        return Origins((Run(column.unit, column.size, column.ordinal, 1),))
+    units, ordinals = rows_of(column)
     run = one_run_of(units, ordinals)
     if run is not None:
-        return Origins((run,), sizes=row_counts(chunk.places))
+        return Origins((run,), sizes=row_counts(column))
     steps = units[1:] - units[:-1]
     is_mixed = bool((steps < 0).any() or ((steps == 0) & (ordinals[1:] < ordinals[:-1])).any())
-    sizes = row_counts(chunk.places)
+    sizes = row_counts(column)
     if not is_mixed:
         return Origins(runs_of(units, ordinals), sizes=sizes)
     order, runs = sorted_runs(units, ordinals)

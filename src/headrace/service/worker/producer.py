@@ -25,7 +25,7 @@ from collections.abc import Callable
 from headrace.counts import count_user_function_error
 from headrace.element import wire
 from headrace.element.chunk import Chunk, concatenate
-from headrace.element.places import joined
+from headrace.element.places import joined_columns
 from headrace.errors import HeadraceError, UserFunctionError
 from headrace.execution.error_origins import ErrorOrigin, origin_of_error
 from headrace.execution.iterator import ElementIterator, State
@@ -353,6 +353,6 @@ def _joined(chunks: list[Chunk]) -> Chunk:
     count = sum(chunk.size for chunk in chunks)
     if len(chunks) > 1 and sum(map(wire.frame_bytes, chunks)) >= count * wire.OWN_BUFFER_BYTES:
         rows = [row for chunk in chunks for row in chunk.rows()]
-        places = [chunk.places for chunk in chunks if chunk.places is not None]
-        return Chunk.of_rows(rows, None, joined(places) if places else None)
+        places = [column for chunk in chunks if (column := chunk.column) is not None]
+        return Chunk.of_rows(rows, None, joined_columns(places) if places else None)
     return concatenate(chunks)
