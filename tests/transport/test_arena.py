@@ -11,6 +11,7 @@ import pytest
 from headrace import counts
 from headrace.testing import ManualClock, Resources
 from headrace.transport.arena import Arena, ArenaBudget
+from headrace.transport.copying import copy_memory
 from headrace.transport.mappings import Mappings
 from headrace.transport.shared_memory import (
     HostIdentity,
@@ -121,6 +122,28 @@ def test_memory_goes_only_after_the_replies_on_their_way(identity: HostIdentity)
     assert arena.bytes_mapped == MIB
     arena.posted(placed)
     assert arena.bytes_mapped == 0
+
+
+def test_what_lies_in_a_row_is_copied_at_once(identity: HostIdentity, monkeypatch):
+    arena, mappings = Arena(identity, OPTIONS), Mappings()
+    mappings.consider(arena.place([memoryview(bytes(50_000))]))
+    arena.hear(mappings.take_report())
+    copied = []
+
+    def copy(to: int, source: int, size: int) -> None:
+        copied.append(size)
+        copy_memory(to, source, size)
+
+    monkeypatch.setattr("headrace.transport.arena.copy_memory", copy)
+    whole = memoryview(os.urandom(64_000))
+    cuts = [(0, 16_000), (16_000, 32_000), (40_000, 40_000), (40_000, 40_100), (40_100, 64_000)]
+    pieces = [whole[start:stop] for start, stop in cuts]
+    placed = arena.place(pieces)
+    assert [bytes(view) for view in mappings.view(placed)] == [bytes(piece) for piece in pieces]
+    # At the other end each begins at a multiple of 64 bytes.
+    assert copied == [32_000, 100, 23_900]
+    arena.posted(placed)
+    arena.close()
 
 
 def refused() -> float:

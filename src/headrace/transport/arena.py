@@ -183,11 +183,21 @@ class Arena:
 
     @staticmethod
     def _copy(buffers: Sequence[memoryview], at: int) -> None:
+        # What lies in a row at both ends is copied at once: after each copy a thread waits until
+        # others that run Python let it go on.
+        start = size = 0
         for view in buffers:
             length = view.nbytes
-            if length:
-                copy_memory(at, np.frombuffer(view, np.uint8).ctypes.data, length)
-            at += aligned(length)
+            if not length:
+                continue
+            source = np.frombuffer(view, np.uint8).ctypes.data
+            if source != start + size or size != aligned(size):
+                if size:
+                    copy_memory(at, start, size)
+                    at += aligned(size)
+                start, size = source, 0
+            size += length
+        copy_memory(at, start, size)
 
     def _reserve(
         self, lengths: tuple[int, ...], *, may_grow: bool = True
