@@ -287,6 +287,44 @@ ERRORS = {
         .filter(lambda x: bool(x % 3))
         .map(fails_at_four)
     ),
+    "over a shuffle": lambda ds: (
+        ds.interleave(opened, cycle_length=3).shuffle(6).map(fails_at_four).batch(2)
+    ),
+    "over what is chosen": lambda ds: (
+        ds.flat_map(opened).skip(3).take(30).shard(3, 1).map(fails_at_four, num_parallel_calls=2)
+    ),
+    "below a shuffle and over it": lambda ds: (
+        ds.interleave(opened, cycle_length=3)
+        .filter(fails_at_four)
+        .shuffle(6)
+        .map(lambda x: fails_at_four(x + 3))
+    ),
+    "over passes of nothing else": lambda ds: (
+        ds.take(5).skip(4).flat_map(lambda x: Dataset.range(4, 5)).repeat(3).map(fails_at_four)
+    ),
+    "over shuffles end to end": lambda ds: (
+        ds.flat_map(opened)
+        .shuffle(6)
+        .map(fails_at_four)
+        .concatenate(ds.flat_map(opened).take(9).map(fails_at_four))
+        .map(lambda x: fails_at_four(x + 3))
+        .take(40)
+        .map(lambda x: fails_at_four(x + 2))
+    ),
+    "over a shuffle of some": lambda ds: (
+        ds.flat_map(opened)
+        .shuffle(6)
+        .map(fails_at_four)
+        .concatenate(ds.flat_map(opened))
+        .map(lambda x: fails_at_four(x + 3))
+        .shuffle(4)
+    ),
+    "opened at the client": lambda ds: (
+        ds.interleave(opened, cycle_length=3)
+        .shuffle(6)
+        .map(fails_at_four)
+        .flat_map(lambda x: Dataset.range(int(x) % 3))
+    ),
 }
 
 

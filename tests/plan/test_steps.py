@@ -6,6 +6,7 @@ import pytest
 
 import headrace as hr
 from headrace.plan.blocks import ShardBlocks
+from headrace.plan.failures import FailsBelow, RaiseFailed
 from headrace.plan.node import Node
 from headrace.plan.root import Root
 from headrace.plan.source import INFINITE, UNKNOWN
@@ -33,7 +34,8 @@ def steps() -> dict[str, Node]:
         Dataset.sample_from_datasets([numbers, numbers]),
         Dataset.choose_from_datasets([numbers, numbers], numbers),
     ).with_options(hr.Options(seed=1))
-    halves = (Root(input=whole.plan), Units(size=3, count=9))
+    failing = (RaiseFailed(input=whole.plan), FailsBelow(input=whole.plan))
+    halves = (Root(input=whole.plan), Units(size=3, count=9), *failing)
     shares = (ShardBlocks(input=whole.plan, num_shards=2, index=0, block=3),)
     plans = (whole.plan, normalize(whole.plan).plan, *halves, *shares)
     return {node.kind: node for plan in plans for node in walk(plan)}

@@ -72,7 +72,7 @@ IN_ORDER = {
     "steps over a shuffle": (
         READ.shuffle(9).map(keep).batch(2),
         "indices gather interleave root map",
-        "units shuffle batch",
+        "units shuffle raise_failed batch",
     ),
     "a filter over a shuffle": (
         READ.shuffle(9).filter(odd).map(keep),
@@ -82,7 +82,7 @@ IN_ORDER = {
     "steps over the whole stream": (
         FILES.filter(odd).take(3).map(keep).enumerate(),
         "indices gather filter root map",
-        "units take enumerate",
+        "units take raise_failed enumerate",
     ),
     "repeat of a filter": (
         FILES.filter(odd).repeat(3).batch(2),
@@ -92,12 +92,12 @@ IN_ORDER = {
     "repeat of an interleave": (
         READ.repeat(3).map(keep),
         "indices gather interleave root map repeat",
-        "units repeat",
+        "units repeat raise_failed",
     ),
     "repeat of a shuffle, with others": (
         READ.shuffle(3).concatenate(FILES.filter(odd).take(2)).repeat().map(keep),
         "indices gather interleave root map indices gather filter root map concatenate repeat",
-        "units shuffle units take concatenate repeat",
+        "units shuffle units take concatenate repeat raise_failed",
     ),
     "streams side by side": (
         Dataset.zip(FILES.filter(odd), FILES.map(keep)),
@@ -180,13 +180,35 @@ def test_a_step_whose_elements_are_of_unknown_size_stays_over_a_shuffle():
 def test_steps_sink_below_a_shuffle_while_what_it_holds_fits_the_bound():
     images = READ.map(lambda x: x + 1).shuffle(100).map(lambda x: (x, x * 2))
     below = "indices gather interleave root map map"
-    assert halves(images, bytes_of=lambda node: 1000, bound=100_000) == (below, "units shuffle")
+    assert halves(images, bytes_of=lambda node: 1000, bound=100_000) == (
+        below,
+        "units shuffle raise_failed",
+    )
     kept = cut(images.plan, ordered=True, bytes_of=lambda node: 1000, bound=99_999)
     assert kept.half == "in order"
     assert kept.held_bytes == 100_000
     assert chain(kept.above) == "units shuffle map map"
     why = [placed.why for placed in kept.placed if placed.where == "client"]
     assert any("does not fit the bound" in reason for reason in why)
+
+
+def test_what_fails_below_a_shuffle_is_told_from_what_fails_in_steps_that_sank_below_it():
+    failing = READ.filter(odd).shuffle(9).map(keep)
+    assert halves(failing, bytes_of=lambda node: 8) == (
+        "indices gather interleave root filter fails_below map",
+        "units shuffle raise_failed",
+    )
+
+
+def test_steps_that_sink_raise_what_fails_in_one_place():
+    over_both = READ.shuffle(9).map(keep).concatenate(READ.take(4).map(keep)).map(keep)
+    _, above = halves(over_both, bytes_of=lambda node: 8)
+    assert above == "units shuffle raise_failed units take raise_failed concatenate"
+    _, above = halves(over_both.take(5).map(keep), bytes_of=lambda node: 8)
+    assert above.endswith("concatenate take map map")
+    one_only = READ.shuffle(9).map(keep).concatenate(READ).map(keep)
+    _, above = halves(one_only, bytes_of=lambda node: 8)
+    assert above == "units shuffle raise_failed units concatenate map"
 
 
 def test_units_know_their_numbers_in_every_pass():

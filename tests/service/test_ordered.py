@@ -173,8 +173,17 @@ def opened_unless_absent(number: int) -> hr.Dataset:
         ),
         lambda: hr.Dataset.range(12).interleave(opened_unless_absent, cycle_length=3),
         lambda: hr.Dataset.range(300).filter(lambda x: x % 2 > 0).map(failing).batch(4),
+        lambda: (
+            hr.Dataset.range(12)
+            .interleave(lambda x: hr.Dataset.range(x * 5, x * 5 + 5), cycle_length=3)
+            .take(40)
+            .map(failing)
+        ),
     ],
-    ids=["map", "parallel map", "in files", "over files", "no file", "batches of several units"],
+    ids=[
+        *("map", "parallel map", "in files", "over files", "no file", "batches of several units"),
+        "over what is chosen of files",
+    ],
 )
 def test_errors_come_in_the_places_of_their_elements(make: Any, service: str) -> None:
     ordered = make().apply(distribute(DYNAMIC, service, ordered=True))

@@ -23,6 +23,7 @@ Steps, by the file in `plan/` that describes them:
     ordering         ordering, shuffle with shuffle_order (arithmetic) and shuffle_slots (what is
                      held)
     blocks           blocks
+    failures         failures: where an element fails that was made elsewhere
     scanning         scanning
     batching         batching
     padding          padding: a batch but for how its elements are joined

@@ -21,6 +21,7 @@ from headrace.execution import (  # noqa: F401
     combining,
     elements,
     elementwise,
+    failures,
     interleave,
     ordering,
     padding,

@@ -12,7 +12,14 @@ from typing import NamedTuple
 
 from headrace.execution.places import Places
 
-__all__ = ["ErrorOrigin", "blame_element", "give_origin", "origin_of_error"]
+__all__ = [
+    "ErrorOrigin",
+    "Failed",
+    "blame_element",
+    "fails_below",
+    "give_origin",
+    "origin_of_error",
+]
 
 
 class ErrorOrigin(NamedTuple):
@@ -23,19 +30,33 @@ class ErrorOrigin(NamedTuple):
     ordinal: int
     """Of the element before which it stands, at the root."""
     number: int
-    """1, 2, ... among those that stand there; 0: the element before that one has failed itself."""
+    """1, 2, ... among those that stand there; 0: the element before that one has failed itself;
+    -1: so it has, below steps of the client's half that choose (`plan.failures`)."""
     is_last: bool = False
     """Whether it is known that nothing of the unit comes after it."""
 
     @property
     def element(self) -> int:
         """The ordinal of the element that is to be read for the error to be met."""
-        return self.ordinal if self.number else self.ordinal - 1
+        return self.ordinal if self.number > 0 else self.ordinal - 1
 
     @property
     def stands_for_all(self) -> bool:
         """Whether the unit has nothing else: what it was to be made of failed."""
         return self.is_last and self.ordinal == 0
+
+
+class Failed:
+    """Stands in the place of an element that has failed, until its turn has come.
+
+    Args:
+        error: To be raised then.
+    """
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
 
 
 _NAME = "_headrace_origin"
@@ -57,6 +78,13 @@ def blame_element(error: BaseException, places: Places | None, index: int) -> No
     if places is not None and (places.dtype.names or ("",))[-1] == "ordinal":
         unit, ordinal = int(places["unit"][index]), int(places["ordinal"][index])
         give_origin(error, ErrorOrigin(unit, ordinal + 1, 0))
+
+
+def fails_below(error: BaseException) -> None:
+    """Let an error of an element say that it comes from below steps that choose."""
+    origin = origin_of_error(error)
+    if origin is not None and not origin.number:
+        give_origin(error, origin._replace(number=-1))
 
 
 def origin_of_error(error: BaseException) -> ErrorOrigin | None:

@@ -9,7 +9,7 @@ import numpy as np
 from headrace.element.chunk import Chunk, States
 from headrace.element.places import named
 from headrace.errors import DataLossError, FailedPreconditionError
-from headrace.execution.error_origins import origin_of_error
+from headrace.execution.error_origins import ErrorOrigin, Failed, origin_of_error
 from headrace.execution.iterator import MOST_FAILURES, ElementIterator, State
 from headrace.execution.places import Places
 from headrace.execution.unit_source import UnitReader, UnitSource
@@ -34,15 +34,23 @@ class UnitElements(ElementIterator):
         unit: The number of the unit.
         fills: Whether what filters left out has something in its place, so that it counts.
         has_places: Whether the elements have places.
+        holds_failures: Whether an element that failed has its error in its place (`Failed`).
     """
 
     def __init__(
-        self, source: UnitSource, unit: int, *, fills: bool = False, has_places: bool = False
+        self,
+        source: UnitSource,
+        unit: int,
+        *,
+        fills: bool = False,
+        has_places: bool = False,
+        holds_failures: bool = False,
     ) -> None:
         self._source = source
         self._unit = unit
         self._fills = fills
         self._has_places = has_places
+        self._holds_failures = holds_failures
         self._reader: UnitReader | None = None
         self._ordinal = 0  # of the next element
         self._failed = 0
@@ -98,14 +106,24 @@ class UnitElements(ElementIterator):
         return error
 
     def _left_out_before_error(self, error: Exception, limit: int) -> Chunk:
-        """Return what stands for elements that were left out before an error, or raise that."""
+        """Return what stands for elements that were left out before an error, or raise that.
+
+        If errors are held in the places of elements, return one that is of an element.
+        """
         origin = origin_of_error(error)
         before = None if origin is None else self._left_out_before(origin.element, limit)
-        if before is None:
-            self._error = None
-            self._failed += 1
-            raise error
-        return before
+        if before is not None:
+            return before
+        self._error = None
+        if origin is not None and self._is_held(origin):
+            first, self._ordinal = self._ordinal, origin.ordinal
+            places = named(origin.unit, np.array([origin.element]), self._no_places(1))
+            return Chunk.of_rows([Failed(error)], self._states(first, places["ordinal"]), places)
+        self._failed += 1
+        raise error
+
+    def _is_held(self, origin: ErrorOrigin) -> bool:
+        return self._holds_failures and origin.number == 0
 
     def _left_at_end(self, limit: int) -> Chunk | None:
         """Return what stands for elements that were left out at the end of the unit."""
@@ -150,7 +168,11 @@ class UnitElements(ElementIterator):
         while reached < ordinal or seen < failed:
             try:
                 chunk = self._reader.next_chunk(min(ordinal - reached, _AT_ONCE) or 1)
-            except Exception:
+            except Exception as error:
+                origin = origin_of_error(error)
+                if origin is not None and self._is_held(origin):
+                    reached = origin.ordinal
+                    continue
                 seen += 1
                 if seen > MOST_FAILURES + failed:
                     raise

@@ -59,6 +59,7 @@ class UnitsIterator(ElementIterator):
         self._node = node
         self._range = _Range(node, context)
         self._wants_places = context.wants_places
+        self._has_places = context.units_have_places
         self._index = 0  # of the unit
         self._input: UnitElements | None = None
 
@@ -96,7 +97,12 @@ class UnitsIterator(ElementIterator):
         )
 
     def _open(self) -> UnitElements:
-        return UnitElements(self._source, self._range.unit(self._index))
+        return UnitElements(
+            self._source,
+            self._range.unit(self._index),
+            has_places=self._has_places,
+            holds_failures=self._node.holds_failures,
+        )
 
     def get_state(self) -> State:
         inner = {"ordinal": 0} if self._input is None else self._input.get_state()
@@ -143,6 +149,7 @@ class _OuterUnits:
         self._range = _Range(node, context)
         self._has_places = context.units_have_places
         self._pace_at_least = node.block_length
+        self._holds_failures = node.holds_failures
         self._next = 0
 
     def next(self) -> Opened:
@@ -164,7 +171,13 @@ class _OuterUnits:
 
     def _unit(self, index: int) -> UnitElements:
         unit = self._range.unit(index)
-        return UnitElements(self._source, unit, fills=True, has_places=self._has_places)
+        return UnitElements(
+            self._source,
+            unit,
+            fills=True,
+            has_places=self._has_places,
+            holds_failures=self._holds_failures,
+        )
 
     def _inner(self, index: int, unit: UnitElements) -> Inner:
         return Inner(_counting_from(index), index, unit, Pace(least=self._pace_at_least), _NONE)

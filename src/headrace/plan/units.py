@@ -38,6 +38,9 @@ class Units(Node):
     """Positions of that leaf in a pass, or INFINITE."""
     counts_rows: bool = False
     """Whether a unit has as many elements as are read of a source at its index."""
+    holds_failures: bool = False
+    """Whether what failed in a step that sank below those above, which choose, stands in the place
+    of its element (`plan.failures`)."""
     element_spec: Spec | None = None
     count: int = UNKNOWN
     """Elements in a pass, where that is known."""

@@ -10,7 +10,8 @@ order of one process, `above` opens unit after unit (`plan.units`), and is else 
 * One-to-one steps and filters over an interleave sink into it. Each element keeps the ordinal that
   it had before the filters, so that those left out count in the turns.
 * One-to-one steps over steps that choose sink below them. Over a shuffle of values only where the
-  elements that it then holds at the client fit a bound.
+  elements that it then holds at the client fit a bound. What fails in them is chosen with the
+  others, and raised above (`plan.failures`).
 * `repeat` and `concatenate` over others stay in both halves: below they say which units there are.
 
 In any order, whatever carries origins stays below: batches, shuffles of values, buckets. A batch
@@ -31,6 +32,7 @@ from headrace.errors import FailedPreconditionError
 from headrace.plan.batching import Batch, Unbatch
 from headrace.plan.combining import Concatenate, Interleave
 from headrace.plan.elementwise import Filter, Map
+from headrace.plan.failures import FailsBelow, RaiseFailed
 from headrace.plan.fixed_order import fixed_seeds, with_fixed_seeds
 from headrace.plan.free_order import free_steps
 from headrace.plan.node import Node
@@ -176,6 +178,18 @@ class _Stream:
     plan: Node
     cycle_length: int = 1
     block_length: int = 1
+    has_sunk: bool = False
+    """Whether steps that the client would run are in it by now."""
+    holds_failures: bool = False
+    """Whether some of those came from above steps that choose."""
+
+    def sink(self, node: Node, *, is_chosen: bool) -> None:
+        """Take in a step; `is_chosen`: the client chooses from what is below it."""
+        if is_chosen and self.has_sunk and not self.holds_failures:
+            self.plan = FailsBelow(input=self.plan, location=node.location)
+        self.holds_failures = self.holds_failures or is_chosen
+        self.has_sunk = True
+        self.plan = node.over([self.plan])
 
 
 @dataclass
@@ -193,6 +207,10 @@ class _Piece:
     """Whether nothing stands over the stream, an interleave: filters sink, too."""
     is_shuffled: bool = False
     """Whether what sinks passes a shuffle of values."""
+    is_chosen: bool = False
+    """Whether what sinks passes steps that choose."""
+    raises_failed: bool = False
+    """Whether what fails in steps that sank is raised over those."""
 
 
 class _Cutter:
@@ -277,7 +295,10 @@ class _Cutter:
         first = inputs[0]
         if self._sinks_into(node, first):
             for stream in first.streams:
-                stream.plan = node.over([stream.plan])
+                stream.sink(node, is_chosen=first.is_chosen)
+            if first.is_chosen and not first.raises_failed:
+                first.above = RaiseFailed(input=first.above, location=node.location)
+                first.raises_failed = True
             self._place(node, "workers", "sinks below the steps that the client runs")
             return first
         self._place(node, "client", self._why(node, first))
@@ -287,8 +308,13 @@ class _Cutter:
             units=node.over([one.units for one in inputs]) if keeps_units else first.units,
         )
         passes_through = node.chooses or node.is_transparent or isinstance(node, Concatenate)
+        # What fails is raised in one place: over all steps that choose, or below.
+        raising = {one.raises_failed for one in inputs}
+        passes_through &= len(raising) == 1 and not (node.chooses and first.raises_failed)
         if passes_through and all(one.streams for one in inputs):
             piece.streams = [stream for one in inputs for stream in one.streams]
+            piece.is_chosen = node.chooses or any(one.is_chosen for one in inputs)
+            piece.raises_failed = first.raises_failed
             piece.is_direct = node.is_transparent and first.is_direct
             piece.is_shuffled = isinstance(node, Shuffle) or any(one.is_shuffled for one in inputs)
         return piece
@@ -342,6 +368,7 @@ class _Cutter:
             unit_positions=unit_positions,
             positions=positions,
             counts_rows=counts_rows(stream.plan),
+            holds_failures=stream.holds_failures,
             element_spec=element_spec(stream.plan),
             count=cardinality(stream.plan),
             location=stream.plan.location,

@@ -58,7 +58,7 @@ class Elements(Message, frozen=True):
     failed_at: tuple[int, int] = (0, 0)
     """With `failed`: where the error stands in the unit. (ordinal of the element before which it
     stands, its number among those that stand there, from 1 on; 0: the element before that one has
-    failed itself)"""
+    failed itself; -1: so it has, below steps of the client's half that choose)"""
     order: bytes = b""
     """Where they are: for each of them, in their order, which it is in the order of the elements,
     as 32 bits (little-endian)."""
