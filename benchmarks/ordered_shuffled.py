@@ -2,7 +2,7 @@
 
 As `ordered`, for `list_files().interleave(TFRecordDataset).shuffle(10_000).map(decode).batch(32)`:
 what a shuffle of values holds is known to who runs the plan from its beginning alone, and the map,
-where the work is, stands after it.
+where the work is, stands after it. Workers run that below the shuffle, which then holds images.
 """
 
 from __future__ import annotations

@@ -179,10 +179,17 @@ def opened_unless_absent(number: int) -> hr.Dataset:
             .take(40)
             .map(failing)
         ),
+        lambda: (
+            hr.Dataset.range(12)
+            .interleave(lambda x: hr.Dataset.range(x * 5, x * 5 + 5), cycle_length=3)
+            .shuffle(20, seed=3)
+            .map(failing)
+            .batch(3)
+        ),
     ],
     ids=[
         *("map", "parallel map", "in files", "over files", "no file", "batches of several units"),
-        "over what is chosen of files",
+        *("over what is chosen of files", "over shuffled files"),
     ],
 )
 def test_errors_come_in_the_places_of_their_elements(make: Any, service: str) -> None:

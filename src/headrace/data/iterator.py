@@ -334,7 +334,7 @@ class DatasetIterator:
                 raise FailedPreconditionError(NO_ORDER)
             position: dict[str, Any] = {"positions": place, "seed": self._seed}
         else:
-            half = at.get("half", source.half_in_order)
+            half = at.get("half") or source.half_in_order
             why = source.cannot_begin_at(half, is_of_one_process="stream" in at)
             if why:
                 raise FailedPreconditionError(why)
@@ -378,7 +378,7 @@ def _runs_elsewhere(plan: Node) -> Source | None:
     """Return the source that runs a plan elsewhere, if there is nothing else to it."""
     while plan.is_transparent and len(plan.inputs) == 1:
         (plan,) = plan.inputs
-    return plan.source if isinstance(plan, FromSource) and plan.source.half_in_order else None
+    return plan.source if isinstance(plan, FromSource) and plan.source.has_halves else None
 
 
 def _close_quietly(running: list[ElementIterator]) -> None:

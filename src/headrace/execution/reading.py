@@ -109,7 +109,7 @@ class ReadIterator(ElementIterator):
     def _count_error(self, reader: Reader, before: Position) -> None:
         self._failed += 1
         # From there it would fail again. What is read elsewhere has its place, whatever failed.
-        if reader.get_position() == before and not self._node.source.half_in_order:
+        if reader.get_position() == before and not self._node.source.has_halves:
             self._has_positions = False
 
     def _states(self, reader: Reader, before: Position, ordinal: int, size: int) -> States:

@@ -231,8 +231,16 @@ class Source(ABC):
 
     @property
     def half_in_order(self) -> str:
-        """How `written` is cut in two (`rewrites.cut`), where positions are places in its half."""
+        """How `written` is cut in two (`rewrites.cut`), where positions are places in its half.
+
+        It may be decided only when somebody asks.
+        """
         return ""
+
+    @property
+    def has_halves(self) -> bool:
+        """Whether `half_in_order` says anything; nothing is decided for that."""
+        return bool(self.half_in_order)
 
     def cannot_begin_at(self, half: str, *, is_of_one_process: bool) -> str:
         """Return why reading cannot begin at a place in a half of `written`; "": it can.

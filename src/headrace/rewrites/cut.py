@@ -121,7 +121,7 @@ def cut(
         bound: Bytes that shuffles of values may hold at the client for one-to-one steps to sink
             below them.
         bytes_of: Returns the size of an element of a step, if it is known. By default it is where
-            the plan's specs say it.
+            the plan's specs say it. Asked only where something hangs on it.
         fixed: As for `execution.build.start`.
 
     Raises:
@@ -132,13 +132,12 @@ def cut(
         made = cut_as(prepared, "in any order")
         if not made.is_ordered:
             return made
-    sunk = cut_as(prepared, "in order, sunk")
-    held = held_by(prepared.plan, bytes_of or bytes_by_spec)
-    if held == 0:
+    sunk, unsunk = cut_as(prepared, "in order, sunk"), cut_as(prepared, "in order")
+    if sunk.placed == unsunk.placed:
         return sunk
+    held = held_by(prepared.plan, bytes_of or bytes_by_spec)
     fits = held is not None and held <= bound
-    chosen = sunk if fits else cut_as(prepared, "in order")
-    return replace(chosen, held_bytes=held)
+    return replace(sunk if fits else unsunk, held_bytes=held)
 
 
 def _prepared(plan: Node, fixed: Sequence[int]) -> Normal:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from headrace.plan.elements import FromSource
 from headrace.plan.free_order import free_steps, kept_steps
 from headrace.plan.index_part import leaves
@@ -36,8 +38,13 @@ def _elsewhere(plan: Node) -> str:
     return "\n".join(f"over the service\n{each.account}" for each in sources if each.account)
 
 
-def explain_cut(made: Cut) -> str:
-    """Return how a plan is cut, as text: what runs where, why, and what bounds it."""
+def explain_cut(made: Cut, notes: Sequence[str] = ()) -> str:
+    """Return how a plan is cut, as text: what runs where, why, and what bounds it.
+
+    Args:
+        made: How.
+        notes: What else is to be said of what bounds it.
+    """
     order = "of one process" if made.is_ordered else "in which workers finish"
     steps = "".join(
         f"\n    {placed.where:7}  {placed.step}{f': {placed.why}' if placed.why else ''}"
@@ -48,12 +55,13 @@ def explain_cut(made: Cut) -> str:
         held = "\n  shuffles hold elements of unknown size, so steps above them stay at the client"
     elif made.held_bytes:
         held = f"\n  shuffles at the client: {made.held_bytes:,} bytes of finished elements"
+    said = "".join(f"\n    {note}" for note in notes)
     return (
         f"order: that {order}"
         f"\n  where each step runs, inputs first{steps}"
         f"\n  on workers\n{outline(made.below, 2)}"
         f"\n  at the client\n{outline(made.above, 2)}"
-        f"{held}"
+        f"{held}{said}"
     )
 
 

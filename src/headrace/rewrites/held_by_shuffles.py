@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from headrace.element.spec import ArraySpec, Spec
 from headrace.element.structure import flatten
+from headrace.plan.combining import Concatenate
 from headrace.plan.elementwise import Map
 from headrace.plan.index_part import leaves
 from headrace.plan.node import Node
@@ -30,7 +31,7 @@ def held_by(plan: Node, bytes_of: Callable[[Node], int | None]) -> int | None:
             if size is None:
                 return None
             total += node.buffer_size * size
-        goes_on = isinstance(node, Map) or node.is_transparent or node.chooses
+        goes_on = isinstance(node, Map | Concatenate) or node.is_transparent or node.chooses
         for input_ in node.inputs:
             carried_on = top or (node if isinstance(node, Map) else None)
             if goes_on and carried_on is not None:

@@ -53,4 +53,4 @@ def differs_by_reader(plan: Node) -> str:
 def _gives_all_the_same(source: Source) -> bool:
     is_local = source.keeper is None
     is_shared = getattr(source, "job_name", None) is not None
-    return is_local or (source.has_order and bool(source.half_in_order) and not is_shared)
+    return is_local or (source.has_order and source.has_halves and not is_shared)

@@ -24,6 +24,7 @@ from headrace.plan.source import INFINITE, UNKNOWN
 from headrace.rewrites.cut import Cut
 from headrace.service.by_value import by_value, checked_modules
 from headrace.service.client.consumers import spec_of_parts
+from headrace.service.client.in_order import InOrder
 from headrace.service.client.in_turns import InTurns, source_for
 from headrace.service.client.materialized import (
     MaterializedSource,
@@ -33,8 +34,6 @@ from headrace.service.client.materialized import (
 from headrace.service.client.options import ReadingOptions, reading_options
 from headrace.service.client.source import RemoteSource
 from headrace.service.client.visits import (
-    account_in_order,
-    account_of,
     cut_for,
     is_cut,
     whole_stream_step,
@@ -108,7 +107,9 @@ def distribute(
         ordered: Whether elements come in the order in which one process yields them, whichever
             workers come, go and die. With DYNAMIC and exactly once alone. One client reads
             a job so, or `num_consumers` do, each its elements. Workers run what they can unit by
-            unit, and this process runs the rest; it holds what comes before its turn.
+            unit, and this process runs the rest; it holds what comes before its turn. Where it
+            hangs on the size of elements what workers run, and only functions can tell, a few are
+            made in this process when reading begins.
         remainder: What becomes of elements at the end that are too few for a round of all
             consumers: "drop" (they go to nobody), "pad" (the others get batches of no rows) or
             "end_together" (their rows are shared evenly).
@@ -178,8 +179,7 @@ def distribute(
         )
         plan = dataset.plan
         spec, size = traverse.element_spec(plan), traverse.cardinality(plan)
-        account = account_of(plan, options)
-        return _reading(options, dataset_id, spec, size, job_name, compression, plan, made, account)
+        return _reading(options, dataset_id, spec, size, job_name, compression, plan, made)
 
     return apply
 
@@ -316,7 +316,6 @@ def _reading(
     compression: str | None,
     plan: Node | None,
     made: Cut | None,
-    account: str = "",
 ) -> Dataset:
     """Return a dataset that reads what is registered.
 
@@ -329,7 +328,6 @@ def _reading(
         compression: "AUTO", or None.
         plan: What is registered, where a part of it is run here.
         made: How it is cut then; None: workers run all of it.
-        account: What `explain()` says of it.
     """
     is_ordered = made is not None and made.is_ordered
     # How many workers there will be, and how many copies they make, nobody knows.
@@ -350,8 +348,8 @@ def _reading(
         units=None if made is None else made.units,
         whole_stream="" if made is None else whole_stream_step(made),
         written=written,
+        in_order=None if written is None else InOrder(written),
         fixed_seeds=tuple(fixed),
-        _account=account,
     )
     return Dataset.from_source(source)
 
@@ -381,7 +379,6 @@ def _in_turns(
         spec=traverse.element_spec(plan),
         compression=compression,
         register=register,
-        account=account_in_order(plan),
     )
     return Dataset.from_source(source)
 

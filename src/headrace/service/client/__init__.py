@@ -27,6 +27,7 @@ What does it:
 
     options    how a service is read, checked once
     visits     how often elements are visited: what a plan can do, and its default
+    in_order   how a plan is cut for reading in order, by what its elements take
     consumers  which consumer reads, of how many: arguments, checked once
     source     the Source that a plan holds
     reader     what the consumer takes from an iteration, in pieces of the size that is asked for

@@ -35,6 +35,7 @@ from headrace.plan.user_function import step_name
 from headrace.plan.windows import BucketBySequenceLength, GroupByWindow
 from headrace.rewrites.cut import Cut, Half, cut
 from headrace.service.client.consumers import spec_of_parts
+from headrace.service.client.in_order import InOrder
 from headrace.service.client.keeping import Keeper
 from headrace.service.client.options import ReadingOptions
 from headrace.service.client.source import RemoteSource
@@ -88,6 +89,7 @@ class InTurns(Source):
         read: Returns the source of a plan that is read in order for this consumer: that of its job,
             or (False) one for this client alone.
         has_part: `reads_its_part`.
+        in_order: How the plan is cut. Consumers may differ in it: each has a job of its own.
         fixed_seeds: See `plan.source.Source`.
     """
 
@@ -96,8 +98,8 @@ class InTurns(Source):
     spec: Spec | None
     read: Callable[[Node, bool], RemoteSource]
     has_part: bool
+    in_order: InOrder = field(repr=False)
     fixed_seeds: tuple[int, ...] = ()
-    _account: str = field(default="", repr=False)
     _seed: int | None = field(default=None, repr=False)
     _keeper: Keeper = field(default_factory=Keeper, repr=False)
     #: What was read last: the consumer's own elements, and those that are too few for a round.
@@ -135,12 +137,15 @@ class InTurns(Source):
 
     @property
     def account(self) -> str:
-        return self._account
+        return self.in_order.account()
 
     @property
     def half_in_order(self) -> str:
-        assert self.written is not None
-        return cut(self.written, ordered=True).half
+        return self.in_order.half
+
+    @property
+    def has_halves(self) -> bool:
+        return True
 
     @property
     def keeper(self) -> Keeper:
@@ -199,7 +204,6 @@ def source_for(
     spec: Spec | None,
     compression: str | None,
     register: Callable[[Node], str],
-    account: str = "",
 ) -> InTurns:
     """Return what a consumer reads.
 
@@ -209,7 +213,6 @@ def source_for(
         spec: Spec of one element.
         compression: "AUTO", or None.
         register: Makes a plan known to the service; returns its id.
-        account: What `explain()` says of it.
 
     Raises:
         FailedPreconditionError: The plan cannot be read so; the message says why.
@@ -232,6 +235,8 @@ def source_for(
         group_terms="\n".join(terms),
     )
 
+    in_order = InOrder(plan)
+
     def read(part: Node, is_named: bool) -> RemoteSource:
         made = cut_for(part, own)
         assert made is not None
@@ -248,6 +253,7 @@ def source_for(
             units=made.units,
             whole_stream=whole_stream_step(made) or "reading in order",
             written=part,
+            in_order=in_order if part is plan else InOrder(part),
         )
 
     has_part = reads_its_part(plan)
@@ -267,6 +273,6 @@ def source_for(
         spec=spec_of_parts(spec, options.remainder),
         read=read,
         has_part=has_part,
+        in_order=in_order,
         fixed_seeds=tuple(seeds_named(plan, options.job_name or "")),
-        _account=account,
     )

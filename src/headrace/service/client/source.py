@@ -9,7 +9,7 @@ import secrets
 import socket
 import uuid
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 
@@ -26,8 +26,9 @@ from headrace.plan.node import Node
 from headrace.plan.source import INFINITE, UNKNOWN, Position, Reader, Source
 from headrace.plan.traverse import transform
 from headrace.plan.units import Units
-from headrace.rewrites.cut import Half, cut, cut_as
+from headrace.rewrites.cut import Half, cut_as
 from headrace.rewrites.optimize import prepare
+from headrace.service.client.in_order import InOrder
 from headrace.service.client.keeping import Keeper
 from headrace.service.client.opening import open_iteration
 from headrace.service.client.options import ReadingOptions
@@ -37,7 +38,7 @@ from headrace.service.client.session import Session
 from headrace.service.client.shell import Shell
 from headrace.service.client.targets import Target
 from headrace.service.client.upper import NO_UNITS, ArrivingUnits, UpperReader, new_session
-from headrace.service.client.visits import cannot_begin
+from headrace.service.client.visits import account_of, cannot_begin
 from headrace.service.config import ShardingPolicy
 from headrace.service.dispatcher.stub import DispatcherStub
 from headrace.service.messages import (
@@ -95,10 +96,12 @@ class RemoteSource(Source):
         spec: Spec of one element, or None.
         compression: "AUTO": what comes through a slow wire may be packed; None: it is not.
         half: How the plan is cut in two, where workers run the lower half alone (`rewrites.cut`).
+            In order, `in_order` says how it is read from the start.
         units: Units that the lower half is dealt in.
         whole_stream: What in the upper half is about the whole stream, so that no other client may
             read the same; "": nothing.
         written: The plan, where its upper half is run here; None: what comes is what there is.
+        in_order: How it is cut in order; None: there is no `written`.
         fixed_seeds: See `plan.source.Source`.
     """
 
@@ -112,8 +115,8 @@ class RemoteSource(Source):
     units: int | None = None
     whole_stream: str = ""
     written: Node | None = None
+    in_order: InOrder | None = field(default=None, repr=False)
     fixed_seeds: tuple[int, ...] = ()
-    _account: str = field(default="", repr=False)
     _seed: int | None = field(default=None, repr=False)
     _keeper: Keeper = field(default_factory=Keeper, repr=False)
     _latest: _Latest = field(default_factory=_Latest, repr=False)
@@ -134,11 +137,18 @@ class RemoteSource(Source):
 
     @property
     def half_in_order(self) -> str:
-        if self.half.startswith("in order"):
-            return self.half
-        if self.written is None or not self.has_positions:
+        if not self.has_halves:
             return ""
-        return cut(self.written, ordered=True).half
+        assert self.in_order is not None
+        return self.in_order.half
+
+    @property
+    def has_halves(self) -> bool:
+        return self._is_in_order or self.has_positions
+
+    @property
+    def _is_in_order(self) -> bool:
+        return self.half.startswith("in order")
 
     @property
     def has_order(self) -> bool:
@@ -162,7 +172,12 @@ class RemoteSource(Source):
 
     @property
     def account(self) -> str:
-        return self._account
+        if self.written is None:
+            return ""
+        if not self._is_in_order:
+            return account_of(self.written, self.options)
+        assert self.in_order is not None
+        return self.in_order.account()
 
     def seeded(self, seed: int) -> Source:
         return dataclasses.replace(self, _seed=seed) if self.written is not None else self
@@ -207,7 +222,7 @@ class RemoteSource(Source):
 
     @property
     def cannot_restore(self) -> str:
-        if self.half.startswith("in order") or self.has_positions:
+        if self.has_halves:
             return ""
         if self.whole_stream and self.written is not None:
             return (
@@ -299,7 +314,7 @@ class RemoteSource(Source):
             num_consumers=options.num_consumers,
             cross_trainer_cache=bool(options.trainer_id),
             visitation=options.visitation,
-            ordered=self.half.startswith("in order"),
+            ordered=self._is_in_order,
             remainder=options.remainder,
             cost=options.cost,
             cost_plan=hashlib.sha256(options.cost_fn).digest() if options.cost_fn else b"",
@@ -323,9 +338,9 @@ class RemoteSource(Source):
         """
         if "positions" in (position or ()):
             raise FailedPreconditionError(NO_ORDER)
-        place = {"half": self.half, "seed": self._seed, **(position or {})}
+        place = {"seed": self._seed, **(position or {})}
         made = cut_as(
-            prepare(with_fixed_seeds(written, self.fixed_seeds)), cast(Half, place["half"])
+            prepare(with_fixed_seeds(written, self.fixed_seeds)), self._half_at(position or {})
         )
         at, own = place.get("units"), made.options.seed
         opening = self._opening(pass_number)
@@ -381,6 +396,18 @@ class RemoteSource(Source):
             return start_above(made, units, seed=seed, pass_number=pass_number)
 
         return UpperReader(begin, at, units.close, named)
+
+    def _half_at(self, position: dict[str, Any]) -> Half:
+        """Return how the plan is cut for reading from a place on; {}: from the start."""
+        half = cast(Half, position.get("half", self.half))
+        if not half.startswith("in order"):
+            return half
+        assert self.in_order is not None
+        if "half" not in position:
+            return self.in_order.half
+        if self.job_name is not None:
+            self.in_order.keep(half)  # All passes of a job are cut alike.
+        return half
 
     def _shell(self, session: Session, target: Target) -> Shell:
         return Shell(

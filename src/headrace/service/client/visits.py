@@ -28,7 +28,6 @@ from headrace.service.client.options import ReadingOptions
 from headrace.service.config import ShardingPolicy
 
 __all__ = [
-    "account_in_order",
     "account_of",
     "cannot_begin",
     "cut_for",
@@ -41,6 +40,8 @@ __all__ = [
 
 def cut_for(plan: Node, options: ReadingOptions) -> Cut | None:
     """Return how a plan is cut for reading; None: workers run all of it.
+
+    In order, what `in_order` decides may be another half, of which all else is the same.
 
     Raises:
         FailedPreconditionError: It is to be read in order, and cannot be read in parts; or a step
@@ -86,15 +87,10 @@ def _would_open(made: Cut) -> str:
 
 
 def account_of(plan: Node, options: ReadingOptions) -> str:
-    """Return what is to be said of how a plan is run; "": nothing."""
+    """Return what is to be said of how a plan is run in any order; "": nothing."""
     if not is_cut(options) or deal_of(normalize(plan).plan) is None:
         return ""
-    return explain_cut(cut(plan, ordered=options.ordered))
-
-
-def account_in_order(plan: Node) -> str:
-    """Return what is to be said of how a plan is run in order."""
-    return explain_cut(cut(plan, ordered=True))
+    return explain_cut(cut(plan, ordered=False))
 
 
 def is_cut(options: ReadingOptions) -> bool:
