@@ -223,3 +223,14 @@ def test_rows_that_are_held_do_not_keep_the_chunks_that_they_came_in():
     tracemalloc.stop()
     iterator.close()
     assert held < 2 * rows // 16 * width * 4
+
+
+def test_rows_of_some_chunks_among_others_do_not_keep_those_either():
+    """The first and the last have memory of their own, those between are parts of large arrays."""
+    width, chunk = 64, 1024
+    own = [np.zeros(width, np.uint8) for _ in range(2 * chunk)]
+    parts = [np.zeros((16, width), np.uint8)[5] for _ in range(chunk)]
+    shuffle = values_of(ListIterator([*own[:chunk], *parts, *own[chunk:]]), 4 * chunk)
+    rows = [row for _ in range(3) for row in shuffle.next_chunk(chunk).rows()]
+    assert len(rows) == 3 * chunk
+    assert all(row.base is None or row.base.nbytes <= 4 * width for row in rows)

@@ -20,7 +20,7 @@ from headrace.execution.intake import Live
 from headrace.execution.iterator import ElementIterator, Singles, State, make_iterator
 from headrace.execution.reread import Reread
 from headrace.execution.shuffle_order import Draws, slot_ordinals
-from headrace.execution.shuffle_slots import OWN_MEMORY, Slots, unpinned
+from headrace.execution.shuffle_slots import OWN_MEMORY, Slots, unpinned, unpinned_rows
 from headrace.plan.index_part import is_index_part
 from headrace.plan.ordering import Shuffle
 from headrace.plan.source import INFINITE
@@ -221,7 +221,7 @@ class ShuffleIterator(ElementIterator):
             chunk = self._input.pull(min(self._size - self._input.read, _DRAWN_AHEAD))
             if chunk is None:
                 break
-            self._filling.append(chunk)
+            self._filling.append(unpinned_rows(chunk))
         self._slots, self._filling = Slots(self._filling), []
         self._ordinals = np.arange(self._slots.size)
         self.gives_rows = self._slots.are_rows and not self._input.input.reads_ahead_freely

@@ -19,7 +19,7 @@ from headrace.element.transpose import map_leaves
 from headrace.execution.places import Places
 from headrace.execution.shuffle_order import Exchange
 
-__all__ = ["OWN_MEMORY", "Slots", "unpinned"]
+__all__ = ["OWN_MEMORY", "Slots", "unpinned", "unpinned_rows"]
 
 _MOST_PINNED = 4
 """Times its own size that a row may keep alive before it is copied."""
@@ -139,6 +139,16 @@ def _unpinned(chunk: Chunk) -> list[Any]:
     if rows and (_pins(rows[0]) or (len(rows) > 1 and _pins(rows[-1]))):
         return [map_leaves(_unpinned_leaf, row) for row in rows]
     return list(rows)
+
+
+def unpinned_rows(chunk: Chunk) -> Chunk:
+    """Return a chunk that is to be held beside others, rows that would keep much more copied.
+
+    Each chunk for itself: rows of several were made in several ways.
+    """
+    if chunk.is_columnar:
+        return chunk  # the columns of all are copied together
+    return Chunk.of_rows(_unpinned(chunk), chunk.states, chunk.places)
 
 
 def unpinned(row: Any) -> Any:
