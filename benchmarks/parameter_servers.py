@@ -3,7 +3,8 @@
 Each worker takes a batch of its own: 1,024 lists of 16 ids. It reads their rows from a table of a
 million (32 floats each, one half on each server), means each list's rows, multiplies with a vector,
 and pushes the gradients of a squared error by SGD. The vector is named, so that it comes with the
-rows; the graph of tf.distribute reads both at a time, too. In the second workload a scheduled
+rows; the graph of tf.distribute reads both at a time, too. A step is pushed in the background: the
+next read has it, as in that graph. In the second workload a scheduled
 function does ten such steps. Of empty functions there is nothing to count but the functions.
 Workers and servers are processes of this machine in both libraries.
 """
@@ -77,7 +78,7 @@ def _headrace(steps: int) -> Build:
             uniform = hr.initializers.Uniform(0.0, 0.1, seed=0)
             table: Any = hr.Variable(uniform, shape=(ROWS, DIM), dtype="float32", name="table")
             vector = hr.Variable(np.full(DIM, 0.1, np.float32), name="vector")
-            sgd = hr.optimizers.SGD(float(RATE))
+            sgd = hr.optimizers.InBackground(hr.optimizers.SGD(float(RATE)))
 
         def step(batches: Any) -> float:
             for _ in range(steps):

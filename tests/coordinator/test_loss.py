@@ -253,19 +253,23 @@ def _train(counts: Any, weights: Any, optimizer: Any, number: int) -> int:
     counts.scatter_add([number], np.ones((1, 2)))
     optimizer.apply_gradients([(np.full(3, float(number)), weights)])
     counts.assign_add(np.ones_like(counts))
+    optimizer.apply_gradients([(np.full(3, float(number)), weights)])
     time.sleep(0.001)
     return number
 
 
-def test_with_replicas_a_killed_server_loses_and_doubles_nothing(tasks: Tasks) -> None:
+@pytest.mark.parametrize("waits", [True, False])
+def test_with_replicas_a_killed_server_loses_and_doubles_nothing(tasks: Tasks, waits: bool) -> None:
     strategy = tasks.strategy(
         replication=2,
         variable_partitioner=hr.distribute.partitioners.FixedShardsPartitioner(2),
     )
     with strategy.scope():
-        counts = hr.Variable(np.zeros((10, 2)), name="replicated counts")
-        weights = hr.Variable(np.zeros(3), name="replicated weights")
-        optimizer = hr.optimizers.SGD(1.0, name="replicated")
+        counts = hr.Variable(np.zeros((10, 2)), name=f"replicated counts, {waits}")
+        weights = hr.Variable(np.zeros(3), name=f"replicated weights, {waits}")
+        optimizer: Any = hr.optimizers.SGD(1.0, name=f"replicated, {waits}")
+        if not waits:
+            optimizer = hr.optimizers.InBackground(optimizer)
     servers = strategy.cluster.servers
 
     def is_whole() -> bool:
@@ -294,8 +298,8 @@ def test_with_replicas_a_killed_server_loses_and_doubles_nothing(tasks: Tasks) -
         numbers = coordinator.fetch(values)
         assert numbers == [number % 10 for number in range(scheduled)]
         assert (counts.read() == scheduled + scheduled // 10).all()
-        assert weights.read().tolist() == [-float(sum(numbers))] * 3
-        assert optimizer.iterations == scheduled
+        assert weights.read().tolist() == [-2.0 * sum(numbers)] * 3
+        assert optimizer.iterations == 2 * scheduled
     strategy.close()
     assert longest < 10.0
 

@@ -381,3 +381,48 @@ def test_a_structure_that_is_fetched_keeps_its_types():
         found = coordinator.fetch(OrderedDict(a=coordinator.schedule(lambda: 1)), SECONDS)
         assert found == {"a": 1}
         assert type(found) is OrderedDict
+
+
+@pytest.mark.parametrize("options", [{}, {"mode": "sync", "round_size": 2}])
+def test_steps_in_the_background_are_done_when_their_function_is(options: dict[str, Any]) -> None:
+    with _cluster(**options) as (strategy, coordinator):
+        with strategy.scope():
+            v = hr.Variable(np.zeros(2, np.float32), name="v")
+            later = hr.optimizers.InBackground(hr.optimizers.SGD(1.0), in_flight=3)
+
+        def step(times: int) -> int:
+            for _ in range(times):
+                later.apply_gradients([(np.ones(2, np.float32), v)])
+            return times
+
+        values = [coordinator.schedule(step, (times,)) for times in (1, 5, 0, 4)]
+        coordinator.join()
+        assert coordinator.fetch(values) == [1, 5, 0, 4]
+        if not options:
+            assert v.read().tolist() == [-10, -10]
+            assert later.iterations == 10
+
+
+def test_a_step_in_the_background_that_fails_fails_its_function() -> None:
+    with _cluster() as (strategy, coordinator):
+        with strategy.scope():
+            v = hr.Variable(np.zeros(2, np.float32), name="v")
+            later = hr.optimizers.InBackground(hr.optimizers.SGD(1.0))
+
+        def step(value: float) -> None:
+            later.apply_gradients([(np.full(2, value, np.float32), v)])
+            if value == 2:
+                raise KeyError("of the function")
+
+        failing = coordinator.schedule(step, (float("nan"),))
+        with pytest.raises(Exception, match="not finite"):
+            failing.fetch(SECONDS)
+        with pytest.raises(Exception, match="not finite"):
+            coordinator.join()
+        failing = coordinator.schedule(step, (2.0,))
+        with pytest.raises(Exception, match="of the function"):
+            failing.fetch(SECONDS)
+        with pytest.raises(Exception, match="of the function"):
+            coordinator.join()
+        coordinator.schedule(step, (1.0,)).fetch(SECONDS)
+        assert v.read().tolist() == [-3, -3], "what was begun before the error is there"

@@ -19,8 +19,9 @@ from headrace.errors import (
 )
 from headrace.parameter_server import operations as ops
 from headrace.parameter_server.applying import Applying
+from headrace.parameter_server.asking import Ask
 from headrace.parameter_server.closure_servers import ClosureServers
-from headrace.parameter_server.connection import Ask, Servers
+from headrace.parameter_server.connection import Servers
 from headrace.parameter_server.messages import Elsewhere, SaveShards, ServerRequest
 from headrace.parameter_server.origin import Origin, writing_as
 from headrace.parameter_server.repeating import may_be_repeated
@@ -365,7 +366,7 @@ def test_who_waits_is_released_when_the_connection_is_closed(monkeypatch):
 def test_long_silence_is_said_with_who_and_what(interrupted, caplog, monkeypatch):
     server, servers = interrupted
     monkeypatch.setattr("headrace.parameter_server.patience._QUIET_SECONDS", 0.05)
-    monkeypatch.setattr("headrace.parameter_server.connection._SLICE_SECONDS", 0.05)
+    monkeypatch.setattr("headrace.parameter_server.asking._SLICE_SECONDS", 0.05)
     begun, go_on = threading.Event(), threading.Event()
 
     def stand_still(operation, arrays):

@@ -41,7 +41,7 @@ from headrace.errors import (
     NotFoundError,
     OutOfRangeError,
 )
-from headrace.parameter_server.origin import Origin, writing_as
+from headrace.parameter_server.origin import Attempt, Origin, finish, writing_as
 from headrace.transport.channel import Buffer, Request
 from headrace.transport.envelope import encode_error
 
@@ -266,7 +266,7 @@ class Life:
                     task.attempt = attempt
                     if task.is_refused:
                         task.refuse()
-                payload, error = self._value(task, loaded)
+                payload, error = self._value(task, loaded, attempt)
         finally:
             refusing_variables.reset(no_variables)
             running.reset(before)
@@ -290,17 +290,24 @@ class Life:
         )
         return ran, payload, steps
 
-    def _value(self, task: Task[Request], loaded: Loaded) -> tuple[Payload, Exception | None]:
+    def _value(
+        self, task: Task[Request], loaded: Loaded, attempt: Attempt
+    ) -> tuple[Payload, Exception | None]:
         """Call the function; return what it returned, or what it raised."""
         resource = task.run.keeps
         try:
             args, kwargs = _arguments(task.run, task.buffers)
-            value = loaded.get()(*args, **kwargs)
-            del args, kwargs
-            if resource:
-                self._resources.keep(resource, value)
-                return NOTHING, None
-            return _packed(value, loaded.name), None
+            try:
+                value = loaded.get()(*args, **kwargs)
+                del args, kwargs
+                if resource:
+                    self._resources.keep(resource, value)
+                    return NOTHING, None
+                packed = _packed(value, loaded.name)
+            finally:
+                finish(attempt.begun)  # also where it failed: what it wrote is there or is not
+            attempt.finish()
+            return packed, None
         except BaseException as raised:
             error = blame(loaded.name, self.greeting.worker, raised)
             if resource:

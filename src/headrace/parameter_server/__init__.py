@@ -20,9 +20,9 @@ What a client computes:
 Between the two:
 
 * `server` is the shell: a port, and the one thread that carries out operations (`applying`), as
-  `messages` ask for them. `connection` asks many servers at a time, with `patience`; `repeating`
-  says what may be asked twice, and `lives` when a server was started again. `gauges` are for who
-  looks on.
+  `messages` ask for them. `connection` asks many servers at a time, `asking` each of them, with
+  `patience`; `repeating` says what may be asked twice, and `lives` when a server was started again.
+  `gauges` are for who looks on.
 * A store may be on two servers: `seats` are pure, and say which of the two leads; a `replica` is
   one of them in its server, a `mirror` has the other do what the leading one did, and `leaders` is
   what clients know of it.
@@ -43,7 +43,7 @@ What users hold:
   `table_files` keeps them in a file.
 * `pushing` is one step of an optimizer, over all of them; gradients of some rows are
   `indexed_slices`, and `arrays` may be of any framework. `in_background` does it
-  while a loop goes on, on a thread of the `background`.
+  while a loop goes on, on a thread of the `background`, or a function, on its own.
 * `checkpoint` saves and restores objects of a program: its `checkpoint_tree` says which and how,
   `checkpoint_objects` what servers and this process do of it, and `server_files` asks servers.
   `checkpoints` are saved again and again, in a `checkpoint_folder`, and given back to a server that

@@ -12,7 +12,9 @@ Rule 1. A server that cannot be reached is asked again until `timeout` seconds h
 Rule 2. What may have been carried out is repeated only if that does no harm: it changes nothing, or
         it has a key, or twice is as good as once (`may_be_repeated`). What never reached the server
         is always asked again.
-Rule 3. A server that was started again has lost what it held. That is reported once, before
+Rule 3. What a thread asks of a server is carried out in that order, also where it does not wait
+        for each answer (`begin_all`), and where something has to be asked again.
+Rule 4. A server that was started again has lost what it held. That is reported once, before
         anything else is asked of it, to the log and to those who restore it or asked for it
         (`lives`). Who then misses a shard waits for it as for the server.
 """
@@ -21,51 +23,29 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from numpy.typing import NDArray
 
 from headrace.arguments import check_seconds, check_strings
-from headrace.errors import (
-    CancelledError,
-    FailedPreconditionError,
-    NotFoundError,
-    UnavailableError,
-)
+from headrace.errors import CancelledError, FailedPreconditionError
+from headrace.parameter_server.asking import Answered, Ask, Call, Line, UnderWay
 from headrace.parameter_server.leaders import Leaders
 from headrace.parameter_server.lives import Lives
-from headrace.parameter_server.messages import (
-    ArrayForm,
-    CarriedOut,
-    CarryOut,
-    Elsewhere,
-    Reborn,
-    ServerReply,
-    ServerStatus,
-    Status,
-    buffer_of,
-    contiguous,
-    form_of,
-    read_arrays,
-)
-from headrace.parameter_server.operations import Answer, Operation, Settle
-from headrace.parameter_server.origin import in_closure
+from headrace.parameter_server.messages import Elsewhere, ServerReply, ServerStatus, Status
+from headrace.parameter_server.operations import Operation, Settle
+from headrace.parameter_server.origin import finish, under_way
 from headrace.parameter_server.patience import Patience
 from headrace.parameter_server.repeating import may_be_repeated
 from headrace.parameter_server.seats import PATIENCE
 from headrace.transport import zeromq
-from headrace.transport.channel import Channel, Reply
+from headrace.transport.channel import Channel
 from headrace.transport.security import Security
 
-__all__ = ["NOTHING_HERE", "Answered", "Ask", "Servers"]
+__all__ = ["Servers"]
 
-NOTHING_HERE = "it has nothing of what it is asked for"
-"""What a server says that does not lead the store that it is asked for."""
-
-_SLICE_SECONDS = 1.0
 _LARGEST_REQUEST = 16 << 30
 _NO_KEY = (
     "a function that a coordinator scheduled writes on a thread that it started, and would write "
@@ -82,17 +62,6 @@ _FORKED_IN_FUNCTION = (
     "servers: what it writes would not be told apart from what the function writes. Read and write "
     "in the function itself, and pass values to processes that it starts"
 )
-
-
-class Ask(NamedTuple):
-    """One operation for one server."""
-
-    server: int
-    operation: Operation
-    arrays: Sequence[NDArray[Any]] = ()
-
-
-Answered = tuple[Answer, list[NDArray[Any]]]
 
 
 class Servers:
@@ -131,7 +100,7 @@ class Servers:
         self._security = security
         #: Which lives of the servers are known.
         self.lives = Lives(len(addresses), self.name_of)
-        self._channels = threading.local()
+        self._lines = threading.local()
         #: Whose channel each is.
         self._owners: weakref.WeakKeyDictionary[Channel, int] = weakref.WeakKeyDictionary()
         self._process = os.getpid()
@@ -157,6 +126,17 @@ class Servers:
             FailedPreconditionError: A function writes on a thread that it started, or who asks is
                 in a process that was forked.
         """
+        return self.begin_all(asks).finish()
+
+    def begin_all(self, asks: Sequence[Ask]) -> UnderWay:
+        """Ask as `ask_all` does, and return before the answers are here.
+
+        Whoever asks finishes it, on this thread. What is asked meanwhile is carried out after it:
+        by the same channels, which keep the order, or once it is finished.
+
+        Raises:
+            UnavailableError, FailedPreconditionError: As of `ask_all`.
+        """
         self._check_process()
         if self._of_worker:
             for _, operation, _ in asks:
@@ -165,25 +145,16 @@ class Servers:
         by_server: dict[int, list[int]] = {}
         for position, ask in enumerate(asks):
             by_server.setdefault(ask.server, []).append(position)
+        earlier = under_way()
+        if not all(one.is_on_its_way(self) for one in earlier):
+            finish(earlier)
+        last = {call.server: call for one in earlier for call in one.calls if call.came is None}
         calls = []
         for server, positions in by_server.items():
-            calls.append(_Call(self, server, [asks[position] for position in positions]))
+            calls.append(Call(self, server, [asks[position] for position in positions]))
         for call in calls:
-            call.begin()
-        answers: list[Any] = [None] * len(asks)
-        failed: Exception | None = None
-        for call, positions in zip(calls, by_server.values(), strict=True):
-            try:
-                for position, answer in zip(positions, call.finish(), strict=True):
-                    answers[position] = answer
-            except Exception as error:
-                failed = failed or error
-        if failed is not None:
-            try:
-                raise failed
-            finally:
-                del failed  # its traceback holds this frame, which would hold it
-        return answers
+            call.begin(last.get(call.server))
+        return UnderWay(calls, list(by_server.values()))
 
     def greet(self) -> None:
         """Wait until all servers answer, and ask nothing.
@@ -228,7 +199,7 @@ class Servers:
         """Ask nothing more; whoever waits gets CancelledError. May be called twice."""
         self._closed.set()
         # Those of other threads that are at work go with the last use of them.
-        self._channels = threading.local()
+        self._lines = threading.local()
         alive = {thread.ident for thread in threading.enumerate()}
         for channel, owner in list(self._owners.items()):
             if owner == threading.get_ident() or owner not in alive:
@@ -240,16 +211,16 @@ class Servers:
         """Return what a server is called in messages."""
         return f"parameter server {server} at {self.addresses[server]}"
 
-    def channel(self, store: int, server: int) -> Channel:
-        """Return this thread's channel to a server that it asks for a store."""
+    def line(self, store: int, server: int) -> Line:
+        """Return this thread's line to a server that it asks for a store."""
         self.check_open()
-        mine: dict[tuple[int, int], Channel] | None = getattr(self._channels, "mine", None)
+        mine: dict[tuple[int, int], Line] | None = getattr(self._lines, "mine", None)
         if mine is None:
-            mine = self._channels.mine = {}
+            mine = self._lines.mine = {}
         found = mine.get((store, server))
         if found is None:
-            found = mine[store, server] = self.connect(server)
-            self._owners[found] = threading.get_ident()
+            found = mine[store, server] = Line(self.connect(server))
+            self._owners[found.channel] = threading.get_ident()
         return found
 
     def connect(self, server: int) -> Channel:
@@ -277,7 +248,7 @@ class Servers:
         """Take note that a server does not lead a store, and have it begin where nobody has it."""
         self.leaders.is_elsewhere(store, server, is_vacant=message.is_vacant)
         if (beginning := self.leaders.beginning(store)) is not None:
-            self.channel(store, store).send(beginning)
+            self.line(store, store).channel.send(beginning)
 
     def patience(self, server: int, task: str, began: float | None = None) -> Patience:
         """Return how one waits for a server that was asked to do something."""
@@ -287,111 +258,3 @@ class Servers:
         """Wait; raise CancelledError if nothing is to be asked any more."""
         self._closed.wait(seconds)
         self.check_open()
-
-
-class _Call:
-    """What one server is asked at a time."""
-
-    def __init__(self, servers: Servers, server: int, asks: Sequence[Ask]) -> None:
-        self._servers = servers
-        self._server = server
-        operations: list[Operation] = []
-        forms: list[tuple[ArrayForm, ...]] = []
-        self._buffers: list[memoryview] = []
-        for _, operation, arrays in asks:
-            operations.append(operation)
-            of_each: list[ArrayForm] = []
-            for array in arrays:
-                of_each.append(form_of(array))
-                self._buffers.append(buffer_of(contiguous(array)))
-            forms.append(tuple(of_each))
-        self._operations = tuple(operations)
-        self._forms = tuple(forms)
-        self._ticket = 0
-        self._began = time.monotonic()
-        self._patient: Patience | None = None
-
-    def begin(self) -> None:
-        """Send it."""
-        servers = self._servers
-        servers.lives.wait(self._server, servers.check_open)
-        life = servers.lives.known(self._server)
-        self._asked = servers.leaders.server_of(self._server)
-        self._channel = servers.channel(self._server, self._asked)
-        message = CarryOut(self._operations, self._forms, life)
-        self._ticket = self._channel.send(
-            servers.leaders.to_store(message, self._server), self._buffers
-        )
-
-    def finish(self) -> list[Answered]:
-        """Wait for the answer, and ask again as long as that makes sense."""
-        servers = self._servers
-        while True:
-            try:
-                reply = self._receive()
-                message = reply.message
-                if isinstance(message, Exception):
-                    raise message
-                if isinstance(message, CarriedOut):
-                    servers.leaders.answered(self._server, self._asked)
-                    servers.lives.met(self._server, message.life, message.writes)
-                    given = read_arrays(message.arrays, reply.buffers)
-                    return list(zip(message.answers, given, strict=True))
-                if isinstance(message, Reborn):
-                    servers.lives.met(self._server, message.life)
-                elif isinstance(message, Elsewhere):
-                    servers.is_elsewhere(self._server, self._asked, message)
-                else:
-                    raise FailedPreconditionError(
-                        f"{servers.name_of(self._server)} answered with "
-                        f"{type(message).__name__}; is it of another version of Headrace?"
-                    )
-            except UnavailableError as error:
-                servers.leaders.is_gone(self._server, self._asked)
-                if not (self._repeatable() or error.unsent):
-                    raise self._unknown(error) from error
-                self._patience().wait(error)
-            except NotFoundError as error:
-                # What a closure names was made before it was scheduled, so it was lost, also where
-                # this process meets the server for the first time.
-                is_lost = servers.lives.came_back(self._server) or in_closure() is not None
-                # What fails changes nothing, so nothing was done where it was all.
-                if not ((self._repeatable() or len(self._operations) == 1) and is_lost):
-                    raise
-                self._patience().wait(error)
-            else:
-                if isinstance(message, Elsewhere):
-                    self._patience().wait(UnavailableError(NOTHING_HERE))
-            self.begin()
-
-    def _receive(self) -> Reply:
-        """Return the answer; the server is alive, or the channel says that it is not."""
-        while True:
-            reply = self._channel.receive(_SLICE_SECONDS)
-            if reply is not None:
-                if reply.ticket == self._ticket:
-                    return reply
-                continue  # to what somebody gave up, as by Ctrl-C
-            self._servers.check_open()
-            self._patience().say("has not answered")
-
-    def _repeatable(self) -> bool:
-        return all(map(may_be_repeated, self._operations))
-
-    def _patience(self) -> Patience:
-        """Return how this call waits, from when it began; most never do."""
-        if self._patient is None:
-            task = f"carry out {self._names()}"
-            self._patient = self._servers.patience(self._server, task, self._began)
-        return self._patient
-
-    def _names(self) -> str:
-        kinds = dict.fromkeys(type(operation).__name__ for operation in self._operations)
-        return ", ".join(kinds)
-
-    def _unknown(self, error: UnavailableError) -> UnavailableError:
-        return UnavailableError(
-            f"{self._servers.name_of(self._server)} was lost while it carried out {self._names()}: "
-            "it may be done or not, so it is not asked again. Read what is there, and decide; in "
-            f"functions that a coordinator schedules, writes are repeated safely. {error}"
-        )

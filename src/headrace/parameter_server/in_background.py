@@ -16,7 +16,7 @@ from headrace.arguments import check_instance, check_int
 from headrace.distribute.context import OnReplica, here
 from headrace.parameter_server.background import Work
 from headrace.parameter_server.optimizer import Optimizer
-from headrace.parameter_server.origin import in_closure
+from headrace.parameter_server.origin import Attempt, Begun, beginning, in_closure
 
 __all__ = ["InBackground", "may_work_in_background"]
 
@@ -28,8 +28,10 @@ class InBackground:
     >>> hr.optimizers.InBackground(hr.optimizers.SGD(0.1), in_flight=1)
     InBackground(SGD(learning_rate=0.1, name='SGD'), in_flight=1)
 
-    In a function that a coordinator schedules, and on one of several replicas, each step is done
-    when the call returns.
+    In a function that a coordinator schedules a step is sent at once, and its end is waited for
+    with the next steps, at `flush`, or when the function returns: a step that fails fails the
+    function. What the function reads meanwhile has the step in it. On one of several replicas, and
+    with `mode="sync"`, each step is done when the call returns.
 
     Args:
         optimizer: One of `hr.optimizers`.
@@ -61,6 +63,10 @@ class InBackground:
                 begun.
         """
         pairs = list(grads_and_vars)
+        attempt = beginning()
+        if attempt is not None and self.in_flight:
+            self._begin_in(attempt, pairs)
+            return
         while self._under_way and (
             len(self._under_way) >= max(1, self.in_flight) or self._under_way[0].done()
         ):
@@ -78,8 +84,24 @@ class InBackground:
         Raises:
             Exception: What one failed with; call again for the others.
         """
+        attempt = beginning()
+        if attempt is not None:
+            for each in self._begun_in(attempt):
+                attempt.result_of(each)
         while self._under_way:
             self._finish_first()
+
+    def _begin_in(self, attempt: Attempt, pairs: list[tuple[Any, Any]]) -> None:
+        """Begin a step in a closure, whose thread finishes it."""
+        mine = self._begun_in(attempt)
+        for each in mine[: len(mine) + 1 - self.in_flight]:
+            attempt.result_of(each)
+        step = self.optimizer.begin_gradients(pairs)
+        step.owner = self
+        attempt.begun.append(step)
+
+    def _begun_in(self, attempt: Attempt) -> list[Begun]:
+        return [each for each in attempt.begun if each.owner is self]
 
     def _finish_first(self) -> None:
         # It waits for servers, with `server_timeout`, and says so.

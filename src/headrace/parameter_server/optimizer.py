@@ -172,29 +172,41 @@ class Optimizer:
             ValueError: There is no gradient.
             InvalidArgumentError: A gradient is not finite, or does not fit its variable.
         """
-        pairs = _pairs(grads_and_vars)
-        kept = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
-        if not kept:
-            raise ValueError(
-                f"no gradient was given for any of {len(pairs)} variables; pass pairs of "
-                "(gradient, variable)"
-            )
-        push: Callable[..., int] | None = getattr(kept[0][1], "push_gradients", None)
-        if push is None:
-            raise TypeError(
-                "an optimizer changes variables and tables on parameter servers, but got a "
-                f"{type(kept[0][1]).__name__}; "
-                + (
-                    "pairs are (gradient, variable), in this order"
-                    if hasattr(kept[0][0], "push_gradients")
-                    else "make it in the scope of a ParameterServerStrategy. Variables that are "
-                    "elsewhere change by what you write: variable.assign_sub(rate * gradient)"
-                )
-            )
+        kept = _kept(grads_and_vars)
+        push: Callable[..., int] = kept[0][1].push_gradients
         return push(self, kept)
+
+    def begin_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> Any:
+        """Begin such a step in a scheduled function (`pushing.BegunStep`); for `InBackground`."""
+        kept = _kept(grads_and_vars)
+        return kept[0][1].begin_gradients(self, kept)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(learning_rate={self.learning_rate!r}, name={self.name!r})"
+
+
+def _kept(grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """Return the pairs that have a gradient."""
+    pairs = _pairs(grads_and_vars)
+    kept = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
+    if not kept:
+        raise ValueError(
+            f"no gradient was given for any of {len(pairs)} variables; pass pairs of "
+            "(gradient, variable)"
+        )
+    gradient, variable = kept[0]
+    if not hasattr(variable, "push_gradients"):
+        raise TypeError(
+            "an optimizer changes variables and tables on parameter servers, but got a "
+            f"{type(variable).__name__}; "
+            + (
+                "pairs are (gradient, variable), in this order"
+                if hasattr(gradient, "push_gradients")
+                else "make it in the scope of a ParameterServerStrategy. Variables that are "
+                "elsewhere change by what you write: variable.assign_sub(rate * gradient)"
+            )
+        )
+    return kept
 
 
 def check_number(

@@ -6,20 +6,34 @@
 Another attempt at the closure counts from 0 again, so its writes have the same keys. Replicas come
 in any order, so what each of them writes itself is counted for it alone. Outside of closures writes
 have no keys.
+
+Writes that were begun and not waited for (`Begun`) are the attempt's: what its thread asks later is
+carried out after them, and they are done when it ends.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from headrace.distribute.context import OnReplica, here
 from headrace.parameter_server.operations import WriteKey
 
-__all__ = ["Attempt", "Origin", "gathering", "in_closure", "next_key", "writing_as"]
+__all__ = [
+    "Attempt",
+    "Begun",
+    "Origin",
+    "beginning",
+    "finish",
+    "gathering",
+    "in_closure",
+    "next_key",
+    "under_way",
+    "writing_as",
+]
 
 
 _REPLICA = 1 << 40
@@ -42,6 +56,28 @@ class Origin(NamedTuple):
     first: int = 0
 
 
+class Begun(Protocol):
+    """A write of a closure that was asked for, and that nobody has waited for."""
+
+    owner: object
+    """Who began it, and waits for it where several are under way."""
+    calls: Sequence[Any]
+    """What its servers were asked."""
+    is_waiting: bool
+    """Whether somebody waits for it now."""
+    is_over: bool
+    """Whether its answers are here, or an error."""
+
+    def is_on_its_way(self, servers: Any) -> bool:
+        """Whether what is sent now by the same servers' channels comes after it."""
+
+    def wait(self) -> None:
+        """Wait until it is over."""
+
+    def result(self) -> int:
+        """Wait until it is over, and return what came of it, or raise why nothing did."""
+
+
 class Attempt:
     """An origin, and how often it wrote to what.
 
@@ -54,6 +90,9 @@ class Attempt:
         self.origin = origin
         self.gathers = gathers
         self.gathered: list[Any] = []
+        self.thread = threading.get_ident()
+        #: In the order in which they were begun.
+        self.begun: list[Begun] = []
         self._lock = threading.Lock()
         #: By target, and where the numbers of a replica begin.
         self._counts: dict[tuple[str, int], int] = {}
@@ -80,6 +119,22 @@ class Attempt:
             number = self._counts.get((target, first), first)
             self._counts[target, first] = number + 1
         return WriteKey(incarnation=incarnation, closure=closure, worker=worker, number=number)
+
+    def finish(self) -> None:
+        """Wait for what was begun.
+
+        Raises:
+            Exception: What the first of it failed with.
+        """
+        finish(self.begun)
+        while self.begun:
+            self.result_of(self.begun[0])
+
+    def result_of(self, begun: Begun) -> int:
+        """Wait for a write, and for those before it; raise what it failed with, once."""
+        finish(self.begun[: self.begun.index(begun) + 1])
+        self.begun.remove(begun)
+        return begun.result()
 
     def gather(self, step: Any) -> int:
         """Keep a step of an optimizer; return how many are kept."""
@@ -120,3 +175,32 @@ def next_key(target: str) -> WriteKey | None:
     """Return the key of the next write to a shard, table or counter; None outside of closures."""
     attempt = _here.get()
     return None if attempt is None else attempt.next_key(target)
+
+
+def beginning() -> Attempt | None:
+    """Return the closure in which writes may be begun and left; None: here they may not.
+
+    Channels are a thread's own, and what replicas write becomes one write of all of them.
+    """
+    attempt = _here.get()
+    place = here.get()
+    is_one = not (isinstance(place, OnReplica) and place.strategy.num_replicas_in_sync > 1)
+    if attempt is None or attempt.gathers or attempt.thread != threading.get_ident():
+        return None
+    return attempt if is_one else None
+
+
+def under_way() -> list[Begun]:
+    """Return the writes that were begun on this thread, in the closure, and are not over."""
+    attempt = _here.get()
+    if attempt is None or not attempt.begun or attempt.thread != threading.get_ident():
+        return []
+    return [each for each in attempt.begun if not each.is_over]
+
+
+def finish(begun: Sequence[Begun]) -> None:
+    """Wait for writes in their order, up to one that is waited for already."""
+    for each in begun:
+        if each.is_waiting:
+            return
+        each.wait()

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.parameter_server.arrays import refuse_while_tracing
-from headrace.parameter_server.connection import Ask
+from headrace.parameter_server.asking import Ask
 from headrace.parameter_server.current import Cluster
 from headrace.parameter_server.read_cache import ask_together
 from headrace.parameter_server.sums import distinct_ids

@@ -12,7 +12,7 @@ closure whose steps are gathered, 2 to 4 are left to whoever takes the mean of s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from headrace.distribute.context import OnReplica, here
 from headrace.errors import FailedPreconditionError
-from headrace.parameter_server.connection import Ask
+from headrace.parameter_server.asking import Answered, Ask, UnderWay
+from headrace.parameter_server.connection import Servers
 from headrace.parameter_server.counter import Counter
 from headrace.parameter_server.current import Cluster
 from headrace.parameter_server.gradients import refuse_non_finite
@@ -29,7 +30,16 @@ from headrace.parameter_server.optimizer import Optimizer
 from headrace.parameter_server.origin import Attempt, gathering
 from headrace.parameter_server.sums import sum_rows, sum_shared
 
-__all__ = ["Gradient", "TakenStep", "Trained", "push", "push_gradients", "sum_steps"]
+__all__ = [
+    "BegunStep",
+    "Gradient",
+    "TakenStep",
+    "Trained",
+    "begin_gradients",
+    "push",
+    "push_gradients",
+    "sum_steps",
+]
 
 
 class Gradient(NamedTuple):
@@ -126,23 +136,12 @@ def push_gradients(optimizer: Optimizer, pairs: Sequence[tuple[Any, Any]]) -> in
         TypeError: One is neither.
         ValueError: One stands there twice, or they are of several clusters.
     """
-    targets = [_checked(variable) for _, variable in pairs]
-    if len({id(target) for target in targets}) < len(targets):
-        names = [target.name for target in targets]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        raise ValueError(f"{', '.join(twice)} has several gradients in one step; add them first")
-    clusters = {id(target.cluster): target.cluster for target in targets}
-    if len(clusters) > 1:
-        raise ValueError("the variables of one step must be in one cluster, and are in several")
-    gradients = [
-        target.gradient_of(gradient) for target, (gradient, _) in zip(targets, pairs, strict=True)
-    ]
+    step = _step_of(optimizer, pairs)
     attempt = gathering()
 
     def take(step: TakenStep) -> int:
         return push(step) if attempt is None else _gather(step, attempt)
 
-    step = TakenStep(optimizer, targets, gradients)
     place = here.get()
     if not isinstance(place, OnReplica) or place.strategy.num_replicas_in_sync == 1:
         return take(step)
@@ -158,6 +157,26 @@ def push_gradients(optimizer: Optimizer, pairs: Sequence[tuple[Any, Any]]) -> in
 
     taken: int = place.meet(merged, step)  # type: ignore[attr-defined]
     return taken
+
+
+def begin_gradients(optimizer: Optimizer, pairs: Sequence[tuple[Any, Any]]) -> BegunStep:
+    """Begin one step, where nobody else takes part in it; see `push_gradients`."""
+    return begin(_step_of(optimizer, pairs))
+
+
+def _step_of(optimizer: Optimizer, pairs: Sequence[tuple[Any, Any]]) -> TakenStep:
+    targets = [_checked(variable) for _, variable in pairs]
+    if len({id(target) for target in targets}) < len(targets):
+        names = [target.name for target in targets]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise ValueError(f"{', '.join(twice)} has several gradients in one step; add them first")
+    clusters = {id(target.cluster): target.cluster for target in targets}
+    if len(clusters) > 1:
+        raise ValueError("the variables of one step must be in one cluster, and are in several")
+    gradients = [
+        target.gradient_of(gradient) for target, (gradient, _) in zip(targets, pairs, strict=True)
+    ]
+    return TakenStep(optimizer, targets, gradients)
 
 
 def _checked(target: Any) -> Trained:
@@ -216,8 +235,69 @@ def _gather(step: TakenStep, attempt: Attempt) -> int:
     return count() + len(taken)
 
 
+class BegunStep:
+    """A step that all servers were asked for.
+
+    Args:
+        under_way: What they were asked; None: nothing.
+        taken: Returns how many steps have been taken with it, of the answers.
+    """
+
+    def __init__(
+        self, under_way: UnderWay | None, taken: Callable[[Sequence[Answered]], int]
+    ) -> None:
+        self.owner: object = None
+        self.calls = [] if under_way is None else under_way.calls
+        self.is_waiting = False
+        self.is_over = under_way is None
+        self._under_way = under_way
+        self._taken = taken
+        self._answers: Sequence[Answered] = ()
+        self._error: Exception | None = None
+
+    def is_on_its_way(self, servers: Servers) -> bool:
+        """Whether what is sent now by the same servers' channels comes after it."""
+        return self._under_way is None or self._under_way.is_on_its_way(servers)
+
+    def wait(self) -> None:
+        """Wait until it is over."""
+        if self.is_over or self._under_way is None:
+            return
+        self.is_waiting = True
+        try:
+            self._answers = self._under_way.finish()
+        except Exception as error:
+            self._error = error
+        finally:
+            self.is_waiting = False
+        self.is_over = True
+
+    def result(self) -> int:
+        """Return how many steps have been taken with it.
+
+        Raises:
+            HeadraceError: As of `Servers.ask_all`.
+        """
+        self.wait()
+        error, self._error = self._error, None
+        if error is None:
+            return self._taken(self._answers)
+        try:
+            raise error
+        finally:
+            del error  # its traceback holds this frame, which would hold it
+
+
 def push(step: TakenStep) -> int:
     """Take a step now, on all servers; return how many have been taken with it."""
+    return begin(step).result()
+
+
+def begin(step: TakenStep) -> BegunStep:
+    """Ask all servers for a step, and do not wait for them.
+
+    Where the servers must say first which step it is, that is waited for.
+    """
     optimizer, targets, gradients = step
     cluster = targets[0].cluster
     optimizer.count = count = Counter(cluster.cluster_id, optimizer.name)
@@ -227,7 +307,8 @@ def push(step: TakenStep) -> int:
         [target.name for target in targets], [gradient.values for gradient in gradients]
     )
     if values is None:
-        return count()
+        skipped = count()
+        return BegunStep(None, lambda _: skipped)
     gradients = [
         gradient._replace(values=value) for gradient, value in zip(gradients, values, strict=True)
     ]
@@ -240,11 +321,13 @@ def push(step: TakenStep) -> int:
     ):
         counted = count.counted(cluster, servers.ask_all([counting])[0][0])
         number = Step(iteration=counted.before, learning_rate=optimizer.rate(counted.before))
-        servers.ask_all(_pushes(optimizer, number, targets, gradients))
-        return counted.after
+        asks = _pushes(optimizer, number, targets, gradients)
+        return BegunStep(servers.begin_all(asks), lambda _: counted.after)
     number = Step(iteration=0, learning_rate=optimizer.rate(0))
-    (answer, _), *_ = servers.ask_all([counting, *_pushes(optimizer, number, targets, gradients)])
-    return count.counted(cluster, answer).after
+    asks = [counting, *_pushes(optimizer, number, targets, gradients)]
+    return BegunStep(
+        servers.begin_all(asks), lambda answers: count.counted(cluster, answers[0][0]).after
+    )
 
 
 def _pushes(

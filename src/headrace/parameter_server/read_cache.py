@@ -13,7 +13,8 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from headrace.parameter_server.connection import Answered, Ask, Servers
+from headrace.parameter_server.asking import Answered, Ask
+from headrace.parameter_server.connection import Servers
 
 __all__ = ["Reads", "ask_together", "cache_variable_reads", "cached_reads"]
 

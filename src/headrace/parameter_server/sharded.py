@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.parameter_server.connection import Answered, Ask, Servers
+from headrace.parameter_server.asking import Answered, Ask
+from headrace.parameter_server.connection import Servers
 from headrace.parameter_server.creation import PlacedShard, VariableRecord
 from headrace.parameter_server.dtypes import dtype_named
 from headrace.parameter_server.operations import (

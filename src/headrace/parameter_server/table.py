@@ -18,7 +18,7 @@ from headrace.arguments import check_int, check_string
 from headrace.distribute.current import get_strategy
 from headrace.errors import FailedPreconditionError, InvalidArgumentError
 from headrace.parameter_server.arrays import as_array
-from headrace.parameter_server.connection import Ask
+from headrace.parameter_server.asking import Ask
 from headrace.parameter_server.current import Cluster
 from headrace.parameter_server.dtypes import (
     as_dtype,
@@ -48,7 +48,12 @@ from headrace.parameter_server.operations import (
 )
 from headrace.parameter_server.origin import in_closure, next_key
 from headrace.parameter_server.pulling import pull
-from headrace.parameter_server.pushing import Gradient, push_gradients
+from headrace.parameter_server.pushing import (
+    BegunStep,
+    Gradient,
+    begin_gradients,
+    push_gradients,
+)
 from headrace.parameter_server.sums import check_ids, split_by_hash
 from headrace.parameter_server.table_files import load_table, save_table
 
@@ -342,6 +347,10 @@ class EmbeddingTable(Handle[TableRecord]):
     def push_gradients(self, optimizer: Any, pairs: Sequence[tuple[Any, Any]]) -> int:
         """Change variables and tables by gradients; `Optimizer.apply_gradients` calls it."""
         return push_gradients(optimizer, pairs)
+
+    def begin_gradients(self, optimizer: Any, pairs: Sequence[tuple[Any, Any]]) -> BegunStep:
+        """Begin such a change in a scheduled function; `Optimizer.begin_gradients` calls it."""
+        return begin_gradients(optimizer, pairs)
 
     def __repr__(self) -> str:
         return (

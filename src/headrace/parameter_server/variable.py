@@ -28,7 +28,7 @@ from headrace.distribute.scattering import written_together
 from headrace.distribute.variable import Variable
 from headrace.errors import FailedPreconditionError
 from headrace.parameter_server.arrays import as_array
-from headrace.parameter_server.connection import Ask
+from headrace.parameter_server.asking import Ask
 from headrace.parameter_server.creation import PlacedShard, VariableRecord, initial
 from headrace.parameter_server.current import Cluster
 from headrace.parameter_server.dtypes import dtype_named, is_floating, working_dtype
@@ -36,7 +36,12 @@ from headrace.parameter_server.handle import Handle
 from headrace.parameter_server.indexed_slices import IndexedSlices
 from headrace.parameter_server.operations import OptimizerRule, Step
 from headrace.parameter_server.origin import in_closure
-from headrace.parameter_server.pushing import Gradient, push_gradients
+from headrace.parameter_server.pushing import (
+    BegunStep,
+    Gradient,
+    begin_gradients,
+    push_gradients,
+)
 from headrace.parameter_server.reading import ShardedReading
 from headrace.parameter_server.sharded import Sharded
 
@@ -286,6 +291,10 @@ class ServerVariable(Handle[VariableRecord], ShardedReading):
     def push_gradients(self, optimizer: Any, pairs: Sequence[tuple[Any, Any]]) -> int:
         """Change variables and tables by their gradients; `Optimizer.apply_gradients` calls it."""
         return push_gradients(optimizer, pairs)
+
+    def begin_gradients(self, optimizer: Any, pairs: Sequence[tuple[Any, Any]]) -> BegunStep:
+        """Begin such a change in a scheduled function; `Optimizer.begin_gradients` calls it."""
+        return begin_gradients(optimizer, pairs)
 
     def _write(self, how: str, value: Any) -> ServerVariable:
         """Write once what all replicas of this worker bring."""

@@ -1,0 +1,209 @@
+"""Steps that a scheduled function begins and does not wait for."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import headrace as hr
+from headrace.errors import InvalidArgumentError
+from headrace.parameter_server.applying import Applying
+from headrace.parameter_server.messages import CarryOut, ServerRequest
+from headrace.parameter_server.operations import Apply
+from headrace.parameter_server.origin import Attempt, Origin, writing_as
+from headrace.parameter_server.store import Store
+from headrace.parameter_server.strategy import ParameterServerStrategy
+from headrace.transport import zeromq
+from tests.parameter_server.small_cluster import resolver_of
+
+F32 = np.float32
+ONES = np.ones(2, F32)
+ORIGIN = Origin(incarnation=1, closure=1, worker=0)
+
+
+class Unsteady:
+    """A server that holds requests back while it is told to, and breaks connections."""
+
+    def __init__(self) -> None:
+        self.store = Store()
+        self.goes_on = threading.Event()
+        self.goes_on.set()
+        #: What happens to the next requests: "answer", "lose" the request, or lose the "answer".
+        self.fates: Iterator[str] = iter(())
+        self._held: list[Any] = []
+        self._applying = Applying(self.store, 0)
+        self._applying.start()
+        self.server = zeromq.serve(self._handle, request_type=ServerRequest)
+
+    def _handle(self, requests: Any) -> None:
+        for request in requests:
+            if not isinstance(request.message, CarryOut):
+                self._applying.handle([request])
+                continue
+            fate = next(self.fates, "answer")
+            if fate == "answer":
+                self._held.append(request)
+            else:
+                if fate == "lose the answer":
+                    request.reply = lambda *args, **terms: None
+                    self._applying.handle([*self._taken(), request])
+                self._held.clear()
+                for peer in self.server._peers:  # type: ignore[attr-defined]
+                    peer.cut()
+                break  # what came behind it on the same connection is lost as well
+        if self.goes_on.is_set():
+            self._applying.handle(self._taken())
+
+    def _taken(self) -> list[Any]:
+        held, self._held = self._held, []
+        return held
+
+    def go_on(self) -> None:
+        """Answer what is held back."""
+        self.goes_on.set()
+        self._applying.handle(self._taken())
+
+    def close(self) -> None:
+        self._applying.close()
+        self.server.close()
+
+
+@pytest.fixture
+def unsteady() -> Iterator[Unsteady]:
+    with contextlib.closing(Unsteady()) as made:
+        yield made
+
+
+@pytest.fixture
+def strategy(unsteady: Unsteady) -> Iterator[Any]:
+    with contextlib.closing(ParameterServerStrategy(resolver_of(unsteady.server.address))) as made:
+        yield made
+
+
+@pytest.fixture
+def variable(strategy: Any) -> Any:
+    with strategy.scope():
+        return hr.Variable(np.zeros(2, F32), name="v")
+
+
+@pytest.fixture
+def attempt() -> Iterator[Attempt]:
+    with writing_as(ORIGIN) as made:
+        yield made
+
+
+def in_background(in_flight: int = 2, rate: float = 1.0) -> Any:
+    return hr.optimizers.InBackground(hr.optimizers.SGD(rate), in_flight)
+
+
+def test_a_function_goes_on_before_its_step_is_answered(unsteady, variable, attempt):
+    later = in_background()
+    unsteady.goes_on.clear()
+    later.apply_gradients([(ONES, variable)])
+    later.apply_gradients([(ONES, variable)])
+    assert [each.is_over for each in attempt.begun] == [False, False]
+    unsteady.go_on()
+    attempt.finish()
+    assert attempt.begun == []
+    assert variable.read().tolist() == [-2, -2]
+    assert later.iterations == 2
+
+
+def test_the_next_step_waits_where_enough_are_under_way(unsteady, variable, attempt):
+    later = in_background(in_flight=1)
+    unsteady.goes_on.clear()
+    later.apply_gradients([(ONES, variable)])
+    threading.Timer(0.05, unsteady.go_on).start()
+    later.apply_gradients([(ONES, variable)])
+    first, *rest = unsteady.store.counters.values()
+    assert first >= 1
+    assert not rest
+    later.flush()
+    assert variable.read().tolist() == [-2, -2]
+
+
+def test_what_the_function_reads_has_the_step_in_it(variable, attempt):
+    later = in_background(in_flight=4)
+    for number in range(1, 20):
+        later.apply_gradients([(ONES, variable)])
+        assert variable.read().tolist() == [-number, -number]
+        variable.assign_add(ONES)
+        later.apply_gradients([(ONES, variable)])
+        assert variable.gather([1]).tolist() == [-number]
+    attempt.finish()
+
+
+def test_a_step_that_fails_is_raised_once_when_it_is_waited_for(unsteady, variable, attempt):
+    carry_out = unsteady.store.carry_out
+
+    def fail(operation: Any, arrays: Any) -> Any:
+        if isinstance(operation, Apply):
+            raise InvalidArgumentError("no such step")
+        return carry_out(operation, arrays)
+
+    unsteady.store.carry_out = fail
+    later = in_background()
+    later.apply_gradients([(ONES, variable)])
+    assert variable.read().tolist() == [0, 0]
+    with pytest.raises(InvalidArgumentError, match="no such step"):
+        later.flush()
+    later.flush()
+    unsteady.store.carry_out = carry_out
+    later.apply_gradients([(ONES, variable)])
+    attempt.finish()
+    assert variable.read().tolist() == [-1, -1]
+
+
+def test_a_thread_that_the_function_starts_waits_for_its_own_steps(unsteady, variable, attempt):
+    import contextvars  # noqa: PLC0415
+
+    later = in_background()
+    context = contextvars.copy_context()
+    thread = threading.Thread(target=context.run, args=(later.apply_gradients, [(ONES, variable)]))
+    thread.start()
+    thread.join()
+    assert attempt.begun == []
+    assert variable.read().tolist() == [-1, -1]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_order_holds_whatever_the_connection_does(unsteady, strategy, seed):
+    print(f"seed {seed}")
+    chance = np.random.default_rng(seed)
+    with strategy.scope():
+        variables = [hr.Variable(np.zeros(2, F32), name=f"v{number}") for number in range(2)]
+    fates = (*["answer"] * 6, "lose the request", "lose the answer")
+
+    def chosen() -> Iterator[str]:
+        for _ in range(200):
+            yield str(chance.choice(fates))
+
+    expected = [np.zeros(2, F32), np.zeros(2, F32)]
+    later = in_background(in_flight=int(chance.integers(1, 5)))
+    for closure in range(4):
+        with writing_as(ORIGIN._replace(closure=closure)) as attempt:
+            unsteady.fates = chosen()
+            for _ in range(12):
+                which = int(chance.integers(2))
+                variable, value = variables[which], expected[which]
+                match int(chance.integers(5)):
+                    case 0:
+                        assert variable.read().tolist() == value.tolist()
+                    case 1:
+                        variable.assign_add(ONES)
+                        value += 1
+                    case 2:
+                        variable.assign(value * 2)
+                        value *= 2
+                    case _:
+                        later.apply_gradients([(ONES, variable)])
+                        value -= 1
+            attempt.finish()
+            unsteady.fates = iter(())
+    for variable, value in zip(variables, expected, strict=True):
+        assert variable.read().tolist() == value.tolist()
