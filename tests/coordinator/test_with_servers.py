@@ -18,9 +18,15 @@ import headrace as hr
 from headrace.cluster.resolver import SimpleClusterResolver
 from headrace.cluster.spec import ClusterSpec
 from headrace.coordinator import ClosureWorker, ClusterCoordinator
-from headrace.errors import CancelledError, DeadlineExceededError, FailedPreconditionError
-from headrace.parameter_server.operations import Describe
+from headrace.errors import (
+    CancelledError,
+    DeadlineExceededError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+)
+from headrace.parameter_server.operations import Apply, Describe
 from headrace.parameter_server.server import ParameterServer
+from headrace.parameter_server.store import Store
 
 SECONDS = 30.0
 
@@ -426,3 +432,27 @@ def test_a_step_in_the_background_that_fails_fails_its_function() -> None:
             coordinator.join()
         coordinator.schedule(step, (1.0,)).fetch(SECONDS)
         assert v.read().tolist() == [-3, -3], "what was begun before the error is there"
+
+
+def test_a_step_that_fails_in_the_background_is_told_where_the_data_ended(monkeypatch: Any) -> None:
+    carry_out = Store.carry_out
+
+    def fail(self: Store, operation: Any, arrays: Any) -> Any:
+        if isinstance(operation, Apply):
+            raise InvalidArgumentError("no such step")
+        return carry_out(self, operation, arrays)
+
+    monkeypatch.setattr(Store, "carry_out", fail)
+    with _cluster(1) as (strategy, coordinator):
+        with strategy.scope():
+            v = hr.Variable(np.zeros(2, np.float32), name="v")
+            later = hr.optimizers.InBackground(hr.optimizers.SGD(1.0), in_flight=9)
+
+        def take(elements: Any) -> None:
+            while True:
+                next(elements)
+                later.apply_gradients([(np.ones(2, np.float32), v)])
+
+        shared = coordinator.create_shared_dataset(hr.Dataset.range(3))
+        with pytest.raises(InvalidArgumentError, match="no such step"):
+            coordinator.run_epoch(take, (shared,))

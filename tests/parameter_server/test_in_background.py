@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import headrace as hr
-from headrace.errors import InvalidArgumentError
+from headrace.errors import (
+    InvalidArgumentError,
+    NotFoundError,
+    UnauthenticatedError,
+    UnavailableError,
+)
+from headrace.parameter_server import asking
 from headrace.parameter_server.applying import Applying
+from headrace.parameter_server.asking import Line
 from headrace.parameter_server.messages import CarryOut, ServerRequest
 from headrace.parameter_server.operations import Apply
 from headrace.parameter_server.origin import Attempt, Origin, writing_as
 from headrace.parameter_server.store import Store
 from headrace.parameter_server.strategy import ParameterServerStrategy
 from headrace.transport import zeromq
-from tests.parameter_server.small_cluster import resolver_of
+from tests.parameter_server.small_cluster import cluster, resolver_of
 
 F32 = np.float32
 ONES = np.ones(2, F32)
@@ -207,3 +216,77 @@ def test_the_order_holds_whatever_the_connection_does(unsteady, strategy, seed):
             unsteady.fates = iter(())
     for variable, value in zip(variables, expected, strict=True):
         assert variable.read().tolist() == value.tolist()
+
+
+def test_a_step_that_was_begun_long_ago_waits_for_its_server_as_others_do(
+    unsteady, variable, attempt, monkeypatch
+):
+    later = in_background()
+    unsteady.fates = iter(["lose the answer"])
+    with monkeypatch.context() as earlier:
+        clock = time.monotonic
+        earlier.setattr(asking, "time", SimpleNamespace(monotonic=lambda: clock() - 1000.0))
+        later.apply_gradients([(ONES, variable)])
+    later.flush()
+    assert variable.read().tolist() == [-1, -1]
+
+
+def test_an_answer_of_a_life_that_is_over_brings_it_back_for_nobody(unsteady, strategy, variable):
+    returned: list[int] = []
+    strategy.cluster.servers.on_return(returned.append)
+    with writing_as(ORIGIN) as attempt:
+        in_background().apply_gradients([(ONES, variable)])
+        while not unsteady.store.counters:
+            threading.Event().wait(0.001)
+        unsteady._applying.life = "the next"
+        assert variable.read().tolist() == [-1, -1]
+        attempt.finish()
+        assert variable.read().tolist() == [-1, -1]
+    assert returned == [0]
+
+
+@pytest.mark.parametrize("error", [UnavailableError("gone"), UnauthenticatedError("a stranger")])
+def test_all_who_wait_on_a_line_hear_that_it_is_lost(error):
+    def receive(timeout: float) -> None:
+        raise error
+
+    line = Line(SimpleNamespace(receive=receive))  # type: ignore[arg-type]
+    waiting = [SimpleNamespace(came=None), SimpleNamespace(came=None)]
+    line.waiting = dict(enumerate(waiting))  # type: ignore[arg-type]
+    assert line.receive()
+    assert [call.came for call in waiting] == [error, error]
+    assert line.waiting == {}
+
+
+def test_what_follows_a_step_that_found_nothing_yet_has_it_all_the_same(
+    unsteady, variable, attempt
+):
+    carry_out = unsteady.store.carry_out
+    restored: list[bool] = []
+
+    def empty_at_first(operation: Any, arrays: Any) -> Any:
+        if isinstance(operation, Apply) and not restored:
+            restored.append(True)
+            raise NotFoundError("it comes in a moment")
+        return carry_out(operation, arrays)
+
+    unsteady.store.carry_out = empty_at_first
+    later = in_background()
+    later.apply_gradients([(ONES, variable)])
+    assert variable.read().tolist() == [-1, -1]
+    restored.clear()
+    later.apply_gradients([(ONES, variable)])
+    variable.assign(ONES)
+    attempt.finish()
+    assert variable.read().tolist() == [1, 1]
+
+
+def test_what_the_function_saves_has_the_step_in_it(tmp_path):
+    with cluster(1) as strategy:
+        with strategy.scope():
+            saved = hr.Variable(np.zeros(2, F32), name="saved")
+        with writing_as(ORIGIN) as attempt:
+            in_background().apply_gradients([(ONES, saved)])
+            hr.Checkpoint(saved=saved).write(str(tmp_path / "one"))
+            assert [each.is_over for each in attempt.begun] == [True]
+            attempt.finish()

@@ -304,6 +304,9 @@ class Life:
                     self._resources.keep(resource, value)
                     return NOTHING, None
                 packed = _packed(value, loaded.name)
+            except OutOfRangeError:
+                attempt.finish()  # that is how reading ends; a step that failed is an error
+                raise
             finally:
                 finish(attempt.begun)  # also where it failed: what it wrote is there or is not
             attempt.finish()

@@ -3,7 +3,8 @@
 Rule 1. A read and a write never overlap: one request is carried out at a time, and an answer that
         shows a shard's own memory is copied on its way (`lent`) before the next one begins.
 Rule 2. Requests are carried out in the order in which they came.
-Rule 3. A request that cannot be carried out is answered with an error; the thread goes on.
+Rule 3. A request that cannot be carried out is answered with an error; the thread goes on. What
+        follows it on the same channel, and says so, is refused until something else comes.
 Rule 4. There is a thread for it, so that the transport's goes on. A small request that comes alone,
         or with another one, while nothing waits is carried out by the transport's thread at once:
         it would do nothing else meanwhile, and handing over takes longer than what is asked.
@@ -34,6 +35,7 @@ from headrace.parameter_server.messages import (
     CarriedOut,
     CarryOut,
     Elsewhere,
+    OutOfTurn,
     Reborn,
     RestoreShards,
     SaveShards,
@@ -72,6 +74,7 @@ _STOP_SECONDS = 0.8
 _UNCHANGING = frozenset({Read, Gather, GatherIds, Describe, Export})
 _MAKING = frozenset({Gather, GatherIds, Lookup})
 _SMALL_BYTES = 2 << 20
+_MOST_REFUSED = 10_000
 #: Of so many that come together the first does not wait for long until its answer goes.
 _AT_ONCE = 2
 #: What takes no longer than its arrays are large.
@@ -182,6 +185,8 @@ class Applying:
         #: Of operations that change a value.
         self.writes = 0
         self._failed = 0
+        #: Channels of which the last request was not carried out, in the order of those.
+        self._refused: dict[str, None] = {}
         self._bytes_in = 0
         self._bytes_out = 0
         self._busy = 0.0
@@ -325,23 +330,33 @@ class Applying:
 
     def _begin(self, request: Request) -> None:
         began = time.monotonic()
+        is_carried_out = False
         try:
-            self._carry_out(request)
+            is_carried_out = self._carry_out(request)
         except Exception as error:
             self._fail(request, error)
+        if not is_carried_out:
+            self._refused[request.peer] = None
+            if len(self._refused) > _MOST_REFUSED:  # they have left, most likely
+                del self._refused[next(iter(self._refused))]
+        elif self._refused:
+            self._refused.pop(request.peer, None)
         self._room.request = None
         self._busy += time.monotonic() - began
         if self._is_look_due:
             self._is_look_due = False
             self._kept = self.look()
 
-    def _carry_out(self, request: Request) -> None:
+    def _carry_out(self, request: Request) -> bool:
         message = request.message
         assert isinstance(message, CarryOut)
+        if message.follows and request.peer in self._refused:
+            request.reply(OutOfTurn())
+            return False
         shared = self.shared
         if shared is not None and (refusal := shared.refuse(message)) is not None:
             request.reply(refusal)
-            return
+            return False
         operations = message.operations
         if len(message.arrays) != len(operations):
             raise FailedPreconditionError(
@@ -381,7 +396,7 @@ class Applying:
                 is_ours = shared.forward(changed)
         if not is_ours:
             request.reply(Elsewhere(is_vacant=True))
-            return
+            return False
         self._bytes_out += sum([buffer.nbytes for buffer in buffers])
         self._carried_out += 1
         request.reply(
@@ -391,6 +406,7 @@ class Applying:
             buffers,
             lent=reads and not changes,
         )
+        return True
 
     def _fail(self, request: Request, error: Exception) -> None:
         self._failed += 1

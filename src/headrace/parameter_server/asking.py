@@ -15,7 +15,12 @@ from typing import Any, NamedTuple, Protocol
 
 from numpy.typing import NDArray
 
-from headrace.errors import FailedPreconditionError, NotFoundError, UnavailableError
+from headrace.errors import (
+    FailedPreconditionError,
+    NotFoundError,
+    UnauthenticatedError,
+    UnavailableError,
+)
 from headrace.parameter_server.leaders import Leaders
 from headrace.parameter_server.lives import Lives
 from headrace.parameter_server.messages import (
@@ -23,6 +28,7 @@ from headrace.parameter_server.messages import (
     CarriedOut,
     CarryOut,
     Elsewhere,
+    OutOfTurn,
     Reborn,
     buffer_of,
     contiguous,
@@ -90,6 +96,9 @@ class UnderWay:
         """
         answers: list[Any] = [None] * sum(map(len, self._positions))
         failed: Exception | None = None
+        now = time.monotonic()
+        for call in self.calls:
+            call.began = now  # before, nobody waited
         for call, positions in zip(self.calls, self._positions, strict=True):
             try:
                 for position, answer in zip(positions, call.finish(), strict=True):
@@ -122,12 +131,11 @@ class Line:
     def receive(self) -> bool:
         """Hand the next answer to whoever waits for it; False: none has come for a while.
 
-        Raises:
-            UnavailableError: The server is gone; all who wait hear it.
+        Where the server is gone, or does not let this process in, all who wait hear it.
         """
         try:
             reply = self.channel.receive(_SLICE_SECONDS)
-        except UnavailableError as error:
+        except (UnavailableError, UnauthenticatedError) as error:
             waiting, self.waiting = self.waiting, {}
             for call in waiting.values():
                 call.came = error
@@ -159,8 +167,9 @@ class Call:
         self._operations = tuple(operations)
         self._forms = tuple(forms)
         #: The answer, or why there is none; None: not yet.
-        self.came: Reply | UnavailableError | None = None
-        self._began = time.monotonic()
+        self.came: Reply | UnavailableError | UnauthenticatedError | None = None
+        #: When whoever waits for it began to.
+        self.began = time.monotonic()
         self._patient: Patience | None = None
 
     def begin(self, after: Call | None = None) -> None:
@@ -168,7 +177,7 @@ class Call:
 
         Args:
             after: What is on its way to the same server, and must be carried out before; a server
-                that has another life by now refuses both.
+                that has another life by now, or did not carry that out, refuses this as well.
         """
         servers = self._servers
         servers.lives.wait(self.server, servers.check_open)
@@ -178,7 +187,7 @@ class Call:
         else:
             self._life, self._asked = after._life, after._asked
         self._line = servers.line(self.server, self._asked)
-        message = CarryOut(self._operations, self._forms, self._life)
+        message = CarryOut(self._operations, self._forms, self._life, follows=after is not None)
         self.came = None
         ticket = self._line.channel.send(
             servers.leaders.to_store(message, self.server), self._buffers
@@ -192,7 +201,7 @@ class Call:
         return (
             self.came is None
             and servers is self._servers
-            and servers.lives.known(self.server) == self._life
+            and servers.lives.known(self.server) == self._life != ""
             and servers.leaders.server_of(self.server) == self._asked
         )
 
@@ -207,14 +216,16 @@ class Call:
                     raise message
                 if isinstance(message, CarriedOut):
                     servers.leaders.answered(self.server, self._asked)
-                    servers.lives.met(self.server, message.life, message.writes)
+                    # An answer that was not read for a while may be of a life that is over by now.
+                    if self._life in ("", servers.lives.known(self.server)):
+                        servers.lives.met(self.server, message.life, message.writes)
                     given = read_arrays(message.arrays, reply.buffers)
                     return list(zip(message.answers, given, strict=True))
                 if isinstance(message, Reborn):
                     servers.lives.met(self.server, message.life)
                 elif isinstance(message, Elsewhere):
                     servers.is_elsewhere(self.server, self._asked, message)
-                else:
+                elif not isinstance(message, OutOfTurn):
                     raise FailedPreconditionError(
                         f"{servers.name_of(self.server)} answered with "
                         f"{type(message).__name__}; is it of another version of Headrace?"
@@ -245,7 +256,7 @@ class Call:
                 self._servers.check_open()
                 self._patience().say("has not answered")
         came, self.came = self.came, None
-        if isinstance(came, UnavailableError):
+        if isinstance(came, Exception):
             raise came
         return came
 
@@ -256,7 +267,7 @@ class Call:
         """Return how this call waits, from when it began; most never do."""
         if self._patient is None:
             task = f"carry out {self._names()}"
-            self._patient = self._servers.patience(self.server, task, self._began)
+            self._patient = self._servers.patience(self.server, task, self.began)
         return self._patient
 
     def _names(self) -> str:

@@ -38,6 +38,7 @@ __all__ = [
     "Follow",
     "Lead",
     "Mirror",
+    "OutOfTurn",
     "Reborn",
     "RestoreShards",
     "SaveShards",
@@ -93,6 +94,10 @@ class Elsewhere(Message, frozen=True):
     is_vacant: bool
 
 
+class OutOfTurn(Message, frozen=True):
+    """Nothing was carried out: it follows what its sender asked before, which was not either."""
+
+
 class CarryOut(Question[CarriedOut], frozen=True):
     """Carry out operations.
 
@@ -102,6 +107,7 @@ class CarryOut(Question[CarriedOut], frozen=True):
         life: Whom it is meant for; "": whoever listens there.
         store: Which replicated store; -1: the server's own, which has no replica.
         insists: The other seat of the store is gone, or vacant.
+        follows: It is not to be carried out where the last one of the same channel was not.
     """
 
     operations: tuple[Operation, ...]
@@ -109,6 +115,7 @@ class CarryOut(Question[CarriedOut], frozen=True):
     life: str = ""
     store: int = -1
     insists: bool = False
+    follows: bool = False
 
 
 class ShardsSaved(Message, frozen=True):
@@ -327,7 +334,7 @@ ServerRequest: TypeAlias = (
     CarryOut | SaveShards | RestoreShards | Lead | Follow | Fill | Mirror | Status | Ping
 )
 ServerReply: TypeAlias = (
-    CarriedOut | Reborn | Elsewhere | ShardsSaved | ShardsRestored | ServerStatus | Done
+    CarriedOut | Reborn | Elsewhere | OutOfTurn | ShardsSaved | ShardsRestored | ServerStatus | Done
 )
 
 

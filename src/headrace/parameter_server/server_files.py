@@ -16,6 +16,7 @@ from headrace.parameter_server.messages import (
     ShardsRestored,
     ShardsSaved,
 )
+from headrace.parameter_server.origin import finish, under_way
 from headrace.transport.channel import Channel
 
 __all__ = ["ask_for_files"]
@@ -43,6 +44,7 @@ def ask_for_files(
         AbortedError: One was started again, and `meets` is false.
         HeadraceError: What a server answered with.
     """
+    finish(under_way())  # what is sent here does not come after what is sent on a thread's lines
     calls: dict[int, _Call] = {}
     try:
         for server in which:
