@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +26,7 @@ from headrace.parameter_server.applying import Applying
 from headrace.parameter_server.asking import Line
 from headrace.parameter_server.messages import CarryOut, ServerRequest
 from headrace.parameter_server.operations import Apply
-from headrace.parameter_server.origin import Attempt, Origin, writing_as
+from headrace.parameter_server.origin import Attempt, Origin, finish, writing_as
 from headrace.parameter_server.store import Store
 from headrace.parameter_server.strategy import ParameterServerStrategy
 from headrace.transport import zeromq
@@ -290,3 +292,55 @@ def test_what_the_function_saves_has_the_step_in_it(tmp_path):
             hr.Checkpoint(saved=saved).write(str(tmp_path / "one"))
             assert [each.is_over for each in attempt.begun] == [True]
             attempt.finish()
+
+
+def test_replicas_read_what_was_begun_before_them(unsteady, variable, attempt):
+    unsteady.goes_on.clear()
+    in_background().apply_gradients([(ONES, variable)])
+    going_on = threading.Timer(0.05, unsteady.go_on)
+    going_on.start()
+    strategy = hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
+
+    def begun() -> list[bool]:
+        return [each.is_over for each in attempt.begun]
+
+    values = strategy.local_results(strategy.run(begun))
+    going_on.join()
+    attempt.finish()
+    assert values == ([True], [True])
+
+
+@pytest.mark.parametrize("fate", ["answer", "lose the answer", "fail"])
+@pytest.mark.parametrize("is_flushed", [True, False])
+def test_gradients_are_let_go_with_their_function(unsteady, variable, fate, is_flushed):
+    carry_out = unsteady.store.carry_out
+
+    def fail(operation: Any, arrays: Any) -> Any:
+        if isinstance(operation, Apply):
+            raise InvalidArgumentError("no such step")
+        return carry_out(operation, arrays)
+
+    if fate == "fail":
+        unsteady.store.carry_out = fail
+    else:
+        unsteady.fates = iter([fate])
+
+    def function() -> weakref.ref[Any]:
+        gradient = np.ones(2, F32)
+        with writing_as(ORIGIN) as attempt:
+            later = in_background()
+            later.apply_gradients([(gradient, variable)])
+            if is_flushed:
+                with contextlib.suppress(InvalidArgumentError):
+                    later.flush()
+            finish(attempt.begun)
+        return weakref.ref(gradient)
+
+    gc.collect()
+    gc.disable()
+    try:
+        gone = function()
+        variable.read()
+        assert gone() is None
+    finally:
+        gc.enable()

@@ -21,6 +21,7 @@ __all__ = [
     "OnReplica",
     "Place",
     "Rendezvous",
+    "before_replicas",
     "check_cross_replica",
     "here",
     "refuse_mixing",
@@ -70,6 +71,11 @@ Place: TypeAlias = CrossReplica | OnReplica | None
 
 here: ContextVar[Place] = ContextVar("headrace_distribute_here", default=None)
 """Where the code that asks runs."""
+
+before_replicas: ContextVar[Callable[[], object] | None] = ContextVar(
+    "headrace_before_replicas", default=None
+)
+"""Called before code goes on on several replicas, on threads of theirs; None: nothing is."""
 
 refusing_variables: ContextVar[Callable[[str], Exception] | None] = ContextVar(
     "headrace_refusing_variables", default=None

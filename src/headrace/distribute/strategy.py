@@ -13,7 +13,7 @@ from typing import Any, Self
 from headrace.arguments import check_callable, check_instance
 from headrace.distribute.calls import Calls
 from headrace.distribute.collectives import Axis, ReduceOp, concatenated, reduced
-from headrace.distribute.context import check_cross_replica, here
+from headrace.distribute.context import before_replicas, check_cross_replica, here
 from headrace.distribute.crew import Crew, Round
 from headrace.distribute.extended import Extended
 from headrace.distribute.feeding import Feeding
@@ -183,6 +183,8 @@ class Strategy(Feeding):
                 return [on_replica(0, Alone(self))]
             finally:
                 here.set(before)
+        if (prepare := before_replicas.get()) is not None:
+            prepare()
         return self._crew.run(Round(count, on_replica, functools.partial(across, self)))
 
     # --- values -------------------------------------------------------------------------------

@@ -138,7 +138,7 @@ class Line:
         except (UnavailableError, UnauthenticatedError) as error:
             waiting, self.waiting = self.waiting, {}
             for call in waiting.values():
-                call.came = error
+                call.came = error.with_traceback(None)  # which holds this frame, and so the calls
             return True
         if reply is None:
             return False
@@ -213,7 +213,10 @@ class Call:
                 reply = self._receive()
                 message = reply.message
                 if isinstance(message, Exception):
-                    raise message
+                    try:
+                        raise message
+                    finally:
+                        del message, reply  # its traceback holds this frame, which would hold it
                 if isinstance(message, CarriedOut):
                     servers.leaders.answered(self.server, self._asked)
                     # An answer that was not read for a while may be of a life that is over by now.
@@ -257,7 +260,10 @@ class Call:
                 self._patience().say("has not answered")
         came, self.came = self.came, None
         if isinstance(came, Exception):
-            raise came
+            try:
+                raise came
+            finally:
+                del came  # as above
         return came
 
     def _repeatable(self) -> bool:

@@ -30,8 +30,9 @@ class InBackground:
 
     In a function that a coordinator schedules a step is sent at once, and its end is waited for
     with the next steps, at `flush`, or when the function returns: a step that fails fails the
-    function. What the function reads meanwhile has the step in it. On one of several replicas, and
-    with `mode="sync"`, each step is done when the call returns.
+    function. What the function reads meanwhile has the step in it; threads that it starts may lack
+    it until `flush`. On one of several replicas, and with `mode="sync"`, each step is done when the
+    call returns.
 
     Args:
         optimizer: One of `hr.optimizers`.

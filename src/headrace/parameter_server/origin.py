@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol
 
-from headrace.distribute.context import OnReplica, here
+from headrace.distribute.context import OnReplica, before_replicas, here
 from headrace.parameter_server.operations import WriteKey
 
 __all__ = [
@@ -153,10 +153,16 @@ def writing_as(origin: Origin, *, gathers: bool = False) -> Iterator[Attempt]:
     """Give what is written inside the keys of a closure; steps are pushed, or gathered."""
     attempt = Attempt(origin, gathers=gathers)
     token = _here.set(attempt)
+    before = before_replicas.set(_finish_here)
     try:
         yield attempt
     finally:
+        before_replicas.reset(before)
         _here.reset(token)
+
+
+def _finish_here() -> None:
+    finish(under_way())
 
 
 def in_closure() -> Origin | None:

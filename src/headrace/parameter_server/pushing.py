@@ -267,10 +267,11 @@ class BegunStep:
         try:
             self._answers = self._under_way.finish()
         except Exception as error:
-            self._error = error
+            self._error = error.with_traceback(None)  # which holds this frame, and so the step
         finally:
             self.is_waiting = False
         self.is_over = True
+        self._under_way, self.calls = None, []  # nobody needs the gradients any more
 
     def result(self) -> int:
         """Return how many steps have been taken with it.
