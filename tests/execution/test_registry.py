@@ -12,6 +12,7 @@ from headrace.plan import (
     combining,
     elements,
     elementwise,
+    failures,
     options,
     ordering,
     padding,
@@ -32,8 +33,8 @@ TWINS = {
 
 
 ROOMS = [
-    *(batching, blocks, buffering, choosing, combining, elements, elementwise, options, ordering),
-    *(padding, root, scanning, units, windows),
+    *(batching, blocks, buffering, choosing, combining, elements, elementwise, failures, options),
+    *(ordering, padding, root, scanning, units, windows),
 ]
 
 
