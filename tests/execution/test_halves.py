@@ -264,6 +264,12 @@ def fails_at_the_end(x):
     return Dataset.range(int(x) % 6).map(lambda y: fails_at_four(y % 5))
 
 
+def fails_for_most(x):
+    if x % 4:
+        raise KeyError(int(x))
+    return x
+
+
 def opens_or_fails(x):
     if x % 3 == 2:
         raise ValueError(int(x))
@@ -286,6 +292,9 @@ ERRORS = {
         ds.interleave(opened, cycle_length=3, block_length=2)
         .filter(lambda x: bool(x % 3))
         .map(fails_at_four)
+    ),
+    "in a row, over an interleave": lambda ds: (
+        ds.interleave(lambda x: Dataset.range(x, x + 9), cycle_length=2).map(fails_for_most)
     ),
     "over a shuffle": lambda ds: (
         ds.interleave(opened, cycle_length=3).shuffle(6).map(fails_at_four).batch(2)

@@ -170,7 +170,12 @@ class UnitElements(ElementIterator):
                 chunk = self._reader.next_chunk(min(ordinal - reached, _AT_ONCE) or 1)
             except Exception as error:
                 origin = origin_of_error(error)
-                if origin is not None and self._is_held(origin):
+                is_held = origin is not None and self._is_held(origin)
+                # Where several in a row fail, those after the place were not raised yet.
+                if origin is not None and origin.element >= ordinal and (is_held or seen == failed):
+                    self._error = error
+                    return
+                if origin is not None and is_held:
                     reached = origin.ordinal
                     continue
                 seen += 1
