@@ -293,9 +293,9 @@ ERRORS = {
         .filter(lambda x: bool(x % 3))
         .map(fails_at_four)
     ),
-    "in a row, over an interleave": lambda ds: (
-        ds.interleave(lambda x: Dataset.range(x, x + 9), cycle_length=2).map(fails_for_most)
-    ),
+    "in a row, over an interleave": lambda ds: ds.interleave(
+        lambda x: Dataset.range(x, x + 9), cycle_length=2
+    ).map(fails_for_most),
     "over a shuffle": lambda ds: (
         ds.interleave(opened, cycle_length=3).shuffle(6).map(fails_at_four).batch(2)
     ),
@@ -349,6 +349,20 @@ def test_errors_come_in_their_turn_and_once(name, limit):
         again = in_halves(plan)
         again.set_state(states[index])
         assert read_with_errors(again, limit)[0] == want[index:]
+
+
+def test_a_place_of_before_failures_were_held_goes_on_with_what_was_left_then():
+    """As it was saved by the code before, without that word: what failed was never chosen."""
+    dataset = Dataset.range(3).flat_map(lambda x: Dataset.range(x * 10, x * 10 + 6))
+    plan = dataset.shuffle(4, seed=5).take(12).map(fails_at_four).plan
+    read_then = {"from": 0, "read": 7, "failed": 2, "input": {"unit": 0, "ordinal": 0}}
+    state = {"count": 3, "input": {"drawn": 3, "left": 0, **read_then}}
+    halves = start_halves(plan, "in order, sunk", seed=7)
+    halves.set_state(state)
+    got, _ = read_with_errors(halves, 1)
+    assert got == [*map(str, [0, 3, 13, 14, 10, 20, 12, 22]), "error", "24"]
+    made = cut(plan, ordered=True, bytes_of=lambda node: 8)
+    assert (made.half, made.told) == ("in order, sunk, held", "in order, sunk")
 
 
 def slowly(x):

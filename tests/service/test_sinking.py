@@ -44,6 +44,7 @@ def made_by(number: int) -> np.ndarray:
     return np.array([int(number), os.getpid()])
 
 
+HALVES = ["in order", "in order, sunk", "in order, sunk, held"]
 SHUFFLED = READ.shuffle(25).with_options(hr.Options(seed=5))
 
 
@@ -111,11 +112,11 @@ def test_what_fails_here_is_left_here_and_fails_as_before(service: str) -> None:
         next(iter(served))
 
 
-@pytest.mark.parametrize("first", ["in order", "in order, sunk"])
+@pytest.mark.parametrize("first", HALVES)
 def test_a_state_is_gone_on_from_in_its_half_wherever_the_other_was_chosen(
     first: str, service: str
 ) -> None:
-    second = "in order, sunk" if first == "in order" else "in order"
+    second = "in order, sunk, held" if first == "in order" else "in order"
     dataset = SHUFFLED.map(spread).batch(3)
     want = lists(dataset)
     with iter(kept_at(first, in_order(dataset, service))) as iterator:
@@ -131,7 +132,9 @@ def test_a_state_is_gone_on_from_in_its_half_wherever_the_other_was_chosen(
         here = iter(dataset)
         here.set_state(after)
         assert got + rest + lists(here) == want
-    assert cut_of(going_on).half == "in order, sunk", "the state of one reading decides nothing"
+    assert cut_of(going_on).half == "in order, sunk, held", (
+        "the state of one reading decides nothing"
+    )
 
 
 def test_all_passes_of_a_named_job_are_cut_alike(service: str) -> None:
@@ -155,7 +158,7 @@ def test_a_place_of_one_process_is_gone_on_from_in_any_half(service: str) -> Non
     here.set_state({**here.get_state(), "pass": 0})
     got = lists(next(here) for _ in range(11))
     state = here.get_state()
-    for half in ("in order", "in order, sunk"):
+    for half in HALVES:
         there = iter(kept_at(half, in_order(dataset, service)))
         there.set_state(state)
         assert got + lists(there) == want
@@ -180,7 +183,7 @@ def test_consumers_that_chose_otherwise_get_their_elements_of_one_order(service:
         first = lists(next(iterator) for _ in range(4))
         states.append(iterator.get_state())
         assert first + lists(iterator) == want[index : 2 * rounds : 2]
-    assert [state["at"]["half"] for state in states] == ["in order", "in order, sunk"]
+    assert [state["at"]["half"] for state in states] == ["in order", "in order, sunk, held"]
     again = [
         in_order(dataset, service, "went on", consumer_index=index, num_consumers=2)
         for index in range(2)

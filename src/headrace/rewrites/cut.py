@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias, cast
 
 from headrace.errors import FailedPreconditionError
 from headrace.plan.batching import Batch, Unbatch
@@ -59,9 +59,12 @@ from headrace.rewrites.unit_ranges import UnitRange, counts_rows, positions_of, 
 
 __all__ = ["DEFAULT_BOUND", "Cut", "Half", "Placed", "cut", "cut_as"]
 
-Half: TypeAlias = Literal["in any order", "in order", "in order, sunk"]
+Half: TypeAlias = Literal[
+    "in any order", "in order", "in order, sunk", "in order, held", "in order, sunk, held"
+]
 """How a plan is cut: all that a worker needs to know of it. "sunk": one-to-one steps are below
-shuffles of values."""
+shuffles of values. "held": what fails in steps that sank below those that choose is chosen with
+the others; in places that were saved without that word, it was left out before."""
 
 DEFAULT_BOUND = 1 << 30
 """Bytes that shuffles of values may hold at a client, of elements that are finished."""
@@ -84,6 +87,7 @@ class Cut:
     above: Node
     """What the client runs: its leaves are `Units`."""
     half: Half
+    """How it is cut. A place says it."""
     units: int
     """Units that `below` is dealt in, or INFINITE."""
     options: Options
@@ -93,6 +97,14 @@ class Cut:
     held_bytes: int | None = 0
     """What shuffles of values at the client hold of finished elements if one-to-one steps sink
     below them: 0 where there are none, None where the size of an element is not known."""
+    half_below: Half | None = None
+    """What workers are told, if it is not `half`: where `below` is the same, the word that those of
+    earlier versions know, too."""
+
+    @property
+    def told(self) -> Half:
+        """What workers are told of how it is cut."""
+        return self.half_below or self.half
 
     @property
     def is_ordered(self) -> bool:
@@ -132,7 +144,7 @@ def cut(
         made = cut_as(prepared, "in any order")
         if not made.is_ordered:
             return made
-    sunk, unsunk = cut_as(prepared, "in order, sunk"), cut_as(prepared, "in order")
+    sunk, unsunk = cut_as(prepared, "in order, sunk, held"), cut_as(prepared, "in order, held")
     if sunk.placed == unsunk.placed:
         return sunk
     held = held_by(prepared.plan, bytes_of or bytes_by_spec)
@@ -164,8 +176,23 @@ def cut_as(prepared: Normal, half: Half) -> Cut:
         made = cutter.cut(half)
         if made is not None:
             return made
-        half = "in order"  # no one stream has all
-    made = _Cutter(prepared, in_order=True, sinks=half == "in order, sunk").cut(half)
+        half = "in order, held"  # no one stream has all
+    made = _in_order(prepared, half)
+    if not half.endswith(_HELD):
+        return made
+    plain = cast(Half, half.removesuffix(_HELD))
+    if not any(isinstance(node, Units) and node.holds_failures for node in walk(made.above)):
+        return replace(made, half=plain)
+    is_same = _in_order(prepared, plain).placed == made.placed
+    return replace(made, half_below=plain) if is_same else made
+
+
+_HELD = ", held"
+
+
+def _in_order(prepared: Normal, half: Half) -> Cut:
+    sinks, holds = "sunk" in half, half.endswith(_HELD)
+    made = _Cutter(prepared, in_order=True, sinks=sinks, holds=holds).cut(half)
     assert made is not None
     return made
 
@@ -213,11 +240,14 @@ class _Piece:
 
 
 class _Cutter:
-    def __init__(self, prepared: Normal, *, in_order: bool, sinks: bool) -> None:
+    def __init__(
+        self, prepared: Normal, *, in_order: bool, sinks: bool, holds: bool = False
+    ) -> None:
         self._plan = prepared.plan
         self._options = prepared.options
         self._in_order = in_order
         self._sinks = sinks
+        self._holds = holds
         wish = prepared.options.deterministic
         self._free = frozenset[int]() if in_order else free_steps(prepared.plan, wish)
         self._leaves = units_of_leaves(prepared.plan)
@@ -295,7 +325,7 @@ class _Cutter:
         if self._sinks_into(node, first):
             for stream in first.streams:
                 stream.sink(node, is_chosen=first.is_chosen)
-            if first.is_chosen and not first.raises_failed:
+            if self._holds and first.is_chosen and not first.raises_failed:
                 first.above = RaiseFailed(input=first.above, location=node.location)
                 first.raises_failed = True
             self._place(node, "workers", "sinks below the steps that the client runs")
@@ -367,7 +397,7 @@ class _Cutter:
             unit_positions=unit_positions,
             positions=positions,
             counts_rows=counts_rows(stream.plan),
-            holds_failures=stream.holds_failures,
+            holds_failures=self._holds and stream.holds_failures,
             element_spec=element_spec(stream.plan),
             count=cardinality(stream.plan),
             location=stream.plan.location,

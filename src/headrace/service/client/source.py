@@ -359,7 +359,7 @@ class RemoteSource(Source):
         opening = msgspec.structs.replace(
             opening,
             terms=msgspec.structs.replace(
-                opening.terms, half=made.half, units=made.units, ordered=True
+                opening.terms, half=made.told, units=made.units, ordered=True
             ),
             whole_stream=self.whole_stream or "reading in order",
             first_unit=first,
