@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import random
@@ -139,9 +140,11 @@ def failing(number: int) -> int:
     return number
 
 
-def outcomes_of(dataset: hr.Dataset) -> list[str]:
-    """Return the elements, and the errors in their places."""
+def outcomes_of(dataset: hr.Dataset, state: Any = None) -> list[str]:
+    """Return the elements, and the errors in their places; from a state on, if there is one."""
     iterator, found = iter(dataset), []
+    if state is not None:
+        iterator.set_state(state)
     while True:
         try:
             found.append(str(np.asarray(next(iterator)).tolist()))
@@ -389,3 +392,23 @@ def test_what_would_open_datasets_at_the_client_in_order_is_refused_by_name(serv
     with pytest.raises(FailedPreconditionError, match=r"interleave .*put that step after"):
         dataset.apply(distribute(DYNAMIC, service, ordered=True))
     assert len(list(dataset.apply(distribute(DYNAMIC, service)))) == len(list(dataset))
+
+
+def left_over_and_failing(dataset: hr.Dataset) -> hr.Dataset:
+    return dataset.filter(lambda x: x % 10 != 5).take(20).map(failing)
+
+
+@pytest.mark.parametrize("number", [3, 4, 5, 13])
+def test_what_failed_before_a_place_among_chosen_elements_is_chosen_no_second_time(
+    number: int, service: str
+) -> None:
+    dataset = left_over_and_failing(hr.Dataset.range(40))
+    want = outcomes_of(dataset)
+    ordered = dataset.apply(distribute(DYNAMIC, service, ordered=True))
+    with iter(ordered) as iterator:
+        for _ in range(number):
+            with contextlib.suppress(UserFunctionError):
+                next(iterator)
+        state = iterator.get_state()
+    for going_on in (ordered, dataset):
+        assert outcomes_of(going_on, state) == want[number:]

@@ -85,11 +85,15 @@ class UnitElements(ElementIterator):
     def _read(self, limit: int) -> Chunk | None:
         if self._reader is None:
             self._reader = self._source.open(self._unit, self._ordinal)
-        try:
-            return self._reader.next_chunk(limit)
-        except Exception as error:
-            self._error = error
-            return None
+        while True:
+            try:
+                return self._reader.next_chunk(limit)
+            except Exception as error:
+                origin = origin_of_error(error)
+                if origin is not None and self._is_held(origin) and origin.element < self._ordinal:
+                    continue  # its element lies before the place that was gone to
+                self._error = error
+                return None
 
     def failure_to_open(self) -> Exception | None:
         """Return the error that is all there is of the unit, if so; something is in hand then.

@@ -42,7 +42,8 @@ class UnitSource(Protocol):
 
         Args:
             unit: Its number in the stream of the plan.
-            first: Nothing before this ordinal has failed, and all of it was read.
+            first: Nothing before this ordinal has failed that was raised, and all of it was read.
+                The error of the element before it may come again.
         """
 
 
