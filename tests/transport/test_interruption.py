@@ -138,7 +138,13 @@ def test_a_channel_goes_on_where_the_news_of_its_connection_was_read_by_half(
         patch.setattr(zeromq_connection, "recv_monitor_message", interrupted)
         with pytest.raises(KeyboardInterrupt):
             channel.receive(20)
-    with pytest.raises(UnavailableError, match="interrupted"):
-        channel.receive(20)
+    # The answer may be here first; then there is nothing else to be told of it.
+    try:
+        reply = channel.receive(20)
+    except UnavailableError as error:
+        assert "interrupted" in str(error)  # noqa: PT017 - it is raised or not
+    else:
+        assert reply is not None
+        assert reply.message == Echoed(number=1)
     assert channel.call(Echo(number=2), timeout=20)[0] == Echoed(number=2)
     channel.close()
