@@ -13,34 +13,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from headrace.plan.node import Node
+from headrace.plan.root import Mark
 
 __all__ = ["FailsBelow", "RaiseFailed"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class RaiseFailed(Node):
+class RaiseFailed(Mark):
     """The same elements; an error that stands in the place of one is raised."""
 
     kind: ClassVar[str] = "raise_failed"
-    only_reads: ClassVar[bool] = True
-    is_transparent: ClassVar[bool] = True
-    one_to_one: ClassVar[bool] = True
-    keeps_count: ClassVar[bool] = True
-    carries: ClassVar[bool] = True
-
-    input: Node
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class FailsBelow(Node):
+class FailsBelow(Mark):
     """The same elements; errors say that they were raised below what the client chooses from."""
 
     kind: ClassVar[str] = "fails_below"
-    only_reads: ClassVar[bool] = True
-    is_transparent: ClassVar[bool] = True
-    one_to_one: ClassVar[bool] = True
-    keeps_count: ClassVar[bool] = True
-    carries: ClassVar[bool] = True
-
-    input: Node

@@ -7,14 +7,13 @@ from typing import ClassVar
 
 from headrace.plan.node import Node
 
-__all__ = ["Root"]
+__all__ = ["Mark", "Root"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Root(Node):
-    """The same elements, each with its origin. Put in by a rewrite (`rewrites.roots`) alone."""
+class Mark(Node):
+    """The same elements: a step that a rewrite alone puts in, to say something of where it is."""
 
-    kind: ClassVar[str] = "root"
     only_reads: ClassVar[bool] = True
     is_transparent: ClassVar[bool] = True
     one_to_one: ClassVar[bool] = True
@@ -22,3 +21,10 @@ class Root(Node):
     carries: ClassVar[bool] = True
 
     input: Node
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Root(Mark):
+    """The same elements, each with its origin. Put in by `rewrites.roots`."""
+
+    kind: ClassVar[str] = "root"
