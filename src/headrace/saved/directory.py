@@ -175,7 +175,10 @@ class SavedDirectory:
                 self.folder.remove(name)
 
     def fail(self, save: str, error: str) -> None:
-        """Say that the save failed, and why, and remove what it wrote."""
+        """Say that the save failed, and why, and remove what it wrote.
+
+        A file that a worker finishes before it has heard of that stays until the next save.
+        """
         self._check_own(save)
         self.folder.write(ERROR, encode_error(save, error))
         for name in {*self.folder.names(), *self.folder.leftovers()}:
