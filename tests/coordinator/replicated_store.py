@@ -78,9 +78,8 @@ class TwoServers:
         admission = server.seat.admit(LIFE, insists=insists)
         if admission in (Admission.ELSEWHERE, Admission.VACANT):
             leaders.is_elsewhere(0, asked, is_vacant=admission is Admission.VACANT)
-            assert leaders.beginning(0) is None or not any(
-                each.seat.is_whole and each.is_up for each in self._servers
-            )
+            if leaders.beginning(0) is not None:
+                self._begin_empty()
             raise GoneError
         assert admission in (Admission.HERE, Admission.PROMOTED)
         if admission is Admission.PROMOTED:
@@ -96,6 +95,17 @@ class TwoServers:
         leaders.answered(0, asked)
         if error is not None:
             raise error
+
+    def _begin_empty(self) -> None:
+        """Have the first server begin empty, as who found both so, one after the other, wants it.
+
+        By then one of them may have been filled: nothing is given up for that.
+        """
+        first, second = self._servers
+        if first.is_up and not first.seat.is_whole:
+            first.seat.vacate()
+            first.contents, first.is_followed = None, False
+            assert not second.is_up or not second.seat.follow(1, "another life"), "all is lost"
 
     def _forward(self, server: _Server, other: _Server, do: Callable[[Any], None]) -> bool:
         """Have the other seat do the same; False: it leads, and this one has given up."""

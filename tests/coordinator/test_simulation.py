@@ -134,8 +134,10 @@ def test_in_a_storm_errors_and_cancellations_leave_a_queue_that_can_be_used_agai
                     cluster.queue.cancel(chance.choice(closures), cluster.world.now)
                 if chance.random() < 0.02:
                     cluster.add_worker(1)
-                if chance.random() < 0.02 and len(cluster.core.contacts) > 1:
-                    cluster.core.remove_worker(chance.choice(list(cluster.core.contacts)))
+                contacts = cluster.core.contacts
+                staying = [worker for worker, each in contacts.items() if not each.is_leaving]
+                if chance.random() < 0.02 and len(staying) > 1:
+                    cluster.core.remove_worker(chance.choice(staying))
                 cluster.turn()
                 until = cluster.world.now + chance.expovariate(20)
                 cluster.world.run_until(lambda: False, until)

@@ -141,7 +141,11 @@ class ClientProcess(Peer):
         self.trainer_id, self.counts_elements = trainer_id, counts_elements
         #: Elements that may come with each request, or came and are not used up; the most of all.
         self._owed: dict[tuple[int, int], int] = {}
+        #: Requests that were answered; one that was repeated may be answered once more.
+        self._answered: set[tuple[int, int]] = set()
         self.most_elements = 0
+        #: When the dispatcher answered last, and for how long it did not, at most.
+        self._heard_at = self.longest_silence = 0.0
 
     @property
     def reading(self) -> Reading:
@@ -227,7 +231,7 @@ class ClientProcess(Peer):
             pass_number=reading.pass_number,
         )
         self.session = self._session(reading.client_id)
-        self._owed = {}
+        self._owed, self._answered = {}, set()
         self._units, self._unit, self._ordinal = Units(self._ahead * _ELEMENT_BYTES), 0, 0
 
         def opened(answer: Any) -> None:
@@ -235,6 +239,7 @@ class ClientProcess(Peer):
                 self._end(Outcome.FAILED, answer)
                 return
             self.note("opened", answer)
+            self._heard_at = self.world.now
             reading.iteration_id = answer.iteration_id
             self._is_open = True
             # A new connection, as that of a reader's own thread.
@@ -337,9 +342,15 @@ class ClientProcess(Peer):
             self.note(f"is refused by {task_id}", number, repr(answer))
         due = self.session.answered(task_id, number, answer, payload, self.world.now)
         for each in due:
-            self._owed[each.task.task_id, each.number] = max(1, each.count)
-        if isinstance(answer, Elements) and not (answer.count or answer.error):
-            self._owed.pop((task_id, number), None)
+            key = each.task.task_id, each.number
+            if _has_content(each):
+                self._owed[key] = max(1, each.count)
+            else:
+                self._owed.pop(key, None)
+        if isinstance(answer, Elements):
+            self._answered.add((task_id, number))
+            if not (answer.count or answer.error):
+                self._owed.pop((task_id, number), None)
         self._results += due
         self._act()
 
@@ -373,6 +384,8 @@ class ClientProcess(Peer):
         if isinstance(answer, ClientUpdate) and not answer.same:
             self.note("hears", answer)
         self.session.heard(asked, answer, self.world.now)
+        self.longest_silence = max(self.longest_silence, self.world.now - self._heard_at)
+        self._heard_at = self.world.now
 
     # --- the consumer -------------------------------------------------------------------------
 
@@ -434,6 +447,7 @@ class ClientProcess(Peer):
                 units.give_up([(self._unit, self._unit + 1)])
 
     def _take_in(self, delivery: Delivery) -> None:
+        self._owed.pop((delivery.task.task_id, delivery.number), None)
         self.session.used_up(delivery.task.task_id, delivery.number)
         payload, answer = delivery.payload, delivery.answer
         if isinstance(payload, Exception) and (answer is None or answer.failed < 0):
@@ -521,11 +535,18 @@ class ClientProcess(Peer):
     def _measure(self) -> None:
         """Take note of how much is outstanding, of tasks that are not over."""
         unused = [*self._results, *([self._in_use] if self._in_use else [])]
-        outstanding = sum(
-            number != WORD for sent in self._numbers.values() for number in sent.values()
-        )
-        outstanding += sum(each.task.task_id in self._numbers for each in unused)
-        self.most_outstanding = max(self.most_outstanding, outstanding)
+        outstanding = {
+            (each.task.task_id, each.number)
+            for each in unused
+            if each.task.task_id in self._numbers and _has_content(each)
+        }
+        outstanding |= {
+            (task_id, number)
+            for task_id, sent in self._numbers.items()
+            for number in sent.values()
+            if number != WORD and (task_id, number) not in self._answered
+        }
+        self.most_outstanding = max(self.most_outstanding, len(outstanding))
         owed = sum(most for (task, _), most in self._owed.items() if task in self._numbers)
         self.most_elements = max(self.most_elements, owed)
         self.most_tasks = max(self.most_tasks, len(self._numbers))
@@ -567,3 +588,7 @@ class ClientProcess(Peer):
                     self._dispatcher.send(word)
         self._asked.clear()
         self._dispatcher.send(CloseIteration(client_id=reading.client_id))
+
+
+def _has_content(delivery: Delivery) -> bool:
+    return delivery.count > 0 or isinstance(delivery.payload, Exception)

@@ -24,6 +24,7 @@ from headrace.service.messages import (
     SettleTask,
     TaskAddress,
 )
+from headrace.service.worker.rounds import Rounds
 
 
 def address(task_id: int, starting_round: int = 0) -> TaskAddress:
@@ -91,6 +92,16 @@ def test_the_reading_ends_though_the_worker_of_a_last_task_never_heard_of_it() -
     assert session.is_over
 
 
+def test_the_reading_ends_though_others_ended_without_a_round_of_a_task_that_had_no_units() -> None:
+    session = opened(address(1))
+    asked(session, 0.0)
+    session.answered(1, 0, part(0), "it cannot be opened", 0.1)
+    over = ClientUpdate((), finished=True, version=1, horizon=16, kept=())
+    session.heard(ClientHeartbeat("client"), over, 0.2)
+    assert session.due(0.2) == []
+    assert session.is_over
+
+
 def test_it_asks_to_go_on_before_it_gets_to_the_horizon() -> None:
     session = opened(address(1), horizon=0)
     actions = session.act(0.0)
@@ -130,13 +141,35 @@ def test_where_another_consumer_has_left_the_reading_ends_with_its_name() -> Non
     assert "cannot go on with round 0: consumer 1 has left" in str(session.failure)
 
 
-def test_a_request_whose_place_another_one_took_is_neither_an_error_nor_asked_again() -> None:
+def test_a_round_whose_request_gave_way_to_one_of_the_connection_before_is_asked_for_again() -> (
+    None
+):
     session = opened(address(1))
-    assert asked(session, 0.0) == [(1, 0), (1, 1), (1, 2), (1, 3)]
-    assert session.answered(1, 0, AbortedError("another request took its place"), None, 0.1) == []
+    before = session.act(0.0).asks[0].message
+    session.disconnected(1, UnavailableError("gone"), 0.1)
+    later = session.act(0.2).asks[0].message
+    assert (before.number, later.number) == (0, 0)
+    # What was sent before comes to the worker only now, which takes it for a repeat of the later.
+    rounds: Rounds[str] = Rounds(2)
+    assert rounds.ask("the later one", later, 0.3) == []
+    ((who, refusal),) = rounds.ask("the one of before", before, 0.3)
+    assert who == "the later one"
+    assert isinstance(refusal, AbortedError)
+    assert session.answered(1, 0, refusal, None, 0.3) == []
     assert session.failure is None
-    for now in (0.1, 0.5, 3.0):
-        assert (1, 0) not in asked(session, now)
+    assert asked(session, 0.35) == []
+    assert asked(session, 0.45) == [(1, 0)]
+    assert asked(session, 9.0) == []
+
+
+def test_what_another_word_took_the_place_of_is_not_said_again() -> None:
+    session = opened(address(1), most=1)
+    asked(session, 0.0)
+    session.answered(1, 0, part(0), "one", 0.1)
+    assert asked(session, 0.1) == [(1, WORD)]
+    session.answered(1, WORD, AbortedError("request -1 was asked again"), None, 0.2)
+    for now in (0.2, 0.5, 3.0):
+        assert asked(session, now) == []
 
 
 def test_a_worker_that_cannot_answer_now_is_asked_again_in_a_moment() -> None:

@@ -72,6 +72,10 @@ def numbers(actions: Actions, task_id: int = 1) -> list[int]:
     return [ask.number for ask in actions.asks if ask.task.task_id == task_id]
 
 
+def warnings_until(session: Session, end: int, since: int = 0) -> list[str]:
+    return [each for second in range(since, end) for each in session.act(float(second)).warnings]
+
+
 def calls(actions: Actions, kind: type) -> list[Any]:
     return [call for call in actions.calls if isinstance(call, kind)]
 
@@ -238,10 +242,49 @@ def test_what_was_used_up_is_said_though_the_share_of_credit_became_smaller() ->
         session.answered(1, number, elements(number, 1), "a", 0.1)
         session.used_up(1, number)
     assert numbers(session.act(0.1), 1) == []
-    # The worker may wait with number 2 for that.
+    # The worker may wait with number 2 for that: it is said with the same request.
     (ask,) = [ask for ask in session.act(0.7).asks if ask.task.task_id == 1]
-    assert (ask.number, ask.message.acknowledged) == (3, 2)
-    assert numbers(session.act(9.0), 1) == []
+    assert (ask.number, ask.message.acknowledged) == (2, 2)
+    # The first one is answered now, which says nothing of the second.
+    assert session.answered(1, 2, AbortedError("request 2 was asked again"), None, 0.71) == []
+    assert numbers(session.act(0.9), 1) == numbers(session.act(9.0), 1) == []
+    assert session.answered(1, 2, elements(2, 1), "a", 9.0)
+
+
+def test_a_worker_that_ended_and_did_not_say_so_is_named() -> None:
+    session = opened(1)
+    session.waiting(0.0)
+    for number in numbers(session.act(0.0)):
+        session.answered(1, number, END, None, 0.1)
+    assert warnings_until(session, 10) == []
+    session.updated(update(1), 9.9)
+    (warning,) = warnings_until(session, 12, since=10)
+    assert "nothing more comes from h:1, and the dispatcher has not heard of that" in warning
+
+
+def test_of_a_silent_dispatcher_it_is_not_said_what_it_has_not_heard() -> None:
+    session = opened(1)
+    session.waiting(0.0)
+    for number in numbers(session.act(0.0)):
+        session.answered(1, number, END, None, 0.1)
+    (warning,) = warnings_until(session, 12)
+    assert "the dispatcher at d:1 has not answered for 10 s" in warning
+    assert warning.endswith("; nothing more comes from h:1")
+
+
+def test_workers_count_as_missing_once_there_was_time_to_deal_anew() -> None:
+    session = opened(1)
+    session.waiting(0.0)
+    session.act(0.0)
+    assert warnings_until(session, 10) == []
+    session.answered(1, 0, CancelledError("off"), None, 9.99)
+    session.updated(update(), 9.99)
+    (warning,) = warnings_until(session, 12, since=10)
+    assert "gone or has finished, and what is left is dealt to others" in warning
+    assert warnings_until(session, 65, since=12) == []
+    session.updated(update(), 65.0)
+    (warning,) = warnings_until(session, 72, since=65)
+    assert "no worker is registered" in warning
 
 
 def test_tasks_that_are_left_alone_may_have_more_under_way() -> None:

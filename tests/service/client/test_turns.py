@@ -95,7 +95,7 @@ def test_when_a_task_is_over_the_others_may_have_what_it_held() -> None:
     assert reading.take() == [(2, 1)]
 
 
-def test_a_task_that_owes_its_worker_a_word_makes_one_request_too_many_after_a_while() -> None:
+def test_a_task_that_owes_its_worker_a_word_repeats_its_request_after_a_while() -> None:
     reading = Reading(1)
     reading.take()
     reading.answer(1, 0)
@@ -110,4 +110,35 @@ def test_a_task_that_owes_its_worker_a_word_makes_one_request_too_many_after_a_w
     reading.budget.asked(1, 2, 0.0)
     assert reading.take(now=0.1) == []
     assert reading.wake_in == 0.5
-    assert reading.take(now=0.6) == [(1, 3)]
+    assert reading.take(now=0.6) == [(1, 2)]
+
+
+def test_a_word_that_is_owed_is_said_though_nothing_came_since_the_connection_was_lost() -> None:
+    reading = Reading(1, limit=3, window=3)
+    assert reading.take() == [(1, 0), (1, 1), (1, 2)]
+    reading.answer(1, 0)
+    reading.answer(1, 1)
+    # The shares of credit become smaller.
+    reading.turns.add(2)
+    reading.turns.add(3)
+    reading.tasks[1].disconnected(UnavailableError("gone"), 0.0)
+    reading.turns.touch(1)
+    assert reading.take(now=0.1) == [(1, 2)]
+    # With that one the worker waits for the word, and says nothing before.
+    reading.use_up(1, 0)
+    reading.use_up(1, 1)
+    assert reading.take(now=0.2) == []
+    assert reading.take(now=0.7) == [(1, 2)]
+    assert reading.take(now=9.0) == []
+
+
+def test_what_was_put_off_and_is_answered_by_then_is_not_asked_again() -> None:
+    reading = Reading(1)
+    reading.take()
+    reading.tasks[1].put_off(0, 0.0)
+    reading.turns.touch(1)
+    assert reading.take() == []
+    reading.answer(1, 0)  # it was under way twice
+    assert reading.take(now=0.2) == []
+    reading.use_up(1, 0)
+    assert reading.take(now=0.3) == [(1, 1)]

@@ -105,6 +105,77 @@ def test_before_all_have_joined_no_round_of_a_lost_task_arrived_everywhere(scene
     scene.check()
 
 
+def others_end_first(scene: Scenario) -> None:
+    """Have consumer a read to the end, and b not yet, when the worker is lost."""
+    scene.finish("v", 4000)
+    assert beat(scene, "a").finished
+    scene.close("a")
+    scene.lose("v")
+
+
+@pytest.mark.parametrize("mode", [OFF, DYNAMIC])
+def test_of_a_finished_task_all_rounds_count_though_who_had_them_has_left(
+    scene: Scenario, mode: int
+) -> None:
+    ends = scene.register(positions=1, cardinality=10)
+    join(scene, "a", "b", mode=mode, dataset_id=ends)
+    if mode == DYNAMIC:
+        scene.split(4000)
+    others_end_first(scene)
+    assert beat(scene, "b").settle == (4000,)
+    settle(scene, "b", 4000, rounds=5, units=int(mode == DYNAMIC))
+    update = beat(scene, "b")
+    assert (update.rounds, update.left, update.finished) == (((4000, 5),), "", True)
+    scene.check()
+
+
+def test_of_a_finished_task_all_rounds_count_though_another_leaves_and_does_not_say_so(
+    scene: Scenario,
+) -> None:
+    ends = scene.register(positions=10, cardinality=10)
+    join(scene, "a", "b", dataset_id=ends)
+    scene.finish("v", 4000)
+    scene.lose("v")
+    scene.close("a")
+    settle(scene, "b", 4000, rounds=5)
+    update = beat(scene, "b")
+    assert (update.rounds, update.left, update.finished) == (((4000, 5),), "", True)
+    scene.check()
+
+
+def test_a_consumer_that_left_and_did_not_say_what_it_had_of_the_last_copy_is_named(
+    scene: Scenario,
+) -> None:
+    scene.add_worker("w")
+    ends = scene.register(positions=10, cardinality=10)
+    join(scene, "a", "b", dataset_id=ends)
+    scene.finish("w", 4001)
+    scene.lose("v")
+    assert scene.state.iterations[2000].finished, "the other copy ended"
+    scene.close("a")
+    settle(scene, "b", 4000, rounds=5)
+    assert beat(scene, "b").left == "consumer 0 (client a) has left"
+    scene.check()
+
+
+def test_of_a_finished_task_without_units_it_is_said_that_it_gave_none_when_its_worker_left(
+    scene: Scenario,
+) -> None:
+    ends = scene.register(positions=1, cardinality=10)
+    join(scene, "a", "b", mode=DYNAMIC, dataset_id=ends)
+    scene.split(4000)
+    scene.add_worker("w")
+    assert scene.deal(4001, done=0).wait is False
+    scene.finish("w", 4001)
+    # Before it heard that, worker w stopped, and refused what a and b asked it.
+    scene.left("w")
+    for client_id in "ab":
+        assert beat(scene, client_id).settle == (4001,)
+        settle(scene, client_id, 4001, rounds=0)
+    assert beat(scene, "a").rounds == ((4001, 0),)
+    scene.check()
+
+
 def test_units_of_rounds_that_did_not_arrive_everywhere_are_dealt_again(scene: Scenario) -> None:
     join(scene, "a", "b", mode=DYNAMIC)
     scene.split(4000, want=10)
@@ -116,6 +187,25 @@ def test_units_of_rounds_that_did_not_arrive_everywhere_are_dealt_again(scene: S
     task = scene.state.tasks[4000]
     assert task.received == ((0, 6),)
     assert iteration.returned[0][0] == 6
+    scene.check()
+
+
+def test_no_task_waits_for_what_a_leaving_worker_holds(scene: Scenario) -> None:
+    # It would lack a part of its round, and the leaving worker gives none before that is whole.
+    join(scene, "a", "b", mode=DYNAMIC)
+    scene.add_worker("w")
+    scene.split(4000, want=10)
+    scene.leaving("v")
+    while (reply := scene.deal(4001)).stop:
+        pass
+    assert not reply.wait
+    scene.finish("w", 4001)
+    # What comes back is for another task.
+    scene.hand_back("v", 4000, (3, 5))
+    scene.finish("v", 4000)
+    scene.left("v")
+    (other,) = [each for each in beat(scene, "a").tasks if each.worker_id == "w"]
+    assert scene.deal(other.task_id).stop
     scene.check()
 
 

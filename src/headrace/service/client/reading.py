@@ -78,13 +78,15 @@ class Reading(ABC, Generic[T]):
         self._dispatcher = dispatcher
         self._contact = Contact(now)
         self._waiting = Waiting(wait_timeout)
+        self._waiting.idle(now, is_so=True)
         #: Seconds for which the consumer waited for elements, less the wait that goes on.
         self._waited = 0.0
         #: Tasks that are being read.
         self._open: dict[int, T] = {}
         #: What the dispatcher said last.
         self._known = -1
-        self._listed: set[int] = set()
+        #: Tasks of the iteration, with the addresses of their workers.
+        self._listed: dict[int, str] = {}
         self._kept: set[int] = set()
         self._finished = False
         self._silent: tuple[str, ...] = ()
@@ -300,6 +302,7 @@ class Reading(ABC, Generic[T]):
             waiting.helped()
         else:
             waiting.helpless(now)
+        waiting.idle(now, is_so=not self._open)
         if not waiting.is_going_on:
             return
         problem = self._problem(now)

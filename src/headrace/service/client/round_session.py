@@ -125,11 +125,15 @@ class RoundSession(Reading[RoundTask]):
         if not update.same:
             self._take_news(update, now)
         for task_id, task in [*self._open.items()]:
-            # A worker that never heard of a task says nothing of it.
-            is_silent = self._finished and task.received == task.whole
-            if (task.problem or is_silent) and task_id not in self._listed | self._kept:
+            if task_id in self._listed.keys() | self._kept:
+                continue
+            if task.problem:
                 # It is finished, so that all of it arrived.
                 self._end(task_id, task.received)
+            elif self._finished:
+                # Nothing was dealt to it. A worker that never heard of it says nothing; of one that
+                # could not open the dataset, others that ended do not take what it says of that.
+                self._end(task_id, task.whole)
         # At last: the tasks up to there are known now.
         self._rounds.extend(math.inf if self._finished else update.horizon)
         waits = bool(self._to_report or self._to_settle) or any(
@@ -156,7 +160,7 @@ class RoundSession(Reading[RoundTask]):
             self.fail(FailedPreconditionError(update.failed))
 
     def _list(self, tasks: tuple[TaskAddress, ...]) -> None:
-        self._listed = {task.task_id for task in tasks}
+        self._listed = {task.task_id: task.worker_address for task in tasks}
         for address in tasks:
             task_id = address.task_id
             if task_id not in self._tasks:
@@ -183,7 +187,7 @@ class RoundSession(Reading[RoundTask]):
         elif isinstance(answer, UnavailableError):
             task.put_off(number, now)
         elif isinstance(answer, AbortedError):
-            pass  # another request took its place
+            task.aborted(number, now)
         elif isinstance(answer, HeadraceError):
             self.fail(answer)
         elif isinstance(answer, Exception):
@@ -367,7 +371,15 @@ class RoundSession(Reading[RoundTask]):
                 "of a worker that is gone"
             )
         silence = self._contact.silence(now)
-        return describe_missing(self._dispatcher, silence, self._open.values(), (), now)
+        return describe_missing(
+            self._dispatcher,
+            silence,
+            self._open.values(),
+            (),
+            now,
+            listed=list(self._listed.values()),
+            is_idle=self._waiting.is_idle_for_long(now),
+        )
 
     # --- tasks --------------------------------------------------------------------------------
 

@@ -97,6 +97,16 @@ class RoundTask(Task):
             self._has_word = False
         super().put_off(number, now)
 
+    def aborted(self, number: int, now: float) -> None:
+        """Take note that the worker does not answer this request.
+
+        A word makes room for the next one. A round is asked for once at a time: the worker took
+        this for an earlier request, when that came over the connection before this one and was
+        late.
+        """
+        if number in self.asked:
+            self.put_off(number, now)
+
     def word_came(self, answer: Elements) -> None:
         """Take how far rounds are whole; any answer says so."""
         self.whole = max(self.whole, answer.whole)

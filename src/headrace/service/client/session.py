@@ -135,7 +135,7 @@ class Session(Reading[Task]):
         if not update.same:
             self._warn_of(was_kept - self._kept, now)
         for task in list(self._open.values()):
-            if task.problem and task.address.task_id not in self._listed | self._kept:
+            if task.problem and task.address.task_id not in self._listed.keys() | self._kept:
                 self._over(task.address.task_id)
 
     def _warn_of(self, task_ids: set[int], now: float) -> None:
@@ -151,7 +151,7 @@ class Session(Reading[Task]):
                 )
 
     def _list(self, tasks: tuple[TaskAddress, ...], now: float) -> None:
-        self._listed = {task.task_id for task in tasks}
+        self._listed = {task.task_id: task.worker_address for task in tasks}
         for address in tasks:
             if not self._settling.knows(address.task_id):
                 task = Task(address)
@@ -193,9 +193,13 @@ class Session(Reading[Task]):
             self._over(task_id)
             self._contact.hurry()
             return []
-        if isinstance(answer, UnavailableError | AbortedError):
-            # Not now: the worker is not ready, its answers wait to be read, or it took this for an
-            # earlier request, when that came over the connection before this one and was late.
+        if isinstance(answer, AbortedError):
+            # It was asked again; or the worker took this for an earlier request, when that came
+            # over the connection before this one and was late.
+            task.aborted(number, now)
+            return []
+        if isinstance(answer, UnavailableError):
+            # Not now: the worker is not ready, or its answers wait to be read.
             task.put_off(number, now)
             return []
         if isinstance(answer, Exception):
@@ -325,6 +329,8 @@ class Session(Reading[Task]):
             self._silent,
             now,
             self.passed_over,
+            listed=list(self._listed.values()),
+            is_idle=self._waiting.is_idle_for_long(now),
             has_shares=self._has_shares,
         )
 

@@ -28,6 +28,9 @@ class Task:
         self.window: Window[tuple[Elements | None, Any]] = Window()
         #: Numbers to be sent (again), in order.
         self.to_send: list[int] = []
+        #: How often a request was repeated while the one before it waits with the worker, which
+        #: answers that one with an AbortedError.
+        self._repeated: dict[int, int] = {}
         #: The worker has handed out all that it had, and waits until it is used up.
         self.draining = False
         #: The worker said that nothing is left; answers to other numbers may be under way.
@@ -37,7 +40,7 @@ class Task:
         self.arrived = Receipt()
         #: What the consumer has used up.
         self.used = Receipt()
-        #: When a request was made last, and up to which number it said that answers are used up.
+        #: When a request was sent last, and up to which number it said that answers are used up.
         self.asked_at = 0.0
         self.said = 0
         #: Not before this time is the worker asked again; 0.0: at any time.
@@ -58,7 +61,30 @@ class Task:
     @property
     def wants_more(self) -> bool:
         """Whether another request may be of use: one waits with the worker, which has nothing."""
-        return not (self.draining and self.window.outstanding) or self.owes_word
+        return not (self.draining and self.window.outstanding)
+
+    # --- what is asked --------------------------------------------------------------------------
+
+    def ask(self) -> int:
+        """Return the number of a new request, which is to be sent."""
+        number = self.window.ask()
+        self.to_send.append(number)
+        return number
+
+    def ask_again(self) -> None:
+        """Repeat the last request, which waits with the worker: it says what is used up."""
+        number = self.window.to_repeat()[-1]
+        self._repeated[number] = self._repeated.get(number, 0) + 1
+        self.to_send.append(number)
+
+    def sent(self, now: float) -> list[int]:
+        """Return the requests to send now, which count as sent: each says what is used up."""
+        # One that was put off may have been answered since, where it was under way twice.
+        numbers = [number for number in self.to_send if self.window.awaits(number)]
+        self.to_send = []
+        if numbers:
+            self.asked_at, self.said = now, self.window.acknowledged
+        return numbers
 
     # --- the worker -----------------------------------------------------------------------------
 
@@ -67,6 +93,14 @@ class Task:
         if self.problem:
             self.retry_at = 0.0
         self._delay, self.problem = _FIRST_DELAY, ""
+
+    def aborted(self, number: int, now: float) -> None:
+        """Take note that the worker does not answer this request, or not the one it repeats."""
+        times = self._repeated.pop(number, 0)
+        if times > 1:
+            self._repeated[number] = times - 1
+        if not times and self.window.awaits(number):
+            self.put_off(number, now)
 
     def put_off(self, number: int, now: float) -> None:
         """Ask again under a number in a moment: the worker cannot answer now."""
@@ -79,6 +113,7 @@ class Task:
             self.problem, self.problem_since = str(error), now
         self.refused = bool(getattr(error, "refused", False))
         self.to_send = []
+        self._repeated.clear()
         self.retry_at = now + self._delay
         self._delay = min(self._delay * 2, _LAST_DELAY)
 
@@ -94,6 +129,7 @@ class Task:
     def receive(self, number: int, answer: Elements) -> bool:
         """Take an answer whose turn has come; return whether it has something for the consumer."""
         self.arrived.add(answer)
+        self._repeated.pop(number, None)
         empty = answer.end or not (answer.count or answer.error)
         if empty or not self.window.is_new(answer.first, answer.count):
             return False

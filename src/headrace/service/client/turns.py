@@ -17,8 +17,8 @@ from headrace.service.client.task import Task
 __all__ = ["Turn", "Turns"]
 
 _OWED_SECONDS = 0.5
-"""Seconds without an answer after which a task may make one request too many, if its worker has not
-heard that what it sent is used up: for that it may wait, and requests are what says so."""
+"""Seconds without an answer after which a task repeats a request, if its worker has not heard that
+what it sent is used up: for that it may wait, and requests are what says so."""
 _BUDGET_SECONDS = 0.25
 """How soon to look again while a task waits for credit that others may lend it with time."""
 
@@ -129,19 +129,18 @@ class Turns:
                 self._budget.withdraw(task_id)
                 break
             if not self._budget.may_ask(task_id, now):
-                if not task.owes_word:
-                    break
-                if not task.draining and now - task.asked_at < _OWED_SECONDS:
-                    self._wait(task_id, _OWED_SECONDS, turn)
-                    break
-            number = task.window.ask()
+                break
+            number = task.ask()
             self._budget.asked(task_id, number, now)
-            task.to_send.append(number)
-            task.asked_at, task.said = now, task.window.acknowledged
         else:
             self._budget.withdraw(task_id)
-        turn.asks += [(task, number) for number in task.to_send]
-        task.to_send = []
+        if task.owes_word and not task.to_send and not task.ending:
+            # Also where nothing came since the connection was lost: nothing may, before that.
+            if task.draining or now - task.asked_at >= _OWED_SECONDS:
+                task.ask_again()
+            else:
+                self._wait(task_id, _OWED_SECONDS, turn)
+        turn.asks += [(task, number) for number in task.sent(now)]
 
     def _wait(self, task_id: int, seconds: float, turn: Turn) -> None:
         self._put_off.add(task_id)

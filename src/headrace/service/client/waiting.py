@@ -18,6 +18,9 @@ __all__ = ["Waiting", "describe_missing"]
 _ALIVE_SECONDS = 60.0
 """A dispatcher that was heard from within so many seconds counts as one that may list workers."""
 _MOST_NAMED = 3
+_DEAL_SECONDS = 5.0
+"""Without a task for so long: the dispatcher has none to give. What is left of a lost one it deals
+anew, to workers that had finished theirs, once it knows what came of it."""
 
 
 class Waiting:
@@ -31,8 +34,9 @@ class Waiting:
         self._timeout = timeout
         self._since: float | None = None
         self._reminder = Reminder()
-        #: Since when there has been nobody who could deliver.
+        #: Since when there has been nobody who could deliver, and since when no task.
         self._helpless_since: float | None = None
+        self._idle_since: float | None = None
 
     @property
     def is_going_on(self) -> bool:
@@ -70,8 +74,21 @@ class Waiting:
             self._since += min(pause, now - self._since)
         if self._helpless_since is not None:
             self._helpless_since = min(now, self._helpless_since + pause)
+        if self._idle_since is not None:
+            self._idle_since = min(now, self._idle_since + pause)
+
+    def idle(self, now: float, *, is_so: bool) -> None:
+        """Take note of whether there is no task to read from."""
+        if not is_so:
+            self._idle_since = None
+        elif self._idle_since is None:
+            self._idle_since = now
 
     # --- what follows ---------------------------------------------------------------------------
+
+    def is_idle_for_long(self, now: float) -> bool:
+        """Whether there has been no task to read from for longer than it takes to deal one."""
+        return self._idle_since is not None and now - self._idle_since >= _DEAL_SECONDS
 
     def is_hopeless(self, now: float) -> bool:
         """Whether to wait no more: too long with nobody who could deliver."""
@@ -101,6 +118,8 @@ def describe_missing(
     now: float,
     passed_over: Sequence[str] = (),
     *,
+    listed: Sequence[str] = (),
+    is_idle: bool = True,
     has_shares: bool = False,
 ) -> str:
     """Return what stands between the consumer and the next element.
@@ -112,6 +131,8 @@ def describe_missing(
         others: Clients of the same job that are not heard, where only that keeps it from its end.
         now: The time.
         passed_over: Addresses of workers that it is not to read.
+        listed: Addresses of workers of which the dispatcher says that they have a task.
+        is_idle: Whether there has been no task for long, where there is none.
         has_shares: Whether each worker has a share that no other reads meanwhile.
     """
     parts = []
@@ -146,6 +167,16 @@ def describe_missing(
             'tagged COLOCATED, so that target_workers="AUTO" leaves them to those; use "ANY" to '
             "read them, or start a worker without that tag"
         )
+    elif not tasks and listed:
+        # Of a silent dispatcher it is not known what it has heard since.
+        unheard = "" if silence else ", and the dispatcher has not heard of that from there"
+        parts.append(f"nothing more comes from {', '.join(listed[:_MOST_NAMED])}{unheard}")
+    elif not tasks and not is_idle:
+        if not silence:
+            parts.append(
+                "the last worker that it was read from is gone or has finished, and what is left "
+                "is dealt to others"
+            )
     elif not tasks and silence <= _ALIVE_SECONDS and has_shares:
         parts.append(
             "the shares of all workers that are there were read, and another one has no worker: "

@@ -273,11 +273,12 @@ def _task_finished(state: DispatcherState, fact: updates.TaskFinished) -> None:
     task = _end(state, fact.task_id, TaskPhase.FINISHED)
     task.cut = fact.cut
     forget_done(task, fact.done)
-    worker = state.workers[task.worker_id]
-    if task.dealt or not state.iterations[task.iteration_id].is_dealt:
+    worker, iteration = state.workers[task.worker_id], state.iterations[task.iteration_id]
+    # Of one that is read in rounds all must know that it gave none.
+    if task.dealt or not iteration.is_dealt or iteration.num_consumers is not None:
         worker.finished.add(fact.task_id)
     if not worker.leaving:
-        state.iterations[task.iteration_id].ended = True
+        iteration.ended = True
 
 
 def _task_failed(state: DispatcherState, fact: updates.TaskFailed) -> None:
@@ -332,7 +333,11 @@ def _client_left(state: DispatcherState, fact: updates.ClientLeft) -> None:
             # What it received of this, nobody will know.
             task.unsettled.discard(fact.client_id)
             touch_first(iteration, task, task.dealt)
-            task.torn = True
+            if task.phase is not TaskPhase.FINISHED:
+                task.torn = True
+                if index is not None:
+                    # Also at the end of the iteration: others wait for what it received.
+                    iteration.departed[index] = fact.client_id
         elif not task.gone and iteration.is_dealt:
             task.departed[fact.client_id] = task.dealt
 

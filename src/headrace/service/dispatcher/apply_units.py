@@ -234,7 +234,8 @@ def give_up(state: DispatcherState, task: Task) -> None:
     consumers = iteration.num_consumers
     if task.held or consumers is not None:
         task.unsettled = set(iteration.clients)
-    if consumers is not None:
+    # Of one that is finished all rounds arrived everywhere, whoever has left since.
+    if consumers is not None and task.phase is not TaskPhase.FINISHED:
         task.torn = bool(iteration.departed)
         # Before all have joined, no round arrived everywhere.
         task.rounds = 0 if len(iteration.consumers) < consumers else None

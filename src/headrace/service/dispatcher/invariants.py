@@ -59,7 +59,8 @@ def validate(state: DispatcherState) -> None:
 
 
 def _has_read(state: DispatcherState, task: Task) -> bool:
-    return bool(task.dealt) or not state.iterations[task.iteration_id].is_dealt
+    iteration = state.iterations[task.iteration_id]
+    return bool(task.dealt) or not iteration.is_dealt or iteration.num_consumers is not None
 
 
 def _check_task(state: DispatcherState, task: Task) -> None:

@@ -38,6 +38,8 @@ class Policy(ABC):
     `exactly_once` are asked when an iteration begins, and are then facts about it."""
     exactly_once: ClassVar[bool] = False
     """Whether elements have origins, so that each comes once (`rows`)."""
+    awaits_leavers: ClassVar[bool] = True
+    """Whether a task waits for what a leaving worker may hand back, when nothing else is left."""
     hand_out: ClassVar[str] = "first_come"
     """How a worker hands out a task's elements (`messages.TaskDefinition.hand_out`)."""
 

@@ -8,7 +8,7 @@ Rule 1. *Which tasks there are in a round.* An iteration has a horizon, beyond w
         (`RoundsOpened`). A task that comes later joins at the horizon (`Task.starting_round`).
 Rule 2. *How many rounds a task gave that is gone.* Each consumer says how many arrived
         (`RoundsSettled`); those that arrived everywhere count, the others never were. Where
-        not all consumers had joined, none did.
+        not all consumers had joined, none did. Of a finished task all did, whoever says so.
 Rule 3. *Who is which consumer.* An index is read by one client. A consumer that left before the end
         is not replaced: nobody knows what it used. When all have left, the iteration is given up,
         and the next consumers begin it again.
@@ -83,6 +83,9 @@ class RoundCopies(Copies):
 class RoundDealing(Dealing):
     """Units are dealt, and what tasks make of them is read in rounds."""
 
+    #: A round that lacks a part stops all tasks, that of the leaving worker too: each would wait
+    #: for the other. What comes back is dealt to a task that runs still, or begins then.
+    awaits_leavers = False
     hand_out = "rounds"
 
     def check(self, state: DispatcherState, dataset: Dataset, opening: OpenIteration) -> None:

@@ -78,7 +78,7 @@ def get_split(state: DispatcherState, request: messages.GetSplit, moment: Moment
     is_last = (
         iteration.rest == stop - start
         and iteration.held == task.held
-        and not _may_come_back(state, iteration)
+        and not _may_come_back(policy, state, iteration)
     )
     return Decision(updates=(dealt,), reply=_granted(iteration, start, stop, rows, last=is_last))
 
@@ -92,7 +92,7 @@ def _nothing_to_deal(
 ) -> Decision:
     """Let a task wait for what may come, or take over what another is slow with, or end."""
     iteration = state.iterations[task.iteration_id]
-    waits = iteration.rest != 0 or _may_come_back(state, iteration)
+    waits = iteration.rest != 0 or _may_come_back(policy, state, iteration)
     if has_backups(state, iteration):
         waits = waits or bool(others_hold(state, iteration, task, moment))
         taken = overdue(state, iteration, task, request.done, moment)
@@ -138,10 +138,14 @@ def _check_progress(task: Task, request: messages.GetSplit) -> None:
         )
 
 
-def _may_come_back(state: DispatcherState, iteration: Iteration) -> bool:
-    handed = iteration.leavers > 0 and any(
-        task.held and state.workers[task.worker_id].leaving
-        for task in state.running_tasks(iteration)
+def _may_come_back(policy: Policy, state: DispatcherState, iteration: Iteration) -> bool:
+    handed = (
+        policy.awaits_leavers
+        and iteration.leavers > 0
+        and any(
+            task.held and state.workers[task.worker_id].leaving
+            for task in state.running_tasks(iteration)
+        )
     )
     return handed or may_recover(state, iteration)
 

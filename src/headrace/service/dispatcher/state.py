@@ -80,7 +80,7 @@ class Worker(msgspec.Struct):
     leaving: bool = False
     #: Exactly the RUNNING tasks of this worker.
     tasks: set[int] = msgspec.field(default_factory=set)
-    #: Exactly its FINISHED tasks that were dealt units, or read a copy.
+    #: Exactly its FINISHED tasks that were dealt units, or read a copy, or are read in rounds.
     finished: set[int] = msgspec.field(default_factory=set)
 
 
