@@ -14,6 +14,7 @@ from headrace.distribute import (
     get_replica_context,
     mirrored,
     multi_worker,
+    pooling,
     rebatch,
     strategy,
     streams,
@@ -24,7 +25,7 @@ numbers = hr.Dataset.range
 
 
 @pytest.mark.parametrize(
-    "module", [feeding, mirrored, multi_worker, optional, rebatch, strategy, streams]
+    "module", [feeding, mirrored, multi_worker, optional, pooling, rebatch, strategy, streams]
 )
 def test_examples_in_docstrings_give_what_they_say(module):
     assert doctest.testmod(module).failed == 0

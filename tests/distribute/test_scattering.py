@@ -67,6 +67,21 @@ def test_without_an_aggregation_each_copy_is_changed_by_itself(how, expected):
     assert getattr(local, f"scatter_{how}")([0], 2.0).tolist() == [expected, 0.0]
 
 
+@pytest.mark.parametrize("framework", ["numpy", "jax", "torch"])
+def test_bags_of_rows_become_one_row_each_in_every_framework(framework):
+    with hr.distribute.MirroredStrategy(["cpu:0"], framework=framework).scope():
+        v = hr.Variable(np.arange(8, dtype=np.float32).reshape(4, 2), name="v")
+        counts = hr.Variable(np.arange(4), name="counts")
+    bags = np.array([[2, 1, 2], [0, 0, 3]])
+    assert np.asarray(v.gather(bags, combiner="sum")).tolist() == [[10, 13], [6, 9]]
+    assert np.asarray(v.gather(bags[:, :2], combiner="mean")).tolist() == [[3, 4], [0, 1]]
+    assert np.asarray(v.gather(bags[:, :0], combiner="mean")).tolist() == [[0, 0], [0, 0]]
+    assert np.asarray(counts.gather(bags, combiner="sum")).tolist() == [5, 3]
+    with pytest.raises(ValueError, match="of integers, which have no 'sqrtn'"):
+        counts.gather(bags, combiner="sqrtn")
+    assert np.asarray(v)[:, 0].tolist() == [0, 2, 4, 6], "nothing was written"
+
+
 def test_a_row_that_is_named_twice_is_changed_twice_and_values_are_rows():
     v = hr.Variable(np.zeros((3, 2), np.float32))
     v.scatter_add([2, 0, 2], np.arange(6, dtype=np.float32).reshape(3, 2))
@@ -75,6 +90,8 @@ def test_a_row_that_is_named_twice_is_changed_twice_and_values_are_rows():
     v.scatter_add([], np.zeros((0, 2)))
     assert v.read().tolist() == [[2, 3], [7, 8], [4, 6]]
     assert v.gather([[2], [1]]).tolist() == [[[4, 6]], [[7, 8]]]
+    assert v.gather([[2, 1]], combiner="sum").tolist() == [[11, 14]]
+    assert v.gather([[2, 1]], combiner="mean").tolist() == [[5.5, 7]]
     assert v.sparse_read([]).shape == (0, 2)
 
 

@@ -43,6 +43,52 @@ def whole(variable):
 # --- where they are ----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("shards", [1, 2, 5])
+def test_bags_are_added_in_order_however_many_shards_there_are(shards):
+    seed = np.random.default_rng().integers(2**32)
+    print("seed", seed)
+    chance = np.random.default_rng(seed)
+    value = chance.normal(size=(50, 3)).astype(F32)
+    ids = chance.integers(0, 50, (4, 20, 7))
+    total = value[ids[..., 0]].copy()
+    for place in range(1, 7):
+        total += value[ids[..., place]]
+    with cluster(2, FixedShardsPartitioner(shards)) as strategy:
+        with strategy.scope():
+            v = hr.Variable(value, name="v")
+        found = {how: v.gather(ids, combiner=how) for how in ("sum", "mean", "sqrtn")}
+        with hr.distribute.cache_variable_reads(v):
+            v.read()
+            assert np.array_equal(v.gather(ids, combiner="mean"), found["mean"])
+        assert v.gather(ids[..., :0], combiner="mean").tolist() == np.zeros((4, 20, 3)).tolist()
+        assert v.gather(ids[:0], combiner="sum").shape == (0, 20, 3)
+        assert v.gather(ids[0, 0], combiner="sum").shape == (3,)
+    assert np.array_equal(found["sum"], total)
+    assert np.array_equal(found["mean"], total / F32(7))
+    assert np.array_equal(found["sqrtn"], total / F32(np.sqrt(7)))
+    assert {each.dtype for each in found.values()} == {np.dtype(F32)}
+
+
+def test_bags_of_other_dtypes_and_what_cannot_be_combined(strategy, table):
+    with strategy.scope():
+        whole_numbers = hr.Variable(np.arange(6, dtype=np.int32), name="whole_numbers")
+        halves = hr.Variable(np.full((3, 2), 2048, np.float16), name="halves")
+    summed = whole_numbers.gather([[5, 4], [1, 1]], combiner="sum")
+    assert (summed.tolist(), summed.dtype) == ([9, 2], np.int32)
+    assert whole_numbers.gather(np.zeros((2, 0), int), combiner="sum").dtype == np.int32
+    # 3 x 2,048 + 1 is no float16 on the way, and need not be.
+    halves.scatter_update([1], np.ones((1, 2)))
+    assert halves.gather([[0, 0, 2, 1]], combiner="mean").tolist() == [[1536.0, 1536.0]]
+    with pytest.raises(ValueError, match="are of integers, which have no 'mean'; use 'sum'"):
+        whole_numbers.gather([[1]], combiner="mean")
+    with pytest.raises(ValueError, match="one of 'sum', 'mean', 'sqrtn', but got 'max'"):
+        table.gather([[1]], combiner="max")
+    with pytest.raises(ValueError, match="is a row of ids, but got one id"):
+        table.gather(1, combiner="sum")
+    with pytest.raises(InvalidArgumentError, match=r"ids\[0, 1\] = 8 is not in \[0, 8\)"):
+        table.gather([[1, 8]], combiner="sum")
+
+
 def test_shards_go_round_the_servers_by_one_counter():
     with cluster(2, FixedShardsPartitioner(2)) as strategy, strategy.scope():
         a = hr.Variable(0.0, name="a")

@@ -36,6 +36,20 @@ def test_rows_come_in_the_order_and_shape_of_the_ids(table):
     assert table.lookup([]).shape == (0, 4)
 
 
+def test_bags_of_ids_become_one_row_each(table):
+    ids = np.array([[7, -3, 7], [2**62, 8, 9]])
+    pooled = table.lookup(ids, combiner="mean")
+    rows = table.gather(ids)
+    assert rows.any(axis=2).all(), "looked-up ids have rows"
+    total = rows[:, 0] + rows[:, 1] + rows[:, 2]
+    assert np.array_equal(pooled, total / F32(3))
+    assert np.array_equal(table.gather(ids, combiner="sum"), total)
+    assert table.gather(ids[:, :0], combiner="sqrtn").tolist() == [[0.0] * 4] * 2
+    with pytest.raises(ValueError, match="'sqrtn', but got 'avg'"):
+        table.lookup([[1000]], combiner="avg")
+    assert not table.gather([1000]).any(), "nothing was made"
+
+
 def test_first_values_are_the_same_for_any_number_of_servers_and_order():
     ids = np.arange(100) * 1_000_003
     found = []

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.distribute.pooling import check_combiner, pooled
 from headrace.distribute.row_numbers import rows_of
 from headrace.errors import FailedPreconditionError
 
@@ -153,16 +154,25 @@ class Scattering(ABC):
     def read(self) -> Any:
         """Return the array."""
 
-    def gather(self, ids: Any) -> Any:
-        """Return the rows of these ids, in their order.
+    def gather(self, ids: Any, combiner: str | None = None) -> Any:
+        """Return the rows of these ids, in their order; or one row for each bag of them.
 
         Args:
             ids: Integers of any shape, from 0 to the number of rows - 1.
+            combiner: Each bag, along the last axis of `ids`, becomes one row: "sum", "mean", or
+                "sqrtn", the sum by the square root of how many there are. None: nothing does.
 
         Raises:
             InvalidArgumentError: One is out of range; it is named.
+            ValueError: There is no such combiner, or not for integers.
         """
-        return self.read()[rows_of(self, ids)]
+        rows, value = rows_of(self, ids), self.read()
+        if combiner is None:
+            return value[rows]
+        variable: Any = self
+        is_floating = variable.framework.kind(variable.dtype) not in "iub"
+        check_combiner(combiner, rows, f"Variable {variable.name!r}", is_floating=is_floating)
+        return pooled(lambda some: value[some], rows, combiner)
 
     sparse_read = gather
 

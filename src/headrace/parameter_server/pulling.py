@@ -12,7 +12,7 @@ from headrace.parameter_server.arrays import refuse_while_tracing
 from headrace.parameter_server.asking import Ask
 from headrace.parameter_server.current import Cluster
 from headrace.parameter_server.read_cache import ask_together
-from headrace.parameter_server.sums import distinct_ids
+from headrace.parameter_server.sums import distinct_ids, pool_rows
 
 __all__ = ["Pulled", "pull"]
 
@@ -51,6 +51,10 @@ class Pulled(NamedTuple):
         if is_plain and np.array_equal(self.inverse, np.arange(len(self.ids))):
             return self.rows
         return self.rows.take(self.inverse, axis=0)
+
+    def pool(self, combiner: str) -> NDArray[Any]:
+        """Return a row for each bag of ids, along their last axis (`distribute.pooling`)."""
+        return pool_rows(self.rows, self.inverse, combiner)
 
 
 def pull(tables: Sequence[_Table], ids: Sequence[Any], *, counts: bool) -> list[Pulled]:

@@ -10,11 +10,13 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import NDArray
 
+from headrace.distribute.pooling import check_combiner
 from headrace.distribute.row_numbers import rows_of
 from headrace.parameter_server.arrays import as_array, is_foreign, refuse_while_tracing
+from headrace.parameter_server.dtypes import is_floating
 from headrace.parameter_server.read_cache import cached_reads
 from headrace.parameter_server.sharded import Sharded
-from headrace.parameter_server.sums import Batch
+from headrace.parameter_server.sums import Batch, pool_rows
 
 __all__ = ["ShardedReading"]
 
@@ -24,6 +26,7 @@ class ShardedReading(NDArrayOperatorsMixin):
 
     name: str
     shape: tuple[int, ...]
+    dtype: np.dtype[Any]
     _sharded: Sharded
 
     @property
@@ -48,22 +51,31 @@ class ShardedReading(NDArrayOperatorsMixin):
 
     numpy = value = read_value = read
 
-    def gather(self, ids: Any) -> NDArray[Any]:
-        """Return the rows of these ids, in their order.
+    def gather(self, ids: Any, combiner: str | None = None) -> NDArray[Any]:
+        """Return the rows of these ids, in their order; or one row for each bag of them.
 
         Args:
             ids: Integers of any shape, from 0 to the number of rows - 1; a doubled one is sent
                 once.
+            combiner: Each bag, along the last axis of `ids`, becomes one row: "sum", "mean", or
+                "sqrtn", the sum by the square root of how many there are. None: nothing does.
 
         Raises:
             InvalidArgumentError: One is out of range; it is named.
+            ValueError: There is no such combiner, or not for integers.
         """
         refuse_while_tracing(f"Variable {self.name!r}")
         rows = self._checked_rows(ids)
+        if combiner is not None:
+            whose = f"Variable {self.name!r}"
+            check_combiner(combiner, rows, whose, is_floating=is_floating(self.dtype))
         cache = cached_reads()
-        if cache is not None and cache.has(self._sharded):
-            return cache.value_of(self._sharded).take(rows, axis=0)
-        return self._sharded.rows(Batch(rows))
+        if cache is None or not cache.has(self._sharded):
+            return self._sharded.rows(Batch(rows), combiner)
+        value = cache.value_of(self._sharded)
+        if combiner is None:
+            return value.take(rows, axis=0)
+        return pool_rows(value, rows, combiner)
 
     sparse_read = gather
 

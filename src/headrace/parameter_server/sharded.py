@@ -69,8 +69,8 @@ class Sharded:
         parts = [arrays[0] for _, arrays in answers]
         return parts[0] if self.is_whole else np.concatenate(parts)
 
-    def rows(self, batch: Batch) -> NDArray[Any]:
-        """Return the rows of a batch."""
+    def rows(self, batch: Batch, combiner: str | None = None) -> NDArray[Any]:
+        """Return the rows of a batch, or of each of its bags one."""
         rows = batch.distinct
         sent = rows.astype(self._row_dtype)
         asks = [
@@ -80,7 +80,9 @@ class Sharded:
         ]
         answers = ask_together(self.servers, asks) if asks else []
         parts = [arrays[0] for _, arrays in answers]
-        return batch.spread(parts, self._row_shape, self._dtype)
+        if combiner is None:
+            return batch.spread(parts, self._row_shape, self._dtype)
+        return batch.pool(parts, self._row_shape, self._dtype, combiner)
 
     def assign(self, how: str, value: NDArray[Any]) -> None:
         """Change the whole value."""

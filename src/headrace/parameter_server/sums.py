@@ -2,6 +2,7 @@
 
     distinct, inverse = distinct_ids(ids)              what to ask for, and where it goes
     asked = Batch(ids); asked.spread(answers)          the same, for answers in several parts
+    asked.pool(answers, combiner)                      one row for each bag of ids
     distinct, sums = sum_rows(ids, gradients)          what to push
     distinct, values, which = sum_shared(...)          the same, where ids share values
     split_by_rows(distinct, ranges)                    shards of a variable: slices
@@ -20,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.distribute.pooling import pooled
 from headrace.distribute.row_numbers import are_large_integers
 from headrace.errors import InvalidArgumentError
 from headrace.parameter_server.dtypes import is_floating, working_dtype
@@ -29,6 +31,7 @@ __all__ = [
     "Batch",
     "check_ids",
     "distinct_ids",
+    "pool_rows",
     "shard_of_ids",
     "split_by_hash",
     "split_by_rows",
@@ -45,11 +48,8 @@ def distinct_ids(ids: Ids) -> tuple[Ids, Ids]:
     Args:
         ids: Of any shape; the second answer has it too.
     """
-    flat = ids.reshape(-1)
-    found = _in_order(flat)
-    inverse = np.empty(len(flat), np.int64)
-    inverse[found.order] = np.cumsum(found.is_first) - 1
-    return found.distinct(), inverse.reshape(ids.shape)
+    found = _in_order(ids.reshape(-1))
+    return found.distinct(), found.inverse().reshape(ids.shape)
 
 
 class Batch:
@@ -69,6 +69,28 @@ class Batch:
         self.distinct = self._ids.distinct()
         #: Whether they were rising, and each there once.
         self._is_plain = ids.ndim == 1 and np.array_equal(self.distinct, flat)
+
+    def pool(
+        self,
+        parts: Sequence[NDArray[Any]],
+        row_shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        combiner: str,
+    ) -> NDArray[Any]:
+        """Return a row for each bag of ids, along their last axis (`distribute.pooling`).
+
+        Args:
+            parts: Values of `distinct`, in that order.
+            row_shape: Of a value.
+            dtype: Of its elements.
+            combiner: How the rows of a bag become one.
+        """
+        rows = (
+            parts[0]
+            if len(parts) == 1
+            else np.concatenate([np.empty((0, *row_shape), dtype), *parts])
+        )
+        return pool_rows(rows, self._ids.inverse().reshape(self._shape), combiner)
 
     def spread(
         self, parts: Sequence[NDArray[Any]], row_shape: tuple[int, ...], dtype: np.dtype[Any]
@@ -95,6 +117,16 @@ class Batch:
                 source = homes[first.searchsorted(again) - 1]
                 put_rows(rows, order[again], rows.take(source, axis=0))
         return found.reshape((*self._shape, *row_shape))
+
+
+def pool_rows(rows: NDArray[Any], bags: Ids, combiner: str) -> NDArray[Any]:
+    """Return a row for each bag of rows, along the last axis of `bags`.
+
+    Numbers of less than 32 bits are added in float32.
+    """
+    working = _summable(rows)
+    found: NDArray[Any] = pooled(lambda some: working.take(some, axis=0), bags, combiner)
+    return found.astype(rows.dtype, copy=False)
 
 
 def sum_rows(ids: Ids, values: NDArray[Any]) -> tuple[Ids, NDArray[Any]]:
@@ -213,6 +245,12 @@ class _InOrder(NamedTuple):
     def distinct(self) -> Ids:
         """Return each id once, as an array of the caller's own."""
         return self.ordered.take(self.first)
+
+    def inverse(self) -> Ids:
+        """Return where each of `ids` is among those, as an array of the caller's own."""
+        inverse = np.empty(len(self.order), np.int64)
+        inverse[self.order] = np.cumsum(self.is_first) - 1
+        return inverse
 
 
 class _Recent:

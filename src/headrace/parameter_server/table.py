@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from headrace.arguments import check_int, check_string
 from headrace.distribute.current import get_strategy
+from headrace.distribute.pooling import check_combiner
 from headrace.errors import FailedPreconditionError, InvalidArgumentError
 from headrace.parameter_server.arrays import as_array
 from headrace.parameter_server.asking import Ask
@@ -175,23 +176,34 @@ class EmbeddingTable(Handle[TableRecord]):
 
     # --- reading ------------------------------------------------------------------------------
 
-    def lookup(self, ids: Any) -> NDArray[Any]:
+    def lookup(self, ids: Any, combiner: str | None = None) -> NDArray[Any]:
         """Return the rows of ids, and make those that are due; for training.
 
         Args:
             ids: Integers of any shape; a doubled one is sent once, with how often it stands there.
+            combiner: Each bag, along the last axis of `ids`, becomes one row: "sum", "mean", or
+                "sqrtn", the sum by the square root of how many there are. None: nothing does.
 
         Returns:
-            An array of the shape of `ids` and `dim`.
+            An array of the shape of `ids` and `dim`; with a combiner, less the last axis of `ids`.
         """
-        return self._read(ids, counts=True)
+        return self._read(ids, combiner, counts=True)
 
-    def gather(self, ids: Any) -> NDArray[Any]:
-        """Return the rows of ids, zeros where there is none, and change nothing."""
-        return self._read(ids, counts=False)
+    def gather(self, ids: Any, combiner: str | None = None) -> NDArray[Any]:
+        """Return the rows of ids, zeros where there is none, and change nothing.
 
-    def _read(self, ids: Any, *, counts: bool) -> NDArray[Any]:
-        return pull([self], [ids], counts=counts)[0].spread()
+        Args:
+            ids: Integers of any shape.
+            combiner: As for `lookup`.
+        """
+        return self._read(ids, combiner, counts=False)
+
+    def _read(self, ids: Any, combiner: str | None, *, counts: bool) -> NDArray[Any]:
+        if combiner is not None:
+            whose = f"EmbeddingTable {self.name!r}"
+            check_combiner(combiner, self.checked_ids(ids), whose, is_floating=True)
+        (found,) = pull([self], [ids], counts=counts)
+        return found.spread() if combiner is None else found.pool(combiner)
 
     def pulls(
         self, distinct: NDArray[np.int64], often: NDArray[np.int64] | None
