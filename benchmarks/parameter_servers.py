@@ -84,7 +84,7 @@ def _headrace(steps: int) -> Build:
             for _ in range(steps):
                 ids = next(batches)
                 with hr.distribute.cache_variable_reads(vector):
-                    pooled = table.gather(ids).mean(axis=1)
+                    pooled = table.gather(ids, combiner="mean")
                     weights = vector.read()
                 error = pooled @ weights - np.float32(1)
                 of_scores = error * np.float32(2 / BATCH)
