@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import headrace as hr
+from headrace.element.brief import InParts, InRow, InTurns, joined_columns
 from headrace.element.chunk import concatenate
-from headrace.element.places import InRow, joined_columns, of_units, rows_of
+from headrace.element.places import of_units, rows_of
 from headrace.errors import FailedPreconditionError, UserFunctionError
 from headrace.execution.build import start
 from headrace.execution.dealer import UnitPart
@@ -21,6 +22,7 @@ from headrace.execution.origins import (
     by_unit,
     order_of,
     origins_of,
+    runs_in_turns,
     runs_of,
     sorted_runs,
 )
@@ -388,7 +390,7 @@ def test_a_column_in_a_row_is_the_array_that_it_stands_for(ordinal):
     for after in (InRow(12, 2, ordinal), InRow(11, 2, ordinal), InRow(13, 0, ordinal)):
         for columns in ([row, after], [row, after.made()], [array, after]):
             both = joined_columns(columns)
-            made = both.made() if isinstance(both, InRow) else both
+            made = both if isinstance(both, np.ndarray) else both.made()
             assert made.tolist() == [*array.tolist(), *after.made().tolist()]
     assert isinstance(joined_columns([row, InRow(12, 2, ordinal)]), InRow)
 
@@ -411,7 +413,7 @@ def test_the_ledger_counts_units_in_a_row_as_it_counts_their_array():
                 ledgers[0].catch_up()
         for in_row, of_array in later:
             found = in_row()
-            made = found.made() if isinstance(found, InRow) else found
+            made = found if isinstance(found, np.ndarray) else found.made()
             assert made.tolist() == of_array().tolist()
         for ledger in ledgers:
             ledger.end(frozenset([0]), 30)
@@ -560,9 +562,168 @@ def test_mixed_units_are_sorted_however_far_apart_they_are(far, ascends):
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 6, 7, 14])
-def test_units_in_turns_begin_again_after_the_last(count):
-    column = in_turns([5, 2, 9], 2, count)
-    assert column["unit"].tolist() == ([5, 5, 2, 2, 9, 9] * 3)[:count]
+@pytest.mark.parametrize("start", [0, 1, 5])
+def test_units_in_turns_begin_again_after_the_last(start, count):
+    column = in_turns([5, 2, 9], 2, start, count).made()
+    assert column["unit"].tolist() == ([5, 5, 2, 2, 9, 9] * 4)[start : start + count]
+    doubled = in_turns([5, 2, 5], 2, start, count)
+    assert doubled["unit"].tolist() == ([5, 5, 2, 2, 5, 5] * 4)[start : start + count]
+
+
+def some_turns(draw):
+    """Return a column in turns from the root on."""
+    units = tuple(draw.sample(range(3, 30), draw.randrange(1, 7)))
+    ordinals = tuple(draw.randrange(9) for _ in units)
+    each, start = draw.randrange(1, 5), draw.randrange(40)
+    if draw.random() < 0.2:  # larger than what is held of it
+        each = draw.choice([100, 1 << 40])
+        start = draw.randrange(1, 9) * each - draw.randrange(20)
+    return InTurns(units, each, start, draw.randrange(1, 60), ordinals)
+
+
+def some_parts(draw):
+    """Return several of those, whose ordinals go on."""
+    counts = Counter()
+    parts = []
+    for _ in range(draw.randrange(2, 6)):
+        turns = some_turns(draw)
+        size = turns.size if parts else 64 * 6
+        turns = InTurns(turns.units, turns.each, turns.start, size)
+        ordinals = [0] * len(turns.units)
+        for number, before, there in turns.shares():
+            unit = turns.units[number]
+            counts[unit] += draw.randrange(3) == 0  # one was left out
+            ordinals[number] = counts[unit] - before
+            counts[unit] += there
+        parts.append(InTurns(turns.units, turns.each, turns.start, size, tuple(ordinals)))
+    return parts
+
+
+def test_a_column_in_turns_is_the_array_that_it_stands_for():
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    draw = random.Random(seed)
+    for _ in range(300):
+        turns = some_turns(draw)
+        if draw.random() < 0.5:
+            turns = InTurns(turns.units, turns.each, turns.start, turns.size)
+        array = turns.made()
+        assert turns.dtype == array.dtype
+        assert len(turns) == len(array)
+        units = array["unit"].tolist()
+        assert turns.newest() == max(units)
+        assert turns.turns == len({(turns.start + i) // turns.each for i in range(turns.size)})
+        assert [(turns.units[share.number], share.size) for share in turns.shares()] == list(
+            Counter(units).items()
+        )
+        for share in turns.shares():
+            unit = turns.units[share.number]
+            assert turns.places_of(share).tolist() == [i for i, x in enumerate(units) if x == unit]
+        a, b = sorted(draw.choices(range(turns.size + 3), k=2))
+        assert turns[a:b].made().tolist() == array[a:b].tolist()
+        parts = [turns[:a], turns[a:b], turns[b:]]
+        whole = joined_columns(parts)
+        assert isinstance(whole, InTurns)
+        assert whole.made().tolist() == array.tolist()
+        # What follows elsewhere in the cycle, or from another cycle.
+        other = draw.choice([turns[a:], some_turns(draw), InRow(3, 4, 1)])
+        if other.dtype == turns.dtype:
+            both = joined_columns([turns, other])
+            made = both if isinstance(both, np.ndarray) else both.made()
+            assert made.tolist() == [*array.tolist(), *other.made().tolist()]
+
+
+def test_a_column_in_parts_is_the_array_that_it_stands_for():
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    draw = random.Random(seed)
+    for _ in range(300):
+        parts = some_parts(draw)
+        array = np.concatenate([part.made() for part in parts])
+        whole = joined_columns(parts)
+        assert isinstance(whole, InParts)
+        assert whole.dtype == array.dtype
+        assert whole.made().tolist() == array.tolist()
+        assert whole.newest() == array["unit"].max()
+        a, b = sorted(draw.choices(range(whole.size + 3), k=2))
+        assert whole[a:b].made().tolist() == array[a:b].tolist()
+        again = joined_columns([whole[:a], whole[a:b], whole[b:]])
+        made = again if isinstance(again, np.ndarray) else again.made()
+        assert made.tolist() == array.tolist()
+
+
+def test_runs_of_units_in_parts_are_those_of_their_array():
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    draw = random.Random(seed)
+    for _ in range(500):
+        whole = joined_columns(some_parts(draw))
+        assert isinstance(whole, InParts)
+        if draw.random() < 0.5:
+            whole = whole[draw.randrange(400) :]
+        if draw.random() < 0.3:  # few turns
+            whole = whole[: draw.randrange(1, 8)]
+        places = whole.made()
+        units, ordinals = places["unit"], places["ordinal"]
+        order, runs = runs_in_turns(whole)
+        if (units[1:] >= units[:-1]).all():
+            assert order is None
+            assert runs == runs_of(units, ordinals)
+            continue
+        want_order, want_runs = sorted_runs(units, ordinals)
+        assert runs == want_runs
+        assert order.tolist() == want_order.tolist()
+
+
+def test_runs_of_units_in_turns_are_those_of_their_array():
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    draw = random.Random(seed)
+    for _ in range(500):
+        turns = some_turns(draw)
+        if draw.random() < 0.3:
+            turns = InTurns(tuple(sorted(turns.units)), turns.each, 0, turns.size, turns.ordinals)
+        places = turns.made()
+        units, ordinals = places["unit"], places["ordinal"]
+        order, runs = runs_in_turns(turns)
+        if (units[1:] >= units[:-1]).all():
+            assert order is None
+            assert runs == runs_of(units, ordinals)
+            continue
+        want_order, want_runs = sorted_runs(units, ordinals)
+        assert runs == want_runs
+        assert order.tolist() == want_order.tolist()
+
+
+def test_the_ledger_counts_units_in_turns_as_it_counts_their_array():
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    draw = random.Random(seed)
+    for _ in range(300):
+        ledgers = Ledger(), Ledger()
+        starts = [0, *sorted(draw.sample(range(1, 12), draw.randrange(3))), 12]
+        for first, stop in pairwise(starts):
+            for ledger in ledgers:
+                ledger.deal(0, first, stop - first, 100 * (20 - first))
+        later, place = [], 0
+        units = tuple(draw.sample(range(12), draw.randrange(1, 6)))
+        each = draw.randrange(1, 4)
+        for _ in range(draw.randrange(1, 8)):
+            if draw.random() < 0.2:
+                units, place = tuple(draw.sample(range(12), draw.randrange(1, 6))), 0
+            turns = InTurns(units, each, place % (each * len(units)), draw.randrange(1, 20))
+            place += turns.size
+            column = turns.made() if draw.random() < 0.2 else turns
+            later.append((ledgers[0].name(column), ledgers[1].name(turns.made())))
+            if draw.random() < 0.5:
+                ledgers[0].catch_up()
+        for in_turns_, of_array in later:
+            found = in_turns_()
+            made = found if isinstance(found, np.ndarray) else found.made()
+            assert made.tolist() == of_array().tolist()
+        for ledger in ledgers:
+            ledger.end(frozenset([0]), 12)
+        assert ledgers[0].take_ended() == ledgers[1].take_ended()
 
 
 def test_elements_without_origins_say_so():

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.element import stack as stacking
-from headrace.element.places import Column, InRow, joined_columns
+from headrace.element.brief import Column, joined_columns
 from headrace.element.stack import Stacked
 from headrace.element.structure import Element
 from headrace.errors import InvalidElementError
@@ -87,7 +87,7 @@ class Chunk:
         places = self._places
         if callable(places):
             places = self._places = places()
-        if isinstance(places, InRow):
+        if not (places is None or isinstance(places, np.ndarray)):
             places = self._places = places.made()
         return places
 

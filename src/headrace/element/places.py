@@ -7,26 +7,24 @@ the root only the unit is known. An element that is made from several, a batch, 
 all of them.
 
 All of these are arrays, so whoever chooses, holds or reorders elements does the same to the column,
-and knows nothing of what is in it. Where elements are of units in a row, one of each, three numbers
-say so (`InRow`) until somebody does that: where chunks are small, to make and join their arrays
-costs more than to read them.
+and knows nothing of what is in it. Until somebody does that, a few numbers may say the same
+(`element.brief`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
-    "Column",
-    "InRow",
+    "AT_ROOT",
+    "BELOW",
     "grouped",
     "has_origins",
     "joined",
-    "joined_columns",
     "named",
     "numbers_in",
     "of_units",
@@ -39,48 +37,9 @@ _UNIT: list[tuple[str, Any]] = [("unit", np.int64)]
 _ORIGIN: list[tuple[str, Any]] = [*_UNIT, ("ordinal", np.int64)]
 #: Whether there are places -> below the root, from the root on, and of what is made from several
 #: elements: an array (n, 2) of units and ordinals.
-_BELOW = {False: np.dtype(_UNIT), True: np.dtype(_PLACE + _UNIT)}
-_AT_ROOT = {False: np.dtype(_ORIGIN), True: np.dtype(_PLACE + _ORIGIN)}
+BELOW = {False: np.dtype(_UNIT), True: np.dtype(_PLACE + _UNIT)}
+AT_ROOT = {False: np.dtype(_ORIGIN), True: np.dtype(_PLACE + _ORIGIN)}
 _OF_ROWS = {False: np.dtype([("rows", object)]), True: np.dtype([*_PLACE, ("rows", object)])}
-
-
-class InRow:
-    """A column without places: of units in a row, one element of each.
-
-    Attributes:
-        unit: The first.
-        size: How many.
-        ordinal: Which element of each; None: below the root.
-    """
-
-    __slots__ = ("ordinal", "size", "unit")
-
-    def __init__(self, unit: int, size: int, ordinal: int | None = None) -> None:
-        self.unit = unit
-        self.size = size
-        self.ordinal = ordinal
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __getitem__(self, part: slice) -> InRow:
-        start, stop, _ = part.indices(self.size)
-        return InRow(self.unit + start, max(0, stop - start), self.ordinal)
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """That of the array."""
-        return (_BELOW if self.ordinal is None else _AT_ROOT)[False]
-
-    def made(self) -> NDArray[Any]:
-        """Return the array."""
-        units = np.arange(self.unit, self.unit + self.size)
-        if self.ordinal is None:
-            return of_units(units, None)
-        return named(units, np.full(self.size, self.ordinal))
-
-
-Column: TypeAlias = NDArray[Any] | InRow
 
 
 def numbers_in(column: NDArray[Any]) -> NDArray[np.uint64] | None:
@@ -93,7 +52,7 @@ def numbers_in(column: NDArray[Any]) -> NDArray[np.uint64] | None:
 
 def of_units(units: NDArray[np.int64], places: NDArray[np.uint64] | None) -> NDArray[Any]:
     """Return a column below the root: units as they were dealt, and places if there are some."""
-    column = np.empty(len(units), _BELOW[places is not None])
+    column = np.empty(len(units), BELOW[places is not None])
     column["unit"] = units
     if places is not None:
         column["place"] = places
@@ -106,7 +65,7 @@ def named(
     places: NDArray[np.uint64] | None = None,
 ) -> NDArray[Any]:
     """Return a column of elements with these origins, and places if there are some."""
-    column = np.empty(len(ordinals), _AT_ROOT[places is not None])
+    column = np.empty(len(ordinals), AT_ROOT[places is not None])
     column["unit"], column["ordinal"] = units, ordinals
     if places is not None:
         column["place"] = places
@@ -152,24 +111,6 @@ def joined(columns: Sequence[NDArray[Any]]) -> NDArray[Any]:
     # Whole records are copied faster than field by field.
     as_bytes = np.dtype((np.void, dtype.itemsize))
     return np.concatenate([column.view(as_bytes) for column in columns]).view(dtype)
-
-
-def joined_columns(columns: Sequence[Column]) -> Column:
-    """Return columns one after the other, as `joined`; in a row, if they are."""
-    first = columns[0]
-    if len(columns) == 1:
-        return first
-    if isinstance(first, InRow):
-        following = first.unit
-        for each in columns:
-            if not isinstance(each, InRow) or each.unit != following:
-                break
-            if each.ordinal != first.ordinal:
-                break
-            following += each.size
-        else:
-            return InRow(first.unit, following - first.unit, first.ordinal)
-    return joined([each.made() if isinstance(each, InRow) else each for each in columns])
 
 
 def grouped(column: NDArray[Any], size: int) -> NDArray[Any]:

@@ -18,8 +18,9 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 
+from headrace.element.brief import Column, InRow
 from headrace.element.chunk import Chunk, States
-from headrace.element.places import Column, InRow, of_units
+from headrace.element.places import of_units
 from headrace.errors import FailedPreconditionError
 from headrace.execution.context import Context
 from headrace.execution.dealer import Dealer, DealtPositions, FirstPass, Run

@@ -9,10 +9,11 @@ opened and read ahead, and come into the same slots in the same turns; so states
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from headrace.element.chunk import Chunk, States
+from headrace.element.brief import Column
+from headrace.element.chunk import Chunk
 from headrace.execution.context import Context
 from headrace.execution.inner import ClosedError, Inner
 from headrace.execution.interleave_log import Log, state_of
@@ -91,50 +92,73 @@ class InterleaveIterator(ElementIterator):
         return chunk
 
     def singles(self) -> Singles | None:
-        strip = None if self._names_units else self._strip_of_rows(_NO_END)
+        if self._names_units or self._next_with_rows() is None:
+            return super().singles()
+        log = self._log()
+        strip = self._strip_of_rows(_NO_END, log)
         if strip is None:
             return super().singles()
-        states = self._states_of(strip)
-        return self._in_turns(strip), states
+        log.take(strip, strip.size)
+        return self._in_turns(strip), log.states()
+
+    def _log(self) -> Log:
+        return Log(self._open.standing(), self._turn, self._block)
 
     def _rows_at_once(self, limit: int) -> Chunk | None:
         """Return elements of datasets that give them one by one; None: they must be read."""
-        while (strip := self._strip_of_rows(limit)) is not None:
-            states = self._states_of(strip)
-            units = self._units_of(strip) if self._names_units else None
-            rows = list(self._in_turns(strip, keeps_error=True))
-            if rows:
-                places = None if units is None else in_turns(units, strip.each, len(rows))
-                return Chunk.of_rows(rows, states, places)
-        return None
+        if self._next_with_rows() is None:
+            return None
+        log, turns = self._log(), self._turns() if self._names_units else None
+        rows: list[Any] = []
+        while len(rows) < limit:
+            strip = self._strip_of_rows(limit - len(rows), log, keeps_error=bool(rows))
+            if strip is None:
+                break
+            before = len(rows)
+            rows += self._in_turns(strip, keeps_error=True, is_first=not rows)
+            log.take(strip, len(rows) - before)
+        if not rows:
+            return None
+        return Chunk.of_rows(rows, log.states(), None if turns is None else turns(len(rows)))
 
-    def _units_of(self, strip: Strip) -> list[int]:
-        """Return the unit that each slot of a strip is of."""
-        inners = [self._open.slots[slot] for slot in strip.slots]
-        return [inner.unit for inner in inners if inner is not None and inner.unit is not None]
+    def _turns(self) -> Callable[[int], Column]:
+        """Return what says of so many elements that come next, which units they are of.
 
-    def _states_of(self, strip: Strip) -> States:
-        log = Log(self._open.standing(), self._turn, self._block)
-        log.take(strip)
-        return log.states()
+        No dataset is opened before the last of them.
+        """
+        inners, (first, taken) = self._open.slots, self._turn
+        start = (first - inners[:first].count(None)) * self._block + taken
+        units = [inner.unit for inner in inners if inner is not None and inner.unit is not None]
+        return lambda count: in_turns(units, self._block, start, count)
 
-    def _strip_of_rows(self, limit: int) -> Strip | None:
-        """Return the turns in which the next single elements come; None: they do not."""
+    def _strip_of_rows(self, limit: int, log: Log, *, keeps_error: bool = False) -> Strip | None:
+        """Return the turns in which the next single elements come; None: they do not.
+
+        Args:
+            limit: The most elements.
+            log: Where it is noted what is begun or has ended.
+            keeps_error: Whether an error is left for the next call.
+        """
         first, taken = self._turn
-        inner = self._open.slots[first]
-        if inner is None or self._failure is not None or not self._has_rows(inner):
+        inner = self._next_with_rows()
+        if inner is None:
             return None
         rest = min(self._block - taken, limit) if self._cycle > 1 else limit
         if inner.rows is None:
             # It costs calls, so others are not begun before their turns.
             try:
                 has_more = inner.begin_rows()
-            except Exception:
+            except Exception as error:
+                if keeps_error:
+                    self._failure = error, inner
+                    return None
                 inner.pass_over_error()
                 raise
+            log.place(first, inner if has_more else None)
             if has_more:
                 return Strip((first,), rest, 1)
             self._vacate(first)
+            log.turn(self._turn)
             return None
         if taken or self._cycle == 1 or limit < 2 * self._block:
             return Strip((first,), rest, 1)
@@ -152,17 +176,27 @@ class InterleaveIterator(ElementIterator):
         rounds = turns // len(slots) if is_whole else 1
         return Strip(tuple(slots[:turns]), self._block, max(rounds, 1))
 
+    def _next_with_rows(self) -> Inner | None:
+        """Return the dataset whose turn it is, if it may give elements one by one."""
+        inner = self._open.slots[self._turn.current]
+        if inner is None or self._failure is not None or not self._has_rows(inner):
+            return None
+        return inner
+
     def _has_rows(self, inner: Inner) -> bool:
         """Whether what comes next of a dataset may come one by one."""
         may = not (self._threads or self._wants_places)
         return may and inner.iterator.gives_rows and inner.held is None
 
-    def _in_turns(self, strip: Strip, *, keeps_error: bool = False) -> Iterator[Any]:
+    def _in_turns(
+        self, strip: Strip, *, keeps_error: bool = False, is_first: bool = True
+    ) -> Iterator[Any]:
         """Yield single elements as a strip says, until those of a dataset end.
 
         Args:
             strip: The turns.
             keeps_error: Whether an error after other elements is left for the next call.
+            is_first: Whether none of these came before the strip.
         """
         inners = [inner for slot in strip.slots if (inner := self._open.slots[slot]) is not None]
         of_each = [inner.rows for inner in inners if inner.rows is not None]
@@ -181,7 +215,7 @@ class InterleaveIterator(ElementIterator):
                         return
         except Exception as error:
             inner = self._leave_turns(strip, inners, count)
-            if not keeps_error or not count:
+            if not keeps_error or (is_first and not count):
                 inner.pass_over_error()
                 raise
             inner.rows, self._failure = None, (error, inner)
@@ -226,7 +260,7 @@ class InterleaveIterator(ElementIterator):
                     break
                 continue
             strands.append(self._take(found))
-            log.take(found)
+            log.take(found, found.size)
             size += found.size
             if self._cycle == 1:
                 break  # chunks pass as they are
@@ -267,7 +301,7 @@ class InterleaveIterator(ElementIterator):
 
         chunk = held.chunk.slice(start, start + count)
         if held.unit is not None:
-            chunk = chunk.with_places(in_turns([held.unit], 1, count))
+            chunk = chunk.with_places(in_turns([held.unit], 1, 0, count))
         return chunk.with_states(states_at)
 
     def _have_in_hand(self, slot: int, size: int, limit: int, log: Log) -> bool:

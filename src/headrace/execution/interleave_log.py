@@ -38,9 +38,9 @@ class Log:
         self._block = block
         self._events: list[tuple[str, Any]] = []
 
-    def take(self, strip: Strip) -> None:
-        """Elements are taken."""
-        self._events.append(("take", strip))
+    def take(self, strip: Strip, count: int) -> None:
+        """The first `count` elements of a strip are taken."""
+        self._events.append(("take", (strip, count)))
 
     def turn(self, turn: Turn) -> None:
         """The turn passes on without an element."""
@@ -67,13 +67,13 @@ class Log:
             if not count:
                 break
             if kind == "take":
-                taken = min(count, what.size)
-                for number, slot in enumerate(what.slots):
+                strip, taken = what[0], min(count, what[1])
+                for number, slot in enumerate(strip.slots):
                     entry = slots[slot]
                     assert entry is not None
                     inner, states, index = entry
-                    slots[slot] = inner, states, index + taken_of(what, number, taken)
-                turn = turn_after(what, taken, turn, block, len(slots))
+                    slots[slot] = inner, states, index + taken_of(strip, number, taken)
+                turn = turn_after(strip, taken, turn, block, len(slots))
                 count -= taken
             elif kind == "turn":
                 turn = what

@@ -14,8 +14,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.element.brief import (
+    Column,
+    InParts,
+    InRow,
+    InTurns,
+    joined_columns,
+)
 from headrace.element.chunk import PlacesLater
-from headrace.element.places import Column, InRow, joined_columns, named, numbers_in
+from headrace.element.places import named, numbers_in
 from headrace.execution.origins import by_number, sizes_of, starts_of
 
 __all__ = ["Ended", "Ledger"]
@@ -119,16 +126,25 @@ class Ledger:
         came, self._uncounted, self._number_uncounted = self._uncounted, [], 0
         if not came:
             return
-        below, start = joined_columns([each.column for each in came]), 0
-        column: Column | None = self._in_row(below) if isinstance(below, InRow) else None
-        if column is None:
-            below = below.made() if isinstance(below, InRow) else below
-            units, ordinals = self._count(below["unit"])
-            column = named(units, ordinals, numbers_in(below))
+        column, start = self._named(joined_columns([each.column for each in came])), 0
         for each in came:
             stop = start + len(each.column)
             each.column, each.is_counted = column[start:stop], True
             start = stop
+
+    def _named(self, below: Column) -> Column:
+        """Count elements, in order; return their column from the root on."""
+        if isinstance(below, InTurns):
+            return self._in_turns(below)
+        if isinstance(below, InParts):
+            return InParts(tuple(map(self._in_turns, below.parts)))
+        if isinstance(below, InRow):
+            in_row = self._in_row(below)
+            if in_row is not None:
+                return in_row
+            below = below.made()
+        units, ordinals = self._count(below["unit"])
+        return named(units, ordinals, numbers_in(below))
 
     def _in_row(self, row: InRow) -> InRow | None:
         """Count one element of each unit in a row; None: they are not in one from the root on."""
@@ -145,6 +161,17 @@ class Ledger:
             return None
         counts += 1
         return InRow(start - span.dealt + span.unit, row.size, ordinal)
+
+    def _in_turns(self, turns: InTurns) -> InTurns:
+        """Count elements of units that take turns."""
+        self._have_counts(turns.newest() + 1)
+        units, ordinals = [-1] * len(turns.units), [0] * len(turns.units)
+        for number, before, size in turns.shares():
+            dealt = turns.units[number]
+            units[number] = self._unit_of(dealt)
+            ordinals[number] = int(self._counts[dealt - self._first]) - before
+            self._counts[dealt - self._first] += size
+        return InTurns(tuple(units), turns.each, turns.start, turns.size, tuple(ordinals))
 
     def _count(self, dealt: NDArray[np.int64]) -> tuple[NDArray[np.int64] | int, NDArray[np.int64]]:
         """Count elements of units, in order; return their units in the stream and ordinals."""

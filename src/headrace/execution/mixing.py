@@ -67,7 +67,7 @@ def mixed(strands: Sequence[Strand]) -> Chunk:
     first, start = strands[0].parts[0]
     if parts == 1:
         made = first.chunk.slice(start, start + size)
-        return made if first.unit is None else made.with_places(in_turns([first.unit], 1, size))
+        return made if first.unit is None else made.with_places(in_turns([first.unit], 1, 0, size))
     made = _mixed_elements(strands, size, parts)
     if first.unit is not None:
         return made.with_places(_units_of(strands, size))

@@ -8,13 +8,15 @@ counts as none; who counts is the `ledger`. Runs are plain integers, ready for t
 
 from __future__ import annotations
 
+import operator
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.element.brief import InParts, InRow, InTurns
 from headrace.element.chunk import Chunk
-from headrace.element.places import InRow, has_origins, rows_of
+from headrace.element.places import has_origins, rows_of
 
 __all__ = [
     "Ranges",
@@ -25,6 +27,7 @@ __all__ = [
     "one_run_of",
     "order_of",
     "origins_of",
+    "runs_in_turns",
     "runs_of",
     "sizes_of",
     "sorted_runs",
@@ -80,6 +83,60 @@ def order_of(units: NDArray[np.int64], ordinals: NDArray[np.int64]) -> NDArray[n
     return order[((units - unit) * each + ordinals).argsort()]
 
 
+def runs_in_turns(
+    turns: InTurns | InParts,
+) -> tuple[NDArray[np.int32] | None, tuple[Run, ...]]:
+    """Return the order that sorts elements by their units, and their runs.
+
+    Args:
+        turns: From the root on.
+
+    Returns:
+        None, and the runs in the order of the elements, where these are in order.
+    """
+    parts = turns.parts if isinstance(turns, InParts) else (turns,)
+    units: list[int] = []
+    first: list[int] = []
+    sizes: list[int] = []
+    in_order = True
+    for part in parts:
+        assert part.ordinals is not None, "the elements are below the root"
+        shares = list(part.shares())
+        in_order = in_order and (len(shares) < 2 or part.turns == len(shares))
+        units += [part.units[share.number] for share in shares]
+        first += [part.ordinals[share.number] + share.before for share in shares]
+        sizes += [share.size for share in shares]
+    if in_order and all(map(operator.le, units, units[1:])):
+        return None, _of_each(units, first, sizes)
+    places: list[NDArray[np.int32]] = []
+    start = 0
+    for part in parts:
+        places += [part.places_of(share) + np.int32(start) for share in part.shares()]
+        start += part.size
+    by_number = sorted(range(len(units)), key=units.__getitem__)
+    runs = _of_each(*([each[place] for place in by_number] for each in (units, first, sizes)))
+    return np.concatenate([places[place] for place in by_number]), runs
+
+
+def _of_each(units: list[int], first: list[int], sizes: list[int]) -> tuple[Run, ...]:
+    """Return runs of units that ascend; what one unit has goes on where it stands again."""
+    whole: list[Run] = []
+    for unit, ordinal, size in zip(units, first, sizes, strict=True):
+        last = whole[-1] if whole else None
+        if last is not None and last.unit == unit and last.first + last.size == ordinal:
+            whole[-1] = last._replace(size=last.size + size)
+        else:
+            whole.append(Run(unit, 1, ordinal, size))
+    found: list[Run] = []
+    for run in whole:
+        last = found[-1] if found else None
+        if last is not None and (last.unit + last.units, *last[2:]) == (run.unit, *run[2:]):
+            found[-1] = last._replace(units=last.units + 1)
+        else:
+            found.append(run)
+    return tuple(found)
+
+
 def by_unit(chunk: Chunk) -> Chunk:
     """Return a chunk's elements unit by unit, those of each in order. They have no states then.
 
@@ -88,8 +145,12 @@ def by_unit(chunk: Chunk) -> Chunk:
     Args:
         chunk: Of a plan that was started with `origins`, with no batches of several elements.
     """
-    if isinstance(chunk.column, InRow):
+    column = chunk.column
+    if isinstance(column, InRow):
         return chunk
+    if isinstance(column, InTurns | InParts):
+        order, _ = runs_in_turns(column)
+        return chunk if order is None else chunk.take(order)
     places = chunk.places
     if places is None or not has_origins(places):
         raise ValueError(_NO_ORIGINS)

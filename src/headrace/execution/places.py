@@ -22,6 +22,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.element.brief import Column, InTurns
 from headrace.element.places import has_origins, numbers_in, of_units
 from headrace.plan.random_words import mixed
 
@@ -58,9 +59,15 @@ def within(outer: Places, inner: Places | int) -> Places:
     return of_units(units, mixed(mixed(numbers) + inner_numbers))
 
 
-def in_turns(units: Sequence[int], each: int, count: int) -> Places:
-    """Return the column of `count` elements, `each` of every unit in turn: without places."""
-    once = np.array(units, np.int64).repeat(each)
-    if count > len(once):
-        once = once[np.newaxis].repeat(-(-count // len(once)), 0).reshape(-1)
-    return of_units(once[:count], None)
+def in_turns(units: Sequence[int], each: int, start: int, count: int) -> Column:
+    """Return the column of elements of units that take turns: without places.
+
+    Args:
+        units: In the order of their turns.
+        each: Elements in a turn.
+        start: Elements, of all units, that are passed over first.
+        count: How many there are.
+    """
+    found = InTurns(tuple(units), each, start, count)
+    # Two datasets of one unit: its elements are counted one after the other.
+    return found if len(set(units)) == len(units) else found.made()

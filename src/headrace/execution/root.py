@@ -10,8 +10,8 @@ import dataclasses
 
 import numpy as np
 
+from headrace.element.brief import Column
 from headrace.element.chunk import Chunk
-from headrace.element.places import Column, InRow
 from headrace.execution.begun import failed_unit, is_within_unit
 from headrace.execution.context import Context
 from headrace.execution.dealer import DealtPositions, OnePart, UnitPart, WholeUnits
@@ -148,7 +148,7 @@ class RootIterator(Dealt):
 
 def _newest(column: Column) -> int:
     """Return the latest unit, as they were dealt, of which there is an element."""
-    if isinstance(column, InRow):
-        return column.unit + column.size - 1
+    if not isinstance(column, np.ndarray):
+        return column.newest()
     dealt = column["unit"]
     return int(dealt[0] if len(dealt) == 1 else np.maximum.reduce(dealt))

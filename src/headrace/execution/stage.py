@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 
 from headrace.element.chunk import Chunk, States
-from headrace.element.places import InRow
 from headrace.execution.error_origins import blame_element
 from headrace.execution.intake import Intake, Live
 from headrace.execution.iterator import END, ElementIterator, State, position_of
@@ -196,7 +195,7 @@ def chosen_states(states: States, origins: Sequence[int], end: int) -> States:
 def in_part(name: str, number: int, chunk: Chunk) -> Chunk:
     """Return elements of one part of a stream, with its number in their states and places."""
     column = chunk.column
-    if column is not None and not isinstance(column, InRow):
+    if isinstance(column, np.ndarray):
         chunk = chunk.with_places(within(np.array([number], np.uint64), column))
     return chunk.with_states(states_in(name, number, chunk.states))
 

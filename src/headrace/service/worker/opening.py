@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.element.brief import InParts, InRow, InTurns
 from headrace.element.chunk import Chunk
-from headrace.element.places import InRow, row_counts, rows_of
+from headrace.element.places import row_counts, rows_of
 from headrace.errors import FailedPreconditionError, NotFoundError
 from headrace.execution.build import Watch, start
 from headrace.execution.dealer import Pause, UnitPart
 from headrace.execution.dealt import DealtPlan, units_done
 from headrace.execution.iterator import ElementIterator, State
 from headrace.execution.opens_files import opens_files
-from headrace.execution.origins import Run, one_run_of, runs_of, sorted_runs
+from headrace.execution.origins import Run, one_run_of, runs_in_turns, runs_of, sorted_runs
 from headrace.plan.elementwise import Map
 from headrace.plan.node import Node
 from headrace.plan.serialize import load_plan
@@ -178,6 +182,10 @@ def origins_of(chunk: Chunk) -> Origins:
     if isinstance(column, InRow):
         assert column.ordinal is not None, "the elements are below the root"
         return Origins((Run(column.unit, column.size, column.ordinal, 1),))
+    if isinstance(column, InTurns | InParts):
+        mixed, runs = runs_in_turns(column)
+        return Origins(runs) if mixed is None else Origins(runs, True, _packed(mixed))
+    assert isinstance(column, np.ndarray)
     units, ordinals = rows_of(column)
     run = one_run_of(units, ordinals)
     if run is not None:
@@ -188,7 +196,11 @@ def origins_of(chunk: Chunk) -> Origins:
     if not is_mixed:
         return Origins(runs_of(units, ordinals), sizes=sizes)
     order, runs = sorted_runs(units, ordinals)
-    return Origins(runs, True, order.astype("<u4").tobytes(), sizes)
+    return Origins(runs, True, _packed(order), sizes)
+
+
+def _packed(order: NDArray[np.integer[Any]]) -> bytes:
+    return order.astype("<u4").tobytes()
 
 
 def units_given(iterator: ElementIterator) -> int:

@@ -24,8 +24,8 @@ from collections.abc import Callable
 
 from headrace.counts import count_user_function_error
 from headrace.element import wire
+from headrace.element.brief import joined_columns
 from headrace.element.chunk import Chunk, concatenate
-from headrace.element.places import joined_columns
 from headrace.errors import HeadraceError, UserFunctionError
 from headrace.execution.error_origins import ErrorOrigin, origin_of_error
 from headrace.execution.iterator import ElementIterator, State
@@ -51,9 +51,9 @@ __all__ = ["MOST_ELEMENTS", "Producer", "next_limit"]
 _log = logging.getLogger(__name__)
 
 MOST_ELEMENTS = 1 << 16
-_PORTION_BYTES = 4 << 20
+_PORTION_BYTES = 8 << 20
 """What a portion costs beside its elements, at both ends together, is as much as to copy some three
-megabytes; and as many as are kept, sent and used at a time still fit into an outer cache."""
+megabytes; and much larger ones leave the caches between those who make, send and use them."""
 _PORTION_SECONDS = 0.04
 """Where elements are made slowly, threads of two processes wake for each portion, which costs them
 a millisecond or two."""
@@ -90,7 +90,7 @@ class Producer(TaskThread[Outlet]):
         counts_units: Whether the iterator's states are to be asked for units.
         most_elements: How many a portion may hold.
         says_origins: Whether portions are to say whence their elements are.
-        portion_bytes: How large portions of several elements may be; None: 4 MiB.
+        portion_bytes: How large portions of several elements may be; None: 8 MiB.
         in_order: Whether they are wanted in order: unit by unit, with each end.
     """
 

@@ -1,0 +1,299 @@
+"""Columns in brief: a few numbers that say what travels with elements (`element.places`).
+
+    units in a row, one element of each               InRow
+    units that take turns, as in an interleave        InTurns
+    the same, as datasets end and others are opened   InParts
+
+Where chunks are small, to make and join their arrays costs more than to read them; where units take
+turns, arithmetic says where the elements of each stand, and nothing has to be sorted. There are no
+places in them. Whoever chooses among elements makes the array (`made`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.element.places import AT_ROOT, BELOW, joined, named, of_units
+
+__all__ = ["Column", "InParts", "InRow", "InTurns", "Share", "joined_columns"]
+
+_FEWEST_A_PART = 64
+"""Elements of a column, on average, from which on arithmetic is cheaper than arrays."""
+
+
+class _Brief:
+    """A column without places, in a few numbers.
+
+    Attributes:
+        size: How many elements.
+    """
+
+    __slots__ = ("size",)
+
+    size: int
+
+    def __len__(self) -> int:
+        return self.size
+
+
+class InRow(_Brief):
+    """Of units in a row, one element of each.
+
+    Attributes:
+        unit: The first.
+        ordinal: Which element of each; None: below the root.
+    """
+
+    __slots__ = ("ordinal", "unit")
+
+    def __init__(self, unit: int, size: int, ordinal: int | None = None) -> None:
+        self.unit = unit
+        self.size = size
+        self.ordinal = ordinal
+
+    def __getitem__(self, part: slice) -> InRow:
+        start, stop, _ = part.indices(self.size)
+        return InRow(self.unit + start, max(0, stop - start), self.ordinal)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """That of the array."""
+        return BELOW[False] if self.ordinal is None else AT_ROOT[False]
+
+    def made(self) -> NDArray[Any]:
+        """Return the array."""
+        units = np.arange(self.unit, self.unit + self.size)
+        if self.ordinal is None:
+            return of_units(units, None)
+        return named(units, np.full(self.size, self.ordinal))
+
+    def newest(self) -> int:
+        """Return the greatest unit that there is an element of."""
+        return self.unit + self.size - 1
+
+    def with_next(self, after: Column) -> InRow | None:
+        """Return this column and the one after it as one; None: few numbers do not say both."""
+        if not isinstance(after, InRow) or after.unit != self.unit + self.size:
+            return None
+        if after.ordinal != self.ordinal:
+            return None
+        return InRow(self.unit, self.size + after.size, self.ordinal)
+
+
+class Share(NamedTuple):
+    """What of a column in turns is of one unit."""
+
+    number: int
+    """The unit's, in the cycle."""
+    before: int
+    """Elements of it that came since the cycle began."""
+    size: int
+
+
+class _Turns(NamedTuple):
+    """Turns, the first and the last perhaps in part."""
+
+    numbers: NDArray[np.int64]
+    """Whose they are, by its number in the cycle."""
+    begins: NDArray[np.int64]
+    """How many elements of it came before, since the cycle began."""
+    sizes: NDArray[np.int64]
+
+
+class InTurns(_Brief):
+    """Of units that take turns, each with as many elements.
+
+    Attributes:
+        units: In the order of their turns, over and over; no two alike.
+        each: Elements in a turn.
+        start: Elements, of all units, that came before these since the cycle began.
+        ordinals: Of each unit, that of its first element since then; None: below the root.
+    """
+
+    __slots__ = ("each", "ordinals", "start", "units")
+
+    def __init__(
+        self,
+        units: tuple[int, ...],
+        each: int,
+        start: int,
+        size: int,
+        ordinals: tuple[int, ...] | None = None,
+    ) -> None:
+        self.units = units
+        self.each = each
+        self.start = start
+        self.size = size
+        self.ordinals = ordinals
+
+    def __getitem__(self, part: slice) -> InTurns:
+        start, stop, _ = part.indices(self.size)
+        size = max(0, stop - start)
+        if size == self.size:
+            return self
+        return InTurns(self.units, self.each, self.start + start, size, self.ordinals)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """That of the array."""
+        return BELOW[False] if self.ordinals is None else AT_ROOT[False]
+
+    def shares(self) -> Iterator[Share]:
+        """Yield what there is of each unit, in the order of their first turns here."""
+        each, cycle = self.each, len(self.units)
+        a_round, stop = each * cycle, self.start + self.size
+        first = self.start // each
+        for turn in range(first, first + min(self.turns, cycle)):
+            number = turn % cycle
+            at = number * each
+            # Whole rounds, and what a round that is not whole has of it.
+            before, after = (
+                count // a_round * each + min(max(count % a_round - at, 0), each)
+                for count in (self.start, stop)
+            )
+            yield Share(number, before, after - before)
+
+    @property
+    def turns(self) -> int:
+        """How many turns there are here; the first and the last may be in part."""
+        if not self.size:
+            return 0
+        return (self.start + self.size - 1) // self.each - self.start // self.each + 1
+
+    def places_of(self, share: Share) -> NDArray[np.int32]:
+        """Return where the elements of a unit stand here, in order."""
+        each, a_round = self.each, self.each * len(self.units)
+        first = self.start // a_round * a_round + share.number * each
+        if first + each <= self.start:
+            first += a_round
+        first -= self.start
+        if each > self.size:  # the whole of a turn may be more than fits
+            begins = range(first, self.size, a_round)
+            turns = [range(max(begin, 0), min(begin + each, self.size)) for begin in begins]
+            return np.concatenate([np.array(turn, np.int32) for turn in turns])
+        places = np.arange(first, self.size, a_round, dtype=np.int32)
+        if each > 1:
+            places = np.add.outer(places, np.arange(each, dtype=np.int32)).reshape(-1)
+        passed = max(0, -first)
+        return places[passed : passed + share.size]
+
+    def made(self) -> NDArray[Any]:
+        """Return the array."""
+        numbers, begins, sizes = self._turns()
+        units = np.array(self.units, np.int64)[numbers]
+        if self.ordinals is None:
+            return of_units(units.repeat(sizes), None)
+        begins += np.array(self.ordinals, np.int64)[numbers]
+        passed = sizes.cumsum() - sizes
+        ordinals = np.arange(self.size) + (begins - passed).repeat(sizes)
+        return named(units.repeat(sizes), ordinals)
+
+    def _turns(self) -> _Turns:
+        cycle = len(self.units)
+        first, turns = self.start // self.each, self.turns
+        rounds = np.arange(first // cycle, (first + turns) // cycle + 1)
+        here = slice(first % cycle, first % cycle + turns)
+        numbers = np.broadcast_to(np.arange(cycle), (len(rounds), cycle)).reshape(-1)[here]
+        begins = (rounds * self.each).repeat(cycle)[here]
+        sizes = np.full(turns, self.each)
+        if turns:
+            passed = self.start % self.each
+            begins[0] += passed
+            sizes[0] -= passed
+            sizes[-1] -= (first + turns) * self.each - self.start - self.size
+        return _Turns(numbers, begins, sizes)
+
+    def newest(self) -> int:
+        """Return the greatest unit that there is an element of."""
+        cycle, first = len(self.units), self.start // self.each
+        turns = self.turns
+        if turns == 1:
+            return self.units[first % cycle]
+        if turns >= cycle:
+            return max(self.units)
+        return max([self.units[turn % cycle] for turn in range(first, first + turns)])
+
+    def with_next(self, after: Column) -> InTurns | InParts | None:
+        """Return this column and the one after it as one; None: few numbers do not say both."""
+        more = self._with_more(after)
+        return InParts((self,)).with_next(after) if more is None else more
+
+    def _with_more(self, after: Column) -> InTurns | None:
+        """Return this column and the one after it as one, where the cycle goes on."""
+        if not isinstance(after, InTurns) or after.each != self.each or after.units != self.units:
+            return None
+        gap = self.start + self.size - after.start
+        if gap % (self.each * len(self.units)) or after.ordinals != self.ordinals:
+            return None
+        if gap and self.ordinals is not None:
+            return None  # the same ordinals, in another round
+        return InTurns(self.units, self.each, self.start, self.size + after.size, self.ordinals)
+
+
+class InParts(_Brief):
+    """Of units that take turns, and then of others, as a dataset ended or was opened.
+
+    Attributes:
+        parts: One after the other.
+    """
+
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: tuple[InTurns, ...]) -> None:
+        self.parts = parts
+        self.size = sum([part.size for part in parts])
+
+    def __getitem__(self, part: slice) -> InTurns | InParts:
+        start, stop, _ = part.indices(self.size)
+        found: list[InTurns] = []
+        for each in self.parts:
+            here = each[max(start, 0) : max(stop, 0)]
+            if here.size:
+                found.append(here)
+            start, stop = start - each.size, stop - each.size
+        if len(found) > 1:
+            return InParts(tuple(found))
+        return found[0] if found else self.parts[0][:0]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """That of the array."""
+        return self.parts[0].dtype
+
+    def made(self) -> NDArray[Any]:
+        """Return the array."""
+        return joined([part.made() for part in self.parts])
+
+    def newest(self) -> int:
+        """Return the greatest unit that there is an element of."""
+        return max([part.newest() for part in self.parts])
+
+    def with_next(self, after: Column) -> InTurns | InParts | None:
+        """Return this column and the one after it as one; None: few numbers do not say both."""
+        if not isinstance(after, InTurns) or after.dtype is not self.dtype:
+            return None
+        *before, last = self.parts
+        more = last._with_more(after)
+        parts = (*before, more) if more is not None else (*self.parts, after)
+        if len(parts) * _FEWEST_A_PART > self.size + after.size:
+            return None
+        return parts[0] if len(parts) == 1 else InParts(parts)
+
+
+Column: TypeAlias = NDArray[Any] | InRow | InTurns | InParts
+
+
+def joined_columns(columns: Sequence[Column]) -> Column:
+    """Return columns one after the other, as `places.joined`; in brief, if that says them all."""
+    whole = columns[0]
+    for after in columns[1:]:
+        both = None if isinstance(whole, np.ndarray) else whole.with_next(after)
+        if both is None:
+            arrays = [each if isinstance(each, np.ndarray) else each.made() for each in columns]
+            return joined(arrays)
+        whole = both
+    return whole
