@@ -9,6 +9,7 @@ import pytest
 
 import headrace as hr
 from headrace.distribute import get_replica_context, scattering
+from headrace.distribute.pooling import pool_rows
 from headrace.errors import InvalidArgumentError
 from tests.distribute.replicas import mirrored
 
@@ -79,7 +80,41 @@ def test_bags_of_rows_become_one_row_each_in_every_framework(framework):
     assert np.asarray(counts.gather(bags, combiner="sum")).tolist() == [5, 3]
     with pytest.raises(ValueError, match="of integers, which have no 'sqrtn'"):
         counts.gather(bags, combiner="sqrtn")
+    for bag in ([2, 1, 2], [2]):  # one bag alone
+        for combiner in ("sum", "mean", "sqrtn"):
+            found = np.asarray(v.gather(bag, combiner=combiner))
+            total = np.sum(np.arange(8).reshape(4, 2)[bag], axis=0)
+            divisor = {"sum": 1, "mean": len(bag), "sqrtn": len(bag) ** 0.5}[combiner]
+            assert np.allclose(found, total / divisor)
+            assert np.asarray(counts.gather(bag, combiner="sum")) == sum(bag)
     assert np.asarray(v)[:, 0].tolist() == [0, 2, 4, 6], "nothing was written"
+    with hr.distribute.MirroredStrategy(["cpu:0"], framework=framework).scope():
+        halves = hr.Variable(np.array([[2048], [1], [60_000]], np.float16), name="halves")
+    found = halves.gather([0, 1, 1, 1, 1], combiner="sum")
+    assert (np.asarray(found).tolist(), found.dtype) == ([2052], halves.dtype)
+    assert np.asarray(halves.gather([[2, 2]], combiner="mean")).tolist() == [[60_000]]
+    assert np.asarray(v.gather(bags[:, ::-1], combiner="sum")).tolist() == [[10, 13], [6, 9]]
+
+
+@pytest.mark.parametrize("bags", [(1,), (1, 1), (3,), (200,), (40, 5)])
+@pytest.mark.parametrize("row", [(), (1,), (2,), (3, 5), (700,)])
+@pytest.mark.parametrize("size", [1, 2, 9, 300])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int8, np.complex64])
+def test_the_rows_of_a_bag_are_added_one_after_the_other(bags, row, size, dtype):
+    seed = np.random.default_rng().integers(2**32)
+    print("seed", seed)
+    chance = np.random.default_rng(seed)
+    rows = (chance.normal(size=(20, *row)) * 100).astype(dtype)
+    ids = chance.integers(0, 20, (*bags, size))
+    working = np.dtype(np.float32) if dtype is np.float16 else np.dtype(dtype)
+    total = np.zeros((*bags, *row), working)
+    total += rows[ids[..., 0]]
+    for place in range(1, size):
+        total += rows[ids[..., place]]
+    assert np.array_equal(pool_rows(rows, ids, "sum", working), total.astype(dtype))
+    if dtype is not np.int8:
+        mean = (total / working.type(size)).astype(dtype)
+        assert np.array_equal(pool_rows(rows, ids, "mean", working), mean)
 
 
 def test_a_row_that_is_named_twice_is_changed_twice_and_values_are_rows():

@@ -73,12 +73,30 @@ def test_bags_of_other_dtypes_and_what_cannot_be_combined(strategy, table):
     with strategy.scope():
         whole_numbers = hr.Variable(np.arange(6, dtype=np.int32), name="whole_numbers")
         halves = hr.Variable(np.full((3, 2), 2048, np.float16), name="halves")
+        flags = hr.Variable(np.ones(3, bool), name="flags")
+        complexes = hr.Variable(np.array([1 + 1j, 2]), name="complexes")
     summed = whole_numbers.gather([[5, 4], [1, 1]], combiner="sum")
     assert (summed.tolist(), summed.dtype) == ([9, 2], np.int32)
     assert whole_numbers.gather(np.zeros((2, 0), int), combiner="sum").dtype == np.int32
-    # 3 x 2,048 + 1 is no float16 on the way, and need not be.
+    # 2,049 is no float16, and the sum on the way need not be one.
     halves.scatter_update([1], np.ones((1, 2)))
-    assert halves.gather([[0, 0, 2, 1]], combiner="mean").tolist() == [[1536.0, 1536.0]]
+    local = hr.Variable(halves.read())
+    with hr.distribute.cache_variable_reads(halves):
+        kept = halves.read()
+        for each in (halves, local):
+            assert each.gather([[0, 1, 1, 1, 1]], combiner="sum").tolist() == [[2052, 2052]]
+            assert each.gather([0, 1, 1, 1, 1], combiner="sum").tolist() == [2052, 2052]
+    assert halves.gather([[0, 1, 1, 1, 1]], combiner="sum").tolist() == [[2052, 2052]]
+    assert kept.dtype == np.float16
+    local.assign(np.full((3, 2), 60_000, np.float16))
+    assert local.gather([[0, 1]], combiner="mean").tolist() == [[60_000, 60_000]]
+    with pytest.raises(ValueError, match="are of bools, which are not added"):
+        flags.gather([[1, 0]], combiner="sum")
+    assert complexes.gather([[0, 1]], combiner="mean").tolist() == [1.5 + 0.5j]
+    with pytest.raises(ValueError, match="`combiner` must be None or one of 'sum', 'mean'"):
+        table.gather([[1]], combiner=np.array(["sum"]))
+    with pytest.raises(ValueError, match=r"of Variable 'halves' must be an array.*unlike lengths"):
+        halves.gather([[1, 2], [0]], combiner="sum")
     with pytest.raises(ValueError, match="are of integers, which have no 'mean'; use 'sum'"):
         whole_numbers.gather([[1]], combiner="mean")
     with pytest.raises(ValueError, match="one of 'sum', 'mean', 'sqrtn', but got 'max'"):

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from headrace.errors import InvalidArgumentError
 
-__all__ = ["are_large_integers", "check_rows", "rows_of"]
+__all__ = ["are_large_integers", "as_ids", "check_rows", "rows_of"]
 
 
 def rows_of(variable: Any, ids: Any) -> NDArray[np.int64]:
@@ -42,7 +42,7 @@ def check_rows(rows: Any, count: int, whose: str) -> NDArray[np.int64]:
         TypeError: They are no integers.
         InvalidArgumentError: One is not in [0, count); it is named, and where it stands.
     """
-    found = np.asarray(rows)
+    found = as_ids(rows, whose)
     if found.size == 0 and not isinstance(rows, np.ndarray):
         found = found.astype(np.int64)
     if found.dtype.kind not in "iu" and not are_large_integers(found):
@@ -55,6 +55,21 @@ def check_rows(rows: Any, count: int, whose: str) -> NDArray[np.int64]:
             f"ids[{place}] = {flat[first]} is not in [0, {count}) of {whose}"
         )
     return found.astype(np.int64, copy=False)
+
+
+def as_ids(ids: Any, whose: str) -> NDArray[Any]:
+    """Return ids as an array.
+
+    Raises:
+        ValueError: They are lists of unlike lengths.
+    """
+    try:
+        return np.asarray(ids)
+    except ValueError:
+        raise ValueError(
+            f"ids of {whose} must be an array, but here lists of ids have unlike lengths; look up "
+            "each list by itself, or see hr.torch.EmbeddingBag"
+        ) from None
 
 
 def are_large_integers(values: NDArray[Any]) -> bool:

@@ -164,15 +164,15 @@ class Scattering(ABC):
 
         Raises:
             InvalidArgumentError: One is out of range; it is named.
-            ValueError: There is no such combiner, or not for integers.
+            ValueError: There is no such combiner, or not for such numbers.
         """
         rows, value = rows_of(self, ids), self.read()
         if combiner is None:
             return value[rows]
         variable: Any = self
-        is_floating = variable.framework.kind(variable.dtype) not in "iub"
-        check_combiner(combiner, rows, f"Variable {variable.name!r}", is_floating=is_floating)
-        return pooled(lambda some: value[some], rows, combiner)
+        kind = variable.framework.kind(variable.dtype)
+        check_combiner(combiner, rows, f"Variable {variable.name!r}", kind=kind)
+        return pooled(value, rows, combiner, variable.framework)
 
     sparse_read = gather
 

@@ -67,9 +67,12 @@ class NumpyFramework(Framework):
         return array
 
     def kind(self, dtype: Any) -> str:
-        """NumPy's own; of what other packages add, that of a float."""
-        kind: str = np.dtype(dtype).kind
-        return "f" if kind == "V" else kind
+        """NumPy's own; of what other packages add, that of its name."""
+        found = np.dtype(dtype)
+        kind: str = found.kind
+        if kind != "V":
+            return kind
+        return {"i": "i", "u": "u"}.get(found.name[0], "f")
 
     def can_cast(self, dtype: Any, to: Any) -> bool:
         """NumPy's own rule."""

@@ -9,7 +9,15 @@ import numpy as np
 
 from headrace.element.description import decode_dtype
 
-__all__ = ["as_dtype", "dtype_named", "is_floating", "name_of", "working_dtype"]
+__all__ = [
+    "adding_dtype",
+    "as_dtype",
+    "dtype_named",
+    "is_floating",
+    "kind_of",
+    "name_of",
+    "working_dtype",
+]
 
 _PLAIN = {
     np.dtype(kind).name
@@ -78,3 +86,17 @@ def working_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     bfloat16, small steps and running averages would be lost by rounding.
     """
     return dtype if dtype.isbuiltin == 1 and dtype.itemsize >= 4 else np.dtype(np.float32)
+
+
+def adding_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype that numbers are added in: floats of less than 32 bits in float32."""
+    return working_dtype(dtype) if is_floating(dtype) else dtype
+
+
+def kind_of(dtype: np.dtype[Any]) -> str:
+    """Return a dtype's kind as NumPy says it: b, i, u, f or c; of those of other packages, too."""
+    if is_floating(dtype):
+        return "f"
+    if dtype.isbuiltin == 2:
+        return "u" if dtype.name.startswith("u") else "i"
+    return dtype.kind

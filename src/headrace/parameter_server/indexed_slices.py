@@ -52,7 +52,8 @@ class IndexedSlices:
         if found.shape[: rows.ndim] != rows.shape:
             raise InvalidArgumentError(
                 f"`values` must begin with the axes of `indices`, {rows.shape}, but has shape "
-                f"{found.shape}"
+                f"{found.shape}; what the ids of a bag share is broadcast: "
+                "np.broadcast_to(values[..., None, :], (*ids.shape, dim))"
             )
         #: With the axes of the indices, along which it may be broadcast.
         self._given = found

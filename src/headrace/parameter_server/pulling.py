@@ -8,11 +8,13 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.distribute.pooling import pool_rows
 from headrace.parameter_server.arrays import refuse_while_tracing
 from headrace.parameter_server.asking import Ask
 from headrace.parameter_server.current import Cluster
+from headrace.parameter_server.dtypes import adding_dtype
 from headrace.parameter_server.read_cache import ask_together
-from headrace.parameter_server.sums import distinct_ids, pool_rows
+from headrace.parameter_server.sums import distinct_ids
 
 __all__ = ["Pulled", "pull"]
 
@@ -54,7 +56,7 @@ class Pulled(NamedTuple):
 
     def pool(self, combiner: str) -> NDArray[Any]:
         """Return a row for each bag of ids, along their last axis (`distribute.pooling`)."""
-        return pool_rows(self.rows, self.inverse, combiner)
+        return pool_rows(self.rows, self.inverse, combiner, adding_dtype(self.rows.dtype))
 
 
 def pull(tables: Sequence[_Table], ids: Sequence[Any], *, counts: bool) -> list[Pulled]:

@@ -10,13 +10,13 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import NDArray
 
-from headrace.distribute.pooling import check_combiner
+from headrace.distribute.pooling import check_combiner, pool_rows
 from headrace.distribute.row_numbers import rows_of
 from headrace.parameter_server.arrays import as_array, is_foreign, refuse_while_tracing
-from headrace.parameter_server.dtypes import is_floating
+from headrace.parameter_server.dtypes import adding_dtype, kind_of
 from headrace.parameter_server.read_cache import cached_reads
 from headrace.parameter_server.sharded import Sharded
-from headrace.parameter_server.sums import Batch, pool_rows
+from headrace.parameter_server.sums import Batch
 
 __all__ = ["ShardedReading"]
 
@@ -62,20 +62,20 @@ class ShardedReading(NDArrayOperatorsMixin):
 
         Raises:
             InvalidArgumentError: One is out of range; it is named.
-            ValueError: There is no such combiner, or not for integers.
+            ValueError: There is no such combiner, or not for such numbers.
         """
         refuse_while_tracing(f"Variable {self.name!r}")
         rows = self._checked_rows(ids)
         if combiner is not None:
             whose = f"Variable {self.name!r}"
-            check_combiner(combiner, rows, whose, is_floating=is_floating(self.dtype))
+            check_combiner(combiner, rows, whose, kind=kind_of(self.dtype))
         cache = cached_reads()
         if cache is None or not cache.has(self._sharded):
             return self._sharded.rows(Batch(rows), combiner)
         value = cache.value_of(self._sharded)
         if combiner is None:
             return value.take(rows, axis=0)
-        return pool_rows(value, rows, combiner)
+        return pool_rows(value, rows, combiner, adding_dtype(self.dtype))
 
     sparse_read = gather
 

@@ -21,17 +21,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.distribute.pooling import pooled
+from headrace.distribute.pooling import pool_rows
 from headrace.distribute.row_numbers import are_large_integers
 from headrace.errors import InvalidArgumentError
-from headrace.parameter_server.dtypes import is_floating, working_dtype
+from headrace.parameter_server.dtypes import adding_dtype
 from headrace.parameter_server.rules import put_rows
 
 __all__ = [
     "Batch",
     "check_ids",
     "distinct_ids",
-    "pool_rows",
     "shard_of_ids",
     "split_by_hash",
     "split_by_rows",
@@ -90,7 +89,8 @@ class Batch:
             if len(parts) == 1
             else np.concatenate([np.empty((0, *row_shape), dtype), *parts])
         )
-        return pool_rows(rows, self._ids.inverse().reshape(self._shape), combiner)
+        bags = self._ids.inverse().reshape(self._shape)
+        return pool_rows(rows, bags, combiner, adding_dtype(dtype))
 
     def spread(
         self, parts: Sequence[NDArray[Any]], row_shape: tuple[int, ...], dtype: np.dtype[Any]
@@ -117,16 +117,6 @@ class Batch:
                 source = homes[first.searchsorted(again) - 1]
                 put_rows(rows, order[again], rows.take(source, axis=0))
         return found.reshape((*self._shape, *row_shape))
-
-
-def pool_rows(rows: NDArray[Any], bags: Ids, combiner: str) -> NDArray[Any]:
-    """Return a row for each bag of rows, along the last axis of `bags`.
-
-    Numbers of less than 32 bits are added in float32.
-    """
-    working = _summable(rows)
-    found: NDArray[Any] = pooled(lambda some: working.take(some, axis=0), bags, combiner)
-    return found.astype(rows.dtype, copy=False)
 
 
 def sum_rows(ids: Ids, values: NDArray[Any]) -> tuple[Ids, NDArray[Any]]:
@@ -168,11 +158,7 @@ def sum_shared(
 
 
 def _summable(values: NDArray[Any]) -> NDArray[Any]:
-    return (
-        values.astype(working_dtype(values.dtype), copy=False)
-        if is_floating(values.dtype)
-        else values
-    )
+    return values.astype(adding_dtype(values.dtype), copy=False)
 
 
 def _sums(

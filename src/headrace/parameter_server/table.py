@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from headrace.arguments import check_int, check_string
 from headrace.distribute.current import get_strategy
 from headrace.distribute.pooling import check_combiner
+from headrace.distribute.row_numbers import as_ids
 from headrace.errors import FailedPreconditionError, InvalidArgumentError
-from headrace.parameter_server.arrays import as_array
+from headrace.parameter_server.arrays import as_array, refuse_while_tracing
 from headrace.parameter_server.asking import Ask
 from headrace.parameter_server.current import Cluster
 from headrace.parameter_server.dtypes import (
@@ -201,7 +202,9 @@ class EmbeddingTable(Handle[TableRecord]):
     def _read(self, ids: Any, combiner: str | None, *, counts: bool) -> NDArray[Any]:
         if combiner is not None:
             whose = f"EmbeddingTable {self.name!r}"
-            check_combiner(combiner, self.checked_ids(ids), whose, is_floating=True)
+            refuse_while_tracing(whose)
+            ids = self.checked_ids(ids)
+            check_combiner(combiner, ids, whose, kind="f")
         (found,) = pull([self], [ids], counts=counts)
         return found.spread() if combiner is None else found.pool(combiner)
 
@@ -233,9 +236,12 @@ class EmbeddingTable(Handle[TableRecord]):
 
         Raises:
             TypeError: They are no integers.
+            ValueError: They are lists of unlike lengths.
             InvalidArgumentError: One is too large.
         """
-        return check_ids(as_array(ids), f"EmbeddingTable {self.name!r}")
+        whose = f"EmbeddingTable {self.name!r}"
+        plain = as_ids(ids, whose) if isinstance(ids, list | tuple) else as_array(ids)
+        return check_ids(plain, whose)
 
     def export(self, limit: int = 65_536) -> Iterator[tuple[NDArray[np.int64], NDArray[Any]]]:
         """Yield the ids that have a row, and their rows, part by part.
