@@ -633,6 +633,26 @@ def test_a_column_in_turns_is_the_array_that_it_stands_for():
             assert made.tolist() == [*array.tolist(), *other.made().tolist()]
 
 
+@pytest.mark.parametrize("block", [1 << 40, 1 << 63, 1 << 64])
+def test_a_block_may_be_longer_than_any_dataset(block):
+    waiting = iter([(0, 4)])
+    iterator = start(
+        Dataset.range(4)
+        .interleave(
+            lambda n: Dataset.range(9).map(lambda x: x if x >= 0 else -x),
+            cycle_length=2,
+            block_length=block,
+        )
+        .plan,
+        units=lambda: next(waiting, None),
+        origins=True,
+    )
+    found = []
+    while (chunk := iterator.next_chunk(5)) is not None:
+        found += [(int(unit), int(ordinal)) for unit, ordinal in chunk.places]
+    assert found == [(unit, ordinal) for unit in range(4) for ordinal in range(9)]
+
+
 def test_a_column_in_parts_is_the_array_that_it_stands_for():
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")

@@ -66,7 +66,7 @@ class InterleaveIterator(ElementIterator):
         self._names_units = context.names_units
         self._cycle = node.cycle_length
         # In a cycle of one all turns are alike.
-        self._block = node.block_length if self._cycle > 1 else 1
+        self._block = min(node.block_length, _NO_END) if self._cycle > 1 else 1
         self._begin()
 
     def _begin(self) -> None:
