@@ -24,6 +24,7 @@ from torch.nn import functional
 
 from headrace.adapters.torch_tensors import to_tensors
 from headrace.arguments import check_instance, check_int
+from headrace.distribute.pooling import COMBINERS
 from headrace.errors import InvalidArgumentError
 from headrace.parameter_server.arrays import as_array
 from headrace.parameter_server.background import Work
@@ -35,7 +36,6 @@ from headrace.parameter_server.table import EmbeddingTable
 
 __all__ = ["Embedding", "EmbeddingBag", "TableOptimizer", "prefetch"]
 
-_MODES = ("sum", "mean", "sqrtn")
 _AHEAD = 8
 
 
@@ -159,8 +159,8 @@ class EmbeddingBag(_Layer):
         include_last_offset: bool = False,
     ) -> None:
         super().__init__(table, padding_idx)
-        if mode not in _MODES:
-            raise ValueError(f"`mode` must be one of {', '.join(_MODES)}, but got {mode!r}")
+        if mode not in COMBINERS:
+            raise ValueError(f"`mode` must be one of {', '.join(COMBINERS)}, but got {mode!r}")
         self.mode = mode
         self.include_last_offset = include_last_offset
 

@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from headrace.frameworks.framework import Framework
 
-__all__ = ["check_combiner", "pool_rows", "pooled"]
+__all__ = ["COMBINERS", "check_combiner", "pool_rows", "pooled"]
 
-_COMBINERS = ("sum", "mean", "sqrtn")
+COMBINERS = ("sum", "mean", "sqrtn")
+"""How the rows of a bag become one: their sum, that by their number, or by its square root."""
 
 _BLOCK_ELEMENTS = 32_768
 """Numbers that are added at a time: 128 KiB of float32, which stay in a cache."""
@@ -27,8 +28,8 @@ def check_combiner(combiner: Any, ids: NDArray[np.int64], whose: str, *, kind: s
         whose: For the message.
         kind: Of the rows' numbers, as NumPy says it: b, i, u, f or c.
     """
-    if not isinstance(combiner, str) or combiner not in _COMBINERS:
-        known = ", ".join(map(repr, _COMBINERS))
+    if not isinstance(combiner, str) or combiner not in COMBINERS:
+        known = ", ".join(map(repr, COMBINERS))
         raise ValueError(f"`combiner` must be None or one of {known}, but got {combiner!r}")
     if not ids.ndim:
         raise ValueError(f"a bag of {whose} is a row of ids, but got one id and a `combiner`")
