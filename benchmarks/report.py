@@ -9,7 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -62,6 +62,7 @@ class Result:
         measurements: What was measured, for results.json.
         rows: The same for the table.
         code: Which state of the library was measured; see `code`.
+        machine: Where; see `machine`.
     """
 
     workload: str
@@ -69,6 +70,7 @@ class Result:
     measurements: list[dict[str, Any]]
     rows: list[list[str]]
     code: str = ""
+    machine: dict[str, str] = field(default_factory=lambda: machine())
 
     @classmethod
     def of(cls, workload: Workload, measurements: list[Measurement]) -> Result:
@@ -160,8 +162,8 @@ def results_table(results: Iterable[Result]) -> str:
 def store(directory: Path, results: list[Result], order: list[str], how: str) -> None:
     """Write results.json and RESULTS.md; keep stored workloads that were not run this time.
 
-    Stored figures of another machine, of other versions or of other columns are dropped, not mixed
-    in.
+    Those that were run on another machine, or with other versions, are kept as well, and the page
+    says so: each compares contenders of one run. Those of other columns are dropped.
 
     Args:
         directory: Where the two files are.
@@ -169,34 +171,34 @@ def store(directory: Path, results: list[Result], order: list[str], how: str) ->
         order: The names of all workloads, in the table's order.
         how: One sentence on rounds and seconds.
     """
-    facts = machine()
     kept: dict[str, Result] = {}
     stored = directory / "results.json"
     if stored.exists():
         old = json.loads(stored.read_text())
-        if old["machine"] == facts:
-            found = [Result(**entry) for entry in old["results"]]
-            kept = {
-                result.workload: result
-                for result in found
-                if all(len(row) == len(_HEADER) for row in result.rows)
-            }
+        found = [Result(**entry) for entry in old["results"]]
+        kept = {
+            result.workload: result
+            for result in found
+            if all(len(row) == len(_HEADER) for row in result.rows)
+        }
     kept |= {result.workload: result for result in results}
     ordered = [kept[name] for name in order if name in kept]
     round_trip = round(thread_round_trip())
-    how += f" Two threads wake each other in turn in {round_trip} µs on this machine."
+    how += (
+        f" Two threads wake each other in turn in {round_trip} µs on the machine of the last run."
+    )
     content = {
-        "machine": facts,
         "thread_round_trip_us": round_trip,
         "how": how,
         "results": [asdict(result) for result in ordered],
     }
     stored.write_text(json.dumps(content, indent=1) + "\n")
     plots = [f"{path.parent.name}/{path.name}" for path in sorted(directory.glob("curves/*.svg"))]
-    (directory / "RESULTS.md").write_text(_page(facts, how, ordered, plots))
+    (directory / "RESULTS.md").write_text(_page(how, ordered, plots))
 
 
-def _page(facts: dict[str, str], how: str, results: list[Result], plots: list[str]) -> str:
+def _page(how: str, results: list[Result], plots: list[str]) -> str:
+    facts = _usual(results)
     described = ", ".join(f"{name} {value}" for name, value in facts.items())
     return (
         "# Benchmarks\n\n"
@@ -209,16 +211,28 @@ def _page(facts: dict[str, str], how: str, results: list[Result], plots: list[st
         "processor time of all threads and processes, user and system, divided by the rows, images "
         "or batches that were read: it changes less than rates do when others use the machine. A "
         "row in italics is a bound set by the machine or by Python, not a product.\n\n"
-        f"**Machine.** {described}; {_when(results)}.\n" + _pictures(plots)
+        f"**Machine.** {described}; {_when(results, facts)}.\n" + _pictures(plots)
     )
 
 
-def _when(results: list[Result]) -> str:
-    """Say when, and of which code; where runs differ, for each which workloads it has."""
-    runs: dict[tuple[str, str], list[str]] = {}
+def _usual(results: list[Result]) -> dict[str, str]:
+    """Return the machine that most of these were run on."""
+    machines = [result.machine for result in results]
+    return max(machines, key=machines.count, default=machine())
+
+
+def _when(results: list[Result], usual: dict[str, str]) -> str:
+    """Say when, of which code, and on which other machine.
+
+    Where runs differ, it is said of each which workloads it has.
+    """
+    runs: dict[tuple[str, str, str], list[str]] = {}
     for result in results:
-        runs.setdefault((result.date, result.code or "unknown"), []).append(result.workload)
-    said = {run: f"measured {run[0]} of code {run[1]}" for run in sorted(runs)}
+        unlike = [each for each in result.machine.items() if each not in usual.items()]
+        where = "".join(f", {name} {value}" for name, value in unlike)
+        run = result.date, result.code or "unknown", where
+        runs.setdefault(run, []).append(result.workload)
+    said = {run: f"measured {run[0]} of code {run[1]}{run[2]}" for run in sorted(runs)}
     explained = " (`git rev-parse --short=10 HEAD:src/headrace`)"
     if len(runs) < 2:
         return "".join(said.values()) + explained

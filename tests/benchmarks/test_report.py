@@ -161,16 +161,23 @@ def test_stored_results_with_other_columns_are_dropped(tmp_path: Path) -> None:
     assert [entry["workload"] for entry in stored["results"]] == ["other"]
 
 
-def test_stored_results_of_another_machine_are_dropped(tmp_path: Path) -> None:
-    first = Result.of(WORKLOAD, _measured([12.0], [2.0], [13.0]))
-    store(tmp_path, [first], ["rows", "other"], "How.")
+def test_results_of_another_machine_are_kept_and_it_is_named(tmp_path: Path) -> None:
+    order = ["a", "b", "other"]
+    for name in order:
+        result = Result(
+            workload=name,
+            date="2026-01-02",
+            measurements=[],
+            rows=[],
+            code="abc",
+            machine={"cores": "2" if name != "other" else "1000", "cpu": "C"},
+        )
+        store(tmp_path, [result], order, "How.")
     stored = json.loads((tmp_path / "results.json").read_text())
-    stored["machine"]["cores"] = "1000"
-    (tmp_path / "results.json").write_text(json.dumps(stored))
-    other = Result(workload="other", date=first.date, measurements=[], rows=[])
-    store(tmp_path, [other], ["rows", "other"], "How.")
-    stored = json.loads((tmp_path / "results.json").read_text())
-    assert [entry["workload"] for entry in stored["results"]] == ["other"]
+    assert [entry["workload"] for entry in stored["results"]] == order
+    page = (tmp_path / "RESULTS.md").read_text()
+    assert "**Machine.** cores 2, cpu C; measured 2026-01-02 of code abc (" in page
+    assert "but for these: measured 2026-01-02 of code abc, cores 1000: other." in page
 
 
 def _verdict(workload: Workload, rates: list[float]) -> str:
