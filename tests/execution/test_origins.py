@@ -672,6 +672,20 @@ def test_a_column_in_parts_is_the_array_that_it_stands_for():
         assert made.tolist() == array.tolist()
 
 
+def check_runs(column):
+    """Compare the order and the runs of a column with those of its array."""
+    places = column.made()
+    units, ordinals = places["unit"], places["ordinal"]
+    order, runs = runs_in_turns(column)
+    if (units[1:] >= units[:-1]).all():
+        assert order is None
+        assert runs == runs_of(units, ordinals)
+        return
+    want_order, want_runs = sorted_runs(units, ordinals)
+    assert runs == want_runs
+    assert order.tolist() == want_order.tolist()
+
+
 def test_runs_of_units_in_parts_are_those_of_their_array():
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
@@ -683,16 +697,7 @@ def test_runs_of_units_in_parts_are_those_of_their_array():
             whole = whole[draw.randrange(400) :]
         if draw.random() < 0.3:  # few turns
             whole = whole[: draw.randrange(1, 8)]
-        places = whole.made()
-        units, ordinals = places["unit"], places["ordinal"]
-        order, runs = runs_in_turns(whole)
-        if (units[1:] >= units[:-1]).all():
-            assert order is None
-            assert runs == runs_of(units, ordinals)
-            continue
-        want_order, want_runs = sorted_runs(units, ordinals)
-        assert runs == want_runs
-        assert order.tolist() == want_order.tolist()
+        check_runs(whole)
 
 
 def test_runs_of_units_in_turns_are_those_of_their_array():
@@ -703,16 +708,7 @@ def test_runs_of_units_in_turns_are_those_of_their_array():
         turns = some_turns(draw)
         if draw.random() < 0.3:
             turns = InTurns(tuple(sorted(turns.units)), turns.each, 0, turns.size, turns.ordinals)
-        places = turns.made()
-        units, ordinals = places["unit"], places["ordinal"]
-        order, runs = runs_in_turns(turns)
-        if (units[1:] >= units[:-1]).all():
-            assert order is None
-            assert runs == runs_of(units, ordinals)
-            continue
-        want_order, want_runs = sorted_runs(units, ordinals)
-        assert runs == want_runs
-        assert order.tolist() == want_order.tolist()
+        check_runs(turns)
 
 
 def test_the_ledger_counts_units_in_turns_as_it_counts_their_array():

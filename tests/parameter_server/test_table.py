@@ -203,3 +203,13 @@ def test_a_table_is_made_in_the_scope_once(strategy, table):
     inside = pytest.raises(FailedPreconditionError, match="outside of functions")
     with strategy.scope(), writing_as(Origin(1, 1, 0)), inside:
         hr.EmbeddingTable(4, name="t2")
+
+
+def test_the_gradient_of_a_bag_for_ids_says_that_it_is_to_be_broadcast():
+    ids, of_bags = np.array([[1, 2, 3], [4, 5, 6]]), np.ones((2, 4), F32)
+    with pytest.raises(InvalidArgumentError, match=r"shape \(2, 4\); broadcast what the ids of a"):
+        hr.IndexedSlices(of_bags, ids)
+    shared = hr.IndexedSlices(np.broadcast_to(of_bags[..., None, :], (*ids.shape, 4)), ids)
+    assert shared.values.shape == (6, 4)
+    with pytest.raises(InvalidArgumentError, match=r"has shape \(5, 4\)$"):
+        hr.IndexedSlices(np.ones((5, 4)), [1, 2, 3])

@@ -50,10 +50,12 @@ class IndexedSlices:
             rows = rows.astype(np.int64)
         found = as_array(values)
         if found.shape[: rows.ndim] != rows.shape:
+            is_of_bags = rows.ndim > 1 and found.shape[: rows.ndim - 1] == rows.shape[:-1]
             raise InvalidArgumentError(
                 f"`values` must begin with the axes of `indices`, {rows.shape}, but has shape "
-                f"{found.shape}; what the ids of a bag share is broadcast: "
-                "np.broadcast_to(values[..., None, :], (*ids.shape, dim))"
+                f"{found.shape}"
+                + "; broadcast what the ids of a bag share: np.broadcast_to(values[..., None, :], "
+                "(*ids.shape, dim))" * is_of_bags
             )
         #: With the axes of the indices, along which it may be broadcast.
         self._given = found
