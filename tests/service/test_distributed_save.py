@@ -403,13 +403,15 @@ def test_what_was_saved_is_read_whoever_stops_and_joins(
     ]
 
 
-@pytest.mark.parametrize("nested", [False, True])
-def test_workers_are_killed_midway(tmp_path: Path, nested: bool) -> None:
+@pytest.mark.parametrize("steps", ["map", "interleave", "shuffle"])
+def test_workers_are_killed_midway(tmp_path: Path, steps: str) -> None:
     seed = random.SystemRandom().randrange(1 << 32)
     print(f"seed {seed}")
     chance = random.Random(seed)
     dataset = Dataset.range(1500).map(slow)
-    if nested:
+    if steps == "shuffle":
+        dataset = dataset.filter(lambda x: x >= 0).shuffle(100)
+    elif steps == "interleave":
         dataset = Dataset.range(50).interleave(
             lambda x: Dataset.range(30).map(lambda y: slow(x * 30 + y)), cycle_length=3
         )

@@ -1,4 +1,4 @@
-"""Run seeds by hand: python -m tests.simulation SEED [SEED ...] [--story N]."""
+"""Run seeds by hand: python -m tests.simulation SEED [SEED ...] [--last N]."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ import traceback
 from typing import Any
 
 from tests.simulation import run as running
-from tests.simulation import scenario, static
+from tests.simulation import saving, scenario, shared, static
 
 _USUAL: Any = (scenario.scenario_of, running.run)
-_ROUNDS: Any = (scenario.rounds_of, running.run)
-_STATIC: Any = (static.static_scenario_of, static.run_static)
+_OTHERS: dict[str, Any] = {
+    "rounds": (scenario.rounds_of, running.run),
+    "save": (saving.save_scenario_of, saving.run_save),
+    "shared": (shared.shared_scenario_of, shared.run_shared),
+    "static": (static.static_scenario_of, static.run_static),
+}
 
 
 def main() -> int:
@@ -24,11 +28,14 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=0, help="so many seeds from the first on")
     parser.add_argument("--last", type=int, default=40, help="events to tell of a failure")
     parser.add_argument("--kind", help="only seeds of this kind")
-    parser.add_argument("--rounds", action="store_true", help="all clients read in rounds")
     parser.add_argument("--slow", type=float, default=5.0, help="name seeds that take longer")
-    parser.add_argument("--static", action="store_true", help="with fixed shares")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--rounds", action="store_true", help="all clients read in rounds")
+    what.add_argument("--save", action="store_true", help="workers write files")
+    what.add_argument("--shared", action="store_true", help="trainers share what workers make")
+    what.add_argument("--static", action="store_true", help="with fixed shares")
     args = parser.parse_args()
-    scenario_of, run = _STATIC if args.static else _ROUNDS if args.rounds else _USUAL
+    scenario_of, run = next((_OTHERS[each] for each in _OTHERS if getattr(args, each)), _USUAL)
     logging.disable(logging.CRITICAL)
     seeds = args.seeds
     if args.count:

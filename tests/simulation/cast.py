@@ -28,6 +28,9 @@ class Cast:
         scenario: What the run is.
     """
 
+    option = ""
+    """Of `python -m tests.simulation`, which runs a seed with such a cast."""
+
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
         self.world = World(scenario.seed)

@@ -24,19 +24,11 @@ class FileSteps:
         self._steps, self._chance = steps, chance
         self._held: list[Element] = []
         self._files = self._done = self._touched = self._said = 0
-        self._is_at_end = False
 
     def send(self, grant: Grant | None) -> Need | float | Portion:
         """Go on; return what is needed, how long it takes, or files that are whole."""
         while True:
-            try:
-                step = self._steps.send(grant)
-            except StopIteration as end:
-                if end.value is None and not self._is_at_end:
-                    self._is_at_end = True
-                    if self._held or self._done > self._said:
-                        return self._say()
-                raise
+            step = self._steps.send(grant)
             grant = None
             if not isinstance(step, Portion):
                 return step
@@ -44,17 +36,24 @@ class FileSteps:
                 raise StopIteration(str(step.error))
             self._held += step.buffers  # type: ignore[arg-type]
             self._done, self._touched = step.done_to, max(step.touched, step.done_to)
-            if self._is_between_units and self._chance.random() < 0.2:
+            if step.count:
+                is_due = self._is_whole and self._chance.random() < 0.2
+            else:
+                is_due = self._has_whole_ones  # after a pause, or at the end
+            if is_due:
                 return self._say()
 
     def let_wait(self) -> Portion | None:
         """Return what is whole, where units are waited for in vain."""
-        is_new = bool(self._held) or self._done > self._said
-        return self._say() if is_new and self._is_between_units else None
+        return self._say() if self._has_whole_ones else None
 
     @property
-    def _is_between_units(self) -> bool:
+    def _is_whole(self) -> bool:
         return self._done >= self._touched
+
+    @property
+    def _has_whole_ones(self) -> bool:
+        return self._is_whole and (bool(self._held) or self._done > self._said)
 
     def _say(self) -> Portion:
         files: tuple[messages.SavedFile, ...] = ()

@@ -252,10 +252,12 @@ def produce(
     shard: int = 0,
     of: int = 1,
     in_order: bool = False,
+    to_files: bool = False,
 ) -> Production:
     """Produce a task's portions, as `service/worker/producer.py` does.
 
-    Where nothing is dealt, shard `shard` of `of` is each `of`-th unit.
+    Where nothing is dealt, shard `shard` of `of` is each `of`-th unit. For files, all units are
+    said to be whole at the end.
     """
     most_bytes = min(_PORTION_BYTES, portion_bytes or _PORTION_BYTES)
     if plan.broken:
@@ -328,6 +330,8 @@ def produce(
         if at_end:
             if in_order and stream.ends:
                 yield account.ends()
+            if to_files:
+                yield account.whole()
             return None
         if error is not None:
             yield account.error(error, atom)

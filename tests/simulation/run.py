@@ -99,7 +99,7 @@ def tell(cast: Cast, error: Exception, *, last: int) -> None:
     error.add_note(
         f"seed {scenario.seed} at {cast.world.now:.3f} s; again, with the whole story: "
         f"python -m tests.simulation {scenario.seed} --last 100000"
-        f"{' --rounds' * scenario.in_rounds}"
+        f" {'--rounds' if scenario.in_rounds else cast.option}".rstrip()
     )
     error.add_note(str(scenario))
     known = {each.name for each in [cast.dispatcher, *cast.workers, *cast.clients]}

@@ -48,6 +48,8 @@ def save_scenario_of(seed: int) -> Scenario:
 class SaveCast(Cast):
     """Workers, a dispatcher, and whoever asks it to save and looks after the directory."""
 
+    option = "--save"
+
     def begin(self) -> None:
         super().begin()
         self.world.at(1.0, self._look_after_directory)
@@ -90,6 +92,7 @@ class SaveCast(Cast):
                 cardinality=-2,
                 positions=self.scenario.plan.size,
                 anonymous=True,
+                origins=True,
             )
         )
         self._ask(

@@ -60,6 +60,8 @@ class _Worker(WorkerProcess):
 class SharedCast(Cast):
     """Workers with small windows, and clients that read for trainers."""
 
+    option = "--shared"
+
     def __init__(self, scenario: Scenario) -> None:
         super().__init__(scenario)
         chance = random.Random(f"shared {scenario.seed}")
@@ -130,7 +132,7 @@ def shared_scenario_of(seed: int) -> Scenario:
     )
 
 
-def run_shared(scenario: Scenario) -> SharedCast:
+def run_shared(scenario: Scenario, *, last: int = 60) -> SharedCast:
     """Run a scenario; check what must hold.
 
     Raises:
@@ -140,7 +142,7 @@ def run_shared(scenario: Scenario) -> SharedCast:
     try:
         _run(cast)
     except Exception as error:
-        tell(cast, error, last=60)
+        tell(cast, error, last=last)
         raise
     return cast
 

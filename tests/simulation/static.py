@@ -53,6 +53,8 @@ def static_scenario_of(seed: int) -> Scenario:
 class StaticCast(Cast):
     """A cast with a list of workers."""
 
+    option = "--static"
+
     def __init__(self, scenario: Scenario) -> None:
         super().__init__(scenario)
         self.dispatcher.worker_addresses = ("localhost",) * scenario.workers

@@ -206,6 +206,7 @@ class _Producer:
             shard=task.shard or 0,
             of=task.of or 1,
             in_order=is_in_order(task),
+            to_files=task.save is not None,
         )
         if task.save is not None:
             self._steps = FileSteps(self._steps, worker.world.chance)

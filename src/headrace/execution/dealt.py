@@ -236,7 +236,7 @@ class DealtPlan(Dealt):
         """
 
     given: int = 0
-    """Units, in dealt order, of which everything was yielded when a pause was last over."""
+    """Units, in dealt order, of which everything was yielded before the last pause, or the end."""
 
     @abstractmethod
     def take_ended(self) -> tuple[Ended, ...]:
@@ -273,10 +273,12 @@ class ManyUnits(DealtPlan):
     def next_chunk(self, limit: int) -> Chunk | None:
         while True:
             chunk = self._steps.next_chunk(limit)
-            if chunk is not None or not self._dealer.has_paused:
+            if chunk is not None:
                 return chunk
-            self._steps.close()
             self.given = self._dealer.dealt
+            if not self._dealer.has_paused:
+                return None
+            self._steps.close()
             self._dealer.go_on()
             self._steps = self._open_steps()
 

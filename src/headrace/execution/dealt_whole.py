@@ -90,7 +90,7 @@ class OneUnit(DealtPlan):
                 raise
             return None
         if chunk is None:
-            self._done, self._has_ended = 1, True
+            self._done, self.given, self._has_ended = 1, 1, True
             if self._names_units:
                 self._ended.append(Ended(0, 1, self._count))
             return None
@@ -103,7 +103,7 @@ class OneUnit(DealtPlan):
         if part is None:
             return chunk
         if part.is_over(self._count):
-            self._done, self._has_ended = 1, True
+            self._done, self.given, self._has_ended = 1, 1, True
         return part.wanted_of(chunk)
 
     def get_state(self) -> State:

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from headrace.service import messages
+from headrace.service.dispatcher.saves import NoteSave
 from headrace.service.messages import SplitGranted
-from tests.service.dispatcher.scenario import DYNAMIC, Scenario
+from tests.service.dispatcher.scenario import DYNAMIC, Scenario, saving
 
 EXACTLY: dict[str, Any] = {
     "processing_mode": DYNAMIC,
@@ -29,7 +30,16 @@ def scene(scene: Scenario) -> Scenario:
 
 
 def settle(scene: Scenario, task_id: int) -> None:
-    scene.ask(messages.SettleTask(client_id="c", task_id=task_id, received=(), touched=()))
+    in_rounds = scene.state.iterations[2000].num_consumers is not None
+    scene.ask(
+        messages.SettleTask(
+            client_id="c",
+            task_id=task_id,
+            received=(),
+            touched=(),
+            rounds=0 if in_rounds else None,
+        )
+    )
     scene.check()
 
 
@@ -53,6 +63,56 @@ def test_who_holds_a_suspect_gives_all_that_it_holds_and_gets_more_when_that_is_
     assert scene.deal(task_id) == FLUSH
     assert scene.deal(task_id, done=1).start == 1
     scene.check()
+
+
+def test_at_most_once_too(scene: Scenario) -> None:
+    scene.open("c", processing_mode=DYNAMIC, visitation="at_most_once", job_name="job")
+    task_id = suspected(scene)
+    assert scene.deal(task_id, want=1).alone
+    assert scene.deal(task_id) == FLUSH
+    assert scene.deal(task_id, done=1).start == 1
+
+
+def test_who_writes_files_too() -> None:
+    scene = Scenario(keeps_journal=True)
+    scene.register(20, origins=True, anonymous=True)
+    for worker_id in "vwxyz":
+        scene.add_worker(worker_id)
+    scene.ask(saving())
+    scene.ask(NoteSave(save="0" * 16, what="opened"))
+    for worker_id, task_id in (("v", 4000), ("w", 4001)):
+        assert scene.split(task_id, want=1) == (0, 1)
+        scene.lose(worker_id)
+    assert scene.deal(4002, want=1).alone
+    assert scene.deal(4002) == FLUSH
+    scene.check()
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"num_consumers": 1, "consumer_index": 0, "visitation": None},
+        {"cross_trainer_cache": True, "visitation": None},
+    ],
+)
+def test_not_where_a_portion_without_elements_says_nothing(
+    scene: Scenario, asked: dict[str, Any]
+) -> None:
+    scene.open("c", **{**EXACTLY, **asked})
+    task_id = suspected(scene)
+    assert scene.deal(task_id, want=1).alone
+    assert scene.deal(task_id) == WAIT
+
+
+def test_not_where_a_step_works_on_the_whole_stream() -> None:
+    scene = Scenario()
+    scene.register(20, origins=False)
+    scene.add_worker("v")
+    scene.add_worker("w")
+    scene.open("c", processing_mode=DYNAMIC, visitation="at_most_once", job_name="job")
+    task_id = suspected(scene)
+    assert scene.deal(task_id, want=1).alone
+    assert scene.deal(task_id) == WAIT, "to begin it again would change what comes"
 
 
 def test_who_waits_for_what_others_may_have_lost_gives_all_that_it_holds(scene: Scenario) -> None:

@@ -150,6 +150,24 @@ def test_what_a_step_holds_is_said_when_it_has_run_out(tmp_path: Path) -> None:
     assert sum(each.count for each in session.said) == 2
 
 
+@pytest.mark.parametrize("and_waits", [False, True])
+def test_what_steps_hold_is_said_at_a_pause(tmp_path: Path, and_waits: bool) -> None:
+    dataset = hr.Dataset.range(100).filter(lambda x: x < 60).shuffle(1000, seed=3).batch(4)
+    session = Session(tmp_path, dataset.unbatch())
+    session.grant((0, 8))
+    assert session.needs.acquire(timeout=SECONDS)
+    assert session.said == []
+    session.feed.grant(Grant(producer=1, is_pause=True))
+    if and_waits:
+        session.let_wait()
+        session.needs.release()
+    session.grant((50, 70), (3, 4), None)
+    session.end()
+    assert [(each.done_from, each.done_to) for each in session.said] == [(0, 8), (8, 29)]
+    assert sorted(session.elements(session.said[0])) == [*range(8)]
+    assert sorted(session.elements(session.said[1])) == [3, *range(50, 60)]
+
+
 def test_units_without_elements_are_said_too(tmp_path: Path) -> None:
     session = Session(tmp_path, hr.Dataset.range(10).filter(lambda x: x < 2))
     session.grant((0, 8))

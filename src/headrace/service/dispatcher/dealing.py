@@ -49,6 +49,8 @@ class Dealing(Policy):
     """Units are dealt to tasks, first come, first served (`shares`)."""
 
     deals = True
+    #: Whether who reads is told of units that are whole, without elements (`must_flush`).
+    says_what_is_whole = True
 
     def check(self, state: DispatcherState, dataset: Dataset, opening: OpenIteration) -> None:
         """Refuse a dataset without units.
@@ -120,6 +122,17 @@ class Dealing(Policy):
         """Return the task's share, first come, first served."""
         return next_units(iteration, task, request.want, request.done, is_impatient=is_impatient)
 
+    def must_flush(
+        self, state: DispatcherState, iteration: Iteration, task: Task, request: GetSplit
+    ) -> bool:
+        """Whether it holds suspects: it is dealt nothing more before they are done.
+
+        Not where a step works on the whole stream: to begin it again would change what comes.
+        """
+        if not (self.says_what_is_whole and _goes_by_units(state, iteration)):
+            return False
+        return holds_suspects(iteration, task, request.done)
+
     def lost(self, state: DispatcherState, iteration: Iteration) -> tuple[LostUnits, ...]:
         """Return the units that are missing."""
         return lost_units(iteration, state.tasks_of(iteration))
@@ -152,13 +165,13 @@ class ExactDealing(Dealing):
     def must_flush(
         self, state: DispatcherState, iteration: Iteration, task: Task, request: GetSplit
     ) -> bool:
-        """Whether it waits for what a death brings, which it might outlive with what it holds.
+        """Whether it holds suspects, or waits for what a death brings, which it might outlive.
 
         Where workers die again and again, that nothing can come back any more may never be.
         """
         if iteration.rest == 0:
             return may_recover(state, iteration)
-        return holds_suspects(iteration, task, request.done)
+        return super().must_flush(state, iteration, task, request)
 
     def check(self, state: DispatcherState, dataset: Dataset, opening: OpenIteration) -> None:
         """Refuse a dataset whose elements cannot be told apart.
@@ -202,6 +215,12 @@ def _recovery(iteration: Iteration, task: Task) -> Update:
         if deadly:
             return updates.UnitsGivenUp(task_id=task.task_id, units=deadly)
     return updates.UnitsReturned(task_id=task.task_id, units=left)
+
+
+def _goes_by_units(state: DispatcherState, iteration: Iteration) -> bool:
+    """Whether what workers run of the plan works on units, one by one or some together."""
+    job = state.jobs[iteration.job_id]
+    return bool(job.terms.half) or state.datasets[job.dataset_id].origins
 
 
 def _idle(state: DispatcherState, iteration: Iteration) -> Task | None:

@@ -87,6 +87,7 @@ class RoundDealing(Dealing):
     #: for the other. What comes back is dealt to a task that runs still, or begins then.
     awaits_leavers = False
     hand_out = "rounds"
+    says_what_is_whole = False
 
     def check(self, state: DispatcherState, dataset: Dataset, opening: OpenIteration) -> None:
         """Refuse a dataset without units, and consumers that have no job in common."""

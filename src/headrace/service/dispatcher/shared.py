@@ -46,6 +46,7 @@ class _SharedDealing(Dealing):
     """Each unit is made by one worker, for all trainers."""
 
     hand_out = "shared"
+    says_what_is_whole = False
 
 
 class _SharedStatic(Static):

@@ -5,7 +5,8 @@ Rule 1. Files are said to be whole (`Portion.files`) only where no unit is in th
         dealt again, and is in the files once. Steps that hold elements of many units (a shuffle of
         values, a batch after a filter, an interleave) have such an end when they have run out.
 Rule 2. That is done when the files have a good size, and where the dispatcher lets the task wait
-        for units: others may wait for what this one holds.
+        for units: others may wait for what this one holds. So it is where the steps were to give
+        all that they hold (`SplitGranted.flush`).
 Rule 3. Any error ends the task, and with it the save: a dataset is saved whole or not at all.
 """
 
@@ -27,7 +28,7 @@ from headrace.saved.directory import SavedDirectory
 from headrace.saved.full_disk import Patience
 from headrace.service.messages import SavedFile, SaveOrder
 from headrace.service.worker.failure import describe
-from headrace.service.worker.opening import state_after, units_begun
+from headrace.service.worker.opening import state_after, units_begun, units_given
 from headrace.service.worker.outlet import Outlet
 from headrace.service.worker.portion import Portion
 from headrace.service.worker.task_thread import TaskThread
@@ -78,6 +79,10 @@ class FileProducer(TaskThread[FileOutlet]):
         self._order = order
         self._stream = stream
         self._writer: saved.writer.StreamWriter | None = None
+        #: What is read, while it is.
+        self._iterator: ElementIterator | None = None
+        #: Units that were dealt before the last pause, or the end.
+        self._given = 0
         #: Bytes in no file that was said to be whole.
         self._bytes = 0
         #: Units that are whole with what was said.
@@ -88,6 +93,7 @@ class FileProducer(TaskThread[FileOutlet]):
     def hand_over(self) -> None:
         try:
             with self._hand:
+                self._say_what_was_given()
                 self._say_what_is_whole()
         except Exception as error:
             # The thread that reads raises it: this one may be the plan's own.
@@ -117,7 +123,7 @@ class FileProducer(TaskThread[FileOutlet]):
             iterator = self._open()
         except BaseException as error:
             return f"its plan cannot be opened: {describe(error)}"
-        self._writer = writer
+        self._writer, self._iterator = writer, iterator
         try:
             return self._write_from(iterator, writer)
         finally:
@@ -125,7 +131,7 @@ class FileProducer(TaskThread[FileOutlet]):
                 iterator.close()
             finally:
                 with self._hand:
-                    self._writer = None
+                    self._writer = self._iterator = None
                     writer.close()
 
     def _write_from(
@@ -138,7 +144,7 @@ class FileProducer(TaskThread[FileOutlet]):
                 raise self._failure
             if chunk is None:
                 with self._hand:
-                    self._cut(writer)
+                    self._say_what_was_given()
                 return None
             size = self._take(iterator, chunk, writer)
             # As many as make a batch, so that they are written from where they lie.
@@ -163,6 +169,13 @@ class FileProducer(TaskThread[FileOutlet]):
                 self._say_what_is_whole()
         return size
 
+    def _say_what_was_given(self) -> None:
+        """Say after a pause, and at the end, what is whole: the steps have come to their ends."""
+        given = 0 if self._iterator is None else units_given(self._iterator)
+        if given > self._given and self._writer is not None:
+            self._given = self._units = self._touched = given
+            self._cut(self._writer)
+
     def _say_what_is_whole(self) -> None:
         if self._writer is not None and self._outlet.is_told_to_wait:
             self._cut_between_units(self._writer)
@@ -173,6 +186,7 @@ class FileProducer(TaskThread[FileOutlet]):
 
     def _cut(self, writer: saved.writer.StreamWriter) -> None:
         """Say that all that was written is whole."""
+        assert self._units >= self._touched, "a unit is written in part"
         writer.cut()
         files = tuple(
             SavedFile(record.number, record.elements, record.bytes, record.form)

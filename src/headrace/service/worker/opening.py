@@ -204,7 +204,7 @@ def _packed(order: NDArray[np.integer[Any]]) -> bytes:
 
 
 def units_given(iterator: ElementIterator) -> int:
-    """Return of how many units, in dealt order, everything was yielded before the last pause."""
+    """Return of how many units everything was yielded before the last pause, or the end."""
     return iterator.given if isinstance(iterator, DealtPlan) else 0
 
 
