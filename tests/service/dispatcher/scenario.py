@@ -172,6 +172,7 @@ class Scenario:
         task_id: int,
         *units: tuple[int, int],
         lost: tuple[tuple[int, int], ...] = (),
+        **fields: Any,
     ) -> None:
         """Let a task's worker say what a client that is gone had not acknowledged."""
         worker_id = self.state.tasks[task_id].worker_id
@@ -182,6 +183,7 @@ class Scenario:
                 units=units,
                 lost=lost,
                 **self.shown(task_id),
+                **fields,
             )
         )
 

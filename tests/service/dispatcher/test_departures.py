@@ -22,9 +22,13 @@ def task(scene: Scenario) -> int:
 
 
 def finish(scene: Scenario, task: int) -> None:
+    finish_as(scene, "v", task)
+
+
+def finish_as(scene: Scenario, worker_id: str, task: int) -> None:
     while scene.split(task, done=scene.state.tasks[task].dealt) != (0, 0):
         pass
-    scene.finish("v", task)
+    scene.finish(worker_id, task)
 
 
 def test_a_worker_is_asked_about_clients_that_left_until_it_has_spoken(
@@ -78,6 +82,23 @@ def test_what_a_client_said_that_it_used_before_it_left_is_not_dealt_again(
     scene.close("a")
     scene.drop("a", task, (2, 8))
     assert scene.facts[-1] == updates.ClientDropped(task, "a", ((5, 8),), ((4, 5),))
+
+
+def test_what_a_client_that_is_gone_acknowledged_is_not_dealt_again_if_the_worker_is_lost_later(
+    scene: Scenario, task: int
+) -> None:
+    scene.close("a")
+    scene.add_worker("w")
+    scene.drop("a", task, (6, 7), received=((1, 3), (4, 5)), touched=((1, 6),))
+    scene.restart()
+    scene.lose("v")
+    scene.settle("b", task, (0, 1))
+    other = scene.state.iterations[2000].tasks[-1]
+    dealt = [scene.split(other, want=1) for _ in range(5)]
+    assert dealt == [(6, 7), (7, 8), (8, 9), (9, 10), (10, 11)]
+    finish_as(scene, "w", other)
+    (lost,) = scene.heartbeat("b").lost
+    assert lost.units == ((3, 4), (5, 6)), "what came whole is not missing"
 
 
 def test_a_client_that_was_silent_for_its_timeout_is_gone_as_one_that_closed(

@@ -56,6 +56,17 @@ def test_a_finished_copy_is_kept_too_and_the_loss_of_its_worker_is_heard(scene: 
     scene.check()
 
 
+def test_of_a_copy_that_failed_the_loss_of_its_worker_is_heard(scene: Scenario) -> None:
+    task = begun(scene, OFF)
+    scene.fail("w", task)
+    update = scene.heartbeat("a")
+    assert (update.kept, update.finished) == ((task,), True)
+    scene.lose("w")
+    later = scene.ask(messages.ClientHeartbeat(client_id="a", known=update.version))
+    assert (later.same, later.kept, later.finished) == (False, (), True)
+    scene.check()
+
+
 def test_a_copy_that_failed_is_kept_so_that_its_error_arrives(scene: Scenario) -> None:
     task = begun(scene, OFF)
     scene.fail("w", task)

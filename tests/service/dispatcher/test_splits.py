@@ -46,6 +46,26 @@ def test_grants_are_large_at_first_and_small_near_the_end(scene: Scenario) -> No
     assert lengths == sorted(lengths, reverse=True)
 
 
+def test_a_task_that_was_told_that_nothing_is_left_is_dealt_nothing_more(scene: Scenario) -> None:
+    """A request of it that was late would be answered to nobody."""
+    tasks = dealing(scene, 10, 3)
+    scene.split(tasks[2])
+    for task in tasks[:2]:
+        while scene.split(task, done=scene.state.tasks[task].dealt) != (0, 0):
+            pass
+    scene.lose("w2")
+    scene.settle("c", tasks[2])
+    assert scene.state.iterations[2000].returned
+    assert scene.deal(tasks[0]) == messages.SplitGranted(start=0, stop=0)
+    for number, task in enumerate(tasks[:2]):
+        scene.finish(f"w{number}", task)
+    scene.check()
+    assert scene.dispatcher.presence.dismissed == set()
+    again = scene.heartbeat("c").tasks[-1].task_id
+    assert again not in tasks
+    assert not scene.deal(again).wait
+
+
 def test_a_grant_is_the_last_where_nothing_is_left_and_nobody_else_has_any(
     scene: Scenario,
 ) -> None:

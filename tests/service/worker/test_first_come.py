@@ -220,6 +220,23 @@ def test_of_a_client_that_is_gone_units_that_went_to_it_alone_are_told_from_othe
     assert (departure.units, departure.lost) == (((0, 1),), ((2, 3),))
 
 
+def test_what_was_acknowledged_is_known_unit_by_unit_whoever_has_the_others() -> None:
+    policy: FirstCome[str] = FirstCome()
+    for number, client in enumerate("abab"):
+        policy.ask(f"{client}{number}", message(client, number, 0), now=0.0)
+    assert policy.acknowledged == ((), ())
+    policy.add(portion(0))
+    # Unit 1 has two elements, one for b and one for a, and so has unit 2.
+    policy.add(Portion(first=1, count=1, done_from=1, done_to=1, touched=2))
+    policy.add(Portion(first=2, count=2, done_from=1, done_to=2, touched=3))
+    policy.add(Portion(first=4, count=1, done_from=2, done_to=3, touched=3))
+    assert policy.acknowledged == ((), ())
+    policy.ask("b4", message("b", 4, 4), now=0.0)
+    assert policy.acknowledged == ((), ((1, 3),)), "b has one element of each"
+    policy.ask("a5", message("a", 5, 3), now=0.0)
+    assert policy.acknowledged == (((0, 3),), ((0, 3),))
+
+
 def test_a_client_that_is_gone_gets_nothing_more() -> None:
     policy: FirstCome[str] = FirstCome()
     policy.ask("a0", message("a", 0, 0), now=0.0)

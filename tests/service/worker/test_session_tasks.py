@@ -315,7 +315,14 @@ def test_the_dispatcher_hears_what_a_client_that_is_gone_had_not_acknowledged() 
 
     (said,) = worker.of(DropClient)
     assert said == DropClient(
-        worker_id="w1", task_id=1, ticket=TICKET, client_id="a", units=((1, 3),), lost=()
+        worker_id="w1",
+        task_id=1,
+        ticket=TICKET,
+        client_id="a",
+        units=((1, 3),),
+        lost=(),
+        received=((0, 1),),
+        touched=((0, 1),),
     )
     assert isinstance(worker.answers[waiting], CancelledError)
     worker.need(producer)
@@ -348,6 +355,21 @@ def test_of_a_task_that_is_over_a_client_that_is_gone_held_nothing() -> None:
     assert worker.of(DropClient) == [
         DropClient(worker_id="w1", task_id=1, ticket=TICKET, client_id="a", units=(), lost=())
     ]
+
+
+def test_of_a_task_that_is_over_its_clients_have_all_units() -> None:
+    worker = worker_of()
+    producer = worker.begin(dealt=True)
+    worker.need(producer)
+    worker.grants(0, 3)
+    worker.produce(producer, units(0), units(1, 2))
+    worker.end(producer)
+    worker.ask(number=1)
+    worker.ask(number=2, acknowledged=2)
+    worker.done(FinishTask)
+    departed(worker, (1, "a"))
+    (said,) = worker.of(DropClient)
+    assert (said.received, said.touched) == (((0, 3),), ((0, 3),))
 
 
 # --- its end ------------------------------------------------------------------------------------

@@ -135,6 +135,10 @@ def _worker_gone(state: DispatcherState, fact: updates.WorkerLost | updates.Work
     for task_id in over:
         state.tasks[task_id].reason = reason
         give_up(state, state.tasks[task_id])
+    for task in state.tasks.values():
+        if task.worker_id == fact.worker_id and task.phase is TaskPhase.FAILED:
+            # Its clients no longer get the last answers from there (`Policy.is_kept`).
+            state.iterations[task.iteration_id].version += 1
     del state.workers[fact.worker_id], state.addresses[worker.address]
     for slot in state.slots:
         if slot.worker_id == fact.worker_id:

@@ -2,7 +2,8 @@
 
 A worker that had a task while a client left is asked, in the reply to its heartbeats, what that
 client was sent and had not acknowledged. Units that went to it alone are dealt again, except for
-those that it said it used, before it left; the others are missing, and said to be.
+those that it said it used, before it left; the others are missing, and said to be. At most once the
+worker also says what was acknowledged: should it be lost, a client that is gone cannot say it.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ def drop_client(state: DispatcherState, request: messages.DropClient, moment: Mo
         return Decision()
     if state.iterations[task.iteration_id].exactly_once:
         return _drop_exactly(state.iterations[task.iteration_id], task, request, units)
+    settled = _settled(task, request)
     returned = subtracted(units, task.touched)
     lost = subtracted(united((*lost, *common(units, task.touched))), task.received)
     if state.iterations[task.iteration_id].finished:
@@ -54,7 +56,17 @@ def drop_client(state: DispatcherState, request: messages.DropClient, moment: Mo
     dropped = updates.ClientDropped(
         task_id=task.task_id, client_id=request.client_id, returned=returned, lost=lost
     )
-    return Decision(updates=(dropped,))
+    return Decision(updates=(*settled, dropped))
+
+
+def _settled(task: Task, request: messages.DropClient) -> tuple[updates.TaskSettled, ...]:
+    """Return what is new of what clients acknowledged."""
+    received, touched = _held(task, request.received), _held(task, request.touched)
+    if not (subtracted(received, task.received) or subtracted(touched, task.touched)):
+        return ()
+    return (
+        updates.TaskSettled(task_id=task.task_id, client_id="", received=received, touched=touched),
+    )
 
 
 def _drop_exactly(

@@ -22,6 +22,7 @@ from headrace.service.dispatcher.updates import Update
 from headrace.serving.presence import Stamps
 
 __all__ = [
+    "Dismissed",
     "GotOn",
     "Left",
     "Note",
@@ -86,7 +87,15 @@ class GotOn(NamedTuple):
     done: int
 
 
-Note: TypeAlias = Answered | GotOn | Left | Paced | Refused | Said | Unreached | Uploaded
+class Dismissed(NamedTuple):
+    """A task was told that nothing is left for it."""
+
+    task_id: int
+
+
+Note: TypeAlias = (
+    Answered | Dismissed | GotOn | Left | Paced | Refused | Said | Unreached | Uploaded
+)
 """What a request says that this run of the process keeps in mind, and no other."""
 
 
@@ -104,6 +113,9 @@ class Presence:
     """Task -> when more of its units were last done, or it was dealt some and held none."""
     reported: dict[int, int] = field(default_factory=dict)
     """Task -> units that it said are done."""
+    dismissed: set[int] = field(default_factory=set)
+    """Tasks that run and were told that nothing is left: a request of theirs that comes after that
+    was late, and what it was dealt nobody would hear of."""
     backed: dict[int, Ranges] = field(default_factory=dict)
     """Iteration -> units that were taken from tasks which run on, and are slow (`backups`)."""
     ended: Stamps[int] = field(default_factory=Stamps)
@@ -281,12 +293,14 @@ def _forget_tasks(presence: Presence, task_ids: Iterable[int]) -> None:
     for task_id in task_ids:
         presence.got_on.pop(task_id, None)
         presence.reported.pop(task_id, None)
+        presence.dismissed.discard(task_id)
 
 
 def _task_finished(
     presence: Presence, fact: updates.TaskFinished, state: DispatcherState, now: float
 ) -> None:
     presence.ended[state.tasks[fact.task_id].iteration_id] = now
+    presence.dismissed.discard(fact.task_id)
 
 
 def _task_failed(
@@ -297,6 +311,7 @@ def _task_failed(
 ) -> None:
     iteration_id = state.tasks[fact.task_id].iteration_id
     presence.lost[iteration_id] = presence.ended[iteration_id] = now
+    presence.dismissed.discard(fact.task_id)
 
 
 def _units_dealt(
@@ -355,6 +370,10 @@ def _unreached(presence: Presence, note: Unreached, now: float) -> None:
     presence.unreachable.report(note.task_id, note.client_id, now)
 
 
+def _dismissed(presence: Presence, note: Dismissed, now: float) -> None:
+    presence.dismissed.add(note.task_id)
+
+
 def _got_on(presence: Presence, note: GotOn, now: float) -> None:
     if note.done > presence.reported.get(note.task_id, -1):
         presence.got_on[note.task_id] = now
@@ -381,5 +400,6 @@ _TAKE: dict[type, Callable[[Presence, Any, float], None]] = {
     Refused: _refused,
     Unreached: _unreached,
     Uploaded: _uploaded,
+    Dismissed: _dismissed,
     GotOn: _got_on,
 }

@@ -150,7 +150,8 @@ def _settled(state: DispatcherState, fact: updates.TaskSettled, task: Task) -> s
             f"something of {some} more" if whole else f"something of {plural(some, 'unit')}"
         )
     received = ", and ".join(said) or "nothing of it"
-    return f"It became known that client {fact.client_id} had received {received}."
+    who = f"client {fact.client_id}" if fact.client_id else "its clients"
+    return f"It became known that {who} had received {received}."
 
 
 def _rounds_settled(state: DispatcherState, fact: updates.RoundsSettled, task: Task) -> str:

@@ -16,7 +16,7 @@ from headrace.service.dispatcher.dealing import may_recover
 from headrace.service.dispatcher.decision import Decision, Moment
 from headrace.service.dispatcher.modes import policy_of
 from headrace.service.dispatcher.policy import Policy
-from headrace.service.dispatcher.presence import GotOn
+from headrace.service.dispatcher.presence import Dismissed, GotOn
 from headrace.service.dispatcher.ranges import (
     Ranges,
     at_least,
@@ -61,6 +61,8 @@ def get_split(state: DispatcherState, request: messages.GetSplit, moment: Moment
     if task.phase is not TaskPhase.RUNNING or state.workers[task.worker_id].leaving:
         # A finished task has no readers, and a leaving worker delivers only what it has.
         return Decision(reply=_NOTHING_LEFT)
+    if task.task_id in moment.presence.dismissed:
+        return Decision(reply=_NOTHING_LEFT)
     policy = policy_of(state, iteration)
     if iteration.rest == 0:
         return _nothing_to_deal(policy, state, task, request, moment)
@@ -99,12 +101,15 @@ def _nothing_to_deal(
         # Of some plans the last unit is known to be whole only when its steps have ended: before
         # that, tasks which wait would wait for each other.
         wait = msgspec.structs.replace(_wait(policy, state, task, request), flush=True)
+        got_on = GotOn(task.task_id, request.done)
         return Decision(
             updates=() if taken is None else (taken,),
             reply=wait if waits else _NOTHING_LEFT,
-            notes=(GotOn(task.task_id, request.done),),
+            notes=(got_on,) if waits else (got_on, Dismissed(task.task_id)),
         )
-    return Decision(reply=_wait(policy, state, task, request) if waits else _NOTHING_LEFT)
+    if waits:
+        return Decision(reply=_wait(policy, state, task, request))
+    return Decision(reply=_NOTHING_LEFT, notes=(Dismissed(task.task_id),))
 
 
 def _wait(

@@ -270,7 +270,8 @@ class TaskLost(Fact, frozen=True):
 class TaskSettled(Fact, frozen=True):
     """It became known what a client had received of a task: ranges of units in dealt order.
 
-    It said so itself, or nobody waits for it any more.
+    It said so itself, or nobody waits for it any more. Without a name it is what all clients had:
+    the worker said so when one of them was gone.
     """
 
     task_id: int

@@ -153,3 +153,8 @@ class DropClient(Question[Done], frozen=True):
     did not acknowledge, each with ranges of their ordinals. They are dealt again."""
     used: tuple[tuple[int, tuple[tuple[int, int], ...]], ...] = ()
     """The same of what it acknowledged, of units that are not done."""
+    received: tuple[tuple[int, int], ...] = ()
+    """Where elements have no origins: ranges of which all was acknowledged, by this client or
+    others. If the worker is lost, nobody else knows what a client that is gone had of it."""
+    touched: tuple[tuple[int, int], ...] = ()
+    """The same of units of which something was acknowledged."""

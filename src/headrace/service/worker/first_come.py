@@ -20,6 +20,7 @@ Rule 6. A client that is gone gets nothing more. What it did not acknowledge is 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -118,6 +119,24 @@ class FirstCome(HandOut[R]):
         given = 0 if self._last_given is None else self._last_given.done_to
         return first(
             min((portion.done_from for portion in self._delivery.portions()), default=given)
+        )
+
+    @property
+    def acknowledged(self) -> tuple[Ranges, Ranges]:
+        """Units of which all, and of which something was acknowledged, and is in hand nowhere.
+
+        Where elements have origins, clients say it by these.
+        """
+        if self._used is not None:
+            return (), ()
+        last = self._last_given
+        whole = begun = self._units_at_end if self._exhausted and not self._ready else 0
+        if last is not None:
+            whole, begun = max(whole, last.done_to), max(begun, last.done_to, last.touched)
+        in_hand = self._delivery.portions()
+        return (
+            subtracted(first(whole), _touched_by(in_hand)),
+            subtracted(first(begun), _whole_in(in_hand)),
         )
 
     @property
@@ -238,18 +257,9 @@ class FirstCome(HandOut[R]):
         answers: list[tuple[R, Answer]] = [
             (self._waiting.pop(who), _departed(client_id)) for who in waiting
         ]
-        units: list[tuple[int, int]] = []
-        touched: list[tuple[int, int]] = []
-        given = sorted(self._delivery.given_to(client_id), key=lambda portion: portion.index)
-        since = 0
-        for place, portion in enumerate(given):
-            if not place or given[place - 1].index != portion.index - 1:
-                since = portion.begun
-            # Units that begin and end in consecutive portions of this client are its alone.
-            units.append((since, portion.done_to))
-            touched.append((portion.done_from, max(portion.touched, portion.done_to)))
-        lost = united(each for each in touched if each[0] < each[1])
-        alone = common(united(each for each in units if each[0] < each[1]), lost)
+        given = self._delivery.given_to(client_id)
+        lost = _touched_by(given)
+        alone = common(_whole_in(given), lost)
         if self._used is None:
             return answers, Departure(units=alone, lost=subtracted(lost, alone))
         rows, used = Rows(), self._used.get(client_id, Rows())
@@ -348,6 +358,26 @@ class FirstCome(HandOut[R]):
             f"the elements that answered request {number} were dropped: this client was not heard "
             f"of for {self._bounds.silence:g} s"
         )
+
+
+def _touched_by(portions: Iterable[Portion]) -> Ranges:
+    """Return the units of which something may be in portions."""
+    ranges = ((each.done_from, max(each.touched, each.done_to)) for each in portions)
+    return united((start, stop) for start, stop in ranges if start < stop)
+
+
+def _whole_in(portions: Iterable[Portion]) -> Ranges:
+    """Return the units of which everything is in portions: they begin and end in consecutive ones.
+
+    Those that are whole with one may have been in earlier ones; then others are among these.
+    """
+    ranges: list[tuple[int, int]] = []
+    since, last = 0, -1
+    for portion in sorted(portions, key=lambda portion: portion.index):
+        since = since if portion.index == last + 1 and ranges else portion.begun
+        ranges.append((since, portion.done_to))
+        last = portion.index
+    return united((start, stop) for start, stop in ranges if start < stop)
 
 
 def _departed(client_id: str) -> CancelledError:

@@ -94,6 +94,14 @@ class HandOut(ABC, Generic[R]):
         """Units, in dealt order, that were delivered and acknowledged."""
 
     @property
+    def acknowledged(self) -> tuple[Ranges, Ranges]:
+        """Units of which all, and of which something was acknowledged; where nobody asks, none.
+
+        It is asked for where a client that is gone may have elements which come at most once.
+        """
+        return (), ()
+
+    @property
     @abstractmethod
     def may_finish(self) -> bool:
         """Whether the dispatcher may hear that nothing is left to hand out."""

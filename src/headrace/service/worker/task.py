@@ -15,7 +15,7 @@ import math
 from typing import Generic, TypeVar
 
 from headrace.errors import CancelledError
-from headrace.service.dispatcher.ranges import first, first_missing, subtracted
+from headrace.service.dispatcher.ranges import Ranges, first, first_missing, subtracted
 from headrace.service.messages import (
     DropClient,
     FailTask,
@@ -85,6 +85,11 @@ class Task(Generic[R]):
         return self.is_finished and self._hand_out.is_settled
 
     @property
+    def received(self) -> Ranges:
+        """Units that clients have whole, as far as that is counted unit by unit."""
+        return self._hand_out.acknowledged[0]
+
+    @property
     def is_deserted(self) -> bool:
         """Whether all clients that asked are gone, and what is left can be handed back."""
         return self.is_dealt and self._hand_out.is_deserted
@@ -107,6 +112,7 @@ class Task(Generic[R]):
         """Give a client that is gone nothing more; return what to say of it."""
         answers, departure = self._hand_out.depart(client_id)
         self._answer(answers, actions)
+        received, touched = self._hand_out.acknowledged
         return DropClient(
             worker_id=self._worker_id,
             task_id=self.task_id,
@@ -116,6 +122,8 @@ class Task(Generic[R]):
             lost=departure.lost,
             parts=departure.parts,
             used=departure.used,
+            received=received,
+            touched=touched,
         )
 
     def forget(self, client_id: str, actions: Actions[R]) -> None:

@@ -23,6 +23,7 @@ from headrace.errors import (
     NotFoundError,
     UnavailableError,
 )
+from headrace.service.dispatcher.ranges import Ranges
 from headrace.service.messages import (
     Done,
     DropClient,
@@ -66,6 +67,8 @@ class _Gone:
     """Empty: not known."""
     is_finished: bool
     """False: deleted."""
+    received: Ranges = ()
+    """Units that its clients have (`Task.received`)."""
 
 
 class TaskTable(Generic[R]):
@@ -262,7 +265,9 @@ class TaskTable(Generic[R]):
             self._agenda.ask(task.report(), now)
         if task.is_over and self._tasks.get(task.task_id) is task:
             del self._tasks[task.task_id]
-            self._remember(task.task_id, _Gone(task.ticket, is_finished=True))
+            self._remember(
+                task.task_id, _Gone(task.ticket, is_finished=True, received=task.received)
+            )
         self._agenda.at(min(task.ask_at, task.finish_at))
 
     def _say_files(self, task: Task[R], now: float) -> None:
@@ -319,6 +324,8 @@ class TaskTable(Generic[R]):
                 client_id=client_id,
                 units=(),
                 lost=(),
+                received=gone.received,
+                touched=gone.received,
             )
             self._agenda.ask(nothing, now)
 
