@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from headrace.element.chunk import Chunk
@@ -21,7 +23,7 @@ from headrace.plan.node import Node
 from headrace.plan.source import INFINITE
 from headrace.plan.traverse import cardinality
 
-__all__ = ["GatherIterator", "IndexPart", "IndicesIterator", "RowsIterator"]
+__all__ = ["GatherIterator", "IndexPart", "IndicesIterator", "RepeatedIndices", "RowsIterator"]
 
 
 class _Numbered(ElementIterator):
@@ -62,6 +64,62 @@ class IndicesIterator(_Numbered):
 
     def seek(self, position: int) -> None:
         self._next = position
+
+
+class RepeatedIndices(ElementIterator):
+    """Counts the same numbers in each pass: what `RepeatIterator` gives, and its states.
+
+    A chunk has several passes where these are short: to make one for each would cost many times
+    what the elements of a small dataset do.
+
+    Args:
+        indices: The numbers, of which there are some.
+        count: How many passes; None: without end.
+    """
+
+    def __init__(self, indices: Indices, count: int | None) -> None:
+        self._first, self._size = indices.start, indices.size
+        self._count = count
+        self._pass = self._at = 0  # numbers of this pass that were counted
+
+    def next_chunk(self, limit: int) -> Chunk | None:
+        size = self._size
+        if self._at == size:
+            self._pass, self._at = self._pass + 1, 0
+        if self._count is not None and self._pass >= self._count:
+            return None
+        first, at, number = self._first, self._at, self._pass
+        stop = at + limit
+        if limit < 2 * size:
+            stop = min(stop, size)
+        elif self._count is not None:
+            stop = min(stop, (self._count - number) * size)
+        numbers = np.arange(at, stop)
+        if stop > size:
+            numbers %= size
+        if first:
+            numbers += first
+        passes, self._at = self._after(stop)
+        self._pass = number + passes
+        return Chunk.of_columns(numbers, stop - at, partial(self._state, number, at))
+
+    def _after(self, position: int) -> tuple[int, int]:
+        """Return the pass of the number before a position, and what of it is counted then."""
+        passes, last = divmod(position - 1, self._size)
+        return passes, last + 1
+
+    def _state(self, number: int, at: int, index: int) -> State:
+        passes, counted = self._after(at + index) if index else (0, at)
+        return {"pass": number + passes, "input": counted}
+
+    def get_state(self) -> State:
+        return {"pass": self._pass, "input": self._at}
+
+    def set_state(self, state: State) -> None:
+        self._pass, self._at = state["pass"], state["input"] or 0
+
+    def seek(self, position: int) -> None:
+        self._pass, self._at = divmod(position, self._size)
 
 
 class IndexPart(ElementIterator):

@@ -17,9 +17,10 @@ from headrace.element.chunk import Chunk, States
 from headrace.errors import FailedPreconditionError
 from headrace.execution.context import Context
 from headrace.execution.dealt import DealtRepeat
+from headrace.execution.elements import RepeatedIndices
 from headrace.execution.iterator import ElementIterator, Singles, State, make_iterator
 from headrace.execution.stage import chosen_states, in_part, states_in
-from headrace.plan.elements import FromSource
+from headrace.plan.elements import FromSource, Indices
 from headrace.plan.node import Node
 from headrace.plan.ordering import SHARD_HINT, Enumerate, Repeat, Shard, Skip, Take
 from headrace.plan.traverse import cardinality, walk
@@ -245,6 +246,9 @@ def _blocks(first: int) -> Iterator[list[np.int64]]:
 def _make_repeat(node: Repeat, context: Context) -> ElementIterator:
     if context.dealer is not None:
         return DealtRepeat(node, context, context.dealer)
+    of = node.input
+    if isinstance(of, Indices) and of.size > 0 and not context.wants_places:
+        return RepeatedIndices(of, node.count)
     return RepeatIterator(node, context)
 
 

@@ -181,6 +181,19 @@ def test_a_finished_task_is_over_when_its_worker_is_neither_reached_nor_there() 
     assert "the worker at h:1, whose task 1 was finished, cannot be reached since 5 s" in warning
 
 
+def test_that_is_said_too_where_the_connection_breaks_after_the_dispatcher_has_said_it() -> None:
+    session = opened(1)
+    session.act(0.0)
+    session.updated(update(finished=True, kept=(1,)), 0.3)
+    session.updated(update(finished=True), 5.2)
+    assert not session.is_over, "an answer may be on its way"
+    session.disconnected(1, REFUSED, 6.0)
+    session.updated(update(same=True), 6.1)
+    assert session.is_over
+    (warning,) = session.act(6.1).warnings
+    assert "the worker at h:1, whose task 1 was finished, cannot be reached" in warning
+
+
 def test_a_request_that_is_taken_for_an_earlier_one_is_made_again() -> None:
     session = opened(1)
     session.act(0.0)
@@ -338,6 +351,21 @@ def test_a_lost_task_is_settled_with_what_arrived_and_fenced() -> None:
     )
     assert session.is_over
     assert session.lost[0].count == 4
+
+
+def test_what_others_wait_for_is_said_at_once_however_seldom_it_asks_by_now() -> None:
+    session = opened(1)
+    session.act(0.0)
+    session.disconnected(1, REFUSED, 0.1)
+    now = 0.2
+    for _ in range(8):  # more and more patiently
+        session.updated(update(silent=("another",)), now)
+        session.act(now + 2.0)
+        now += 2.0
+    session.updated(update(settle=(1,)), now)
+    assert calls(session.act(now), SettleTask)
+    session.updated(update(settle=(1,)), now + 0.1)
+    assert not calls(session.act(now + 0.1), SettleTask), "again, in the usual rhythm"
 
 
 def test_what_came_in_part_is_said_too() -> None:

@@ -98,6 +98,8 @@ class Session(Reading[Task]):
         self._settling = Settling(client_id)
         #: Those whose end did not come.
         self._unended: dict[int, TaskAddress] = {}
+        #: Finished ones that the dispatcher says are no longer on their workers.
+        self._forsaken: set[int] = set()
         #: The last attempt at each shard; None: at whole copies.
         self._attempts: dict[int | None, int] = {}
         self._has_shares = has_shares
@@ -118,12 +120,14 @@ class Session(Reading[Task]):
 
     def updated(self, update: ClientUpdate, now: float) -> None:
         self._contact.answered(now, update.heartbeat_interval)
+        owes = False
         if not update.same:
             self._known = update.version
             self._list(update.tasks, now)
-            was_kept, self._kept = self._kept, set(update.kept)
+            self._forsaken |= self._kept.difference(update.kept)
+            self._kept = set(update.kept)
             for task_id in update.settle:
-                self._settling.lose(task_id, self._open.get(task_id))
+                owes = self._settling.lose(task_id, self._open.get(task_id)) or owes
                 self._over(task_id)
             self._finished, self.lost = update.finished, update.lost
             self._silent, self.given_up = update.silent, update.given_up
@@ -132,23 +136,23 @@ class Session(Reading[Task]):
         unsettled = self._settling.is_urgent or any(task.problem for task in self._open.values())
         stuck = not self._open and not self._finished
         self._contact.rest(now, waits=unsettled or stuck)
-        if not update.same:
-            self._warn_of(was_kept - self._kept, now)
+        if owes:  # others wait for what it has to say
+            self._contact.hurry()
         for task in list(self._open.values()):
-            if task.problem and task.address.task_id not in self._listed.keys() | self._kept:
-                self._over(task.address.task_id)
+            task_id = task.address.task_id
+            if task.problem and task_id not in self._listed.keys() | self._kept:
+                if task_id in self._forsaken:
+                    self._warn_of(task, now)
+                self._over(task_id)
 
-    def _warn_of(self, task_ids: set[int], now: float) -> None:
-        """Say of finished tasks whose workers are gone that their last answers may be lost."""
-        for task_id in sorted(task_ids):
-            task = self._open.get(task_id)
-            if task is not None and task.problem:
-                self._warnings.append(
-                    f"the worker at {task.address.worker_address}, whose task {task_id} was "
-                    f"finished, cannot be reached since {now - task.problem_since:.0f} s "
-                    f"({task.problem}), and is waited for no more: what it sent last and did not "
-                    "arrive is lost"
-                )
+    def _warn_of(self, task: Task, now: float) -> None:
+        """Say of a finished task whose worker is gone that its last answers may be lost."""
+        self._warnings.append(
+            f"the worker at {task.address.worker_address}, whose task {task.address.task_id} was "
+            f"finished, cannot be reached since {now - task.problem_since:.0f} s "
+            f"({task.problem}), and is waited for no more: what it sent last and did not "
+            "arrive is lost"
+        )
 
     def _list(self, tasks: tuple[TaskAddress, ...], now: float) -> None:
         self._listed = {task.task_id: task.worker_address for task in tasks}

@@ -42,11 +42,18 @@ class Settling:
         """Take note of a task that is read, and of where it is said what arrives of it."""
         self._arrived[task_id] = receipt
 
-    def lose(self, task_id: int, task: Task | None) -> None:
-        """Take note that a task was lost; None: it is not read any more."""
+    def lose(self, task_id: int, task: Task | None) -> bool:
+        """Take note that a task was lost; return whether that is news.
+
+        Args:
+            task_id: Its number.
+            task: Itself; None: it is not read any more.
+        """
+        is_new = task_id not in self._to_settle
         self._to_settle.add(task_id)
         if task is not None and task.arrived:
             self._unused[task_id] = task
+        return is_new
 
     def finish(self, task_id: int, task: Task) -> None:
         """Take note that a task is over."""

@@ -1,0 +1,103 @@
+"""Numbers that are counted again in each pass: several short passes make one chunk."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+import headrace as hr
+from headrace.execution.elements import RepeatedIndices
+from headrace.plan.elements import Indices
+
+
+def numbers_of(steps: RepeatedIndices, limits: random.Random, most: int) -> list[tuple[int, Any]]:
+    """Return numbers, each with the state before it."""
+    found: list[tuple[int, Any]] = []
+    while len(found) < most:
+        chunk = steps.next_chunk(limits.choice((1, 2, 7, 30, 100)))
+        if chunk is None:
+            break
+        found += [(int(row), chunk.state_at(i)) for i, row in enumerate(chunk.rows())]
+        assert chunk.state_at(chunk.size) == steps.get_state()
+    return found[:most]
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 16, 60])
+@pytest.mark.parametrize("count", [None, 0, 1, 3, 40])
+@pytest.mark.parametrize("start", [0, 11])
+def test_they_come_in_order_and_go_on_from_any_state_or_position(
+    size: int, count: int | None, start: int
+) -> None:
+    seed = random.SystemRandom().randrange(1 << 32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    node = Indices(size=size, start=start)
+    most = 300
+    wanted = [start + place % size for place in range(most)][
+        : None if count is None else count * size
+    ]
+    found = numbers_of(RepeatedIndices(node, count), chance, most)
+    assert [number for number, _ in found] == wanted
+    for place in chance.sample(range(len(found)), min(len(found), 40)):
+        state = found[place][1]
+        other = RepeatedIndices(node, count)
+        numbers_of(other, chance, chance.randrange(20))
+        other.set_state(state)
+        assert other.get_state() == state
+        rest = numbers_of(other, chance, most - place)
+        assert [number for number, _ in rest][: len(wanted) - place] == wanted[place:]
+        other.seek(place)
+        rest = numbers_of(other, chance, most - place)
+        assert [number for number, _ in rest][: len(wanted) - place] == wanted[place:]
+
+
+def test_short_passes_make_one_chunk_and_long_ones_end_with_it() -> None:
+    short = RepeatedIndices(Indices(size=4), None).next_chunk(100)
+    assert short is not None
+    assert short.size == 100
+    long = RepeatedIndices(Indices(size=60), None).next_chunk(100)
+    assert long is not None
+    assert long.size == 60, "in order, a source may read them at once"
+
+
+def test_their_states_are_those_of_passes_made_one_by_one() -> None:
+    ahead = [
+        state for _, state in numbers_of(RepeatedIndices(Indices(size=3), 2), random.Random(1), 9)
+    ]
+    assert ahead[:3] == [{"pass": 0, "input": at} for at in range(3)]
+    assert ahead[3] in ({"pass": 0, "input": 3}, {"pass": 1, "input": 0})
+    assert ahead[4:] == [{"pass": 1, "input": at} for at in (1, 2)]
+
+
+class Counted(hr.IndexedSource):
+    """Five numbers, one of which cannot be fetched; it says how many were asked for."""
+
+    size = 5
+    element_spec = hr.ArraySpec((), np.int64)
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def gather(self, indices: np.ndarray[Any, Any]) -> Any:
+        self.asked += np.ravel(indices).tolist()
+        if np.any(indices == 3):
+            raise ValueError("three")
+        return indices * 10
+
+    def fingerprint(self) -> str:
+        return "counted"
+
+
+def test_an_element_that_fails_fails_alone_in_each_pass() -> None:
+    got: list[Any] = []
+    iterator = iter(hr.Dataset.from_source(Counted()).repeat(3))
+    while len(got) < 15:
+        try:
+            got.append(int(next(iterator)))
+        except ValueError:
+            got.append("three")
+    assert got == [0, 10, 20, "three", 40] * 3
+    assert next(iterator, None) is None
