@@ -56,6 +56,8 @@ class Context:
     lending: frozenset[int] = frozenset()
     """`id` of each step that may lend what it keeps: its elements are only read
     (`plan.lending`)."""
+    parts_passes: bool = False
+    """Whether a chunk of numbers that are repeated ends with a pass: rows in order are lent."""
     leaves: Mapping[int, int] = field(default_factory=dict)
     """`id` of a leaf node -> its number in the deal."""
     cache_seeds: dict[Any, int] = field(default_factory=dict)
@@ -83,6 +85,10 @@ class Context:
         if wanted == self.wants_places:
             return self
         return self._with(wants_places=wanted)
+
+    def with_passes_apart(self) -> Context:
+        """Return the context in which chunks of numbers end with their pass."""
+        return self._with(parts_passes=True)
 
     def nested(self, step: int, place: int) -> Context:
         """Return the context of a dataset that step number `step` opens for the element there."""

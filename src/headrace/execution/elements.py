@@ -75,11 +75,13 @@ class RepeatedIndices(ElementIterator):
     Args:
         indices: The numbers, of which there are some.
         count: How many passes; None: without end.
+        parted: Whether a chunk ends with its pass all the same.
     """
 
-    def __init__(self, indices: Indices, count: int | None) -> None:
+    def __init__(self, indices: Indices, count: int | None, *, parted: bool = False) -> None:
         self._first, self._size = indices.start, indices.size
         self._count = count
+        self._is_parted = parted
         self._pass = self._at = 0  # numbers of this pass that were counted
 
     def next_chunk(self, limit: int) -> Chunk | None:
@@ -90,7 +92,7 @@ class RepeatedIndices(ElementIterator):
             return None
         first, at, number = self._first, self._at, self._pass
         stop = at + limit
-        if limit < 2 * size:
+        if self._is_parted or limit < 2 * size:
             stop = min(stop, size)
         elif self._count is not None:
             stop = min(stop, (self._count - number) * size)
@@ -248,8 +250,10 @@ class GatherIterator(Stage):
     """Fetches the elements at the indices of its input, a chunk at once."""
 
     def __init__(self, node: Gather, context: Context, *, lends: bool) -> None:
-        super().__init__(index_part_iterator(node.input, context))
         source = node.source
+        if lends and source.lends_runs:
+            context = context.with_passes_apart()
+        super().__init__(index_part_iterator(node.input, context))
         self._read = source.lend if lends else source.gather
         self._is_free = not node.source.runs_user_code
 

@@ -248,7 +248,7 @@ def _make_repeat(node: Repeat, context: Context) -> ElementIterator:
         return DealtRepeat(node, context, context.dealer)
     of = node.input
     if isinstance(of, Indices) and of.size > 0 and not context.wants_places:
-        return RepeatedIndices(of, node.count)
+        return RepeatedIndices(of, node.count, parted=context.parts_passes)
     return RepeatIterator(node, context)
 
 

@@ -40,6 +40,10 @@ class EndToEnd(IndexedSource):
     def runs_user_code(self) -> bool:
         return any(member.runs_user_code for member in self.members)
 
+    @property
+    def lends_runs(self) -> bool:
+        return any(member.lends_runs for member in self.members)
+
     def gather(self, indices: NDArray[np.int64]) -> Any:
         return self._read(indices, lambda member, own: member.gather(own))
 

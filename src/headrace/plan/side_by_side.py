@@ -41,6 +41,10 @@ class SideBySide(IndexedSource):
     def runs_user_code(self) -> bool:
         return any(member.runs_user_code for member in self.members)
 
+    @property
+    def lends_runs(self) -> bool:
+        return any(member.lends_runs for member in self.members)
+
     def gather(self, indices: Any) -> Any:
         leaves, _ = flatten(indices)
         parts = [_read(m.gather, leaf) for m, leaf in zip(self.members, leaves, strict=True)]

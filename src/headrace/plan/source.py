@@ -308,6 +308,11 @@ class IndexedSource(Source):
         return self.lend(np.arange(start, stop))
 
     @property
+    def lends_runs(self) -> bool:
+        """Whether `lend_run` copies nothing where `lend` would copy much, for all elements."""
+        return False
+
+    @property
     def elements_per_index(self) -> int | None:
         """Always 1."""
         return 1

@@ -161,6 +161,10 @@ class SlicesSource(IndexedSource):
     def gather_run(self, start: int, stop: int) -> Any:
         return unflatten(self._structure, [fresh_copy(leaf[start:stop]) for leaf in self._leaves])
 
+    @property
+    def lends_runs(self) -> bool:
+        return bool(sum(leaf.nbytes for leaf in self._leaves) > _MUCH_TO_COPY)
+
     def lend(self, indices: NDArray[np.int64]) -> Any:
         indices = np.asarray(indices)
         size = sum([leaf.nbytes for leaf in self._leaves]) // max(self._size, 1)
@@ -180,6 +184,8 @@ class SlicesSource(IndexedSource):
 _WORTH_A_LOOK = 1024
 """Rows of which it is worth a look whether they are a run: below, it costs more than copying a
 slice saves."""
+_MUCH_TO_COPY = 1 << 16
+"""Bytes that take as long to copy as a chunk more."""
 _WORTH_A_LOOK_BYTES = 32 << 10
 """Bytes of which it is so where nothing is copied."""
 

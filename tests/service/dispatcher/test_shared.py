@@ -42,6 +42,20 @@ def test_workers_hand_out_what_they_make_to_each_trainer(scene: Scenario, mode: 
     assert task.deals == (mode == DYNAMIC)
 
 
+@pytest.mark.parametrize("mode", [OFF, DYNAMIC])
+def test_workers_hear_that_a_trainer_is_gone_for_which_they_keep_elements(
+    scene: Scenario, mode: int
+) -> None:
+    begun(scene, "w", mode=mode)
+    join(scene, "d", mode)
+    scene.close("d")
+    assert scene.beaten("w", 4000).departed == ((4000, "d"),)
+    scene.restart()
+    scene.drop("d", 4000)
+    assert scene.beaten("w", 4000).departed == ()
+    scene.check()
+
+
 @pytest.mark.parametrize("address", ["v:1", "elsewhere:1"])
 def test_a_worker_that_starts_again_has_a_copy_again_while_others_run(
     scene: Scenario, address: str

@@ -330,6 +330,8 @@ def _client_left(state: DispatcherState, fact: updates.ClientLeft) -> None:
     if index is not None and not iteration.finished:
         iteration.departed[index] = fact.client_id
     iteration.version += 1
+    # Workers keep for each trainer what it has not read.
+    is_read_by_all = state.jobs[iteration.job_id].terms.cross_trainer_cache
     for task in state.tasks_of(iteration):
         if task.kept_by:
             give_back_kept(iteration, task, fact.client_id)
@@ -342,7 +344,7 @@ def _client_left(state: DispatcherState, fact: updates.ClientLeft) -> None:
                 if index is not None:
                     # Also at the end of the iteration: others wait for what it received.
                     iteration.departed[index] = fact.client_id
-        elif not task.gone and iteration.is_dealt:
+        elif not task.gone and (iteration.is_dealt or is_read_by_all):
             task.departed[fact.client_id] = task.dealt
 
 
