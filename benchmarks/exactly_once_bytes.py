@@ -1,7 +1,7 @@
 """What does exactly once cost where elements have a size, or work in them?
 
-As `exactly_once`, for arrays of 64 KiB and of 1 MiB, and for photographs in record files that are
-read in turn, decoded, resized and batched by 32.
+As `exactly_once`, for arrays of 64 KiB and of 1 MiB, in passes of 64 MiB, and for photographs in
+record files that are read in turn, decoded, resized and batched by 32.
 """
 # ruff: noqa: PLC0415  (a contender imports its own framework: see workload.py, rule 3)
 
@@ -21,7 +21,11 @@ from benchmarks.workload import Check, Elements, expect
 
 __all__ = ["WORKLOADS", "write_inputs"]
 
-DIFFERENT, IMAGES, SHARDS, SIDE, BATCH = 16, 128, 8, 112, 32
+IMAGES, SHARDS, SIDE, BATCH = 128, 8, 112, 32
+PASS_BYTES = 64 << 20
+"""Of the arrays, each of which is another one: a chunk of large rows ends with its pass, and passes
+of a few rows are no epochs that anybody trains on."""
+_CHECKED = 16
 _PAGE = 4096
 
 
@@ -36,7 +40,7 @@ def _arrays(size: int) -> Callable[[Path], Any]:
     def dataset(_: Path) -> Any:
         import headrace as hr
 
-        rows = np.random.default_rng(0).integers(0, 256, (DIFFERENT, size), dtype=np.uint8)
+        rows = np.random.default_rng(0).integers(0, 256, (PASS_BYTES // size, size), dtype=np.uint8)
         return hr.Dataset.from_tensor_slices(rows).repeat()
 
     return dataset
@@ -59,7 +63,7 @@ def _touch(element: Any) -> int:
 
 def _check_arrays(size: int) -> Check:
     def check(elements: Elements) -> None:
-        for element in islice(elements, DIFFERENT):
+        for element in islice(elements, _CHECKED):
             expect(element.shape == (size,), f"an element is {element.shape}")
 
     return check
