@@ -441,7 +441,7 @@ def _deaths(cast: Cast, iteration_id: int, unit: int) -> int:
 def _went_with_worker_and_client(cast: Cast, shared: list[Reading]) -> set[Atom]:
     """Return what a client used of a task of which neither it nor the worker could speak again.
 
-    The last words of one that closed may be lost.
+    The last words of one that closed, or was at the end, may be lost, or refused by a full disk.
     """
     history = cast.dispatcher.disk.history
     worker_of = {
@@ -449,12 +449,17 @@ def _went_with_worker_and_client(cast: Cast, shared: list[Reading]) -> set[Atom]
     }
     gone = {each.worker_id for each in history if isinstance(each, _GONE)}
     lost = {each.task_id for each in history if isinstance(each, updates.TaskLost)}
+    heard = {
+        (each.task_id, each.client_id)
+        for each in history
+        if isinstance(each, updates.ElementsUsed | updates.ElementsReceived)
+    }
     return {
         atom
         for reading in shared
-        if reading.outcome in (Outcome.DIED, Outcome.FAILED, Outcome.CLOSED)
         for task_id, atom in atoms_of(reading)
-        if task_id in lost or worker_of[task_id] in gone
+        if (task_id in lost or worker_of[task_id] in gone)
+        and (reading.outcome is not Outcome.ENDED or (task_id, reading.client_id) not in heard)
     }
 
 
