@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 import msgspec
+import pytest
 
 from headrace.errors import (
     AbortedError,
@@ -294,6 +295,23 @@ def test_workers_count_as_missing_once_there_was_time_to_deal_anew() -> None:
     session.updated(update(), 9.99)
     (warning,) = warnings_until(session, 12, since=10)
     assert "gone or has finished, and what is left is dealt to others" in warning
+    assert warnings_until(session, 65, since=12) == []
+    session.updated(update(), 65.0)
+    (warning,) = warnings_until(session, 72, since=65)
+    assert "no worker is registered" in warning
+
+
+@pytest.mark.parametrize("before", [{"silent": ("another",)}, {"kept": (1,)}])
+def test_workers_are_there_where_another_client_was_waited_for(before: dict[str, Any]) -> None:
+    session = opened(1)
+    session.waiting(0.0)
+    session.act(0.0)
+    session.answered(1, 0, CancelledError("off"), None, 0.1)
+    session.updated(update(**before), 0.2)
+    assert warnings_until(session, 10) == []
+    session.updated(update(), 9.5)
+    (warning,) = warnings_until(session, 12, since=10)
+    assert "what is left is dealt to others" in warning
     assert warnings_until(session, 65, since=12) == []
     session.updated(update(), 65.0)
     (warning,) = warnings_until(session, 72, since=65)

@@ -302,7 +302,7 @@ class Reading(ABC, Generic[T]):
             waiting.helped()
         else:
             waiting.helpless(now)
-        waiting.idle(now, is_so=not self._open)
+        waiting.idle(now, is_so=not (self._open or self._kept or self._silent))
         if not waiting.is_going_on:
             return
         problem = self._problem(now)
