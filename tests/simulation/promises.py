@@ -530,10 +530,10 @@ def _check_copies(cast: Cast, iteration_id: int, shared: list[Reading]) -> None:
 def said_to_be_cut_off(shared: list[Reading]) -> set[int]:
     """Return finished tasks whose last answers, a client said, were lost with their workers."""
     return {
-        int(found[1])
+        int(found[1] or found[2])
         for reading in shared
         for warning in reading.warnings
-        if (found := re.search(r"whose task (\d+) was finished", warning))
+        if (found := re.search(r"whose task (\d+) was finished|share \d+ \(task (\d+)\)", warning))
     }
 
 

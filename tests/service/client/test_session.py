@@ -195,6 +195,27 @@ def test_that_is_said_too_where_the_connection_breaks_after_the_dispatcher_has_s
     assert "the worker at h:1, whose task 1 was finished, cannot be reached" in warning
 
 
+def test_of_a_share_that_is_also_said_where_the_end_of_its_task_was_never_heard_of() -> None:
+    session = opened(1, has_shares=True)
+    session.act(0.0)
+    session.disconnected(1, REFUSED, 0.2)
+    session.updated(update(finished=True), 5.2)
+    assert session.is_over
+    (warning,) = session.act(5.2).warnings
+    assert "the worker at h:1, which read share None (task 1), cannot be reached" in warning
+    assert warning.endswith("is lost, unless another worker read that share again")
+
+
+def test_of_a_share_that_is_also_said_by_the_process_that_took_the_place_of_its_worker() -> None:
+    session = opened(1, has_shares=True)
+    session.act(0.0)
+    session.updated(update(finished=True, kept=(1,)), 0.3)
+    session.answered(1, 0, CancelledError("task 1 is not on this worker"), None, 0.5)
+    assert session.is_over
+    (warning,) = session.act(0.5).warnings
+    assert "whose task 1 was finished, has it no longer" in warning
+
+
 def test_a_request_that_is_taken_for_an_earlier_one_is_made_again() -> None:
     session = opened(1)
     session.act(0.0)

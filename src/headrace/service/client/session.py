@@ -142,16 +142,19 @@ class Session(Reading[Task]):
             task_id = task.address.task_id
             if task.problem and task_id not in self._listed.keys() | self._kept:
                 if task_id in self._forsaken:
-                    self._warn_of(task, now)
+                    self._warn_of(task, f"whose task {task_id} was finished", now)
+                elif self._has_shares and self._finished and task_id in self._unended:
+                    share = f"which read share {task.address.shard} (task {task_id})"
+                    unless = ", unless another worker read that share again"
+                    self._warn_of(task, share, now, unless)
                 self._over(task_id)
 
-    def _warn_of(self, task: Task, now: float) -> None:
-        """Say of a finished task whose worker is gone that its last answers may be lost."""
+    def _warn_of(self, task: Task, which: str, now: float, unless: str = "") -> None:
+        """Say of a task that is over, and whose worker is gone, what may be lost of it."""
         self._warnings.append(
-            f"the worker at {task.address.worker_address}, whose task {task.address.task_id} was "
-            f"finished, cannot be reached since {now - task.problem_since:.0f} s "
-            f"({task.problem}), and is waited for no more: what it sent last and did not "
-            "arrive is lost"
+            f"the worker at {task.address.worker_address}, {which}, cannot be reached since "
+            f"{now - task.problem_since:.0f} s ({task.problem}), and is waited for no more: what "
+            f"it sent last and did not arrive is lost{unless}"
         )
 
     def _list(self, tasks: tuple[TaskAddress, ...], now: float) -> None:
@@ -194,6 +197,11 @@ class Session(Reading[Task]):
         self._waiting.helped()
         if isinstance(answer, CancelledError):
             # As if the worker were lost: whether the iteration goes on, the dispatcher knows.
+            if self._has_shares and task_id in self._kept:
+                self._warnings.append(
+                    f"the worker at {task.address.worker_address}, whose task {task_id} was "
+                    "finished, has it no longer: what it sent last and did not arrive is lost"
+                )
             self._over(task_id)
             self._contact.hurry()
             return []

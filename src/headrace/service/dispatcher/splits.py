@@ -58,6 +58,9 @@ def get_split(state: DispatcherState, request: messages.GetSplit, moment: Moment
     if request.number == task.grants - 1:
         return Decision(reply=_granted(iteration, *task.last, task.last_rows))
     _check_progress(task, request)
+    if task.phase is TaskPhase.LOST:
+        # Its worker, which was paused, hears of that soon; it must not take this for the end.
+        return Decision(reply=messages.SplitGranted(start=0, stop=0, wait=True))
     if task.phase is not TaskPhase.RUNNING or state.workers[task.worker_id].leaving:
         # A finished task has no readers, and a leaving worker delivers only what it has.
         return Decision(reply=_NOTHING_LEFT)
