@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 from headrace.service.dispatcher.rows import END
 from headrace.service.worker.dealt_order import DealtOrder
 
@@ -58,3 +60,42 @@ def test_units_of_what_was_dealt_last_and_before_have_their_own_numbers() -> Non
         (20, 10, 0, 2),
         (19, 1, 2, END - 2),
     )
+
+
+def test_an_order_that_goes_on_for_ever_knows_only_what_is_not_done() -> None:
+    order = DealtOrder()
+    for number in range(10_000):
+        order.forget(number - 3)
+        order.deal(2 * number, 2 * number + 1)  # the others are dealt to others
+        order.forget(number - 3)
+        assert order.origins([(2 * number, 1, 0, 1)], []) == ((number, 1, 0, 1),)
+    assert held_by(order) < 1000
+
+
+def test_parts_of_units_are_forgotten_when_they_are_done() -> None:
+    order = DealtOrder()
+    for number in range(10_000):
+        order.forget(number - 3)
+        order.deal(number, number + 1, ((3, 5),))
+        assert order.origins([(number, 1, 4, 1)], []) == ((number, 1, 4, 1),)
+    assert held_by(order) < 2000
+
+
+def test_that_units_ended_which_are_done_is_left_out() -> None:
+    order = DealtOrder()
+    for unit in range(1000):
+        order.deal(2 * unit, 2 * unit + 1)
+    order.forget(999)
+    assert order.origins([], [(0, 1, 5), (1990, 9, 5)]) == ((999, 1, 5, END - 5),)
+
+
+def held_by(order: DealtOrder) -> int:
+    """Return how many objects an order keeps alive."""
+    seen: set[int] = set()
+    left: list[object] = [order]
+    while left:
+        one = left.pop()
+        if id(one) not in seen:
+            seen.add(id(one))
+            left += gc.get_referents(one) if not isinstance(one, type) else []
+    return len(seen)

@@ -43,6 +43,8 @@ class Grant:
     """What comes of them is to be delivered at once: workers died with these units before."""
     is_pause: bool = False
     """No units now, but later; what steps of the plan hold is to be delivered."""
+    done: int = field(default=0, compare=False)
+    """Of what was dealt before, the dispatcher knows that the first so many are done."""
 
 
 @dataclass

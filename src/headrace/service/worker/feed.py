@@ -55,8 +55,8 @@ class Feed:
         self._has_room = True
         self._most: int | None = None
         self._granted: Grant | None = None
-        #: All that was granted.
-        self._order = DealtOrder()
+        #: What was granted and may be spoken of; and how much of it was done at the last grant.
+        self._order, self._done = DealtOrder(), 0
         self._has_no_more_units = False
         self._is_cut = False
         self._is_closed = False
@@ -77,7 +77,10 @@ class Feed:
         with self._changed:
             self._granted = grant
             if grant.units is not None:
+                # That units ended may be said late: of those done at the grant before, it was.
+                self._order.forget(self._done)
                 self._order.deal(*grant.units, grant.rows)
+                self._done = grant.done
             self._changed.notify_all()
 
     def let_wait(self) -> None:

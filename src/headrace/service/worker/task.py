@@ -227,6 +227,7 @@ class Task(Generic[R]):
                     units=units,
                     is_alone=granted.alone,
                     rows=granted.rows,
+                    done=asked.done,
                 )
             )
         else:
