@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from collections import Counter
 from itertools import pairwise
 
@@ -377,6 +379,53 @@ def test_units_in_a_row_are_said_in_few_numbers_as_long_as_nobody_chooses_among_
     assert (joined.unit, joined.size, joined.ordinal) == (100, 44, 0)
     assert origins_of(chunks[1]) == (Run(112, 16, 0, 1),)
     assert chunks[1].column.tolist() == [(unit, 0) for unit in range(112, 128)]
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda ds: ds.map(odd_or_half),
+        lambda ds: ds.filter(lambda x: not isinstance(x, str)),
+    ],
+    ids=["map", "filter that keeps all"],
+)
+def test_a_python_function_for_each_row_keeps_them_in_few_numbers(step):
+    waiting = iter([(100, 1000)])
+    iterator = start(
+        step(Dataset.range(10_000)).plan,
+        units=lambda: next(waiting, None),
+        origins=True,
+        only_reads=True,
+    )
+    assert iterator.next_chunk(1) is not None
+    column = iterator.next_chunk(30).column
+    assert isinstance(column, InRow)
+    assert (column.unit, column.size, column.ordinal) == (101, 30, 0)
+
+
+def test_what_a_batch_says_of_its_origins_does_not_keep_what_it_was_made_of():
+    made = []
+
+    def fresh(x):
+        array = np.full(3, int(x))
+        made.append(weakref.ref(array))
+        return array
+
+    def batches():
+        waiting = iter([(0, 8)])
+        files = Dataset.range(8).interleave(lambda x: Dataset.range(3 * x), cycle_length=3)
+        plan = files.map(fresh).batch(4).plan
+        iterator = start(plan, units=lambda: next(waiting, None), origins=True)
+        while (chunk := iterator.next_chunk(1)) is not None:
+            yield chunk
+
+    at_once = [origins_of(chunk) for chunk in batches()]
+    later = list(batches())
+    gc.collect()
+    assert len(later) == 21
+    assert not [array for array in made if array() is not None]
+    assert [origins_of(chunk.slice(0, 1)) for chunk in reversed(later)] == at_once[::-1]
+    assert [origins_of(chunk) for chunk in later] == at_once
 
 
 @pytest.mark.parametrize("ordinal", [None, 3])

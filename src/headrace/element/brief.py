@@ -195,10 +195,8 @@ class InTurns(_Brief):
     def _turns(self) -> _Turns:
         cycle = len(self.units)
         first, turns = self.start // self.each, self.turns
-        rounds = np.arange(first // cycle, (first + turns) // cycle + 1)
-        here = slice(first % cycle, first % cycle + turns)
-        numbers = np.broadcast_to(np.arange(cycle), (len(rounds), cycle)).reshape(-1)[here]
-        begins = (rounds * self.each).repeat(cycle)[here]
+        rounds, numbers = np.divmod(np.arange(first, first + turns), cycle)
+        begins = rounds * self.each
         sizes = np.full(turns, self.each)
         if turns:
             passed = self.start % self.each

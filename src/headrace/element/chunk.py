@@ -21,7 +21,8 @@ States: TypeAlias = Callable[[int], Any]
 when somebody asks, perhaps much later and on another thread, so it holds what it needs and reads
 nothing that changes."""
 PlacesLater: TypeAlias = Callable[[], Column]
-"""Makes the places of a chunk's elements when somebody asks, always the same."""
+"""Makes the places of a chunk's elements when somebody asks, always the same. It may be called
+several times, by other threads too."""
 
 
 class Chunk:
@@ -99,6 +100,12 @@ class Chunk:
             places = self._places = places()
         return places
 
+    @property
+    def places_later(self) -> PlacesLater | None:
+        """What makes the column, to be kept without the elements."""
+        places = self._places
+        return places if places is None or callable(places) else lambda: places
+
     def with_places(self, places: Column | PlacesLater | None) -> Chunk:
         """Return the same elements with these numbers of places, or what makes them."""
         return Chunk(self._rows, self._columns, self.size, self._states, places)
@@ -162,8 +169,11 @@ class Chunk:
         if states is not None and start:
             whole = states
             states = lambda index: whole(start + index)  # noqa: E731 - a name would cost a line
-        places = self.column
-        if places is not None:
+        places = self._places
+        if callable(places):
+            later = places
+            places = lambda: later()[start:stop]  # noqa: E731
+        elif places is not None:
             places = places[start:stop]
         if self._columns is _UNKNOWN:
             return Chunk(rows, _UNKNOWN, stop - start, states, places)
@@ -186,6 +196,17 @@ class Chunk:
     def places_of(self, indices: Any) -> NDArray[Any] | None:
         """Return the places of some elements: those at `indices`, as for `take`, or a slice."""
         return None if self.places is None else self.places[indices]
+
+    def column_of(self, start: int, stop: int) -> Column | None:
+        """Return the places of elements `start` to `stop` - 1, in few numbers if they are so."""
+        column = self.column
+        return None if column is None else column[start:stop]
+
+    def column_at(self, indices: list[int]) -> Column | None:
+        """Return the places of the elements at `indices`, some, in ascending order."""
+        start, stop = indices[0], indices[-1] + 1
+        are_all = stop - start == len(indices)
+        return self.column_of(start, stop) if are_all else self.places_of(indices)
 
 
 def concatenate(chunks: Sequence[Chunk]) -> Chunk:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
 
-from headrace.element.chunk import Chunk, States
+from headrace.element.brief import Column
+from headrace.element.chunk import Chunk, PlacesLater, States
 from headrace.element.chunk import concatenate as concatenate_chunks
 from headrace.element.places import grouped, joined
 from headrace.element.stack import Stacked
@@ -19,7 +21,7 @@ from headrace.execution.context import Context
 from headrace.execution.dealt import units_done
 from headrace.execution.intake import Intake
 from headrace.execution.iterator import ElementIterator, State, make_iterator
-from headrace.execution.places import Places, within
+from headrace.execution.places import within
 from headrace.execution.runs import mask_of, runs_of
 from headrace.plan.batching import Batch, Unbatch
 from headrace.plan.node import Node
@@ -106,10 +108,12 @@ class BatchIterator(ElementIterator):
         def states(index: int) -> State:
             return _state(left, last(end)) if index else _state(failed, first(0))
 
-        return Chunk.of_rows([batch], states, _places_of(parts))
+        return Chunk.of_rows([batch], states).with_places(_places_of(parts))
 
     def _joined(self, parts: Sequence[Chunk]) -> Stacked:
         """Return the elements of a batch as one, in fresh memory."""
+        if len(parts) > 1:
+            parts = [part.with_places(None) for part in parts]  # their places are not needed here
         return concatenate_chunks(parts).columns()
 
     def _takes_columns(self, columns: Stacked) -> bool:
@@ -216,10 +220,22 @@ class BatchIterator(ElementIterator):
         self._intake.close()
 
 
-def _places_of(parts: Sequence[Chunk]) -> Places | None:
-    """Return the place of a batch: that of its first element, and the origins of all."""
-    places = [part.places for part in parts if part.places is not None]
-    return grouped(joined(places), sum(map(len, places))) if places else None
+def _places_of(parts: Sequence[Chunk]) -> PlacesLater | None:
+    """Return what makes the place of a batch: that of its first element, and the origins of all.
+
+    Where batches are small, those of several are made together.
+    """
+    later = [each for part in parts if (each := part.places_later) is not None]
+    if not later:
+        return None
+
+    @functools.cache
+    def make() -> Column:
+        columns = [column_of_part() for column_of_part in later]
+        arrays = [each if isinstance(each, np.ndarray) else each.made() for each in columns]
+        return grouped(joined(arrays), sum(map(len, arrays)))
+
+    return make
 
 
 def _state(failed: int, place: State) -> State:

@@ -112,7 +112,7 @@ class MapIterator(_FunctionStage):
             if not results:
                 return None
         self._use(len(results))
-        states, places = chunk.states, chunk.places_of(slice(start, start + len(results)))
+        states, places = chunk.states, chunk.column_of(start, start + len(results))
         at = (lambda index: states(start + index)) if start else states
         return Chunk.of_rows(results, at, places)
 
@@ -185,7 +185,7 @@ class FilterIterator(_FunctionStage):
         if not kept:
             return None
         states = chosen_states(chunk.states, origins, index)
-        return Chunk.of_rows(kept, states, chunk.places_of(origins))
+        return Chunk.of_rows(kept, states, chunk.column_at(origins))
 
     def singles(self) -> Singles | None:
         if self._failure is not None:

@@ -76,7 +76,7 @@ class ScanIterator(RowStage):
         return Chunk.of_rows(
             results,
             lambda index: _state(values[index], states(start + index)),
-            chunk.places_of(slice(start, start + len(results))),
+            chunk.column_of(start, start + len(results)),
         )
 
     def singles(self) -> Singles | None:

@@ -138,7 +138,7 @@ class RowStage(Stage):
         if not results:
             return None
         states = chosen_states(chunk.states, origins, start + seen)
-        return Chunk.of_rows(results, states, chunk.places_of(origins))
+        return Chunk.of_rows(results, states, chunk.column_at(origins))
 
     def _fail(self, error: BaseException, chunk: Chunk, index: int) -> None:
         """Keep the error of element `index` of the chunk in hand for when its turn comes."""
