@@ -64,6 +64,8 @@ def main(arguments: list[str]) -> int:
             how += f" {workload.name}: {workload.stretch:g} times as long."
         if workload.times_rounds != 1:
             how += f" {workload.name}: {workload.times_rounds} times as many rounds."
+        if workload.renew_after:
+            how += f" {workload.name}: in new processes after each {workload.renew_after} rounds."
     order = [workload.name for workload in workloads]
     results: list[Result] = []
     failed = False

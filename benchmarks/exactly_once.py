@@ -87,7 +87,8 @@ def in_both_visitations(
         consume=consume,
         reopen=False,
         stretch=0.4,
-        times_rounds=3,  # 0.97 or 1
+        times_rounds=4,  # 0.97 or 1
+        renew_after=2,
         contenders=tuple(
             Contender(
                 name=contender,

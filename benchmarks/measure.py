@@ -2,8 +2,10 @@
 
 Machines drift: other work, clocks, caches. A contender is therefore compared with another only
 round by round, and a ratio is the median of the rounds' ratios, never a ratio of two runs. Each
-contender lives in its own process for the whole run, so that no thread pool or allocator of one
-disturbs another; while one is timed the others wait for a command.
+contender lives in its own process, so that no thread pool or allocator of one disturbs another;
+while one is timed the others wait for a command. Where pages lie in memory makes two processes
+of the same program differ by some percent for as long as they live: where as little is looked for,
+they are begun anew after a few rounds.
 """
 
 from __future__ import annotations
@@ -100,21 +102,18 @@ def measure(
         say: Is told what goes on.
     """
     results = [Measurement(contender=c.name, role=c.role) for c in workload.contenders]
-    running: list[tuple[_Process, Measurement]] = []
     seconds, ramp = effort.seconds * workload.stretch, effort.ramp * workload.stretch
+    command = {"do": "round", "seconds": seconds, "ramp": ramp}
+    running: list[tuple[_Process, Measurement]] = []
+    rounds = effort.rounds * workload.times_rounds
     try:
-        for contender, result in zip(workload.contenders, results, strict=True):
-            process = _Process(question, workload, contender, inputs)
-            running.append((process, result))
-            command = {"do": "build", "seconds": seconds / 2}
-            process.ask(command, _BUILD_DEADLINE, result)
-            say(f"{workload.name} · {contender.name}: {result.problem or 'ready'}")
-        rounds = effort.rounds * workload.times_rounds
         for number in range(rounds):
+            if number % (workload.renew_after or rounds) == 0:
+                _stop(running)
+                _begin(question, workload, inputs, seconds / 2, results, running, say)
             for process, result in running:
                 if result.problem is not None:
                     continue
-                command = {"do": "round", "seconds": seconds, "ramp": ramp}
                 answer = process.ask(command, _ROUND_DEADLINE, result)
                 if answer is not None:
                     result.rates.append(answer["rate"])
@@ -122,9 +121,33 @@ def measure(
                     result.cpus.append(answer["cpu"])
             say(f"{workload.name} · round {number + 1} of {rounds}")
     finally:
-        for process, _ in running:
-            process.stop()
+        _stop(running)
     return results
+
+
+def _begin(
+    question: str,
+    workload: Workload,
+    inputs: Path,
+    seconds: float,
+    results: list[Measurement],
+    running: list[tuple[_Process, Measurement]],
+    say: Callable[[str], None],
+) -> None:
+    """Begin the contenders that have no problem, each in a process that is added to `running`."""
+    for contender, result in zip(workload.contenders, results, strict=True):
+        if result.problem is None:
+            process = _Process(question, workload, contender, inputs)
+            running.append((process, result))
+            process.ask({"do": "build", "seconds": seconds}, _BUILD_DEADLINE, result)
+            say(f"{workload.name} · {contender.name}: {result.problem or 'ready'}")
+
+
+def _stop(running: list[tuple[_Process, Measurement]]) -> None:
+    while running:
+        process, _ = running[-1]
+        process.stop()
+        running.pop()
 
 
 def ratio(ours: Measurement, theirs: list[Measurement]) -> float | None:

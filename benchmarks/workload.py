@@ -98,6 +98,8 @@ class Workload:
         stretch: How many times as long its rounds are, and the ramps before them. Work that was
             begun before the clock and is not done after it is to be a small part of a round.
         times_rounds: How many times as many rounds it has, where a small difference is looked for.
+        renew_after: Rounds after which contenders go on in new processes; 0: never. Two processes
+            of the same program differ by some percent as long as they live.
         own_clock: Each element is what its contender measured itself: a number of items and the
             seconds that they took, of waiting or of processor time. What else happens between two
             elements is not counted, and there is no ramp.
@@ -113,6 +115,7 @@ class Workload:
     item_bytes: int | None = None
     stretch: float = 1.0
     times_rounds: int = 1
+    renew_after: int = 0
     own_clock: bool = False
 
 

@@ -35,3 +35,16 @@ def test_a_contender_that_breaks_is_told_and_the_others_run(tmp_path: Path) -> N
     assert broken.problem.startswith("failed: ended with status 1")
     assert broken.rate is None
     assert fine.problem is None
+
+
+@pytest.mark.parametrize(("renew_after", "times"), [(0, 1), (1, 3), (2, 2), (5, 1)])
+def test_contenders_go_on_in_new_processes_where_two_of_a_kind_differ(
+    tmp_path: Path, renew_after: int, times: int
+) -> None:
+    workload = replace(WORKLOAD, contenders=(LIMIT,), renew_after=renew_after)
+    said: list[str] = []
+    effort = replace(EFFORT, rounds=3)
+    (measured,) = measure("small_rows", workload, effort, tmp_path, say=said.append)
+    assert measured.problem is None
+    assert len(measured.rates) == 3
+    assert sum(words.endswith("ready") for words in said) == times
