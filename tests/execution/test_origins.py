@@ -461,12 +461,51 @@ def test_the_ledger_counts_units_in_a_row_as_it_counts_their_array():
             if draw.random() < 0.5:
                 ledgers[0].catch_up()
         for in_row, of_array in later:
-            found = in_row()
+            found = in_row() if callable(in_row) else in_row
             made = found if isinstance(found, np.ndarray) else found.made()
             assert made.tolist() == of_array().tolist()
         for ledger in ledgers:
             ledger.end(frozenset([0]), 30)
         assert ledgers[0].take_ended() == ledgers[1].take_ended()
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_long_stream_of_units_that_give_one_element_each_ends_as_if_all_were_counted(seed):
+    draw = random.Random(seed)
+    ledgers = Ledger(), Ledger()
+    ended, dealt, at, over, names = ({}, {}), 0, 0, 0, ([], [])
+    for _ in range(draw.randrange(5, 400)):
+        while dealt < at + 20 or draw.random() < 0.2:
+            size = draw.randrange(1, 30)
+            unit = 10_000 + dealt if draw.random() < 0.5 else draw.randrange(100_000)
+            for ledger in ledgers:
+                ledger.deal(0, dealt, size, unit)
+            dealt += size
+        what = draw.random()
+        first, size = at, draw.randrange(1, 20)
+        if what < 0.02:
+            first, size = at + 1, 1  # the unit before failed
+        elif what < 0.04 and at > over:
+            first, size = at - 1, 1  # of the last one, another element
+        column = InRow(first, size)
+        names[0].append(ledgers[0].name(column))
+        names[1].append(ledgers[1].name(column.made()))
+        at = first + size
+        if draw.random() < 0.5:
+            over = draw.randrange(over, at + 1)
+            for ledger in ledgers:
+                ledger.end(frozenset({0}), over)
+        if draw.random() < 0.3:
+            for ledger, got in zip(ledgers, ended, strict=True):
+                for unit, units, elements in ledger.take_ended():
+                    for each in range(unit, unit + units):
+                        got.setdefault(each, []).append(elements)
+    assert ended[0] == ended[1]
+    for brief, counted in zip(*names, strict=True):
+        brief = brief() if callable(brief) else brief
+        assert (brief if isinstance(brief, np.ndarray) else brief.made()).tolist() == (
+            counted().tolist()
+        )
 
 
 @pytest.mark.parametrize("far", [1, 7, 100_000])

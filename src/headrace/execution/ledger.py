@@ -87,6 +87,9 @@ class Ledger:
         self._first = 0  # unit that `_counts` begins with
         #: Elements of units so far; of those after the last one, none.
         self._counts = np.zeros(_FEWEST, np.int64)
+        #: While units give one element each, one after the other: the one before which all from
+        #: `_first` on had theirs, and nothing is counted. None: they are counted.
+        self._reach: int | None = 0
         self._ended: list[Ended] = []
         #: Of leaves: the unit before which all of theirs have ended. Worked out when it matters.
         self._due: dict[frozenset[int], int] = {}
@@ -101,14 +104,18 @@ class Ledger:
             self._spans.append(_Span(leaf, dealt, dealt + count, unit))
             self._stop = dealt + count
 
-    def name(self, column: Column) -> PlacesLater:
-        """Count elements, in order; return what makes of their column that from the root on.
+    def name(self, column: Column) -> Column | PlacesLater:
+        """Count elements, in order; return their column from the root on, or what makes it.
 
         Args:
             column: Below the root: units as they were dealt.
         """
         made = _Named(self, column)
         with self._lock:
+            if isinstance(column, InRow) and not self._uncounted:
+                firsts = self._take_firsts(column)
+                if firsts is not None:
+                    return firsts
             if self._uncounted and self._uncounted[0].column.dtype != column.dtype:
                 self._catch_up()
             self._uncounted.append(made)
@@ -146,8 +153,11 @@ class Ledger:
         units, ordinals = self._count(below["unit"])
         return named(units, ordinals, numbers_in(below))
 
-    def _in_row(self, row: InRow) -> InRow | None:
+    def _in_row(self, row: InRow) -> Column | None:
         """Count one element of each unit in a row; None: they are not in one from the root on."""
+        firsts = self._take_firsts(row)
+        if firsts is not None:
+            return firsts
         start, stop = row.unit, row.unit + row.size
         for span in self._spans:
             if span.dealt <= start and stop <= span.stop:
@@ -161,6 +171,19 @@ class Ledger:
             return None
         counts += 1
         return InRow(start - span.dealt + span.unit, row.size, ordinal)
+
+    def _take_firsts(self, row: InRow) -> Column | None:
+        """Return the first elements of units in a row, if no unit gave more so far; else None."""
+        start, stop = row.unit, row.unit + row.size
+        if start != self._reach:
+            return None
+        self._reach = stop
+        found: list[Column] = []
+        for span in self._spans:
+            low, high = max(start, span.dealt), min(stop, span.stop)
+            if low < high:
+                found.append(InRow(low - span.dealt + span.unit, high - low, 0))
+        return found[0] if len(found) == 1 else joined_columns(found)
 
     def _in_turns(self, turns: InTurns) -> InTurns:
         """Count elements of units that take turns."""
@@ -212,7 +235,11 @@ class Ledger:
         return self._units_of(dealt), ordinals
 
     def _have_counts(self, stop: int) -> None:
-        """Have room for the counts of units before this one."""
+        """Have the counts of units before this one."""
+        if self._reach is not None:
+            ones, self._reach = self._reach, None
+            self._have_counts(ones)
+            self._counts[: ones - self._first] = 1
         needed = stop - self._first
         if needed > len(self._counts):
             grown = np.zeros(2 * needed, np.int64)
@@ -311,21 +338,32 @@ class Ledger:
             self._drop_ended()
 
     def _end_of(self, span: _Span, stop: int) -> None:
-        counts = self._counts[span.dealt - self._first : stop - self._first]
-        self._ended += _runs_of_ended(span.unit, counts)
-        silent = stop - span.dealt - len(counts)
+        if self._reach is not None:
+            spoke = max(0, min(stop, self._reach) - span.dealt)
+            if spoke:
+                self._ended.append(Ended(span.unit, spoke, 1))
+        else:
+            counts = self._counts[span.dealt - self._first : stop - self._first]
+            self._ended += _runs_of_ended(span.unit, counts)
+            spoke = len(counts)
+        silent = stop - span.dealt - spoke
         if silent:
-            self._ended.append(Ended(span.unit + len(counts), silent, 0))
+            self._ended.append(Ended(span.unit + spoke, silent, 0))
         span.unit += stop - span.dealt
         span.dealt = stop
 
     def _drop_ended(self) -> None:
         self._spans = [span for span in self._spans if span.dealt < span.stop]
         first = self._spans[0].dealt if self._spans else self._stop
+        if self._reach is not None:
+            self._first, self._reach = first, max(first, self._reach)
+            return
         passed, held = first - self._first, len(self._counts)
         if passed <= held // 2:
             return
         kept = self._counts[passed:]
+        if not kept.any():
+            self._reach, kept = first, kept[:0]
         self._counts = np.zeros(max(_FEWEST, 2 * len(kept)), np.int64)
         self._counts[: len(kept)] = kept
         self._first = first
