@@ -113,11 +113,11 @@ class Alarm(BaseException):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: Dataset.range(20_000),  # an element of it is there at once: few signals fall on one
-        lambda: Dataset.range(2000).map(abs),
+        lambda: Dataset.range(20_000),  # its elements are there at once: few signals fall on one
+        lambda: Dataset.range(20_000).map(abs),
         lambda: Dataset.range(2000).shuffle(64).filter(lambda x: bool(x % 2)).batch(3),
         lambda: Dataset.range(60).flat_map(lambda x: Dataset.range(int(x) % 7).shuffle(3)),
-        lambda: Dataset.from_generator(lambda: iter(range(2000))).map(np.square),
+        lambda: Dataset.from_generator(lambda: iter(range(4000))).map(np.square),
         lambda: Dataset.range(2000).batch(16).unbatch().map(lambda x: x * 3),
     ],
     ids=["range", "map", "filter", "flat_map", "generator", "unbatch"],

@@ -44,3 +44,20 @@ def test_a_chunk_takes_so_much_memory_and_no_more() -> None:
     sizes = [pace.next_chunk(Rows([])).size for _ in range(20)]
 
     assert max(sizes) == (1 << 14) // (1 << 10) - 1
+
+
+def test_what_has_arrived_is_taken_at_once_however_large_it_is() -> None:
+    class Arrived(ListIterator):
+        arrived = 0
+
+        def next_chunk(self, limit: int) -> Chunk:
+            return Chunk.of_columns(np.zeros((limit, 1 << 7)), limit)
+
+    pace, rows = Pace(most_bytes=1 << 14), Arrived([])
+    sizes = []
+    for rows.arrived in (0, 100, 37, 5000, 0):
+        sizes.append(pace.next_chunk(rows).size)
+        pace.limit = 1
+    assert sizes == [1, 100, 37, 1024, 1]
+    rows.arrived = 2
+    assert pace.next_chunk(rows, 5).size == 5

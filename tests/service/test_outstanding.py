@@ -6,10 +6,13 @@ import threading
 import time
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 import headrace as hr
+from headrace.element.chunk import Chunk
 from headrace.service import LocalCluster, distribute
+from headrace.service.client.reader import RemoteReader
 from tests.service.reading import wait_until
 
 pytestmark = pytest.mark.system
@@ -58,3 +61,23 @@ def test_one_element_at_a_time() -> None:
         for number, value in enumerate(dataset.apply(share)):
             assert value == number
             assert len(MADE) <= number + 1
+
+
+def test_what_came_in_one_answer_is_taken_from_it_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    read = RemoteReader.read
+
+    def noted(reader: RemoteReader, limit: int) -> Chunk | None:
+        chunk = read(reader, limit)
+        taken.append(0 if chunk is None else chunk.size)
+        return chunk
+
+    monkeypatch.setattr(RemoteReader, "read", noted)
+    rows = np.arange(512 << 13).reshape(512, 1 << 13)  # of 64 KiB
+    with LocalCluster(num_workers=1, processes=False) as cluster:
+        dataset = hr.Dataset.from_tensor_slices(rows).apply(
+            distribute("distributed_epoch", cluster.target)
+        )
+        assert all((got == row).all() for got, row in zip(dataset, rows, strict=True))
+    assert sum(taken) == 512
+    assert max(taken) >= 64, "each is taken on its own"

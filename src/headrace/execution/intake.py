@@ -111,7 +111,7 @@ class Intake:
             return self.look(max(count, self.input.at_hand))
         if self._pace is None:
             self._pace = Pace()
-        self.chunk = self._pace.ask(self.input, count)
+        self.chunk = self._pace.next_chunk(self.input, count)
         self.offset = 0
         return self.chunk
 

@@ -82,6 +82,14 @@ class ElementIterator(ABC):
         return 1
 
     @property
+    def arrived(self) -> int:
+        """How many of the next elements are in memory, as views of one piece; 0: nobody knows.
+
+        To ask for fewer of them at once saves nothing.
+        """
+        return 0
+
+    @property
     def is_ready(self) -> bool:
         """Whether `next_chunk` returns, or raises, without a wait. False: nobody knows."""
         return False

@@ -44,9 +44,9 @@ class Pace:
         self._most_bytes = most_bytes
         self.limit = least
 
-    def next_chunk(self, iterator: ElementIterator) -> Chunk | None:
-        """Return the iterator's next chunk."""
-        return self.ask(iterator, 1)
+    def next_chunk(self, iterator: ElementIterator, least: int = 1) -> Chunk | None:
+        """Return the iterator's next chunk, with all that have arrived if they are not many."""
+        return self.ask(iterator, max(least, min(iterator.arrived, self._most)))
 
     def ask(self, iterator: ElementIterator, least: int) -> Chunk | None:
         """Return the iterator's next chunk, asking for at least `least` elements."""

@@ -55,6 +55,10 @@ class ReadIterator(ElementIterator):
     def reads_ahead_freely(self) -> bool:
         return not self.gives_rows
 
+    @property
+    def arrived(self) -> int:
+        return getattr(self._reader, "arrived", 0)
+
     def next_chunk(self, limit: int) -> Chunk | None:
         while True:
             reader = self._reader or self._next_reader()

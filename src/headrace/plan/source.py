@@ -79,6 +79,14 @@ class Reader(Protocol):
         """Release files, sockets and threads. May be called twice."""
 
 
+class ArrivedReader(Reader, Protocol):
+    """A reader of elements that come in pieces, each of which is in memory as a whole."""
+
+    @property
+    def arrived(self) -> int:
+        """How many of the next elements are in memory, as views of one piece; 0: none, so far."""
+
+
 class RowReader(Reader, Protocol):
     """A reader that can also give elements one by one: where each costs a call of user code."""
 

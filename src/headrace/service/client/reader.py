@@ -150,6 +150,16 @@ class RemoteReader:
                 return None
             self._current = given
 
+    @property
+    def arrived(self) -> int:
+        """How many of the next elements are here, in one piece (`ElementIterator.arrived`)."""
+        given = self._current
+        if given is not None and self._received < given.stop:
+            return given.stop - self._received
+        if self._again:
+            return self._again[0].size
+        return self._shell.arrived
+
     def _join(self) -> None:
         """Open the iteration: here, so that after an interruption it is the same client again."""
         self._is_joining = True

@@ -174,6 +174,14 @@ class Shell:
             self._wait(lambda: bool(self._deliveries) or self._session.is_over)
         return self._deliveries[0] if self._deliveries else None
 
+    @property
+    def arrived(self) -> int:
+        """How many elements the first delivery has; 0: there is none, or it is an error."""
+        try:
+            return self._deliveries[0].count
+        except IndexError:
+            return 0
+
     def take(self, delivery: Delivery) -> None:
         """Take the first delivery, if it is this one."""
         if self._deliveries and self._deliveries[0] is delivery:
