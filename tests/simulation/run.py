@@ -65,8 +65,15 @@ def _run(cast: Cast, check: Callable[[Cast], None]) -> None:
         raise BrokenPromiseError(f"all readings end: {', '.join(late)} read on at {world.now:.0f}")
     if scenario.promises.is_durable:
         # A client that died, or whose last word was lost, counts as there until its timeout; all
-        # begins again where the dispatcher itself was away.
-        world.run(math.inf, stop=lambda: storm.is_over and cast.dispatcher.is_running)
+        # begins again where the dispatcher itself was away. Who is paused forgets nothing.
+        world.run(
+            math.inf,
+            stop=lambda: (
+                storm.is_over
+                and cast.dispatcher.is_running
+                and not any(worker.is_paused for worker in cast.workers)
+            ),
+        )
         limits = scenario.limits
         patience = limits.client_timeout + (limits.gc_timeout or 0.0) + 5.0
         due = world.now + patience

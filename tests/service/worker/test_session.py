@@ -54,10 +54,8 @@ def test_requests_that_come_while_a_worker_registers_again_wait_under_its_new_id
     worker.pass_time(INTERVAL)
     worker.say(WorkerHeartbeat, NotFoundError("who are you?"))
     request = worker.ask()
-    worker.say(RegisterWorker, ValueError("not now"))
-    worker.pass_time(1.0)
     worker.registered()
-    assert worker.of(GetTask) == [GetTask(worker_id="w3", task_id=1)]
+    assert worker.of(GetTask) == [GetTask(worker_id="w2", task_id=1)]
     worker.say(GetTask, NotFoundError("of an earlier worker"))
     assert isinstance(worker.answers[request], CancelledError)
 
@@ -189,6 +187,26 @@ def test_a_registration_that_is_refused_later_is_tried_again_under_another_id() 
     worker.pass_time(1.0)
     assert [call.worker_id for call in worker.of(RegisterWorker)] == ["w1", "w2", "w3"]
     assert worker.session.failure is None
+
+
+def test_while_it_is_not_taken_again_a_worker_says_that_tasks_of_before_are_not_here() -> None:
+    worker = Driven().registered()
+    worker.begin()
+    worker.pass_time(INTERVAL)
+    worker.say(WorkerHeartbeat, NotFoundError("who are you?"))
+    request = worker.ask("b")
+    assert request not in worker.answers, "it may have such a task when it is taken"
+    worker.say(RegisterWorker, ValueError("another one has the place"))
+    assert isinstance(worker.answers[request], CancelledError)
+    later = worker.ask("c")
+    worker.pass_time(1.0)
+    worker.say(RegisterWorker, ValueError("another one has the place"))
+    assert isinstance(worker.answers[later], CancelledError)
+    last = worker.ask("d")
+    worker.pass_time(1.0)
+    worker.registered()
+    assert last not in worker.answers
+    assert worker.of(GetTask)[-1].task_id == 1, "the dispatcher says what it is"
 
 
 def test_an_answer_that_comes_late_or_twice_changes_nothing() -> None:

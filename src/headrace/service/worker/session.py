@@ -203,6 +203,7 @@ class Session(Generic[R]):
                 f"{self._dispatcher}: {describe(answer)}"
             )
             self._registration.refused(now)
+            self._tasks.not_taken()
         else:
             self._failure = HeadraceError(describe(answer))
             if isinstance(answer, HeadraceError):

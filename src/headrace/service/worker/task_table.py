@@ -390,6 +390,11 @@ class TaskTable(Generic[R]):
         for task_id in self._lookups:
             self._agenda.ask(GetTask(worker_id=self._worker_id, task_id=task_id), now)
 
+    def not_taken(self) -> None:
+        """Refuse what was asked for: the worker was not registered, so it has no tasks for now."""
+        for task_id in list(self._lookups):
+            self._refuse(self._lookups.release(task_id), _not_here(task_id))
+
     def _remember(self, task_id: int, gone: _Gone) -> None:
         self._gone[task_id] = gone
         while len(self._gone) > _REMEMBERED:
