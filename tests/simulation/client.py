@@ -88,6 +88,8 @@ class Reading:
     #: Since when the consumer waits without having heard why; pauses of the client do not count.
     waiting_since: float | None = None
     warned: bool = False
+    #: The dispatcher was lost after the end, perhaps before it heard what was used.
+    was_unheard: bool = False
 
 
 class ClientProcess(Peer):
@@ -360,6 +362,8 @@ class ClientProcess(Peer):
         self._act()
 
     def _dispatcher_lost(self, error: UnavailableError) -> None:
+        for reading in self.readings:
+            reading.was_unheard = reading.was_unheard or reading.outcome is not None
         waiting = [each for each in self._asked.values() if callable(each)]
         has_session = len(waiting) < len(self._asked)
         self._asked.clear()

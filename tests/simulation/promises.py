@@ -483,10 +483,14 @@ def _units(lost: Iterable[LostUnits]) -> set[int]:
 
 
 def _may_come_again(cast: Cast, shared: list[Reading]) -> set[Atom]:
-    """Return what clients that are gone got last: they may not have said that they used it."""
+    """Return what clients that are gone got last: they may not have said that they used it.
+
+    Nor have those that closed while the dispatcher was away: they say it once.
+    """
     unsaid: set[Atom] = set()
     for reading in shared:
-        if reading.outcome in (Outcome.DIED, Outcome.FAILED):
+        was_unheard = reading.outcome is Outcome.CLOSED and reading.was_unheard
+        if was_unheard or reading.outcome in (Outcome.DIED, Outcome.FAILED):
             unsaid.update((unit, 0) for _, unit in reading.raised)
             by_task: dict[int, list[Portion]] = defaultdict(list)
             for portion in reading.yielded:

@@ -213,6 +213,7 @@ def _iteration_finished(state: DispatcherState, fact: updates.IterationFinished)
     iteration = state.iterations[fact.iteration_id]
     require(not state.running_tasks(iteration), "it has running tasks")
     iteration.finished, iteration.failed = True, fact.failed
+    iteration.left.clear()
     iteration.version += 1
 
 
@@ -326,6 +327,8 @@ def _client_joined(state: DispatcherState, fact: updates.ClientJoined) -> None:
 def _client_left(state: DispatcherState, fact: updates.ClientLeft) -> None:
     iteration = state.iterations[state.clients.pop(fact.client_id)]
     iteration.clients.discard(fact.client_id)
+    if fact.is_final:
+        iteration.left.add(fact.client_id)
     index = iteration.consumers.pop(fact.client_id, None)
     if index is not None and not iteration.finished:
         iteration.departed[index] = fact.client_id

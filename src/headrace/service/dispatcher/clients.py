@@ -237,7 +237,8 @@ def leave(state: DispatcherState, client_id: str) -> list[Update]:
     """
     iteration = state.iterations[state.clients[client_id]]
     job = state.jobs[iteration.job_id]
-    facts: list[Update] = [updates.ClientLeft(client_id=client_id)]
+    left = updates.ClientLeft(client_id=client_id, is_final=not iteration.finished)
+    facts: list[Update] = [left]
     if job.name is None:
         facts.append(updates.IterationCollected(iteration_id=iteration.iteration_id))
         facts.append(updates.JobForgotten(job_id=job.job_id))

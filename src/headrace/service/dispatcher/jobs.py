@@ -90,6 +90,7 @@ def open_iteration(
         facts.append(updates.IterationCollected(iteration_id=iteration_id))
         iteration_id = None
     if iteration_id is not None and not state.iterations[iteration_id].finished:
+        _check_it_has_not_left(state.iterations[iteration_id], request.client_id)
         policy.admit(state.iterations[iteration_id], request)
     current = state.clients.get(request.client_id)
     if iteration_id is not None and current != iteration_id:
@@ -145,6 +146,16 @@ def open_iteration(
     return Decision(
         updates=tuple(facts), compose=lambda after: _opened(after, request.client_id, moment)
     )
+
+
+def _check_it_has_not_left(iteration: Iteration, client_id: str) -> None:
+    """Raise where a client asks again that joined, perhaps without hearing it, and left."""
+    if client_id in iteration.left:
+        raise FailedPreconditionError(
+            f"the dispatcher does not know this reader any more: {client_id} closed the iteration, "
+            "or was silent for so long while it opened it that it counts as gone; iterate over the "
+            "dataset again"
+        )
 
 
 def _find_job(state: DispatcherState, request: messages.OpenIteration) -> Job | None:

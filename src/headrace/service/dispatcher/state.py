@@ -250,6 +250,8 @@ class Iteration(msgspec.Struct):
     horizon: int = 0
     #: Tells the place at which it began; empty: the beginning.
     start: str = ""
+    #: Clients that left before the end: workers refuse them.
+    left: set[str] = msgspec.field(default_factory=set)
 
     @property
     def is_dealt(self) -> bool:

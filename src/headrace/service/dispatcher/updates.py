@@ -343,6 +343,8 @@ class ClientLeft(Fact, frozen=True):
     """A client closed its iteration, or was silent for too long."""
 
     client_id: str
+    is_final: bool = False
+    """Whether the iteration, which was not at its end, remembers it: workers refuse it."""
 
 
 class ClientDropped(Fact, frozen=True):
