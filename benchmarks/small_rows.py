@@ -3,13 +3,17 @@
 60 000 rows of 784 bytes (an MNIST), shuffled, in batches of 256. Work per row is a copy of 784
 bytes; whatever is done per row in Python or per row across a thread boundary dominates.
 tf.data and Headrace shuffle through a buffer of 10 000, the others permute all rows.
+
+And how fast do very small datasets in memory repeat? One number, and 16, without end: what a pass
+costs dominates.
 """
 # ruff: noqa: PLC0415  (a contender imports its own framework: see workload.py, rule 3)
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +126,57 @@ def _numpy(_: Path, __: ExitStack) -> Pipeline:
     return epoch
 
 
+_PASSES = 100
+
+
+def _repeated(count: int) -> Workload:
+    """Return the workload that repeats so many numbers without end."""
+    numbers = np.arange(count)
+
+    def headrace(_: Path, __: ExitStack) -> Pipeline:
+        import headrace as hr
+
+        dataset = hr.Dataset.from_tensor_slices(numbers).repeat()
+        return lambda: iter(dataset)
+
+    def tf_data(_: Path, __: ExitStack) -> Pipeline:
+        import tensorflow as tf
+
+        dataset = tf.data.Dataset.from_tensor_slices(numbers).repeat()
+        return lambda: dataset.as_numpy_iterator()
+
+    def grain(_: Path, __: ExitStack) -> Pipeline:
+        import grain
+
+        dataset = grain.MapDataset.source(numbers).repeat()
+        options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+        read = dataset.to_iter_dataset(options)
+        return lambda: iter(read)
+
+    def python(_: Path, __: ExitStack) -> Pipeline:
+        return lambda: cycle(numbers)
+
+    def check(elements: Elements) -> None:
+        found = [int(x) for x in islice(elements, _PASSES * count)]
+        expect(found == [*range(count)] * _PASSES, "a pass is not every number once, in order")
+
+    builds: tuple[tuple[str, Callable[[Path, ExitStack], Pipeline], tuple[str, ...]], ...] = (
+        ("tf.data", tf_data, ("tensorflow",)),
+        ("grain, no threads", grain, ("grain",)),
+    )
+    return Workload(
+        name=f"{count} numbers, repeated" if count > 1 else "one number, repeated",
+        unit="elements",
+        check=check,
+        contenders=(
+            Contender(name="headrace", build=headrace, needs=("headrace",), role="headrace"),
+            *(Contender(name=name, build=build, needs=needs) for name, build, needs in builds),
+            Contender(name="itertools.cycle", build=python, role="limit"),
+        ),
+        targets=(Target(of=("tf.data",), at_least=5.0),),
+    )
+
+
 WORKLOADS = (
     Workload(
         name="small rows",
@@ -145,4 +200,6 @@ WORKLOADS = (
             Target(of=("NumPy x[order[i:i+256]]",), at_least=0.7),
         ),
     ),
+    _repeated(1),
+    _repeated(16),
 )

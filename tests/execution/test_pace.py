@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 
 from headrace.element.chunk import Chunk
 from headrace.execution.pace import Pace
@@ -46,18 +47,24 @@ def test_a_chunk_takes_so_much_memory_and_no_more() -> None:
     assert max(sizes) == (1 << 14) // (1 << 10) - 1
 
 
-def test_what_has_arrived_is_taken_at_once_however_large_it_is() -> None:
+def test_what_has_arrived_is_taken_at_once_however_large_it_is_by_who_uses_it_soon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Arrived(ListIterator):
         arrived = 0
 
         def next_chunk(self, limit: int) -> Chunk:
             return Chunk.of_columns(np.zeros((limit, 1 << 7)), limit)
 
+    now = 0.0
+    monkeypatch.setattr("time.perf_counter", lambda: now)
     pace, rows = Pace(most_bytes=1 << 14), Arrived([])
     sizes = []
-    for rows.arrived in (0, 100, 37, 5000, 0):
+    for rows.arrived in (100, 100, 37, 5000, 0):
         sizes.append(pace.next_chunk(rows).size)
         pace.limit = 1
     assert sizes == [1, 100, 37, 1024, 1]
     rows.arrived = 2
     assert pace.next_chunk(rows, 5).size == 5
+    rows.arrived, pace.limit, now = 100, 1, 1.0
+    assert pace.next_chunk(rows).size == 1, "whoever takes a second for a chunk is given few"

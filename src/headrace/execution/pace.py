@@ -10,6 +10,7 @@ function takes: ask such a one for few (`most`).
 
 from __future__ import annotations
 
+import math
 import time
 
 from headrace.element.chunk import Chunk
@@ -21,6 +22,7 @@ __all__ = ["Pace"]
 
 _SOON = 0.0005
 _LATE = 0.005
+_LONG = 0.1
 
 # Chunks come and go, and so do batches: twice this is kept for them.
 keep_freed_memory(16 << 20)
@@ -36,17 +38,24 @@ class Pace:
         least: The number to begin with.
     """
 
-    __slots__ = ("_least", "_most", "_most_bytes", "limit")
+    __slots__ = ("_gave_at", "_least", "_most", "_most_bytes", "limit")
 
     def __init__(self, most: int = 1024, most_bytes: int = 1 << 19, least: int = 1) -> None:
         self._least = least
         self._most = max(most, least)
         self._most_bytes = most_bytes
+        self._gave_at = -math.inf
         self.limit = least
 
     def next_chunk(self, iterator: ElementIterator, least: int = 1) -> Chunk | None:
-        """Return the iterator's next chunk, with all that have arrived if they are not many."""
-        return self.ask(iterator, max(least, min(iterator.arrived, self._most)))
+        """Return the iterator's next chunk, with all that have arrived if they are not many.
+
+        Who takes long over a chunk is given few: before each, a reader looks whether its lease of
+        what arrived has lasted.
+        """
+        if time.perf_counter() - self._gave_at < _LONG:
+            least = max(least, min(iterator.arrived, self._most))
+        return self.ask(iterator, least)
 
     def ask(self, iterator: ElementIterator, least: int) -> Chunk | None:
         """Return the iterator's next chunk, asking for at least `least` elements."""
@@ -55,7 +64,8 @@ class Pace:
             limit = least
         start = time.perf_counter()
         chunk = iterator.next_chunk(limit)
-        seconds = time.perf_counter() - start
+        self._gave_at = time.perf_counter()
+        seconds = self._gave_at - start
         if chunk is None:
             return None
         if seconds > _LATE:
