@@ -149,6 +149,7 @@ def _check_iteration(state: DispatcherState, iteration_id: int, iteration: Itera
             assert served >= set(staying(state)) or waits, (iteration, state.workers)
         elif not served and not any(task.of for task in tasks):
             assert not staying(state), (iteration, state.workers)
+    assert not (iteration.left & iteration.clients), iteration
     _check_units(iteration, tasks)
 
 
