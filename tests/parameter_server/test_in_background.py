@@ -56,6 +56,8 @@ class Unsteady:
             if not isinstance(request.message, CarryOut):
                 self._applying.handle([request])
                 continue
+            if request._origin.gone:
+                continue  # it was read already when its connection broke, behind what was lost
             fate = next(self.fates, "answer")
             if fate == "answer":
                 self._held.append(request)
