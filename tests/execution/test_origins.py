@@ -22,6 +22,7 @@ from headrace.execution.ledger import Ended, Ledger
 from headrace.execution.origins import (
     Run,
     by_unit,
+    order_in_turns,
     order_of,
     origins_of,
     runs_in_turns,
@@ -764,14 +765,15 @@ def check_runs(column):
     """Compare the order and the runs of a column with those of its array."""
     places = column.made()
     units, ordinals = places["unit"], places["ordinal"]
-    order, runs = runs_in_turns(column)
+    is_mixed, runs = runs_in_turns(column)
     if (units[1:] >= units[:-1]).all():
-        assert order is None
+        assert not is_mixed
         assert runs == runs_of(units, ordinals)
         return
+    assert is_mixed
     want_order, want_runs = sorted_runs(units, ordinals)
     assert runs == want_runs
-    assert order.tolist() == want_order.tolist()
+    assert order_in_turns(column).tolist() == want_order.tolist()
 
 
 def test_runs_of_units_in_parts_are_those_of_their_array():

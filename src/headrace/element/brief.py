@@ -145,16 +145,16 @@ class InTurns(_Brief):
     def shares(self) -> Iterator[Share]:
         """Yield what there is of each unit, in the order of their first turns here."""
         each, cycle = self.each, len(self.units)
-        a_round, stop = each * cycle, self.start + self.size
-        first = self.start // each
+        a_round = each * cycle
+        begun, passed = divmod(self.start, a_round)
+        ended, left = divmod(self.start + self.size, a_round)
+        first = passed // each
         for turn in range(first, first + min(self.turns, cycle)):
             number = turn % cycle
             at = number * each
             # Whole rounds, and what a round that is not whole has of it.
-            before, after = (
-                count // a_round * each + min(max(count % a_round - at, 0), each)
-                for count in (self.start, stop)
-            )
+            before = begun * each + min(max(passed - at, 0), each)
+            after = ended * each + min(max(left - at, 0), each)
             yield Share(number, before, after - before)
 
     @property

@@ -25,6 +25,7 @@ __all__ = [
     "by_unit",
     "is_within",
     "one_run_of",
+    "order_in_turns",
     "order_of",
     "origins_of",
     "runs_in_turns",
@@ -83,58 +84,55 @@ def order_of(units: NDArray[np.int64], ordinals: NDArray[np.int64]) -> NDArray[n
     return order[((units - unit) * each + ordinals).argsort()]
 
 
-def runs_in_turns(
-    turns: InTurns | InParts,
-) -> tuple[NDArray[np.int32] | None, tuple[Run, ...]]:
-    """Return the order that sorts elements by their units, and their runs.
+def runs_in_turns(turns: InTurns | InParts) -> tuple[bool, tuple[Run, ...]]:
+    """Return whether elements are mixed, and their runs: unit by unit then, else in their order.
 
     Args:
         turns: From the root on.
-
-    Returns:
-        None, and the runs in the order of the elements, where these are in order.
     """
-    parts = turns.parts if isinstance(turns, InParts) else (turns,)
-    units: list[int] = []
-    first: list[int] = []
-    sizes: list[int] = []
+    found: list[tuple[int, int, int]] = []
     in_order = True
-    for part in parts:
-        assert part.ordinals is not None, "the elements are below the root"
-        shares = list(part.shares())
-        in_order = in_order and (len(shares) < 2 or part.turns == len(shares))
-        units += [part.units[share.number] for share in shares]
-        first += [part.ordinals[share.number] + share.before for share in shares]
-        sizes += [share.size for share in shares]
-    if in_order and all(map(operator.le, units, units[1:])):
-        return None, _of_each(units, first, sizes)
-    places: list[NDArray[np.int32]] = []
+    for part in _parts_of(turns):
+        units, ordinals, count = part.units, part.ordinals, len(found)
+        assert ordinals is not None, "the elements are below the root"
+        for number, before, size in part.shares():
+            found.append((units[number], ordinals[number] + before, size))
+        in_order = in_order and (len(found) - count < 2 or part.turns == len(found) - count)
+    by_number = sorted(found, key=operator.itemgetter(0))
+    return not in_order or by_number != found, _of_each(by_number)
+
+
+def order_in_turns(turns: InTurns | InParts) -> NDArray[np.int32]:
+    """Return the order that sorts elements by their units, as of `runs_in_turns`."""
+    places: list[tuple[int, NDArray[np.int32]]] = []
     start = 0
-    for part in parts:
-        places += [part.places_of(share) + np.int32(start) for share in part.shares()]
+    for part in _parts_of(turns):
+        for share in part.shares():
+            places.append((part.units[share.number], part.places_of(share) + np.int32(start)))
         start += part.size
-    by_number = sorted(range(len(units)), key=units.__getitem__)
-    runs = _of_each(*([each[place] for place in by_number] for each in (units, first, sizes)))
-    return np.concatenate([places[place] for place in by_number]), runs
+    return np.concatenate([each for _, each in sorted(places, key=operator.itemgetter(0))])
 
 
-def _of_each(units: list[int], first: list[int], sizes: list[int]) -> tuple[Run, ...]:
+def _parts_of(turns: InTurns | InParts) -> tuple[InTurns, ...]:
+    return turns.parts if isinstance(turns, InParts) else (turns,)
+
+
+def _of_each(found: list[tuple[int, int, int]]) -> tuple[Run, ...]:
     """Return runs of units that ascend; what one unit has goes on where it stands again."""
-    whole: list[Run] = []
-    for unit, ordinal, size in zip(units, first, sizes, strict=True):
-        last = whole[-1] if whole else None
-        if last is not None and last.unit == unit and last.first + last.size == ordinal:
-            whole[-1] = last._replace(size=last.size + size)
+    whole: list[tuple[int, int, int]] = []
+    for unit, ordinal, size in found:
+        if whole and whole[-1][0] == unit and whole[-1][1] + whole[-1][2] == ordinal:
+            whole[-1] = (unit, whole[-1][1], whole[-1][2] + size)
         else:
-            whole.append(Run(unit, 1, ordinal, size))
-    found: list[Run] = []
-    for run in whole:
-        last = found[-1] if found else None
-        if last is not None and (last.unit + last.units, *last[2:]) == (run.unit, *run[2:]):
-            found[-1] = last._replace(units=last.units + 1)
+            whole.append((unit, ordinal, size))
+    runs: list[Run] = []
+    for unit, ordinal, size in whole:
+        last = runs[-1] if runs else None
+        if last is not None and (last[0] + last[1], *last[2:]) == (unit, ordinal, size):
+            runs[-1] = Run(last[0], last[1] + 1, ordinal, size)
         else:
-            found.append(run)
-    return tuple(found)
+            runs.append(Run(unit, 1, ordinal, size))
+    return tuple(runs)
 
 
 def by_unit(chunk: Chunk) -> Chunk:
@@ -149,8 +147,8 @@ def by_unit(chunk: Chunk) -> Chunk:
     if isinstance(column, InRow):
         return chunk
     if isinstance(column, InTurns | InParts):
-        order, _ = runs_in_turns(column)
-        return chunk if order is None else chunk.take(order)
+        is_mixed, _ = runs_in_turns(column)
+        return chunk.take(order_in_turns(column)) if is_mixed else chunk
     places = chunk.places
     if places is None or not has_origins(places):
         raise ValueError(_NO_ORIGINS)

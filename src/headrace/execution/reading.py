@@ -76,11 +76,10 @@ class ReadIterator(ElementIterator):
                 if self._index_place is not None:
                     ordinals = np.arange(ordinal, self._ordinal, dtype=np.uint64)
                     chunk = chunk.with_places(within(self._index_place, ordinals))
-                states = self._states(reader, position, ordinal, chunk.size)
                 if chunk.has_states:  # the reader knows where it stands within the chunk
                     at, failed = self._index_state, self._failed
-                    states = _located(at, ordinal, failed, chunk.states)
-                return chunk.with_states(states)
+                    return chunk.with_states(_located(at, ordinal, failed, chunk.states))
+                return chunk.with_states(self._states(reader, position, ordinal, chunk.size))
             self._close_reader()
 
     def singles(self) -> Singles | None:

@@ -37,6 +37,13 @@ def opened(*tasks: TaskAddress, horizon: int = 16, most: int = 4, **options: Any
     return session
 
 
+def test_a_consumer_that_joins_what_has_failed_hears_why() -> None:
+    session = RoundSession("client", "dispatcher:1", 4, 0.0, consumer=0, consumers=2)
+    session.opened(IterationOpened(1, (), 0, finished=True, failed="all workers died"), 0.0)
+    assert isinstance(session.failure, FailedPreconditionError)
+    assert session.is_over
+
+
 def part(number: int, whole: int = 0) -> Elements:
     return Elements(first=number, count=1, end=False, whole=whole)
 

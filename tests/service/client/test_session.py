@@ -58,6 +58,14 @@ def opened(*tasks: int, credit: int = 16, **options: Any) -> Session:
     return session
 
 
+def test_who_joins_what_has_failed_hears_why() -> None:
+    session = Session("me", "d:1", 16, 0.0)
+    session.opened(IterationOpened(1, (), 0, finished=True, failed="all workers died"), 0.0)
+    assert session.is_over
+    assert isinstance(session.failure, FailedPreconditionError)
+    assert str(session.failure) == "all workers died"
+
+
 def elements(first: int, count: int, done: tuple[int, int] = (0, 0), **fields: Any) -> Elements:
     return Elements(
         first=first, count=count, end=False, done_from=done[0], done_to=done[1], **fields

@@ -12,10 +12,12 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from headrace.element.brief import InParts, InTurns
 from headrace.errors import FailedPreconditionError
 from headrace.execution.delivered import END, Delivered, DeliveryLog, OriginRun, with_ends
-from headrace.execution.origins import runs_of
+from headrace.execution.origins import order_in_turns, runs_of
 from headrace.service.dispatcher.rows import count_rows, first_rows
 from headrace.service.messages import Elements
 
@@ -58,7 +60,9 @@ class Progress:
         self._log.forget(self._before)
 
     def _add(self, task_id: int, answer: Elements, start: int, size: int) -> None:
-        numbers = self._numbers.setdefault(task_id, _Numbers())
+        numbers = self._numbers.get(task_id)
+        if numbers is None:
+            numbers = self._numbers[task_id] = _Numbers()
         numbers.hear(answer)
         located = partial(_located, numbers.runs)
         self._log.add(start, size, lambda count: located(rows_given(answer, count, size)))
@@ -131,7 +135,7 @@ def rows_given(answer: Elements, count: int, size: int) -> Iterable[OriginRun]:
     ends = [run for run in answer.origins if run[2] + run[3] >= END]
     if not answer.is_mixed:
         return with_ends(first_rows(_elements_in(answer.origins), number), ends)
-    order = np.frombuffer(answer.order, "<u4")
+    order = _order_of(answer)
     if len(order) != rows:
         raise FailedPreconditionError(
             "the worker does not say which elements of a portion came first: is it of another "
@@ -140,6 +144,12 @@ def rows_given(answer: Elements, count: int, size: int) -> Iterable[OriginRun]:
     units, ordinals = _expanded(_elements_in(answer.origins))
     chosen = order < number
     return with_ends(runs_of(units[chosen], ordinals[chosen]), ends)
+
+
+def _order_of(answer: Elements) -> NDArray[Any]:
+    if answer.turns:
+        return order_in_turns(InParts(tuple([InTurns(*each) for each in answer.turns])))
+    return np.frombuffer(answer.order, "<u4")
 
 
 def _elements_in(origins: Iterable[OriginRun]) -> list[OriginRun]:

@@ -111,6 +111,8 @@ class RoundSession(Reading[RoundTask]):
         self._list(reply.tasks)
         self._rounds.extend(math.inf if reply.finished else reply.horizon)
         self._finished, self._contact.lease = reply.finished, reply.lease
+        if reply.failed:
+            self.fail(FailedPreconditionError(reply.failed))
         self._contact.hurry()
 
     def _settled(self, asked: SettleTask) -> None:

@@ -109,6 +109,8 @@ class Session(Reading[Task]):
     def opened(self, reply: IterationOpened, now: float) -> None:
         self._list(reply.tasks, now)
         self._finished, self._contact.lease = reply.finished, reply.lease
+        if reply.failed:
+            self.fail(FailedPreconditionError(reply.failed))
 
     def _settled(self, asked: SettleTask) -> None:
         self._settling.said(asked)

@@ -217,7 +217,9 @@ def _opened(state: DispatcherState, client_id: str, moment: Moment) -> messages.
     job = state.jobs[iteration.job_id]
     if iteration.finished:
         over = _over(job, iteration.iteration_id, iteration.readers)
-        return msgspec.structs.replace(over, finished_by=iteration.failed or over.finished_by)
+        if iteration.failed:
+            return msgspec.structs.replace(over, finished_by="", failed=iteration.failed)
+        return over
     return messages.IterationOpened(
         iteration_id=iteration.iteration_id,
         tasks=addresses(state.tasks_of(iteration), state.workers),

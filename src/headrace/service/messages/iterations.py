@@ -54,6 +54,8 @@ class IterationOpened(Message, frozen=True):
     acknowledged may go to others."""
     finished_by: str = ""
     """Only if finished: who used it up, in words that can stand in a warning."""
+    failed: str = ""
+    """Only if finished: why it failed; empty: it did not."""
     deployment: str = ""
     """Where the workers are that share datasets in fixed parts, for clients that are not told:
     "COLOCATED" in their processes, "REMOTE" elsewhere; empty: wherever they find some."""

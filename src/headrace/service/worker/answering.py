@@ -51,6 +51,7 @@ def answer(
             failed_at=content.failed_at,
             is_mixed=content.is_mixed,
             order=content.order,
+            turns=content.turns,
             sizes=content.sizes,
         )
         request.reply(message, frame_of(content))

@@ -224,7 +224,8 @@ class FirstCome(HandOut[R]):
             return ()
         # Of those that are whole with the end, clients have not heard before.
         told = min(self._done, self._units)
-        self._dealt = [each for each in self._dealt if each[0] + each[1] > told]
+        while self._dealt and self._dealt[0][0] + self._dealt[0][1] <= told:
+            del self._dealt[0]
         return tuple(self._dealt)
 
     def exhaust(self, units: int = 0) -> list[tuple[R, Answer]]:
@@ -281,7 +282,9 @@ class FirstCome(HandOut[R]):
     def _note_used(self, client_id: str, portions: list[Portion]) -> None:
         """Remember what a client acknowledged, as long as a unit of it may be dealt again."""
         assert self._used is not None
-        rows = self._used.setdefault(client_id, Rows())
+        rows = self._used.get(client_id)
+        if rows is None:
+            rows = self._used[client_id] = Rows()
         for portion in portions:
             # Units that begin and end with a portion came with nothing else.
             start = max(portion.done_from, portion.begun)

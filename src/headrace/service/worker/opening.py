@@ -169,6 +169,7 @@ class Origins(NamedTuple):
     runs: tuple[OriginRun, ...] = ()
     is_mixed: bool = False
     order: bytes = b""
+    turns: tuple[tuple[tuple[int, ...], int, int, int], ...] = ()
     sizes: tuple[int, ...] = ()
 
 
@@ -183,8 +184,12 @@ def origins_of(chunk: Chunk) -> Origins:
         assert column.ordinal is not None, "the elements are below the root"
         return Origins((Run(column.unit, column.size, column.ordinal, 1),))
     if isinstance(column, InTurns | InParts):
-        mixed, runs = runs_in_turns(column)
-        return Origins(runs) if mixed is None else Origins(runs, True, _packed(mixed))
+        is_mixed, runs = runs_in_turns(column)
+        if not is_mixed:
+            return Origins(runs)
+        parts = column.parts if isinstance(column, InParts) else (column,)
+        turns = tuple([(part.units, part.each, part.start, part.size) for part in parts])
+        return Origins(runs, True, turns=turns)
     assert isinstance(column, np.ndarray)
     units, ordinals = rows_of(column)
     run = one_run_of(units, ordinals)
@@ -196,7 +201,7 @@ def origins_of(chunk: Chunk) -> Origins:
     if not is_mixed:
         return Origins(runs_of(units, ordinals), sizes=sizes)
     order, runs = sorted_runs(units, ordinals)
-    return Origins(runs, True, _packed(order), sizes)
+    return Origins(runs, True, _packed(order), sizes=sizes)
 
 
 def _packed(order: NDArray[np.integer[Any]]) -> bytes:

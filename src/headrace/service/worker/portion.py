@@ -40,6 +40,7 @@ class Portion(msgspec.Struct, frozen=True, kw_only=True):
     is_mixed: bool = False
     """The origins are not in the order of the elements."""
     order: bytes = b""
+    turns: tuple[tuple[tuple[int, ...], int, int, int], ...] = ()
     sizes: tuple[int, ...] = ()
     """As in `messages.Elements`."""
     begun: int = 0

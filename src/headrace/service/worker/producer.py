@@ -300,6 +300,7 @@ class Producer(TaskThread[Outlet]):
                 origins=runs,
                 is_mixed=origins.is_mixed,
                 order=origins.order,
+                turns=origins.turns,
                 sizes=origins.sizes,
                 failed=runs[0][0] if error is not None and runs else -1,
                 failed_at=(runs[0][2] + 1, 0) if error is not None and runs else (0, 0),
