@@ -246,7 +246,8 @@ class AnySequence(RuleBasedStateMachine):
         elif kind == 4:
             self.ask(messages.HandBack(units=data.draw(UNITS), **shown))
         elif kind == 5:
-            self.ask(messages.FinishTask(**shown))
+            dealt = data.draw(st.none() | st.integers(0, task.dealt))
+            self.ask(messages.FinishTask(dealt=dealt, **shown))
         else:
             self.ask(messages.FailTask(reason="bug", **shown))
 

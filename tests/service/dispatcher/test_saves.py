@@ -202,6 +202,16 @@ def test_a_task_that_ends_with_units_in_no_file_fails_the_save(scene: Scenario) 
     assert "6 units that are in no file" in work(scene).error
 
 
+def test_units_that_never_came_to_a_worker_are_saved_by_others(scene: Scenario) -> None:
+    one, two = written(scene)
+    scene.split(one, want=6)
+    write(scene, one, done=6)
+    scene.split(one, want=4)  # in an answer that came when the worker had ended the task
+    scene.finish("u", one, dealt=6)
+    assert work(scene).error == ""
+    assert scene.split(two, want=4) == (6, 10)
+
+
 def test_a_task_that_fails_ends_the_save(scene: Scenario) -> None:
     one, two = written(scene)
     scene.split(one, want=6), scene.split(two, want=6)

@@ -206,6 +206,21 @@ def test_units_that_were_handed_back_are_dealt_first(scene: Scenario) -> None:
     assert [scene.split(second, want=4) for _ in range(3)] == [(3, 5), (7, 10), (20, 24)]
 
 
+@pytest.mark.parametrize("visitation", ["at_most_once", "exactly_once"])
+def test_units_that_never_came_to_the_worker_are_dealt_again(
+    scene: Scenario, visitation: str
+) -> None:
+    dataset_id = scene.register(100, origins=True)
+    scene.add_worker("w0"), scene.add_worker("w1")
+    opened = scene.open("c", dataset_id, processing_mode=DYNAMIC, visitation=visitation)
+    first, second = [task.task_id for task in opened.tasks]
+    assert scene.split(first, want=10) == (0, 10)
+    assert scene.split(first, want=5) == (10, 15)
+    scene.finish("w0", first, dealt=10)
+    assert scene.facts[-2] == updates.UnitsReturned(first, ((10, 15),))
+    assert scene.split(second, want=4) == (10, 14)
+
+
 def test_handing_back_twice_is_once(scene: Scenario) -> None:
     (task,) = dealing(scene, 100, workers=1)
     scene.split(task, want=10)

@@ -251,6 +251,11 @@ def test_a_task_that_is_to_wait_hears_at_once_that_it_is_drained(waits_again: bo
     assert actions.grants == [Grant(producer=producer)]
     worker.pass_time(0.5)
     assert len(worker.of(GetSplit)) == 2
+    # A repeated request may have been granted: what came is said.
+    worker.grants(4, 9)
+    worker.end(producer)
+    worker.ask(number=1), worker.ask(number=2)
+    assert [each.dealt for each in worker.of(FinishTask)] == [4]
 
 
 def test_a_copy_that_drains_ends_with_what_was_made_of_it() -> None:

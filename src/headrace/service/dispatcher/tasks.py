@@ -9,7 +9,9 @@ from headrace.service import messages
 from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.decision import Decision, Moment
 from headrace.service.dispatcher.modes import policy_of
+from headrace.service.dispatcher.ranges import Ranges, at_least, count, subtracted, united
 from headrace.service.dispatcher.state import DispatcherState, Job, Task, TaskPhase
+from headrace.service.dispatcher.updates import Update
 
 __all__ = ["fail_task", "finish_task", "get_task", "workers_task"]
 
@@ -114,13 +116,26 @@ def finish_task(state: DispatcherState, request: messages.FinishTask, moment: Mo
     if task.phase is not TaskPhase.RUNNING:
         return Decision()
     iteration = state.iterations[task.iteration_id]
-    if state.jobs[iteration.job_id].save and task.held:
-        reason = f"it ended with {task.held} units that are in no file"
+    facts: list[Update] = []
+    never_came = _never_came(task, request.dealt)
+    if never_came:
+        facts.append(updates.UnitsReturned(task_id=task.task_id, units=never_came))
+    unsaved = task.held - count(never_came)
+    if state.jobs[iteration.job_id].save and unsaved:
+        reason = f"it ended with {unsaved} units that are in no file"
         return Decision(updates=(updates.TaskFailed(task_id=task.task_id, reason=reason),))
     cut = request.cut and not iteration.is_dealt
     done = request.done if iteration.exactly_once and request.done <= task.dealt else 0
-    finished = updates.TaskFinished(task_id=task.task_id, cut=cut, done=max(task.done, done))
-    return Decision(updates=(finished,))
+    facts.append(updates.TaskFinished(task_id=task.task_id, cut=cut, done=max(task.done, done)))
+    return Decision(updates=tuple(facts))
+
+
+def _never_came(task: Task, dealt: int | None) -> Ranges:
+    """Return units, in dealt order, that were dealt after those that came to the worker."""
+    if dealt is None or not 0 <= dealt < task.dealt:
+        return ()
+    units = at_least(((dealt, task.dealt),), task.done)
+    return subtracted(units, united((*task.returned, *task.received)))
 
 
 def fail_task(state: DispatcherState, request: messages.FailTask, moment: Moment) -> Decision:

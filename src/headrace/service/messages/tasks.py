@@ -114,6 +114,9 @@ class FinishTask(Question[Done], frozen=True):
     """The worker was asked to leave while it made a copy: the rest of that is missing."""
     done: int = 0
     """As in `GetSplit`."""
+    dealt: int | None = None
+    """How many units came: what was dealt after them was in an answer that came too late, and is
+    dealt again. None: nobody says."""
 
 
 class FailTask(Question[Done], frozen=True):

@@ -285,6 +285,7 @@ class Task(Generic[R]):
                 ticket=self.ticket,
                 cut=self._is_cut,
                 done=first_missing(self._hand_out.done) if self.is_dealt else 0,
+                dealt=None if self._units is None else self._units.dealt,
             )
         return self.failed(self._failure)
 
