@@ -29,16 +29,26 @@ BLOCKS = [
 def test_a_snippet_runs(block: str, tmp_path: Path):
     script = tmp_path / "snippet.py"
     script.write_text(block)
-    done = subprocess.run(
+    done = run(script)
+    # Threads of gloo outlive `destroy_process_group` where there was a DistributedDataParallel, and
+    # one that frees a tensor while Python ends takes the process with it, which had done its work.
+    for _ in range(4):
+        if not ("gloo" in block and "terminate called without an active exc" in done.stderr):
+            break
+        done = run(script)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def run(script: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         [sys.executable, "-W", "error", str(script)],
         capture_output=True,
         text=True,
         timeout=55,
-        cwd=tmp_path,
-        env={**os.environ, "TMPDIR": str(tmp_path)},  # what a reader keeps, a test does not
+        cwd=script.parent,
+        env={**os.environ, "TMPDIR": str(script.parent)},  # what a reader keeps, a test does not
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_pages_have_snippets():

@@ -25,6 +25,7 @@ from headrace.service import (
     DispatcherConfig,
     DispatchServer,
     LocalCluster,
+    ShardingPolicy,
     WorkerConfig,
     distribute,
 )
@@ -245,6 +246,19 @@ def test_a_worker_elsewhere_cannot_be_read_in_process() -> None:
             list(dataset)
 
 
+def test_a_worker_elsewhere_where_one_of_this_process_was_cannot_be_read_in_process() -> None:
+    with DispatchServer() as dispatcher:
+        target = dispatcher.target
+        with Worker(WorkerConfig(target.partition("://")[2])) as worker:
+            address = worker.address
+        with worker_process(target, address):
+            dataset = hr.Dataset.range(3).apply(
+                distribute(ShardingPolicy.OFF, target, data_transfer_protocol="local")
+            )
+            with pytest.raises(hr.errors.FailedPreconditionError, match=f"{address} is in another"):
+                list(dataset)
+
+
 # --- functions ----------------------------------------------------------------------------------
 
 
@@ -436,6 +450,28 @@ def dispatcher_process(port: int, work_dir: Path) -> Iterator[subprocess.Popen[s
         "print('ready', flush=True)\n"
         "sys.stdin.read()\n"
     )
+    with announced(program) as process:
+        yield process
+
+
+@contextmanager
+def worker_process(target: str, address: str) -> Iterator[subprocess.Popen[str]]:
+    """A worker in a process of its own, until the end of the block."""
+    program = (
+        "import sys\n"
+        "from headrace.service import WorkerConfig, WorkerServer\n"
+        f"with WorkerServer(WorkerConfig({target!r}.partition('://')[2], "
+        f"port={int(address.rpartition(':')[2])})):\n"
+        "    print('ready', flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    with announced(program) as process:
+        yield process
+
+
+@contextmanager
+def announced(program: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that says when it is ready, until the end of the block at the latest."""
     process = subprocess.Popen(
         [sys.executable, "-c", program],
         stdin=subprocess.PIPE,

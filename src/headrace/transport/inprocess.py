@@ -29,13 +29,11 @@ from headrace.transport.calling_end import CallingEnd
 from headrace.transport.channel import Buffer, Channel, Handler, Reply, Request, Server
 from headrace.transport.envelope import copied, decode_error, encode_error, flat_views
 
-__all__ = ["connect", "is_local", "serve", "was_local"]
+__all__ = ["connect", "is_local", "serve"]
 
 _log = logging.getLogger(__name__)
 _servers: dict[str, InProcessServer] = {}
 _servers_lock = threading.Lock()
-#: Addresses at which a server of this process answers, or did.
-_ever: set[str] = set()
 _numbers = itertools.count(1)
 
 
@@ -64,7 +62,6 @@ def serve(handler: Handler, *, request_type: Any, host: str = "inprocess", port:
         try:
             server.start()
             _servers[address] = server
-            _ever.add(address)
         except BaseException:
             server.end()
             raise
@@ -79,11 +76,6 @@ def connect(address: str) -> Channel:
 def is_local(address: str) -> bool:
     """Whether a server of this process answers at `address` without sockets."""
     return address in _servers
-
-
-def was_local(address: str) -> bool:
-    """Whether a server of this process answered at `address` once, and does no more."""
-    return address in _ever and address not in _servers
 
 
 class InProcessServer(Server):

@@ -31,7 +31,7 @@ from headrace.service.client.shell import Shell
 from headrace.service.client.targets import Target
 from headrace.service.config import STATIC_POLICIES
 from headrace.service.dispatcher.stub import DispatcherStub
-from headrace.service.messages import LostUnits, OpenIteration
+from headrace.service.messages import LostUnits, OpenIteration, TaskAddress
 from headrace.transport import address as addresses
 from headrace.transport.channel import Channel
 
@@ -48,7 +48,7 @@ class RemoteReader:
         dispatcher: The dispatcher's address, for messages.
         dial: Opens a connection to the dispatcher, for one call at a time.
         connect_dispatcher: Opens a channel to the dispatcher.
-        connect: Opens a channel to a worker's address.
+        connect: Opens a channel to the worker that has a task.
         max_outstanding_requests: Elements that may be outstanding: asked for, under way, or not
             used up; None: as many as a few requests to each worker bring.
         wait_timeout: Seconds without anybody who could deliver, after which reading fails.
@@ -67,7 +67,7 @@ class RemoteReader:
         dispatcher: str,
         dial: Callable[[], DispatcherStub],
         connect_dispatcher: Callable[[], Channel],
-        connect: Callable[[str], Channel],
+        connect: Callable[[TaskAddress], Channel],
         max_outstanding_requests: int | None,
         wait_timeout: float = 3600.0,
         target: Target | None = None,

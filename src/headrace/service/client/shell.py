@@ -67,7 +67,7 @@ class Shell:
         session: Used here alone from now on.
         dispatcher: The dispatcher's address, for messages.
         connect_dispatcher: Opens a channel to the dispatcher; called on the I/O thread.
-        connect: Opens a channel to a worker's address; as well.
+        connect: Opens a channel to the worker that has a task; as well.
         settles: Whether to say at the end what was used, since others read the rest.
         target: Chooses what to read.
     """
@@ -78,7 +78,7 @@ class Shell:
         *,
         dispatcher: str,
         connect_dispatcher: Callable[[], Channel],
-        connect: Callable[[str], Channel],
+        connect: Callable[[TaskAddress], Channel],
         settles: bool,
         target: Target,
     ) -> None:

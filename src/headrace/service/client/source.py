@@ -46,9 +46,11 @@ from headrace.service.messages import (
     IterationOpened,
     LostUnits,
     OpenIteration,
+    TaskAddress,
     Terms,
     WorkerReply,
 )
+from headrace.service.worker.here import was_here
 from headrace.transport import address as addresses
 from headrace.transport import inprocess, zeromq
 from headrace.transport.channel import Channel
@@ -470,12 +472,13 @@ class RemoteSource(Source):
             shared_memory=False,
         )
 
-    def _connect(self, address: str) -> Channel:
+    def _connect(self, task: TaskAddress) -> Channel:
+        address = task.worker_address
         protocol = self.options.data_transfer_protocol
         if protocol in (None, "local"):
             if inprocess.is_local(address):
                 return inprocess.connect(address)
-            if protocol == "local" and inprocess.was_local(address):
+            if protocol == "local" and was_here(task.worker_id):
                 raise UnavailableError(f"the worker at {address}, of this process, has stopped")
             if protocol == "local":
                 raise FailedPreconditionError(

@@ -79,14 +79,14 @@ class Wires:
     Args:
         inbox: What waits for answers; `Inbox.wake` may be called from any thread.
         connect_dispatcher: Opens a channel to the dispatcher.
-        connect: Opens a channel to a worker's address.
+        connect: Opens a channel to the worker that has a task.
     """
 
     def __init__(
         self,
         inbox: Inbox,
         connect_dispatcher: Callable[[], Channel],
-        connect: Callable[[str], Channel],
+        connect: Callable[[TaskAddress], Channel],
     ) -> None:
         self._inbox = inbox
         self._connect = connect
@@ -106,7 +106,7 @@ class Wires:
         task_id = task.task_id
         channel = self._channels.get(task_id)
         if channel is None:
-            channel = self._connect(task.worker_address)
+            channel = self._connect(task)
             self._channels[task_id] = channel
             self._tasks[channel] = task_id
             self._numbers[task_id] = {}

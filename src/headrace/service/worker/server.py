@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import random
 import time
-import uuid
 from collections.abc import Callable
 
 from headrace.errors import UnavailableError
@@ -18,6 +17,7 @@ from headrace.service.config import WorkerConfig, default_cache_bytes
 from headrace.service.messages import DispatcherReply, WorkerRequest
 from headrace.service.worker.gauges import metrics_of
 from headrace.service.worker.hand_out import Bounds
+from headrace.service.worker.here import new_worker_id
 from headrace.service.worker.preloading import preload
 from headrace.service.worker.session import Session
 from headrace.service.worker.shell import Shell
@@ -173,7 +173,7 @@ def _session(address: str, config: WorkerConfig, shell: Shell) -> Session[Reques
         address,
         config.dispatcher_address or "",
         time.monotonic(),
-        new_id=lambda: uuid.uuid4().hex,
+        new_id=new_worker_id,
         chance=random.random,
         tags=tuple(config.worker_tags or ()),
         heartbeat_interval=None if wished is None else max(1, wished) / 1000,
