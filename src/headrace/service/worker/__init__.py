@@ -26,6 +26,7 @@ What is decided, on plain values, without thread, socket or clock:
 What does it:
 
     server        where the worker listens, and its life
+    here          which workers are of this process, by their ids
     shell         the session under a lock, the I/O thread, the producers
     wire          the channel to the dispatcher
     task_thread   a thread that reads the iterator of a task
