@@ -74,18 +74,23 @@ def _run(cast: Cast, check: Callable[[Cast], None]) -> None:
                 and not any(worker.is_paused for worker in cast.workers)
             ),
         )
-        limits = scenario.limits
-        patience = limits.client_timeout + (limits.gc_timeout or 0.0) + 5.0
-        due = world.now + patience
-        while world.now < due:
-            world.run(due)
-            # What was on its way for long has made somebody heard of late.
-            heard = cast.dispatcher.dispatcher.presence.clients.values()
-            due = max([due, *(each + patience for each in heard)])
+        pass_away(cast)
         check_retention(cast)
     check(cast)
     if scenario.in_rounds:
         check_rounds(cast)
+
+
+def pass_away(cast: Cast) -> None:
+    """Let as much time pass as it takes until nothing of those who read is known any more."""
+    world, limits = cast.world, cast.scenario.limits
+    patience = limits.client_timeout + (limits.gc_timeout or 0.0) + 5.0
+    due = world.now + patience
+    while world.now < due:
+        world.run(min(due, world.now + limits.client_timeout / 2))  # nobody is gone sooner
+        # What was on its way for long has made somebody heard of late.
+        heard = cast.dispatcher.dispatcher.presence.clients.values()
+        due = max([due, *(each + patience for each in heard)])
 
 
 def _longest(scenario: Scenario) -> float:

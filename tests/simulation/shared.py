@@ -27,7 +27,7 @@ from tests.simulation.cast import Cast
 from tests.simulation.client import ClientProcess, Outcome, Reading
 from tests.simulation.production import Plan
 from tests.simulation.promises import check_now, check_retention, says_that_copies_are_gone
-from tests.simulation.run import tell
+from tests.simulation.run import pass_away, tell
 from tests.simulation.scenario import Scenario, scenario_of
 from tests.simulation.storm import Storm
 from tests.simulation.worker import WorkerProcess
@@ -168,12 +168,7 @@ def _run(cast: SharedCast) -> None:
         return  # each incarnation of the dispatcher begins with the same numbers
     _check_trainers(cast)
     world.run(math.inf, stop=lambda: storm.is_over and cast.dispatcher.is_running)
-    patience = limits.client_timeout + (limits.gc_timeout or 0.0) + 5.0
-    due = world.now + patience
-    while world.now < due:
-        world.run(due)
-        heard = cast.dispatcher.dispatcher.presence.clients.values()
-        due = max([due, *(each + patience for each in heard)])
+    pass_away(cast)
     check_retention(cast)
 
 
