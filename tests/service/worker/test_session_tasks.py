@@ -149,9 +149,16 @@ def test_a_portion_in_halves_is_two_portions_and_lets_the_producer_go_on_once() 
     worker = worker_of(bounds=Bounds(ready_portions=1))
     producer = worker.begin()
     actions = worker.produce(producer, portion(0), portion(1))
-    assert actions.resumes == [producer]  # after the first, which was waited for
-    request = worker.ask(number=1)
-    assert first(worker, request) == 1
+    assert actions.resumes == []  # the second takes up the room that there was after the first
+    worker.session.requested("b0", message(1), worker.now)
+    assert worker.act().resumes == [producer]
+
+
+def test_portions_that_come_before_anybody_looks_let_the_producer_go_on_once() -> None:
+    worker = worker_of(bounds=Bounds(ready_portions=3))
+    producer = worker.begin()
+    actions = worker.produce(producer, *map(portion, range(3)))
+    assert actions.resumes == [producer]
 
 
 def test_what_a_silent_client_holds_is_dropped_with_a_warning() -> None:

@@ -159,6 +159,8 @@ class Task(Generic[R]):
     def produced(self, portion: Portion, actions: Actions[R]) -> None:
         """Take a portion."""
         self._waits_for_room = self.left is None
+        if self.producer in actions.resumes:
+            actions.resumes.remove(self.producer)  # it takes up the room that there was before
         self._answer(self._hand_out.add(portion), actions)
 
     def ended(self, failure: str | None, actions: Actions[R]) -> None:
