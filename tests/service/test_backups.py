@@ -7,6 +7,7 @@ import time
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import headrace as hr
@@ -17,9 +18,9 @@ pytestmark = pytest.mark.system
 _SLEEP = 60.0
 
 
-def slow_in_one_process(number: int, *, mark: str) -> int:
+def slow_in_one_process(number: int, *, mark: str, first: int = 20) -> int:
     """Sleep long in whichever process is the first with a number that is large enough."""
-    if number >= 20:
+    if number >= first:
         try:
             os.close(os.open(mark, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
         except FileExistsError:
@@ -40,5 +41,29 @@ def test_a_worker_that_sleeps_does_not_hold_up_what_is_read_in_order(tmp_path: P
         cluster.kill_worker(0)
         cluster.kill_worker(1)
     assert got == [number * number for number in range(100)]
+    assert (tmp_path / "mark").exists()
+    assert took < _SLEEP / 2
+
+
+def large(number: int, *, mark: str) -> np.ndarray:
+    slow_in_one_process(number, mark=mark, first=5)
+    return np.full(4 << 20, number % 250, np.uint8)
+
+
+@pytest.mark.timeout(120)
+def test_nor_where_more_than_fits_comes_before_its_turn(tmp_path: Path) -> None:
+    """256 MiB do: the other worker waits for room, long before there is nothing left to deal."""
+    dataset = hr.Dataset.range(200).map(partial(large, mark=str(tmp_path / "mark")))
+    with LocalCluster(num_workers=2) as cluster:
+        remote = dataset.apply(distribute(ShardingPolicy.DYNAMIC, cluster.target, ordered=True))
+        since = time.monotonic()
+        got = []
+        for element in remote.as_numpy_iterator():
+            assert element.shape == (4 << 20,)
+            got.append(int(element[-1]))
+        took = time.monotonic() - since
+        cluster.kill_worker(0)
+        cluster.kill_worker(1)
+    assert got == [number % 250 for number in range(200)]
     assert (tmp_path / "mark").exists()
     assert took < _SLEEP / 2

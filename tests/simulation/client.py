@@ -435,7 +435,7 @@ class ClientProcess(Peer):
             limit = self.world.chance.choice((1, 64))
             found = None if self._unit >= size else units.found(self._unit, self._ordinal, limit)
             wanted = self._unit if found is None and self._unit < size else None
-            session.allow(units.askable(wanted, session.reading))
+            session.allow(units.askable(wanted, session.reading, session.helpers), wanted, now)
             if found is not None:
                 self._wait_no_more()
                 if self._got(found):

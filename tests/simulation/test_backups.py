@@ -27,7 +27,7 @@ def _silence() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-def scenario_of(seed: int, *, ordered: bool = True) -> Scenario:
+def scenario_of(seed: int, *, ordered: bool = True, ahead: int = 1000) -> Scenario:
     chance = random.Random(f"backups {seed}")
     return Scenario(
         seed=seed,
@@ -45,14 +45,20 @@ def scenario_of(seed: int, *, ordered: bool = True) -> Scenario:
         storm_seconds=0.0,
         calm_seconds=1.0,
         in_order=ordered,
-        # Where no more fits, fast workers wait for the slow one.
-        ahead=1000,
+        ahead=ahead,
     )
 
 
-def read(seed: int, slowness: float, *, dies_at: float | None = None, ordered: bool = True) -> Cast:
+def read(
+    seed: int,
+    slowness: float,
+    *,
+    dies_at: float | None = None,
+    ordered: bool = True,
+    ahead: int = 1000,
+) -> Cast:
     """Read with one worker that takes so many times as long, and may die; return who did."""
-    cast = Cast(scenario_of(seed, ordered=ordered))
+    cast = Cast(scenario_of(seed, ordered=ordered, ahead=ahead))
     world = cast.world
 
     def slow_down() -> None:
@@ -75,16 +81,19 @@ def read(seed: int, slowness: float, *, dies_at: float | None = None, ordered: b
 
 
 @pytest.mark.timeout(120)
-def test_the_time_of_an_ordered_reading_is_bounded_by_the_fast_workers() -> None:
+@pytest.mark.parametrize("ahead", [1000, 20, 4])
+def test_the_time_of_an_ordered_reading_is_bounded_by_the_fast_workers(ahead: int) -> None:
+    """Also where so little fits before its turn that the fast ones wait for room."""
     for seed in range(_SEEDS):
         scenario = scenario_of(seed)
-        alone = read(seed, 1.0).world.now * scenario.workers / (scenario.workers - 1)
-        took = read(seed, 2000.0).world.now
+        alone = read(seed, 1.0, ahead=ahead).world.now * scenario.workers / (scenario.workers - 1)
+        took = read(seed, 2000.0, ahead=ahead).world.now
         assert took < 2 * alone + 5.0, (seed, alone, took)
 
 
 @pytest.mark.timeout(120)
-def test_a_slow_worker_that_dies_has_nothing_dealt_a_third_time() -> None:
+@pytest.mark.parametrize("ahead", [1000, 4])
+def test_a_slow_worker_that_dies_has_nothing_dealt_a_third_time(ahead: int) -> None:
     for seed in range(_SEEDS):
         for dies_at in (1.5, 3.0, 4.5):
-            read(seed, 2000.0, dies_at=dies_at)
+            read(seed, 2000.0, dies_at=dies_at, ahead=ahead)

@@ -611,6 +611,61 @@ def test_a_wait_says_after_ten_seconds_what_is_missing_and_then_each_minute() ->
     assert "h:1" in said[0][1]
 
 
+def test_of_a_unit_that_is_waited_for_long_the_dispatcher_hears_at_once_and_again() -> None:
+    session = opened(1, 2, wants_all=True)
+    assert session.allow({1}, 7, 0.2)
+    session.waiting(0.2)
+    (before,) = calls(session.act(1.0), ClientHeartbeat)
+    session.updated(update(1, 2, heartbeat_interval=5.0), 1.1)
+    assert session.act(1.1).wake_in == pytest.approx(0.1)
+    (beat,) = calls(session.act(1.2), ClientHeartbeat)
+    assert (before.wanted, beat.wanted) == (-1, 7)
+    session.updated(update(1, 2, heartbeat_interval=1.0, helpers=(2,)), 1.3)
+    assert session.helpers == {2}
+    assert not calls(session.act(1.4), ClientHeartbeat)
+    (again,) = calls(session.act(2.4), ClientHeartbeat)
+    assert again.wanted == 7
+
+
+def test_a_pause_of_the_client_itself_does_not_make_a_unit_late() -> None:
+    session = opened(1, 2, wants_all=True)
+    session.allow({1}, 7, 0.0)
+    session.act(0.1)
+    (beat,) = calls(session.act(30.0), ClientHeartbeat)
+    assert beat.wanted == -1
+
+
+def test_who_helps_with_a_unit_does_not_with_the_next() -> None:
+    session = opened(1, 2, wants_all=True)
+    session.allow({1}, 7, 0.0)
+    session.act(1.0)
+    session.updated(update(1, 2, helpers=(2,)), 1.1)
+    session.allow({1}, 8, 1.2)
+    assert session.helpers == frozenset()
+    (beat,) = calls(session.act(2.3), ClientHeartbeat)
+    assert beat.wanted == 8
+    session.allow(None, None, 2.4)
+    session.updated(update(1, 2, helpers=(2,)), 2.5)
+    assert session.helpers == frozenset(), "it was said of what came meanwhile"
+    (beat,) = calls(session.act(3.6), ClientHeartbeat)
+    assert beat.wanted == -1
+
+
+def test_in_order_a_wait_names_who_holds_what_is_next_though_others_give_what_comes_later() -> None:
+    session = opened(1, 2, wants_all=True)
+    session.allow(None, 7, 0.0)
+    session.waiting(0.0)
+    session.act(0.0)
+    said = []
+    for now in range(1, 11):
+        session.updated(update(1, 2, helpers=(2,)), float(now))
+        session.answered(1, now - 1, elements(now, 1), "later", float(now))
+        session.used_up(1, now - 1)
+        said += session.act(float(now)).warnings
+    (text,) = said
+    assert text.startswith("waited 10 s for the next element in order: connected to h:2, from")
+
+
 def test_elements_that_come_put_the_warning_off() -> None:
     session = opened(1)
     session.act(0.0)

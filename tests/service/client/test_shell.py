@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import Any
 
+import pytest
+
 from headrace.counts import REGISTRY
-from headrace.errors import UnavailableError
+from headrace.errors import CancelledError, UnavailableError
+from headrace.service.client.actions import Delivery
 from headrace.service.client.round_session import RoundSession
 from headrace.service.client.session import Session
 from headrace.service.client.shell import Shell
@@ -13,6 +18,8 @@ from headrace.service.client.targets import Target
 from headrace.service.client.wires import TaskEvent
 from headrace.service.messages import Elements, IterationOpened, TaskAddress
 from headrace.transport.channel import Reply
+
+TASK = TaskAddress(task_id=1, worker_id="w", worker_address="w:1", ticket="t")
 
 
 class Watched(RoundSession):
@@ -57,8 +64,7 @@ def test_whether_it_is_over_is_asked_under_the_lock() -> None:
 
 def test_elements_that_were_gone_count_once_however_often_the_answer_comes() -> None:
     session = Session("c", "d:1", 16, 0.0, trainer_id="t")
-    task = TaskAddress(task_id=1, worker_id="w", worker_address="w:1", ticket="t")
-    session.opened(IterationOpened(2000, (task,), 0, finished=False), 0.0)
+    session.opened(IterationOpened(2000, (TASK,), 0, finished=False), 0.0)
     number = session.act(0.0).asks[0].number
     shell = shell_of(session)
     before = REGISTRY.get_sample_value("headrace_elements_skipped_total") or 0.0
@@ -81,8 +87,7 @@ class Bell:
 
 def test_what_is_taken_in_order_wakes_the_thread_only_where_few_answers_are_on_the_way() -> None:
     session = Session("c", "d:1", 16, 0.0, wants_all=True)
-    task = TaskAddress(task_id=1, worker_id="w", worker_address="w:1", ticket="t")
-    session.opened(IterationOpened(2000, (task,), 0, finished=False), 0.0)
+    session.opened(IterationOpened(2000, (TASK,), 0, finished=False), 0.0)
     numbers = [ask.number for ask in session.act(0.0).asks]
     assert len(numbers) == 3
     shell, bell = shell_of(session), Bell()
@@ -94,3 +99,34 @@ def test_what_is_taken_in_order_wakes_the_thread_only_where_few_answers_are_on_t
         assert len(shell.delivered()) == 1
         rung.append(bell.rung)
     assert rung == [0, 1, 2]
+
+
+def test_a_wait_in_order_is_one_however_much_comes_of_what_is_later() -> None:
+    session = Session("c", "d:1", 16, time.monotonic(), wants_all=True)
+    shell = shell_of(session)
+
+    def deliver() -> None:
+        shell._deliveries.append(Delivery(TASK, 0, 1, "later"))
+        shell._ring()
+
+    begins = []
+    for _ in range(3):
+        threading.Timer(0.02, deliver).start()
+        assert shell.await_delivery()
+        begins.append(session._waiting._since)
+        shell.delivered()
+    assert begins[0] is not None
+    assert begins == begins[:1] * 3
+    assert session._waited == 0.0, "what goes on is counted in the end"
+    shell.wait_no_more()
+    assert session._waiting._since is None
+    assert session._waited >= 0.06
+
+
+def test_who_is_sent_away_waits_no_more() -> None:
+    session = Session("c", "d:1", 16, time.monotonic(), wants_all=True)
+    shell = shell_of(session)
+    threading.Timer(0.02, shell.send_away).start()
+    with pytest.raises(CancelledError):
+        shell.await_delivery()
+    assert session._waiting._since is None

@@ -244,6 +244,7 @@ def test_where_much_is_held_only_who_has_what_is_waited_for_is_asked() -> None:
     assert units.askable(0, {1, 2}) == {2}
     assert units.askable(None, {1, 2}) == set(), "what comes next is here"
     assert units.askable(0, {1}) is None, "the task is over"
+    assert units.askable(0, {1, 2, 3}, frozenset({3, 4})) == {2, 3}, "the dispatcher names it"
 
 
 def test_of_a_unit_that_is_given_up_what_came_is_given() -> None:

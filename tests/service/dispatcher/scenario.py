@@ -114,8 +114,8 @@ class Scenario:
     def open(self, client_id: str, dataset_id: str = "1000", **fields: Any) -> Any:
         return self.ask(opening(client_id, dataset_id, **fields))
 
-    def heartbeat(self, client_id: str) -> Any:
-        return self.ask(messages.ClientHeartbeat(client_id=client_id))
+    def heartbeat(self, client_id: str, **fields: Any) -> Any:
+        return self.ask(messages.ClientHeartbeat(client_id=client_id, **fields))
 
     def beat(self, worker_id: str, *tasks: int) -> tuple[int, ...]:
         return tuple(self.beaten(worker_id, *tasks).tasks_to_delete)

@@ -262,3 +262,90 @@ def test_what_was_read_before_a_place_says_nothing_of_how_long_units_take(
     assert scene.deal(4001, done=3).wait is False
     (work,) = scene.dispatcher.presence.activity.iterations.values()
     assert work.done_before == 1000
+
+
+# --- a client that waits ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def waiting(scene: Scenario) -> Scenario:
+    """Ten units: the first is with the first worker, which is slow; the second has given two."""
+    scene.register(10, origins=True, fingerprint="ten")
+    scene.open("c", "1001", **IN_ORDER | {"units": 10})
+    assert scene.split(4000, want=1) == (0, 1)
+    for done in range(3):
+        assert scene.split(4001, want=1, done=done) == (1 + done, 2 + done)
+    return scene
+
+
+def test_while_there_is_more_to_deal_a_client_that_waits_has_a_slow_unit_taken_over(
+    waiting: Scenario,
+) -> None:
+    assert waiting.heartbeat("c", wanted=0).helpers == (4000,), "it may yet come"
+    wait(waiting, 1.5)
+    assert waiting.heartbeat("c", wanted=0).helpers == (4001,), "it will be dealt it"
+    assert waiting.facts[-1] == updates.UnitsTakenOver(task_id=4000, units=((0, 1),))
+    waiting.check()
+    assert waiting.split(4001, done=2) == (0, 1)
+    assert waiting.heartbeat("c", wanted=0).helpers == (4001,)
+    waiting.check()
+
+
+def test_to_a_client_that_knows_all_else_helpers_are_said_too(waiting: Scenario) -> None:
+    known = waiting.heartbeat("c").version
+    update = waiting.heartbeat("c", known=known, wanted=0)
+    assert (update.same, update.helpers) == (True, (4000,))
+    wait(waiting, 1.5)
+    update = waiting.heartbeat("c", known=known, wanted=0)
+    assert update.helpers == (4001,)
+
+
+def test_nobody_is_asked_for_more_where_no_client_waits(waiting: Scenario) -> None:
+    wait(waiting, 30.0)
+    assert waiting.heartbeat("c").helpers == ()
+    assert taken_over(waiting) == []
+
+
+@pytest.mark.parametrize("unit", [4, 9, 10, 1 << 70])
+def test_of_a_unit_that_nobody_holds_nothing_is_taken_over(waiting: Scenario, unit: int) -> None:
+    wait(waiting, 30.0)
+    assert waiting.heartbeat("c", wanted=unit).helpers == ()
+    assert taken_over(waiting) == []
+
+
+def test_a_unit_that_a_client_waits_for_is_taken_over_once(waiting: Scenario) -> None:
+    waiting.add_worker("x")
+    wait(waiting, 1.5)
+    waiting.heartbeat("c", wanted=0)
+    assert waiting.split(4001, done=2, want=1) == (0, 1)
+    wait(waiting, 30.0, "vwx")
+    assert waiting.heartbeat("c", wanted=0).helpers == (4001,)
+    assert taken_over(waiting) == [(4000, ((0, 1),))]
+
+
+def test_of_several_that_may_be_dealt_it_the_one_that_got_on_last_is_asked(
+    waiting: Scenario,
+) -> None:
+    waiting.add_worker("x")
+    assert waiting.split(4002, want=1) == (4, 5)
+    waiting.tick(0.25)
+    assert waiting.split(4002, want=1, done=1) == (5, 6)
+    wait(waiting, 1.5, "vwx")
+    assert waiting.heartbeat("c", wanted=0).helpers == (4002,)
+
+
+def test_what_the_only_worker_is_slow_with_nobody_takes_over(scene: Scenario) -> None:
+    scene.lose("w")
+    scene.open("c", **IN_ORDER)
+    assert scene.split(4000, want=1) == (0, 1)
+    wait(scene, 30.0, "v")
+    assert scene.heartbeat("c", wanted=0).helpers == (4000,)
+    assert taken_over(scene) == []
+
+
+def test_in_any_order_a_client_waits_for_no_unit(scene: Scenario) -> None:
+    scene.open("c", processing_mode=DYNAMIC, visitation="exactly_once")
+    assert scene.split(4000, want=1) == (0, 1)
+    wait(scene, 30.0)
+    assert scene.heartbeat("c", wanted=0).helpers == ()
+    assert taken_over(scene) == []

@@ -94,6 +94,8 @@ class Reading(ABC, Generic[T]):
         self.passed_over: tuple[str, ...] = ()
         """Addresses of workers that it is not to read."""
         self.given_up: tuple[tuple[int, int], ...] = ()
+        #: Tasks that may be asked for what is waited for, as the dispatcher says.
+        self.helpers: frozenset[int] = frozenset()
         """Units of the stream that are dealt no more, where they come in order."""
         #: Tasks that are over, whose connections are still open.
         self._drops: list[int] = []
@@ -197,8 +199,14 @@ class Reading(ABC, Generic[T]):
         """Tasks that are being read."""
         return set(self._open)
 
-    def allow(self, task_ids: set[int] | None) -> bool:
-        """Ask none but these tasks from now on, or None: any; return whether that changes."""
+    def allow(self, task_ids: set[int] | None, wanted: int | None, now: float) -> bool:
+        """Ask none but these tasks from now on, or None: any; return whether that changes.
+
+        Args:
+            task_ids: The tasks.
+            wanted: The unit that the consumer waits for; None: none.
+            now: The time.
+        """
         return False
 
     @property
@@ -285,7 +293,7 @@ class Reading(ABC, Generic[T]):
         """Call the dispatcher, with everything that it should know, in its rhythm."""
 
     def _heartbeat(
-        self, now: float, *, elements: int, buffers: int, horizon: int = 0
+        self, now: float, *, elements: int, buffers: int, horizon: int = 0, wanted: int = -1
     ) -> ClientHeartbeat:
         return ClientHeartbeat(
             client_id=self.client_id,
@@ -294,6 +302,7 @@ class Reading(ABC, Generic[T]):
             elements=elements,
             waited=self._waited + self._waiting.seconds(now),
             buffers=buffers,
+            wanted=wanted,
         )
 
     def _look_after_waiting(self, now: float, actions: Actions) -> None:

@@ -44,6 +44,8 @@ from headrace.transport.channel import Buffer
 
 __all__ = ["Session"]
 
+_HELD_UP_SECONDS = 1.0
+"""Seconds of a wait for one unit, in order, after which the dispatcher hears of it."""
 _ENOUGH_ON_THE_WAY = 2
 """Answers of a task under way with which there is no haste to ask for another one."""
 
@@ -103,6 +105,10 @@ class Session(Reading[Task]):
         #: The last attempt at each shard; None: at whole copies.
         self._attempts: dict[int | None, int] = {}
         self._has_shares = has_shares
+        #: In order: the unit that the consumer waits for, since when, and the last that was said.
+        self._wanted: int | None = None
+        self._wanted_since = now
+        self._said = -1
 
     # --- the dispatcher -----------------------------------------------------------------------
 
@@ -122,6 +128,8 @@ class Session(Reading[Task]):
 
     def updated(self, update: ClientUpdate, now: float) -> None:
         self._contact.answered(now, update.heartbeat_interval)
+        # Of another unit it says nothing.
+        self.helpers = frozenset(update.helpers if self._said == self._wanted else ())
         owes = False
         if not update.same:
             self._known = update.version
@@ -265,7 +273,9 @@ class Session(Reading[Task]):
         self._settling.cannot_reach(task_id, refused=task.refused)
         self._contact.hurry()
 
-    def allow(self, task_ids: set[int] | None) -> bool:
+    def allow(self, task_ids: set[int] | None, wanted: int | None, now: float) -> bool:
+        if wanted != self._wanted:
+            self._wanted, self._wanted_since, self.helpers = wanted, now, frozenset()
         return self._turns.allow(task_ids)
 
     # --- the consumer -------------------------------------------------------------------------
@@ -317,29 +327,54 @@ class Session(Reading[Task]):
         return Ask(task.address, number, message)
 
     def _call(self, now: float, actions: Actions) -> None:
+        wanted = self._wanted_for_long(now, actions)
+        if wanted not in (self._said, -1):
+            self._contact.hurry()
         if self._contact.may_ask(now):
+            self._said = wanted
             actions.calls += self._settling.calls()
             actions.calls.append(
                 self._heartbeat(
                     now,
                     elements=self._elements,
                     buffers=sum(len(task.in_use) for task in self._open.values()),
+                    wanted=wanted,
                 )
             )
             self._contact.asked(now)
         actions.wake_within(self._contact.next_in(now))
+
+    def _forgive(self, pause: float, now: float) -> None:
+        super()._forgive(pause, now)
+        self._wanted_since = now  # it may have come meanwhile
+
+    def _wanted_for_long(self, now: float, actions: Actions) -> int:
+        """Return the unit that the consumer has waited for for a while; -1: none."""
+        if self._wanted is None:
+            return -1
+        rest = self._wanted_since + _HELD_UP_SECONDS - now
+        if rest > 0:
+            actions.wake_within(rest)
+            return -1
+        return self._wanted
 
     def leave(self, begun: tuple[int, int, int] | None) -> list[SettleTask]:
         # What was used of each task: of one that is over all that came, unless it was lost, and
         # what came of it was said then.
         return self._settling.last_words(self._open, begun)
 
+    @property
+    def _what_is_next(self) -> str:
+        return "the next element in order" if self._wants_all else super()._what_is_next
+
     def _what_is_missing(self, now: float) -> str:
         silence = self._contact.silence(now)
+        # In order, others may well give what comes later.
+        holders = [task for each in self.helpers if (task := self._open.get(each)) is not None]
         return describe_missing(
             self._dispatcher,
             silence,
-            self._open.values(),
+            holders or self._open.values(),
             self._silent,
             now,
             self.passed_over,

@@ -92,6 +92,8 @@ class Shell:
         self._deliveries: deque[Delivery] = deque()
         #: What the consumer waits for.
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+        #: Since when the consumer has waited.
+        self._waits_since: float | None = None
         #: How often those who waited were sent away.
         self._turns = 0
         self._closing = False
@@ -211,27 +213,33 @@ class Shell:
     def await_delivery(self) -> bool:
         """Wait until something is delivered, or given up; False: no more comes."""
         with self._lock:
-            known = self._session.given_up
+            known, helpers = self._session.given_up, self._session.helpers
         self._wait(
             lambda: (
                 bool(self._deliveries)
                 or self._session.is_over
                 or self._session.given_up is not known
+                or self._session.helpers != helpers
             ),
             goes_on=True,
         )
         with self._lock:
             return not self._closing and (bool(self._deliveries) or not self._session.is_over)
 
-    def survey(self) -> tuple[set[int], tuple[tuple[int, int], ...]]:
-        """Return the tasks that are being read, and the units that are dealt no more."""
+    def survey(self) -> tuple[set[int], tuple[tuple[int, int], ...], frozenset[int]]:
+        """Return the tasks that are being read, units that are dealt no more, and helpers."""
         with self._lock:
-            return self._session.reading, self._session.given_up
+            return self._session.reading, self._session.given_up, self._session.helpers
 
-    def allow(self, task_ids: set[int] | None) -> None:
-        """Ask none but these tasks for more from now on; None: any."""
+    def allow(self, task_ids: set[int] | None, wanted: int | None) -> None:
+        """Ask none but these tasks for more from now on; None: any.
+
+        Args:
+            task_ids: The tasks.
+            wanted: The unit that the consumer waits for; None: none.
+        """
         with self._lock:
-            changed = self._session.allow(task_ids)
+            changed = self._session.allow(task_ids, wanted, time.monotonic())
         if changed:
             self._wake()
 
@@ -255,24 +263,40 @@ class Shell:
     def wait_no_more(self) -> None:
         """Take note that what `await_delivery` was for is here."""
         with self._lock:
-            self._session.waiting(None)
+            if self._waits_since is not None:
+                self._session.waited(time.monotonic() - self._waits_since)
+                self._waits_since = None
 
     def _wait(self, is_over: Callable[[], bool], *, goes_on: bool = False) -> None:
         """Wait for the I/O thread, until something is the case, the thread ends, or `close`.
 
         Args:
             is_over: Says whether it is.
-            goes_on: Whether the consumer may have to wait for more after that.
+            goes_on: Whether the consumer may have to wait for more after that: then this counts as
+                one wait, until `wait_no_more`.
 
         Raises:
             CancelledError: Whoever waits was sent away.
         """
         turn = self._turns
-        since = time.monotonic()
         with self._lock:
             if is_over():
                 return
-            self._session.waiting(since)
+            if self._waits_since is None:
+                self._waits_since = time.monotonic()
+                self._session.waiting(self._waits_since)
+        try:
+            self._wait_until(is_over, turn)
+        except BaseException:
+            self.wait_no_more()
+            raise
+        if not goes_on or self._turns != turn:
+            self.wait_no_more()
+        if self._turns != turn:
+            raise CancelledError("the iterator was interrupted")
+
+    def _wait_until(self, is_over: Callable[[], bool], turn: int) -> None:
+        """Wait until something is the case, or whoever waits was sent away after `turn`."""
         # What is asked for comes soon, as a rule: the I/O thread need not look twice for it.
         slice_ = _SHORT_WAIT
         while not self._closing and self._turns == turn:
@@ -287,12 +311,6 @@ class Shell:
             with self._lock:
                 if is_over():
                     break
-        with self._lock:
-            self._session.waited(time.monotonic() - since)
-            if not goes_on:
-                self._session.waiting(None)
-        if self._turns != turn:
-            raise CancelledError("the iterator was interrupted")
 
     def _wake(self) -> None:
         """Let the I/O thread look."""

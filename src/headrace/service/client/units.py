@@ -11,6 +11,7 @@ Rule 2. A unit is whole when so many ordinals came as it has, or when the task t
         it says that it is done with it: what is missing then was left out.
 Rule 3. The task that holds the unit which is waited for may always be asked; others while what is
         here fits the bound. Where nobody is known to hold it, all may be: one of them is dealt it.
+        So may those that the dispatcher names when it has been waited for for a while (helpers).
 """
 
 from __future__ import annotations
@@ -336,19 +337,22 @@ class Units:
         """Whether a unit was read to its end: nothing of it is here any more."""
         return _is_among(unit, self._read)
 
-    def askable(self, unit: int | None, tasks: set[int]) -> set[int] | None:
+    def askable(
+        self, unit: int | None, tasks: set[int], helpers: frozenset[int] = frozenset()
+    ) -> set[int] | None:
         """Return the tasks that may be asked; None: all.
 
         Args:
             unit: The one that is waited for, or None.
             tasks: Those that are read.
+            helpers: Of which the dispatcher says that they give it.
         """
         if self.bytes < self._bound:
             return None
         if unit is None:
             return set()
         holders = {each for each in tasks & self._tasks.keys() if self._tasks[each].holds(unit)}
-        return holders or None
+        return (holders | tasks & helpers) if holders else None
 
     def _block_of(self, unit: int) -> _Block | None:
         place = bisect_right(self._starts, unit) - 1

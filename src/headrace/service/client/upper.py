@@ -126,6 +126,8 @@ class ArrivingUnits:
         self._reached: dict[int, int] = {}
         #: Ranges of units that nobody will give.
         self.given_up: tuple[tuple[int, int], ...] = ()
+        #: Tasks that the dispatcher names for what is waited for.
+        self._helpers: frozenset[int] = frozenset()
         #: Elements that each worker, by address, sent.
         self._delivered: dict[str, int] = {}
 
@@ -185,7 +187,8 @@ class ArrivingUnits:
                     raise self._errors.pop(0).with_traceback(None)
                 found = self._units.found(unit, ordinal, limit)
                 wanted = unit if found is None else None
-                self._shell.allow(self._units.askable(wanted, reading))
+                asked = self._units.askable(wanted, reading, self._helpers)
+                self._shell.allow(asked, wanted)
                 if found is not None:
                     if has_waited:
                         self._shell.wait_no_more()
@@ -209,7 +212,7 @@ class ArrivingUnits:
             given = None if stops else self._units.whole(unit, most, limit)
             if given is None:
                 return None
-            self._shell.allow(self._units.askable(None, reading))
+            self._shell.allow(self._units.askable(None, reading), None)
         chunk, units = given
         count_delivered(chunk.size)
         self.is_over(units)
@@ -217,7 +220,7 @@ class ArrivingUnits:
 
     def _sort(self) -> set[int]:
         """Take what arrived; return the tasks that are being read."""
-        reading, given_up = self._shell.survey()
+        reading, given_up, self._helpers = self._shell.survey()
         for delivery in self._shell.delivered():
             self._take(delivery)
         self._units.forget(self._units.tasks - reading)
@@ -254,6 +257,7 @@ class ArrivingUnits:
             # The dispatcher is to know that nothing is missing.
             while self._shell.await_delivery():
                 self._shell.delivered()
+            self._shell.wait_no_more()
 
     def close(self) -> None:
         """Say goodbye."""

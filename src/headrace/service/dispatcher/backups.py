@@ -7,6 +7,10 @@ Rule 2. The slow one is told nothing. Whatever comes first of either counts, for
         order drops what it has. Only the other is to give these units: if one of the two is lost,
         no third is dealt them for the slow one's sake.
 Rule 3. Each unit is dealt so once. If all are slow, all of them need not try.
+Rule 4. Where a client says that it waits for a unit (`ClientHeartbeat.wanted`), what its task holds
+        is taken over while there is more to deal, too, and goes to whoever asks next. As a rule
+        nobody would: of what comes before its turn there is so much that tasks wait for room. So
+        the client is told whom to ask all the same, until the unit has come (`helpers`).
 
 What tasks have done since they were dealt something is in no journal: after a restart, all begin to
 be slow again.
@@ -20,7 +24,7 @@ from headrace.service.dispatcher.ranges import Ranges, at_least, count, located,
 from headrace.service.dispatcher.state import DispatcherState, Iteration, Task
 from headrace.service.dispatcher.updates import UnitsTakenOver
 
-__all__ = ["has_backups", "others_hold", "overdue"]
+__all__ = ["has_backups", "helpers", "others_hold", "overdue", "overdue_for_client"]
 
 _LEAST_SECONDS = 1.0
 _TIMES_USUAL = 3.0
@@ -66,11 +70,76 @@ def overdue(
     slow = min(places, key=lambda task_id: places[task_id][0])
     oldest, held = places[slow]
     backed = moment.presence.backed.get(iteration.iteration_id, ())
-    waited = moment.now - moment.presence.got_on.get(slow, moment.now)
-    patience = max(_LEAST_SECONDS, _TIMES_USUAL * count(held) * _usual(state, iteration, moment))
-    if waited <= patience or not subtracted(((oldest, oldest + 1),), backed):
+    if not _is_slow(state, iteration, slow, held, moment) or _is_in(backed, oldest):
         return None
     return UnitsTakenOver(task_id=slow, units=held)
+
+
+def overdue_for_client(
+    state: DispatcherState, iteration: Iteration, unit: int, moment: Moment
+) -> UnitsTakenOver | None:
+    """Return what is taken over from the task that holds a unit, if that is due.
+
+    Args:
+        state: What is known.
+        iteration: Whose units.
+        unit: Which a client waits for; -1: none.
+        moment: When.
+    """
+    if unit < 0 or not has_backups(state, iteration):
+        return None
+    running = state.running_tasks(iteration)
+    backed = moment.presence.backed.get(iteration.iteration_id, ())
+    if len(running) == 1 or _is_in(backed, unit):
+        return None
+    for task in running:
+        held = _held(task, moment.presence.reported.get(task.task_id, 0))
+        if held and _is_in(located(task.runs, task.done, held), unit):
+            if not _is_slow(state, iteration, task.task_id, held, moment):
+                return None
+            return UnitsTakenOver(task_id=task.task_id, units=held)
+    return None
+
+
+def helpers(
+    state: DispatcherState, iteration: Iteration, unit: int, moment: Moment
+) -> tuple[int, ...]:
+    """Return the tasks that a client may ask for a unit, however much it has of what comes later.
+
+    Args:
+        state: What is known.
+        iteration: Whose units.
+        unit: Which the client waits for; -1: none.
+        moment: When.
+    """
+    if unit < 0 or not has_backups(state, iteration):
+        return ()
+    holders: list[int] = []
+    others: list[int] = []
+    for task in state.running_tasks(iteration):
+        dealt = located(task.runs, task.done, ((task.done, task.dealt),))
+        if not _is_in(dealt, unit):
+            others.append(task.task_id)
+        elif _is_in(located(task.runs, task.done, _held(task, task.done)), unit):
+            holders.append(task.task_id)
+    if holders or not (_is_in(iteration.returned, unit) or unit in iteration.parts):
+        return tuple(holders)
+    # What came back is dealt first, so one of them suffices: the one that got on last.
+    got_on = moment.presence.got_on
+    others.sort(key=lambda task_id: got_on.get(task_id, 0.0))
+    return tuple(others[-1:])
+
+
+def _is_slow(
+    state: DispatcherState, iteration: Iteration, task_id: int, held: Ranges, moment: Moment
+) -> bool:
+    waited = moment.now - moment.presence.got_on.get(task_id, moment.now)
+    usual = count(held) * _usual(state, iteration, moment)
+    return waited > max(_LEAST_SECONDS, _TIMES_USUAL * usual)
+
+
+def _is_in(units: Ranges, unit: int) -> bool:
+    return not subtracted(((unit, unit + 1),), units)
 
 
 def _held(task: Task, done: int) -> Ranges:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from headrace.errors import NotFoundError
 from headrace.service import messages
 from headrace.service.dispatcher import updates
+from headrace.service.dispatcher.backups import helpers, overdue_for_client
 from headrace.service.dispatcher.decision import Decision, Moment
 from headrace.service.dispatcher.departures import finished_now
 from headrace.service.dispatcher.modes import policy_of
@@ -75,7 +76,8 @@ def client_heartbeat(
     interval = moment.next_heartbeat(
         limits.client_interval(len(state.clients)), limits.client_heartbeat_interval
     )
-    if request.known == iteration.version and not (ending or silent or given_up):
+    taken = overdue_for_client(state, iteration, request.wanted, moment)
+    if request.known == iteration.version and not (ending or silent or given_up or taken):
         reply = messages.ClientUpdate(
             tasks=(),
             finished=False,
@@ -83,12 +85,16 @@ def client_heartbeat(
             same=True,
             horizon=rounds[0].until if rounds else iteration.horizon,
             heartbeat_interval=interval,
+            helpers=helpers(state, iteration, request.wanted, moment),
         )
         return Decision(updates=rounds, reply=reply)
-    return Decision(
-        updates=rounds if ending is None else (*rounds, ending),
-        compose=lambda after: _update(after, client_id, silent, given_up, interval),
-    )
+
+    def compose(after: DispatcherState) -> messages.ClientUpdate:
+        asked = helpers(after, after.client_iteration(client_id), request.wanted, moment)
+        return _update(after, client_id, silent, given_up, interval, asked)
+
+    facts = [fact for fact in (ending, taken) if fact is not None]
+    return Decision(updates=(*rounds, *facts), compose=compose)
 
 
 def _update(
@@ -97,6 +103,7 @@ def _update(
     silent: list[str],
     given_up: set[int],
     interval: float,
+    asked: tuple[int, ...],
 ) -> messages.ClientUpdate:
     """Return all that a client should hear.
 
@@ -106,6 +113,7 @@ def _update(
         silent: Others that keep its iteration from its end.
         given_up: Tasks whose worker it could not reach for long.
         interval: Seconds until its next heartbeat.
+        asked: Tasks that it may ask for the unit that it waits for.
     """
     iteration = state.client_iteration(client_id)
     policy, tasks = policy_of(state, iteration), state.tasks_of(iteration)
@@ -132,6 +140,7 @@ def _update(
         left=leaver(iteration, tasks),
         given_up=iteration.given_up if state.jobs[iteration.job_id].terms.ordered else (),
         heartbeat_interval=interval,
+        helpers=asked,
     )
 
 

@@ -147,7 +147,10 @@ def give_up_unreachable(state: DispatcherState, moment: Moment) -> list[Update]:
     return [
         updates.TaskLost(
             task_id=task_id,
-            reason=f"none of its clients could reach it for {patience:.0f} s, though it runs",
+            reason=(
+                f"none of its clients could reach it for {patience:.0f} s, though it runs; is "
+                f"{task.address} an address that clients can reach?"
+            ),
         )
         for task_id in moment.presence.unreachable.tasks()
         if (task := state.tasks.get(task_id)) is not None

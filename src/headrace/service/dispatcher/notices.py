@@ -36,7 +36,7 @@ def _task_lost(state: DispatcherState, fact: updates.TaskLost) -> str | None:
         return None  # why the save failed is said, not that its tasks end
     return (
         f"task {fact.task_id} of {_reading(state, task)} on the worker at {task.address} is given "
-        f"up: {fact.reason}. Is {task.address} an address that clients can reach?"
+        f"up: {fact.reason}"
     )
 
 

@@ -161,6 +161,9 @@ class ClientUpdate(Message, frozen=True):
     heartbeat_interval: float = 1.0
     """Seconds until the next heartbeat, where nothing is urgent. It is said also where nothing else
     changed."""
+    helpers: tuple[int, ...] = ()
+    """Tasks that hold the unit which is `wanted`, or are to be dealt it next: they are asked for
+    more, however much is here. It is said also where nothing else changed."""
 
 
 class ClientHeartbeat(Question[ClientUpdate], frozen=True):
@@ -179,6 +182,9 @@ class ClientHeartbeat(Question[ClientUpdate], frozen=True):
     """Seconds for which its consumer has waited for elements so far."""
     buffers: int = 0
     """Answers of workers that are here and not used up."""
+    wanted: int = -1
+    """Where elements come in order: the unit of the stream that its consumer has waited for for a
+    while; -1: none."""
 
 
 class SettleTask(Question[Done], frozen=True):
