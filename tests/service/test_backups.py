@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from functools import partial
 from pathlib import Path
@@ -67,3 +68,24 @@ def test_nor_where_more_than_fits_comes_before_its_turn(tmp_path: Path) -> None:
     assert got == [number % 250 for number in range(200)]
     assert (tmp_path / "mark").exists()
     assert took < _SLEEP / 2
+
+
+def sleepy(number: int) -> int:
+    time.sleep(0.02)
+    return number
+
+
+@pytest.mark.timeout(120)
+def test_a_worker_that_stands_still_does_not_hold_up_the_end_either() -> None:
+    dataset = hr.Dataset.range(200).map(sleepy)
+    with LocalCluster(num_workers=2, worker_timeout_ms=3_600_000) as cluster:
+        remote = dataset.apply(distribute(ShardingPolicy.DYNAMIC, cluster.target, ordered=True))
+        stuck = cluster.workers[0].pid
+        with iter(remote.as_numpy_iterator()) as elements:
+            got = [int(next(elements)) for _ in range(20)]
+            os.kill(stuck, signal.SIGSTOP)
+            try:
+                got += [int(element) for element in elements]
+            finally:
+                os.kill(stuck, signal.SIGCONT)
+    assert got == list(range(200))

@@ -19,6 +19,7 @@ from headrace.service.client.round_session import RoundSession
 from headrace.service.client.session import Delivery, Session
 from headrace.service.client.units import Found, Units
 from headrace.service.config import STATIC_POLICIES
+from headrace.service.dispatcher.ranges import Ranges
 from headrace.service.messages import (
     WORD,
     ClientUpdate,
@@ -84,6 +85,8 @@ class Reading:
     rounds: list[tuple[int, int]] = field(default_factory=list)
     #: In order: all that came, an element that raised by what it would have been.
     sequence: list[Atom] = field(default_factory=list)
+    #: In order: ranges of units that are dealt no more.
+    given_up: Ranges = ()
     warnings: list[str] = field(default_factory=list)
     #: Since when the consumer waits without having heard why; pauses of the client do not count.
     waiting_since: float | None = None
@@ -432,6 +435,7 @@ class ClientProcess(Peer):
                 self._take_in(self._results.popleft())
             units.forget(units.tasks - session.reading)
             units.give_up(session.given_up)
+            self.reading.given_up = session.given_up
             limit = self.world.chance.choice((1, 64))
             found = None if self._unit >= size else units.found(self._unit, self._ordinal, limit)
             wanted = self._unit if found is None and self._unit < size else None

@@ -379,6 +379,17 @@ def test_a_task_that_is_reachable_is_read_to_its_end_though_it_is_no_longer_list
     assert session.is_over
 
 
+def test_in_order_the_end_of_a_task_is_not_waited_for_when_all_came() -> None:
+    session = opened(1, 2, wants_all=True)
+    session.act(0.0)
+    session.updated(update(finished=True), 1.0)
+    for number in (0, 1, 2):
+        session.answered(2, number, END, None, 1.1)
+    assert not session.is_over, "as a rule it comes at once"
+    session.updated(update(same=True), 2.0)
+    assert session.is_over
+
+
 def test_a_lost_task_is_settled_with_what_arrived_and_fenced() -> None:
     session = opened(1)
     session.act(0.0)

@@ -130,7 +130,7 @@ class Session(Reading[Task]):
         self._contact.answered(now, update.heartbeat_interval)
         # Of another unit it says nothing.
         self.helpers = frozenset(update.helpers if self._said == self._wanted else ())
-        owes = False
+        owes, was_finished = False, self._finished
         if not update.same:
             self._known = update.version
             self._list(update.tasks, now)
@@ -150,7 +150,13 @@ class Session(Reading[Task]):
             self._contact.hurry()
         for task in list(self._open.values()):
             task_id = task.address.task_id
-            if task.problem and task_id not in self._listed.keys() | self._kept:
+            if task_id in self._listed.keys() | self._kept:
+                continue
+            if self._wants_all and was_finished:
+                # All that came is known to have come: of a worker that is paused, say, only the end
+                # is missing, which others have said long since.
+                self._over(task_id)
+            elif task.problem:
                 if task_id in self._forsaken:
                     self._warn_of(task, f"whose task {task_id} was finished", now)
                 elif self._has_shares and self._finished and task_id in self._unended:
