@@ -19,6 +19,7 @@ from headrace.service.messages import (
     WORD,
     ClientHeartbeat,
     ClientUpdate,
+    Done,
     Elements,
     IterationOpened,
     SettleTask,
@@ -28,7 +29,13 @@ from headrace.service.worker.rounds import Rounds
 
 
 def address(task_id: int, starting_round: int = 0) -> TaskAddress:
-    return TaskAddress(task_id, f"w{task_id}", f"w{task_id}:1", "ticket", 0, None, starting_round)
+    return TaskAddress(
+        task_id=task_id,
+        worker_id=f"w{task_id}",
+        worker_address=f"w{task_id}:1",
+        ticket="ticket",
+        starting_round=starting_round,
+    )
 
 
 def opened(*tasks: TaskAddress, horizon: int = 16, most: int = 4, **options: Any) -> RoundSession:
@@ -55,6 +62,25 @@ def asked(session: RoundSession, now: float) -> list[tuple[int, int]]:
 def test_rounds_are_asked_for_ahead_in_the_order_of_their_turns() -> None:
     session = opened(address(1), address(2))
     assert sorted(asked(session, 0.0)) == [(1, 0), (1, 1), (2, 0), (2, 1)]
+
+
+def test_what_was_asked_before_a_task_was_lost_takes_room_though_its_turn_comes_later() -> None:
+    session = opened(address(1), address(2), address(4), address(3, starting_round=3))
+    assert sorted(asked(session, 0.0)) == [(1, 0), (2, 0), (3, 0), (4, 0)]
+    rest = (address(1), address(2), address(3, starting_round=3))
+    lost = ClientUpdate(rest, finished=False, settle=(4,), version=1, horizon=16)
+    session.heard(ClientHeartbeat("client"), lost, 0.2)
+    actions = session.act(0.25)
+    assert not actions.asks
+    (settled,) = [each for each in actions.calls if isinstance(each, SettleTask)]
+    session.heard(settled, Done(), 0.3)
+    told = ClientUpdate(rest, finished=False, rounds=((4, 0),), version=2, horizon=16)
+    session.heard(ClientHeartbeat("client"), told, 0.3)
+    # Next are 1, 2, 1 and 2, and only then 3: with that there is room for four.
+    assert asked(session, 0.3) == [(1, 1)]
+    for task_id in (1, 2):
+        session.answered(task_id, 0, part(0), "a round", 0.4)
+    assert asked(session, 0.4) == [(1, WORD), (2, WORD)]
 
 
 def test_a_round_is_delivered_once_it_is_whole_and_in_its_turn() -> None:

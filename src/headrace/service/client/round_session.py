@@ -263,11 +263,16 @@ class RoundSession(Reading[RoundTask]):
         if self._waiting.is_going_on and now >= self._look_at:
             self._look_at = now + _LOOK_SECONDS
             urgent = self._rounds.next()
-        for task_id, number in self._rounds.upcoming(self._max_outstanding - len(self._in_use)):
+        room = self._max_outstanding - len(self._in_use)
+        # Not all of these need be among the next: a task that is lost takes its turns with it.
+        asked = sum([len(task.asked) + len(task.parts) for task in self._open.values()])
+        for place, (task_id, number) in enumerate(self._rounds.upcoming(room)):
             task = self._open.get(task_id)
-            if task is not None and task.wants(number):
+            # The next one is owed in any case, or what comes after it would fill the room for ever.
+            if task is not None and task.wants(number) and (asked < room or place == 0):
                 task.asked.add(number)
                 task.to_send.append(number)
+                asked += 1
         for task_id, task in self._open.items():
             if now < task.retry_at:
                 actions.wake_within(task.retry_at - now)
