@@ -349,3 +349,25 @@ def test_in_any_order_a_client_waits_for_no_unit(scene: Scenario) -> None:
     wait(scene, 30.0)
     assert scene.heartbeat("c", wanted=0).helpers == ()
     assert taken_over(scene) == []
+
+
+def test_before_any_unit_is_done_nobody_is_slow(scene: Scenario) -> None:
+    scene.open("c", **IN_ORDER)
+    assert scene.split(4000, want=1) == (0, 1)
+    assert scene.split(4001, want=1) == (1, 2)
+    wait(scene, 60.0)
+    assert scene.heartbeat("c", wanted=0).helpers == (4000,)
+    assert taken_over(scene) == []
+    assert scene.split(4001, want=1, done=1) == (2, 3)
+    wait(scene, 400.0)  # a unit takes 60 s with each of two
+    assert scene.heartbeat("c", wanted=0).helpers == (4001,)
+
+
+def test_a_leaving_worker_is_not_asked_for_what_it_will_not_be_dealt(waiting: Scenario) -> None:
+    waiting.add_worker("x")
+    assert waiting.split(4002, want=1) == (4, 5)
+    waiting.tick(0.25)
+    waiting.deal(4001, done=3)
+    wait(waiting, 1.5, "vwx")
+    waiting.leaving("w")
+    assert waiting.heartbeat("c", wanted=0).helpers == (4002,)

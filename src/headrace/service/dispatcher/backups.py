@@ -10,7 +10,8 @@ Rule 3. Each unit is dealt so once. If all are slow, all of them need not try.
 Rule 4. Where a client says that it waits for a unit (`ClientHeartbeat.wanted`), what its task holds
         is taken over while there is more to deal, too, and goes to whoever asks next. As a rule
         nobody would: of what comes before its turn there is so much that tasks wait for room. So
-        the client is told whom to ask all the same, until the unit has come (`helpers`).
+        the client is told whom to ask all the same, until the unit has come (`helpers`). Before
+        any unit is done nobody knows how long one takes, and none is taken over for a client.
 
 What tasks have done since they were dealt something is in no journal: after a restart, all begin to
 be slow again.
@@ -90,7 +91,7 @@ def overdue_for_client(
         return None
     running = state.running_tasks(iteration)
     backed = moment.presence.backed.get(iteration.iteration_id, ())
-    if len(running) == 1 or _is_in(backed, unit):
+    if len(running) == 1 or _is_in(backed, unit) or _done(state, iteration, moment) <= 0:
         return None
     for task in running:
         held = _held(task, moment.presence.reported.get(task.task_id, 0))
@@ -119,7 +120,8 @@ def helpers(
     for task in state.running_tasks(iteration):
         dealt = located(task.runs, task.done, ((task.done, task.dealt),))
         if not _is_in(dealt, unit):
-            others.append(task.task_id)
+            if _may_be_dealt(state, task, moment):
+                others.append(task.task_id)
         elif _is_in(located(task.runs, task.done, _held(task, task.done)), unit):
             holders.append(task.task_id)
     if holders or not (_is_in(iteration.returned, unit) or unit in iteration.parts):
@@ -128,6 +130,11 @@ def helpers(
     got_on = moment.presence.got_on
     others.sort(key=lambda task_id: got_on.get(task_id, 0.0))
     return tuple(others[-1:])
+
+
+def _may_be_dealt(state: DispatcherState, task: Task, moment: Moment) -> bool:
+    is_dismissed = task.task_id in moment.presence.dismissed
+    return not (is_dismissed or state.workers[task.worker_id].leaving)
 
 
 def _is_slow(
@@ -152,5 +159,11 @@ def _usual(state: DispatcherState, iteration: Iteration, moment: Moment) -> floa
     work = moment.presence.activity.iterations[iteration.iteration_id]
     got_on = moment.presence.got_on
     until = max(got_on.get(task_id, work.began) for task_id in iteration.tasks)
-    units = done_of(state, iteration) - work.done_before
-    return iteration.takers * max(0.0, until - work.began) / max(1, units)
+    units = max(1, _done(state, iteration, moment))
+    return iteration.takers * max(0.0, until - work.began) / units
+
+
+def _done(state: DispatcherState, iteration: Iteration, moment: Moment) -> int:
+    """Return how many units were done here, as far as is known."""
+    work = moment.presence.activity.iterations[iteration.iteration_id]
+    return done_of(state, iteration) - work.done_before
