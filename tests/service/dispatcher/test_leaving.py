@@ -226,3 +226,24 @@ def test_a_registration_that_comes_again_after_its_worker_left_makes_no_worker(
     assert scene.state.workers == {}
     scene.tick(scene.limits.client_timeout + 2.0)
     assert scene.dispatcher.presence.left == {}
+
+
+@pytest.mark.parametrize("said_before", [True, False])
+@pytest.mark.parametrize("visitation", ["at_most_once", "exactly_once"])
+def test_what_was_not_dealt_when_the_only_worker_left_is_dealt_to_the_next(
+    scene: Scenario, visitation: str, said_before: bool
+) -> None:
+    scene.register(4, origins=True)
+    scene.add_worker("v")
+    scene.open("c", processing_mode=DYNAMIC, visitation=visitation)
+    assert scene.split(4000, want=1) == (0, 1)
+    if said_before:
+        scene.leaving("v")
+    scene.finish("v", 4000, cut=True, done=1, dealt=1)
+    # Perhaps only now: the dispatcher was away when it was said first.
+    scene.leaving("v")
+    scene.left("v")
+    assert not scene.state.iterations[2000].finished
+    scene.add_worker("w")
+    assert scene.split(4001, want=3) == (1, 3)
+    scene.check()

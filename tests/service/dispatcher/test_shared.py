@@ -67,14 +67,20 @@ def test_a_worker_that_starts_again_has_a_copy_again_while_others_run(
     assert copies(scene) == ["w", "v again"]
 
 
-def test_the_iteration_outlives_all_workers_that_were_asked_to_leave(scene: Scenario) -> None:
+@pytest.mark.parametrize("said_before", [True, False])
+def test_the_iteration_outlives_all_workers_that_were_asked_to_leave(
+    scene: Scenario, said_before: bool
+) -> None:
     begun(scene, "v")
-    scene.leaving("v")
+    if said_before:
+        scene.leaving("v")
     scene.ask(
         messages.FinishTask(
             worker_id="v", task_id=4000, ticket=scene.state.tasks[4000].ticket, cut=True
         )
     )
+    # Perhaps only now, where the dispatcher was away when it was said first.
+    scene.leaving("v")
     scene.left("v")
     assert copies(scene) == []
     assert not scene.heartbeat("c").finished

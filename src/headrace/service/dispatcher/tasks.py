@@ -117,6 +117,10 @@ def finish_task(state: DispatcherState, request: messages.FinishTask, moment: Mo
         return Decision()
     iteration = state.iterations[task.iteration_id]
     facts: list[Update] = []
+    if request.cut and not state.workers[task.worker_id].leaving:
+        # It was told to leave, and that it said so is still on its way: while this dispatcher was
+        # away, perhaps. The dataset has not come to its end.
+        facts.append(updates.WorkerLeaving(worker_id=task.worker_id))
     never_came = _never_came(task, request.dealt)
     if never_came:
         facts.append(updates.UnitsReturned(task_id=task.task_id, units=never_came))
