@@ -284,3 +284,43 @@ def test_a_client_that_does_not_say_where_it_stands_is_named_after_a_while() -> 
         with pytest.raises(FailedPreconditionError, match=r"1 of 2 clients .* have left"):
             first.get_state()
         first.close()
+
+
+def five() -> Iterator[int]:
+    yield from range(5)
+
+
+OTHER_TERMS: dict[str, Any] = {
+    # In one process such a place counts what is read, and over the service what is given.
+    "a filter over a generator": lambda: hr.Dataset.range(2).interleave(
+        lambda _: hr.Dataset.from_generator(five).filter(lambda x: x % 2 == 0), cycle_length=2
+    ),
+    "a filter over positions": lambda: hr.Dataset.range(2).interleave(
+        lambda _: hr.Dataset.range(9).filter(lambda x: x % 3 > 0), cycle_length=2
+    ),
+    "units that are kept": lambda: (
+        hr.Dataset.range(3).cache().interleave(lambda x: hr.Dataset.range(x, 9), cycle_length=2)
+    ),
+}
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("plan", OTHER_TERMS)
+def test_a_place_of_one_process_is_gone_on_from_exactly_or_refused(
+    service: str, plan: str, ordered: bool
+) -> None:
+    dataset = OTHER_TERMS[plan]()
+    whole = numbers_of(dataset)
+    for count in range(len(whole) + 1):
+        with iter(dataset) as here:
+            taken(here, count)
+            state = here.get_state()
+        remote = dataset.apply(distribute(DYNAMIC, service, ordered=ordered))
+        with iter(remote) as there:
+            try:
+                there.set_state(state)
+                rest = numbers_of(there)
+            except FailedPreconditionError:
+                continue
+        assert sorted(rest) == sorted(whole[count:]), (count, state)
+        assert not ordered or rest == whole[count:], (count, state)

@@ -205,7 +205,8 @@ class UnitElements(ElementIterator):
         return _state(self._ordinal, self._failed)
 
     def set_state(self, state: State) -> None:
-        if not isinstance(state, dict) or "ordinal" not in state:
+        # That of a source in one process, say, counts what it read, and has an index besides.
+        if not isinstance(state, dict) or not {"ordinal"} <= state.keys() <= _KEYS:
             raise FailedPreconditionError(WITHIN_A_UNIT)
         self.close()
         self._ordinal, self._failed = state["ordinal"], state.get("failed", 0)
@@ -216,6 +217,9 @@ class UnitElements(ElementIterator):
             self._reader.close()
         self._reader = self._held = self._error = None
         self._has_ended = True
+
+
+_KEYS = {"unit", "ordinal", "failed"}
 
 
 def _state(ordinal: int, failed: int) -> State:

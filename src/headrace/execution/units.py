@@ -166,7 +166,13 @@ class _OuterUnits:
         return Opened(_counting_from(index), index, inner=self._inner(index, unit))
 
     def open_at(self, origin: State, number: int) -> Inner:
-        """Open the unit that is number `origin` of the pass."""
+        """Open the unit that is number `origin` of the pass.
+
+        Raises:
+            FailedPreconditionError: It is a place of one process, in other terms.
+        """
+        if not isinstance(origin, int):
+            raise FailedPreconditionError(WITHIN_A_UNIT)
         return self._inner(origin, self._unit(origin))
 
     def _unit(self, index: int) -> UnitElements:
