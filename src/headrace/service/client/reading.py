@@ -94,9 +94,9 @@ class Reading(ABC, Generic[T]):
         self.passed_over: tuple[str, ...] = ()
         """Addresses of workers that it is not to read."""
         self.given_up: tuple[tuple[int, int], ...] = ()
-        #: Tasks that may be asked for what is waited for, as the dispatcher says.
-        self.helpers: frozenset[int] = frozenset()
         """Units of the stream that are dealt no more, where they come in order."""
+        self.helpers: frozenset[int] = frozenset()
+        """Tasks that may be asked for what is waited for, as the dispatcher says."""
         #: Tasks that are over, whose connections are still open.
         self._drops: list[int] = []
         self._warnings: list[str] = []
