@@ -1,4 +1,4 @@
-"""The adapter of Keras; its tests are in `keras_on_a_back_end.py`, and run once for each."""
+"""Keras; the tests are in files that run once on each back end."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import pytest
 
 from tests.on_devices import names_of_tests, once, outcomes
 
-FILE = Path(__file__).with_name("keras_on_a_back_end.py")
+HERE = Path(__file__).parent
+DATASETS, STRATEGIES = HERE / "keras_on_a_back_end.py", HERE / "keras_in_strategies.py"
 NAMES = {
-    "torch": names_of_tests(FILE),
+    (DATASETS, "torch"): names_of_tests(DATASETS),
     # What differs between back ends is what they ask an adapter for, and when.
-    "jax": [
+    (DATASETS, "jax"): [
         "test_an_epoch_is_a_pass_with_its_last_partial_batch",
         "test_no_batch_comes_twice_in_a_pass_and_building_the_model_costs_none",
         "test_without_end_an_epoch_has_the_steps_that_fit_is_given_and_one_pass_goes_on",
@@ -27,23 +28,25 @@ NAMES = {
         "test_training_goes_on_from_a_state_at_an_end_that_nobody_knew",
         "test_a_state_before_the_first_step_counts_no_batch_of_which_the_model_was_built",
     ],
+    (STRATEGIES, "torch"): names_of_tests(STRATEGIES),
+    (STRATEGIES, "jax"): names_of_tests(STRATEGIES),
 }
 
 pytestmark = pytest.mark.heavy
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, str]]:
-    """What the tests on a back end found, which run when the first is asked for."""
+def found(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path, str], dict[str, str]]:
+    """What the tests of a file found on a back end; they run when the first is asked for."""
 
     @functools.cache
-    def run(back_end: str) -> dict[str, str]:
+    def run(file: Path, back_end: str) -> dict[str, str]:
         named = {"KERAS_BACKEND": back_end, "JAX_PLATFORMS": "cpu"}
-        names = NAMES[back_end]
+        names = NAMES[file, back_end]
         found: dict[str, str] = once(
             tmp_path_factory,
-            f"{FILE.stem}_{back_end}",
-            lambda folder: outcomes(FILE, folder, names, **named),
+            f"{file.stem}_{back_end}",
+            lambda folder: outcomes(file, folder, names, **named),
         )
         return found
 
@@ -51,7 +54,12 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str,
 
 
 @pytest.mark.parametrize(
-    ("back_end", "name"), [(back_end, name) for back_end in NAMES for name in NAMES[back_end]]
+    ("file", "back_end", "name"),
+    [(*where, name) for where, names in NAMES.items() for name in names],
+    ids=lambda value: value.stem if isinstance(value, Path) else value,
 )
-def test_on(back_end: str, name: str, found: Callable[[str], dict[str, str]]) -> None:
-    assert found(back_end).get(name, str(found(back_end))) == ""
+def test_on(
+    file: Path, back_end: str, name: str, found: Callable[[Path, str], dict[str, str]]
+) -> None:
+    outcome = found(file, back_end)
+    assert outcome.get(name, str(outcome)) == ""

@@ -14,8 +14,10 @@ from headrace.coordinator.closure import Payload
 from headrace.coordinator.packing import Packing, pack, unpack
 from headrace.coordinator.work import Function
 from headrace.errors import FailedPreconditionError, HeadraceError, describe_error
+from headrace.frameworks.keras_state import keras_state
+from headrace.parameter_server.pickling import refuse_keras
 from headrace.plan.node import describe_function
-from headrace.plan.serialize import held_by
+from headrace.plan.serialize import held_by, references
 from headrace.transport.channel import Buffer
 
 __all__ = ["Functions", "Loaded", "Loads"]
@@ -65,6 +67,10 @@ def _packed(fn: Callable[..., Any]) -> Function:
     packing = Packing(takes_inputs=False)
     name = describe_function(fn)
     try:
+        # Also what a function of an importable module refers to, which is pickled by its name.
+        for value in references(fn).values():
+            if (found := keras_state(value)) is not None:
+                refuse_keras(found)
         payload = pack(fn, packing)
     except Exception as error:
         if isinstance(error, HeadraceError):  # it says by itself what is wrong, and what would do

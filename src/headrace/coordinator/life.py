@@ -42,6 +42,7 @@ from headrace.errors import (
     OutOfRangeError,
 )
 from headrace.parameter_server.origin import Attempt, Origin, finish, writing_as
+from headrace.parameter_server.pickling import ReplyPickler
 from headrace.transport.channel import Buffer, Request
 from headrace.transport.envelope import encode_error
 
@@ -361,7 +362,7 @@ def _parts(
 
 def _packed(value: Any, function: str) -> Payload:
     try:
-        return pack(value)
+        return pack(value, pickler=ReplyPickler)
     except Exception as error:
         raise TypeError(
             f"what {function} returned, a {type(value).__name__}, cannot be sent to the "

@@ -17,7 +17,7 @@ import numpy as np
 
 from headrace.coordinator.closure import Payload, Result
 from headrace.errors import FailedPreconditionError
-from headrace.parameter_server.pickling import WorkerPickler
+from headrace.parameter_server.pickling import ReplyPickler, WorkerPickler
 
 __all__ = ["NOTHING", "Packing", "input_value", "keep", "name_input", "pack", "unpack"]
 
@@ -51,8 +51,17 @@ class _Here(threading.local):
 _here = _Here()
 
 
-def pack(value: Any, packing: Packing | None = None) -> Payload:
+def pack(
+    value: Any,
+    packing: Packing | None = None,
+    pickler: type[WorkerPickler | ReplyPickler] = WorkerPickler,
+) -> Payload:
     """Return a value as bytes.
+
+    Args:
+        value: Any.
+        packing: Receives what is found in it.
+        pickler: `ReplyPickler` for what a worker returns.
 
     Raises:
         Exception: What cannot be pickled raises, be it what it may.
@@ -73,7 +82,7 @@ def pack(value: Any, packing: Packing | None = None) -> Payload:
     before, _here.packing = _here.packing, packing
     try:
         with io.BytesIO() as file:
-            WorkerPickler(file, protocol=5, buffer_callback=keep_in).dump(value)
+            pickler(file, protocol=5, buffer_callback=keep_in).dump(value)
             return Payload(file.getvalue(), buffers)
     finally:
         _here.packing = before

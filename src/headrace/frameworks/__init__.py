@@ -8,5 +8,6 @@ Nothing here is imported before somebody asks for a framework by its name.
 * `jax_arrays`: arrays over a mesh of JAX, from rows of each process
 * `jax_program`: one program of JAX for all replicas, over a mesh; `jax_waiting`: for its results
 * `jax_workers`: processes of JAX made one program; `jax_coordination`: the process by which
+* `keras_state`: which objects of Keras have state that is trained, found without importing Keras
 * `torch_workers`: large tensors of several processes added up by Gloo
 """

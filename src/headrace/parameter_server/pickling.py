@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import io
-from typing import Any
+from typing import Any, NoReturn
 
 from headrace.distribute.variable import Variable
 from headrace.errors import FailedPreconditionError
+from headrace.frameworks.keras_state import WHAT_WORKS, keras_state
 from headrace.plan.serialize import Pickler
 
-__all__ = ["WorkerPickler", "pickle_for_workers"]
+__all__ = ["ReplyPickler", "WorkerPickler", "pickle_for_workers", "refuse_keras"]
 
 
 class WorkerPickler(Pickler):
     """Refuses what would be another thing on a worker than it is here."""
 
     def reducer_override(self, value: Any) -> Any:
-        """Return how a value is pickled; raise for a variable of this process."""
+        """Return how a value is pickled; raise for variables of this process, and for Keras'."""
         kind = type(value)
         # By its own class: variables on servers count as variables, too, and travel as handles.
         if Variable in kind.__mro__:
@@ -26,7 +27,37 @@ class WorkerPickler(Pickler):
                 "what it writes would be lost. Make it in the scope, or pass its value as an "
                 "argument: variable.read()"
             )
+        if (found := keras_state(value)) is not None:
+            refuse_keras(found)
         return super().reducer_override(value)
+
+
+class ReplyPickler(Pickler):
+    """Pickles what a function returned, for the coordinator: a copy of it is what is wanted."""
+
+    def reducer_override(self, value: Any) -> Any:
+        """Return how a value is pickled; raise for a variable of the worker's process."""
+        if Variable in type(value).__mro__:
+            raise FailedPreconditionError(
+                f"Variable {value.name!r} is an array of the worker's process: return its value, "
+                "variable.read()"
+            )
+        return super().reducer_override(value)
+
+
+def refuse_keras(found: str) -> NoReturn:
+    """Raise for a Keras object in what is sent to workers.
+
+    Args:
+        found: What `keras_state` says of it.
+
+    Raises:
+        FailedPreconditionError: Always.
+    """
+    raise FailedPreconditionError(
+        f"{found} is in what is sent to a worker: each worker would train a copy of its own, and "
+        f"this one would never change. {WHAT_WORKS}"
+    )
 
 
 def pickle_for_workers(value: Any) -> bytes:

@@ -17,7 +17,7 @@ from headrace.plan.node import Node, describe_function
 from headrace.plan.traverse import walk
 from headrace.plan.user_function import step_name
 
-__all__ = ["Pickler", "dump_plan", "held_by", "load_plan"]
+__all__ = ["Pickler", "dump_plan", "held_by", "load_plan", "references"]
 
 
 def dump_plan(plan: Node) -> bytes:
@@ -58,19 +58,24 @@ def _culprit(plan: Node) -> str | None:
     return None
 
 
-def held_by(fn: object) -> str | None:
-    """Return words for what a function holds that cannot be pickled; None: there is nothing."""
+def references(fn: object) -> dict[str, Any]:
+    """Return what a function refers to, global or enclosed, by the names that it uses."""
     fn = getattr(fn, "func", fn)  # of a functools.partial
     code = getattr(fn, "__code__", None)
     if code is None:
-        return None
+        return {}
     names = looked_up_names(code)
     held = {n: v for n, v in getattr(fn, "__globals__", {}).items() if n in names}
     cells = getattr(fn, "__closure__", None) or ()
     for name, cell in zip(code.co_freevars, cells, strict=True):
         with contextlib.suppress(ValueError):  # a variable that is assigned later
             held[name] = cell.cell_contents
-    for name, value in held.items():
+    return held
+
+
+def held_by(fn: object) -> str | None:
+    """Return words for what a function holds that cannot be pickled; None: there is nothing."""
+    for name, value in references(fn).items():
         if (problem := _problem(value)) is not None:
             return f"`{name}`, {problem}"
     return None
