@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import os
+import subprocess
+import sys
 
 import keras
 import numpy as np
@@ -97,3 +100,78 @@ def test_models_that_workers_build_and_weights_that_are_passed_work():
         shape = coordinator.schedule(lambda: tuple(flatten(X[:, None]).shape)).fetch()
         assert shape == (8, 2)
         assert coordinator.schedule(sequential).fetch().count_params() == 3
+
+
+# --- scopes ---------------------------------------------------------------------------------------
+
+
+def compiled(model: keras.Model) -> keras.Model:
+    model.compile(keras.optimizers.SGD(0.1), "mse", run_eagerly=True)
+    return model
+
+
+def assert_refused(model: keras.Model) -> None:
+    data = hr.keras.dataset(hr.Dataset.from_tensor_slices((X, Y)).batch(4))
+    before = model.get_weights()
+    for call in (
+        lambda: model.fit(X, Y, verbose=0),
+        lambda: model.fit(data, verbose=0),
+        lambda: model.evaluate(X, Y, verbose=0),
+        lambda: model.train_on_batch(X, Y),
+        lambda: model.test_on_batch(X, Y),
+    ):
+        with pytest.raises(FailedPreconditionError, match=r"in the scope of .*hr\.keras\.dataset"):
+            call()
+    assert all(map(np.array_equal, before, model.get_weights()))
+
+
+@pytest.mark.parametrize("make", [sequential, functional, Linear])
+def test_models_made_in_a_scope_with_replicas_refuse_to_train(make):
+    with hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
+        model = compiled(make())
+        assert_refused(model)
+    assert_refused(model)
+    outside = compiled(make())
+    outside.fit(X, Y, verbose=0)
+    assert model.predict(X, verbose=0).shape == (8, 1)
+    with hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
+        assert_refused(outside)
+    outside.fit(X, Y, verbose=0)
+
+
+def test_one_replica_trains_in_its_scope():
+    with hr.distribute.MirroredStrategy(["cpu:0"]).scope():
+        model = compiled(sequential())
+        assert len(model.fit(X, Y, epochs=2, verbose=0).history["loss"]) == 2
+    assert model.evaluate(X, Y, verbose=0) >= 0
+
+
+def test_models_made_in_a_scope_of_parameter_servers_refuse_to_train():
+    with hr.distribute.LocalCluster(num_workers=1, num_ps=1, processes=False) as cluster:
+        strategy = hr.distribute.ParameterServerStrategy(cluster.cluster_resolver)
+        with strategy.scope():
+            model = compiled(sequential())
+        assert_refused(model)
+        distributed = strategy.distribute_dataset(hr.Dataset.from_tensor_slices((X, Y)).batch(4))
+        for call in (hr.keras.dataset, compiled(sequential()).fit):
+            with pytest.raises(TypeError, match=r"workers read it|whose workers read"):
+                call(distributed)
+        strategy.close()
+
+
+def test_models_refuse_to_train_where_keras_is_imported_within_the_scope():
+    program = (
+        "import numpy as np, headrace as hr\n"
+        "with hr.distribute.MirroredStrategy(['cpu:0', 'cpu:1']).scope():\n"
+        "    import keras\n"
+        "    model = keras.Sequential([keras.layers.Dense(1)])\n"
+        "    model.compile('sgd', 'mse')\n"
+        "try:\n"
+        "    model.fit(np.ones((4, 2)), np.ones((4, 1)), verbose=0)\n"
+        "except hr.errors.FailedPreconditionError as error:\n"
+        "    print('refused')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=dict(os.environ), capture_output=True, text=True
+    )
+    assert done.stdout == "refused\n", done.stderr

@@ -518,3 +518,83 @@ def test_the_examples_in_docstrings_give_what_they_say():
     result = doctest.testmod(keras_dataset)
     assert result.attempted > 0
     assert result.failed == 0
+
+
+# --- arguments of fit, evaluate and predict -------------------------------------------------------
+
+
+def test_class_weight_of_fit_weighs_the_training_batches_alone():
+    x, y = np.float32([[1], [1], [2], [2]]), np.float32([[0], [0], [1], [1]])
+    rows = hr.Dataset.from_tensor_slices((x, y)).batch(2)
+    weights = {0: 0.5, 1: 3.0}
+    data, held = hr.keras.dataset(rows), hr.keras.dataset(rows)
+    losses = linear().fit(data, epochs=2, validation_data=held, class_weight=weights, verbose=0)
+    expected = linear().fit(
+        x, y, 2, epochs=2, validation_data=(x, y), class_weight=weights, shuffle=False, verbose=0
+    )
+    for name in ("loss", "val_loss"):
+        np.testing.assert_allclose(losses.history[name], expected.history[name], rtol=1e-6)
+    assert losses.history["loss"] != losses.history["val_loss"]
+    states: list = []
+    data = hr.keras.dataset(hr.Dataset.from_tensor_slices((x, y)).batch(2))
+    same = {"validation_data": data, "class_weight": weights}
+    keep = [Keep(data, states)]
+    again = linear().fit(data, epochs=2, verbose=0, callbacks=keep, **same)
+    assert again.history == losses.history
+    assert [state["pass"] for state in states] == [0, 1, 2, 3]
+    twice = hr.keras.dataset(rows, class_weight=weights)
+    with pytest.raises(ValueError, match=r"`class_weight` of fit is .*give it once"):
+        fitted(twice, class_weight=weights)
+
+
+def test_arguments_that_keras_ignores_beside_a_dataset_are_refused():
+    rows = lines(8).batch(4)
+    data, model, x = hr.keras.dataset(rows), linear(), np.ones((8, 1), np.float32)
+    for words, call in [
+        (r"`sample_weight` of fit .*\(x, y, sample_weight\)",
+         lambda: model.fit(data, sample_weight=x)),
+        (r"`y` of fit .*\(x, y\)", lambda: model.fit(data, x)),
+        (r"`batch_size` of fit .*batch\(n\)", lambda: model.fit(data, batch_size=4)),
+        (r"`sample_weight` of evaluate", lambda: model.evaluate(data, sample_weight=x)),
+        (r"`y` of evaluate", lambda: model.evaluate(data, x)),
+        (r"`batch_size` of predict", lambda: model.predict(data, 4)),
+        (r"`validation_batch_size` of fit",
+         lambda: model.fit(x, x, validation_data=data, validation_batch_size=4)),
+        (r"`validation_data` of fit .* beside labels",
+         lambda: model.fit(x, x, validation_data=(data, x))),
+        (r"`x` is a Dataset.*hr\.keras\.dataset", lambda: model.fit(rows)),
+        (r"`x` is a DatasetIterator.*hr\.keras\.dataset", lambda: model.fit(iter(rows))),
+        (r"`x` is a Dataset.*hr\.keras\.dataset", lambda: model.evaluate(rows)),
+        (r"`x` is a Dataset.*hr\.keras\.dataset", lambda: model.predict(x=rows)),
+        (r"`validation_data` is a Dataset.*hr\.keras\.dataset",
+         lambda: model.fit(data, validation_data=rows)),
+        (r"`validation_data` is a Dataset.*hr\.keras\.dataset",
+         lambda: model.fit(data, validation_data=(rows, None))),
+        (r"`x` is a DistributedDataset.*hr\.keras\.dataset",
+         lambda: model.fit(hr.distribute.MirroredStrategy(["cpu:0"]).distribute_dataset(rows))),
+        (r"Unrecognized data type", lambda: model.fit(object())),
+        (r"got an unexpected keyword", lambda: model.fit(data, no_such_argument=1)),
+    ]:  # fmt: skip
+        with pytest.raises((TypeError, ValueError), match=words):
+            call()
+    with_arrays = {"batch_size": 4, "validation_data": data, "verbose": 0}
+    assert len(model.fit(x, x, **with_arrays).history["val_loss"]) == 1
+
+
+def test_an_endless_dataset_needs_a_number_of_steps():
+    x, endless = np.ones((8, 1), np.float32), hr.keras.dataset(lines(8).batch(4).repeat())
+    model = linear()
+    for words, call in [
+        (r"fit would never end.*`steps_per_epoch`", lambda: model.fit(endless)),
+        (r"fit would never end.*`validation_steps`",
+         lambda: model.fit(x, x, validation_data=endless)),
+        (r"evaluate would never end.*`steps`", lambda: model.evaluate(endless)),
+        (r"predict would never end.*`steps`", lambda: model.predict(endless)),
+    ]:  # fmt: skip
+        with pytest.raises(ValueError, match=words):
+            call()
+    assert fitted(endless, model, steps_per_epoch=3) == [3]
+    given = {"validation_data": endless, "validation_steps": 2}
+    assert fitted(hr.keras.dataset(lines(8).batch(4).repeat(), steps=2), model, **given) == [2]
+    assert model.predict(endless, steps=3, verbose=0).shape == (12, 1)
+    assert model.evaluate(endless, steps=3, verbose=0) >= 0

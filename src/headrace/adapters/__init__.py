@@ -8,6 +8,7 @@
   of which `jax_sharing` says who reads which rows, and puts them on devices (`jax_placement`);
   processes that read rows of their own end together (`jax_agreement`), by words in the `jax_store`
 * `keras`: what `hr.keras` offers: a dataset for `fit`, `evaluate` and `predict` (`keras_dataset`),
-  also of the steps of a strategy (`keras_steps`); `keras_batches` says which batches Keras takes.
+  also of the steps of a strategy (`keras_steps`); `keras_batches` says which batches Keras takes,
+  `keras_fit` checks what `fit`, `evaluate` and `predict` are given, and refuses models in scopes.
 * `torch_tables` and `jax_tables`: rows of tables on parameter servers, and their gradients.
 """

@@ -3,6 +3,7 @@
 Keras is imported when one of these is first used, and not before.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from headrace.lazy import lazily
@@ -23,7 +24,10 @@ else:
 
     def __getattr__(name: str) -> Any:
         try:
-            return _load(name)
+            found = _load(name)
+            if name in __all__:
+                import_module("headrace.adapters.keras_fit").install()
+            return found
         except ModuleNotFoundError as error:
             if error.name == "keras":
                 raise ImportError(

@@ -27,6 +27,7 @@ from headrace.distribute.dataset import DistributedDataset, DistributedDatasetsF
 from headrace.element.spec import Spec, spec_of
 from headrace.element.transpose import map_leaves
 from headrace.errors import FailedPreconditionError, InvalidArgumentError
+from headrace.parameter_server.per_worker_input import PerWorkerInput
 from headrace.plan.buffering import Prefetch
 from headrace.plan.node import Node
 from headrace.plan.source import INFINITE, UNKNOWN
@@ -66,7 +67,7 @@ def dataset(
             over a data service). Without it Keras warns where the first epoch ends. Of a longer
             dataset each epoch has the first batches; `steps_per_epoch` of `fit` goes on in it.
         class_weight: The weight of each class, from which sample weights are made, also in
-            `evaluate`. The argument of that name of `fit` does not reach adapters.
+            `evaluate`; `class_weight` of `fit` counts there alone.
         prefetch: Batches that are read ahead; of a distributed dataset its own options say that.
 
     Raises:
@@ -93,6 +94,12 @@ class KerasDataset(DataAdapter):  # type: ignore[misc]
         class_weight: Mapping[int, float] | None = None,
         prefetch: int = 2,
     ) -> None:
+        if isinstance(dataset, PerWorkerInput):
+            raise TypeError(
+                "`dataset` was distributed by a strategy of parameter servers, whose workers read "
+                "it in scheduled functions, and fit reads in this process: pass the Dataset that "
+                "was given to the strategy"
+            )
         if not isinstance(dataset, Dataset | DistributedDataset | DistributedDatasetsFromFunction):
             raise TypeError(
                 "`dataset` must be a Dataset, or one that a strategy distributed, but got "
@@ -107,6 +114,7 @@ class KerasDataset(DataAdapter):  # type: ignore[misc]
         check_int("prefetch", prefetch, minimum=0)
         self._dataset = dataset
         self._steps = steps
+        self.class_weight = class_weight
         self._weigh = None if class_weight is None else weighing(class_weight)
         self._open: Callable[[int], DatasetIterator | JoinedSteps]
         if isinstance(dataset, Dataset):
@@ -141,6 +149,11 @@ class KerasDataset(DataAdapter):  # type: ignore[misc]
             return self._steps
         size = self._dataset.cardinality()
         return None if size in (INFINITE, UNKNOWN) else size
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether an epoch ends only where Keras is told a number of steps."""
+        return self._steps is None and self._dataset.cardinality() == INFINITE
 
     def __len__(self) -> int:
         return len(self._dataset) if self._steps is None else self._steps
@@ -178,15 +191,7 @@ class KerasDataset(DataAdapter):  # type: ignore[misc]
 
     def get_torch_dataloader(self) -> Iterator[Any]:
         """Return the same as tensors, on the device that Keras uses."""
-        import torch  # noqa: PLC0415 - optional dependency
-
-        def tensor(array: Any) -> Any:
-            # Keras copies arrays, and takes tensors as they are.
-            array = array.astype(array.dtype.newbyteorder("="), copy=False)
-            shares = array.dtype.name in _SHARED_WITH_TORCH
-            return keras.ops.convert_to_tensor(torch.from_numpy(array) if shares else array)
-
-        return (map_leaves(tensor, batch) for batch in self._batches())
+        return _tensors(self._batches())
 
     def get_tf_dataset(self) -> Any:
         """Raise: the back end TensorFlow reads tf.data.
@@ -206,6 +211,20 @@ class KerasDataset(DataAdapter):  # type: ignore[misc]
     def on_epoch_end(self) -> None:
         """Take note that an epoch is over."""
         self._is_within_epoch = False
+
+    def weighted(self, class_weight: Mapping[int, float]) -> DataAdapter:
+        """Return what gives the same batches, with the weights of their classes.
+
+        Raises:
+            ValueError: It has class weights already.
+        """
+        if self.class_weight is not None:
+            raise ValueError(
+                f"`class_weight` of fit is {dict(class_weight)}, and that of hr.keras.dataset is "
+                f"{dict(self.class_weight)}: give it once"
+            )
+        check_instance("class_weight", class_weight, Mapping)
+        return _Weighted(self, weighing(class_weight))
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -353,6 +372,46 @@ class KerasDataset(DataAdapter):  # type: ignore[misc]
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+class _Weighted(DataAdapter):  # type: ignore[misc]
+    """A dataset with class weights of one `fit`.
+
+    Not within `KerasDataset`, which may be validation data of the same `fit`.
+    """
+
+    def __init__(self, data: KerasDataset, weigh: Callable[[Any], Any]) -> None:
+        self._data = data
+        self._weigh = weigh
+        self.on_epoch_begin = data.on_epoch_begin
+        self.on_epoch_end = data.on_epoch_end
+
+    def get_numpy_iterator(self) -> Iterator[Any]:
+        return map(self._weigh, self._data.get_numpy_iterator())
+
+    get_jax_iterator = get_numpy_iterator
+
+    def get_torch_dataloader(self) -> Iterator[Any]:
+        return _tensors(self.get_numpy_iterator())
+
+    @property
+    def num_batches(self) -> int | None:
+        return self._data.num_batches
+
+    batch_size = has_partial_batch = partial_batch_size = None
+
+
+def _tensors(batches: Iterator[Any]) -> Iterator[Any]:
+    """Return batches as tensors of PyTorch, on the device that Keras uses."""
+    import torch  # noqa: PLC0415 - optional dependency
+
+    def tensor(array: Any) -> Any:
+        # Keras copies arrays, and takes tensors as they are.
+        array = array.astype(array.dtype.newbyteorder("="), copy=False)
+        shares = array.dtype.name in _SHARED_WITH_TORCH
+        return keras.ops.convert_to_tensor(torch.from_numpy(array) if shares else array)
+
+    return (map_leaves(tensor, batch) for batch in batches)
 
 
 class _Pass:

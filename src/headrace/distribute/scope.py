@@ -13,6 +13,7 @@ from headrace.distribute.context import (
     refuse_mixing,
 )
 from headrace.errors import FailedPreconditionError
+from headrace.frameworks.keras_state import is_keras_3
 
 __all__ = ["Scope"]
 
@@ -26,11 +27,15 @@ class Scope:
 
     def __init__(self, strategy: Any) -> None:
         self._strategy = strategy
-        self._tokens: list[Token[Place]] = []
+        #: Of each entry; and whether Keras had been imported by then.
+        self._entries: list[tuple[Token[Place], bool]] = []
 
     def __enter__(self) -> Any:
         check_cross_replica(self._strategy, "scope")
-        self._tokens.append(here.set(CrossReplica(self._strategy)))
+        has_keras = is_keras_3()
+        if has_keras:
+            _keras_fit().install()
+        self._entries.append((here.set(CrossReplica(self._strategy)), has_keras))
         return self._strategy
 
     def __exit__(self, *error: object) -> None:
@@ -42,4 +47,14 @@ class Scope:
             )
         if place.strategy is not self._strategy:
             refuse_mixing(place.strategy, self._strategy)
-        here.reset(self._tokens.pop())
+        token, had_keras = self._entries.pop()
+        if not had_keras and is_keras_3():
+            _keras_fit().install()
+            _keras_fit().mark_models()
+        here.reset(token)
+
+
+def _keras_fit() -> Any:
+    from headrace.adapters import keras_fit  # noqa: PLC0415 - where Keras is in use
+
+    return keras_fit

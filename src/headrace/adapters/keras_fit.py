@@ -1,0 +1,212 @@
+"""What `keras.Model` does with data and strategies of Headrace.
+
+`install` replaces methods of `keras.Model`. The new ones check their arguments, and call the
+original. Keras knows nothing of strategies, and hands data adapters neither `class_weight` nor
+`sample_weight`, `y` and `batch_size`: without these checks all of them are ignored silently. Calls
+without data of Headrace, outside of scopes, are passed on as they are.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import inspect
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+
+from headrace.adapters.keras_dataset import KerasDataset
+from headrace.data.dataset import Dataset
+from headrace.data.iterator import DatasetIterator
+from headrace.distribute.current import get_strategy
+from headrace.distribute.dataset import DistributedDataset, DistributedDatasetsFromFunction
+from headrace.distribute.iterator import DistributedIterator
+from headrace.errors import FailedPreconditionError
+from headrace.frameworks.keras_state import WHAT_WORKS
+from headrace.parameter_server.per_worker_input import PerWorkerInput
+
+__all__ = ["install", "mark_models"]
+
+_lock = threading.Lock()
+_STRATEGY = "_headrace_strategy"
+"""Attribute of a model: the strategy in whose scope it was made, if that has several replicas."""
+
+
+def install() -> None:
+    """Replace the methods of `keras.Model`. Idempotent."""
+    with _lock:
+        if hasattr(keras.Model.fit, "_is_headrace"):
+            return
+        _replace_new()
+        for name, prepare in _CHECKS.items():
+            _replace(name, prepare)
+
+
+def mark_models() -> None:
+    """Have all models that there are belong to the strategy of this scope.
+
+    Called where Keras was imported within the scope: its models were all made there.
+    """
+    if (strategy := _distributing()) is not None:
+        for each in gc.get_objects():
+            if keras.Model in type(each).__mro__:
+                object.__setattr__(each, _STRATEGY, strategy)
+
+
+def _distributing() -> Any:
+    """Return the current strategy if it has several replicas, or parameter servers; else None."""
+    strategy = get_strategy()
+    is_alone = strategy.variable_type is None and strategy.num_replicas_in_sync == 1
+    return None if is_alone else strategy
+
+
+def _replace_new() -> None:
+    original = keras.Model.__new__
+
+    @functools.wraps(original)
+    def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        made = original(cls, *args, **kwargs)
+        if (strategy := _distributing()) is not None:
+            object.__setattr__(made, _STRATEGY, strategy)
+        return made
+
+    keras.Model.__new__ = staticmethod(new)
+
+
+def _replace(name: str, prepare: Callable[[dict[str, Any]], None] | None) -> None:
+    original = getattr(keras.Model, name)
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if name in _TRAINING:
+            _check_strategy(self, name)
+        if prepare is None:
+            return original(self, *args, **kwargs)
+        try:
+            call = signature.bind(self, *args, **kwargs)
+        except TypeError:
+            return original(self, *args, **kwargs)  # raises in Keras' words
+        prepare(call.arguments)
+        return original(*call.args, **call.kwargs)
+
+    method._is_headrace = True  # type: ignore[attr-defined]
+    setattr(keras.Model, name, method)
+
+
+def _check_strategy(model: Any, name: str) -> None:
+    strategy = _distributing() or vars(model).get(_STRATEGY)
+    if strategy is not None:
+        raise FailedPreconditionError(
+            f"{name} of the Keras model {model.name!r} in the scope of {strategy!r}: Keras would "
+            "run it in this process alone, as one replica, whatever the strategy says. "
+            f"{WHAT_WORKS}"
+        )
+
+
+# --- arguments ------------------------------------------------------------------------------------
+
+
+def _prepare_fit(given: dict[str, Any]) -> None:
+    data, validation = given.get("x"), given.get("validation_data")
+    _check_kind("x", data)
+    parts = validation if isinstance(validation, list | tuple) else (validation,)
+    for part in parts:
+        _check_kind("validation_data", part)
+    if isinstance(data, KerasDataset):
+        _refuse("fit", given, ("y", "batch_size", "sample_weight"))
+        _check_end("fit", data, given, "steps_per_epoch")
+        if given.get("class_weight") is not None:
+            given["x"] = data.weighted(given["class_weight"])
+            given["class_weight"] = None
+    if parts and isinstance(parts[0], KerasDataset):
+        if any(part is not None for part in parts[1:]):
+            raise ValueError(
+                "`validation_data` of fit is an hr.keras.dataset beside labels or weights, which "
+                "Keras would ignore: have the dataset's elements be (x, y) or (x, y, sample_weight)"
+            )
+        _refuse("fit", given, ("validation_batch_size",))
+        _check_end("fit", parts[0], given, "validation_steps")
+
+
+def _prepare_pass(method: str) -> Callable[[dict[str, Any]], None]:
+    def prepare(given: dict[str, Any]) -> None:
+        if given.get("kwargs", {}).get("_use_cached_eval_dataset"):
+            return  # called by fit, which has checked them
+        data = given.get("x")
+        _check_kind("x", data)
+        if isinstance(data, KerasDataset):
+            _refuse(method, given, ("y", "batch_size", "sample_weight"))
+            _check_end(method, data, given, "steps")
+
+    return prepare
+
+
+def _check_kind(argument: str, value: Any) -> None:
+    """Raise for data of Headrace that Keras cannot read."""
+    if isinstance(value, KerasDataset):
+        return
+    for kinds, cure in _UNREADABLE:
+        if isinstance(value, kinds):
+            raise TypeError(f"`{argument}` is a {type(value).__name__}, and {cure}")
+    if type(value).__module__.startswith("headrace.adapters."):  # of hr.torch or hr.jax
+        raise TypeError(f"`{argument}` is a {type(value).__name__}, and {_UNREADABLE[0][1]}")
+
+
+_UNREADABLE: Sequence[tuple[Any, str]] = (
+    (
+        (Dataset, DistributedDataset, DistributedDatasetsFromFunction),
+        "Keras reads those of hr.keras.dataset: pass hr.keras.dataset(dataset)",
+    ),
+    (
+        (DatasetIterator, DistributedIterator),
+        "Keras begins a new pass in each epoch: pass hr.keras.dataset(dataset), of the dataset",
+    ),
+    (
+        PerWorkerInput,
+        "workers read it, not this process: pass hr.keras.dataset(dataset), of the dataset that "
+        "was given to the strategy",
+    ),
+)
+
+
+def _refuse(method: str, given: dict[str, Any], names: Sequence[str]) -> None:
+    """Raise for arguments that Keras would ignore beside an `hr.keras.dataset`."""
+    for name in names:
+        if given.get(name) is not None:
+            raise ValueError(
+                f"`{name}` of {method} is given beside an hr.keras.dataset, and Keras would ignore "
+                f"it: {_INSTEAD[name]}"
+            )
+
+
+_INSTEAD = {
+    "y": "have the dataset's elements be (x, y)",
+    "sample_weight": "have the dataset's elements be (x, y, sample_weight)",
+    "batch_size": "the batches are the dataset's, hr.keras.dataset(dataset.batch(n))",
+    "validation_batch_size": "the batches are the dataset's, hr.keras.dataset(dataset.batch(n))",
+}
+
+
+def _check_end(method: str, data: KerasDataset, given: dict[str, Any], argument: str) -> None:
+    # Keras' own limit, for debugging, is a recent one.
+    limit = getattr(keras.config, "max_steps_per_epoch", lambda: None)()
+    if not data.is_endless or given.get(argument) or limit:
+        return
+    raise ValueError(
+        f"{method} would never end: the dataset is infinite, and `{argument}` is not given. Say "
+        f"{argument}=n, or hr.keras.dataset(dataset, steps=n)"
+    )
+
+
+_CHECKS: dict[str, Callable[[dict[str, Any]], None] | None] = {
+    "fit": _prepare_fit,
+    "evaluate": _prepare_pass("evaluate"),
+    "predict": _prepare_pass("predict"),
+    "train_on_batch": None,
+    "test_on_batch": None,
+}
+_TRAINING = _CHECKS.keys() - {"predict"}
+"""Methods that need a strategy's replicas. Predictions are the same in any process."""
