@@ -224,3 +224,28 @@ def test_a_program_that_closes_nothing_says_only_what_it_did_not_wait_for(then: 
             timeout=SECONDS,
         )
     assert ended.stderr.strip() == words
+
+
+def test_metrics_that_functions_return_are_merged(coordinator: ClusterCoordinator) -> None:
+    rng = np.random.default_rng(7)
+    true, predicted = rng.integers(0, 2, 60), rng.random(60)
+    rows = hr.Dataset.from_tensor_slices((true, predicted)).batch(7)
+    whole = hr.metrics.AUC(50)
+    whole.update_state(true, predicted)
+
+    def measured(shard: hr.Dataset) -> hr.metrics.AUC:
+        area = hr.metrics.AUC(50, name="area")
+        for labels, scores in shard:
+            area.update_state(labels, scores)
+        return area
+
+    found = coordinator.evaluate(measured, rows, 4, hr.metrics.AUC(50).merge)
+    assert found.result() == whole.result()
+    returned = coordinator.schedule(measured, (rows,)).fetch()
+    assert (returned.name, returned.sums().tolist()) == ("area", whole.sums().tolist())
+    sums = coordinator.evaluate(lambda shard: measured(shard).sums(), rows, 4, list)
+    for others in (sums, np.stack(sums), whole, whole.sums(), [whole]):
+        assert hr.metrics.AUC(50).merge(others).result() == whole.result()
+    # A metric of this process would count on a worker and not here.
+    with pytest.raises(FailedPreconditionError, match="captured Variable"):
+        coordinator.schedule(lambda: whole.update_state([1], [0.5]))

@@ -38,6 +38,14 @@ def test_merged_metrics_have_seen_what_both_did():
     for other in (hr.metrics.AUC(100), hr.metrics.AUC(curve="PR")):
         with pytest.raises(ValueError, match="settings"):
             whole.merge(other)
+    for sums in (np.zeros((2, 100)), [hr.metrics.Mean().sums()], [1.0, 2.0]):
+        with pytest.raises(ValueError, match=r"sums of shape \(2, 200\)"):
+            whole.merge(sums)
+    with pytest.raises(TypeError, match="merged with metrics"):
+        whole.merge(["a"])
+    mean = hr.metrics.Mean()
+    mean.update_state(np.float64([1, 2]))
+    assert hr.metrics.Mean().merge(mean.sums()).merge([mean, mean.sums()]).result() == 1.5
 
 
 def test_each_replica_adds_to_its_own_sums_and_the_result_is_of_all():

@@ -9,14 +9,14 @@ Formulas are those of Keras 3; sums are float64.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.arguments import check_int, check_string
-from headrace.distribute.context import refusing_variables
+from headrace.distribute.context import here, refusing_variables
 from headrace.distribute.current import get_strategy
 from headrace.distribute.variable import Variable
 from headrace.errors import InvalidArgumentError
@@ -41,13 +41,7 @@ class Metric:
         # A function that evaluates a part of a dataset has sums of its own, and returns them.
         token = None if on_servers else refusing_variables.set(None)
         try:
-            self._sums: Any = Variable(
-                np.zeros(shape),
-                name=name,
-                trainable=False,
-                aggregation="SUM",
-                synchronization="AUTO" if on_servers else "ON_READ",
-            )
+            self._sums: Any = _sums_variable(np.zeros(shape), name, on_servers=on_servers)
         finally:
             if token is not None:
                 refusing_variables.reset(token)
@@ -74,25 +68,62 @@ class Metric:
 
     reset_states = reset_state
 
-    def merge(self, others: Metric | Iterable[Metric]) -> Self:
+    def merge(self, others: Any) -> Self:
         """Add what other metrics of this kind have seen, and return this one.
+
+        >>> import headrace as hr
+        >>> one, other = hr.metrics.Mean(), hr.metrics.Mean()
+        >>> one.update_state([1, 2])
+        >>> other.update_state([6])
+        >>> hr.metrics.Mean().merge([one, other.sums()]).result()
+        np.float64(3.0)
+
+        Args:
+            others: A metric, its `sums()`, or an iterable of these.
 
         Raises:
             TypeError: One is of another kind.
             ValueError: One has other sums, such as an `AUC` with other thresholds.
         """
-        several = [others] if isinstance(others, Metric) else list(others)
-        for other in several:
+        is_one = isinstance(others, Metric) or (
+            isinstance(others, np.ndarray) and others.shape == self._shape
+        )
+        found = [self._sums_of(each) for each in ([others] if is_one else others)]
+        if found:
+            self._add(np.sum(found, axis=0))
+        return self
+
+    def _sums_of(self, other: Any) -> Array:
+        kind = type(self).__name__
+        if isinstance(other, Metric):
             if type(other) is not type(self):
-                raise TypeError(
-                    f"a {type(self).__name__} is merged with others, but got a "
-                    f"{type(other).__name__}"
-                )
+                raise TypeError(f"a {kind} is merged with others, but got a {type(other).__name__}")
             if not self._fits(other):
                 raise ValueError(f"{other!r} has other settings than {self!r}")
-        if several:
-            self._add(np.sum([other.sums() for other in several], axis=0))
-        return self
+            return other.sums()
+        sums = np.asarray(other)
+        if sums.dtype.kind not in "biuf":
+            raise TypeError(
+                f"a {kind} is merged with metrics of its kind or with their sums(), but got "
+                f"{other!r:.80} of type {type(other).__name__}"
+            )
+        if sums.shape != self._shape:
+            raise ValueError(
+                f"a {kind} is merged with sums of shape {self._shape}, but got an array of shape "
+                f"{sums.shape}"
+            )
+        return sums.astype(np.float64)
+
+    def reduce_by_value(self) -> tuple[Any, ...] | None:
+        """Return how to pickle the metric with its sums; None if they are on servers.
+
+        For what a function returns. A metric that a function captures is refused: its worker
+        would add to a copy.
+        """
+        if Variable not in type(self._sums).__mro__:
+            return None
+        settings = {name: value for name, value in vars(self).items() if name != "_sums"}
+        return _made_of_sums, (type(self), settings, self.name, self.sums())
 
     merge_state = merge
 
@@ -108,6 +139,29 @@ class Metric:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}>"
+
+
+def _sums_variable(sums: Array, name: str | None, *, on_servers: bool) -> Any:
+    return Variable(
+        sums,
+        name=name,
+        trainable=False,
+        aggregation="SUM",
+        synchronization="AUTO" if on_servers else "ON_READ",
+    )
+
+
+def _made_of_sums(kind: type[Metric], settings: dict[str, Any], name: str, sums: Array) -> Metric:
+    """Return a metric of this process, whatever scope this is called in."""
+    made = object.__new__(kind)
+    made.__dict__.update(settings)
+    place, refusing = here.set(None), refusing_variables.set(None)
+    try:
+        made._sums = _sums_variable(sums, name, on_servers=False)
+    finally:
+        refusing_variables.reset(refusing)
+        here.reset(place)
+    return made
 
 
 class Mean(Metric):

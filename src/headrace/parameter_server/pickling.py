@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from typing import Any, NoReturn
 
+from headrace.distribute.metrics import Metric
 from headrace.distribute.variable import Variable
 from headrace.errors import FailedPreconditionError
 from headrace.frameworks.keras_state import WHAT_WORKS, keras_state
@@ -37,6 +38,8 @@ class ReplyPickler(Pickler):
 
     def reducer_override(self, value: Any) -> Any:
         """Return how a value is pickled; raise for a variable of the worker's process."""
+        if isinstance(value, Metric) and (reduced := value.reduce_by_value()) is not None:
+            return reduced
         if Variable in type(value).__mro__:
             raise FailedPreconditionError(
                 f"Variable {value.name!r} is an array of the worker's process: return its value, "
