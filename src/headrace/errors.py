@@ -137,6 +137,21 @@ class UserFunctionError(HeadraceError, RuntimeError):
         )
 
 
+def missing_module_hint(error_type: str, cures: str) -> str:
+    """Return what to add to the message of a user function's error on a worker.
+
+    Args:
+        error_type: Name of the exception's class.
+        cures: Ways to have a module on the worker.
+
+    Returns:
+        Words that begin with "; "; empty unless a module was missing.
+    """
+    if error_type != "ModuleNotFoundError":
+        return ""
+    return f"; the worker lacks it: {cures}"
+
+
 def describe_error(error: BaseException) -> str:
     """Return "Type: text" of an exception, whatever its `__str__` does."""
     name = type(error).__name__

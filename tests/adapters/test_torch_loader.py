@@ -16,6 +16,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 import headrace as hr
 from headrace.adapters import torch_iterator
@@ -155,6 +156,10 @@ def test_a_length_that_is_not_known_is_a_type_error():
 def test_wrong_arguments_are_refused_where_they_are_written(arguments: Any, words: str):
     with pytest.raises((TypeError, ValueError, RuntimeError), match=words):
         hr.torch.loader(*arguments)
+    with pytest.raises(TypeError, match=r"'batch_size'; batches .*dataset\.batch\(n\)"):
+        hr.torch.loader(hr.Dataset.range(3), batch_size=2)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"hr\.torch\.loader\(dataset\)"):
+        list(DataLoader(hr.Dataset.range(3)))  # type: ignore[arg-type]
     with pytest.raises((TypeError, ValueError), match=r"shard|index"):
         hr.torch.loader(hr.Dataset.range(3), shard=(2, 2))
 

@@ -349,3 +349,11 @@ def test_closing_ends_waits_and_threads():
         with pytest.raises(CancelledError, match="the coordinator is closed"):
             coordinator.schedule(divide)
         shared_here["release"].set()
+
+
+def test_a_package_that_a_function_misses_on_the_worker_is_named(coordinator: ClusterCoordinator):
+    def uses() -> None:
+        import no_such_package  # type: ignore[import-not-found] # noqa: F401, PLC0415
+
+    with pytest.raises(UserFunctionError, match=r"no_such_package'; the worker lacks it: .*--pre"):
+        coordinator.schedule(uses).fetch(SECONDS)

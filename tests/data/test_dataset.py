@@ -229,3 +229,11 @@ def test_numbers_may_be_those_of_numpy():
     ]
     assert [int(x) for x in dataset] == [int(x) for x in plain]
     assert hr.Options(seed=one).seed == 1
+
+
+def test_items_by_number_are_refused_with_a_cure():
+    dataset = hr.Dataset.range(3)
+    with pytest.raises(TypeError, match=r"next\(iter\(dataset\)\)"):
+        dataset[0]
+    with pytest.raises(TypeError, match="goes to from_generator"):
+        hr.Dataset.from_random_access(dataset)

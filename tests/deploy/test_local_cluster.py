@@ -44,7 +44,7 @@ def test_in_one_process_all_tasks_listen_and_this_process_has_none():
         assert (resolver.task_type, resolver.task_id, resolver.environment) == (None, None, "local")
         assert cluster.pid("ps", 0) == os.getpid()
     assert all(map(goes_quiet, tasks.values()))
-    cluster.close()
+    cluster.stop()
     with pytest.raises(FailedPreconditionError, match="the cluster is closed"):
         cluster.restart("ps", 0)
 

@@ -53,8 +53,10 @@ def test_uniform_values_are_spread_evenly():
     assert abs(np.corrcoef(values[:-1, 0], values[1:, 0])[0, 1]) < 0.05
 
 
-def test_normal_values_have_their_mean_and_deviation():
-    values = first_rows(Normal(3.0, 0.5, 7), np.arange(20_000), 8, np.dtype(np.float64))
+def test_normal_values_have_their_mean_and_stddev():
+    values = first_rows(
+        Normal(mean=3.0, stddev=0.5, seed=7), np.arange(20_000), 8, np.dtype(np.float64)
+    )
     assert values.mean() == pytest.approx(3.0, abs=0.01)
     assert values.std() == pytest.approx(0.5, rel=0.02)
     assert np.isfinite(values).all()

@@ -89,6 +89,11 @@ def test_distribute_refuses(changes: dict[str, Any], message: str) -> None:
             from_dataset_id(dataset_id="1000", **arguments)
 
 
+def test_a_dataset_given_to_distribute_is_refused_with_apply() -> None:
+    with pytest.raises(TypeError, match=r"dataset\.apply\(hr\.service\.distribute"):
+        distribute(hr.Dataset.range(3), NOWHERE)  # type: ignore[arg-type]
+
+
 def test_dynamic_accepts_the_name_of_its_own_visitation() -> None:
     options = reading_options(
         processing_mode=ShardingPolicy.DYNAMIC, service=NOWHERE, visitation="at_most_once"

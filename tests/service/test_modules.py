@@ -14,7 +14,7 @@ import cloudpickle
 import pytest
 
 import headrace as hr
-from headrace.errors import FailedPreconditionError
+from headrace.errors import FailedPreconditionError, UserFunctionError
 from headrace.plan.serialize import dump_plan, load_plan
 from headrace.service import (
     LocalCluster,
@@ -81,6 +81,19 @@ def test_a_package_travels_with_all_that_is_in_it(folder: Path, cluster: LocalCl
     distributed_save(data, folder / "d", cluster.target, modules=[travelling]).wait(40.0)
     assert sorted(numbers(hr.Dataset.load(folder / "d"))) == [10, 11, 12]
     assert cloudpickle.list_registry_pickle_by_value() == set()
+
+
+@pytest.mark.system
+def test_a_package_that_a_function_misses_on_the_worker_is_named(cluster: LocalCluster) -> None:
+    def uses(x: int) -> int:
+        import no_such_package  # type: ignore[import-not-found] # noqa: PLC0415
+
+        return int(no_such_package.more(x))
+
+    read = hr.Dataset.range(3).map(uses).apply(distribute("distributed_epoch", cluster.target))
+    words = r"no_such_package'; the worker lacks it: .*--preload .*`modules="
+    with pytest.raises(UserFunctionError, match=words), iter(read) as reader:
+        next(reader)
 
 
 @pytest.mark.system

@@ -12,6 +12,7 @@ from headrace.adapters.torch_iterator import LoaderIterator, Opened, check_form
 from headrace.adapters.torch_passes import DistributedPasses, PlainPasses
 from headrace.adapters.torch_share import Part
 from headrace.arguments import check_flag, check_int
+from headrace.data.absent import with_known_arguments
 from headrace.data.dataset import Dataset
 from headrace.distribute.dataset import Distributed
 from headrace.element.spec import Spec
@@ -20,6 +21,7 @@ from headrace.errors import FailedPreconditionError
 __all__ = ["Loader", "loader"]
 
 
+@with_known_arguments
 def loader(
     dataset: Any,
     device: Any = None,

@@ -5,10 +5,14 @@ from __future__ import annotations
 import traceback
 from types import TracebackType
 
-from headrace.errors import HeadraceError, UserFunctionError, describe_error
+from headrace.errors import HeadraceError, UserFunctionError, describe_error, missing_module_hint
 
-__all__ = ["blame"]
+__all__ = ["MISSING_MODULE", "blame"]
 
+MISSING_MODULE = (
+    "install the package there, or make your module importable for it (PYTHONPATH, or "
+    "`headrace server --preload FOLDER/NAME.py`)"
+)
 _OURS = ("headrace.coordinator", "headrace.parameter_server.origin", "contextlib")
 
 
@@ -24,6 +28,7 @@ def blame(function: str, worker: int, error: BaseException) -> Exception:
     kind = type(error).__name__
     text = "".join(traceback.format_exception(type(error), error, _users(error.__traceback__)))
     said = describe_error(error).removeprefix(kind).removeprefix(": ")
+    said += missing_module_hint(kind, MISSING_MODULE)
     return UserFunctionError(
         f"the function {function} raised {kind} on worker {worker}: {said}\n\n"
         f"Original traceback:\n{text}",

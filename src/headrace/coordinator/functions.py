@@ -10,10 +10,16 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
 
+from headrace.coordinator.blame import MISSING_MODULE
 from headrace.coordinator.closure import Payload
 from headrace.coordinator.packing import Packing, pack, unpack
 from headrace.coordinator.work import Function
-from headrace.errors import FailedPreconditionError, HeadraceError, describe_error
+from headrace.errors import (
+    FailedPreconditionError,
+    HeadraceError,
+    describe_error,
+    missing_module_hint,
+)
 from headrace.frameworks.keras_state import keras_state
 from headrace.parameter_server.pickling import refuse_keras
 from headrace.plan.node import describe_function
@@ -109,8 +115,11 @@ class Loaded:
                 except Exception as error:
                     raise FailedPreconditionError(
                         f"the function {self.name} cannot be loaded on this worker: "
-                        f"{describe_error(error)}; does it have the same packages as the "
-                        "coordinator?"
+                        f"{describe_error(error)}"
+                        + (
+                            missing_module_hint(type(error).__name__, MISSING_MODULE)
+                            or "; does it have the same packages as the coordinator?"
+                        )
                     ) from error
                 self.payload = Payload(b"")
             assert self._function is not None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from headrace.data.absent import no_such_method
 from headrace.data.choosing import Choosing
@@ -293,6 +293,13 @@ class Dataset(Sources, Choosing, Windows):
         if size == UNKNOWN:
             raise TypeError("the length of this dataset is known only by reading it")
         return size
+
+    def __getitem__(self, key: object) -> NoReturn:
+        raise TypeError(
+            "a Dataset has no items by number: next(iter(dataset)) is the first element, and "
+            "dataset.skip(n).take(1) the one after n others; for PyTorch, hr.torch.loader(dataset) "
+            "stands in place of a DataLoader"
+        )
 
     def __bool__(self) -> bool:
         return True  # `if dataset:` asks whether there is one, not whether it is empty

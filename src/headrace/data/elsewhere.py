@@ -217,6 +217,7 @@ OF_MODULES["headrace"] |= {
 
 #: Arguments that these functions have elsewhere.
 OF_ARGUMENTS = {
+    "batch_size": "batches are made by a step of the dataset: dataset.batch(n)",
     "buffer_size": "leave it out: files are read in large pieces",
     "compression": "leave it out: the files of `save` are Arrow's",
     "collate_fn": "batch numbers, then map() them to a batch",
@@ -229,7 +230,9 @@ OF_ARGUMENTS = {
     "num_workers": "num_parallel_calls, or a service of as many workers",
     "output_shapes": "output_signature=hr.ArraySpec(shape, dtype), or nothing at all",
     "output_types": "output_signature=hr.ArraySpec(shape, dtype), or nothing at all",
+    "sampler": "the order is made by a step of the dataset: dataset.shuffle(buffer_size, seed=...)",
     "shard_func": "leave it out: one process saves one stream",
+    "shuffle": "the order is made by a step of the dataset: dataset.shuffle(buffer_size, seed=...)",
     "use_unbounded_threadpool": "num_parallel_calls=n",
     "checkpoint_args": "leave it out: an unfinished save goes on where it stopped",
     "dtype": "it is called output_type",

@@ -205,8 +205,9 @@ def _is_random_access(value: Any) -> bool:
     has_items = hasattr(value, "__getitem__") or hasattr(value, "__getitems__")
     if not has_items or not hasattr(value, "__len__"):
         return False
-    # torch's streams inherit `__getitem__`, and some say how long they are.
-    return not _is_a(value, "torch.utils.data", "IterableDataset")
+    # torch's streams inherit `__getitem__`, and some say how long they are; ours only raises.
+    is_stream = _is_a(value, "torch.utils.data", "IterableDataset")
+    return not (is_stream or _is_a(value, "headrace", "Dataset"))
 
 
 def _has_single_items(value: Any) -> bool:

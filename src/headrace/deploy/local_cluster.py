@@ -160,6 +160,8 @@ class LocalCluster:
                 server.stop()
             self._servers.clear()
 
+    stop = close
+
     def leave_to_parent(self) -> None:
         """Leave the cluster to the process that started it, where this one was forked from it."""
         _open.discard(self)

@@ -76,7 +76,7 @@ def _normal(initializer: Normal, rows: NDArray[np.int64], columns: int) -> NDArr
     distance = ((bits >> _HALF).astype(np.float64) + 1) * 2.0**-32
     angle = (bits & _LOW).astype(np.float64) * (2 * math.pi * 2.0**-32)
     spread: NDArray[Any] = np.sqrt(-2 * np.log(distance)) * np.cos(angle)
-    spread *= initializer.deviation
+    spread *= initializer.stddev
     spread += initializer.mean
     return spread
 

@@ -75,7 +75,7 @@ class Normal(Message, frozen=True):
     """Elements are normally distributed, each by its row and column alone."""
 
     mean: float = 0.0
-    deviation: float = 0.05
+    stddev: float = 0.05
     seed: int = 0
 
 

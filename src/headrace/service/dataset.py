@@ -133,6 +133,11 @@ def distribute(
         FailedPreconditionError: (when applied) Something in the dataset cannot be pickled.
         UnavailableError: (when applied) The dispatcher did not answer for a minute.
     """
+    if isinstance(processing_mode, Dataset):
+        raise TypeError(
+            "distribute() takes no dataset, but returns what a dataset's `apply` takes: "
+            'dataset.apply(hr.service.distribute("distributed_epoch", "host:port"))'
+        )
     travelling = checked_modules(modules)
     with by_value(travelling):  # the cost function travels, too
         options = reading_options(

@@ -169,6 +169,8 @@ class LocalCluster:
                 worker.stop()
         self._dispatcher.stop()
 
+    stop = close
+
     def leave_to_parent(self) -> None:
         """Leave the cluster to the process that started it, where this one was forked from it."""
         _open.discard(self)

@@ -153,7 +153,7 @@ def test_workers_whose_functions_hold_the_interpreter_are_closed_in_seconds_toge
                 )
             )
             with Stopwatch() as watch:
-                cluster.close()
+                cluster.stop()
             assert watch.seconds < 8.0
         assert not any(worker.is_running for worker in workers)
 

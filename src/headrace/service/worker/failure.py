@@ -5,11 +5,16 @@ from __future__ import annotations
 import traceback
 from types import TracebackType
 
-from headrace.errors import HeadraceError, OutOfRangeError, UserFunctionError
+from headrace.errors import HeadraceError, OutOfRangeError, UserFunctionError, missing_module_hint
 
 __all__ = ["describe", "for_clients"]
 
 _OWN = "headrace."
+_MISSING_MODULE = (
+    "install the package there; a module of yours is made importable (PYTHONPATH, or "
+    "`headrace worker --preload FOLDER/NAME.py`), or travels with the dataset: "
+    '`modules=["name"]` of `distribute`'
+)
 
 
 def for_clients(error: BaseException) -> HeadraceError:
@@ -19,6 +24,8 @@ def for_clients(error: BaseException) -> HeadraceError:
     (StopIteration, OutOfRangeError) comes from a function of the user's; no step of ours lets
     either escape. Errors of Headrace's own pass as they are.
     """
+    if isinstance(error, UserFunctionError):
+        return _with_hint(error)
     if isinstance(error, HeadraceError) and not isinstance(error, OutOfRangeError):
         return error
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
@@ -28,6 +35,20 @@ def for_clients(error: BaseException) -> HeadraceError:
         f"a function of the dataset raised {describe(error)}\n\nOriginal traceback:\n{text}",
         original_type=type(error).__name__,
         original_traceback=text,
+    )
+
+
+def _with_hint(error: UserFunctionError) -> UserFunctionError:
+    """Return an error of the user's that also says how a missing module gets to the worker."""
+    hint = missing_module_hint(error.original_type, _MISSING_MODULE)
+    if not hint:
+        return error
+    said, mark, trace = str(error).partition("\n\nOriginal traceback:")
+    return UserFunctionError(
+        said + hint + mark + trace,
+        position=error.position,
+        original_type=error.original_type,
+        original_traceback=error.original_traceback,
     )
 
 
