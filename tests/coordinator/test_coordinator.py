@@ -283,10 +283,27 @@ def test_what_cannot_be_sent_is_said_by_name(coordinator: ClusterCoordinator):
         coordinator.schedule(lambda: lock)
     with pytest.raises(FailedPreconditionError, match=r"args\[1\], of type lock"):
         coordinator.schedule(divide, (1, lock))
-    with pytest.raises(FailedPreconditionError, match="cannot travel to a worker"):
-        coordinator.schedule(lambda: coordinator.schedule(divide))
     with pytest.raises(UserFunctionError, match="generator, cannot be sent to the coordinator"):
         coordinator.schedule(lambda: (n for n in range(3))).fetch(SECONDS)
+
+
+def test_methods_of_an_object_that_holds_its_coordinator_run(coordinator: ClusterCoordinator):
+    class Trainer:
+        def __init__(self) -> None:
+            self.coordinator, self.strategy, self.rate = coordinator, coordinator.strategy, 0.5
+
+        def step(self, number: int) -> float:
+            return self.rate * number
+
+        def schedule_another(self) -> None:
+            self.coordinator.schedule(divide)
+
+    trainer = Trainer()
+    assert coordinator.schedule(trainer.step, (4,)).fetch(SECONDS) == 2
+    with pytest.raises(
+        FailedPreconditionError, match=r"`schedule` .* in the coordinator's process"
+    ):
+        coordinator.schedule(trainer.schedule_another).fetch(SECONDS)
 
 
 def test_wrong_arguments_are_refused_at_once(coordinator: ClusterCoordinator):

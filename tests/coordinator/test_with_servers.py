@@ -71,6 +71,15 @@ def test_steps_that_workers_take_are_counted_by_the_optimizer_here():
         assert (first.iterations, second.iterations) == (3, 0)
 
 
+def test_the_strategy_of_a_coordinator_that_travels_is_that_of_the_worker():
+    with _cluster() as (strategy, coordinator):
+
+        def count() -> int:
+            return coordinator.strategy.run(lambda: coordinator.strategy.num_replicas_in_sync)
+
+        assert coordinator.schedule(count).fetch() == strategy.num_replicas_in_sync
+
+
 def test_what_functions_add_is_there_after_join():
     with _cluster() as (strategy, coordinator):
         with strategy.scope():

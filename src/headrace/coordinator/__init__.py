@@ -15,7 +15,7 @@
 * `worker` is the other end: a `life` for each greeting, with an `agenda` that is pure. What a
   function sees there is in `current`, `worker_iterator` and `leased_elements`; `blame` says what
   its error becomes.
-* `packing` and `functions` say what travels, and how.
+* `packing` and `functions` say what travels, and how; `coordinator_stub` is a coordinator that did.
 """
 
 from typing import TYPE_CHECKING

@@ -6,12 +6,13 @@ import functools
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 from headrace.arguments import check_callable, check_instance, check_int, check_seconds
 from headrace.coordinator.closure_queue import ClosureQueue
 from headrace.coordinator.cluster import check_address, check_strategy, cluster_of
 from headrace.coordinator.coordination import Coordination
+from headrace.coordinator.coordinator_stub import CoordinatorStub
 from headrace.coordinator.keeping import Keeping
 from headrace.coordinator.per_worker import PerWorkerDataset, PerWorkerResource, PerWorkerVariable
 from headrace.coordinator.reception import Reception
@@ -22,7 +23,6 @@ from headrace.coordinator.shell import Shell
 from headrace.coordinator.status import CoordinatorStatus
 from headrace.coordinator.worker_iterator import DATASETS, build_dataset
 from headrace.data.dataset import Dataset
-from headrace.errors import FailedPreconditionError
 from headrace.execution.build import draw_seed
 from headrace.parameter_server.per_worker_input import PerWorkerInput
 from headrace.parameter_server.strategy import ParameterServerStrategy
@@ -386,11 +386,9 @@ class ClusterCoordinator:
         with self._shell.lock:
             return {number: each.address for number, each in self._shell.core.contacts.items()}
 
-    def __reduce__(self) -> NoReturn:
-        raise FailedPreconditionError(
-            "a ClusterCoordinator cannot travel to a worker: functions that are scheduled may not "
-            "schedule others. hr.coordinator.get_current_worker_index() is a function of the module"
-        )
+    def __reduce__(self) -> tuple[Any, ...]:
+        travels = isinstance(self._strategy, ParameterServerStrategy)
+        return CoordinatorStub, (self._strategy if travels else None,)
 
 
 _known: weakref.WeakKeyDictionary[Any, weakref.ref[ClusterCoordinator]] = (
