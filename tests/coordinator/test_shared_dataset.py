@@ -172,6 +172,12 @@ def test_evaluation_by_shards_counts_each_element_once(coordinator: ClusterCoord
         return sum(total for total, _ in parts) / sum(count for _, count in parts)
 
     assert coordinator.evaluate(shard_fn, data, 128, merge) == 511.5
+    automatic = coordinator.evaluate(shard_fn, data, "auto", list)
+    assert [count for _, count in automatic] == [128] * 8  # four for each of two workers
+    assert merge(automatic) == 511.5
+    assert len(coordinator.evaluate(shard_fn, data.take(3), "auto", list)) == 3
+    with pytest.raises((TypeError, ValueError), match="`num_shards`"):
+        coordinator.evaluate(shard_fn, data, "many", list)  # type: ignore[arg-type]
 
 
 def test_evaluation_of_a_shuffled_dataset_counts_each_element_once(coordinator: ClusterCoordinator):

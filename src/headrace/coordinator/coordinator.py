@@ -6,7 +6,7 @@ import functools
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from headrace.arguments import check_callable, check_instance, check_int, check_seconds
 from headrace.coordinator.closure_queue import ClosureQueue
@@ -35,6 +35,8 @@ __all__ = ["ClusterCoordinator"]
 
 _MOST_QUEUED = 1 << 16
 _SETTLE_WITHIN = 0.1
+_SHARDS_PER_WORKER = 4
+"""So that a worker that is slower, or lost, leaves little to wait for."""
 
 
 class ClusterCoordinator:
@@ -214,7 +216,7 @@ class ClusterCoordinator:
         self,
         shard_fn: Callable[[Dataset], Any],
         dataset: Dataset,
-        num_shards: int,
+        num_shards: int | Literal["auto"],
         merge: Callable[[list[Any]], Any],
     ) -> Any:
         """Evaluate a dataset on all workers, each element once.
@@ -225,12 +227,16 @@ class ClusterCoordinator:
         Args:
             shard_fn: Called on a worker with one shard, a Dataset; returns what `merge` needs.
             dataset: A finite one.
-            num_shards: How many; some for each worker share the work evenly.
+            num_shards: How many; some for each worker share the work evenly. "auto": four for each
+                worker that there is now, and no more than elements, if their number is known.
             merge: Called here with the list of what was returned, in the order of the shards.
         """
         check_callable("merge", merge)
         check_instance("dataset", dataset, Dataset)
-        count = check_int("num_shards", num_shards, minimum=1)
+        if num_shards == "auto":
+            count = self._shard_count(dataset)
+        else:
+            count = check_int("num_shards", num_shards, minimum=1)
         if dataset.cardinality() == INFINITE:
             raise ValueError(
                 "`dataset` must be finite, but this one has no end; take(n) gives it one"
@@ -242,6 +248,11 @@ class ClusterCoordinator:
         values = [self.schedule(shard_fn, args=(shard,)) for shard in shards]
         self.join()
         return merge([value.fetch() for value in values])
+
+    def _shard_count(self, dataset: Dataset) -> int:
+        count = _SHARDS_PER_WORKER * max(1, len(self.workers))
+        size = dataset.cardinality()
+        return count if size < 0 else max(1, min(count, size))
 
     # --- data -----------------------------------------------------------------------------------
 
