@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any
 
@@ -31,14 +32,24 @@ def keras_state(value: Any) -> str | None:
     if keras is None:
         return None
     kind = type(value)
+    # Keras has its version once it is imported; other threads may do that now.
+    kinds = _kinds(keras, hasattr(keras, "__version__"))
+    if not issubclass(kind, tuple(kinds)):
+        return None
+    what = next(words for base, words in kinds.items() if issubclass(kind, base))
+    if what == "layer" and not value.trainable_variables:
+        return None  # without weights, or with constants: it is the same everywhere
+    return f"the Keras {what} {getattr(value, 'name', kind.__name__)!r} ({kind.__name__})"
+
+
+@functools.cache
+def _kinds(keras: Any, is_imported: bool) -> dict[type, str]:
+    found = {}
     for what, module, name in _KINDS:
-        found = getattr(getattr(keras, module, None) if module else keras, name, None)
-        if found is None or not issubclass(kind, found):
-            continue
-        if name == "Layer" and not value.trainable_variables:
-            return None  # without weights, or with constants: it is the same everywhere
-        return f"the Keras {what} {getattr(value, 'name', kind.__name__)!r} ({kind.__name__})"
-    return None
+        base = getattr(getattr(keras, module, None) if module else keras, name, None)
+        if base is not None:
+            found[base] = what
+    return found
 
 
 _KINDS = (
