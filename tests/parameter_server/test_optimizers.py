@@ -143,22 +143,6 @@ def test_large_numbers_are_finite_though_their_squares_are_not():
     assert not are_finite(F([[1e38, np.inf]]))
 
 
-def test_an_optimizer_has_the_name_of_its_class_or_the_one_that_its_strategy_gives():
-    assert hr.optimizers.Ftrl().name == hr.optimizers.Ftrl().name == "Ftrl"
-    made = []
-
-    class Naming(hr.distribute.OneDeviceStrategy):
-        def optimizer_name(self, kind):
-            made.append(kind)
-            return f"{kind}_{len(made)}"
-
-    with Naming().scope():
-        first, second = hr.optimizers.Adam(), hr.optimizers.Ftrl()
-        assert hr.optimizers.Adam(name="mine").name == "mine"
-    assert (first.name, second.name) == ("Adam_1", "Ftrl_2")
-    assert pickle.loads(pickle.dumps(second)).name == "Ftrl_2"
-
-
 def test_clipping_keeps_the_dtype():
     gradients = [np.array([3.0, 4.0], kind) for kind in (F, np.float64, ml_dtypes.bfloat16)]
     for clip in ("clipnorm", "clipvalue", "global_clipnorm"):

@@ -11,7 +11,9 @@ from headrace.errors import FailedPreconditionError, InvalidArgumentError
 from headrace.parameter_server.origin import Origin, writing_as
 from headrace.parameter_server.partitioners import FixedShardsPartitioner
 from headrace.parameter_server.pushing import Gradient
-from tests.parameter_server.small_cluster import cluster
+from headrace.parameter_server.strategy import ParameterServerStrategy
+from tests.parameter_server.small_cluster import cluster, resolver_of
+from tests.parameter_server.small_cluster import servers as parameter_servers
 
 F32 = np.float32
 
@@ -314,10 +316,57 @@ def test_an_optimizer_of_the_scope_knows_the_steps_that_others_took(strategy, we
     assert mine.iterations == 1
 
 
-def test_an_optimizer_made_anywhere_knows_the_steps_that_others_took(weights):
-    mine, other = hr.optimizers.SGD(0.5), hr.optimizers.SGD(0.5)
+def test_optimizers_of_one_given_name_share_steps_and_must_be_of_one_class(weights):
+    mine, other = hr.optimizers.SGD(0.5, name="one"), hr.optimizers.SGD(0.1, name="one")
     other.apply_gradients([(np.ones((5, 2), F32), weights)])
     assert mine.iterations == 1
+    with pytest.raises(ValueError, match=r"'one' belongs to an optimizer of class SGD"):
+        hr.optimizers.Adam(0.5, name="one")
+
+
+@pytest.mark.parametrize("made", ["after the strategy", "before the strategy", "in its scope"])
+def test_each_optimizer_without_a_name_counts_its_own_steps(made):
+    before = [hr.optimizers.Adam(0.1) for _ in range(2)]
+    with cluster(2) as strategy:
+        with strategy.scope():
+            variables = [hr.Variable(np.zeros(3), name=name) for name in ("a", "b")]
+            inside = [hr.optimizers.Adam(0.1) for _ in range(2)]
+        after = [hr.optimizers.Adam(0.1) for _ in range(2)]
+        pair = {"before": before, "in": inside, "after": after}[made.partition(" ")[0]]
+        for _ in range(5):
+            for optimizer, variable in zip(pair, variables, strict=True):
+                optimizer.apply_gradients([(np.ones(3), variable)])
+        for variable in variables:
+            np.testing.assert_allclose(variable.read(), -0.5, rtol=1e-5)
+        assert [each.iterations for each in pair] == [5, 5]
+        assert pickle.loads(pickle.dumps(pair[1])).iterations == 5
+
+
+def test_a_count_of_an_earlier_program_is_logged_and_one_that_is_restored_is_not(tmp_path, caplog):
+    def program(restores):
+        strategy = ParameterServerStrategy(resolver_of(*(each.address for each in started)))
+        with strategy.scope():
+            weights = hr.Variable(np.zeros(3), name="weights")
+        optimizer, other = hr.optimizers.Adam(0.1), hr.optimizers.Adam(0.1)
+        checkpoint = hr.Checkpoint(weights=weights, optimizer=optimizer)
+        if restores:
+            checkpoint.restore(tmp_path / "ckpt-1")
+        caplog.clear()
+        for _ in range(3):
+            taken = optimizer.apply_gradients([(np.ones(3), weights)])
+        checkpoint.save(tmp_path / "ckpt-1")
+        strategy.close()
+        assert (optimizer.name, other.name) == ("Adam", "Adam_1")
+        return taken, [text for text in caplog.messages if "continues at step" in text]
+
+    with parameter_servers(2) as started:
+        assert program(restores=False) == (3, [])
+        taken, logged = program(restores=False)
+        assert taken == 6
+        assert len(logged) == 1
+        assert "optimizer 'Adam' continues at step 3" in logged[0]
+        assert "another name" in logged[0]
+        assert program(restores=True) == (9, [])
 
 
 def test_with_two_clusters_an_optimizer_made_outside_of_both_does_not_guess(weights):
@@ -365,3 +414,23 @@ def test_from_one_to_four_servers_a_step_asks_each_once_and_bytes_stay_the_same(
     assert counts[1][1].tolist() == [(2 + 4 * 8) * distinct + 4 * 8, 0]
     for found in counts.values():
         assert np.array_equal(found, counts[1])
+
+
+def test_functions_that_make_optimizers_without_a_name_share_a_count_or_are_refused(strategy):
+    with strategy.scope():
+        users = hr.Variable(np.zeros(3), name="users")
+        items = hr.Variable(np.zeros(3), name="items")
+        outside = hr.optimizers.Adam(0.1)
+
+    def train(closure, variable, name=None):
+        with writing_as(Origin(incarnation=1, closure=closure, worker=1)):
+            hr.optimizers.Adam(0.1, name=name).apply_gradients([(np.ones(3), variable)])
+
+    for closure in range(5):
+        train(closure, users)
+    np.testing.assert_allclose(users.read(), -0.5, rtol=1e-5)
+    with pytest.raises(FailedPreconditionError, match=r"class Adam .* trains users, .* items"):
+        train(6, items)
+    train(7, items, name="of items")
+    outside.apply_gradients([(np.ones(3), items)])
+    np.testing.assert_allclose(items.read(), -0.2, rtol=1e-5)

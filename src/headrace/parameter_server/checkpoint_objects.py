@@ -38,7 +38,7 @@ from headrace.parameter_server.checkpoint_tree import (
     leaves,
     local_array,
 )
-from headrace.parameter_server.counter import COUNTING_SERVER, Counter
+from headrace.parameter_server.counter import COUNTING_SERVER
 from headrace.parameter_server.current import Cluster
 from headrace.parameter_server.messages import RestoreShards, SaveShards, ShardsSaved
 from headrace.parameter_server.operations import ShardSpec, TableSpec
@@ -175,12 +175,21 @@ def _check_files(folder: Folder, manifest: Manifest, answers: Mapping[int, Shard
 
 
 def on_servers_of(found: Iterable[Leaf]) -> tuple[Cluster | None, list[Leaf]]:
-    """Return the variables and tables that are on servers, and their cluster."""
+    """Return the variables and tables that are on servers, and their cluster.
+
+    Optimizers have their names in that cluster from now on.
+    """
+    found = list(found)
     mine = [leaf for leaf in found if isinstance(leaf.value, ServerVariable | EmbeddingTable)]
     clusters = {id(leaf.value.cluster): leaf.value.cluster for leaf in mine}
     if len(clusters) > 1:
         raise ValueError("the objects of a Checkpoint must be in one cluster, and are in several")
-    return next(iter(clusters.values()), None), mine
+    cluster = next(iter(clusters.values()), None)
+    if cluster is not None:
+        for leaf in found:
+            if isinstance(leaf.value, Optimizer):
+                leaf.value.name_in(cluster)
+    return cluster, mine
 
 
 # --- restoring -----------------------------------------------------------------------------------
@@ -213,8 +222,9 @@ def _take_up_counts(
     for leaf in due:
         entry = entries[leaf.path]
         if isinstance(leaf.value, Optimizer) and isinstance(entry, OptimizerEntry):
-            leaf.value.count = counter = Counter(cluster.cluster_id, leaf.value.name)
+            counter = leaf.value.counter_in(cluster)
             counters[counter.name] = entry.iterations
+            cluster.optimizers.restored(leaf.value.name)
     return counters
 
 

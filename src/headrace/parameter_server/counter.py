@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from headrace.parameter_server.asking import Ask
 from headrace.parameter_server.current import Cluster, cluster_of
 from headrace.parameter_server.operations import Answer, Count, Counted
 from headrace.parameter_server.origin import next_key
 
-__all__ = ["COUNTING_SERVER", "Counter"]
+__all__ = ["COUNTING_SERVER", "Counter", "steps_of"]
 
 COUNTING_SERVER = 0
 """Which server counts steps."""
+
+_SUFFIX = "/iterations"
+
+
+def steps_of(counters: Mapping[str, int]) -> dict[str, int]:
+    """Return the steps of optimizers among the counters of a server, by their names."""
+    return {
+        name.removesuffix(_SUFFIX): count
+        for name, count in counters.items()
+        if name.endswith(_SUFFIX)
+    }
 
 
 class Counter:
@@ -23,7 +36,7 @@ class Counter:
 
     def __init__(self, cluster_id: str, optimizer: str) -> None:
         self._cluster_id = cluster_id
-        self.name = f"{optimizer}/iterations"
+        self.name = f"{optimizer}{_SUFFIX}"
 
     def __call__(self) -> int:
         """Ask the server that counts."""

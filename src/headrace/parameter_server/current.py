@@ -18,8 +18,9 @@ from typing import Any, TypeVar
 from headrace.errors import FailedPreconditionError
 from headrace.parameter_server.background import Background
 from headrace.parameter_server.connection import Servers
+from headrace.parameter_server.optimizer_names import OptimizerNames
 
-__all__ = ["Cluster", "cluster_of", "clusters_here", "enter", "leave"]
+__all__ = ["Cluster", "cluster_of", "clusters_here", "enter", "leave", "naming_clusters"]
 
 T = TypeVar("T")
 
@@ -38,6 +39,7 @@ class Cluster:
         self.background = Background()
         #: What counters were at when they were last asked: they only grow, unless they are lost.
         self.counters: dict[str, int] = {}
+        self.optimizers = OptimizerNames()
         self._lock = threading.RLock()
         self._things: weakref.WeakValueDictionary[tuple[str, str], Any] = (
             weakref.WeakValueDictionary()
@@ -87,6 +89,17 @@ def clusters_here() -> list[str]:
     """Return the ids of the clusters that this process takes part in."""
     with _lock:
         return list(_clusters)
+
+
+def naming_clusters() -> list[Cluster]:
+    """Return the clusters in which this process numbers optimizers: whose strategy it made."""
+    with _lock:
+        return [
+            cluster
+            for entered in _clusters.values()
+            for cluster in entered[:1]
+            if cluster.optimizers.numbers
+        ]
 
 
 def cluster_of(cluster_id: str, what: str) -> Cluster:

@@ -11,6 +11,7 @@ servers, optimizers do not.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias, get_args
 
@@ -22,7 +23,12 @@ from headrace.arguments import check_string
 from headrace.distribute.current import get_strategy
 from headrace.errors import FailedPreconditionError
 from headrace.parameter_server.counter import Counter
-from headrace.parameter_server.current import clusters_here
+from headrace.parameter_server.current import (
+    Cluster,
+    cluster_of,
+    clusters_here,
+    naming_clusters,
+)
 from headrace.parameter_server.gradients import (
     NonFinite,
     are_finite,
@@ -31,10 +37,16 @@ from headrace.parameter_server.gradients import (
     refuse_non_finite,
 )
 from headrace.parameter_server.operations import OptimizerRule
+from headrace.parameter_server.origin import in_closure
 
 __all__ = ["Optimizer", "Rate", "check_number"]
 
 Rate: TypeAlias = float | Callable[[int], float]
+
+_IN_FUNCTIONS = "_in_functions"
+"""Stands after the class in the name of an optimizer that a function made without a name."""
+
+_naming = threading.Lock()
 
 
 class Optimizer:
@@ -46,9 +58,11 @@ class Optimizer:
         clipnorm: Largest norm of the gradient of one variable.
         clipvalue: Largest element of a gradient.
         global_clipnorm: Largest norm of all gradients of a step together.
-        name: Of its slots and its count of steps on the servers: handles of one name share them,
-            in whatever process they were made. None: the name of its class, and a number for the
-            second of its class that is made in the scope of one strategy.
+        name: Of its slots and its count of steps on the servers: handles of one name and class
+            share them, in whatever process they were made. None: each handle has its own, named
+            after its class ("Adam", then "Adam_1" ...) in order of creation, or of first use if it
+            was made before the strategy. In scheduled functions, which make it again in each call,
+            None is one name for all of its class.
         non_finite: What to do when a gradient has a NaN or an infinity: "raise" before anything is
             applied, "skip" the step of all variables, or "apply" it.
     """
@@ -83,23 +97,84 @@ class Optimizer:
             )
         if name is not None:
             check_string("name", name, empty=False)
-        strategy = get_strategy()
-        named = getattr(strategy, "optimizer_name", None)
-        kind = type(self).__name__
-        self.name = name or (kind if named is None else named(kind))
+        self._given_name = name
+        #: By the id of a cluster: the name of a handle that was given none.
+        self._names: dict[str, str] = {}
+        #: Id of the cluster that it was named for, or used in, last.
+        self._home: str | None = None
         # Plain numbers travel; NumPy's do not.
         numbers = {name: getattr(rule, name) for name in rule.__struct_fields__}
         self.rule = msgspec.structs.replace(
             rule, **{k: v.item() for k, v in numbers.items() if isinstance(v, np.generic)}
         )
-        counter = getattr(strategy, "optimizer_counter", None)
-        #: Asks how many steps were taken; None: it is not known yet in which cluster.
-        self.count: Callable[[], int] | None = None if counter is None else counter(self.name)
         self.learning_rate = learning_rate
         self.clipnorm = clipnorm
         self.clipvalue = clipvalue
         self.global_clipnorm = global_clipnorm
         self.non_finite = non_finite
+        made_for = getattr(get_strategy(), "cluster", None)
+        clusters = naming_clusters() if made_for is None else [made_for]
+        if len(clusters) == 1 and in_closure() is None:
+            self.name_in(clusters[0])
+
+    @property
+    def name(self) -> str:
+        """Whose slots and whose count it uses: its class, until a cluster has given it a name."""
+        if self._given_name is not None:
+            return self._given_name
+        return self._names.get(self._home or "", type(self).__name__)
+
+    def name_in(self, cluster: Cluster) -> str:
+        """Return its name in a cluster, which a handle without one is given now.
+
+        Raises:
+            ValueError: An optimizer of another class has this name there.
+        """
+        self._home = cluster.cluster_id
+        kind = type(self).__name__
+        if self._given_name is not None:
+            if cluster.optimizers.numbers:
+                cluster.optimizers.claim(self._given_name, kind)
+            return self._given_name
+        with _naming:
+            name = self._names.get(cluster.cluster_id)
+            if name is None:
+                is_numbered = cluster.optimizers.numbers and in_closure() is None
+                name = cluster.optimizers.give(kind) if is_numbered else kind + _IN_FUNCTIONS
+                self._names[cluster.cluster_id] = name
+        return name
+
+    def counter_in(self, cluster: Cluster) -> Counter:
+        """Return what counts its steps in a cluster."""
+        return Counter(cluster.cluster_id, self.name_in(cluster))
+
+    def use_in(self, cluster: Cluster, trains: Sequence[str], *, counts: bool) -> str:
+        """Return its name in a cluster for one more step there.
+
+        Args:
+            cluster: Where the step is taken.
+            trains: Names of the variables and tables of the step.
+            counts: Whether the step depends on how many were taken before.
+
+        Raises:
+            FailedPreconditionError: It has no name, and is not told from another one.
+        """
+        is_first = cluster.cluster_id not in self._names
+        name = self.name_in(cluster)
+        if counts and self._given_name is None and name.endswith(_IN_FUNCTIONS):
+            cluster.optimizers.check_in_function(type(self).__name__, trains, is_first)
+        if in_closure() is None:
+            cluster.optimizers.warn_of_earlier_steps(name)
+        return name
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy is the same optimizer, on whichever worker of whichever strategy it is used.
+        if in_closure() is None:
+            home = self._home
+            for cluster in naming_clusters():
+                cluster.optimizers.warn_of_earlier_steps(self.name_in(cluster))
+            self._home = home or self._home
+        return self.__dict__.copy()
 
     @property
     def iterations(self) -> int:
@@ -108,7 +183,7 @@ class Optimizer:
         Raises:
             FailedPreconditionError: There are several clusters, and nothing says which is meant.
         """
-        if self.count is None:
+        if self._home is None:
             clusters = clusters_here()
             if len(clusters) > 1:
                 raise FailedPreconditionError(
@@ -119,8 +194,8 @@ class Optimizer:
             if not clusters:
                 return 0
             # Functions may have taken steps on workers.
-            return Counter(clusters[0], self.name)()
-        return self.count()
+            self._home = clusters[0]
+        return self.counter_in(cluster_of(self._home, f"the optimizer {self.name!r}"))()
 
     def rate(self, iteration: int) -> float:
         """Return the learning rate of a step, of which so many were taken before."""

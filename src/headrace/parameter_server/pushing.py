@@ -22,7 +22,6 @@ from headrace.distribute.context import OnReplica, here
 from headrace.errors import FailedPreconditionError
 from headrace.parameter_server.asking import Answered, Ask, UnderWay
 from headrace.parameter_server.connection import Servers
-from headrace.parameter_server.counter import Counter
 from headrace.parameter_server.current import Cluster
 from headrace.parameter_server.gradients import refuse_non_finite
 from headrace.parameter_server.operations import AdamRule, OptimizerRule, Step
@@ -176,7 +175,21 @@ def _step_of(optimizer: Optimizer, pairs: Sequence[tuple[Any, Any]]) -> TakenSte
     gradients = [
         target.gradient_of(gradient) for target, (gradient, _) in zip(targets, pairs, strict=True)
     ]
+    optimizer.use_in(
+        targets[0].cluster,
+        [target.name for target in targets],
+        counts=_depends_on_count(optimizer, targets),
+    )
     return TakenStep(optimizer, targets, gradients)
+
+
+def _depends_on_count(optimizer: Optimizer, targets: Sequence[Trained]) -> bool:
+    """Return whether a step depends on how many were taken before."""
+    return (
+        callable(optimizer.learning_rate)
+        or isinstance(optimizer.rule, AdamRule)
+        or any(target.counts_steps for target in targets)
+    )
 
 
 def _checked(target: Any) -> Trained:
@@ -223,7 +236,7 @@ def _sum(gradients: Sequence[Gradient], among: str) -> Gradient:
 def _gather(step: TakenStep, attempt: Attempt) -> int:
     """Keep a step for the mean of its round; return how many will have been taken with it."""
     optimizer, targets, gradients = step
-    count = Counter(targets[0].cluster.cluster_id, optimizer.name)
+    count = optimizer.counter_in(targets[0].cluster)
     if optimizer.non_finite == "raise":  # of the mean nobody could say whose it was
         refuse_non_finite(
             [target.name for target in targets], [gradient.values for gradient in gradients]
@@ -301,7 +314,7 @@ def begin(step: TakenStep) -> BegunStep:
     """
     optimizer, targets, gradients = step
     cluster = targets[0].cluster
-    optimizer.count = count = Counter(cluster.cluster_id, optimizer.name)
+    count = optimizer.counter_in(cluster)
     if optimizer.clips_norms:  # in which a value counts as often as there are rows that share it
         gradients = [gradient.spread() for gradient in gradients]
     values = optimizer.prepare(
@@ -315,11 +328,7 @@ def begin(step: TakenStep) -> BegunStep:
     ]
     servers = cluster.servers
     counting = count.step(cluster)
-    if (
-        callable(optimizer.learning_rate)
-        or isinstance(optimizer.rule, AdamRule)
-        or any(target.counts_steps for target in targets)
-    ):
+    if _depends_on_count(optimizer, targets):
         counted = count.counted(cluster, servers.ask_all([counting])[0][0])
         number = Step(iteration=counted.before, learning_rate=optimizer.rate(counted.before))
         asks = _pushes(optimizer, number, targets, gradients)

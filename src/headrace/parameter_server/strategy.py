@@ -36,13 +36,13 @@ from headrace.parameter_server.cluster_check import (
     worker_addresses,
 )
 from headrace.parameter_server.connection import Servers
-from headrace.parameter_server.counter import Counter
+from headrace.parameter_server.counter import COUNTING_SERVER, steps_of
 from headrace.parameter_server.creation import Initial, VariableRecord, cut, make
 from headrace.parameter_server.current import Cluster, cluster_of, enter
 from headrace.parameter_server.dtypes import name_of
 from headrace.parameter_server.extended import ServerExtended, placed_beside
 from headrace.parameter_server.names import Names
-from headrace.parameter_server.operations import TableSpec
+from headrace.parameter_server.operations import Describe, Described, TableSpec
 from headrace.parameter_server.origin import in_closure
 from headrace.parameter_server.per_worker_input import PerWorkerInput
 from headrace.parameter_server.placement import placement as placement_named
@@ -154,7 +154,15 @@ class ParameterServerStrategy(Strategy):
         # In milliseconds: no program starts again faster.
         self.incarnation = time.time_ns() // 1_000_000
         servers.greet()
+        self._cluster.optimizers.numbers = True
+        self._find_earlier_steps()
         enter(self._cluster)
+
+    def _find_earlier_steps(self) -> None:
+        """Ask what the servers counted for an earlier program, which optimizers would continue."""
+        answer, _ = self._cluster.servers.ask(COUNTING_SERVER, Describe())
+        assert isinstance(answer, Described)
+        self._cluster.optimizers.found(steps_of(answer.counters))
 
     def _begin(self, cluster: Cluster, settings: StrategySettings) -> None:
         super().__init__([f"cpu:{number}" for number in range(settings.replicas)])
@@ -163,7 +171,6 @@ class ParameterServerStrategy(Strategy):
         self._lock = threading.Lock()
         #: Of variables and tables.
         self._names = Names()
-        self._optimizers = Names()
         self._warned = False
         cluster.keep("strategy", "", self)
 
@@ -310,14 +317,6 @@ class ParameterServerStrategy(Strategy):
             for index in range(count)
         )
         return self._cluster, TableRecord(spec.table, spec.dim, spec.dtype, shards)
-
-    def optimizer_name(self, kind: str) -> str:
-        """Return the name of an optimizer that was given none: in functions, that of its class."""
-        return kind if in_closure() is not None else self._optimizers.give(kind)
-
-    def optimizer_counter(self, name: str) -> Counter:
-        """Return what counts the steps of the optimizers of a name."""
-        return Counter(self.cluster_id, name)
 
     # --- running ------------------------------------------------------------------------------
 

@@ -132,6 +132,9 @@ class ParameterServerStrategy(WithCoordinator):
         )
         return self._cluster, record
 
+    def _find_earlier_steps(self) -> None:
+        """Do nothing: steps that other programs took are expected here."""
+
     def _warn_once(self, method: str, instead: str = "merge_call()") -> None:
         """Say nothing: what is not scheduled runs here, as it should."""
         check_cross_replica(self, method, instead)
