@@ -113,6 +113,41 @@ def test_an_optimizer_of_another_name_takes_its_slots_along(saved):
         assert optimizer.iterations == 5
 
 
+def test_the_count_of_an_optimizer_that_is_left_out_comes_back_with_its_slots(tmp_path):
+    def make(strategy):
+        with strategy.scope():
+            pair = [hr.Variable(np.zeros(3), name=name) for name in ("a", "b")]
+            return pair, [hr.optimizers.Adam(0.1) for _ in pair]
+
+    def step(pair, optimizers, count):
+        for _ in range(count):
+            for variable, optimizer in zip(pair, optimizers, strict=True):
+                optimizer.apply_gradients([(np.ones(3), variable)])
+
+    with cluster(2) as strategy:
+        pair, optimizers = make(strategy)
+        step(pair, optimizers, 50)
+        path = hr.Checkpoint(pair=pair).save(tmp_path / "without")
+        both = hr.Checkpoint(pair=pair, second=optimizers[1]).save(tmp_path / "second")
+    with cluster(2) as strategy:
+        pair, optimizers = make(strategy)
+        status = hr.Checkpoint(pair=pair).restore(path).assert_consumed()
+        step(pair, optimizers, 5)
+        np.testing.assert_allclose([each.read() for each in pair], -5.5, rtol=1e-5)
+        status.assert_consumed()
+        assert [each.iterations for each in optimizers] == [55, 55], "restored once"
+        hr.Checkpoint(pair=pair, second=optimizers[1]).restore(both).assert_consumed()
+        assert [each.iterations for each in optimizers] == [50, 50]
+    with cluster(1) as strategy:
+        pair, (adam, _) = make(strategy)
+        with pytest.raises(InvalidArgumentError, match=r"slots of an optimizer 'Adam' that is not"):
+            hr.Checkpoint(pair=pair, second=adam).restore(both)
+        checkpoint = hr.Checkpoint(pair=pair)
+        checkpoint.restore(both)
+        with pytest.raises(InvalidArgumentError, match="set it in the Checkpoint before the vari"):
+            checkpoint.second = hr.optimizers.Adam(0.1, name="other")
+
+
 def test_a_program_without_servers_reads_variables_as_arrays(saved):
     path, (w, b, _), _ = saved
     model = {"w": np.zeros((7, 2), F32), "b": [hr.Variable(F32(0))]}

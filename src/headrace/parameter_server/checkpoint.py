@@ -109,6 +109,8 @@ class CheckpointStatus:
         self._checkpoint = checkpoint
         self._read = read
         self._done: dict[str, Any] = {}
+        #: Names of optimizers here, by those in the checkpoint, whose slots were restored.
+        self._restored_optimizers: dict[str, str] = {}
 
     def restore_new(self) -> None:
         """Restore what has come since the last time."""
@@ -133,7 +135,7 @@ class CheckpointStatus:
                     f"the checkpoint {self._read.path!r} is of another model: {why}"
                 )
         try:
-            restore_objects(self._read, found, due)
+            restore_objects(self._read, found, due, self._restored_optimizers)
         except DataLossError as error:
             if self._read.exists():
                 raise

@@ -23,13 +23,17 @@ from headrace.parameter_server.checkpoint_format import (
     ArrayEntry,
     Entry,
     Manifest,
-    OptimizerEntry,
     Piece,
     StateEntry,
     TableEntry,
     ValueEntry,
     VariableEntry,
     encode,
+)
+from headrace.parameter_server.checkpoint_optimizers import (
+    check_renames,
+    renames,
+    restored_counters,
 )
 from headrace.parameter_server.checkpoint_tree import (
     Leaf,
@@ -54,7 +58,6 @@ __all__ = [
     "SavedNow",
     "answers_on",
     "on_servers_of",
-    "renames",
     "restore_objects",
     "restore_on_servers",
     "save_objects",
@@ -195,8 +198,18 @@ def on_servers_of(found: Iterable[Leaf]) -> tuple[Cluster | None, list[Leaf]]:
 # --- restoring -----------------------------------------------------------------------------------
 
 
-def restore_objects(read: Read, found: Mapping[str, Leaf], due: list[Leaf]) -> None:
-    """Restore those of the objects that are due."""
+def restore_objects(
+    read: Read, found: Mapping[str, Leaf], due: list[Leaf], restored: dict[str, str]
+) -> None:
+    """Restore those of the objects that are due.
+
+    Args:
+        read: The checkpoint.
+        found: All objects that are here.
+        due: Those that are restored now.
+        restored: Names of optimizers here, by their names in the checkpoint, whose slots were
+            restored from it before.
+    """
     entries = read.manifest.entries
     cluster, on_servers = on_servers_of(found.values())
     ours = {leaf.path for leaf in due}
@@ -207,35 +220,15 @@ def restore_objects(read: Read, found: Mapping[str, Leaf], due: list[Leaf]) -> N
             if leaf.path in ours
             and isinstance(entry := entries[leaf.path], VariableEntry | TableEntry)
         ]
-        counters = _take_up_counts(cluster, due, entries)
-        restore_on_servers(cluster, read, placed, renames(found.values(), entries), counters)
+        names = {(_kind_of(entry), entry.name) for _, entry in placed}
+        pieces = [piece for piece in read.pieces if (piece.kind, piece.of) in names]
+        renamed = renames(found.values(), entries)
+        check_renames(read, pieces, renamed, restored)
+        counters = restored_counters(cluster, read, due, pieces, renamed, restored)
+        restore_on_servers(cluster, read, placed, renamed, counters)
     local = TensorFile(read.folder, read.manifest.local) if read.manifest.local else None
     for leaf in due:
         _restore_here(leaf, entries[leaf.path], read, local)
-
-
-def _take_up_counts(
-    cluster: Cluster, due: Iterable[Leaf], entries: Mapping[str, Entry]
-) -> dict[str, int]:
-    """Return what the servers are to count on from; optimizers ask them from now on."""
-    counters = {}
-    for leaf in due:
-        entry = entries[leaf.path]
-        if isinstance(leaf.value, Optimizer) and isinstance(entry, OptimizerEntry):
-            counter = leaf.value.counter_in(cluster)
-            counters[counter.name] = entry.iterations
-            cluster.optimizers.restored(leaf.value.name)
-    return counters
-
-
-def renames(found: Iterable[Leaf], entries: Mapping[str, Entry]) -> dict[str, str]:
-    """Return the names of optimizers here, by those that they had when they were saved."""
-    return {
-        entry.name: leaf.value.name
-        for leaf in found
-        if isinstance(leaf.value, Optimizer)
-        and isinstance(entry := entries.get(leaf.path), OptimizerEntry)
-    }
 
 
 def restore_on_servers(
@@ -289,10 +282,15 @@ def restore_on_servers(
     ask_for_files(cluster.servers, sorted(which), ask, meets=only is None)
 
 
+def _kind_of(entry: VariableEntry | TableEntry) -> str:
+    """Return what pieces of it are called."""
+    return "shard" if isinstance(entry, VariableEntry) else "table"
+
+
 def answers_on(server: int, placed: Iterable[Any], answers: Answers) -> Answers:
     """Return the keys of writes to the shards of a server, and to its counters."""
     own = {
-        f"{'shard' if isinstance(entry, VariableEntry) else 'table'} {part.spec.name}"
+        f"{_kind_of(entry)} {part.spec.name}"
         for leaf, entry in placed
         for part in leaf.value.placed
         if part.server == server

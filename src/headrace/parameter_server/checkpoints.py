@@ -37,10 +37,10 @@ from headrace.parameter_server.checkpoint_objects import (
     SavedNow,
     answers_on,
     on_servers_of,
-    renames,
     restore_on_servers,
     save_objects,
 )
+from headrace.parameter_server.checkpoint_optimizers import renamed_counters, renames
 from headrace.parameter_server.checkpoint_tree import leaves
 from headrace.parameter_server.current import Cluster
 from headrace.storage.names import FileName
@@ -260,12 +260,13 @@ class CheckpointManager:
             for leaf in on_servers_of(found.values())[1]
             if isinstance(entry := entries.get(leaf.path), VariableEntry | TableEntry)
         ]
+        renamed = renames(found.values(), entries)
         restore_on_servers(
             cluster,
             read,
             placed,
-            renames(found.values(), entries),
-            read.manifest.counters,
+            renamed,
+            renamed_counters(read.manifest.counters, renamed),
             only=server,
             answers=answers_on(server, placed, read.manifest.answers),
         )

@@ -9,7 +9,7 @@ from headrace.parameter_server.current import Cluster, cluster_of
 from headrace.parameter_server.operations import Answer, Count, Counted
 from headrace.parameter_server.origin import next_key
 
-__all__ = ["COUNTING_SERVER", "Counter", "steps_of"]
+__all__ = ["COUNTING_SERVER", "Counter", "counters_of", "steps_of"]
 
 COUNTING_SERVER = 0
 """Which server counts steps."""
@@ -24,6 +24,11 @@ def steps_of(counters: Mapping[str, int]) -> dict[str, int]:
         for name, count in counters.items()
         if name.endswith(_SUFFIX)
     }
+
+
+def counters_of(steps: Mapping[str, int]) -> dict[str, int]:
+    """Return the counters of a server, by their names, for the steps of optimizers."""
+    return {f"{name}{_SUFFIX}": count for name, count in steps.items()}
 
 
 class Counter:
