@@ -29,7 +29,7 @@ from headrace.parameter_server.operations import (
     WriteKey,
 )
 from headrace.parameter_server.partitioners import ranges_of_rows
-from headrace.parameter_server.shard_reader import read_shards
+from headrace.parameter_server.shard_reader import put_shards, read_shards
 from headrace.parameter_server.shard_writer import write_shards
 from headrace.parameter_server.snapshots import Holding, holdings
 from headrace.parameter_server.store import Store
@@ -73,18 +73,14 @@ def saved(store, folder, since=None, stem="c.0", between=directly, part_bytes=1 
 
 def restored(folder, pieces, shards=(), tables=(), renamed=None):
     store = Store()
-    read_shards(
-        store,
-        directly,
+    parts = read_shards(
         folder,
         [(spec, "v") for spec in shards],
         [(spec, "t") for spec in tables],
         pieces,
         renamed or {},
-        {},
-        0,
-        {},
     )
+    put_shards(store, directly, parts, {}, 0, {})
     return store
 
 

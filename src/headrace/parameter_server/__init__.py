@@ -14,8 +14,8 @@ What a client computes:
 
 * `partitioners` cut a variable into shards, and `placement` deals them to servers.
 * `optimizers` are handles with numbers (`optimizer` is what they share, `schedules` their learning
-  rates, a `counter` their steps); `gradients` are clipped, and `sums` brings ids together and to
-  their shards.
+  rates, a `counter` their steps, `optimizer_names` whose those are); `gradients`
+  are clipped, and `sums` brings ids together and to their shards.
 
 Between the two:
 
@@ -46,6 +46,8 @@ What users hold:
   while a loop goes on, on a thread of the `background`, or a function, on its own.
 * `checkpoint` saves and restores objects of a program: its `checkpoint_tree` says which and how,
   `checkpoint_objects` what servers and this process do of it, and `server_files` asks servers.
+  `checkpoint_frameworks` restores objects of Keras, PyTorch and JAX, `checkpoint_optimizers` the
+  steps and slots of optimizers.
   `checkpoints` are saved again and again, in a `checkpoint_folder`, and given back to a server that
   was lost.
 * `per_worker_input` is a dataset that workers are to read; `pickling` makes functions ready for

@@ -30,8 +30,13 @@ class Checkpoint:
 
     Args:
         **objects: Variables, tables, optimizers, iterators, metrics, arrays, numbers and strings,
-            and dicts and lists of them; another `Checkpoint` as well. Each is an attribute under
-            its name, and more may be set later.
+            objects of Keras and PyTorch, arrays of JAX, and dicts and lists of them; another
+            `Checkpoint` as well. Each is an attribute under its name, and more may be set later.
+
+    Raises:
+        TypeError: An object is of a kind that is not saved, or one that cannot be changed is in a
+            tuple, where it could not be restored.
+        ValueError: An object of Keras is not built.
     """
 
     checkpoint_objects: dict[str, Any]

@@ -32,6 +32,7 @@ __all__ = [
     "Manifest",
     "OptimizerEntry",
     "Piece",
+    "StateDictEntry",
     "StateEntry",
     "TableEntry",
     "ValueEntry",
@@ -128,8 +129,26 @@ class StateEntry(msgspec.Struct, frozen=True, tag="state"):
     state: Any
 
 
+class StateDictEntry(msgspec.Struct, frozen=True, tag="state_dict"):
+    """What `state_dict` returned.
+
+    Attributes:
+        state: A value of JSON, see `checkpoint_frameworks.encode_state`.
+        checksums: Of the arrays in it, by their tensors' names.
+    """
+
+    state: Any
+    checksums: dict[str, int]
+
+
 Entry: TypeAlias = (
-    VariableEntry | TableEntry | OptimizerEntry | ArrayEntry | ValueEntry | StateEntry
+    VariableEntry
+    | TableEntry
+    | OptimizerEntry
+    | ArrayEntry
+    | ValueEntry
+    | StateEntry
+    | StateDictEntry
 )
 
 #: Writes that were carried out: closure, number, answer; by what was written ("shard weights").

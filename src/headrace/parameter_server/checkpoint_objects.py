@@ -6,8 +6,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -15,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.distribute.variable import Variable
-from headrace.errors import InvalidArgumentError
+from headrace.errors import DataLossError, HeadraceError, InvalidArgumentError, NotFoundError
 from headrace.parameter_server.assembling import assembled_shard
 from headrace.parameter_server.checkpoint_folder import Read
 from headrace.parameter_server.checkpoint_format import (
@@ -24,11 +26,20 @@ from headrace.parameter_server.checkpoint_format import (
     Entry,
     Manifest,
     Piece,
+    StateDictEntry,
     StateEntry,
     TableEntry,
     ValueEntry,
     VariableEntry,
     encode,
+)
+from headrace.parameter_server.checkpoint_frameworks import (
+    array_like,
+    assign,
+    decode_state,
+    is_array,
+    is_variable,
+    state_mismatch,
 )
 from headrace.parameter_server.checkpoint_optimizers import (
     check_renames,
@@ -37,14 +48,17 @@ from headrace.parameter_server.checkpoint_optimizers import (
 )
 from headrace.parameter_server.checkpoint_tree import (
     Leaf,
+    changes_in_place,
     describe,
+    describe_state_dict,
     has_state,
+    is_state_dict,
     leaves,
     local_array,
 )
 from headrace.parameter_server.counter import COUNTING_SERVER
 from headrace.parameter_server.current import Cluster
-from headrace.parameter_server.messages import RestoreShards, SaveShards, ShardsSaved
+from headrace.parameter_server.messages import Phase, RestoreShards, SaveShards, ShardsSaved
 from headrace.parameter_server.operations import ShardSpec, TableSpec
 from headrace.parameter_server.optimizer import Optimizer
 from headrace.parameter_server.server_files import ask_for_files
@@ -94,6 +108,11 @@ def save_objects(
     cluster, on_servers = on_servers_of(found.values())
     # Before the servers save: what others read and write meanwhile may come twice, and is not lost.
     states = {path: describe(leaf, {}) for path, leaf in found.items() if has_state(leaf)}
+    arrays: dict[str, NDArray[Any]] = {}
+    for path, leaf in found.items():
+        if is_state_dict(leaf):
+            states[path], inside = describe_state_dict(leaf)
+            arrays |= inside
     answers: dict[int, ShardsSaved] = {}
     if cluster is not None:
 
@@ -115,16 +134,20 @@ def save_objects(
     for answer in answers.values():
         counters |= answer.counters
         keys |= answer.answers
-    entries = {path: states.get(path) or describe(leaf, counters) for path, leaf in found.items()}
-    arrays = {
+    entries = {
+        path: states[path] if path in states else describe(leaf, counters)
+        for path, leaf in found.items()
+    }
+    own = {
         path: array
         for path, leaf in found.items()
         if (array := local_array(leaf.value)) is not None
     }
-    for path, array in arrays.items():
+    for path, array in own.items():
         entry = entries[path]
         assert isinstance(entry, ArrayEntry)
         entries[path] = msgspec.structs.replace(entry, checksum=checksum_of({path: array}))
+    arrays |= own
     local = f"{stem}.local.safetensors" if arrays else ""
     if arrays:
         write_tensors(folder, local, arrays)
@@ -211,6 +234,9 @@ def restore_objects(
             restored from it before.
     """
     entries = read.manifest.entries
+    # What is restored here is read and checked before anything is changed.
+    local = TensorFile(read.folder, read.manifest.local) if read.manifest.local else None
+    ready = [_prepared(leaf, entries[leaf.path], read, local) for leaf in due]
     cluster, on_servers = on_servers_of(found.values())
     ours = {leaf.path for leaf in due}
     if cluster is not None:
@@ -226,9 +252,8 @@ def restore_objects(
         check_renames(read, pieces, renamed, restored)
         counters = restored_counters(cluster, read, due, pieces, renamed, restored)
         restore_on_servers(cluster, read, placed, renamed, counters)
-    local = TensorFile(read.folder, read.manifest.local) if read.manifest.local else None
-    for leaf in due:
-        _restore_here(leaf, entries[leaf.path], read, local)
+    for put in ready:
+        put()
 
 
 def restore_on_servers(
@@ -251,7 +276,11 @@ def restore_on_servers(
         counters: What server 0 is to count on from.
         only: Ask this server alone, which has nothing yet; and see to no other life of it.
         answers: Keys of writes that were carried out.
+
+    Raises:
+        DataLossError: A part is missing or damaged. Nothing was changed on any server.
     """
+    token = secrets.token_hex(8)
     shards: dict[int, list[tuple[ShardSpec, str]]] = {}
     tables: dict[int, list[tuple[TableSpec, str]]] = {}
     for leaf, entry in placed:
@@ -263,7 +292,7 @@ def restore_on_servers(
     if only is not None:
         which = {only}  # also one that gets nothing: it is to know that there was nothing
 
-    def ask(server: int, life: str) -> RestoreShards:
+    def ask(phase: Phase, server: int, life: str) -> RestoreShards:
         mine, theirs = tuple(shards.get(server, ())), tuple(tables.get(server, ()))
         needed = {("shard", name) for _, name in mine} | {("table", name) for _, name in theirs}
         return RestoreShards(
@@ -277,9 +306,23 @@ def restore_on_servers(
             answers=answers or {},
             life=life,
             recovers=only is not None,
+            phase=phase,
+            token=token,
         )
 
-    ask_for_files(cluster.servers, sorted(which), ask, meets=only is None)
+    def ask_all(phase: Phase) -> None:
+        ask_for_files(
+            cluster.servers, sorted(which), functools.partial(ask, phase), meets=only is None
+        )
+
+    if only is None and which:
+        try:
+            ask_all("prepare")
+        except (DataLossError, NotFoundError):
+            with contextlib.suppress(HeadraceError):
+                ask_all("discard")  # others keep what they have read
+            raise
+    ask_all("commit")
 
 
 def _kind_of(entry: VariableEntry | TableEntry) -> str:
@@ -302,23 +345,43 @@ def answers_on(server: int, placed: Iterable[Any], answers: Answers) -> Answers:
     }
 
 
-def _restore_here(leaf: Leaf, entry: Entry, read: Read, local: TensorFile | None) -> None:
+def _prepared(
+    leaf: Leaf, entry: Entry, read: Read, local: TensorFile | None
+) -> Callable[[], object]:
+    """Return what restores an object here, for which everything was read and checked.
+
+    Raises:
+        DataLossError: What was saved is damaged.
+        InvalidArgumentError: It does not fit the object.
+    """
     value = leaf.value
+
+    def array_of(key: str, checksum: int | None) -> NDArray[Any]:
+        assert local is not None
+        array = local[key]
+        local.check(key, {key: array}, checksum)
+        return array
+
     match entry:
         case ValueEntry():
-            if isinstance(value, Variable | np.ndarray):
-                _put(leaf, np.asarray(entry.value))
-            else:
-                leaf.replace(entry.value)
+            if changes_in_place(value):
+                return functools.partial(_put, leaf, np.asarray(entry.value))
+            return functools.partial(leaf.replace, entry.value)
         case StateEntry():
-            value.set_state(entry.state)
+            return functools.partial(value.set_state, entry.state)
+        case StateDictEntry():
+            state = decode_state(entry.state, lambda key: array_of(key, entry.checksums[key]))
+            why = state_mismatch(value, state)
+            if why:
+                raise InvalidArgumentError(
+                    f"the checkpoint {read.path!r} is of another model: {leaf.path!r}: {why}"
+                )
+            return functools.partial(value.load_state_dict, state)
         case ArrayEntry():
-            assert local is not None
-            array = local[entry.key]
-            local.check(entry.key, {entry.key: array}, entry.checksum)
-            _put(leaf, array)
+            return functools.partial(_put, leaf, array_of(entry.key, entry.checksum))
         case VariableEntry() if not isinstance(value, ServerVariable):
-            _put(leaf, _whole(read, entry))
+            return functools.partial(_put, leaf, _whole(read, entry))
+    return lambda: None
 
 
 def _put(leaf: Leaf, array: NDArray[Any]) -> None:
@@ -326,8 +389,12 @@ def _put(leaf: Leaf, array: NDArray[Any]) -> None:
     value = leaf.value
     if isinstance(value, ServerVariable | Variable):
         value.assign(array)
-    elif isinstance(value, np.ndarray):
+    elif is_variable(value):
+        assign(value, array)
+    elif isinstance(value, np.ndarray) and changes_in_place(value):
         value[...] = array
+    elif is_array(value):
+        leaf.replace(array_like(value, array))
     else:
         is_number = isinstance(value, int | float | complex) and not array.ndim
         leaf.replace(array.item() if is_number else np.array(array)[()])

@@ -1,7 +1,10 @@
 """The objects of a checkpoint, by path: "model/layers/0/weights".
 
-A dict, list or tuple, another `Checkpoint`, and whatever has `variables` (a metric) is looked into;
-everything else is saved as one of the kinds of `KINDS`.
+A dict, list or tuple, another `Checkpoint`, and whatever has `variables` (a metric, a model of
+Keras) is looked into; everything else is saved as one of the kinds of `_KINDS`.
+
+What can be saved can be restored: an object that changes in place may be anywhere, a number, string
+or other value that is replaced must be in a dict, a list or a `Checkpoint`.
 """
 
 from __future__ import annotations
@@ -14,22 +17,43 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.distribute.variable import Variable
-from headrace.parameter_server.arrays import as_array
 from headrace.parameter_server.checkpoint_format import (
     ArrayEntry,
     Entry,
     OptimizerEntry,
+    StateDictEntry,
     StateEntry,
     TableEntry,
     ValueEntry,
     VariableEntry,
 )
+from headrace.parameter_server.checkpoint_frameworks import (
+    array_of,
+    encode_state,
+    form_of,
+    has_state_dict,
+    is_array,
+    is_variable,
+    variables_of,
+)
 from headrace.parameter_server.dtypes import name_of
 from headrace.parameter_server.optimizer import Optimizer
 from headrace.parameter_server.table import EmbeddingTable
+from headrace.parameter_server.tensor_file import checksum_of
 from headrace.parameter_server.variable import ServerVariable
 
-__all__ = ["Leaf", "describe", "has_state", "is_object", "leaves", "local_array", "refusal"]
+__all__ = [
+    "Leaf",
+    "changes_in_place",
+    "describe",
+    "describe_state_dict",
+    "has_state",
+    "is_object",
+    "is_state_dict",
+    "leaves",
+    "local_array",
+    "refusal",
+]
 
 
 class Leaf(NamedTuple):
@@ -70,8 +94,8 @@ def _walk(path: str, value: Any, within: tuple[int, ...]) -> Iterator[Leaf]:
         if _children(child) is not None:
             yield from _walk(below, child, (*within, id(value)))
         else:
-            _check_kind(below, child)
-            yield Leaf(below, child, _replacing(below, value, key))
+            _check_kind(below, child, value)
+            yield Leaf(below, child, _replacing(value, key))
 
 
 def _children(value: Any) -> list[tuple[Any, Any]] | None:
@@ -87,19 +111,18 @@ def _children(value: Any) -> list[tuple[Any, Any]] | None:
         value
     ):
         return None
-    variables = getattr(value, "variables", None)
+    variables = variables_of(value)
+    if variables is None and has_state_dict(value):
+        return None
+    if variables is None:
+        variables = getattr(value, "variables", None)
     return list(enumerate(variables)) if isinstance(variables, list | tuple) else None
 
 
-def _replacing(path: str, container: Any, key: Any) -> Callable[[Any], None]:
+def _replacing(container: Any, key: Any) -> Callable[[Any], None]:
     inside = getattr(container, "checkpoint_objects", container)
 
     def replace(value: Any) -> None:
-        if not isinstance(inside, dict | list):
-            raise TypeError(
-                f"{path!r} cannot be restored: it is in a {type(container).__name__}, which cannot "
-                "be changed; use a list, or an array"
-            )
         inside[key] = value
 
     return replace
@@ -111,18 +134,35 @@ def _has_state(value: Any) -> bool:
     )
 
 
-def _check_kind(path: str, value: Any) -> None:
-    if isinstance(value, ServerVariable | Variable | EmbeddingTable | Optimizer) or (
+def _check_kind(path: str, value: Any, container: Any) -> None:
+    if changes_in_place(value):
+        return
+    if not (
         value is None
         or isinstance(value, int | float | complex | str | np.generic | np.ndarray)
-        or _has_state(value)
-        or hasattr(value, "__array__")
+        or is_array(value)
     ):
-        return
-    raise TypeError(
-        f"{path!r} is a {type(value).__name__}, which a checkpoint does not save: it saves "
-        "variables, tables, optimizers, iterators and metrics, arrays, numbers and strings, and "
-        "dicts and lists of them"
+        raise TypeError(
+            f"{path!r} is a {type(value).__name__}, which a checkpoint does not save: it saves "
+            "variables, tables, optimizers, iterators and metrics, arrays, numbers and strings, "
+            "objects of Keras and PyTorch, and dicts and lists of them"
+        )
+    if not isinstance(getattr(container, "checkpoint_objects", container), dict | list):
+        raise TypeError(
+            f"{path!r} is a {type(value).__name__} in a {type(container).__name__}, where it could "
+            "never be restored: neither of them can be changed. Use a list or a dict in place of "
+            f"the {type(container).__name__}, or a NumPy array or a variable in it"
+        )
+
+
+def changes_in_place(value: Any) -> bool:
+    """Return whether a value is restored without another one in its place."""
+    return (
+        isinstance(value, ServerVariable | Variable | EmbeddingTable | Optimizer)
+        or (isinstance(value, np.ndarray) and value.flags.writeable)
+        or is_variable(value)
+        or _has_state(value)
+        or has_state_dict(value)
     )
 
 
@@ -138,9 +178,26 @@ def local_array(value: Any) -> NDArray[Any] | None:
         return None
     if isinstance(value, float) and type(value) is float and math.isfinite(value):
         return None
-    found = as_array(value)
+    if has_state_dict(value):
+        return None
+    found = array_of(value)
     name_of(found.dtype)
     return found
+
+
+def describe_state_dict(leaf: Leaf) -> tuple[StateDictEntry, dict[str, NDArray[Any]]]:
+    """Return what a manifest says of an object with a `state_dict`, and the arrays in it."""
+    arrays: dict[str, NDArray[Any]] = {}
+
+    def add(array: NDArray[Any]) -> str:
+        key = f"{leaf.path}//{len(arrays)}"
+        name_of(array.dtype)
+        arrays[key] = np.array(array)  # training may go on while it is written
+        return key
+
+    state = encode_state(leaf.path, leaf.value.state_dict(), add)
+    sums = {key: checksum_of({key: array}) for key, array in arrays.items()}
+    return StateDictEntry(state, sums), arrays
 
 
 def describe(leaf: Leaf, counters: dict[str, int]) -> Entry:
@@ -172,6 +229,11 @@ def has_state(leaf: Leaf) -> bool:
     return _kind(leaf.value) == _STATE
 
 
+def is_state_dict(leaf: Leaf) -> bool:
+    """Whether it is saved by its `state_dict`."""
+    return _kind(leaf.value) == _STATE_DICT
+
+
 def refusal(leaf: Leaf, entry: Entry) -> str:
     """Return why an object cannot be restored from what was saved; "": it can."""
     value = leaf.value
@@ -186,9 +248,9 @@ def refusal(leaf: Leaf, entry: Entry) -> str:
                 f"{entry.dtype} in the checkpoint"
             )
     if isinstance(entry, VariableEntry | ArrayEntry) and (
-        here in (_VARIABLE, _LOCAL) or isinstance(value, np.ndarray)
+        here in (_VARIABLE, _LOCAL) or isinstance(value, np.ndarray) or is_array(value)
     ):
-        shape, dtype = tuple(value.shape), name_of(value.dtype)
+        shape, dtype = form_of(value)
         if shape != entry.shape:
             return f"{leaf.path!r} has shape {shape} here, and {entry.shape} in the checkpoint"
         if dtype != entry.dtype:
@@ -203,6 +265,7 @@ def refusal(leaf: Leaf, entry: Entry) -> str:
 
 _VARIABLE, _LOCAL, _ARRAY = "a variable on parameter servers", "a variable", "an array or number"
 _TABLE, _OPTIMIZER, _STATE = "a table", "an optimizer", "an object with a state"
+_STATE_DICT = "an object with a state_dict"
 
 _KINDS: dict[type[Any], str] = {
     VariableEntry: _VARIABLE,
@@ -211,6 +274,7 @@ _KINDS: dict[type[Any], str] = {
     ArrayEntry: _ARRAY,
     ValueEntry: _ARRAY,
     StateEntry: _STATE,
+    StateDictEntry: _STATE_DICT,
 }
 _CONVERTIBLE = ({_VARIABLE, _LOCAL}, {_VARIABLE, _ARRAY}, {_LOCAL, _ARRAY})
 
@@ -224,4 +288,8 @@ def _kind(value: Any) -> str:
     ):
         if isinstance(value, kind):
             return name
-    return _STATE if _has_state(value) else _ARRAY
+    if _has_state(value):
+        return _STATE
+    if is_variable(value):
+        return _LOCAL
+    return _STATE_DICT if has_state_dict(value) else _ARRAY

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -39,6 +39,7 @@ __all__ = [
     "Lead",
     "Mirror",
     "OutOfTurn",
+    "Phase",
     "Reborn",
     "RestoreShards",
     "SaveShards",
@@ -174,8 +175,14 @@ class ShardsRestored(Message, frozen=True):
     life: str
 
 
+Phase: TypeAlias = Literal["prepare", "commit", "discard"]
+"""Steps of a restore on several servers; see `RestoreShards`."""
+
+
 class RestoreShards(Question[ShardsRestored], frozen=True):
     """Read shards from files, and put them in place all at a time.
+
+    Several servers are first asked to prepare: they read and check, and change nothing.
 
     Attributes:
         url: Of the folder.
@@ -188,6 +195,9 @@ class RestoreShards(Question[ShardsRestored], frozen=True):
         answers: Keys of writes that are in the shards.
         life: Whom it is meant for; "": whoever listens there.
         recovers: The server lost what it had; what it has counted since then counts as well.
+        phase: "prepare": only read and check. "commit": put in place what was prepared, or else
+            read it now. "discard": forget what was prepared.
+        token: The same in all phases of one restore.
         store: As in `CarryOut`.
         insists: As in `CarryOut`.
     """
@@ -202,6 +212,8 @@ class RestoreShards(Question[ShardsRestored], frozen=True):
     answers: Answers
     life: str = ""
     recovers: bool = False
+    phase: Phase = "commit"
+    token: str = ""
     store: int = -1
     insists: bool = False
 

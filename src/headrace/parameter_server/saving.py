@@ -15,7 +15,7 @@ from headrace.parameter_server.messages import (
     ShardsRestored,
     ShardsSaved,
 )
-from headrace.parameter_server.shard_reader import read_shards
+from headrace.parameter_server.shard_reader import Parts, put_shards, read_shards
 from headrace.parameter_server.shard_writer import write_shards
 from headrace.parameter_server.snapshots import Holding
 from headrace.parameter_server.store import Store
@@ -54,6 +54,8 @@ class Saving:
         self.around: Held | None = None
         self._store = store
         self._applying = applying
+        #: Shards that were read and not put in place yet, and the token of their restore.
+        self._prepared: tuple[str, Parts] = ("", [])
         self._requests: SimpleQueue[Request | None] = SimpleQueue()
         self._thread = threading.Thread(
             target=self._run, name="headrace-parameter-server-saving", daemon=True
@@ -72,6 +74,25 @@ class Saving:
     def handle(self, request: Request) -> None:
         """Take a request; it is answered later."""
         self._requests.put(request)
+
+    def _restore(self, message: RestoreShards, parts: Parts | None) -> None:
+        """Put shards in place, which are read now if they were not before."""
+        applying = self._applying
+        if self.around is not None:
+            applying.between(self.around.hold)
+        try:
+            put_shards(
+                self._store,
+                applying.between,
+                _read(message) if parts is None else parts,
+                message.counters,
+                message.incarnation,
+                message.answers,
+                message.recovers,
+            )
+        finally:
+            if self.around is not None:
+                applying.between(self.around.let_go)
 
     def _run(self) -> None:
         while (request := self._requests.get()) is not None:
@@ -104,23 +125,17 @@ class Saving:
             request.reply(ShardsSaved(life=applying.life, writes=writes, **written._asdict()))
         else:
             assert isinstance(message, RestoreShards)
-            if self.around is not None:
-                applying.between(self.around.hold)
-            try:
-                read_shards(
-                    self._store,
-                    applying.between,
-                    open_folder(message.url),
-                    message.shards,
-                    message.tables,
-                    message.pieces,
-                    message.renamed,
-                    message.counters,
-                    message.incarnation,
-                    message.answers,
-                    message.recovers,
-                )
-            finally:
-                if self.around is not None:
-                    applying.between(self.around.let_go)
+            token, prepared = self._prepared
+            self._prepared = ("", [])
+            if message.phase == "prepare":
+                self._prepared = (message.token, _read(message))
+            elif message.phase == "commit":
+                is_prepared = bool(message.token) and message.token == token
+                self._restore(message, prepared if is_prepared else None)
             request.reply(ShardsRestored(life=applying.life))
+
+
+def _read(message: RestoreShards) -> Parts:
+    return read_shards(
+        open_folder(message.url), message.shards, message.tables, message.pieces, message.renamed
+    )

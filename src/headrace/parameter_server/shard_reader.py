@@ -1,13 +1,13 @@
 """A server reads shards from a checkpoint: those that it is to have, whatever they were before.
 
-Files are read and shards are put together on another thread; then all are put in place between two
-operations, so that nobody finds one without the others.
+Files are read and shards are put together on another thread (`read_shards`); then all are put in
+place between two operations (`put_shards`), so that nobody finds one without the others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from numpy.typing import NDArray
 
@@ -22,42 +22,32 @@ from headrace.parameter_server.table_shard import TableShard
 from headrace.parameter_server.tensor_file import TensorFile
 from headrace.storage.folder import Folder
 
-__all__ = ["read_shards"]
+__all__ = ["Parts", "put_shards", "read_shards"]
+
+Parts: TypeAlias = list[ArrayShard | TableShard]
 
 
 def read_shards(
-    store: Store,
-    between: Callable[[Callable[[], Any]], Any],
     folder: Folder,
     shards: Sequence[tuple[ShardSpec, str]],
     tables: Sequence[tuple[TableSpec, str]],
     pieces: Sequence[Piece],
     renamed: Mapping[str, str],
-    counters: Mapping[str, int],
-    incarnation: int,
-    answers: Answers,
-    recovers: bool = False,
-) -> None:
-    """Read shards, and put them in place of what is there under their names.
+) -> Parts:
+    """Read shards, and check them.
 
     Args:
-        store: Whose.
-        between: Calls a function between two operations.
         folder: Where the files are.
         shards: Each with the name of the variable in the checkpoint.
         tables: Likewise.
         pieces: What is in the files.
         renamed: New names of optimizers.
-        counters: What they are to be at.
-        incarnation: Of the coordinator whose writes `answers` are.
-        answers: Keys of writes that are in the shards; none where rows were dealt again.
-        recovers: The store lost what it had: what it has counted since then counts as well.
 
     Raises:
         DataLossError: A file is missing or damaged, or rows are.
     """
     files = _Opened(folder)
-    ready: list[ArrayShard | TableShard] = []
+    ready: Parts = []
     for spec, name in shards:
         found = _of(pieces, "shard", name)
         ready.append(part_of_saved(assembled_shard(spec, found, files.arrays_of, renamed)))
@@ -66,9 +56,32 @@ def read_shards(
         if not found:
             raise DataLossError(f"the checkpoint has nothing of the table {name}")
         ready.append(part_of_saved(assembled_table(table, found, files.arrays_of, renamed)))
+    return ready
+
+
+def put_shards(
+    store: Store,
+    between: Callable[[Callable[[], Any]], Any],
+    parts: Parts,
+    counters: Mapping[str, int],
+    incarnation: int,
+    answers: Answers,
+    recovers: bool = False,
+) -> None:
+    """Put shards in place of what is there under their names.
+
+    Args:
+        store: Whose.
+        between: Calls a function between two operations.
+        parts: The shards.
+        counters: What they are to be at.
+        incarnation: Of the coordinator whose writes `answers` are.
+        answers: Keys of writes that are in the shards; none where rows were dealt again.
+        recovers: The store lost what it had: what it has counted since then counts as well.
+    """
 
     def put_in_place() -> None:
-        for part in ready:
+        for part in parts:
             put(store, part)
         for counter, count in counters.items():
             later = _counted_since(store, counter, incarnation, answers) if recovers else 0

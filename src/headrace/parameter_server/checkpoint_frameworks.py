@@ -1,0 +1,205 @@
+"""Objects of Keras, PyTorch and JAX in a checkpoint: how each is saved and restored in place.
+
+    variables     torch tensors and parameters, Keras variables: restored in place
+    containers    Keras models, layers, optimizers and metrics: by their variables
+    states        what has `state_dict` and `load_state_dict`: torch modules, optimizers ...
+    JAX arrays    cannot change: the dict or list that holds one gets another
+
+No framework is imported here: one whose objects come along has been.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.parameter_server.arrays import as_array
+from headrace.parameter_server.dtypes import dtype_named, name_of
+
+__all__ = [
+    "array_like",
+    "array_of",
+    "assign",
+    "decode_state",
+    "encode_state",
+    "form_of",
+    "has_state_dict",
+    "is_array",
+    "is_variable",
+    "state_mismatch",
+    "variables_of",
+]
+
+_WIDE_INTEGER = 2**63
+
+
+def _is_a(value: Any, module: str, *names: str) -> bool:
+    """Return whether a value is of one of the classes of a module, if that is loaded."""
+    found: Any = sys.modules.get(module)
+    kinds = tuple(kind for name in names if isinstance(kind := getattr(found, name, None), type))
+    return isinstance(value, kinds)
+
+
+def is_variable(value: Any) -> bool:
+    """Return whether a value is a variable of a framework, which is restored in place."""
+    return _is_a(value, "torch", "Tensor") or _is_a(value, "keras", "Variable")
+
+
+def is_array(value: Any) -> bool:
+    """Return whether a value is an array of a framework that cannot be changed."""
+    return _is_a(value, "jax", "Array")
+
+
+def has_state_dict(value: Any) -> bool:
+    """Return whether a value is saved by its `state_dict`."""
+    return (
+        callable(getattr(value, "state_dict", None))
+        and callable(getattr(value, "load_state_dict", None))
+        and not isinstance(value, type)
+        and variables_of(value) is None
+    )
+
+
+def variables_of(value: Any) -> Sequence[Any] | None:
+    """Return the variables of a Keras model, layer, optimizer or metric; None: it is none.
+
+    Raises:
+        ValueError: It does not have all of its variables yet.
+    """
+    is_optimizer = _is_a(value, "keras.optimizers", "Optimizer")
+    if not is_optimizer and not _is_a(value, "keras", "Layer", "Metric"):
+        return None
+    if not getattr(value, "built", True):
+        call = "build(model.trainable_variables)" if is_optimizer else "build(input_shape)"
+        raise ValueError(
+            f"{type(value).__name__} {value.name!r} of Keras is not built, so its variables can "
+            f"neither be saved nor restored: call {call} first"
+        )
+    return list(value.variables)
+
+
+def form_of(value: Any) -> tuple[tuple[int, ...], str]:
+    """Return the shape of an array or variable, and the name of its dtype."""
+    if _is_a(value, "torch", "Tensor"):
+        return tuple(value.shape), str(value.dtype).removeprefix("torch.")
+    return tuple(value.shape), name_of(np.dtype(_dtype_of(value)))
+
+
+def _dtype_of(value: Any) -> Any:
+    return dtype_named(value.dtype) if isinstance(value.dtype, str) else value.dtype
+
+
+def array_of(value: Any) -> NDArray[Any]:
+    """Return the numbers of an array or variable of any framework."""
+    return as_array(value.value if _is_a(value, "keras", "Variable") else value)
+
+
+def assign(value: Any, array: NDArray[Any]) -> None:
+    """Change a variable of a framework in place."""
+    if _is_a(value, "keras", "Variable"):
+        value.assign(array)
+        return
+    torch: Any = sys.modules["torch"]
+    with torch.no_grad():
+        value.copy_(_tensor(array))
+
+
+def array_like(value: Any, array: NDArray[Any]) -> Any:
+    """Return an array of JAX on the devices of another one."""
+    return sys.modules["jax"].device_put(np.array(array), value.sharding)
+
+
+def _tensor(array: NDArray[Any]) -> Any:
+    torch: Any = sys.modules["torch"]
+    own = np.array(array, order="C")
+    if name_of(own.dtype) == "bfloat16":
+        return torch.from_numpy(own.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(own)
+
+
+# --- states -------------------------------------------------------------------------------------
+
+
+def encode_state(path: str, value: Any, add: Callable[[NDArray[Any]], str]) -> Any:
+    """Return a state as a value of JSON.
+
+    Args:
+        path: Of the object, for errors.
+        value: What `state_dict` returned.
+        add: Keeps an array; returns its key.
+
+    Raises:
+        TypeError: It holds what is not saved.
+    """
+    if isinstance(value, dict) and all(isinstance(key, str | int) for key in value):
+        items = value.items()
+        return {"dict": [[key, encode_state(f"{path}/{key}", of, add)] for key, of in items]}
+    if type(value) in (list, tuple):
+        parts = [encode_state(f"{path}/{number}", of, add) for number, of in enumerate(value)]
+        return {type(value).__name__: parts}
+    if _is_a(value, "torch", "Tensor"):
+        return {"tensor": add(as_array(value))}
+    if isinstance(value, np.ndarray | np.generic) or is_array(value):
+        return {"array": add(as_array(value))}
+    if value is None or isinstance(value, bool | str):
+        return {"value": value}
+    if isinstance(value, int) and -_WIDE_INTEGER <= value < _WIDE_INTEGER:
+        return {"value": value}
+    if isinstance(value, float):
+        # JSON has no form for what is not finite.
+        return {"value": value} if math.isfinite(value) else {"number": repr(value)}
+    raise TypeError(
+        f"the state_dict holds a {type(value).__name__} at {path!r}, which a checkpoint does not "
+        "save: it saves tensors, arrays, numbers and strings, and dicts, lists and tuples of them"
+    )
+
+
+def decode_state(saved: Any, array: Callable[[str], NDArray[Any]]) -> Any:
+    """Return a state that `encode_state` made a value of JSON.
+
+    Args:
+        saved: The value.
+        array: Returns the array of a key.
+    """
+    ((kind, inside),) = saved.items()
+    match kind:
+        case "dict":
+            return {key: decode_state(each, array) for key, each in inside}
+        case "list":
+            return [decode_state(each, array) for each in inside]
+        case "tuple":
+            return tuple(decode_state(each, array) for each in inside)
+        case "tensor":
+            return _tensor(array(inside))
+        case "array":
+            return np.array(array(inside))[()]
+        case "number":
+            return float(inside)
+        case _:
+            return inside
+
+
+def state_mismatch(value: Any, state: Any) -> str:
+    """Return why a state does not fit an object of PyTorch; "": it does, as far as is known."""
+    if _is_a(value, "torch.nn", "Module"):
+        here, there = value.state_dict(), state
+        for name in sorted({*here, *there}):
+            if name not in here or name not in there:
+                where = "here" if name in here else "in the checkpoint"
+                return f"{name!r} is only {where}"
+            shapes = [tuple(getattr(each[name], "shape", ())) for each in (here, there)]
+            if shapes[0] != shapes[1]:
+                return f"{name!r} has shape {shapes[0]} here, and {shapes[1]} in the checkpoint"
+    if _is_a(value, "torch.optim", "Optimizer"):
+        sizes = [
+            [len(group["params"]) for group in each["param_groups"]]
+            for each in (value.state_dict(), state)
+        ]
+        if sizes[0] != sizes[1]:
+            return f"its groups have {sizes[0]} parameters here, and {sizes[1]} in the checkpoint"
+    return ""

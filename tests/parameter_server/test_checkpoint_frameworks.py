@@ -1,0 +1,119 @@
+"""Objects of PyTorch, Keras and JAX in a checkpoint: restored in place, or refused when saved."""
+
+from __future__ import annotations
+
+import collections
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+os.environ.setdefault("KERAS_BACKEND", "jax")
+
+import keras
+
+import headrace as hr
+from headrace.errors import InvalidArgumentError
+
+
+def test_torch_objects_are_restored_in_place(tmp_path):
+    def made(seed):
+        torch.manual_seed(seed)
+        model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+        optimizer = torch.optim.Adam(model.parameters(), 0.1)
+        rates = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+        return model, optimizer, rates, torch.full((2,), seed, dtype=torch.bfloat16)
+
+    def train(model, optimizer, rates, extra):
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.arange(12.0).reshape(4, 3)).square().sum().backward()
+            optimizer.step()
+            rates.step()
+        return [each.detach().clone() for each in (*model.state_dict().values(), extra)]
+
+    def checkpoint_of(model, optimizer, rates, extra):
+        parameter = model[0].weight
+        return hr.Checkpoint(
+            model=model, optimizer=optimizer, rates=rates, parts=[extra, (parameter,)]
+        )
+
+    first, second = made(1), made(2)
+    train(*first)
+    path = checkpoint_of(*first).save(tmp_path / "a")
+    weight = second[0][0].weight
+    checkpoint = checkpoint_of(*second)
+    checkpoint.restore(path).assert_consumed()
+    assert second[0][0].weight is weight
+    assert checkpoint.parts[0] is second[3]
+    assert second[3].tolist() == [1, 1]
+    for mine, other in zip(train(*second), train(*first), strict=True):
+        assert torch.equal(mine, other)
+    wider = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.BatchNorm1d(2))
+    before = [each.clone() for each in wider.state_dict().values()]
+    with pytest.raises(InvalidArgumentError, match=r"'0\.weight' has shape \(2, 4\) here, and \(2"):
+        hr.Checkpoint(model=wider).restore(path)
+    with pytest.raises(InvalidArgumentError, match=r"parts/0.*has dtype float32 here, and bfl"):
+        hr.Checkpoint(parts=[torch.zeros(2)]).restore(path)
+    assert all(map(torch.equal, before, wider.state_dict().values()))
+
+
+def test_keras_objects_are_restored_in_place(tmp_path):
+    def made(seed):
+        keras.utils.set_random_seed(seed)
+        model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(2)])
+        optimizer = keras.optimizers.Adam(0.1)
+        optimizer.build(model.trainable_variables)
+        slots = optimizer.variables[2:]
+        for variable in slots:
+            variable.assign(np.full(variable.shape, seed))
+        return {"model": model, "optimizer": optimizer, "own": keras.Variable([float(seed)])}
+
+    def values(objects):
+        variables = [*objects["model"].variables, *objects["optimizer"].variables, objects["own"]]
+        return [each.value.tolist() for each in variables]
+
+    first, second = made(1), made(2)
+    kernel = second["model"].layers[0].kernel
+    hr.Checkpoint(**first).save(tmp_path / "a")
+    assert values(first) != values(second)
+    hr.Checkpoint(**second).restore(tmp_path / "a").assert_consumed()
+    assert values(first) == values(second)
+    assert second["model"].layers[0].kernel is kernel
+    for unbuilt in (keras.Sequential([keras.layers.Dense(2)]), keras.optimizers.Adam(0.1)):
+        with pytest.raises(ValueError, match="is not built, so its variables can neither"):
+            hr.Checkpoint(own=unbuilt)
+
+
+def test_jax_arrays_are_replaced_where_that_can_be(tmp_path):
+    params = {"w": jnp.ones(3), "layers": [jnp.ones(2, jnp.bfloat16)]}
+    path = hr.Checkpoint(params=params, rate=jnp.float32(0.5)).save(tmp_path / "a")
+    mine = jax.tree.map(jnp.zeros_like, params)
+    checkpoint = hr.Checkpoint(params=mine, rate=jnp.float32(0))
+    checkpoint.restore(path).assert_consumed()
+    assert isinstance(mine["w"], jax.Array)
+    assert mine["w"].tolist() == [1, 1, 1]
+    assert (mine["layers"][0].dtype, mine["layers"][0].tolist()) == (jnp.bfloat16, [1, 1])
+    assert float(checkpoint.rate) == 0.5
+    state = collections.namedtuple("State", "momentum")(jnp.ones(3))
+    with pytest.raises(TypeError, match=r"'state/0' is a ArrayImpl in a State, .* Use a list or a"):
+        hr.Checkpoint(state=state)
+    with pytest.raises(InvalidArgumentError, match=r"params/w.*has shape \(4,\) here"):
+        hr.Checkpoint(params={"w": jnp.ones(4)}).restore(path)
+
+
+def test_arrays_that_would_not_be_restored_in_place_are_refused():
+    class Foreign:
+        def __array__(self, dtype=None, copy=None):
+            return np.ones(3)
+
+    with pytest.raises(TypeError, match=r"'a' is a Foreign, which a checkpoint does not save"):
+        hr.Checkpoint(a=Foreign())
+    frozen = np.ones(3)
+    frozen.flags.writeable = False
+    hr.Checkpoint(a=[frozen])
+    with pytest.raises(TypeError, match="'a/0' is a ndarray in a tuple"):
+        hr.Checkpoint(a=(frozen,))
