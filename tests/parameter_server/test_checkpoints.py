@@ -298,6 +298,48 @@ def test_a_counter_that_no_checkpoint_has_starts_again_once_its_server_is_restor
         again.stop()
 
 
+def test_of_a_damaged_checkpoint_the_one_before_it_is_restored(tmp_path, caplog):
+    def damage(name):
+        (file,) = tmp_path.glob(f"{name}.*.0-*")
+        data = bytearray(file.read_bytes())
+        data[-1] ^= 1
+        file.write_bytes(data)
+
+    def program(server):
+        strategy = ParameterServerStrategy(resolver_of(server.address), server_timeout=20)
+        with strategy.scope():
+            w = hr.Variable(np.zeros(2), name="w")
+        return strategy, w, hr.CheckpointManager(hr.Checkpoint(w=w), tmp_path)
+
+    with servers(1) as (server,):
+        strategy, w, manager = program(server)
+        for _ in range(2):
+            w.assign_add(np.ones(2))
+            manager.save()
+        w.assign_add(np.ones(2))
+        manager.save_increment()
+        damage("ckpt-2+1")
+        damage("ckpt-2")
+        again = restarted(server)
+        assert w.read().tolist() == [1, 1]
+        assert "ckpt-2 cannot be restored, so the one before it is tried" in caplog.text
+        assert manager.lost_updates == 2
+        assert manager.save_increment().endswith("/ckpt-3"), "no increment of what is damaged"
+        manager.close()
+        strategy.close()
+        damage("ckpt-3")
+        again = restarted(again)
+        strategy, w, manager = program(again)
+        assert manager.restore_or_initialize().endswith("/ckpt-1")
+        assert w.read().tolist() == [1, 1]
+        damage("ckpt-1")
+        with pytest.raises(DataLossError, match=r"ckpt-3.*checksum"):
+            manager.restore_or_initialize()
+        manager.close()
+        strategy.close()
+        again.stop()
+
+
 def test_a_server_that_came_back_is_noticed_without_anybody_asking(tmp_path):
     with servers(1) as (server,):
         strategy = ParameterServerStrategy(resolver_of(server.address))

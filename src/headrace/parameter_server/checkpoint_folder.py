@@ -16,6 +16,7 @@ __all__ = [
     "checkpoint_names",
     "delete",
     "increments_of",
+    "names_up_to",
     "place_of",
     "read_checkpoint",
     "sweep",
@@ -119,6 +120,17 @@ def increments_of(folder: Folder, full: str) -> list[str]:
         if match and file.endswith(_MANIFEST) and match["full"] == full:
             found.append((int(match["number"]), match.string))
     return [name for _, name in sorted(found)]
+
+
+def names_up_to(folder: Folder, prefix: str, last: str) -> list[str]:
+    """Return the names of full checkpoints and increments up to one, in their order."""
+    names = []
+    for full in checkpoint_names(folder, prefix):
+        for name in (full, *increments_of(folder, full)):
+            names.append(name)
+            if name == last:
+                return names
+    return names
 
 
 def delete(folder: Folder, full: str) -> None:

@@ -12,21 +12,29 @@ carried out when it is restored. Shards of other servers lose nothing.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from headrace.arguments import check_flag, check_instance, check_int, check_seconds, check_string
-from headrace.errors import CancelledError, HeadraceError, NotFoundError, describe_error
+from headrace.errors import (
+    CancelledError,
+    DataLossError,
+    HeadraceError,
+    NotFoundError,
+    describe_error,
+)
 from headrace.parameter_server.checkpoint import Checkpoint
 from headrace.parameter_server.checkpoint_folder import (
     checkpoint_names,
     delete,
     increments_of,
+    names_up_to,
     place_of,
     read_checkpoint,
     sweep,
@@ -112,6 +120,11 @@ class CheckpointManager:
         #: How many writes of each server are in the newest.
         self._saved_writes: dict[int, int] = {}
         self._unrestored: set[int] = set()
+        #: What this program saved, and what it was restored from: how many writes of each server
+        #: are in it. The newest is the last.
+        self._writes_in: dict[str, dict[int, int]] = {}
+        #: Whether the newest was found damaged, so that no increment may continue it.
+        self._is_damaged = False
         self.lost_updates = 0
         """How many writes servers had carried out that were lost with them, as far as is known."""
         self._closed = threading.Event()
@@ -168,7 +181,8 @@ class CheckpointManager:
             for old in increments_of(self._folder, name):
                 self._folder.remove(f"{old}.json")
             saved = self._saved(name)
-            self._take_up(saved)
+            self._take_up(name, saved)
+            self._is_damaged = False
             self._full = self._newest = name
             self._full_bytes, self._increment_bytes, self._increments = saved.bytes, 0, []
             # All servers had what they hold, whoever brought it: what is written from now on stays.
@@ -183,12 +197,12 @@ class CheckpointManager:
             The path of what was saved: "ckpt-2+1" continues "ckpt-2".
         """
         with self._lock:
-            if not self._marks or self._increment_bytes > self._full_bytes:
+            if not self._marks or self._is_damaged or self._increment_bytes > self._full_bytes:
                 return self.save()
             name = f"{self._full}+{len(self._increments) + 1}"
             before = (self._full, *self._increments)
             saved = self._saved(name, marks=self._marks, continues=before)
-            self._take_up(saved)
+            self._take_up(name, saved)
             self._increments.append(name)
             self._increment_bytes += saved.bytes
             self._newest = name
@@ -203,8 +217,10 @@ class CheckpointManager:
                 sweep(self._folder, lambda of: of == name)  # it takes the room of the next
             raise
 
-    def _take_up(self, saved: SavedNow) -> None:
+    def _take_up(self, name: str, saved: SavedNow) -> None:
         self._marks = saved.marks
+        self._writes_in.pop(name, None)
+        self._writes_in[name] = {server: mark.writes for server, mark in saved.marks.items()}
         self._saved_writes = {server: mark.writes for server, mark in saved.marks.items()}
 
     def _prune(self) -> None:
@@ -212,6 +228,8 @@ class CheckpointManager:
         if self._keep is not None:
             for name in [name for name in names if name != self._full][: -self._keep + 1 or None]:
                 delete(self._folder, name)
+        there = names_up_to(self._folder, self._prefix, self._full)
+        self._writes_in = {name: of for name, of in self._writes_in.items() if name in there}
         sweep(self._folder, lambda name: name.startswith(f"{self._prefix}-"))
 
     # --- restoring ----------------------------------------------------------------------------
@@ -219,40 +237,88 @@ class CheckpointManager:
     def restore_or_initialize(self) -> str | None:
         """Restore the newest checkpoint with its increments; return its path, or None.
 
-        None: there is none, and everything is as it was made.
+        None: there is none, and everything is as it was made. One that is damaged is left out: the
+        one before it is restored, and the log says so.
+
+        Raises:
+            DataLossError: All of them are damaged.
         """
         self._attach()
         path = self.latest_increment or self.latest_checkpoint
-        if path is not None:
-            self.checkpoint.restore(path)
-            self._unrestored.clear()
-            self._newest = path.rpartition("/")[2]
-        return path
+        if path is None:
+            return None
+        names = names_up_to(self._folder, self._prefix, path.rpartition("/")[2])
+        name = self._newest_intact(
+            names, lambda name: self.checkpoint.restore(self._folder.path(name))
+        )
+        self._unrestored.clear()
+        self._newest = name
+        self._writes_in = {each: {} for each in names[: names.index(name) + 1]}
+        return self._folder.path(name)
+
+    def _newest_intact(self, names: Sequence[str], restore: Callable[[str], object]) -> str:
+        """Restore from the last of several checkpoints that is not damaged; return its name.
+
+        Raises:
+            DataLossError: All of them are damaged.
+            NotFoundError: The last one is not there, and none of the others can be restored.
+        """
+        first: HeadraceError | None = None
+        for name in reversed(names):
+            try:
+                restore(name)
+            except (DataLossError, NotFoundError) as error:
+                first = first or error
+                _log.error(
+                    "the checkpoint %s cannot be restored, so the one before it is tried: %s",
+                    self._folder.path(name),
+                    describe_error(error),
+                )
+            else:
+                return name
+        assert first is not None
+        raise first
 
     def _recover(self, server: int, writes: int) -> None:
         """Give a server that was started again what it had."""
         self._unrestored.add(server)
-        lost = max(0, writes - self._saved_writes.get(server, 0))
+        saved = self._saved_writes.get(server, 0)
+        lost = max(0, writes - saved)
         self._saved_writes[server] = 0  # it counts from the beginning
         self.lost_updates += lost
-        self._restore_server(server)
+        name = self._restore_server(server)
+        if name != self._newest:
+            more = max(0, saved - self._writes_in.get(name, {}).get(server, 0))
+            lost += more
+            self.lost_updates += more
+        for each in self._writes_in.values():
+            each.pop(server, None)
         _log.warning(
             "parameter server %d was restored from %s; at least %d updates that came after it are "
             "lost",
             server,
-            self._folder.path(self._newest),
+            self._folder.path(name),
             lost,
         )
 
-    def _restore_server(self, server: int) -> None:
-        cluster = self._cluster
-        assert cluster is not None
+    def _restore_server(self, server: int) -> str:
+        """Restore a server from the newest checkpoint that is not damaged; return its name."""
         if not self._newest:
             raise NotFoundError(
                 "this CheckpointManager has saved and restored nothing yet: call save() when the "
                 "variables are made, or give it incremental_seconds"
             )
-        read = read_checkpoint(self._folder, self._newest)
+        name = self._newest_intact(
+            list(self._writes_in), functools.partial(self._restore_server_from, server)
+        )
+        self._is_damaged = self._is_damaged or name != self._newest
+        self._unrestored.discard(server)
+        return name
+
+    def _restore_server_from(self, server: int, name: str) -> None:
+        cluster = self._cluster
+        assert cluster is not None
+        read = read_checkpoint(self._folder, name)
         entries = read.manifest.entries
         found = leaves(self.checkpoint.checkpoint_objects)
         placed = [
@@ -270,7 +336,6 @@ class CheckpointManager:
             only=server,
             answers=answers_on(server, placed, read.manifest.answers),
         )
-        self._unrestored.discard(server)
 
     # --- while the program trains -------------------------------------------------------------
 
