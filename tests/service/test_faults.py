@@ -215,6 +215,26 @@ def by_whom(x: Any) -> Any:
     return x, os.getpid()
 
 
+def test_workers_added_after_a_kill_each_deliver_a_copy() -> None:
+    with LocalCluster(num_workers=2) as cluster:
+        killed = cluster.workers[0]
+        assert killed.pid is not None
+        endless = hr.Dataset.range(1 << 40).map(by_whom)
+        with iter(read_by(cluster, endless, max_outstanding_requests=4)) as reader:
+            next(reader)
+            cluster.kill_worker(0)
+            for _ in range(3):
+                cluster.add_worker()
+            added = {each.pid for each in cluster.workers} - {killed.pid}
+            came: set[int] = set()
+            deadline = time.monotonic() + 60
+            while not added <= came:
+                assert time.monotonic() < deadline, (added, came)
+                _, pid = next(reader)  # type: ignore[misc]
+                came.add(int(pid))
+            assert len(added) == 4
+
+
 def test_a_worker_that_answers_nobody_does_not_hold_up_others() -> None:
     with LocalCluster(num_workers=2) as cluster:
         stuck, other = (worker.pid for worker in cluster.workers)

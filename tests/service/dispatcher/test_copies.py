@@ -1,11 +1,13 @@
-"""Where nothing is dealt, each worker reads a whole copy, and a copy that is lost ends there."""
+"""Where nothing is dealt, each worker that joins reads a copy, whatever became of others."""
 
 from __future__ import annotations
 
 import pytest
 
+from headrace.service import messages
 from headrace.service.client.losses import describe_loss
 from headrace.service.dispatcher import updates
+from headrace.service.dispatcher.state import TaskPhase
 from tests.service.dispatcher.scenario import OFF, Scenario
 
 
@@ -23,21 +25,46 @@ def copies(scene: Scenario) -> list[str]:
 
 
 @pytest.mark.parametrize("address", ["v:1", "elsewhere:1"])
-def test_no_copy_takes_the_place_of_a_lost_one_while_another_runs(
-    scene: Scenario, address: str
-) -> None:
+@pytest.mark.parametrize("how", ["lost", "left", "cut"])
+def test_workers_that_join_after_a_loss_get_copies(scene: Scenario, address: str, how: str) -> None:
     begun(scene, "v", "w")
-    scene.lose("v")
-    scene.add_worker("v again", address)
-    assert copies(scene) == ["w"]
-    scene.finish("w", 4001)
+    if how == "lost":
+        scene.lose("v")
+    elif how == "left":
+        scene.left("v")
+    else:
+        scene.leaving("v")
+        scene.finish("v", 4000, cut=True)
+        scene.left("v")
+    for worker_id, place in (("v again", address), ("x", "x:1"), ("y", "y:1")):
+        scene.add_worker(worker_id, place)
+    assert copies(scene) == ["w", "v again", "x", "y"]
+    scene.restart()
+    assert copies(scene) == ["w", "v again", "x", "y"]
+    for number in range(4):
+        assert not scene.heartbeat("c").finished
+        scene.finish(copies(scene)[0], 4001 + number)
     update = scene.heartbeat("c")
     assert (update.finished, update.failed) == (True, "")
+    scene.add_worker("late")
+    assert copies(scene) == []
 
 
-def test_a_worker_that_registers_again_ends_its_copy_at_once(scene: Scenario) -> None:
+def test_a_worker_that_registers_again_begins_its_copy_again(scene: Scenario) -> None:
     begun(scene, "v", "w")
     scene.add_worker("v again", "v:1")
+    assert copies(scene) == ["w", "v again"]
+
+
+def test_a_worker_that_no_client_reaches_gets_no_second_copy(scene: Scenario) -> None:
+    begun(scene, "v", "w")
+    for _ in range(70):
+        scene.tick(1.0)
+        scene.beat("v")
+        scene.beat("w")
+        scene.ask(messages.ReportUnreachable(client_id="c", task_id=4000, refused=False))
+        scene.heartbeat("c")
+    assert scene.state.tasks[4000].phase is TaskPhase.LOST
     assert copies(scene) == ["w"]
 
 
@@ -56,12 +83,11 @@ def test_a_worker_that_starts_again_where_a_copy_ended_makes_no_second_one(
     assert copies(scene) == ["w", "late"]
 
 
-def test_a_replacement_that_waits_makes_a_copy_once_all_others_are_lost(scene: Scenario) -> None:
+def test_copies_begin_again_once_all_are_lost(scene: Scenario) -> None:
     begun(scene, "v", "w")
     scene.lose("v")
-    scene.add_worker("x")
-    assert copies(scene) == ["w"]
     scene.lose("w")
+    scene.add_worker("x")
     assert copies(scene) == ["x"]
     assert scene.heartbeat("c").tasks[0].attempt == 1
     scene.add_worker("w again", "w:1")
@@ -82,7 +108,7 @@ def test_what_kills_every_worker_is_given_up_after_three_attempts(
         scene.lose(f"w{number}")
     update = scene.heartbeat("c")
     assert update.finished
-    assert "within a minute 3 times in a row: 3 workers" in update.failed
+    assert "the last 3 within a minute of their start: 3 workers" in update.failed
     late = scene.open("late", processing_mode=OFF, job_name="job")
     assert (late.failed, late.finished_by) == (update.failed, "")
     scene.add_worker("x")
@@ -100,7 +126,8 @@ def test_workers_that_die_and_are_replaced_make_few_copies_in_all(scene: Scenari
         scene.add_worker(alive[-1])
         births += 1
     made = [fact for fact in scene.facts if isinstance(fact, updates.TaskCreated)]
-    assert len(made) <= 6
+    assert len(made) == 7
+    assert "the last 7 within a minute of their start" in scene.heartbeat("c").failed
 
 
 def test_copies_that_ran_for_long_may_be_lost_any_number_of_times(scene: Scenario) -> None:

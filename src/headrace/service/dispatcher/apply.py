@@ -266,6 +266,7 @@ def _task_created(state: DispatcherState, fact: updates.TaskCreated) -> None:
         of=fact.of,
         starting_round=fact.starting_round,
         attempt=fact.attempt,
+        replaces=fact.replaces,
     )
     iteration.tasks.append(fact.task_id)
     iteration.takers += 1

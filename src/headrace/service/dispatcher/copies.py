@@ -1,10 +1,14 @@
 """Copies: each worker reads the whole dataset (`ShardingPolicy.OFF`).
 
-Each worker has one task of each unfinished iteration, one that joins later too. A copy that is lost
-ends there: no other takes its place, neither at its address nor elsewhere, unless all were lost.
-Then those that are there or join make another attempt, of which clients say that elements come
-again. After three in a row, none of which lasted a minute, the iteration is given up: what kills
-every worker soon would otherwise yield the same elements again and again.
+Each worker that is there or joins while an iteration runs gets a copy of its own, whatever became
+of other copies. A worker gets no second one, and none starts again at the address of a copy that
+ended by itself. When all copies were lost, those that are there or join make another attempt, of
+which clients say that elements come again.
+
+A function that kills its process would be restarted without end. So no more copies begin after
+three deaths for each worker that had a copy at first, all within a minute of a copy's start and
+after the last copy that ran for longer. The iteration then ends with the copies that still run, and
+fails if all were lost. A worker that leaves has not died.
 """
 
 from __future__ import annotations
@@ -13,7 +17,13 @@ import hashlib
 
 from headrace.service.dispatcher.losses import lost_copies
 from headrace.service.dispatcher.policy import Policy, Post, staying
-from headrace.service.dispatcher.state import DispatcherState, Iteration, Task, TaskPhase
+from headrace.service.dispatcher.state import (
+    LEFT,
+    DispatcherState,
+    Iteration,
+    Task,
+    TaskPhase,
+)
 from headrace.service.messages import LostUnits
 
 __all__ = ["Copies"]
@@ -29,26 +39,34 @@ class Copies(Policy):
     def vacant(self, state: DispatcherState, iteration: Iteration) -> list[Post]:
         """Return a copy for each worker that may begin one."""
         tasks = state.tasks_of(iteration)
-        last = max((task.attempt for task in tasks), default=-1)
-        if _all_lost(tasks):
-            return [Post(worker_id=each, attempt=last + 1) for each in staying(state)]
-        current = [task for task in tasks if task.attempt == tasks[-1].attempt]
-        if any(task.phase is TaskPhase.LOST for task in current):
+        if _is_deadly(tasks):
             return []
-        # Where a copy ended already, a worker that starts again would make a second one.
-        served = {task.address for task in current}
+        attempt = max((task.attempt for task in tasks), default=-1)
+        workers = staying(state)
+        if _all_lost(tasks):
+            attempt += 1
+        else:
+            had = {task.worker_id for task in tasks}
+            # Where a copy ended already, a worker that starts again would make a second one.
+            taken = {task.address for task in tasks if not _is_cut_short(task)}
+            workers = [
+                each
+                for each in workers
+                if each not in had and state.workers[each].address not in taken
+            ]
+        replaced = sum(task.replaces for task in tasks)
+        to_replace = sum(map(_is_cut_short, tasks)) - replaced
         return [
-            Post(worker_id=each, attempt=last)
-            for each in staying(state)
-            if state.workers[each].address not in served
+            Post(worker_id=each, attempt=attempt, replaces=number < to_replace)
+            for number, each in enumerate(workers)
         ]
 
     def is_over(self, state: DispatcherState, iteration: Iteration) -> bool:
-        """Whether every copy ended; where all were lost, whether that is so again and again."""
+        """Whether every copy ended; where all were lost, whether workers die again and again."""
         tasks = state.tasks_of(iteration)
         if not tasks or any(task.phase is TaskPhase.RUNNING for task in tasks):
             return False
-        return not _all_lost(tasks) or _short_attempts(tasks) >= _MOST_ATTEMPTS
+        return not _all_lost(tasks) or _is_deadly(tasks)
 
     def failure(self, state: DispatcherState, iteration: Iteration) -> str:
         """Return that all copies were lost, if they were."""
@@ -56,9 +74,9 @@ class Copies(Policy):
         if not _all_lost(tasks):
             return ""
         return (
-            "every worker that had a copy of this iteration was lost, within a minute "
-            f"{_MOST_ATTEMPTS} times in a row: {len(tasks)} workers, the last at "
-            f"{tasks[-1].address} ({tasks[-1].reason}). A "
+            "every worker that had a copy of this iteration was lost, the last "
+            f"{len(_early_deaths(tasks))} within a minute of their start: {len(tasks)} workers, "
+            f"the last at {tasks[-1].address} ({tasks[-1].reason}). A "
             "function of the dataset may kill or block its process; the workers' logs may say more"
         )
 
@@ -80,7 +98,17 @@ def _all_lost(tasks: list[Task]) -> bool:
     return all(task.phase is TaskPhase.LOST for task in tasks)
 
 
-def _short_attempts(tasks: list[Task]) -> int:
-    """Return how many attempts in a row, up to the last, ended soon."""
-    lasted = max((task.attempt for task in tasks if task.lasted), default=-1)
-    return max(task.attempt for task in tasks) - lasted
+def _is_cut_short(task: Task) -> bool:
+    return task.phase is TaskPhase.LOST or task.cut
+
+
+def _is_deadly(tasks: list[Task]) -> bool:
+    """Whether as many workers died soon as would if all died three times."""
+    workers = sum(not task.replaces for task in tasks)
+    return len(_early_deaths(tasks)) >= _MOST_ATTEMPTS * max(1, workers)
+
+
+def _early_deaths(tasks: list[Task]) -> list[Task]:
+    """Return the copies whose workers died soon, of those begun after the last that lasted."""
+    lasted = max((number for number, task in enumerate(tasks, 1) if task.lasted), default=0)
+    return [task for task in tasks[lasted:] if task.phase is TaskPhase.LOST and task.reason != LEFT]

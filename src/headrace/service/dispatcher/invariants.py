@@ -8,6 +8,7 @@ from __future__ import annotations
 from headrace.service.dispatcher.policy import staying
 from headrace.service.dispatcher.ranges import at_least, common, count, located, subtracted, united
 from headrace.service.dispatcher.state import (
+    LEFT,
     LOSSES_REMEMBERED,
     PASSES_REMEMBERED,
     SAVES_REMEMBERED,
@@ -147,10 +148,20 @@ def _check_iteration(state: DispatcherState, iteration_id: int, iteration: Itera
         if iteration.is_dealt:
             waits = not running and not (iteration.returned or iteration.parts)
             assert served >= set(staying(state)) or waits, (iteration, state.workers)
-        elif not served and not any(task.of for task in tasks):
-            assert not staying(state), (iteration, state.workers)
+        elif not any(task.of for task in tasks):
+            _check_copies(state, iteration, tasks)
     assert not (iteration.left & iteration.clients), iteration
     _check_units(iteration, tasks)
+
+
+def _check_copies(state: DispatcherState, iteration: Iteration, tasks: list[Task]) -> None:
+    had = {task.worker_id for task in tasks}
+    had_at = {task.address for task in tasks if task.phase is not TaskPhase.LOST}
+    deaths = sum(task.phase is TaskPhase.LOST and task.reason != LEFT for task in tasks)
+    if (deaths < 3 and not iteration.missing) or not tasks:
+        for worker_id in staying(state):
+            known = worker_id in had or state.workers[worker_id].address in had_at
+            assert known, (iteration, state.workers)
 
 
 def _check_rounds(iteration: Iteration, tasks: list[Task]) -> None:

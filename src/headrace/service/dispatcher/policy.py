@@ -28,6 +28,7 @@ class Post(msgspec.Struct, frozen=True, kw_only=True):
     of: int | None = None
     starting_round: int | None = None
     attempt: int = 0
+    replaces: bool = False
 
 
 class Policy(ABC):

@@ -13,8 +13,7 @@ Rule 3. *Who is which consumer.* An index is read by one client. A consumer that
         is not replaced: nobody knows what it used. When all have left, the iteration is given up,
         and the next consumers begin it again.
 
-How workers share the dataset, the mode says: copies (OFF), or units that are dealt (DYNAMIC). Where
-copies have no end, as far as is known, a worker that comes again begins another one.
+How workers share the dataset, the mode says: copies (OFF), or units that are dealt (DYNAMIC).
 """
 
 from __future__ import annotations
@@ -27,14 +26,12 @@ from headrace.errors import FailedPreconditionError
 from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.copies import Copies
 from headrace.service.dispatcher.dealing import Dealing
-from headrace.service.dispatcher.policy import Post, staying
+from headrace.service.dispatcher.policy import Post
 from headrace.service.dispatcher.state import (
-    LEFT,
     Dataset,
     DispatcherState,
     Iteration,
     Task,
-    TaskPhase,
 )
 from headrace.service.dispatcher.updates import Update
 from headrace.service.messages import OpenIteration
@@ -42,7 +39,6 @@ from headrace.service.passes import pass_in_words
 
 __all__ = ["RoundCopies", "RoundDealing", "leaver", "lengths", "opened"]
 
-_MOST_DEATHS = 3
 _MOST_AHEAD = 1 << 20
 """Rounds by which the horizon is moved at once, at most."""
 
@@ -63,17 +59,7 @@ class RoundCopies(Copies):
 
     def vacant(self, state: DispatcherState, iteration: Iteration) -> list[Post]:
         """Return a copy for each worker that may begin one, from the horizon on."""
-        posts = super().vacant(state, iteration)
-        tasks = state.tasks_of(iteration)
-        if tasks and not posts and _goes_on(state, iteration, tasks):
-            served = {task.worker_id for task in tasks if task.phase is not TaskPhase.LOST}
-            deadly = _deadly_addresses(tasks)
-            posts = [
-                Post(worker_id=each, attempt=tasks[-1].attempt)
-                for each in staying(state)
-                if each not in served and state.workers[each].address not in deadly
-            ]
-        return _from_horizon(posts, iteration)
+        return _from_horizon(super().vacant(state, iteration), iteration)
 
     def loose_end(self, state: DispatcherState, iteration: Iteration) -> Update | None:
         """Return the end of an iteration that all consumers have left."""
@@ -117,21 +103,6 @@ def _abandoned(iteration: Iteration) -> updates.IterationCollected | None:
     if iteration.clients or not iteration.departed:
         return None
     return updates.IterationCollected(iteration_id=iteration.iteration_id)
-
-
-def _goes_on(state: DispatcherState, iteration: Iteration, tasks: list[Task]) -> bool:
-    """Whether copies have no end, as far as is known."""
-    ended = any(task.phase is TaskPhase.FINISHED and not task.cut for task in tasks)
-    return state.dataset_of(iteration).cardinality < 0 and not ended
-
-
-def _deadly_addresses(tasks: list[Task]) -> set[str]:
-    """Return where copies were lost again and again, each soon after it began."""
-    deaths: dict[str, int] = {}
-    for task in tasks:
-        is_death = task.phase is TaskPhase.LOST and not task.lasted and task.reason != LEFT
-        deaths[task.address] = deaths.get(task.address, 0) + 1 if is_death else 0
-    return {address for address, times in deaths.items() if times >= _MOST_DEATHS}
 
 
 def _from_horizon(posts: list[Post], iteration: Iteration) -> list[Post]:

@@ -2,8 +2,7 @@
 
 Each trainer reads all elements of every task; what one of them did not get when a worker died is
 not dealt again, for others had it. Copies of endless data are never whole. So, other than in
-`copies`, a worker that comes or comes again gets one whatever became of others, and the iteration
-goes on as long as no copy ended by itself.
+`copies`, the iteration goes on as long as no copy ended by itself.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 
 from headrace.service.dispatcher.copies import Copies
 from headrace.service.dispatcher.dealing import Dealing
-from headrace.service.dispatcher.policy import Policy, Post, staying
+from headrace.service.dispatcher.policy import Policy
 from headrace.service.dispatcher.state import DispatcherState, Iteration, Task, TaskPhase
 from headrace.service.dispatcher.static import Static
 
@@ -21,18 +20,9 @@ __all__ = ["shared_by_trainers"]
 
 
 class _SharedCopies(Copies):
-    """Each worker has a copy, whenever it comes."""
+    """Copies of endless data."""
 
     hand_out = "shared"
-
-    def vacant(self, state: DispatcherState, iteration: Iteration) -> list[Post]:
-        """Return a copy for each worker without one."""
-        tasks = state.tasks_of(iteration)
-        if all(task.phase is TaskPhase.LOST for task in tasks):
-            return super().vacant(state, iteration)
-        served = {task.worker_id for task in tasks if task.phase is not TaskPhase.LOST}
-        last = max(task.attempt for task in tasks)
-        return [Post(worker_id=each, attempt=last) for each in staying(state) if each not in served]
 
     def is_over(self, state: DispatcherState, iteration: Iteration) -> bool:
         """Whether nobody reads, and somebody's copy ended by itself; or copies kill workers."""

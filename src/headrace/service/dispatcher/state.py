@@ -216,7 +216,8 @@ class Iteration(msgspec.Struct):
     #: All tasks that it ever had; at most one RUNNING per worker. While the iteration is unfinished
     #: and deals units, no worker that was never leaving is without one that is not LOST, unless
     #: none is RUNNING: then a client that is silent is waited for, and nothing is there to deal.
-    #: Where it has neither units nor shares, some task is not LOST, unless there is no such worker.
+    #: Where it has neither units nor shares, each worker that was never leaving had a task, or a
+    #: task that is not LOST has its address, unless three workers that had tasks were lost.
     tasks: list[int] = msgspec.field(default_factory=list)
     #: RUNNING tasks on workers that stay, and on workers that are leaving.
     takers: int = 0
@@ -303,6 +304,8 @@ class Task(msgspec.Struct):
     starting_round: int | None = None
     #: How often all tasks that the iteration had were lost before; 0 where units are dealt.
     attempt: int = 0
+    #: A copy that was begun when more copies were lost than had been replaced.
+    replaces: bool = False
     #: It ran for long, without anything dealt: the loss of all copies counts as the first again.
     lasted: bool = False
     #: It ended before its copy did, because its worker was asked to leave.

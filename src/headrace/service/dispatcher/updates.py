@@ -235,6 +235,8 @@ class TaskCreated(Fact, frozen=True):
     starting_round: int | None = None
     attempt: int = 0
     """How often all tasks that the iteration had were lost before, where nothing is dealt."""
+    replaces: bool = False
+    """It makes a copy, and more copies were lost than had been replaced."""
 
 
 class TaskFinished(Fact, frozen=True):
