@@ -32,6 +32,7 @@ __all__ = [
     "HeadraceError",
     "InvalidArgumentError",
     "InvalidElementError",
+    "JournalUnavailableError",
     "NotFoundError",
     "OutOfRangeError",
     "UnauthenticatedError",
@@ -62,6 +63,10 @@ class UnavailableError(HeadraceError, ConnectionError):
 
     refused: bool = False
     unsent: bool = False
+
+
+class JournalUnavailableError(UnavailableError):
+    """A server answers, but cannot write its journal: its disk is full, perhaps."""
 
 
 class DeadlineExceededError(HeadraceError, TimeoutError):

@@ -177,6 +177,43 @@ def test_a_killed_dispatcher_that_comes_back_costs_no_element(tmp_path: Path) ->
         assert got == list(range(6_000))
 
 
+FULL_DISK = """
+import resource, sys
+from pathlib import Path
+from headrace.service import DispatcherConfig, DispatchServer
+config = DispatcherConfig(port={port}, work_dir={work_dir!r}, fault_tolerant_mode=True)
+server = DispatchServer(config)
+print("ready", flush=True)
+sys.stdin.readline()
+# Files that are larger than they are now cannot be written: the kernel refuses, as on a full disk.
+resource.setrlimit(resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
+print("full", flush=True)
+sys.stdin.readline()
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+sys.stdin.read()
+"""
+
+
+def test_a_client_names_the_full_disk_that_it_waits_for(tmp_path: Path) -> None:
+    port = free_port()
+    with (
+        announced(FULL_DISK.format(port=port, work_dir=str(tmp_path))) as dispatcher,
+        Worker(WorkerConfig(f"127.0.0.1:{port}")),
+    ):
+        assert dispatcher.stdin is not None
+        assert dispatcher.stdout is not None
+        dataset = hr.Dataset.range(10_000).map(slowly)
+        share = distribute(ShardingPolicy.DYNAMIC, port_of(port), wait_timeout=2)
+        with iter(dataset.apply(share)) as reader:
+            got = [int(next(reader)) for _ in range(100)]
+            dispatcher.stdin.write("\n")
+            dispatcher.stdin.flush()
+            assert dispatcher.stdout.readline() == "full\n"
+            with pytest.raises(hr.errors.UnavailableError, match=r"journal .* cannot be written"):
+                got += numbers(reader)
+            assert sorted(got) == list(range(len(got)))
+
+
 # --- workers die --------------------------------------------------------------------------------
 
 

@@ -115,6 +115,7 @@ class JournaledCore(Generic[F, S, D]):
         self._closed = threading.Event()
         #: When the journal's failure was last logged; None: it has not failed.
         self._complained: float | None = None
+        self._journal_problem = ""
         #: None after what was decided could not be kept: the next one reads the journal again.
         self._decider: Decider[F, S, D] | None = None
         journal.drop_blobs(except_for=self._open().blobs)
@@ -169,6 +170,8 @@ class JournaledCore(Generic[F, S, D]):
                 blobs += decision.blobs
             self._journal.append(facts, blobs)
             kept += facts
+            if kept:
+                self._journal_problem = ""
         except BaseException as error:
             self._decider = None
             self._complain(error)
@@ -199,6 +202,8 @@ class JournaledCore(Generic[F, S, D]):
                 before = set(decider.blobs)
                 facts = decider.tick(self._clock())
                 self._journal.append(facts)
+                if facts:
+                    self._journal_problem = ""
                 after = decider.blobs
                 if any(key not in after for key in before):
                     self._journal.drop_blobs(except_for=after)
@@ -222,6 +227,8 @@ class JournaledCore(Generic[F, S, D]):
     def _complain(self, error: BaseException) -> None:
         """Log that the journal cannot be used, unless that was done a moment ago."""
         now = self._clock()
+        if isinstance(error, UnavailableError):
+            self._journal_problem = str(error)
         recently = self._complained is not None and now - self._complained < _COMPLAINT_SECONDS
         if isinstance(error, UnavailableError) and not recently:
             self._complained = now

@@ -21,7 +21,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from headrace.errors import DataLossError, FailedPreconditionError, UnavailableError
+from headrace.errors import (
+    DataLossError,
+    FailedPreconditionError,
+    JournalUnavailableError,
+    UnavailableError,
+)
 from headrace.serving.blobs import BlobPart, BlobPlace
 from headrace.serving.high_water import HighWaterMark
 from headrace.serving.journal import COMPACT_AFTER, Format, Journal
@@ -287,7 +292,7 @@ class SqliteJournal(Journal[F, S]):
         except sqlite3.Error as error:
             with contextlib.suppress(sqlite3.Error):
                 self._database.execute("ROLLBACK")
-            raise UnavailableError(
+            raise JournalUnavailableError(
                 f"the journal {self.path} cannot be written: {error}; nothing was changed. Make "
                 "room on the disk, or see why it refuses"
             ) from error

@@ -15,6 +15,7 @@ from headrace.errors import (
     CancelledError,
     FailedPreconditionError,
     HeadraceError,
+    JournalUnavailableError,
     NotFoundError,
     UnauthenticatedError,
     UnavailableError,
@@ -723,6 +724,35 @@ def test_waiting_ends_in_an_error_when_nobody_could_deliver_for_the_stated_time(
     assert session.is_over
     assert isinstance(session.failure, UnavailableError)
     assert "h:1" in str(session.failure)
+
+
+@pytest.mark.parametrize("deals", [True, False])
+def test_a_wait_without_a_dispatcher_that_deals_ends_at_the_timeout(deals: bool) -> None:
+    session = opened(1, wait_timeout=20.0, deals=deals)
+    session.act(0.0)
+    session.waiting(0.0)
+    for now in range(1, 40):
+        session.unheard(float(now))
+        session.act(float(now))
+    assert session.is_over == deals
+    assert not deals or "d:1 has not answered for" in str(session.failure)
+
+
+@pytest.mark.parametrize("is_answered", [True, False])
+def test_a_journal_that_cannot_be_written_is_named_by_who_waits(is_answered: bool) -> None:
+    session = opened(1, wait_timeout=15.0, deals=True)
+    session.waiting(0.0)
+    warnings = []
+    for now in map(float, range(1, 20)):
+        if is_answered:
+            session.updated(update(1, journal_problem="no space"), now)
+        else:
+            session.heard(None, JournalUnavailableError("no space"), now)
+        warnings += session.act(now).warnings
+    (warning,) = warnings
+    assert "d:1 assigns nothing: no space" in warning
+    assert "function" not in warning
+    assert "d:1 assigns nothing: no space" in str(session.failure)
 
 
 def test_a_worker_in_user_code_is_waited_for_without_end() -> None:

@@ -25,7 +25,7 @@ from headrace.serving.journal import Journal, MemoryJournal
 from headrace.serving.sqlite_journal import SqliteJournal
 from headrace.testing import ManualClock
 from headrace.transport.channel import Request
-from tests.service.dispatcher.scenario import Scenario
+from tests.service.dispatcher.scenario import PLAN, Scenario, opening, registration
 
 AnyJournal = Journal[updates.Update, DispatcherState]
 
@@ -138,7 +138,7 @@ class FullJournal(MemoryJournal[updates.Update, DispatcherState]):
     is_full = False
 
     def append(self, facts: Any, blobs: Any = ()) -> None:
-        if self.is_full:
+        if self.is_full and (facts or blobs):
             raise UnavailableError("the journal /somewhere/journal cannot be written: disk is full")
         super().append(facts, blobs)
 
@@ -160,6 +160,25 @@ def test_a_journal_that_cannot_be_written_is_noticed_without_anyone_asking(
         pass_time()
     (record,) = caplog.records
     assert "disk is full" in record.getMessage()
+    core.close()
+
+
+def test_clients_hear_that_the_journal_cannot_be_written() -> None:
+    journal = FullJournal(FORMAT)
+    core = DispatcherCore(journal, Limits())
+    digest = hashlib.sha256(PLAN).digest()
+    plan = messages.PutPlan(digest=digest, offset=0, total=len(PLAN), part=PLAN)
+    ask(core, worker("v"), plan, registration(), opening("c"))
+    heartbeat = messages.ClientHeartbeat(client_id="c")
+    journal.is_full = True
+    with pytest.raises(UnavailableError):
+        ask(core, worker("w"))
+    (update,) = ask(core, heartbeat)
+    assert "disk is full" in update.journal_problem
+    journal.is_full = False
+    ask(core, worker("w"))
+    (update,) = ask(core, heartbeat)
+    assert update.journal_problem == ""
     core.close()
 
 

@@ -29,7 +29,7 @@ from headrace.service.client.schedule import MOST_REQUESTS
 from headrace.service.client.session import Session
 from headrace.service.client.shell import Shell
 from headrace.service.client.targets import Target
-from headrace.service.config import STATIC_POLICIES
+from headrace.service.config import STATIC_POLICIES, ShardingPolicy
 from headrace.service.dispatcher.stub import DispatcherStub
 from headrace.service.messages import LostUnits, OpenIteration, TaskAddress
 from headrace.transport import address as addresses
@@ -376,6 +376,7 @@ def _session(
             codec=codec,
             is_far=lambda address: not addresses.is_this_machine(addresses.split(address)[0]),
             has_shares=opening.terms.processing_mode in STATIC_POLICIES,
+            deals=opening.terms.processing_mode == ShardingPolicy.DYNAMIC,
         )
     return RoundSession(
         client_id,

@@ -20,6 +20,7 @@ from typing import Any, Generic, TypeVar
 from headrace.errors import (
     FailedPreconditionError,
     HeadraceError,
+    JournalUnavailableError,
     NotFoundError,
     UnavailableError,
 )
@@ -90,6 +91,8 @@ class Reading(ABC, Generic[T]):
         self._kept: set[int] = set()
         self._finished = False
         self._silent: tuple[str, ...] = ()
+        #: Why the dispatcher records nothing, and so assigns nothing; empty: it does.
+        self._journal_problem = ""
         self.lost: tuple[LostUnits, ...] = ()
         self.passed_over: tuple[str, ...] = ()
         """Addresses of workers that it is not to read."""
@@ -123,6 +126,8 @@ class Reading(ABC, Generic[T]):
         if isinstance(answer, ClientUpdate):
             self.updated(answer, now)
         elif isinstance(answer, UnavailableError):
+            is_journals = isinstance(answer, JournalUnavailableError)
+            self._journal_problem = str(answer) if is_journals else ""
             self.unheard(now)
         elif isinstance(asked, SettleTask):
             self._settled(asked)
@@ -307,7 +312,7 @@ class Reading(ABC, Generic[T]):
 
     def _look_after_waiting(self, now: float, actions: Actions) -> None:
         waiting = self._waiting
-        if any(not task.problem for task in self._open.values()):
+        if any(self._may_deliver(task, now) for task in self._open.values()):
             waiting.helped()
         else:
             waiting.helpless(now)
@@ -324,6 +329,16 @@ class Reading(ABC, Generic[T]):
                 f"{self._what_is_missing(now)}"
             )
         actions.wake_within(waiting.next_in(now))
+
+    def _may_deliver(self, task: T, now: float) -> bool:
+        if task.problem:
+            return False
+        is_dispatcher_away = self._contact.silence(now) or self._journal_problem
+        return not (is_dispatcher_away and self._needs_dispatcher(task))
+
+    @abstractmethod
+    def _needs_dispatcher(self, task: T) -> bool:
+        """Whether a task may give nothing more before the dispatcher has answered its worker."""
 
     def _problem(self, now: float) -> HeadraceError | None:
         """Return why there is no use in waiting any longer."""

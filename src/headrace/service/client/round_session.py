@@ -124,6 +124,7 @@ class RoundSession(Reading[RoundTask]):
 
     def updated(self, update: ClientUpdate, now: float) -> None:
         self._contact.answered(now, update.heartbeat_interval)
+        self._journal_problem = update.journal_problem
         if not update.same:
             self._take_news(update, now)
         for task_id, task in [*self._open.items()]:
@@ -367,6 +368,9 @@ class RoundSession(Reading[RoundTask]):
     def _what_is_next(self) -> str:
         return f"round {self._rounds.number}"
 
+    def _needs_dispatcher(self, task: RoundTask) -> bool:
+        return True  # which opens the next rounds
+
     def _what_is_missing(self, now: float) -> str:
         behind = self._behind()
         if behind:
@@ -386,6 +390,7 @@ class RoundSession(Reading[RoundTask]):
             now,
             listed=list(self._listed.values()),
             is_idle=self._waiting.is_idle_for_long(now),
+            journal_problem=self._journal_problem,
         )
 
     # --- tasks --------------------------------------------------------------------------------

@@ -64,6 +64,7 @@ class Session(Reading[Task]):
         codec: What answers may be packed with where the wire is slow; empty: they are not.
         is_far: Whether a worker's address is that of another machine.
         has_shares: Whether each worker has a share that no other reads meanwhile.
+        deals: Whether workers get splits from the dispatcher.
         wants_all: Whether answers without elements are delivered, too: they say of units.
     """
 
@@ -85,6 +86,7 @@ class Session(Reading[Task]):
         codec: str = "",
         is_far: Callable[[str], bool] = lambda address: True,
         has_shares: bool = False,
+        deals: bool = False,
         wants_all: bool = False,
     ) -> None:
         super().__init__(client_id, dispatcher, now, wait_timeout=wait_timeout, codec=codec)
@@ -104,7 +106,7 @@ class Session(Reading[Task]):
         self._forsaken: set[int] = set()
         #: The last attempt at each shard; None: at whole copies.
         self._attempts: dict[int | None, int] = {}
-        self._has_shares = has_shares
+        self._has_shares, self._deals = has_shares, deals
         #: In order: the unit that the consumer waits for, since when, and the last that was said.
         self._wanted: int | None = None
         self._wanted_since = now
@@ -128,6 +130,7 @@ class Session(Reading[Task]):
 
     def updated(self, update: ClientUpdate, now: float) -> None:
         self._contact.answered(now, update.heartbeat_interval)
+        self._journal_problem = update.journal_problem
         # Of another unit it says nothing.
         self.helpers = frozenset(update.helpers if self._said == self._wanted else ())
         owes, was_finished = False, self._finished
@@ -373,6 +376,9 @@ class Session(Reading[Task]):
     def _what_is_next(self) -> str:
         return "the next element in order" if self._wants_all else super()._what_is_next
 
+    def _needs_dispatcher(self, task: Task) -> bool:
+        return self._deals or task.draining
+
     def _what_is_missing(self, now: float) -> str:
         silence = self._contact.silence(now)
         # In order, others may well give what comes later.
@@ -387,6 +393,7 @@ class Session(Reading[Task]):
             listed=list(self._listed.values()),
             is_idle=self._waiting.is_idle_for_long(now),
             has_shares=self._has_shares,
+            journal_problem=self._journal_problem,
         )
 
     # --- tasks --------------------------------------------------------------------------------

@@ -331,6 +331,7 @@ def new_session(
         wait_timeout=wait_timeout,
         codec=codec,
         is_far=lambda address: not addresses.is_this_machine(addresses.split(address)[0]),
+        deals=True,
         wants_all=True,
     )
 

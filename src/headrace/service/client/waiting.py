@@ -121,6 +121,7 @@ def describe_missing(
     listed: Sequence[str] = (),
     is_idle: bool = True,
     has_shares: bool = False,
+    journal_problem: str = "",
 ) -> str:
     """Return what stands between the consumer and the next element.
 
@@ -134,13 +135,16 @@ def describe_missing(
         listed: Addresses of workers of which the dispatcher says that they have a task.
         is_idle: Whether there has been no task for long, where there is none.
         has_shares: Whether each worker has a share that no other reads meanwhile.
+        journal_problem: Why the dispatcher cannot record what it assigns, if it cannot.
     """
     parts = []
-    if silence:
+    if silence and not journal_problem:
         parts.append(
             f"the dispatcher at {dispatcher} has not answered for {silence:.0f} s (is it "
             "running, and is this its address?)"
         )
+    if journal_problem:
+        parts.append(f"the dispatcher at {dispatcher} assigns nothing: {journal_problem}")
     lost = [task for task in tasks if task.problem]
     parts += [
         f"the worker at {task.address.worker_address} cannot be reached since "
@@ -151,10 +155,12 @@ def describe_missing(
     if working:
         names = ", ".join(task.address.worker_address for task in working[:_MOST_NAMED])
         more = f" and {len(working) - _MOST_NAMED} more" if len(working) > _MOST_NAMED else ""
-        parts.append(
-            f"connected to {names}{more}, from which nothing comes: a function of the dataset "
-            "may take long, or wait for something"
+        cause = (
+            "they may be waiting for the dispatcher"
+            if silence or journal_problem
+            else "a function of the dataset may take long, or wait for something"
         )
+        parts.append(f"connected to {names}{more}, from which nothing comes: {cause}")
     if others:
         parts.append(
             f"{' and '.join(others[:_MOST_NAMED])} of the same job cannot be heard: what "

@@ -6,6 +6,8 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from headrace.counts import count_split_granted
 from headrace.service.dispatcher.apply import apply
 from headrace.service.dispatcher.decision import Decision
@@ -19,7 +21,7 @@ from headrace.service.dispatcher.updates import (
     UnitsDealt,
     Update,
 )
-from headrace.service.messages import DispatcherStatus
+from headrace.service.messages import ClientUpdate, DispatcherStatus
 from headrace.serving.core import JournaledCore
 from headrace.serving.journal import Journal
 
@@ -74,6 +76,12 @@ class DispatcherCore(JournaledCore[Update, DispatcherState, Decision]):
         """Return the number of workers that are registered and not lost."""
         dispatcher = self.decider
         return 0 if dispatcher is None else len(dispatcher.state.workers)
+
+    def _answer(self, decided: Decision | Exception) -> msgspec.Struct | Exception:
+        answer = super()._answer(decided)
+        if self._journal_problem and isinstance(answer, ClientUpdate):
+            return msgspec.structs.replace(answer, journal_problem=self._journal_problem)
+        return answer
 
     def describe(self) -> DispatcherStatus:
         """Return who is there, and what is going on.

@@ -164,6 +164,9 @@ class ClientUpdate(Message, frozen=True):
     helpers: tuple[int, ...] = ()
     """Tasks that hold the unit which is `wanted`, or are to be dealt it next: they are asked for
     more, however much is here. It is said also where nothing else changed."""
+    journal_problem: str = ""
+    """Why the dispatcher cannot write its journal, and so assigns nothing; empty: it can. It is
+    said also where nothing else changed."""
 
 
 class ClientHeartbeat(Question[ClientUpdate], frozen=True):
