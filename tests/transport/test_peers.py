@@ -262,3 +262,13 @@ def test_the_end_of_a_peer_is_reported_after_all_that_it_asked_was_handled():
         first.close()
         third.close()
     server.close()
+
+
+def test_a_server_begins_while_the_monitor_of_one_that_is_gone_is_still_bound() -> None:
+    with zmq.Context() as context:
+        routers = [context.socket(zmq.ROUTER) for _ in range(20)]
+        for router in routers:
+            # Freed at once, so that the next object has its address in memory.
+            Peers(router, lambda _: None).monitor.close(0)
+        for router in routers:
+            router.close(0)

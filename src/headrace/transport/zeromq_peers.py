@@ -17,6 +17,7 @@ Rule 2. Only the monitor and the peer itself end a connection. Messages may be r
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -53,6 +54,8 @@ _STATE = int(zmq.EVENTS)
 _IN = int(zmq.POLLIN)
 _MOST_NAMES = 1000
 _MOST_OVER = 4096
+_numbers = itertools.count()
+"""Numbers of servers in this process."""
 
 # A channel's routing id: one letter and 16 random bytes for the channel, then the number of the
 # connection.
@@ -183,7 +186,8 @@ class Peers:
         self.refused = 0
         """How many connections ended before they began."""
         self._complained: set[str] = set()
-        endpoint = f"inproc://headrace-server-{os.getpid()}-{id(self)}"
+        # Not `id(self)`: an endpoint may still be bound when its number is used again.
+        endpoint = f"inproc://headrace-server-{os.getpid()}-{next(_numbers)}"
         router.monitor(endpoint, _EVENTS)
         self.monitor = router.context.socket(zmq.PAIR)
         # Unbounded: a full queue of news would stop the thread that serves all connections.
