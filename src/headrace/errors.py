@@ -3,6 +3,7 @@
     HeadraceError
     ├── OutOfRangeError        (StopIteration)      nothing is left to read
     ├── UnavailableError       (ConnectionError)    a peer cannot be reached; try again later
+    │   └── JournalUnavailableError (ConnectionError) a server cannot write its journal
     ├── DeadlineExceededError  (TimeoutError)       no answer came in the time allowed
     ├── CancelledError         (RuntimeError)       the work was called off
     ├── AbortedError           (RuntimeError)       the work was overtaken by something else

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 import headrace as hr
+from headrace.errors import FailedPreconditionError
 from headrace.service import LocalCluster, ShardingPolicy, distribute
 from tests.service.reading import numbers
 
@@ -201,6 +203,22 @@ def test_numbers_of_enumerate_are_those_of_one_process(cluster: LocalCluster) ->
     plan = hr.Dataset.from_tensor_slices(["a", "b", "c"]).repeat(10).enumerate()
     found = sorted((int(number), str(letter)) for number, letter in dynamic(cluster, plan))
     assert found == [(number, "abc"[number % 3]) for number in range(30)]
+
+
+def late_if_even(x: int) -> int:
+    time.sleep(0.01 * (x % 2 == 0))
+    return x * 2
+
+
+def test_numbers_of_enumerate_after_map_are_those_of_one_process(cluster: LocalCluster) -> None:
+    cluster.add_worker()
+    plan = hr.Dataset.range(60).shuffle(60, seed=1).map(late_if_even)
+    share = distribute(ShardingPolicy.DYNAMIC, cluster.target)
+    for dataset in (plan.enumerate(), plan.batch(4).enumerate(start=7), plan.enumerate().batch(9)):
+        assert sorted(map(str, dataset.apply(share))) == sorted(map(str, dataset))
+    share = distribute(ShardingPolicy.DYNAMIC, cluster.target, visitation="at_most_once")
+    with pytest.raises(FailedPreconditionError, match=r"enumerate .* needs the elements in the"):
+        list(plan.enumerate().apply(share))
 
 
 def test_shuffled_files_are_dealt_once(cluster: LocalCluster, tmp_path: Path) -> None:

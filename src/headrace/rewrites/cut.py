@@ -16,7 +16,9 @@ order of one process, `above` opens unit after unit (`plan.units`), and is else 
 
 In any order, whatever carries origins stays below: batches, shuffles of values, buckets. A batch
 that drops its remainder is made below with it and once more above, where remainders are joined. If
-what is above needs more than one stream, it has them in order all the same.
+what is above needs more than one stream, it has them in order all the same; so has an `enumerate`
+over units of a fixed number of elements (`range(n).map(f)`), whose numbers are those of
+one process.
 
 Rule 1. Both sides cut alike: what is cut how is all in the plan and in the name of the half.
 Rule 2. The halves together have the elements of the plan; in order, bit for bit in its order.
@@ -37,7 +39,7 @@ from headrace.plan.fixed_order import fixed_seeds, with_fixed_seeds
 from headrace.plan.free_order import free_steps
 from headrace.plan.node import Node
 from headrace.plan.options import Options
-from headrace.plan.ordering import Repeat, Shuffle
+from headrace.plan.ordering import Enumerate, Repeat, Shuffle
 from headrace.plan.root import Root
 from headrace.plan.traverse import cardinality, element_spec, fold, walk
 from headrace.plan.units import Units
@@ -176,7 +178,7 @@ def cut_as(prepared: Normal, half: Half) -> Cut:
         made = cutter.cut(half)
         if made is not None:
             return made
-        half = "in order, held"  # no one stream has all
+        half = "in order, held"
     made = _in_order(prepared, half)
     if not half.endswith(_HELD):
         return made
@@ -253,12 +255,14 @@ class _Cutter:
         self._leaves = units_of_leaves(prepared.plan)
         self._streams: list[_Stream] = []
         self._placed: list[Placed] = []
+        #: A step pairs elements with numbers that they have in one process, and only there.
+        self._needs_order = False
 
     def cut(self, half: Half) -> Cut | None:
-        """Return the halves; None: in any order, they need more than one stream."""
+        """Return the halves; None: they cannot be read in any order."""
         whole = self._closed(fold(self._plan, self._visit))
         is_one = isinstance(whole.units, Units)
-        if not self._in_order and not is_one:
+        if not self._in_order and (self._needs_order or not is_one):
             return None
         below = fold(whole.units, self._as_stream)
         deal = deal_of(below)
@@ -280,6 +284,7 @@ class _Cutter:
             below = self._below(node, parts)
             if below is not None:
                 return below
+            self._needs_order |= isinstance(node, Enumerate) and parts[0].rows is not None
         return self._above(node, [self._closed(piece) for piece in inputs])
 
     def _below(self, node: Node, parts: list[Part]) -> _Piece | None:

@@ -54,6 +54,13 @@ def cut_for(plan: Node, options: ReadingOptions) -> Cut | None:
     made = cut(plan, ordered=options.ordered)
     if made.is_ordered and made.wants_places:
         raise FailedPreconditionError(_would_open(made))
+    if made.is_ordered and options.visitation == "at_most_once":
+        step = next((each.step for each in made.placed if each.where == "client"), "a step")
+        raise FailedPreconditionError(
+            f"visitation='at_most_once' is not supported for this dataset, because {step} needs "
+            "the elements in the order of one process: leave `visitation` out, or put that step "
+            "after `distribute`"
+        )
     is_whole = isinstance(made.above, Units) and not made.is_ordered
     return None if is_whole else made
 
