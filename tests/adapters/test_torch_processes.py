@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import multiprocessing
 import pickle
 import subprocess
 import sys
@@ -267,6 +268,74 @@ def test_a_dataset_over_the_service_is_read_with_states_and_by_several_processes
         )
         workers = DataLoader(hr.torch.loader(named), batch_size=None, num_workers=2, **_forked())
         assert rows(numbers(workers)) == list(range(N))
+
+
+def _distributed(target: str, job: str) -> hr.Dataset:
+    return dataset().apply(hr.service.distribute("distributed_epoch", target, job_name=job))
+
+
+def test_worker_processes_that_end_with_each_epoch_read_further_epochs_of_a_job():
+    with hr.service.LocalCluster(num_workers=1, processes=False) as cluster:
+        named = _distributed(cluster.target, "trainers")
+        kept = DataLoader(hr.torch.loader(named), batch_size=None, num_workers=2, **_forked())
+        for _ in range(3):
+            assert rows(numbers(kept)) == list(range(N))
+            made_anew = hr.torch.loader(named.map(lambda x: x))
+            workers = DataLoader(made_anew, batch_size=None, num_workers=1, **_forked())
+            assert rows(numbers(workers)) == list(range(N))
+            # And the epochs of this process come after those of its workers.
+            assert rows(numbers(hr.torch.loader(named))) == list(range(N))
+
+
+def test_forked_trainers_share_the_epochs_that_their_worker_processes_read():
+    with hr.service.LocalCluster(num_workers=1, processes=False) as cluster:
+        loader = hr.torch.loader(_distributed(cluster.target, "trainers"))
+        forks = multiprocessing.get_context("fork")
+        results = forks.SimpleQueue()
+
+        def train() -> None:
+            workers = DataLoader(loader, batch_size=None, num_workers=1, **_forked())
+            for epoch in range(2):
+                results.put((epoch, rows(numbers(workers))))
+
+        trainers = [forks.Process(target=train) for _ in range(2)]
+        for trainer in trainers:
+            trainer.start()
+        read = [results.get() for _ in range(4)]
+        for trainer in trainers:
+            trainer.join(60)
+            trainer.close()
+        results.close()
+    for epoch in range(2):
+        assert sorted(row for each, got in read if each == epoch for row in got) == list(range(N))
+
+
+NUMBERED = """
+import headrace as hr
+from torch.utils.data import DataLoader
+
+if __name__ == "__main__":
+    with hr.service.LocalCluster(num_workers=1, processes=False) as cluster:
+        share = hr.service.distribute("distributed_epoch", cluster.target, job_name="trainers")
+        named = hr.Dataset.range(9).apply(share)
+        assert len(list(named)) == 9
+        for _ in range(2):
+            loader = hr.torch.loader(named)
+            workers = DataLoader(
+                loader, batch_size=None, num_workers=1, multiprocessing_context="spawn"
+            )
+            assert sorted(int(x) for x in workers) == list(range(9))
+"""
+
+
+@pytest.mark.heavy
+def test_spawned_worker_processes_read_further_epochs_of_a_job(tmp_path: Any):
+    program = tmp_path / "numbered.py"
+    program.write_text(NUMBERED)
+    done = subprocess.run(
+        [sys.executable, str(program)], capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
 def test_a_process_that_would_read_all_of_a_service_for_itself_is_refused(

@@ -117,7 +117,8 @@ class Loader(IterableDataset):  # type: ignore[misc]
         """Make `epoch` the number of the next pass, by which shuffles differ from one to the next.
 
         Passes count by themselves. Worker processes of a DataLoader that end with each epoch do not
-        know of those before: call it before each epoch there, as for a DistributedSampler.
+        know of those before: call it before each epoch there, as for a DistributedSampler. Epochs
+        of a named job of a data service count there, too.
         """
         self._pass = check_int("epoch", epoch, minimum=0)
         if self._is_waiting:

@@ -10,6 +10,7 @@ from torch.utils.data import get_worker_info
 
 from headrace.adapters.moved import Moved
 from headrace.adapters.torch_device import Way, sender
+from headrace.adapters.torch_epochs import WorkerEpochs, is_spawning, worker_epochs
 from headrace.adapters.torch_iterator import Opened
 from headrace.adapters.torch_share import (
     ALL,
@@ -29,6 +30,7 @@ from headrace.distribute.dataset import Distributed
 from headrace.element.spec import Spec
 from headrace.errors import FailedPreconditionError
 from headrace.execution.build import draw_seed
+from headrace.execution.iteration import counters_of, next_iteration
 from headrace.plan.buffering import Prefetch
 from headrace.plan.fixed_order import fixed_seeds
 from headrace.plan.identity import identity
@@ -60,6 +62,11 @@ class PlainPasses:
         self._prefetch = prefetch
         self._shard = shard
         self._drop_remainder = drop_remainder
+        #: Where worker processes of a DataLoader count; and the number after those that the
+        #: process which this was sent from had begun itself.
+        self._epochs: list[WorkerEpochs] | None = None
+        self._least = 0
+        self._share_numbers()
         #: What the process that this was sent from knew; None: this one knows it.
         self._sent_ranks: Part | None = None
         self._job_seed: int | None = None
@@ -96,6 +103,8 @@ class PlainPasses:
                 start, taken = _after_rounds(state), 0
         plan = self._shared(ranks, processes, start)
         self._warn(plan, ranks, processes)
+        if state is None and get_worker_info() is not None:
+            number = self._numbered_by_workers(number)
         plan = self._read_ahead(plan, way)
         elements = AheadIterator(plan, number)
         if state is None:
@@ -107,7 +116,23 @@ class PlainPasses:
         else:
             seed, fixed = state["place"]["seed"], state["place"].get("fixed")
             elements.set_state(_beginning(plan, seed, number, fixed))
-        return Opened(elements, number, parts, start, taken, failed)
+        return Opened(elements, elements.pass_number, parts, start, taken, failed)
+
+    def _share_numbers(self) -> list[WorkerEpochs]:
+        """Return where worker processes count what they read of shared jobs.
+
+        It is made before there are any, so that they inherit it.
+        """
+        if self._epochs is None:
+            self._epochs = [worker_epochs(each) for each in counters_of(self._dataset.plan)]
+        return self._epochs
+
+    def _numbered_by_workers(self, number: int) -> int:
+        """Return the number of the epoch that this worker process of a DataLoader begins."""
+        info = get_worker_info()
+        least = next_iteration(self._dataset.plan, max(number, self._least))
+        begun = [each.begin(info.seed - info.id, info.id, least) for each in self._share_numbers()]
+        return max(begun, default=number)
 
     def _shared(self, ranks: Part, processes: Part, start: int) -> Node:
         plan: Node = self._dataset.plan
@@ -189,8 +214,13 @@ class PlainPasses:
         self._agree(ranks)
         # Where no ranks are known yet, whoever gets it asks for them.
         settled = self._sent_ranks or self._shard is not True or _is_initialized()
-        plan = dump_plan(self._dataset.plan)
-        return dict(self.__dict__, _dataset=plan, _sent_ranks=ranks if settled else None)
+        return dict(
+            self.__dict__,
+            _dataset=dump_plan(self._dataset.plan),
+            _sent_ranks=ranks if settled else None,
+            _epochs=self._share_numbers() if is_spawning() else None,
+            _least=next_iteration(self._dataset.plan) if is_spawning() else 0,
+        )
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _dataset=Dataset(load_plan(state["_dataset"])))

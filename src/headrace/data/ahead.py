@@ -12,6 +12,7 @@ from typing import Any
 from headrace.data.dataset import Dataset
 from headrace.data.iterator import DatasetIterator
 from headrace.data.marks import Mark
+from headrace.execution.iteration import next_iteration
 from headrace.plan.node import Node
 
 __all__ = ["AheadIterator", "Mark", "next_pass", "read_ahead"]
@@ -79,4 +80,5 @@ def next_pass(dataset: Dataset, least: int = 0) -> int:
         dataset: Whose passes are counted.
         least: Numbers below it are left out.
     """
-    return next(number for number in dataset._passes if number >= least)
+    number = next(number for number in dataset._passes if number >= least)
+    return next_iteration(dataset.plan, number)

@@ -22,6 +22,7 @@ from headrace.element.spec import Spec
 from headrace.errors import FailedPreconditionError, OutOfRangeError
 from headrace.execution.build import draw_seed, start, start_halves
 from headrace.execution.delivered import NO_ORDER
+from headrace.execution.iteration import Iteration
 from headrace.execution.iterator import ElementIterator, Singles, State
 from headrace.execution.pace import Pace
 from headrace.execution.rest import start_rest
@@ -51,7 +52,7 @@ class DatasetIterator:
         self, plan: Node, pass_number: int = 0, element_spec: Callable[[], Spec] | None = None
     ) -> None:
         self._plan = plan
-        self._pass = pass_number
+        self._iteration = Iteration(plan, pass_number)
         seed = merged_options(plan).seed
         self._seed = draw_seed() if seed is None else seed
         #: Seeds of shuffles that have the same order in each pass.
@@ -184,14 +185,20 @@ class DatasetIterator:
         self._states, self._offset = lambda index: state, 0
 
     def _start(self) -> ElementIterator:
-        passes = (self._pass,)
+        passes = (self.pass_number,)
         if self._is_rest:
             return start_rest(self._plan, seed=self._seed, fixed=self._fixed, pass_number=passes)
         if self._half:
             return start_halves(
                 self._plan, self._half, seed=self._seed, fixed=self._fixed, pass_number=passes
             )
-        return start(self._plan, seed=self._seed, fixed=self._fixed, pass_number=passes)
+        return start(
+            self._plan,
+            seed=self._seed,
+            fixed=self._fixed,
+            pass_number=passes,
+            iteration=self._iteration,
+        )
 
     def _say_where(self) -> None:
         """Let go of what was kept to come back to this place, or to one before."""
@@ -218,6 +225,11 @@ class DatasetIterator:
         for element in self:
             return Optional(element)
         return Optional()
+
+    @property
+    def pass_number(self) -> int:
+        """Which iteration this is over the dataset, or over the shared job that it reads."""
+        return self._iteration.number
 
     @property
     def element_spec(self) -> Spec:
@@ -266,7 +278,7 @@ class DatasetIterator:
             "version": VERSION,
             "plan": self._identity,
             "seed": seed,
-            "pass": self._pass,
+            "pass": self.pass_number,
             "at": at,
         }
         if self._fixed:
@@ -288,6 +300,7 @@ class DatasetIterator:
         if position is None:
             return self._seed, {"stream": None}
         at = dict(position)
+        at.pop("iteration", None)  # that of the state
         return at.pop("seed"), at
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -312,7 +325,8 @@ class DatasetIterator:
                 "pass: restore one that was saved in full, or begin the pass again"
             )
         self.close()
-        self._seed, self._pass = state["seed"], state["pass"]
+        self._seed = state["seed"]
+        self._iteration.resume(state["pass"])
         self._fixed = list(fixed)
         at = state["at"]
         if self._source is not None:

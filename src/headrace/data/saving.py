@@ -11,6 +11,7 @@ from headrace.element.spec import Spec, describe_spec, loosened, spec_of
 from headrace.element.wire import frame_bytes
 from headrace.errors import HeadraceError, describe_error
 from headrace.execution.build import draw_seed, start
+from headrace.execution.iteration import Iteration
 from headrace.execution.iterator import ElementIterator
 from headrace.plan.fixed_order import fixed_seeds
 from headrace.plan.identity import identity_digest
@@ -89,7 +90,7 @@ def _started(plan: Node, pass_number: int) -> ElementIterator:
         plan,
         seed=draw_seed() if seed is None else seed,
         fixed=fixed_seeds(plan),
-        pass_number=(pass_number,),
+        pass_number=(Iteration(plan, pass_number).number,),
     )
 
 

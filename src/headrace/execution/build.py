@@ -36,6 +36,7 @@ from headrace.execution.context import Context
 from headrace.execution.dealer import DealtPositions, NextUnits
 from headrace.execution.dealt import DealtPlan, ManyUnits
 from headrace.execution.dealt_whole import OneUnit
+from headrace.execution.iteration import Iteration, check_meetings, with_occurrences
 from headrace.execution.iterator import ElementIterator, make_iterator
 from headrace.execution.ledger import Ledger
 from headrace.execution.local_units import LocalUnits
@@ -65,6 +66,7 @@ def start(
     seed: int | None = None,
     fixed: Sequence[int] = (),
     pass_number: tuple[int, ...] = (0,),
+    iteration: Iteration | None = None,
     units: NextUnits | None = None,
     origins: bool = False,
     half: Half | None = None,
@@ -81,6 +83,8 @@ def start(
             options, or else drawn now.
         fixed: `plan.fixed_order.fixed_seeds`, of a saved state; (): those of the plan.
         pass_number: Which iteration over the plan this is; shuffles differ from one to the next.
+        iteration: Numbers what nested datasets read of shared jobs, where the plan may be started
+            again within one iteration; None: it is not.
         units: Deals out the plan: returns the units (`rewrites.positions`) to read next. None: it
             is read whole.
         origins: Whether chunks are to say which elements of which units they are of
@@ -103,6 +107,8 @@ def start(
     """
     if is_look:
         plan = _apart(plan)
+    check_meetings(plan)
+    plan = with_occurrences(plan)
     prepared = prepare(with_fixed_seeds(plan, fixed or fixed_seeds(plan)))
     wants_places = False
     if half is not None:
@@ -120,6 +126,7 @@ def start(
         build=_build_apart if is_look else build_nested,
         seed=draw_seed() if seed is None else seed,
         passes=pass_number,
+        iteration=iteration or Iteration(),
         options=prepared.options,
         free=free,
         lending=lending_steps(prepared.plan) if only_reads else frozenset(),
@@ -272,6 +279,9 @@ def build_nested(plan: Node, context: Context) -> ElementIterator:
         plan: Its plan as written.
         context: What `Context.nested` gives for it.
     """
+    if not isinstance(plan, FromSource):
+        check_meetings(plan)
+        plan = with_occurrences(plan)
     prepared = prepare(plan, is_nested=True)
     own = prepared.options
     if own is not NO_OPTIONS:

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.execution.dealer import Dealer
+from headrace.execution.iteration import Iteration
 from headrace.execution.unit_source import UnitSource
 from headrace.plan.node import Node
 from headrace.plan.options import Options
+from headrace.plan.source import Source
 
 __all__ = ["Context"]
 
@@ -32,6 +34,10 @@ class Context:
     passes: tuple[int, ...] = (0,)
     """Which pass this is: the user's iteration, then that of each `repeat` around the node; in a
     nested dataset also the number of the outer element's place."""
+    repetitions: tuple[int, ...] = ()
+    """The numbers in `passes` that are those of a `repeat`."""
+    iteration: Iteration = field(default_factory=Iteration)
+    """Numbers what datasets that functions return read of shared jobs."""
     outer_passes: int = 0
     """How many of `passes` a nested dataset was opened with; those of its own repeats follow."""
     outer: tuple[int, ...] = ()
@@ -78,7 +84,21 @@ class Context:
 
     def in_pass(self, number: int) -> Context:
         """Return the context of pass `number` within this one."""
-        return self._with(passes=(*self.passes, number))
+        return self._with(passes=(*self.passes, number), repetitions=(*self.repetitions, number))
+
+    def pass_over(self, source: Source) -> tuple[int, ...]:
+        """Return the pass number that a source is to be opened with.
+
+        Readers of one shared job agree on it wherever they stand in a plan: so the place of the
+        outer element, which tells nested datasets apart, is no part of it there.
+        """
+        if source.counter is None:
+            return self.passes
+        first, *repetitions = self.passes
+        if not self.outer:
+            return (first + source.occurrence, *repetitions)
+        opened_at = (*self.passes[: self.outer_passes], source.occurrence)
+        return (self.iteration.nested(source.counter, opened_at, first), *self.repetitions)
 
     def with_places(self, wanted: bool) -> Context:
         """Return the context in which chunks carry the places of their elements, or do not."""

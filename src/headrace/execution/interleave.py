@@ -60,7 +60,6 @@ class InterleaveIterator(ElementIterator):
     ) -> None:
         kind = "flat_map" if node.cycle_length == 1 else None
         self._open = OpenDatasets(node, context, step_name(node, kind), outer)
-        self._threads = self._open.threads
         self._is_free = id(node) in context.free
         self._wants_places = context.wants_places
         self._names_units = context.names_units
@@ -73,6 +72,10 @@ class InterleaveIterator(ElementIterator):
         self._turn = Turn(0, 0)
         #: An error to raise after what came before it, and the dataset that it came from.
         self._failure: tuple[Exception, Inner] | None = None
+
+    @property
+    def _threads(self) -> int:
+        return self._open.threads
 
     @property
     def reads_ahead_freely(self) -> bool:

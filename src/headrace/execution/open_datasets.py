@@ -84,7 +84,7 @@ class OpenDatasets:
 
     def open(self, slot: int) -> bool:
         """Put the next dataset into an empty slot; False: there is none."""
-        opened = self._ahead.popleft() if self._ahead else self._outer.next()
+        opened = self._ahead.popleft() if self._ahead else self._next()
         if opened.is_end:
             self.has_ended = True
             self._set_in_hand()
@@ -98,6 +98,16 @@ class OpenDatasets:
         self._set_in_hand()
         return True
 
+    def _next(self) -> Opened:
+        opened = self._outer.next()
+        self._read_together()
+        return opened
+
+    def _read_together(self) -> None:
+        """Read on threads datasets that wait for each other: in turn they would never meet."""
+        if self._outer.meets_others and not self.threads:
+            self.threads = self._cycle
+
     def open_ahead(self) -> None:
         """Open datasets for the slots that are empty, and one more, and have them all read."""
         readers = self._readers
@@ -107,7 +117,7 @@ class OpenDatasets:
         while len(self._ahead) < wanted and not self.has_ended:
             if self._ahead and self._ahead[-1].is_end:
                 break
-            self._ahead.append(self._outer.next())
+            self._ahead.append(self._next())
             inner = self._ahead[-1].inner
             if inner is not None:
                 readers.read(inner)
@@ -166,6 +176,7 @@ class OpenDatasets:
             inner = self._outer.open_at(saved["origin"], saved["number"])
             inner.set_state(saved["inner"])
             self.slots[slot] = inner
+        self._read_together()
         self._outer.set_state(state["input"], state["numbers"])
         self.has_ended = state["ended"]
         self._set_in_hand()

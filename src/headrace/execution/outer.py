@@ -10,6 +10,7 @@ from headrace.errors import DataLossError, UserFunctionError
 from headrace.execution.context import Context
 from headrace.execution.inner import Inner, Opened
 from headrace.execution.intake import Intake
+from headrace.execution.iteration import meets_others
 from headrace.execution.iterator import State, make_iterator
 from headrace.execution.pace import Pace
 from headrace.execution.places import Places
@@ -26,6 +27,9 @@ _ALL_BYTES = 16 << 20
 
 class OpensNext(Protocol):
     """Opens datasets, one by one, for the slots of an interleave."""
+
+    meets_others: bool
+    """Whether a dataset was opened whose elements wait for those of other datasets."""
 
     def next(self) -> Opened:
         """Open the next dataset."""
@@ -61,6 +65,7 @@ class Outer:
         #: The place after all that was opened; None: ask the input.
         self._after: States | None = None
         self._count = 0  # elements that were opened
+        self.meets_others = False
 
     def next(self) -> Opened:
         """Open the dataset of the next element."""
@@ -111,6 +116,8 @@ class Outer:
                 position=number,
                 original_type="TypeError",
             )
+        if self._node.cycle_length > 1 and not self.meets_others:
+            self.meets_others = meets_others(plan)
         numbers = numbers_in(place)
         assert numbers is not None
         nested = self._context.nested(self._node.number or 0, int(numbers[0]))

@@ -246,10 +246,10 @@ def _make_read(node: Read, context: Context) -> ElementIterator:
 @make_iterator.register(FromSource)
 def _make_source(node: FromSource, context: Context) -> ElementIterator:
     """Read a source that cannot be read in parts: as if it had one index."""
-    source, passes = node.source.seeded(context.seed), context.passes
+    source = node.source.seeded(context.seed)
 
     def open_(index: int, position: Position) -> Reader:
-        return source.open(0, source.size, position, pass_number=passes)
+        return source.open(0, source.size, position, pass_number=context.pass_over(source))
 
     return ReadIterator(node, IndicesIterator(Indices(size=1), context), open_)
 

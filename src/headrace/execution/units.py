@@ -143,6 +143,8 @@ class _OuterUnits:
         context: That of the step.
     """
 
+    meets_others = False
+
     def __init__(self, node: Units, context: Context) -> None:
         assert context.unit_source is not None
         self._source = context.unit_source

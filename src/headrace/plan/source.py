@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from headrace.element.chunk import Chunk
 from headrace.element.spec import ArraySpec, Spec
 from headrace.errors import FailedPreconditionError
+from headrace.plan.iteration_counter import IterationCounter
 from headrace.plan.node import Node
 
 __all__ = [
@@ -152,6 +153,8 @@ class Source(ABC):
     written: Node | None = None
     """The plan that the source stands for, if it runs one elsewhere. Options, numbers and
     identities of steps pass through such a source as if it were not there."""
+    _counter: IterationCounter | None = None
+    _occurrence: int = 0
 
     @property
     @abstractmethod
@@ -221,6 +224,25 @@ class Source(ABC):
 
         Only a source whose readers share what there is heeds it.
         """
+        return self
+
+    @property
+    def meets_in(self) -> str:
+        """The job whose readers wait for each other at each element; "": nobody is waited for."""
+        return ""
+
+    @property
+    def counter(self) -> IterationCounter | None:
+        """What numbers the iterations, where readers share a job; None: they do not."""
+        return self._counter
+
+    @property
+    def occurrence(self) -> int:
+        """How many times the source stands in the plan before this place."""
+        return self._occurrence
+
+    def at_occurrence(self, occurrence: int) -> Source:
+        """Return the source with this `occurrence`. Only one with a `counter` heeds it."""
         return self
 
     @property

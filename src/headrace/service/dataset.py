@@ -19,6 +19,7 @@ from headrace.errors import (
 from headrace.plan import traverse
 from headrace.plan.elements import FromSource
 from headrace.plan.fixed_order import drawn_seeds, seeds_named
+from headrace.plan.iteration_counter import IterationCounter
 from headrace.plan.node import Node
 from headrace.plan.source import INFINITE, UNKNOWN
 from headrace.rewrites.cut import Cut
@@ -74,7 +75,8 @@ def distribute(
     The function also takes what `Dataset.from_pipeline` takes: a torch DataLoader, say.
 
     The dataset is registered when the function is applied; a dispatcher that is not there yet is
-    waited for (a minute). Each iteration over the result is a repetition of the job.
+    waited for (a minute). Each iteration over the result, or over a dataset derived from it, is the
+    next iteration of the job.
 
     Args:
         processing_mode: `ShardingPolicy.OFF` (each worker produces the whole dataset), `DYNAMIC`
@@ -355,6 +357,7 @@ def _reading(
         written=written,
         in_order=None if written is None else InOrder(written),
         fixed_seeds=tuple(fixed),
+        _counter=None if job_name is None else IterationCounter(),
     )
     return Dataset.from_source(source)
 

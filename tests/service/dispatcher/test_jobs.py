@@ -71,10 +71,12 @@ def test_clients_of_a_name_share_an_iteration_and_others_do_not(scene: Scenario)
 
 
 def test_passes_of_a_job_are_iterations_of_their_own(scene: Scenario) -> None:
-    passes = [(0,), (1,), (1, 0)]
+    passes = [(0,), (1, 0), (1, 1)]
     ids = [scene.open("a", job_name="job", pass_number=each).iteration_id for each in passes]
     assert len(set(ids)) == 3
-    assert scene.open("b", job_name="job", pass_number=(1,)).iteration_id == ids[1]
+    assert scene.open("b", job_name="job", pass_number=(1, 0)).iteration_id == ids[1]
+    with pytest.raises(FailedPreconditionError, match="read with 1 `repeat` steps"):
+        scene.open("c", job_name="job", pass_number=(1,))
 
 
 def test_the_seed_of_an_iteration_is_its_first_openers(scene: Scenario) -> None:

@@ -27,6 +27,7 @@ from headrace.errors import FailedPreconditionError
 from headrace.execution.delivered import NO_ORDER
 from headrace.plan.fingerprint import fingerprint_with_steps
 from headrace.plan.fixed_order import seeds_named
+from headrace.plan.iteration_counter import IterationCounter
 from headrace.plan.node import Node
 from headrace.plan.source import INFINITE, UNKNOWN, Position, Reader, Source
 from headrace.plan.traverse import cardinality, element_spec, walk
@@ -100,6 +101,8 @@ class InTurns(Source):
     has_part: bool
     in_order: InOrder = field(repr=False)
     fixed_seeds: tuple[int, ...] = ()
+    _counter: IterationCounter = field(default_factory=IterationCounter, repr=False)
+    _occurrence: int = field(default=0, repr=False)
     _seed: int | None = field(default=None, repr=False)
     _keeper: Keeper = field(default_factory=Keeper, repr=False)
     #: What was read last: the consumer's own elements, and those that are too few for a round.
@@ -158,6 +161,9 @@ class InTurns(Source):
     def apart(self) -> RemoteSource:
         assert self.written is not None
         return self.read(self.written, False).with_fixed_seeds(self.fixed_seeds).apart()
+
+    def at_occurrence(self, occurrence: int) -> InTurns:
+        return dataclasses.replace(self, _occurrence=occurrence)
 
     def cannot_begin_at(self, half: str, *, is_of_one_process: bool) -> str:
         assert self.written is not None

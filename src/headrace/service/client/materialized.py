@@ -15,6 +15,7 @@ from headrace import saved
 from headrace.element.spec import Spec
 from headrace.errors import FailedPreconditionError
 from headrace.plan.fingerprint import fingerprint
+from headrace.plan.iteration_counter import IterationCounter
 from headrace.plan.node import Node
 from headrace.plan.source import INFINITE, Position, Reader, Source
 from headrace.plan.traverse import merged_options
@@ -111,6 +112,7 @@ class MaterializedSource(Source):
     key: str
     remote: RemoteSource | InTurns
     url: str
+    _occurrence: int = field(default=0, repr=False)
     _own_seed: int | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -162,6 +164,13 @@ class MaterializedSource(Source):
 
     def apart(self) -> Source:
         return dataclasses.replace(self, remote=self.remote.apart())
+
+    @property
+    def counter(self) -> IterationCounter | None:
+        return self.remote.counter
+
+    def at_occurrence(self, occurrence: int) -> Source:
+        return dataclasses.replace(self, _occurrence=occurrence)
 
     def open(
         self,

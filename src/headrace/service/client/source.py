@@ -22,6 +22,7 @@ from headrace.execution.delivered import NO_ORDER, Delivered
 from headrace.execution.iterator import ElementIterator
 from headrace.plan.elements import FromSource
 from headrace.plan.fixed_order import with_fixed_seeds
+from headrace.plan.iteration_counter import IterationCounter
 from headrace.plan.node import Node
 from headrace.plan.source import INFINITE, UNKNOWN, Position, Reader, Source
 from headrace.plan.traverse import transform
@@ -119,6 +120,8 @@ class RemoteSource(Source):
     written: Node | None = None
     in_order: InOrder | None = field(default=None, repr=False)
     fixed_seeds: tuple[int, ...] = ()
+    _counter: IterationCounter | None = field(default=None, repr=False)
+    _occurrence: int = field(default=0, repr=False)
     _seed: int | None = field(default=None, repr=False)
     _keeper: Keeper = field(default_factory=Keeper, repr=False)
     _latest: _Latest = field(default_factory=_Latest, repr=False)
@@ -198,8 +201,11 @@ class RemoteSource(Source):
             cost_fn=b"",
         )
         return dataclasses.replace(
-            self, options=alone, job_name=None, _keeper=Keeper(), _latest=_Latest()
+            self, options=alone, job_name=None, _counter=None, _keeper=Keeper(), _latest=_Latest()
         )
+
+    def at_occurrence(self, occurrence: int) -> RemoteSource:
+        return dataclasses.replace(self, _occurrence=occurrence)
 
     def cannot_begin_at(self, half: str, *, is_of_one_process: bool) -> str:
         assert self.written is not None
@@ -212,6 +218,10 @@ class RemoteSource(Source):
     def element_count(self) -> int | None:
         known = self.options.ordered and self.cardinality not in (INFINITE, UNKNOWN)
         return self.cardinality if known else None
+
+    @property
+    def meets_in(self) -> str:
+        return self.job_name or "" if self.options.num_consumers is not None else ""
 
     @property
     def splittable(self) -> bool:
@@ -249,7 +259,9 @@ class RemoteSource(Source):
         *,
         pass_number: tuple[int, ...] = (),
     ) -> Reader:
-        number = tuple(pass_number) or (0,)
+        number = tuple((position or {}).get("iteration", pass_number)) or (0,)
+        if self.counter is not None:  # of a place in a dataset that a function opened
+            self.counter.advance(number[0])
         if self.written is not None and (self.half or "units" in (position or ())):
             return self._upper(self.written, position, number)
         if self.keeper.is_holding:
@@ -347,7 +359,9 @@ class RemoteSource(Source):
         at, own = place.get("units"), made.options.seed
         opening = self._opening(pass_number)
         if not made.is_ordered:
-            arriving = FromSource(source=dataclasses.replace(self, written=None, spec=None))
+            arriving = FromSource(
+                source=dataclasses.replace(self, written=None, spec=None, _counter=None)
+            )
             above = transform(
                 made.above, lambda node: arriving if isinstance(node, Units) else node
             )
@@ -385,7 +399,9 @@ class RemoteSource(Source):
             left,
         )
         self._latest.reader, self._latest.was_over = units, False
-        named = {"half": made.half, "seed": opening.seed}
+        named: dict[str, Any] = {"half": made.half, "seed": opening.seed}
+        if self.counter is not None:
+            named["iteration"] = list(pass_number)
 
         def begin() -> ElementIterator:
             opened = units.join()

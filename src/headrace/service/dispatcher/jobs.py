@@ -114,6 +114,8 @@ def open_iteration(
     else:
         # The client's own job lives on when the client goes to another pass of it.
         facts = [fact for fact in facts if fact != updates.JobForgotten(job_id=job.job_id)]
+        if iteration_id is None:
+            _check_same_repeats(job, request)
         if iteration_id is None and job.is_over(request.pass_number):
             over = _over(job, 0, job.forgotten.get(request.pass_number))
             return Decision(updates=tuple(facts), reply=over)
@@ -191,6 +193,22 @@ def _check_same_job(
             f"Tried to create job with name {name}, but found an existing job with different "
             f"parameters: {'; '.join(differences)}. Choose another job_name."
         )
+
+
+def _check_same_repeats(job: Job, request: messages.OpenIteration) -> None:
+    """Refuse a client that repeats what others of a job do not: they would share nothing.
+
+    An iteration is named by its number and by those of the `repeat` steps around the source.
+    """
+    number, *repeats = request.pass_number or (0,)
+    for known in (*job.iterations, *job.forgotten):
+        if known and known[0] == number and len(known) != 1 + len(repeats):
+            raise FailedPreconditionError(
+                f"iteration {number} of job {request.job_name!r} is read with {len(known) - 1} "
+                f"`repeat` steps after `distribute`, and this client has {len(repeats)}: it would "
+                "read all elements again. Repeat alike in all clients, or before `distribute`; or "
+                "choose another job_name"
+            )
 
 
 def _check_alone(iteration: Iteration, request: messages.OpenIteration) -> None:

@@ -1,0 +1,117 @@
+"""Epochs of a torch DataLoader, numbered across worker processes that end with each epoch.
+
+Such a worker begins with what its parent knew when it started, and the parent does not read. So the
+workers count the iterations over a shared job in a file without a name, which they inherit. All
+workers of an epoch have the same base seed, by which they agree on its number.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import multiprocessing
+import os
+import tempfile
+import weakref
+from collections.abc import Callable
+from multiprocessing import reduction
+from multiprocessing.context import get_spawning_popen
+from typing import Any
+
+from headrace.plan.iteration_counter import IterationCounter
+
+__all__ = ["WorkerEpochs", "is_spawning", "worker_epochs"]
+
+_MOST_EPOCHS = 8
+"""Epochs of one process that are remembered: several DataLoaders may be read at once."""
+_MOST_BYTES = 1 << 20
+
+
+class WorkerEpochs:
+    """The epochs that worker processes began, by the process that reads the DataLoader.
+
+    Args:
+        descriptor: Of the file that holds them; closed with this object.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        weakref.finalize(self, os.close, descriptor)
+        #: The next number of this process, as far as it was read.
+        self._next = 0
+
+    def begin(self, seed: int, worker: int, least: int) -> int:
+        """Return the number of the epoch that a worker process of a DataLoader begins.
+
+        Args:
+            seed: The base seed of the epoch. Where a program seeds each epoch alike, a worker that
+                has begun with it already begins the next epoch.
+            worker: Which worker this is.
+            least: Numbers below it are not used.
+        """
+        parent = multiprocessing.parent_process()
+        reader = str(os.getppid() if parent is None else parent.pid)
+
+        def begun(all_epochs: dict[str, list[Any]]) -> int:
+            epochs = all_epochs.setdefault(reader, [])
+            for epoch in reversed(epochs):
+                if epoch["seed"] == seed and worker not in epoch["workers"]:
+                    epoch["workers"].append(worker)
+                    return int(epoch["number"])
+            number = _after(epochs, least)
+            epochs.append({"seed": seed, "number": number, "workers": [worker]})
+            del epochs[:-_MOST_EPOCHS]
+            return number
+
+        return self._changed(begun)
+
+    def next(self) -> int:
+        """Return the number after those that worker processes of this process began."""
+
+        def following(all_epochs: dict[str, list[Any]]) -> int:
+            return _after(all_epochs.get(str(os.getpid()), []), 0)
+
+        # A process that was forked from this one goes on from what was known before.
+        self._next = max(self._next, self._changed(following))
+        return self._next
+
+    def _changed(self, change: Callable[[dict[str, list[Any]]], int]) -> int:
+        fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
+        try:
+            all_epochs = json.loads(os.pread(self._descriptor, _MOST_BYTES, 0) or b"{}")
+            result = change(all_epochs)
+            written = json.dumps(all_epochs).encode()
+            os.pwrite(self._descriptor, written, 0)
+            os.ftruncate(self._descriptor, len(written))
+        finally:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
+        return result
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _received, (reduction.DupFd(self._descriptor),)
+
+
+def _after(epochs: list[Any], least: int) -> int:
+    return max([least, *(int(epoch["number"]) + 1 for epoch in epochs)])
+
+
+def _received(duplicate: Any) -> WorkerEpochs:
+    return WorkerEpochs(duplicate.detach())
+
+
+def is_spawning() -> bool:
+    """Whether a child process is being started, to which open files can be sent."""
+    return get_spawning_popen() is not None
+
+
+def worker_epochs(counter: IterationCounter) -> WorkerEpochs:
+    """Return where worker processes count the iterations of a source; it counts them as well."""
+    known = _known.get(counter)
+    if known is None:
+        with tempfile.TemporaryFile() as file:
+            known = _known[counter] = WorkerEpochs(os.dup(file.fileno()))
+        counter.elsewhere = known.next
+    return known
+
+
+_known: weakref.WeakKeyDictionary[IterationCounter, WorkerEpochs] = weakref.WeakKeyDictionary()

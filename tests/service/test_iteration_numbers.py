@@ -1,0 +1,164 @@
+"""Iterations over a shared job are numbered by what `distribute` returned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import headrace as hr
+from headrace.errors import FailedPreconditionError
+from headrace.service import (
+    LocalCluster,
+    ShardingPolicy,
+    distribute,
+    from_dataset_id,
+    register_dataset,
+)
+from tests.service.reading import numbers
+
+TEN = list(range(10))
+
+
+@pytest.fixture(name="target")
+def _target() -> Iterator[str]:
+    with LocalCluster(num_workers=1, processes=False) as cluster:
+        yield cluster.target
+
+
+@pytest.fixture(name="job")
+def _job(request: pytest.FixtureRequest) -> str:
+    return str(request.node.name)
+
+
+def ten(target: str, job: str, **options: Any) -> hr.Dataset:
+    return hr.Dataset.range(10).apply(
+        distribute(ShardingPolicy.DYNAMIC, target, job_name=job, **options)
+    )
+
+
+DERIVED: dict[str, Callable[[hr.Dataset], Any]] = {
+    "map": lambda ds: ds.map(lambda x: x),
+    "prefetch": lambda ds: ds.prefetch(2),
+    "take": lambda ds: ds.take(10),
+    "distribute_dataset": lambda ds: hr.distribute.get_strategy().distribute_dataset(ds),
+    "loader": lambda ds: hr.torch.loader(ds),
+}
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_datasets_derived_in_each_epoch_read_further_iterations(
+    target: str, job: str, ordered: bool
+) -> None:
+    for name, derived in DERIVED.items():
+        dataset = ten(target, f"{job} {name}", ordered=ordered)
+        for _ in range(3):
+            assert sorted(numbers(derived(dataset))) == TEN, name
+        assert sorted(numbers(dataset)) == TEN, name
+
+
+def test_a_dataset_by_id_counts_over_what_is_derived_from_it(target: str, job: str) -> None:
+    dataset_id = register_dataset(target, hr.Dataset.range(10))
+    dataset = from_dataset_id(ShardingPolicy.DYNAMIC, target, dataset_id, job_name=job)
+    for _ in range(3):
+        assert sorted(numbers(dataset.map(lambda x: x))) == TEN
+
+
+def test_results_of_distribute_share_an_iteration_wherever_they_are_opened(
+    target: str, job: str
+) -> None:
+    both = [ten(target, job), ten(target, job)]
+    for _ in range(2):
+        iterators = [iter(both[0].map(lambda x: x)), iter(both[1])]
+        assert sorted(numbers(iterators[0]) + numbers(iterators[1])) == TEN
+
+
+@pytest.mark.parametrize("threads", [None, 2])
+def test_readers_in_one_interleave_share_an_iteration(
+    target: str, job: str, threads: int | None
+) -> None:
+    def both(job: str) -> hr.Dataset:
+        return hr.Dataset.range(2).interleave(
+            lambda _: ten(target, job), cycle_length=2, num_parallel_calls=threads
+        )
+
+    dataset = both(job)
+    for _ in range(2):
+        assert sorted(numbers(dataset)) == TEN
+    assert sorted(numbers(both(f"{job}, repeated").repeat(2))) == sorted(2 * TEN)
+
+
+def test_readers_that_are_chosen_from_share_an_iteration(target: str, job: str) -> None:
+    both = [ten(target, job), ten(target, job)]
+    assert sorted(numbers(hr.Dataset.sample_from_datasets(both, seed=1))) == TEN
+    pairs = hr.Dataset.zip(*both)
+    assert len(list(pairs)) <= 5
+
+
+def test_readers_of_one_job_that_repeat_and_that_do_not_are_refused(target: str, job: str) -> None:
+    with iter(ten(target, job)) as iterator:
+        next(iterator)
+        with pytest.raises(FailedPreconditionError, match=r"iteration 0 .*`repeat`"):
+            list(ten(target, job).repeat(2))
+
+
+@pytest.mark.parametrize("threads", [None, 2])
+@pytest.mark.parametrize("mode", [ShardingPolicy.DYNAMIC, ShardingPolicy.OFF])
+def test_consumers_in_one_interleave_meet(
+    target: str, job: str, mode: ShardingPolicy, threads: int | None
+) -> None:
+    def consumer(index: int) -> hr.Dataset:
+        share = distribute(mode, target, job_name=job, consumer_index=int(index), num_consumers=2)
+        return hr.Dataset.range(10).apply(share)
+
+    dataset = hr.Dataset.range(2).interleave(consumer, cycle_length=2, num_parallel_calls=threads)
+    for _ in range(2):
+        assert sorted(numbers(dataset)) == TEN
+    with pytest.raises(FailedPreconditionError, match="reads 2 consumers of job"):
+        next(iter(hr.Dataset.zip(consumer(0), consumer(1))))
+
+
+def test_one_dataset_that_is_opened_several_times_reads_as_many_iterations(
+    target: str, job: str
+) -> None:
+    dataset = ten(target, job)
+    assert sorted(numbers(hr.Dataset.range(2).interleave(lambda _: dataset))) == sorted(2 * TEN)
+    pairs = [(int(a), int(b)) for a, b in hr.Dataset.zip(dataset, dataset)]
+    assert sorted(a for a, _ in pairs) == sorted(b for _, b in pairs) == TEN
+    assert sorted(numbers(dataset)) == TEN
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_restored_iterator_stays_in_its_iteration(target: str, job: str, ordered: bool) -> None:
+    dataset = ten(target, job, ordered=ordered)
+    for _ in range(2):
+        assert sorted(numbers(dataset.map(lambda x: x))) == TEN
+    first = iter(dataset)
+    taken = numbers(next(first) for _ in range(4))
+    state = first.get_state()
+    first.close()
+    assert state["pass"] == 2
+    # As after a restart: another process counts from 0, and another job is not begun yet.
+    again = ten(target, f"{job}, again", ordered=ordered)
+    second = iter(again)
+    second.set_state(state)
+    assert sorted(taken + numbers(second)) == TEN
+    assert second.pass_number == 2
+    assert iter(again.map(lambda x: x)).pass_number == 3
+
+
+def test_an_iterator_restored_within_a_nested_dataset_stays_in_its_iteration(
+    target: str, job: str
+) -> None:
+    def nested() -> hr.Dataset:
+        dataset = ten(target, job, ordered=True)
+        return hr.Dataset.range(3).flat_map(lambda _: dataset)
+
+    first = iter(nested())
+    assert numbers(next(first) for _ in range(14)) == TEN + TEN[:4]
+    state = first.get_state()
+    first.close()
+    second = iter(nested())
+    second.set_state(state)
+    assert numbers(second) == TEN[4:] + TEN
