@@ -512,6 +512,11 @@ def test_a_shared_job_gives_each_batch_once_and_the_model_is_built_of_none_of_th
         assert (
             sorted(seen[:6]) == sorted(seen[6:]) == [list(range(n, n + 4)) for n in range(0, 24, 4)]
         )
+        data.close()
+        # Nobody has seen the ends of its epochs, for the steps were counted.
+        restarted = watched(lines(24).batch(4).apply(moved), [])
+        with pytest.raises(FailedPreconditionError, match="job 'train' has no elements left"):
+            fitted(hr.keras.dataset(restarted))
 
 
 def test_the_examples_in_docstrings_give_what_they_say():

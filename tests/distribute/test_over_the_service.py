@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 import time
 
+import cloudpickle
 import numpy as np
 import pytest
 
@@ -27,6 +29,10 @@ def shared(cluster, job_name=None, mode="distributed_epoch"):
     return hr.service.distribute(mode, cluster.target, job_name=job_name)
 
 
+def as_in_another_process(data):
+    return pickle.loads(cloudpickle.dumps(data))
+
+
 def flat(steps):
     return [row for step in steps for part in step for row in part]
 
@@ -47,7 +53,7 @@ def test_copies_of_all_workers_are_read_once_each(cluster):
 def test_what_several_workers_read_of_a_job_is_not_shared_again(cluster, options, request):
     """Each of two workers cuts the batches that it gets for all replicas; together they get all."""
     data = numbers(40).batch(4).apply(shared(cluster, request.node.name))
-    found = [on_worker(data, worker, 2, 2, options) for worker in range(2)]
+    found = [on_worker(as_in_another_process(data), each, 2, 2, options) for each in range(2)]
     assert sorted(flat(found[0]) + flat(found[1])) == list(range(40))
     assert flat(found[0])
 
@@ -58,7 +64,9 @@ def test_a_job_with_a_name_is_shared_by_its_clients_whatever_the_policy(
     cluster, mode, policy, request
 ):
     data = numbers(24).batch(4).apply(shared(cluster, request.node.name, mode))
-    found = flat(on_worker(with_policy(data, policy), 0, 2) + on_worker(data, 1, 2))
+    found = flat(
+        on_worker(with_policy(data, policy), 0, 2) + on_worker(as_in_another_process(data), 1, 2)
+    )
     assert sorted(found) == sorted([*range(24)] * (3 if mode == "parallel_epochs" else 1))
 
 
@@ -67,7 +75,8 @@ def test_a_dataset_by_its_id_is_not_shared_again(cluster, request):
     data = hr.service.from_dataset_id(
         "distributed_epoch", cluster.target, name, job_name=request.node.name
     )
-    assert sorted(flat(on_worker(data, 0) + on_worker(data, 1))) == list(range(24))
+    other = as_in_another_process(data)
+    assert sorted(flat(on_worker(data, 0) + on_worker(other, 1))) == list(range(24))
 
 
 class OthersHave:
@@ -88,7 +97,8 @@ def test_a_worker_to_which_nothing_of_a_job_is_left_has_steps_without_rows(clust
     looked = hr.Dataset.range(8).map(lambda x: {"x": x, "y": np.full((2, 3), x)})
     data = looked.batch(4).apply(shared(cluster, request.node.name))
     assert sorted(row for step in data for row in step["x"]) == list(range(8))
-    late = DistributedDataset(data, InputContext(2, 1, 2), agreement=lambda: OthersHave(3))
+    late = as_in_another_process(data)
+    late = DistributedDataset(late, InputContext(2, 1, 2), agreement=lambda: OthersHave(3))
     steps = [(step["x"].values[0].shape, step["y"].values[0].shape) for step in late]
     assert steps == [((0,), (0, 0, 0))] * 3
 
@@ -168,8 +178,11 @@ def test_workers_go_on_where_they_stopped_when_each_had_used_its_batches_up(
 ):
     def opened(name):
         share = shared(cluster, request.node.name + name)
-        data = numbers(480).batch(6).apply(share)
-        return [iter(DistributedDataset(data, InputContext(2, w, 2), options)) for w in range(2)]
+        data = [numbers(480).batch(6).apply(share) for _ in range(2)]
+        contexts = [InputContext(2, worker, 2) for worker in range(2)]
+        return [
+            iter(DistributedDataset(*each, options)) for each in zip(data, contexts, strict=True)
+        ]
 
     before, after = opened("before"), opened("after")
     seen = [row for _ in range(2) for each in before for row in flat([rows(next(each))])]

@@ -118,7 +118,9 @@ class KerasDataset(DataAdapter):  # type: ignore[misc]
         self._weigh = None if class_weight is None else weighing(class_weight)
         self._open: Callable[[int], DatasetIterator | JoinedSteps]
         if isinstance(dataset, Dataset):
-            self._open = partial(DatasetIterator, _checked_plan(dataset, prefetch))
+            self._open = partial(
+                DatasetIterator, _checked_plan(dataset, prefetch), for_training=True
+            )
         else:
             self._open = lambda number: JoinedSteps(dataset.open_pass(number))
         #: Whether passes follow those of a state, and not those of others over the dataset.

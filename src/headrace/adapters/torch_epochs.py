@@ -16,11 +16,15 @@ import weakref
 from collections.abc import Callable
 from multiprocessing import reduction
 from multiprocessing.context import get_spawning_popen
-from typing import Any
+from typing import Any, TypeVar
+
+from torch.utils.data import get_worker_info
 
 from headrace.plan.iteration_counter import IterationCounter
 
 __all__ = ["WorkerEpochs", "is_spawning", "worker_epochs"]
+
+T = TypeVar("T")
 
 _MOST_EPOCHS = 8
 """Epochs of one process that are remembered: several DataLoaders may be read at once."""
@@ -49,11 +53,9 @@ class WorkerEpochs:
             worker: Which worker this is.
             least: Numbers below it are not used.
         """
-        parent = multiprocessing.parent_process()
-        reader = str(os.getppid() if parent is None else parent.pid)
 
-        def begun(all_epochs: dict[str, list[Any]]) -> int:
-            epochs = all_epochs.setdefault(reader, [])
+        def begun(rows: dict[str, Any]) -> int:
+            epochs = _row(rows)["epochs"]
             for epoch in reversed(epochs):
                 if epoch["seed"] == seed and worker not in epoch["workers"]:
                     epoch["workers"].append(worker)
@@ -67,20 +69,24 @@ class WorkerEpochs:
 
     def next(self) -> int:
         """Return the number after those that worker processes of this process began."""
-
-        def following(all_epochs: dict[str, list[Any]]) -> int:
-            return _after(all_epochs.get(str(os.getpid()), []), 0)
-
-        # A process that was forked from this one goes on from what was known before.
-        self._next = max(self._next, self._changed(following))
+        # A process that was forked from this one continues after what was known before.
+        self._next = max(self._next, self._changed(lambda rows: _after(_row(rows)["epochs"], 0)))
         return self._next
 
-    def _changed(self, change: Callable[[dict[str, list[Any]]], int]) -> int:
+    def note_joined(self) -> None:
+        """Note that this process, or the one that it works for, joined an iteration."""
+        self._changed(lambda rows: _row(rows).update(joined=True))
+
+    def has_joined(self) -> bool:
+        """Whether this process, the one that it works for or another worker of that one joined."""
+        return bool(self._changed(lambda rows: _row(rows)["joined"]))
+
+    def _changed(self, change: Callable[[dict[str, Any]], T]) -> T:
         fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
         try:
-            all_epochs = json.loads(os.pread(self._descriptor, _MOST_BYTES, 0) or b"{}")
-            result = change(all_epochs)
-            written = json.dumps(all_epochs).encode()
+            rows = json.loads(os.pread(self._descriptor, _MOST_BYTES, 0) or b"{}")
+            result = change(rows)
+            written = json.dumps(rows).encode()
             os.pwrite(self._descriptor, written, 0)
             os.ftruncate(self._descriptor, len(written))
         finally:
@@ -89,6 +95,16 @@ class WorkerEpochs:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _received, (reduction.DupFd(self._descriptor),)
+
+
+def _row(rows: dict[str, Any]) -> dict[str, Any]:
+    """Return what is known of the process that reads, which may have worker processes."""
+    reader = os.getpid()
+    if get_worker_info() is not None:
+        parent = multiprocessing.parent_process()
+        reader = os.getppid() if parent is None or parent.pid is None else parent.pid
+    row: dict[str, Any] = rows.setdefault(str(reader), {"epochs": [], "joined": False})
+    return row
 
 
 def _after(epochs: list[Any], least: int) -> int:
@@ -110,7 +126,7 @@ def worker_epochs(counter: IterationCounter) -> WorkerEpochs:
     if known is None:
         with tempfile.TemporaryFile() as file:
             known = _known[counter] = WorkerEpochs(os.dup(file.fileno()))
-        counter.elsewhere = known.next
+        counter.others = known
     return known
 
 

@@ -106,7 +106,7 @@ class PlainPasses:
         if state is None and get_worker_info() is not None:
             number = self._numbered_by_workers(number)
         plan = self._read_ahead(plan, way)
-        elements = AheadIterator(plan, number)
+        elements = AheadIterator(plan, number, for_training=True)
         if state is None:
             if processes.count > 1 and ranks.count == 1 and self._needs_seed():
                 info = get_worker_info()
@@ -123,8 +123,11 @@ class PlainPasses:
 
         It is made before there are any, so that they inherit it.
         """
+        counters = counters_of(self._dataset.plan)
         if self._epochs is None:
-            self._epochs = [worker_epochs(each) for each in counters_of(self._dataset.plan)]
+            self._epochs = [worker_epochs(each) for each in counters]
+        for counter, epochs in zip(counters, self._epochs, strict=True):
+            counter.others = epochs
         return self._epochs
 
     def _numbered_by_workers(self, number: int) -> int:

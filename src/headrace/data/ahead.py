@@ -64,13 +64,13 @@ class AheadIterator(DatasetIterator):
 
 
 def read_ahead(dataset: Dataset, plan: Node) -> AheadIterator:
-    """Return an iterator over one pass of a dataset.
+    """Return an iterator over one pass of a dataset, for training.
 
     Args:
         dataset: Whose passes are counted.
         plan: What to read: the dataset's own, or one made of it.
     """
-    return AheadIterator(plan, next_pass(dataset), lambda: dataset.element_spec)
+    return AheadIterator(plan, next_pass(dataset), lambda: dataset.element_spec, for_training=True)
 
 
 def next_pass(dataset: Dataset, least: int = 0) -> int:

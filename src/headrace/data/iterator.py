@@ -46,12 +46,27 @@ class DatasetIterator:
 
     After an interruption (KeyboardInterrupt, `sys.exit()` in a function of the pipeline) it goes on
     with the element that was being made.
+
+    Args:
+        plan: The plan as written.
+        pass_number: Which iteration over the dataset this is; a shared job may have used it, and
+            the number is the next one then.
+        element_spec: Returns the spec of the elements.
+        for_training: Whether to raise FailedPreconditionError, in place of ending without an
+            element, where the job of a data service that it reads is used up.
     """
 
     def __init__(
-        self, plan: Node, pass_number: int = 0, element_spec: Callable[[], Spec] | None = None
+        self,
+        plan: Node,
+        pass_number: int = 0,
+        element_spec: Callable[[], Spec] | None = None,
+        *,
+        for_training: bool = False,
     ) -> None:
         self._plan = plan
+        #: Whether a job of a data service that is used up is an error.
+        self._for_training = for_training
         self._iteration = Iteration(plan, pass_number)
         seed = merged_options(plan).seed
         self._seed = draw_seed() if seed is None else seed
@@ -85,6 +100,7 @@ class DatasetIterator:
             keeper.watch(self)
         self._states: States = lambda index: state
         self._offset = 0
+        self._is_at_beginning = state is None
         self._marks = Marks()
         self._pace = Pace()
         #: Elements that come next, after which what runs goes on. None: it does not stand at the
@@ -97,8 +113,10 @@ class DatasetIterator:
         running = list(self._running)
         self._running.clear()
         states, offset, has_ended = self._states, self._offset, self._has_ended
+        is_at_beginning = self._is_at_beginning
         self._go_to(None)
         self._states, self._offset, self._has_ended = states, offset, has_ended
+        self._is_at_beginning = is_at_beginning
         return running
 
     def __iter__(self) -> Self:
@@ -133,6 +151,8 @@ class DatasetIterator:
             self._stand_after(error)
             raise
         if found is None:
+            if self._for_training:
+                self.check_job()
             raise StopIteration
         row, rows, self._states = found
         self._offset = 1
@@ -149,12 +169,26 @@ class DatasetIterator:
                 break
             rows, states = got
             for row in rows:
+                self._is_at_beginning = False
                 return row, rows, states
         iterator.close()
         self._has_ended = True
         for keeper in self._keepers:
             keeper.leave_off(self)
         return None
+
+    def check_job(self) -> None:
+        """Refuse to end without an element because the job that is read is used up.
+
+        Raises:
+            FailedPreconditionError: It names the job.
+        """
+        if not self._is_at_beginning:
+            return
+        for node in walk(self._plan):
+            words = node.source.used_up(self.pass_number) if isinstance(node, FromSource) else ""
+            if words:
+                raise FailedPreconditionError(words)
 
     def _next_chunk(self, iterator: ElementIterator) -> Singles | None:
         if iterator.reads_ahead_freely:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from headrace.arguments import check_instance
+from headrace.data.ahead import next_pass
 from headrace.data.dataset import Dataset
 from headrace.data.iterator import DatasetIterator
 from headrace.distribute.agreement import Agreement
@@ -39,6 +40,9 @@ from headrace.rewrites.read_alike import in_order
 
 __all__ = ["Distributed", "DistributedDataset", "DistributedDatasetsFromFunction"]
 
+Open: TypeAlias = Callable[[Dataset], DatasetIterator]
+"""Opens a pass over a dataset."""
+
 
 class Distributed(ABC):
     """What distributed datasets of all kinds have."""
@@ -59,8 +63,8 @@ class Distributed(ABC):
         self._spec_of_empty: Spec | None = None
 
     @abstractmethod
-    def _feed(self, number: int | None) -> Streams:
-        """Return what reads a pass of this number; None: the next one."""
+    def _feed(self, open_: Open) -> Streams:
+        """Return what reads a pass whose datasets are opened so."""
 
     @abstractmethod
     def _spec_of_values(self) -> Spec:
@@ -100,13 +104,26 @@ class Distributed(ABC):
             number: That of the pass, by which shuffles differ; None: the next one.
         """
         agreement = self._agreement and self._agreement()
+        opened: list[DatasetIterator] = []
+
+        def open_(dataset: Dataset) -> DatasetIterator:
+            opened.append(_pass_over(dataset, number))
+            return opened[-1]
+
+        def check_jobs() -> None:
+            for elements in opened:
+                elements.check_job()
+
+        # Without an agreement the other workers may have the elements that are missing here.
+        knows_others = agreement is not None or self._context.num_input_pipelines == 1
         return DistributedIterator(
-            self._feed(number),
+            self._feed(open_),
             self._wraps,
             lambda: self.element_spec,
             agreement,
             self._empty,
             self._delivery,
+            check_jobs if knows_others else None,
         )
 
     def _empty(self, spec_elsewhere: Spec | None) -> Step:
@@ -190,19 +207,19 @@ class DistributedDataset(Distributed):
     def _key_here(self) -> tuple[int, int]:
         return self._streams, self._context.input_pipeline_id if self._streams > 1 else 0
 
-    def _feed(self, number: int | None) -> Streams:
+    def _feed(self, open_: Open) -> Streams:
         context = self._context
         return Streams(
-            partial(self._open_part, number),
+            partial(self._open_part, open_),
             context.input_pipeline_id,
             context.num_input_pipelines,
             self._streams,
             "copies" if is_read_whole(self._plan) else "shared",
         )
 
-    def _open_part(self, number: int | None, part: Part) -> Feed:
+    def _open_part(self, open_: Open, part: Part) -> Feed:
         dataset = self._part(part)
-        elements, check = _pass_over(dataset, number), partial(check_keeps_order, dataset.plan)
+        elements, check = open_(dataset), partial(check_keeps_order, dataset.plan)
         replicas, here = self._context.num_replicas_in_sync, self._here
         if replicas == 1:
             return Whole(elements)
@@ -288,15 +305,15 @@ class DistributedDatasetsFromFunction(Distributed):
                 )
         self._datasets = datasets
 
-    def _feed(self, number: int | None) -> Streams:
-        open_part = partial(self._open_part, number)
+    def _feed(self, open_: Open) -> Streams:
+        open_part = partial(self._open_part, open_)
         worker, workers = self._context.input_pipeline_id, self._context.num_input_pipelines
         if len(self._datasets) > 1:  # for replicas, which are all here
             return Streams(open_part)
         return Streams(open_part, worker, workers, workers, "own")
 
-    def _open_part(self, number: int | None, part: Part) -> Feed:
-        opened = [_pass_over(dataset, number) for dataset in self._datasets]
+    def _open_part(self, open_: Open, part: Part) -> Feed:
+        opened = [open_(dataset) for dataset in self._datasets]
         if len(opened) > 1:
             return Own(opened)
         (elements,) = opened
@@ -331,5 +348,5 @@ class DistributedDatasetsFromFunction(Distributed):
 
 def _pass_over(dataset: Dataset, number: int | None) -> DatasetIterator:
     if number is None:
-        return iter(dataset)
+        number = next_pass(dataset)
     return DatasetIterator(dataset.plan, number, lambda: dataset.element_spec)

@@ -35,6 +35,7 @@ class DistributedIterator:
         agreement: Asked at each step whether any worker has data: all workers so end together.
         empty: Returns a step without rows, given what the others' rows are like, if they said it.
         delivery: What becomes of the rows; None: arrays of NumPy.
+        check_jobs: Raises if a job that is read was used up; called at an end without a step.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class DistributedIterator:
         agreement: Agreement | None = None,
         empty: Callable[[Spec | None], Step] | None = None,
         delivery: Delivery | None = None,
+        check_jobs: Callable[[], None] | None = None,
     ) -> None:
         self._feed = feed
         self._wraps = wraps
@@ -57,6 +59,8 @@ class DistributedIterator:
         #: What was read and agreed on, and not delivered yet; () has no rows.
         self._step: Step | tuple[()] | None = None
         self._has_ended = False
+        #: None once there was a step.
+        self._check_jobs = check_jobs
 
     def __iter__(self) -> Self:
         return self
@@ -87,7 +91,10 @@ class DistributedIterator:
         if step is None:
             self._has_ended = True
             self.close()
+            if self._check_jobs is not None:
+                self._check_jobs()
             raise StopIteration
+        self._check_jobs = None
         return step
 
     def _empty_step(self) -> Step:

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Protocol
 
-__all__ = ["IterationCounter"]
+__all__ = ["IterationCounter", "OtherProcesses"]
+
+
+class OtherProcesses(Protocol):
+    """What processes that read on behalf of this one, or beside it, began."""
+
+    def next(self) -> int:
+        """Return the number after those that they began on behalf of this process."""
+
+    def note_joined(self) -> None:
+        """Note that this process joined an iteration which had elements left."""
+
+    def has_joined(self) -> bool:
+        """Whether one of them did."""
 
 
 class IterationCounter:
@@ -16,17 +29,28 @@ class IterationCounter:
 
     def __init__(self) -> None:
         self._next = 0
-        #: Returns the number after those that other processes began on behalf of this one.
-        self.elsewhere: Callable[[], int] | None = None
+        self._has_joined = False
+        self.others: OtherProcesses | None = None
 
     @property
     def next(self) -> int:
         """The number of the next iteration."""
-        return self._next if self.elsewhere is None else max(self._next, self.elsewhere())
+        return self._next if self.others is None else max(self._next, self.others.next())
 
     def advance(self, number: int) -> None:
         """Count iteration `number`, and those before it, as begun. Idempotent."""
         self._next = max(self._next, number + 1)
+
+    @property
+    def has_joined(self) -> bool:
+        """Whether an iteration was joined from its start while it had elements left."""
+        return self._has_joined or (self.others is not None and self.others.has_joined())
+
+    def note_joined(self) -> None:
+        """Note that an iteration was joined from its start while it had elements left."""
+        if self.others is not None and not self._has_joined:
+            self.others.note_joined()
+        self._has_joined = True
 
     def __reduce__(self) -> tuple[type[IterationCounter], tuple[()]]:
         return IterationCounter, ()

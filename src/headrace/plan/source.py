@@ -241,6 +241,13 @@ class Source(ABC):
         """How many times the source stands in the plan before this place."""
         return self._occurrence
 
+    def used_up(self, number: int) -> str:
+        """Return why iteration `number` had no elements, where all were read before.
+
+        That is where the job that it reads is used up, and nobody else reads it now; "": it is not.
+        """
+        return ""
+
     def at_occurrence(self, occurrence: int) -> Source:
         """Return the source with this `occurrence`. Only one with a `counter` heeds it."""
         return self

@@ -27,6 +27,7 @@ from headrace.service.by_value import by_value, checked_modules
 from headrace.service.client.consumers import spec_of_parts
 from headrace.service.client.in_order import InOrder
 from headrace.service.client.in_turns import InTurns, source_for
+from headrace.service.client.job_use import JobUse
 from headrace.service.client.materialized import (
     MaterializedSource,
     check_materialize,
@@ -344,6 +345,7 @@ def _reading(
     if written is not None:
         # Each reader of a job may have drawn for itself: what they share is the job's name.
         fixed = drawn_seeds(written) if job_name is None else seeds_named(written, job_name)
+    counter = None if job_name is None else IterationCounter()
     source = RemoteSource(
         options=with_visitation(options),
         dataset_id=dataset_id,
@@ -357,7 +359,8 @@ def _reading(
         written=written,
         in_order=None if written is None else InOrder(written),
         fixed_seeds=tuple(fixed),
-        _counter=None if job_name is None else IterationCounter(),
+        _counter=counter,
+        _use=JobUse(counter),
     )
     return Dataset.from_source(source)
 

@@ -37,6 +37,7 @@ from headrace.plan.windows import BucketBySequenceLength, GroupByWindow
 from headrace.rewrites.cut import Cut, Half, cut
 from headrace.service.client.consumers import spec_of_parts
 from headrace.service.client.in_order import InOrder
+from headrace.service.client.job_use import JobUse
 from headrace.service.client.keeping import Keeper
 from headrace.service.client.options import ReadingOptions
 from headrace.service.client.source import RemoteSource
@@ -101,8 +102,9 @@ class InTurns(Source):
     has_part: bool
     in_order: InOrder = field(repr=False)
     fixed_seeds: tuple[int, ...] = ()
-    _counter: IterationCounter = field(default_factory=IterationCounter, repr=False)
+    _counter: IterationCounter = field(repr=False)
     _occurrence: int = field(default=0, repr=False)
+    _use: JobUse = field(repr=False)
     _seed: int | None = field(default=None, repr=False)
     _keeper: Keeper = field(default_factory=Keeper, repr=False)
     #: What was read last: the consumer's own elements, and those that are too few for a round.
@@ -194,8 +196,13 @@ class InTurns(Source):
     def _part(self, plan: Node, is_job: bool) -> RemoteSource:
         """Return the source of a part of the plan, which has the steps of the whole."""
         part = self.read(plan, is_job).with_fixed_seeds(self.fixed_seeds)
+        if is_job:
+            part = dataclasses.replace(part, _use=self._use)
         self._latest.append(part)
         return part
+
+    def used_up(self, number: int) -> str:
+        return self._use.used_up(number)
 
     @property
     def has_gaps(self) -> bool:
@@ -273,6 +280,7 @@ def source_for(
         )
     register(plan)  # what cannot be sent is refused now
     turn = Turn(index, consumers, options.remainder)
+    counter = IterationCounter()
     return InTurns(
         turn=turn,
         written=plan,
@@ -281,4 +289,6 @@ def source_for(
         has_part=has_part,
         in_order=in_order,
         fixed_seeds=tuple(seeds_named(plan, options.job_name or "")),
+        _counter=counter,
+        _use=JobUse(counter),
     )

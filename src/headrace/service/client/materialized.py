@@ -169,6 +169,9 @@ class MaterializedSource(Source):
     def counter(self) -> IterationCounter | None:
         return self.remote.counter
 
+    def used_up(self, number: int) -> str:
+        return self.remote.used_up(number)
+
     def at_occurrence(self, occurrence: int) -> Source:
         return dataclasses.replace(self, _occurrence=occurrence)
 

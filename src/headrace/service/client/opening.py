@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from headrace.errors import UnavailableError
 from headrace.service.client.contact import CALL_SECONDS
+from headrace.service.client.job_use import JobUse
 from headrace.service.client.targets import Target
 from headrace.service.dispatcher.stub import DispatcherStub
 from headrace.service.messages import (
@@ -15,7 +16,6 @@ from headrace.service.messages import (
     OpenIteration,
     PutPlan,
 )
-from headrace.service.passes import pass_in_words
 from headrace.transport.channel import Channel
 from headrace.transport.retry import RetryPolicy, retry
 
@@ -32,6 +32,7 @@ def open_iteration(
     wait_timeout: float,
     target: Target,
     keep: Callable[[Channel], None],
+    use: JobUse,
     cost_fn: bytes = b"",
 ) -> IterationOpened:
     """Join an iteration; return what there is to read.
@@ -43,6 +44,7 @@ def open_iteration(
         wait_timeout: Seconds for which it is asked, as for everything that reading waits for.
         target: Chooses what to read.
         keep: Takes the channel on which the dispatcher answered: to go on with, and to close.
+        use: Is told what the dispatcher said.
         cost_fn: The plan of the job's cost function, which is put where the dispatcher wants it;
             empty: there is none.
 
@@ -61,14 +63,7 @@ def open_iteration(
         )
         keep(stub.release())
     chosen = target.opened(opened)
-    if opened.finished and opened.finished_by:
-        _log.warning(
-            "job %r has no elements left for %s: it was read by %s. A job's pass is read once; "
-            "choose another job_name to read it again",
-            opened.job_name,
-            pass_in_words(opening.pass_number),
-            opened.finished_by,
-        )
+    use.opened(opening, opened)
     return chosen
 
 

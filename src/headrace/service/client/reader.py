@@ -20,6 +20,7 @@ from headrace.plan.source import Position
 from headrace.service.client.actions import Delivery
 from headrace.service.client.content import content_of
 from headrace.service.client.gathering import GATHER_SECONDS, gathered
+from headrace.service.client.job_use import JobUse
 from headrace.service.client.keeping import Given, Keeper, Kept
 from headrace.service.client.losses import describe_loss
 from headrace.service.client.opening import open_iteration
@@ -58,6 +59,7 @@ class RemoteReader:
         cost_fn: The plan of the job's cost function; empty: it has none.
         codec: What answers may be packed with where the wire is slow; empty: they are not.
         base: What was delivered before, where places mean something to others; None: they do not.
+        use: Notes whether the job is used up; None: nobody asks.
     """
 
     def __init__(
@@ -76,7 +78,9 @@ class RemoteReader:
         cost_fn: bytes = b"",
         codec: str = "",
         base: Delivered | None = None,
+        use: JobUse | None = None,
     ) -> None:
+        self._use = use or JobUse()
         self._opening = opening
         self._cost_fn = cost_fn
         self._dispatcher = dispatcher
@@ -146,8 +150,10 @@ class RemoteReader:
             given = self._next_given()
             if given is None:
                 self._end()
+                self._use.ended()
                 self._is_at_end = True
                 return None
+            self._use.received()
             self._current = given
 
     @property
@@ -170,6 +176,7 @@ class RemoteReader:
             wait_timeout=self._wait_timeout,
             target=self._target,
             keep=self._shell.line.keep,
+            use=self._use,
             cost_fn=self._cost_fn,
         )
         if self._opening.start and opened.seed != self._opening.seed and not opened.finished:

@@ -30,6 +30,7 @@ from headrace.plan.units import Units
 from headrace.rewrites.cut import Half, cut_as
 from headrace.rewrites.optimize import prepare
 from headrace.service.client.in_order import InOrder
+from headrace.service.client.job_use import JobUse
 from headrace.service.client.keeping import Keeper
 from headrace.service.client.opening import open_iteration
 from headrace.service.client.options import ReadingOptions
@@ -122,6 +123,7 @@ class RemoteSource(Source):
     fixed_seeds: tuple[int, ...] = ()
     _counter: IterationCounter | None = field(default=None, repr=False)
     _occurrence: int = field(default=0, repr=False)
+    _use: JobUse = field(default_factory=JobUse, repr=False)
     _seed: int | None = field(default=None, repr=False)
     _keeper: Keeper = field(default_factory=Keeper, repr=False)
     _latest: _Latest = field(default_factory=_Latest, repr=False)
@@ -201,7 +203,13 @@ class RemoteSource(Source):
             cost_fn=b"",
         )
         return dataclasses.replace(
-            self, options=alone, job_name=None, _counter=None, _keeper=Keeper(), _latest=_Latest()
+            self,
+            options=alone,
+            job_name=None,
+            _counter=None,
+            _use=JobUse(),
+            _keeper=Keeper(),
+            _latest=_Latest(),
         )
 
     def at_occurrence(self, occurrence: int) -> RemoteSource:
@@ -295,6 +303,7 @@ class RemoteSource(Source):
             cost_fn=self.options.cost_fn,
             codec=codecs()[0] if self.compression == "AUTO" else "",
             base=base,
+            use=self._use,
         )
         self._latest.reader = reader
         return reader
@@ -447,13 +456,19 @@ class RemoteSource(Source):
             wait_timeout=self.options.wait_timeout,
             target=target,
             keep=shell.line.keep,
+            use=self._use,
             cost_fn=self.options.cost_fn,
         )
         shell.opened(opened)
+        if not opened.finished:  # nobody else is let in before it is
+            self._use.received()
         self._latest.was_over = opened.finished and left != 0
         return opened
 
     # --- reports --------------------------------------------------------------------------------
+
+    def used_up(self, number: int) -> str:
+        return self._use.used_up(number)
 
     def elements_by_worker(self) -> dict[str, int]:
         """Return how many elements each worker, by address, delivered in the latest iteration."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -55,6 +56,8 @@ _TERMS: dict[str, tuple[str, Callable[[Any], object]]] = {
 and how its values are shown. All but `cost_plan`: of functions that say the same, one is taken."""
 _WANTED = messages.IterationOpened(iteration_id=0, tasks=(), seed=0, finished=False, wanted=True)
 _DEEPEST_PASS = 32
+_SILENT_INTERVALS = 3
+"""Intervals between heartbeats after which a client may be dead, though it does not count so."""
 _MOST_CONSUMERS = 1 << 20
 _MOST_UNITS = 1 << 60
 _NUMBERS = range(-(1 << 63), 1 << 63)
@@ -117,7 +120,8 @@ def open_iteration(
         if iteration_id is None:
             _check_same_repeats(job, request)
         if iteration_id is None and job.is_over(request.pass_number):
-            over = _over(job, 0, job.forgotten.get(request.pass_number))
+            is_read = _is_read(state, job, request.client_id, moment)
+            over = _over(job, 0, job.forgotten.get(request.pass_number), is_read)
             return Decision(updates=tuple(facts), reply=over)
     if iteration_id is None:
         iteration_id = state.next_iteration
@@ -234,7 +238,8 @@ def _opened(state: DispatcherState, client_id: str, moment: Moment) -> messages.
     iteration = state.client_iteration(client_id)
     job = state.jobs[iteration.job_id]
     if iteration.finished:
-        over = _over(job, iteration.iteration_id, iteration.readers)
+        is_read = _is_read(state, job, client_id, moment)
+        over = _over(job, iteration.iteration_id, iteration.readers, is_read)
         if iteration.failed:
             return msgspec.structs.replace(over, finished_by="", failed=iteration.failed)
         return over
@@ -247,24 +252,44 @@ def _opened(state: DispatcherState, client_id: str, moment: Moment) -> messages.
         lease=moment.limits.client_timeout,
         deployment=moment.limits.deployment,
         horizon=iteration.horizon,
+        begun_by=_readers_in_words(iteration.readers, client_id),
+        is_read=_is_read(state, job, client_id, moment),
     )
 
 
-def _over(job: Job, iteration_id: int, readers: Readers | None) -> messages.IterationOpened:
-    if readers is None:
-        finished_by = "nobody"
-    elif readers.clients == 1:
-        finished_by = f"client {readers.first}"
-    else:
-        others = "another" if readers.clients == 2 else f"{readers.clients - 1} others"
-        finished_by = f"client {readers.first} and {others}"
+def _is_read(state: DispatcherState, job: Job, client_id: str, moment: Moment) -> bool:
+    """Whether other clients that are alive read the job."""
+    silence = _SILENT_INTERVALS * moment.limits.client_interval(len(state.clients))
+    heard = moment.presence.clients
+    return any(
+        moment.now - heard.get(other, -math.inf) <= silence
+        for iteration in map(state.iterations.__getitem__, job.iterations.values())
+        for other in iteration.clients
+        if other != client_id and not iteration.finished
+    )
+
+
+def _readers_in_words(readers: Readers | None, client_id: str = "") -> str:
+    """Return who opened an iteration; "": nobody before this client."""
+    if readers is None or readers.first == client_id:
+        return ""
+    others = readers.clients - 1 - bool(client_id)
+    if others <= 0:
+        return f"client {readers.first}"
+    return f"client {readers.first} and {'another' if others == 1 else f'{others} others'}"
+
+
+def _over(
+    job: Job, iteration_id: int, readers: Readers | None, is_read: bool
+) -> messages.IterationOpened:
     return messages.IterationOpened(
         iteration_id=iteration_id,
         tasks=(),
         seed=0,
         finished=True,
         job_name=job.name or "",
-        finished_by=finished_by,
+        finished_by=_readers_in_words(readers) or "nobody",
+        is_read=is_read,
     )
 
 

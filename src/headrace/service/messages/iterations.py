@@ -54,6 +54,11 @@ class IterationOpened(Message, frozen=True):
     acknowledged may go to others."""
     finished_by: str = ""
     """Only if finished: who used it up, in words that can stand in a warning."""
+    begun_by: str = ""
+    """Only if not finished: who opened it before, in words that can stand in a warning; empty: this
+    client is the first."""
+    is_read: bool = False
+    """Whether other clients that are alive read the job now, this iteration or another."""
     failed: str = ""
     """Only if finished: why it failed; empty: it did not."""
     deployment: str = ""
