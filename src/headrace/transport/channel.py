@@ -155,6 +155,17 @@ class Server(ABC):
         """How many connections ended before they began: wrong keys, or no words of ours."""
         return 0
 
+    def is_connected(self, peer: str) -> bool:
+        """Whether a peer (`Request.peer`) that has asked something is still connected."""
+        return False
+
+    def silence(self, peer: str) -> float | None:
+        """Return the seconds since anything arrived from a peer's process, pings included.
+
+        None: the peer is not connected, or this system does not tell.
+        """
+        return None
+
     @abstractmethod
     def close(self) -> None:
         """Stop listening and join the thread. May be called twice."""

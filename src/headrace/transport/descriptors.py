@@ -12,12 +12,15 @@ import os
 import resource
 import select
 import socket
+import struct
+import sys
 from typing import NamedTuple
 
 __all__ = [
     "Descriptor",
     "closed_by_peer",
     "raise_file_limit",
+    "seconds_since_data",
     "stay_in_cache",
     "warn_near",
 ]
@@ -26,6 +29,9 @@ _log = logging.getLogger(__name__)
 
 _IN_CACHE_BYTES = 512 << 10
 _WARN_AT = 0.9
+#: In Linux's `struct tcp_info`: where `tcpi_last_data_recv` is, and how much to read to have it.
+_LAST_DATA_RECEIVED = 52
+_TCP_INFO_BYTES = 56
 _ENOUGH_FILES = 1 << 20
 # What poll() reports about a connection that the other end has closed or reset, whatever there is
 # left to read on it.
@@ -84,6 +90,29 @@ def closed_by_peer(connection: socket.socket) -> bool:
     poll = select.poll()
     poll.register(connection, _CLOSED)
     return bool(poll.poll(0))
+
+
+def seconds_since_data(descriptor: Descriptor) -> float | None:
+    """Return the seconds since data last arrived on a TCP connection.
+
+    The kernel counts what ZeroMQ's own thread reads, too: a peer that answers pings is not silent.
+    None: the connection is closed, or this system does not tell (only Linux does).
+    """
+    option = getattr(socket, "TCP_INFO", None)
+    if option is None or not sys.platform.startswith("linux"):
+        return None
+    connection = descriptor.duplicate()
+    if connection is None:
+        return None
+    with connection:
+        try:
+            info = connection.getsockopt(socket.IPPROTO_TCP, option, _TCP_INFO_BYTES)
+        except OSError:
+            return None
+    if len(info) < _TCP_INFO_BYTES:
+        return None
+    (milliseconds,) = struct.unpack_from("=I", info, _LAST_DATA_RECEIVED)
+    return float(milliseconds) / 1000
 
 
 def stay_in_cache(connection: socket.socket) -> None:

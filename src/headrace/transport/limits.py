@@ -29,6 +29,9 @@ class ServerLimits:
     """Such answers to all peers of the server together."""
     stall_seconds: float = 10.0
     """How long a peer may stand still while a bound is reached."""
+    ping_seconds: float = 30.0
+    """How often every peer is pinged. ZeroMQ answers a ping on a thread of its own, so that an
+    answer proves that the process runs, even while a function holds the interpreter's lock."""
     silence_seconds: float = 30.0
     """How long a peer may be silent, be it stopped or unreachable, before its connection is ended;
     it may take twice as long. One that was only stopped connects again when it goes on."""
@@ -38,7 +41,7 @@ class ServerLimits:
             value = getattr(self, name)
             if value < 1:
                 raise ValueError(f"{name}={value} must be at least 1")
-        for name in ("stall_seconds", "silence_seconds"):
+        for name in ("stall_seconds", "silence_seconds", "ping_seconds"):
             value = getattr(self, name)
             if not value > 0:
                 raise ValueError(f"{name}={value} must be greater than 0")

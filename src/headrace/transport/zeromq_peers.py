@@ -200,6 +200,11 @@ class Peers:
     def find(self, route: bytes) -> Peer | None:
         return self._by_route.get(route)
 
+    def of_channel(self, name: str) -> Peer | None:
+        """Return the connection of a channel (`Request.peer`); None: it has none. Any thread."""
+        route = self._of_channel.get(name)
+        return None if route is None else self._by_route.get(route)
+
     def meet(self, route: bytes, first: zmq.Frame) -> Peer | None:
         """Record the connection of which `first` is the first message; None if it is not ours."""
         self.read_news()

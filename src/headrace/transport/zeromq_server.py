@@ -27,7 +27,7 @@ from headrace.transport.arena import Arena, ArenaBudget
 from headrace.transport.channel import Handler, Server
 from headrace.transport.complaints import Complaints
 from headrace.transport.context import ENOUGH_FILES, shared_context, start_collector
-from headrace.transport.descriptors import raise_file_limit
+from headrace.transport.descriptors import raise_file_limit, seconds_since_data
 from headrace.transport.envelope import (
     GOODBYE,
     NOTHING,
@@ -147,7 +147,8 @@ class ZeroMQServer(Server):
         router.ipv6 = True
         # A client that was stopped for a while (a debugger) keeps its connection; one that is
         # unreachable is forgotten. Seldom: channels send signs of life of their own.
-        router.heartbeat_ivl = min(30_000, math.ceil(self._limits.silence_seconds * 1000))
+        interval = min(self._limits.ping_seconds, self._limits.silence_seconds)
+        router.heartbeat_ivl = math.ceil(interval * 1000)
         router.heartbeat_timeout = math.ceil(self._limits.silence_seconds * 1000)
         router.handshake_ivl = 5_000
         router.backlog = 1024
@@ -165,6 +166,15 @@ class ZeroMQServer(Server):
         """The memory of the channels that have some now."""
         assert self._peers is not None
         return [arena for peer in self._peers if (arena := peer.arena) is not None]
+
+    def is_connected(self, peer: str) -> bool:
+        return self._peers is not None and self._peers.of_channel(peer) is not None
+
+    def silence(self, peer: str) -> float | None:
+        found = None if self._peers is None else self._peers.of_channel(peer)
+        if found is None or found.descriptor is None:
+            return None
+        return seconds_since_data(found.descriptor)
 
     # --- called from any thread ---------------------------------------------------------------
 

@@ -25,10 +25,13 @@ def test_how_many_where_and_why_is_said() -> None:
 
 
 def test_what_went_to_a_client_that_is_gone_is_named_with_it() -> None:
-    (said,) = describe_loss((lost((3, 4), client_id="host-1"), lost((9, 10), given_up=True)))
+    (said,) = describe_loss(
+        (lost((3, 4), client_id="host-1"), lost((9, 10), given_up=True, deaths_at=("v:1", "w:1")))
+    )
     assert said == (
         "this pass lost up to 2 positions of the dataset: 1 sent to client host-1, which is gone "
-        "(positions 3); 1 given up: every worker that read them died, the last at w:1 (positions 9)"
+        "(positions 3); 1 given up, since worker processes ended while they computed them: v:1 and "
+        "w:1 (positions 9)"
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from headrace.service import messages
 from headrace.service.config import ShardingPolicy
 from headrace.service.dispatcher.apply import apply
+from headrace.service.dispatcher.connections import Connections
 from headrace.service.dispatcher.dispatcher import Dispatcher
 from headrace.service.dispatcher.invariants import validate
 from headrace.service.dispatcher.limits import Limits
@@ -22,6 +23,22 @@ STARTED = DispatcherStarted(incarnation="run", secret=b"secret")
 PLAN = b"plan"
 
 
+class Processes(Connections):
+    """Workers' connections as a scenario has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.exited: set[str] = set()
+        #: Seconds since anything came from the process of a worker.
+        self.silent: dict[str, float] = {}
+
+    def silence(self, worker_id: str) -> float | None:
+        return self.silent.get(worker_id)
+
+    def has_exited(self, worker_id: str) -> bool:
+        return worker_id in self.exited
+
+
 class Scenario:
     """A dispatcher, its facts, and the time."""
 
@@ -31,7 +48,8 @@ class Scenario:
         self.compares = True
         self.limits = Limits(**limits)
         self.facts: list[Update] = [STARTED]
-        self.dispatcher = Dispatcher(self.replay(), self.limits, self.now)
+        self.processes = Processes()
+        self.restart()
 
     @property
     def state(self) -> DispatcherState:
@@ -67,6 +85,7 @@ class Scenario:
 
     def restart(self) -> None:
         self.dispatcher = Dispatcher(self.replay(), self.limits, self.now)
+        self.dispatcher.presence.connections = self.processes
 
     def replay(self) -> DispatcherState:
         state = DispatcherState()
@@ -153,8 +172,15 @@ class Scenario:
     def left(self, worker_id: str) -> None:
         self.ask(messages.WorkerLeft(worker_id=worker_id))
 
-    def lose(self, worker_id: str) -> None:
-        """Let a worker be silent until it is lost, while everybody else is heard."""
+    def lose(self, worker_id: str, *, exited: bool = True) -> None:
+        """Let a worker be silent until it is lost, while everybody else is heard.
+
+        Args:
+            worker_id: Which worker.
+            exited: Whether its process was seen to end.
+        """
+        if exited:
+            self.processes.exited.add(worker_id)
         while worker_id in self.state.workers:
             self.tick(self.limits.tick_interval)
             for other in [*self.state.workers]:

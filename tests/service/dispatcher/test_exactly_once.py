@@ -142,6 +142,18 @@ def test_a_unit_that_workers_get_on_with_is_not_suspected(scene: Scenario) -> No
     assert not scene.state.iterations[2000].given_up
 
 
+def test_silence_of_workers_never_makes_a_split_poison(scene: Scenario) -> None:
+    scene.register(1, origins=True)
+    scene.open("c", "1001", **EXACTLY)
+    for loss in range(8):
+        name, task_id = "v" if not loss else f"w{loss}", 4000 + loss
+        assert not scene.deal(task_id).alone
+        scene.add_worker(f"w{loss + 1}")
+        scene.lose(name, exited=False)
+        settle(scene, "c", task_id)
+    assert not scene.state.iterations[2000].given_up
+
+
 def test_a_unit_that_kills_is_given_up_after_three_deaths_alone(scene: Scenario) -> None:
     scene.register(1, origins=True)
     scene.open("c", "1001", **EXACTLY)

@@ -46,6 +46,14 @@ def test_a_lost_worker_that_speaks_again_must_register(scene: Scenario) -> None:
     assert scene.beat("w 2", 4000) == (4000,)
 
 
+def test_worker_whose_process_answers_pings_keeps_its_lease(scene: Scenario) -> None:
+    begun(scene, "v")
+    scene.processes.silent["v"] = 4.0
+    assert scene.tick(5 * scene.limits.worker_timeout) == []
+    scene.processes.silent["v"] = scene.limits.worker_timeout + 1
+    assert updates.WorkerLost("v") in nameless(scene.tick())
+
+
 @pytest.mark.parametrize("mode", [OFF, DYNAMIC])
 def test_an_iteration_ends_when_its_last_running_task_is_lost(scene: Scenario, mode: int) -> None:
     tasks = begun(scene, "v", "w", processing_mode=mode)
@@ -208,7 +216,7 @@ def test_a_silence_is_called_a_silence(scene: Scenario) -> None:
     (task,) = begun(scene, "v", processing_mode=DYNAMIC)
     scene.split(task, want=5)
     facts = scene.tick(10.5)
-    assert updates.WorkerLost("v", "it was not heard of for 10 s") in facts
+    assert updates.WorkerLost("v", "it was not heard of for 10 s", silent=True) in facts
     scene.add_worker("v2", "v:1")
     scene.settle("c", task, touched=((0, 2),))
     (again,) = scene.heartbeat("c").tasks

@@ -241,14 +241,15 @@ def test_two_dispatchers_cannot_share_a_work_dir(tmp_path: Path) -> None:
 
 def test_silence_is_noticed_without_anyone_asking() -> None:
     config = DispatcherConfig(worker_timeout_ms=100)
-    with DispatchServer(config) as server, connected(server) as stub:
-        stub.call(worker("w"))
+    with DispatchServer(config) as server:
+        with connected(server) as stub:
+            stub.call(worker("w"))
         until = time.monotonic() + 20
         while server.num_workers():
             assert time.monotonic() < until
             time.sleep(0.01)
         beat = messages.WorkerHeartbeat(worker_id="w", tasks=())
-        with pytest.raises(NotFoundError, match="register again"):
+        with connected(server) as stub, pytest.raises(NotFoundError, match="register again"):
             stub.call(beat)
 
 

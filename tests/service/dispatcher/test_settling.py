@@ -70,7 +70,7 @@ def test_what_came_to_somebody_in_part_is_lost(scene: Scenario, tasks: list[int]
         task_id=tasks[0],
         units=((3, 5), (10, 11), (13, 15)),
         count=5,
-        reason="it was not heard of for 10 s",
+        reason="it closed its connection, and was not heard of for 10 s",
     )
     for client in ("a", "b"):
         update = scene.heartbeat(client)

@@ -52,7 +52,9 @@ def test_a_lost_task_s_story_goes_from_its_beginning_to_its_loss(lost):
     assert told[0] == "Task 4000 was given to the worker at w:1 (w), for pass 0 of job 'training'."
     assert told[1] == "Client c began to read."
     assert told[2] == "It was dealt units 0 to 7, 8 units in 2 grants."
-    assert told[3].startswith("Its worker was taken for lost: it was not heard of for")
+    assert told[3].startswith(
+        "Its worker was taken for lost: it closed its connection, and was not heard of for"
+    )
     assert told[4] == (
         "It became known that client c had received 2 units whole, and something of 1 more."
     )
@@ -76,7 +78,7 @@ def test_of_what_was_before_the_first_record_the_sum_is_told(lost):
     told = words(tell_task(17, copy.deepcopy(lost.state), [], 4000))
     (only,) = told
     assert only.startswith("so far, task 4000 on the worker at w:1")
-    assert "was lost (it was not heard of" in only
+    assert "was lost (it closed its connection, and was not heard of" in only
     assert "8 units in 2 grants" in only
     (job,) = words(tell_job(17, copy.deepcopy(lost.state), [], "training"))
     assert "had begun 1 pass," in job
@@ -162,7 +164,7 @@ def test_what_clients_received_in_part_and_used_is_told_unit_by_unit():
         "Client b left.",
         "Client b was gone. It had used elements of unit 1. Elements of unit 1 that it was sent "
         "and had not used are dealt again.",
-        "Its worker was taken for lost: it was not heard of for 10 s.",
+        "Its worker was taken for lost: it closed its connection, and was not heard of for 10 s.",
         "It became known that client a had received unit 2 whole and some elements of unit 1.",
         "Nobody had received unit 3, which is dealt again. What nobody had received of unit 1 is "
         "dealt again.",

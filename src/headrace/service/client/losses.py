@@ -30,9 +30,8 @@ def _how(lost: LostUnits) -> str:
     if lost.client_id:
         return f"sent to client {lost.client_id}, which is gone {where}"
     if lost.given_up:
-        return (
-            f"given up: every worker that read them died, the last at {lost.worker_address} {where}"
-        )
+        workers = " and ".join(lost.deaths_at or (lost.worker_address,))
+        return f"given up, since worker processes ended while they computed them: {workers} {where}"
     return f"with the worker at {lost.worker_address} {where}{_reason(lost)}"
 
 

@@ -269,7 +269,7 @@ _ONCE = (
     "comes once: write `cache` after `distribute`, where the client keeps it; a state of a "
     "step that holds elements (a window, buckets) is gone on from in one process"
 )
-_DIED = "every worker that read them died"
+_DIED = "worker processes ended while they computed them"
 
 
 def _nothing_in_hand() -> None:

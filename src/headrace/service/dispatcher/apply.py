@@ -134,6 +134,7 @@ def _worker_gone(state: DispatcherState, fact: updates.WorkerLost | updates.Work
         _end(state, task_id, TaskPhase.LOST)
     for task_id in over:
         state.tasks[task_id].reason = reason
+        state.tasks[task_id].silent = isinstance(fact, updates.WorkerLost) and fact.silent
         give_up(state, state.tasks[task_id])
     for task in state.tasks.values():
         if task.worker_id == fact.worker_id and task.phase is TaskPhase.FAILED:
@@ -295,7 +296,7 @@ def _task_failed(state: DispatcherState, fact: updates.TaskFailed) -> None:
 
 def _task_lost(state: DispatcherState, fact: updates.TaskLost) -> None:
     task = _end(state, fact.task_id, TaskPhase.LOST)
-    task.reason = fact.reason
+    task.reason, task.silent = fact.reason, True
     give_up(state, task)
 
 

@@ -21,7 +21,6 @@ from headrace.service.dispatcher.ranges import (
 )
 from headrace.service.dispatcher.rows import EVERYTHING
 from headrace.service.dispatcher.state import (
-    LEFT,
     LOSSES_REMEMBERED,
     DispatcherState,
     Iteration,
@@ -115,8 +114,8 @@ def units_returned(state: DispatcherState, fact: updates.UnitsReturned) -> None:
         require(not subtracted(fact.units, left), "somebody has something of them")
         if iteration.exactly_once:
             _clear_of_suspicion(iteration, task, common(fact.units, task.touched))
-        if not (iteration.exactly_once and task.reason == LEFT):
-            _recover(iteration, back)
+        if iteration.may_be_poison(task):
+            _recover(iteration, back, task.address)
         # One of its clients has not got all, though the others have gone on: now it may.
         iteration.finished, iteration.failed = False, ""
     _put_back(iteration, task, fact.units)
@@ -188,13 +187,13 @@ def _require_held(task: Task, units: Ranges) -> None:
     require(units == subtracted(units, task.returned), "they were returned already")
 
 
-def _recover(iteration: Iteration, units: Ranges) -> None:
+def _recover(iteration: Iteration, units: Ranges, address: str) -> None:
     """Take note that units outlived a task, as well as some of them did before."""
     again = common(units, iteration.suspects)
     suspects = subtracted(common(units, iteration.recovered), again)
     if iteration.exactly_once and iteration.suspects_at_once == 1:
         for place in (each for start, stop in again for each in range(start, stop)):
-            iteration.deaths[place] = iteration.deaths.get(place, 0) + 1
+            iteration.deaths[place] = (*iteration.deaths.get(place, ()), address)
     if again:
         # One of these it was: in smaller groups it is found.
         iteration.suspects_at_once = _part(iteration.suspects_at_once)
@@ -216,7 +215,8 @@ def units_given_up(state: DispatcherState, fact: updates.UnitsGivenUp) -> None:
     units = located(task.runs, task.done, fact.units)
     touch(task, fact.units)
     iteration.given_up = united((*iteration.given_up, *units))
-    _forget_deaths(iteration, units)
+    for place in (each for start, stop in units for each in range(start, stop)):
+        iteration.deaths[place] = (*iteration.deaths.get(place, ()), task.address)
     for place in [place for place in iteration.parts if is_among(place, units)]:
         del iteration.parts[place]
     iteration.recovered = subtracted(iteration.recovered, units)

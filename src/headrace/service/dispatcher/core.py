@@ -10,6 +10,7 @@ import msgspec
 
 from headrace.counts import count_split_granted
 from headrace.service.dispatcher.apply import apply
+from headrace.service.dispatcher.connections import Connections
 from headrace.service.dispatcher.decision import Decision
 from headrace.service.dispatcher.dispatcher import Dispatcher
 from headrace.service.dispatcher.limits import Limits
@@ -39,6 +40,7 @@ class DispatcherCore(JournaledCore[Update, DispatcherState, Decision]):
         token: Returns so many bytes that nobody can guess.
         heard: Called with facts when they are kept, while nothing else is decided.
         peers_refused: Says how many connections ended before they began.
+        connections: Knows the connections of workers.
     """
 
     def __init__(
@@ -51,7 +53,10 @@ class DispatcherCore(JournaledCore[Update, DispatcherState, Decision]):
         token: Callable[[int], bytes] = secrets.token_bytes,
         heard: Callable[[Sequence[Update]], object] = len,
         peers_refused: Callable[[], int] = int,
+        connections: Connections | None = None,
     ) -> None:
+        connections = connections or Connections()
+
         def kept(facts: Sequence[Update]) -> None:
             _count(facts)
             heard(facts)
@@ -68,6 +73,7 @@ class DispatcherCore(JournaledCore[Update, DispatcherState, Decision]):
                 apply(state, facts[-1])
             dispatcher = Dispatcher(state, limits, now)
             dispatcher.presence.activity.peers_refused = peers_refused
+            dispatcher.presence.connections = connections
             return dispatcher, [*facts, *dispatcher.end_unoffered(now)]
 
         super().__init__(journal, begin, owner="dispatcher", clock=clock, kept=kept)

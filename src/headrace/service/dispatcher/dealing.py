@@ -14,8 +14,9 @@ worker at all.
 
 Units of a task that is lost or failed are dealt again, once all its clients have said what they
 received: those of which none received anything. An iteration is not over before that. A unit that
-came back so twice is suspected to kill its workers. It is dealt with few others, in the end alone;
-a worker that dies with it then was the last that it was dealt to.
+came back so twice because a worker process ended is suspected to kill its workers. It is dealt
+with few others, in the end alone; it is given up after three deaths there. A worker that was only
+silent proves nothing about its units: they are dealt again as often as that happens.
 """
 
 from __future__ import annotations
@@ -198,7 +199,7 @@ def may_recover(state: DispatcherState, iteration: Iteration) -> bool:
 def _recovery(iteration: Iteration, task: Task) -> Update:
     """Return what becomes of units of a task that is gone."""
     left = iteration.left_of(task)
-    if iteration.suspects and iteration.suspects_at_once == 1:
+    if iteration.suspects and iteration.suspects_at_once == 1 and iteration.may_be_poison(task):
         held = located(task.runs, task.done, left)
         deadly = numbered(task.runs, task.done, common(held, iteration.suspects))
         deadly = common(deadly, left)
@@ -208,8 +209,8 @@ def _recovery(iteration: Iteration, task: Task) -> Update:
             deadly = subtracted(deadly, task.touched)
             often = (
                 (unit, unit + 1)
-                for unit, times in iteration.deaths.items()
-                if times + 1 >= _MOST_DEATHS
+                for unit, addresses in iteration.deaths.items()
+                if len(addresses) + 1 >= _MOST_DEATHS
             )
             deadly = common(deadly, numbered(task.runs, task.done, united(often)))
         if deadly:

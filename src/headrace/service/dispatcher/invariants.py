@@ -187,7 +187,8 @@ def _check_units(iteration: Iteration, tasks: list[Task]) -> None:
     assert not subtracted(iteration.recovered, ((0, iteration.next),)), iteration
     assert not common(iteration.given_up, iteration.recovered), iteration
     for unit in iteration.deaths:
-        assert common(((unit, unit + 1),), iteration.suspects), iteration
+        known = (*iteration.suspects, *iteration.given_up)
+        assert common(((unit, unit + 1),), united(known)), iteration
     assert not common(iteration.given_up, iteration.returned), iteration
     # A unit that was dealt and is not done is with one task or was returned, never both.
     if iteration.exactly_once:

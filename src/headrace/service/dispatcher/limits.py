@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headrace.service.config import DispatcherConfig
+from headrace.transport.limits import ServerLimits
 
 __all__ = ["Limits"]
 
 
+_PINGS_SUFFICE = 10.0
+"""From this `worker_timeout` on, in seconds, the pings of the workers' channels are enough."""
 _FEWEST = 5.0
 """How many usual intervals lie between two heartbeats where there are very many peers."""
 
@@ -59,6 +62,20 @@ class Limits:
     def tick_interval(self) -> float:
         """Seconds between two calls of `Dispatcher.tick`."""
         return min(self.check_interval, self.worker_timeout / 4, self.suspect_timeout / 4)
+
+    @property
+    def of_server(self) -> ServerLimits:
+        """How often peers are pinged, and for how long they may be silent.
+
+        Channels ping their server every 4 s, which is often enough for the usual `worker_timeout`.
+        A connection stands for longer than that: when it ends before, a process has ended.
+        """
+        usual = ServerLimits()
+        is_short = self.worker_timeout < _PINGS_SUFFICE
+        return ServerLimits(
+            ping_seconds=self.worker_timeout / 4 if is_short else usual.ping_seconds,
+            silence_seconds=max(usual.silence_seconds, 2 * self.worker_timeout),
+        )
 
     def worker_interval(self, workers: int) -> float:
         """Return the seconds between a worker's heartbeats, where there are so many workers."""

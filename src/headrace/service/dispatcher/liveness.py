@@ -107,7 +107,11 @@ def report_unreachable(
 
 
 def expire_workers(state: DispatcherState, moment: Moment) -> list[Update]:
-    """Declare lost who was silent for too long; suspects get less time."""
+    """Declare lost who was silent for too long; suspects get less time.
+
+    A worker whose process is heard on its connection is alive, however late its heartbeats are: a
+    function may hold the interpreter's lock.
+    """
     presence, limits = moment.presence, moment.limits
     lost: list[Update] = []
     for worker_id, heard in presence.workers.items():
@@ -117,10 +121,15 @@ def expire_workers(state: DispatcherState, moment: Moment) -> list[Update]:
             # Asked by an earlier run: there were as many of them as now.
             pace = presence.paces.get(worker_id) or limits.worker_interval(len(state.workers))
             patience = min(patience, max(limits.suspect_timeout, 2 * pace))
-        if silent > patience:
-            reason = "it refuses connections, and" if refuses else "it"
-            reason += f" was not heard of for {silent:.0f} s"
-            lost.append(updates.WorkerLost(worker_id=worker_id, reason=reason))
+        if silent <= patience:
+            continue
+        of_process = presence.connections.silence(worker_id)
+        if of_process is not None and of_process <= limits.worker_timeout:
+            continue
+        exited = refuses or presence.connections.has_exited(worker_id)
+        seen = "refuses connections, and" if refuses else "closed its connection, and"
+        reason = f"it {f'{seen} ' if exited else ''}was not heard of for {silent:.0f} s"
+        lost.append(updates.WorkerLost(worker_id=worker_id, reason=reason, silent=not exited))
     return lost
 
 

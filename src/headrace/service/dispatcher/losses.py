@@ -30,8 +30,13 @@ def lost_copies(iteration: Iteration, tasks: list[Task]) -> tuple[messages.LostU
 
 def lost_units(iteration: Iteration, tasks: list[Task]) -> tuple[messages.LostUnits, ...]:
     """Return the units that are missing of a finished iteration with these tasks."""
-    lost = [_lost(missing, missing.units) for missing in iteration.missing]
-    lost += [each for task in tasks for each in _lost_with(task, iteration.given_up)]
+    lost = [
+        each
+        for missing in iteration.missing
+        for each in _lost_of(iteration, missing, missing.units)
+    ]
+    for task in tasks:
+        lost += _lost_of(iteration, task, located(task.runs, task.done, task.missing))
     if iteration.missing_before:
         first = iteration.missing[0]
         lost.append(msgspec.structs.replace(_lost(first, ()), count=iteration.missing_before))
@@ -63,16 +68,29 @@ def _cut(task: Task) -> messages.LostUnits:
     )
 
 
-def _lost_with(task: Task, given_up: Ranges) -> list[messages.LostUnits]:
-    lost = located(task.runs, task.done, task.missing)
+def _lost_of(
+    iteration: Iteration, whence: Task | Missing, lost: Ranges
+) -> list[messages.LostUnits]:
+    given_up = common(lost, iteration.given_up)
+    workers = {
+        address
+        for start, stop in given_up
+        for unit in range(start, stop)
+        for address in iteration.deaths.get(unit, ())
+    }
     return [
-        _lost(task, subtracted(lost, given_up)),
-        _lost(task, common(lost, given_up), given_up=True),
+        _lost(whence, subtracted(lost, given_up)),
+        _lost(whence, given_up, given_up=True, deaths_at=tuple(sorted(workers))),
     ]
 
 
 def _lost(
-    whence: Task | Missing, units: Ranges, *, given_up: bool = False, is_copy: bool = False
+    whence: Task | Missing,
+    units: Ranges,
+    *,
+    given_up: bool = False,
+    deaths_at: tuple[str, ...] = (),
+    is_copy: bool = False,
 ) -> messages.LostUnits:
     client_id = whence.client_id if isinstance(whence, Missing) else ""
     return messages.LostUnits(
@@ -81,6 +99,7 @@ def _lost(
         units=units[:_MOST_RANGES],
         count=count(units),
         given_up=given_up,
+        deaths_at=deaths_at,
         client_id=client_id,
         is_copy=is_copy,
         reason="" if client_id else whence.reason,

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 from headrace.service import messages
 from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.activity import Activity
+from headrace.service.dispatcher.connections import Connections
 from headrace.service.dispatcher.gathered import Answered, Gathered, Said
 from headrace.service.dispatcher.last_use import LastUse
 from headrace.service.dispatcher.ranges import Ranges, located, united
@@ -139,6 +140,7 @@ class Presence:
     wanting: Stamps[str] = field(default_factory=Stamps)
     """Address of a worker that waits for a slot -> since when."""
     activity: Activity = field(default_factory=Activity)
+    connections: Connections = field(default_factory=Connections)
     gathered: Gathered = field(default_factory=Gathered)
     """Where clients said that they stand."""
 
@@ -196,6 +198,7 @@ class Presence:
         That is plans of which nothing came since, and workers that left before.
         """
         self.unreachable.forget_old(now)
+        self.connections.forget_others(self.workers)
         for worker_id in [each for each, since in self.left.items() if since < before]:
             del self.left[worker_id]
         for digest, upload in list(self.uploads.items()):

@@ -167,7 +167,11 @@ def register_worker(
     slot = _slot_for(state, request, moment)
     replaced = {request.worker_id, state.addresses.get(request.address, request.worker_id)}
     facts: list[Update] = [
-        updates.WorkerLost(worker_id=each, reason="another worker began at its address")
+        updates.WorkerLost(
+            worker_id=each,
+            reason="another worker began at its address",
+            silent=state.workers[each].address != request.address,
+        )
         for each in sorted(replaced & state.workers.keys())
     ]
     registered = updates.WorkerRegistered(

@@ -9,6 +9,7 @@ from prometheus_client.metrics_core import Metric
 
 from headrace.service import messages
 from headrace.service.config import DispatcherConfig
+from headrace.service.dispatcher.connections import Connections
 from headrace.service.dispatcher.core import DispatcherCore
 from headrace.service.dispatcher.gauges import metrics_of
 from headrace.service.dispatcher.journal import open_journal
@@ -18,7 +19,7 @@ from headrace.service.dispatcher.roles import let_in
 from headrace.serving.endpoint import Endpoint
 from headrace.serving.life_cycle import LifeCycle
 from headrace.transport import zeromq
-from headrace.transport.channel import Server
+from headrace.transport.channel import Request, Server
 
 __all__ = ["DispatchServer"]
 
@@ -102,12 +103,14 @@ class DispatchServer(LifeCycle):
         self._keep(journal.close)
         publisher = Publisher(lambda question: ask_core(core.handle, question))
         doors: list[Server] = []
+        connections = Connections()
         core = DispatcherCore(
             journal,
             limits,
             worker_addresses=config.worker_addresses or (),
             heard=publisher.heard,
             peers_refused=lambda: sum(door.refused for door in doors),
+            connections=connections,
         )
         maintenance = threading.Thread(
             target=core.maintain,
@@ -126,13 +129,21 @@ class DispatchServer(LifeCycle):
         if config.fault_tolerant_mode:
             publisher.start()
             self._keep(publisher.close)
+
+        def handle(requests: Sequence[Request]) -> None:
+            allowed = let_in(requests)
+            connections.hear(allowed)
+            core.handle(allowed)
+
         server = zeromq.serve(
-            lambda requests: core.handle(let_in(requests)),
+            handle,
             request_type=messages.DispatcherRequest,
             host=config.host,
             port=config.port,
             security=config.security,
+            limits=limits.of_server,
         )
+        connections.attach(server)
         self._keep(server.close)
         doors.append(server)
         open_.append(core)

@@ -237,8 +237,9 @@ class Iteration(msgspec.Struct):
     failed: str = ""
     #: Elements have origins: what nobody has of a unit in part is dealt again (`rows`).
     exactly_once: bool = False
-    #: How often workers died with a suspect that was dealt alone, and gave nothing of it.
-    deaths: dict[int, int] = msgspec.field(default_factory=dict)
+    #: Addresses of workers that died with a suspect which was dealt alone, and gave nothing of it.
+    #: Those of units that were given up stay.
+    deaths: dict[int, tuple[str, ...]] = msgspec.field(default_factory=dict)
     #: Units that came back in part: ordinals that are to be dealt again. None is in `returned`, and
     #: no ordinal is with a task. Only where elements have origins.
     parts: dict[int, Ranges] = msgspec.field(default_factory=dict)
@@ -273,6 +274,13 @@ class Iteration(msgspec.Struct):
         """Units that were dealt and did not come back."""
         return self.next - count(self.returned) - len(self.parts)
 
+    def may_be_poison(self, task: Task) -> bool:
+        """Whether what a task that is gone held may have killed its worker, or made it fail.
+
+        Only a process that was seen to end counts, and no silence.
+        """
+        return not task.silent and not (self.exactly_once and task.reason == LEFT)
+
     def left_of(self, task: Task) -> Ranges:
         """Return units of a task that is gone which are to be dealt again, in dealt order."""
         if not self.exactly_once:
@@ -299,6 +307,8 @@ class Task(msgspec.Struct):
     """Proves that the dispatcher sent somebody to this task."""
     phase: TaskPhase = TaskPhase.RUNNING
     reason: str = ""
+    #: It was given up because of silence: nobody saw its worker's process end.
+    silent: bool = False
     shard: int | None = None
     of: int | None = None
     starting_round: int | None = None

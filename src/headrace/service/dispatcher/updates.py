@@ -155,6 +155,8 @@ class WorkerLost(Fact, frozen=True):
     worker_id: str
     reason: str = ""
     """What was seen of it: a silence is not yet a death."""
+    silent: bool = False
+    """Its process was not seen to end: what it was computing is not suspected to have killed it."""
 
 
 class JobCreated(Fact, frozen=True):

@@ -117,7 +117,9 @@ class LostUnits(Message, frozen=True):
     count: int
     """How many units that is."""
     given_up: bool = False
-    """They were dealt again and again, and each time the worker died: they are dealt no more."""
+    """Worker processes ended while they computed them, again and again: they are dealt no more."""
+    deaths_at: tuple[str, ...] = ()
+    """Of those that were given up: addresses of workers whose processes ended."""
     client_id: str = ""
     """Not empty: they were sent to this client, which left or died before it used them up."""
     reason: str = ""
@@ -162,7 +164,7 @@ class ClientUpdate(Message, frozen=True):
     one, in words that can stand after a colon."""
     given_up: tuple[tuple[int, int], ...] = ()
     """Where elements come in order: ranges of units of the stream that are dealt no more, since
-    every worker that read them died."""
+    worker processes ended on them again and again."""
     heartbeat_interval: float = 1.0
     """Seconds until the next heartbeat, where nothing is urgent. It is said also where nothing else
     changed."""
