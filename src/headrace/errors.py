@@ -7,7 +7,7 @@
     ├── DeadlineExceededError  (TimeoutError)       no answer came in the time allowed
     ├── CancelledError         (RuntimeError)       the work was called off
     ├── AbortedError           (RuntimeError)       the work was overtaken by something else
-    ├── DataLossError          (ValueError)         a record is corrupt
+    ├── DataLossError          (ValueError)         a record is corrupt, or lost
     ├── FailedPreconditionError (RuntimeError)      the system is not in a state that allows this
     ├── NotFoundError          (LookupError)        the thing that was named does not exist
     ├── AlreadyExistsError     (ValueError)         the name is taken by something else
@@ -83,7 +83,7 @@ class AbortedError(HeadraceError, RuntimeError):
 
 
 class DataLossError(HeadraceError, ValueError):
-    """Stored data is corrupt; the message names the file and the byte offset."""
+    """Data is corrupt or missing; the message names it: a file and a byte offset, or elements."""
 
 
 class FailedPreconditionError(HeadraceError, RuntimeError):

@@ -76,6 +76,8 @@ class DatasetIterator:
         self._identity: list[Entry] | None = None
         #: What runs, for whoever closes it; [] before the first read.
         self._running: list[ElementIterator] = []
+        #: Errors about missing elements, to be raised after the last one.
+        self._losses: list[Exception] = []
         sources = [node.source for node in walk(plan) if isinstance(node, FromSource | Read)]
         self._keepers = tuple(source.keeper for source in sources if source.keeper is not None)
         #: Why there are no states; "": there are.
@@ -142,6 +144,7 @@ class DatasetIterator:
             if not self._running:
                 self._resume()
         elif self._has_ended:
+            self._raise_loss()
             raise StopIteration
         else:
             self._resume()
@@ -151,6 +154,7 @@ class DatasetIterator:
             self._stand_after(error)
             raise
         if found is None:
+            self._raise_loss()
             if self._for_training:
                 self.check_job()
             raise StopIteration
@@ -173,6 +177,8 @@ class DatasetIterator:
                 return row, rows, states
         iterator.close()
         self._has_ended = True
+        losses = [keeper.take_loss() for keeper in self._keepers]
+        self._losses = [loss for loss in losses if loss is not None]
         for keeper in self._keepers:
             keeper.leave_off(self)
         return None
@@ -189,6 +195,11 @@ class DatasetIterator:
             words = node.source.used_up(self.pass_number) if isinstance(node, FromSource) else ""
             if words:
                 raise FailedPreconditionError(words)
+
+    def _raise_loss(self) -> None:
+        """Raise what is known to be missing, each error once."""
+        if self._losses:
+            raise self._losses.pop(0)
 
     def _next_chunk(self, iterator: ElementIterator) -> Singles | None:
         if iterator.reads_ahead_freely:
@@ -409,6 +420,7 @@ class DatasetIterator:
                 keeper.stop_at(self._states(self._offset))
         self._has_ended = True
         self._rows = None
+        self._losses.clear()
         for keeper in self._keepers:
             keeper.leave_off(self)
         while self._running:

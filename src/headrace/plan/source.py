@@ -130,6 +130,9 @@ class Keeper(Protocol):
             FailedPreconditionError: Nobody could.
         """
 
+    def take_loss(self) -> Exception | None:
+        """Return the error to raise after the last element, once; None: nothing is missing."""
+
     def hold(self, iterator: Any) -> None:
         """Leave readers open that are closed from now on."""
 

@@ -70,6 +70,7 @@ def distribute(
     modules: Sequence[ModuleType | str] = (),
     wait_timeout: float = 3600.0,
     security: Security | None = None,
+    on_data_loss: str = "error",
 ) -> Callable[[Any], Dataset]:
     """Return a function for `Dataset.apply` that moves a dataset's work to a data service.
 
@@ -130,6 +131,10 @@ def distribute(
             worker that is alive is waited for without end; a wait of ten seconds is logged, with
             what is missing.
         security: Keys of this client, for a service that asks for them.
+        on_data_loss: What happens where DYNAMIC with exactly once cannot deliver all elements: a
+            function ends the process of every worker that computes one of them, say. "error": the
+            iterator raises DataLossError after the last element, which names what is missing;
+            "warn": a warning says so. Where less is promised, it is always a warning.
 
     Raises:
         TypeError, ValueError: An argument is wrong, or not supported by this version.
@@ -159,6 +164,7 @@ def distribute(
             cost_fn=cost_fn,
             wait_timeout=wait_timeout,
             security=security,
+            on_data_loss=on_data_loss,
         )
     check_compression(compression)
     kept_in = None if materialize is None else check_materialize(materialize, options)
@@ -212,6 +218,7 @@ def from_dataset_id(
     modules: Sequence[ModuleType | str] = (),
     wait_timeout: float = 3600.0,
     security: Security | None = None,
+    on_data_loss: str = "error",
 ) -> Dataset:
     """Return a dataset that reads what `register_dataset` registered.
 
@@ -235,6 +242,7 @@ def from_dataset_id(
             registered.
         wait_timeout: As in `distribute`.
         security: Keys of this client, for a service that asks for them.
+        on_data_loss: As in `distribute`.
 
     Raises:
         TypeError, ValueError: An argument is wrong, or not supported by this version.
@@ -258,6 +266,7 @@ def from_dataset_id(
             ordered=ordered,
             wait_timeout=wait_timeout,
             security=security,
+            on_data_loss=on_data_loss,
         )
     if element_spec is not None:
         _check_spec(element_spec)

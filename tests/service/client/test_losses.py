@@ -30,8 +30,8 @@ def test_what_went_to_a_client_that_is_gone_is_named_with_it() -> None:
     )
     assert said == (
         "this pass lost up to 2 positions of the dataset: 1 sent to client host-1, which is gone "
-        "(positions 3); 1 given up, since worker processes ended while they computed them: v:1 and "
-        "w:1 (positions 9)"
+        "(positions 3); 1 given up after 2 worker processes ended while computing it (v:1, w:1) "
+        "(positions 9)"
     )
 
 

@@ -154,7 +154,7 @@ class InTurns(Source):
 
     @property
     def keeper(self) -> Keeper:
-        """It keeps nothing: a place can be gone back to."""
+        """It keeps nothing but errors about missing elements: a place can be gone back to."""
         return self._keeper
 
     def seeded(self, seed: int) -> Source:
@@ -196,6 +196,7 @@ class InTurns(Source):
     def _part(self, plan: Node, is_job: bool) -> RemoteSource:
         """Return the source of a part of the plan, which has the steps of the whole."""
         part = self.read(plan, is_job).with_fixed_seeds(self.fixed_seeds)
+        part = dataclasses.replace(part, _keeper=self._keeper)
         if is_job:
             part = dataclasses.replace(part, _use=self._use)
         self._latest.append(part)

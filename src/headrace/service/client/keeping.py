@@ -125,6 +125,8 @@ class Keeper:
         self._taken: set[str] = set()
         #: Closed at their ends, the last ones, with what they gave last.
         self._ended: deque[KeptReader] = deque(maxlen=_ENDED)
+        #: An error about elements that a pass did not get, until it is raised.
+        self._loss: Exception | None = None
 
     def __reduce__(self) -> tuple[type[Keeper], tuple[()]]:
         # Another process reads on its own account.
@@ -142,6 +144,7 @@ class Keeper:
         self.release(iterator)
         if not self._watchers:
             self._ended.clear()
+            self._loss = None
 
     @property
     def is_full(self) -> bool:
@@ -208,6 +211,24 @@ class Keeper:
                 reader.end()
             # At last: an interruption before this ends it once more.
             self._left.pop(name, None)
+
+    # --- what is missing --------------------------------------------------------------------------
+
+    def lose(self, loss: Exception) -> None:
+        """Have an error about missing elements raised after the last element.
+
+        Steps after the reader may hold elements. So the iterator raises it at its end, or the next
+        pass when it begins, where one iterator reads several. It is raised here where no iterator
+        of this process reads this source directly.
+        """
+        if not self._watchers:
+            raise loss
+        self._loss = loss
+
+    def take_loss(self) -> Exception | None:
+        """Return the error to raise after the last element, once; None: nothing is missing."""
+        loss, self._loss = self._loss, None
+        return loss
 
     # --- readers ----------------------------------------------------------------------------------
 

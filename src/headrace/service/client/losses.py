@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
+
+from headrace.errors import DataLossError
 from headrace.service.messages import LostUnits
 
-__all__ = ["describe_loss"]
+__all__ = ["describe_loss", "report_loss"]
+
+_log = logging.getLogger(__name__)
 
 _RANGES_SHOWN = 5
 
@@ -25,13 +31,34 @@ def describe_loss(lost: tuple[LostUnits, ...]) -> list[str]:
     return warnings
 
 
+def report_loss(lost: tuple[LostUnits, ...], lose: Callable[[Exception], None] | None) -> None:
+    """Report the elements that a pass lost.
+
+    Args:
+        lost: The missing splits or copies.
+        lose: Receives the error for the consumer; None logs a warning instead.
+    """
+    found = describe_loss(lost)
+    if found and lose is not None:
+        lose(
+            DataLossError(
+                f"{'; '.join(found)}. All other elements were delivered. See the output of these "
+                'workers, or read with `on_data_loss="warn"` to go on without these elements'
+            )
+        )
+        return
+    for warning in found:
+        _log.warning("%s", warning)
+
+
 def _how(lost: LostUnits) -> str:
     where = f"(positions {_places(lost)})"
     if lost.client_id:
         return f"sent to client {lost.client_id}, which is gone {where}"
     if lost.given_up:
-        workers = " and ".join(lost.deaths_at or (lost.worker_address,))
-        return f"given up, since worker processes ended while they computed them: {workers} {where}"
+        workers = lost.deaths_at or (lost.worker_address,)
+        ended = f"{len(workers)} worker processes" if len(workers) > 1 else "a worker process"
+        return f"given up after {ended} ended while computing it ({', '.join(workers)}) {where}"
     return f"with the worker at {lost.worker_address} {where}{_reason(lost)}"
 
 

@@ -67,6 +67,8 @@ class ReadingOptions:
     """Seconds without anybody who could deliver, after which reading fails."""
     security: Security | None
     """Keys of this client, for a service that asks for them."""
+    on_data_loss: str = "error"
+    """Whether elements that are missing at the end are an "error", or a reason to "warn"."""
 
     @property
     def static_policy(self) -> str:
@@ -92,6 +94,7 @@ def reading_options(
     cost_fn: object = None,
     wait_timeout: object = 3600.0,
     security: Security | None = None,
+    on_data_loss: object = "error",
 ) -> ReadingOptions:
     """Check the arguments of `distribute` and `from_dataset_id`; they are explained there.
 
@@ -141,6 +144,7 @@ def reading_options(
         cost_fn=consumer.cost_fn,
         wait_timeout=_checked_timeout(wait_timeout),
         security=security,
+        on_data_loss=_checked_loss(on_data_loss),
         trainer_id=trainer_id,
     )
 
@@ -223,6 +227,12 @@ def _checked_protocol(protocol: object) -> str | None:
             f"{protocol!r}"
         )
     return None if protocol is None else str(protocol)
+
+
+def _checked_loss(on_data_loss: object) -> str:
+    if on_data_loss not in ("error", "warn"):
+        raise ValueError(f'`on_data_loss` must be "error" or "warn", but got {on_data_loss!r}')
+    return str(on_data_loss)
 
 
 def _checked_target(target_workers: object) -> str:

@@ -22,7 +22,7 @@ from headrace.service.client.content import content_of
 from headrace.service.client.gathering import GATHER_SECONDS, gathered
 from headrace.service.client.job_use import JobUse
 from headrace.service.client.keeping import Given, Keeper, Kept
-from headrace.service.client.losses import describe_loss
+from headrace.service.client.losses import report_loss
 from headrace.service.client.opening import open_iteration
 from headrace.service.client.progress import Progress
 from headrace.service.client.round_session import RoundSession
@@ -60,6 +60,8 @@ class RemoteReader:
         codec: What answers may be packed with where the wire is slow; empty: they are not.
         base: What was delivered before, where places mean something to others; None: they do not.
         use: Notes whether the job is used up; None: nobody asks.
+        lose: Takes the error about elements that are missing at the end; None: that is logged.
+        earlier_loss: What an earlier pass of the same iterator lost, to be raised first.
     """
 
     def __init__(
@@ -79,7 +81,10 @@ class RemoteReader:
         codec: str = "",
         base: Delivered | None = None,
         use: JobUse | None = None,
+        lose: Callable[[Exception], None] | None = None,
+        earlier_loss: Exception | None = None,
     ) -> None:
+        self._lose, self._earlier_loss = lose, earlier_loss
         self._use = use or JobUse()
         self._opening = opening
         self._cost_fn = cost_fn
@@ -135,6 +140,9 @@ class RemoteReader:
                 for `wait_timeout`.
         """
         self._check_process()
+        earlier, self._earlier_loss = self._earlier_loss, None
+        if earlier is not None:
+            raise earlier
         if not self._is_open and not self._shell.is_closing:
             self._join()
         self._shell.begin(self._in_hand)
@@ -243,8 +251,7 @@ class RemoteReader:
             raise failure.with_traceback(None)
         if not self._reported_lost:
             self._reported_lost = True
-            for warning in describe_loss(self._shell.lost):
-                _log.warning("%s", warning)
+            report_loss(self._shell.lost, self._lose)
 
     def _check_process(self) -> None:
         if self._pid != os.getpid():

@@ -8,6 +8,7 @@ import os
 import secrets
 import socket
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -32,6 +33,7 @@ from headrace.rewrites.optimize import prepare
 from headrace.service.client.in_order import InOrder
 from headrace.service.client.job_use import JobUse
 from headrace.service.client.keeping import Keeper
+from headrace.service.client.losses import report_loss
 from headrace.service.client.opening import open_iteration
 from headrace.service.client.options import ReadingOptions
 from headrace.service.client.places import going_on, named_place, units_read
@@ -304,6 +306,8 @@ class RemoteSource(Source):
             codec=codecs()[0] if self.compression == "AUTO" else "",
             base=base,
             use=self._use,
+            lose=self._lose,
+            earlier_loss=self.keeper.take_loss(),
         )
         self._latest.reader = reader
         return reader
@@ -422,7 +426,14 @@ class RemoteSource(Source):
             named["seed"] = seed = opened.seed if own is None else own
             return start_above(made, units, seed=seed, pass_number=pass_number)
 
-        return UpperReader(begin, at, units.close, named)
+        return UpperReader(
+            begin,
+            at,
+            units.close,
+            named,
+            lambda: report_loss(units.lost, self._lose),
+            self.keeper.take_loss(),
+        )
 
     def _half_at(self, position: dict[str, Any]) -> Half:
         """Return how the plan is cut for reading from a place on; {}: from the start."""
@@ -464,6 +475,13 @@ class RemoteSource(Source):
             self._use.received()
         self._latest.was_over = opened.finished and left != 0
         return opened
+
+    @property
+    def _lose(self) -> Callable[[Exception], None] | None:
+        """How an error about missing elements is raised; None: they are only logged."""
+        options = self.options
+        is_promised = options.visitation == "exactly_once" and options.num_consumers is None
+        return self.keeper.lose if is_promised and options.on_data_loss == "error" else None
 
     # --- reports --------------------------------------------------------------------------------
 

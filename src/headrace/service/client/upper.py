@@ -47,6 +47,8 @@ class UpperReader:
         end: Closes what it reads from.
         named: What is said with each position, so that others can go on from there; None: they are
             places of this process alone.
+        at_end: Called when the end is reached; it may raise an error.
+        earlier_loss: What an earlier pass of the same iterator lost, to be raised first.
     """
 
     def __init__(
@@ -55,8 +57,12 @@ class UpperReader:
         position: Position,
         end: Callable[[], None] | None = None,
         named: dict[str, Any] | None = None,
+        at_end: Callable[[], None] | None = None,
+        earlier_loss: Exception | None = None,
     ) -> None:
+        self._earlier_loss = earlier_loss
         self._begin, self._end, self._named = begin, end, named
+        self._at_end = at_end
         self._position = position
         self._iterator: ElementIterator | None = None
         self._is_closed = False
@@ -65,6 +71,9 @@ class UpperReader:
         """Return at most `limit` of the next elements; None at the end."""
         if self._is_closed:
             return None
+        earlier, self._earlier_loss = self._earlier_loss, None
+        if earlier is not None:
+            raise earlier
         if self._iterator is None:
             iterator = self._begin()
             if self._position is not None:
@@ -72,6 +81,9 @@ class UpperReader:
             self._iterator = iterator
         chunk = self._iterator.next_chunk(limit)
         if chunk is None:
+            at_end, self._at_end = self._at_end, None
+            if at_end is not None:
+                at_end()
             return None
         states = chunk.states
         return chunk.with_places(None).with_states(lambda index: self._said(states(index)))

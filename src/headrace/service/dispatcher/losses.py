@@ -17,6 +17,7 @@ from headrace.service.dispatcher.state import Iteration, Missing, Task, TaskPhas
 
 __all__ = ["lost_copies", "lost_units"]
 
+_MOST_NAMED = 20
 _MOST_RANGES = 1000
 """Ranges of lost units that are named; how many units are lost is always exact."""
 
@@ -72,15 +73,15 @@ def _lost_of(
     iteration: Iteration, whence: Task | Missing, lost: Ranges
 ) -> list[messages.LostUnits]:
     given_up = common(lost, iteration.given_up)
-    workers = {
+    deaths_at = tuple(
         address
         for start, stop in given_up
         for unit in range(start, stop)
         for address in iteration.deaths.get(unit, ())
-    }
+    )
     return [
         _lost(whence, subtracted(lost, given_up)),
-        _lost(whence, given_up, given_up=True, deaths_at=tuple(sorted(workers))),
+        _lost(whence, given_up, given_up=True, deaths_at=deaths_at[-_MOST_NAMED:]),
     ]
 
 

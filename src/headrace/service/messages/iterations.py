@@ -119,7 +119,7 @@ class LostUnits(Message, frozen=True):
     given_up: bool = False
     """Worker processes ended while they computed them, again and again: they are dealt no more."""
     deaths_at: tuple[str, ...] = ()
-    """Of those that were given up: addresses of workers whose processes ended."""
+    """Of those that were given up: the worker of each process that ended, the last ones."""
     client_id: str = ""
     """Not empty: they were sent to this client, which left or died before it used them up."""
     reason: str = ""
