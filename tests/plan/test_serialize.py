@@ -183,5 +183,21 @@ def test_an_error_that_does_not_come_again_is_passed_on():
 
 @pytest.mark.parametrize("value", [3, "plan", Dataset])
 def test_what_is_no_plan_is_refused(value):
+    header, _, _ = dump_plan(Dataset.range(1).plan).partition(b"\n")
     with pytest.raises(FailedPreconditionError, match="expected a pickled plan, found"):
-        load_plan(pickle.dumps(value))
+        load_plan(header + b"\n" + pickle.dumps(value))
+
+
+def test_plan_of_another_python_version_is_refused_unread():
+    mine = ".".join(map(str, sys.version_info[:2]))
+    data = dump_plan(Dataset.range(1).plan).replace(mine.encode(), b"3.99", 1)
+    header, _, _ = data.partition(b"\n")
+    words = rf"pickled by Python 3\.99.*runs Python {mine}"
+    with pytest.raises(FailedPreconditionError, match=words):
+        load_plan(header + b"\n" + b"not a pickle")
+
+
+def test_plan_of_another_format_is_refused_unread():
+    for data in (pickle.dumps(3), b"headrace-plan 99 3.11 9.9\nnot a pickle"):
+        with pytest.raises(FailedPreconditionError, match="plans of format 1, and this one has"):
+            load_plan(data)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from headrace.cli.asking import Look, SeenServer
 from headrace.cli.quantities import bytes_of, duration, number, plural, rate, trend
-from headrace.cli.tables import cut, fitted, table
+from headrace.cli.tables import cut, fitted, other_versions, table
 from headrace.coordinator.status import CoordinatorStatus, WorkerStatus
 from headrace.parameter_server.messages import ServerStatus
 
@@ -34,7 +34,8 @@ def render_coordinator(
     """
     before = None if previous is None else previous.status
     then = before.finished_per_second if isinstance(before, CoordinatorStatus) else None
-    lines = [*_head(status), "", *_closures(status, then), "", *_workers(status)]
+    versions = other_versions(status.versions, status.workers)
+    lines = [*_head(status), *versions, "", *_closures(status, then), "", *_workers(status)]
     if look.servers:
         lines += ["", *_servers(look, previous)]
     return fitted(lines, width)

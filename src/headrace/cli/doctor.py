@@ -9,6 +9,7 @@ import platform
 import resource
 import socket
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -20,11 +21,13 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from headrace.cli.failures import wrong_arguments
+from headrace.cli.quantities import plural
 from headrace.errors import HeadraceError
 from headrace.service.config import parse_service
 from headrace.service.dispatcher.stub import DispatcherStub
-from headrace.service.messages import GetStatus
+from headrace.service.messages import DispatcherStatus, GetStatus, WorkerStatus
 from headrace.transport.security import Security
+from headrace.versions import own_versions, python_mismatch, release_mismatch
 
 __all__ = ["Finding", "Verdict", "examine", "findings"]
 
@@ -46,6 +49,7 @@ _OPTIONAL = {
     "zstandard": "compression",
 }
 _ANSWER_SECONDS = 3.0
+_MOST_NAMED = 3
 _ENOUGH_FILES = 4096
 _ENOUGH_SHARED_MEMORY = 512 << 20
 
@@ -174,11 +178,37 @@ def _dispatcher(service: str, security: Security | None) -> Finding:
             "is it running, is this its address, does a firewall lie between, has it keys (--keys)?"
         )
         return Finding(subject, Verdict.BROKEN, str(error), remedy)
-    workers = len(status.workers)
-    if not workers:
+    words = f"answers; {status.versions}; {plural(len(status.workers), 'worker')}"
+    if not status.workers:
         remedy = f"headrace worker --dispatcher {service}"
-        return Finding(subject, Verdict.SLOW, "answers; no worker is registered", remedy)
-    return Finding(subject, Verdict.FINE, f"answers; {workers} workers")
+        found = f"answers; {status.versions}; no worker is registered"
+        return Finding(subject, Verdict.SLOW, found, remedy)
+    return _versions(subject, words, status)
+
+
+def _versions(subject: str, words: str, status: DispatcherStatus) -> Finding:
+    """Compare the versions of this process with those of a dispatcher and its workers."""
+    mine = own_versions()
+    unfit = [each for each in status.workers if python_mismatch(each.versions.python, mine.python)]
+    if unfit:
+        found = f"{words}, of which {_named(unfit)}; this is {mine}"
+        remedy = (
+            f"run these workers with Python {mine.python}, or clients with the workers' version: "
+            "functions of a dataset run on workers of the client's minor version alone"
+        )
+        # With some workers left it is slower; with none nothing runs.
+        is_broken = len(unfit) == len(status.workers)
+        return Finding(subject, Verdict.BROKEN if is_broken else Verdict.SLOW, found, remedy)
+    others = [each for each in status.workers if release_mismatch(each.versions, mine)]
+    if others or release_mismatch(status.versions, mine):
+        found = f"{words}{f', of which {_named(others)}' if others else ''}; this is {mine}"
+        return Finding(subject, Verdict.SLOW, found, "install the same release everywhere")
+    return Finding(subject, Verdict.FINE, words)
+
+
+def _named(workers: Sequence[WorkerStatus]) -> str:
+    named = ", ".join(f"{each.address} runs {each.versions}" for each in workers[:_MOST_NAMED])
+    return named + (f" and {len(workers) - _MOST_NAMED} more" * (len(workers) > _MOST_NAMED))
 
 
 def _memory_files() -> Finding:

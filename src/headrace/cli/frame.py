@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from headrace.cli import plot
 from headrace.cli.advice import bound_of, bound_of_save
 from headrace.cli.quantities import bytes_of, duration, number, plural, rate, trend
-from headrace.cli.tables import fitted, table
+from headrace.cli.tables import fitted, other_versions, table
 from headrace.service.config import ShardingPolicy
 from headrace.service.messages import (
     ClientStatus,
@@ -60,6 +60,7 @@ def _head(stats: DispatcherStatus) -> Iterator[str]:
     if stats.workers_lost:
         parts.append(f"{plural(stats.workers_lost, 'worker')} lost")
     yield "  ".join(parts)
+    yield from other_versions(stats.versions, stats.workers)
     recent = [each for each in stats.last_lost if each.seconds_ago < _LOST_SECONDS]
     for lost in recent[:_MOST_LOST]:
         yield f"lost {duration(lost.seconds_ago)} ago: {lost.address}: {lost.reason}"

@@ -56,17 +56,21 @@ def _print(address: str, status: DispatcherStatus) -> None:
     console = Console()
     console.print(
         f"dispatcher at {address}: {plural(len(status.workers), 'worker')}, "
-        f"{plural(status.datasets, 'dataset')}, {plural(len(status.jobs), 'job')}",
+        f"{plural(status.datasets, 'dataset')}, {plural(len(status.jobs), 'job')}; "
+        f"{status.versions}",
         highlight=False,
     )
     if status.workers:
-        table = Table("worker", "address", "tasks", "last heard of", box=None, pad_edge=False)
+        head = ("worker", "address", "tasks", "last heard of", "Python", "Headrace")
+        table = Table(*head, box=None, pad_edge=False)
         for worker in status.workers:
             table.add_row(
                 worker.worker_id[:8],
                 f"{worker.address} (leaving)" if worker.leaving else worker.address,
                 str(worker.tasks),
                 f"{worker.seconds_since_heartbeat:.1f} s ago",
+                worker.versions.python or "-",
+                worker.versions.headrace or "-",
             )
         console.print(table)
     if status.jobs:

@@ -8,7 +8,7 @@ import time
 import uuid
 
 from headrace.coordinator.reception import Announce, ReceptionReply
-from headrace.errors import HeadraceError
+from headrace.errors import FailedPreconditionError, HeadraceError
 from headrace.serving.reminder import Reminder
 from headrace.threads import start_thread
 from headrace.transport import zeromq
@@ -47,10 +47,16 @@ class Announcing:
             shared_memory=False,
         )
         since, reminder = time.monotonic(), Reminder()
+        refusal = ""
         try:
             while True:
                 try:
                     channel.call(self._message, timeout=_PATIENCE)
+                except FailedPreconditionError as error:
+                    # Another coordinator may listen there later, so it is asked again.
+                    if str(error) != refusal:
+                        refusal = str(error)
+                        _log.error("refused by the coordinator: %s", error)
                 except HeadraceError as error:
                     # A coordinator that stands still takes all of the patience at each try.
                     if reminder.is_due(time.monotonic() - since):

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from headrace.coordinator.closure import Closure, Payload
 from headrace.coordinator.messages import Ran
+from headrace.errors import FailedPreconditionError
+from headrace.versions import Versions
 
 __all__ = ["Contact", "Ended"]
 
@@ -52,6 +54,8 @@ class Contact:
         announced_at: When it announced itself last; None: it was named, and is waited for.
         finished: Closures that it has answered.
         losses: How often it was lost.
+        refusal: Why it refused the last greeting; None: it did not.
+        versions: Of its process; None: it was never there.
     """
 
     worker: int
@@ -72,9 +76,12 @@ class Contact:
     finished: int = 0
     losses: int = 0
     delay: float = _FIRST_DELAY
+    refusal: FailedPreconditionError | None = None
+    versions: Versions | None = None
 
-    def came(self, process: str, now: float) -> None:
+    def came(self, process: str, versions: Versions, now: float) -> None:
         """Take note that it has answered the greeting."""
+        self.versions, self.refusal = versions, None
         self.is_there, self.is_asked = True, False
         self.since, self.process, self.reason = now, process, ""
         self.delay = _FIRST_DELAY
@@ -85,7 +92,7 @@ class Contact:
             self.since = now
             self.losses += 1
         self.is_there = self.is_asked = False
-        self.reason = reason
+        self.reason, self.refusal = reason, None
         self.functions.clear()
         self.sent.clear()
         self.ended.clear()

@@ -41,8 +41,9 @@ from headrace.coordinator.messages import (
 )
 from headrace.coordinator.watch import Watch
 from headrace.coordinator.work import Resource, feed_message, load_message, run_message
-from headrace.errors import AbortedError
+from headrace.errors import AbortedError, FailedPreconditionError
 from headrace.transport.channel import Buffer
+from headrace.versions import Versions, release_mismatch
 
 __all__ = ["Coordination"]
 
@@ -171,13 +172,38 @@ class Coordination:
                     f"this coordinator has no say any more, by word of worker {contact.worker} "
                     f"({contact.address}): {reply}"
                 )
+            is_news = str(reply) != contact.reason
             self.lost(contact.worker, reply, now)
+            if isinstance(reply, FailedPreconditionError):
+                contact.refusal = reply
+                if is_news:
+                    self._actions.words.append(
+                        f"worker {contact.worker} ({contact.address}) refuses this coordinator: "
+                        f"{reply}"
+                    )
             return
-        contact.came(reply.process, now)
+        self._compare_releases(contact, reply.versions)
+        contact.came(reply.process, reply.versions, now)
         self.queue.worker_came(contact.worker, contact.session)
         self._call(contact, Attend(session=contact.session))
         for resource in self.resources.values():
             self.queue.keep_at(contact.worker, resource.closure_for(contact.worker))
+
+    def _compare_releases(self, contact: Contact, theirs: Versions) -> None:
+        mine = self.greeting.versions
+        if contact.versions != theirs and release_mismatch(mine, theirs):
+            self._actions.words.append(
+                f"worker {contact.worker} ({contact.address}) runs {theirs}, and this coordinator "
+                f"{mine}: the same release everywhere is tested"
+            )
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why nothing can run: another coordinator took over, or all workers refuse this one."""
+        if self.overtaken is not None:
+            return self.overtaken
+        refusals = [contact.refusal for contact in self.contacts.values()]
+        return refusals[0] if refusals and None not in refusals else None
 
     def _heard_news(
         self, contact: Contact, asked: Attend, reply: Any, buffers: Sequence[Buffer], now: float

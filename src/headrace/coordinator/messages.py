@@ -12,6 +12,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from headrace.serving.call import Done, Message, Question
+from headrace.versions import Versions, own_versions
 
 __all__ = [
     "Attend",
@@ -39,9 +40,11 @@ class Greeted(Message, frozen=True):
 
     Attributes:
         process: Which process it is, for words: "host:pid".
+        versions: Of that process.
     """
 
     process: str = ""
+    versions: Versions = msgspec.field(default_factory=own_versions)
 
 
 class Greet(Question[Greeted], frozen=True):
@@ -55,6 +58,7 @@ class Greet(Question[Greeted], frozen=True):
         process: Of the coordinator, for words: "host:pid".
         replication: How many servers have what one of them has.
         gathers: Steps of optimizers are not pushed, but sent with a closure's answer.
+        versions: Of the coordinator's process.
     """
 
     cluster_id: str
@@ -67,6 +71,7 @@ class Greet(Question[Greeted], frozen=True):
     process: str = ""
     gathers: bool = False
     replication: int = 1
+    versions: Versions = msgspec.field(default_factory=own_versions)
 
 
 class News(Message, frozen=True):

@@ -5,24 +5,30 @@ Nothing of users' comes this way: no function, no value.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TypeAlias
 
+import msgspec
+
 from headrace.arguments import check_metrics
 from headrace.coordinator.gauges import metrics_of
 from headrace.coordinator.shell import Shell
 from headrace.coordinator.status import AskStatus, CoordinatorStatus, status_of
-from headrace.errors import InvalidArgumentError
+from headrace.errors import FailedPreconditionError, InvalidArgumentError
 from headrace.serving.call import Done, Message, Ping, Question
 from headrace.serving.endpoint import Endpoint
 from headrace.transport import address as addresses
 from headrace.transport import zeromq
 from headrace.transport.channel import Request
 from headrace.transport.security import Security
+from headrace.versions import Versions, own_versions, python_mismatch
 
 __all__ = ["Announce", "Announced", "Reception", "ReceptionReply"]
+
+_log = logging.getLogger(__name__)
 
 
 class Announced(Message, frozen=True):
@@ -37,10 +43,12 @@ class Announce(Question[Announced], frozen=True):
     Attributes:
         address: Where it listens.
         life: Names its process: one that was removed stays so, another one at its address does not.
+        versions: Of that process.
     """
 
     address: str
     life: str
+    versions: Versions = msgspec.field(default_factory=own_versions)
 
 
 _ReceptionRequest: TypeAlias = Announce | AskStatus | Ping
@@ -58,6 +66,8 @@ class Reception:
     def __init__(self, shell: Shell, staleness: int | None) -> None:
         self._shell = shell
         self._staleness = staleness
+        #: Lives of workers that were refused.
+        self._refused: set[str] = set()
         #: Lives of workers that were removed.
         self._removed: set[str] = set()
         #: Who announced itself last, by address.
@@ -119,13 +129,31 @@ class Reception:
             message = request.message
             if isinstance(message, Announce):
                 try:
+                    self._check_versions(message)
                     request.reply(Announced(worker=self._take_in(message)))
+                except FailedPreconditionError as error:
+                    request.fail(error)
                 except ValueError as error:
                     request.fail(InvalidArgumentError(str(error)))
             elif isinstance(message, AskStatus):
                 request.reply(self.status())
             else:
                 request.reply(Done())
+
+    def _check_versions(self, message: Announce) -> None:
+        """Refuse a worker of another Python version before it is waited for."""
+        mine, theirs = own_versions(), message.versions
+        if not python_mismatch(mine.python, theirs.python):
+            return
+        words = (
+            f"the training worker at {message.address} runs {theirs}, and the coordinator at "
+            f"{self.address} runs {mine}: functions travel as bytecode, which is different in each "
+            "minor version of Python, so run both on the same one"
+        )
+        if message.life not in self._refused:
+            self._refused.add(message.life)
+            _log.warning("a worker is not taken in: %s", words)
+        raise FailedPreconditionError(words)
 
     def _take_in(self, message: Announce) -> int:
         addresses.split(message.address)

@@ -277,11 +277,11 @@ class Shell:
             raise self._broken
         if self._is_closed:
             raise CancelledError(_CLOSED)
-        if self.core.overtaken is not None:
-            raise self.core.overtaken
+        if self.core.failure is not None:
+            raise self.core.failure
 
     def _wake_waiters(self) -> None:
-        is_over = self._is_closed or self._broken or self.core.overtaken
+        is_over = self._is_closed or self._broken or self.core.failure
         for is_met, event in self._waiters:
             if is_over or is_met():
                 event.set()

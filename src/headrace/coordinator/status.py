@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from headrace.coordinator.coordination import Coordination
 from headrace.serving.call import Message, Question
+from headrace.versions import Versions, own_versions
 
 __all__ = ["AskStatus", "CoordinatorStatus", "RunningFunction", "WorkerStatus", "status_of"]
 
@@ -24,6 +27,7 @@ class WorkerStatus(Message, frozen=True):
         finished: Functions that it has answered.
         losses: How often it was lost.
         is_leaving: Whether it gets nothing more.
+        versions: Of its process, as far as it was ever there.
     """
 
     worker: int
@@ -36,6 +40,7 @@ class WorkerStatus(Message, frozen=True):
     finished: int = 0
     losses: int = 0
     is_leaving: bool = False
+    versions: Versions = Versions()
 
 
 class RunningFunction(Message, frozen=True):
@@ -76,6 +81,7 @@ class CoordinatorStatus(Message, frozen=True):
         staleness: What it is held to; None: to nothing.
         longest: The function that has been running longest; None: none runs.
         servers: Addresses of the parameter servers.
+        versions: Of the coordinator's process.
     """
 
     waiting: int
@@ -96,6 +102,7 @@ class CoordinatorStatus(Message, frozen=True):
     staleness: int | None = None
     longest: RunningFunction | None = None
     servers: tuple[str, ...] = ()
+    versions: Versions = msgspec.field(default_factory=own_versions)
 
 
 class AskStatus(Question[CoordinatorStatus], frozen=True):
@@ -129,6 +136,7 @@ def status_of(core: Coordination, now: float, staleness: int | None = None) -> C
                 finished=contact.finished,
                 losses=contact.losses,
                 is_leaving=contact.is_leaving,
+                versions=contact.versions or Versions(),
             )
         )
     sent = [number for load in loads.values() for number in load.running]

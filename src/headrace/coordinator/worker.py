@@ -34,7 +34,12 @@ from headrace.coordinator.messages import (
     WorkerRequest,
 )
 from headrace.coordinator.totals import Totals
-from headrace.errors import AbortedError, HeadraceError, UnavailableError
+from headrace.errors import (
+    AbortedError,
+    FailedPreconditionError,
+    HeadraceError,
+    UnavailableError,
+)
 from headrace.parameter_server.connection import Servers
 from headrace.parameter_server.current import Cluster, enter
 from headrace.serving.call import Done
@@ -45,6 +50,7 @@ from headrace.transport import zeromq
 from headrace.transport.channel import Request
 from headrace.transport.limits import ServerLimits
 from headrace.transport.security import Security
+from headrace.versions import own_versions, python_mismatch
 
 __all__ = ["LARGEST_CLOSURE", "ClosureWorker", "this_process"]
 
@@ -203,6 +209,13 @@ class _Desk:
         if self._is_closed:
             # No life begins, and what is sent here would count as lost, again and again.
             raise UnavailableError("this worker is stopping")
+        mine, theirs = own_versions(), message.versions
+        if python_mismatch(theirs.python, mine.python):
+            raise FailedPreconditionError(
+                f"this training worker, process {this_process()}, runs {mine}, and the coordinator "
+                f"in process {message.process} runs {theirs}: functions travel as bytecode, which "
+                "is different in each minor version of Python, so run both on the same one"
+            )
         self._incarnation, self._obeyed = message.incarnation, message.process
         self._take_part(message)
         self._begin(message)

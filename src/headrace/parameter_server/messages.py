@@ -28,6 +28,7 @@ from headrace.parameter_server.operations import Answer, Operation, ShardSpec, T
 from headrace.parameter_server.saved import SavedServer, SavedShard, SavedTable
 from headrace.serving.call import Done, Message, Ping, Question
 from headrace.transport.channel import Buffer
+from headrace.versions import Versions, own_versions
 
 __all__ = [
     "ArrayForm",
@@ -238,6 +239,7 @@ class ServerStatus(Message, frozen=True):
         bytes_kept: Of values, slots and tables.
         seats: What it does for each replicated store that it has: "leads", "leads alone",
             "follows", "is filled", "is vacant".
+        versions: Of its process.
     """
 
     life: str
@@ -255,6 +257,7 @@ class ServerStatus(Message, frozen=True):
     rows: int = 0
     bytes_kept: int = 0
     seats: dict[int, str] = msgspec.field(default_factory=dict)
+    versions: Versions = msgspec.field(default_factory=own_versions)
 
 
 class Status(Question[ServerStatus], frozen=True):

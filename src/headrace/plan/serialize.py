@@ -1,4 +1,8 @@
-"""Plans as bytes, users' functions included."""
+"""Plans as bytes, users' functions included.
+
+A pickled plan begins with a line that names its format and the Python version that wrote it:
+functions travel as bytecode, which another minor version of Python must not run.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +20,12 @@ from headrace.plan.fingerprint import looked_up_names
 from headrace.plan.node import Node, describe_function
 from headrace.plan.traverse import walk
 from headrace.plan.user_function import step_name
+from headrace.versions import PLAN_FORMAT, own_versions, python_mismatch
 
 __all__ = ["Pickler", "dump_plan", "held_by", "load_plan", "references"]
+
+_MAGIC = b"headrace-plan "
+_LONGEST_HEADER = 200
 
 
 def dump_plan(plan: Node) -> bytes:
@@ -28,7 +36,7 @@ def dump_plan(plan: Node) -> bytes:
             step, the function and what it holds.
     """
     try:
-        return _dumped(plan)
+        return _dumped(plan, _header())
     except Exception as error:
         raise FailedPreconditionError(
             f"this dataset cannot be sent to another process: {_culprit(plan) or error}. Create "
@@ -37,11 +45,46 @@ def dump_plan(plan: Node) -> bytes:
 
 
 def load_plan(data: bytes) -> Node:
-    """Return the plan that `dump_plan` made. Runs code: only for bytes that are trusted."""
-    plan = pickle.loads(data)
+    """Return the plan that `dump_plan` made. Runs code: only for bytes that are trusted.
+
+    Raises:
+        FailedPreconditionError: Another minor version of Python pickled it, or it is no plan of a
+            format that this version of Headrace reads.
+    """
+    plan = pickle.loads(memoryview(data)[_checked_header(data) :])
     if not isinstance(plan, Node):
         raise FailedPreconditionError(f"expected a pickled plan, found {type(plan).__name__}")
     return plan
+
+
+def _header() -> bytes:
+    mine = own_versions()
+    return b"%b%d %b %b\n" % (
+        _MAGIC,
+        PLAN_FORMAT,
+        mine.python.encode(),
+        mine.headrace.encode(),
+    )
+
+
+def _checked_header(data: bytes) -> int:
+    """Return the length of a plan's header."""
+    mine = own_versions()
+    end = data.find(b"\n", 0, _LONGEST_HEADER)
+    words = data[len(_MAGIC) : end].decode("ascii", "replace").split(" ")
+    if not data.startswith(_MAGIC) or end < 0 or words[0] != str(PLAN_FORMAT) or len(words) != 3:
+        found = f"format {words[0]:.20}" if data.startswith(_MAGIC) else "no plan format at all"
+        raise FailedPreconditionError(
+            f"this process ({mine}) reads pickled plans of format {PLAN_FORMAT}, and this one has "
+            f"{found}: register the dataset again, with the same version of Headrace on both sides"
+        )
+    if python_mismatch(words[1], mine.python):
+        raise FailedPreconditionError(
+            f"the dataset was pickled by Python {words[1]} with Headrace {words[2]}, and this "
+            f"process runs {mine}: functions travel as bytecode, which is different in each minor "
+            "version of Python. Run both on the same minor version, and register the dataset again"
+        )
+    return end + 1
 
 
 def _culprit(plan: Node) -> str | None:
@@ -106,7 +149,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     dispatch_table: ClassVar = ChainMap[Any, Any]({io.TextIOWrapper: _refuse_open_file}, _as_ever)
 
 
-def _dumped(value: object) -> bytes:
+def _dumped(value: object, header: bytes = b"") -> bytes:
     with io.BytesIO() as file:
+        file.write(header)
         Pickler(file, protocol=5).dump(value)
         return file.getvalue()

@@ -26,6 +26,7 @@ from headrace.service.messages import PLAN_PART_BYTES, GetPlan, PutPlan, Registe
 from headrace.serving.call import Question
 from headrace.transport.retry import RetryPolicy, retry
 from headrace.transport.security import Security, check_security
+from headrace.versions import own_versions, release_mismatch
 
 __all__ = ["ask", "check_compression", "register_dataset", "registered", "registered_plan"]
 
@@ -134,6 +135,14 @@ def _register(
     for _ in range(_MOST_TIMES_WANTED):
         registered = ask(address, security, message)
         if not registered.wanted:
+            if release_mismatch(registered.versions, mine := own_versions()):
+                _log.warning(
+                    "this client runs %s, and the dispatcher at %s %s: the same release "
+                    "everywhere is tested",
+                    mine,
+                    address,
+                    registered.versions,
+                )
             return registered.dataset_id
         _put_plan(address, security, message.digest, data)
     raise UnavailableError(

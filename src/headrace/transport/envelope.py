@@ -20,6 +20,7 @@ from headrace.errors import HeadraceError, UserFunctionError
 from headrace.kept_memory import LARGEST, WORTH_KEEPING, keep_freed_memory
 from headrace.transport.channel import Buffer
 from headrace.transport.shared_memory import MemoryReport, Offer, Placement
+from headrace.versions import WIRE_FORMAT
 
 __all__ = [
     "ERROR",
@@ -73,6 +74,7 @@ class RequestHeader(msgspec.Struct, array_like=True, frozen=True):
     `pieces` tells how many frames make each buffer, so that a message that was broken off in the
     middle is not taken for a whole one. Buffers that lie in the channel's own memory have a
     `placement` and no frames; `offer` and `retired` are as in a reply, with the ends changed.
+    `wire` is the format of the body (`versions.WIRE_FORMAT`); all formats have it here.
     """
 
     ticket: int
@@ -83,6 +85,7 @@ class RequestHeader(msgspec.Struct, array_like=True, frozen=True):
     placement: Placement | None = None
     offer: Offer | None = None
     retired: tuple[int, ...] = ()
+    wire: int = WIRE_FORMAT
 
 
 class ReplyHeader(msgspec.Struct, array_like=True, frozen=True):

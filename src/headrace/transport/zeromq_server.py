@@ -47,6 +47,7 @@ from headrace.transport.zeromq_binding import bind
 from headrace.transport.zeromq_outbox import Answer, Outbox
 from headrace.transport.zeromq_peers import Peer, Peers
 from headrace.transport.zeromq_request import ZeroMQRequest
+from headrace.versions import WIRE_FORMAT, own_versions
 
 __all__ = ["ZeroMQServer"]
 
@@ -345,6 +346,15 @@ class ZeroMQServer(Server):
             words = (
                 f"a request of {size:,} bytes is larger than the {self._limits.request_bytes:,} "
                 f"that the server at {self._address} takes"
+            )
+            self._complaints.refused(words)
+            request.fail(FailedPreconditionError(words))
+            return None
+        if header.wire != WIRE_FORMAT:
+            words = (
+                f"the server at {self._address} ({own_versions()}) reads wire format "
+                f"{WIRE_FORMAT}, and a request came in wire format {header.wire}: run the same "
+                "version of Headrace on both sides"
             )
             self._complaints.refused(words)
             request.fail(FailedPreconditionError(words))

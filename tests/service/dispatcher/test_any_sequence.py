@@ -17,6 +17,7 @@ from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.ranges import Ranges, common, count, located, subtracted, united
 from headrace.service.dispatcher.rows import END
 from headrace.service.dispatcher.saves import NoteSave
+from headrace.versions import Versions
 from tests.service.dispatcher.scenario import (
     DYNAMIC,
     OFF,
@@ -447,6 +448,7 @@ _TERMS = st.builds(
 )
 _VALUES: dict[Any, st.SearchStrategy[Any]] = {
     messages.Terms: _TERMS,
+    Versions: st.builds(Versions, headrace=_STRINGS, python=st.sampled_from(["", "3.11", "3.12"])),
     int: _INTEGERS,
     str: _STRINGS,
     bytes: st.binary(max_size=40),

@@ -23,6 +23,7 @@ How workers share an iteration:
     static         FILE, DATA, HINT: each slot of a fixed list of workers has a share of its own
     rounds         consumers read together: which tasks there are in a round, who is who
     slots          which slot a worker takes
+    python_versions  which workers can run the functions of which datasets
     dealing        DYNAMIC: the units of one stream go to whoever asks
     shared         the same where trainers share what workers make
     shares         which units a task is dealt next

@@ -106,7 +106,12 @@ def _worker_registered(state: DispatcherState, fact: updates.WorkerRegistered) -
     known = state.workers.get(fact.worker_id)
     if known is None:
         require(fact.address not in state.addresses, "the address is another worker's")
-        known = Worker(worker_id=fact.worker_id, address=fact.address, tags=fact.tags)
+        known = Worker(
+            worker_id=fact.worker_id,
+            address=fact.address,
+            tags=fact.tags,
+            versions=fact.versions,
+        )
         state.workers[fact.worker_id] = known
         state.addresses[fact.address] = fact.worker_id
         if fact.slot is not None:

@@ -17,6 +17,7 @@ from headrace.service.dispatcher.backups import helpers, overdue_for_client
 from headrace.service.dispatcher.decision import Decision, Moment
 from headrace.service.dispatcher.departures import finished_now
 from headrace.service.dispatcher.modes import policy_of
+from headrace.service.dispatcher.python_versions import check_iteration_can_run
 from headrace.service.dispatcher.ranges import Ranges, at_least, common, subtracted, united
 from headrace.service.dispatcher.rounds import leaver, lengths, opened
 from headrace.service.dispatcher.rows import EVERYTHING, Parts, outside
@@ -69,6 +70,8 @@ def client_heartbeat(
             silent = policy_of(state, iteration).waits_for(state, iteration, moment.is_silent)
         owing = {each for task in state.tasks_of(iteration) for each in task.unsettled}
         silent = sorted({*silent, *owing} - {client_id})
+        if not (ending or silent):
+            check_iteration_can_run(state, iteration)
     patience = moment.limits.reach_timeout
     given_up = moment.presence.unreachable.is_agreed_of(client_id, patience, moment.now)
     rounds = opened(iteration, request.horizon)

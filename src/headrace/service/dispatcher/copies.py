@@ -42,7 +42,7 @@ class Copies(Policy):
         if _is_deadly(tasks):
             return []
         attempt = max((task.attempt for task in tasks), default=-1)
-        workers = staying(state)
+        workers = staying(state, iteration)
         if _all_lost(tasks):
             attempt += 1
         else:

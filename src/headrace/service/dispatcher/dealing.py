@@ -72,11 +72,11 @@ class Dealing(Policy):
         """Return a task for each worker without one; for all if no other can take the rest."""
         tasks = [task for task in state.tasks_of(iteration) if task.phase is not TaskPhase.LOST]
         running = {task.worker_id for task in tasks if task.phase is TaskPhase.RUNNING}
-        if _has_rest(iteration) and not running & set(staying(state)):
+        if _has_rest(iteration) and not running & set(staying(state, iteration)):
             without = _able(state, iteration)
         else:
             served = {task.worker_id for task in tasks}
-            without = [each for each in staying(state) if each not in served]
+            without = [each for each in staying(state, iteration) if each not in served]
         return [Post(worker_id=each) for each in without]
 
     def loose_end(self, state: DispatcherState, iteration: Iteration) -> Update | None:
@@ -241,4 +241,4 @@ def _has_rest(iteration: Iteration) -> bool:
 def _able(state: DispatcherState, iteration: Iteration) -> list[str]:
     tasks = state.tasks_of(iteration)
     failed = {task.worker_id for task in tasks if task.phase is TaskPhase.FAILED}
-    return [worker_id for worker_id in staying(state) if worker_id not in failed]
+    return [worker_id for worker_id in staying(state, iteration) if worker_id not in failed]

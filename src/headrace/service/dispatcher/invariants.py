@@ -147,7 +147,7 @@ def _check_iteration(state: DispatcherState, iteration_id: int, iteration: Itera
         served = {task.worker_id for task in tasks if task.phase is not TaskPhase.LOST}
         if iteration.is_dealt:
             waits = not running and not (iteration.returned or iteration.parts)
-            assert served >= set(staying(state)) or waits, (iteration, state.workers)
+            assert served >= set(staying(state, iteration)) or waits, (iteration, state.workers)
         elif not any(task.of for task in tasks):
             _check_copies(state, iteration, tasks)
     assert not (iteration.left & iteration.clients), iteration
@@ -159,7 +159,7 @@ def _check_copies(state: DispatcherState, iteration: Iteration, tasks: list[Task
     had_at = {task.address for task in tasks if task.phase is not TaskPhase.LOST}
     deaths = sum(task.phase is TaskPhase.LOST and task.reason != LEFT for task in tasks)
     if (deaths < 3 and not iteration.missing) or not tasks:
-        for worker_id in staying(state):
+        for worker_id in staying(state, iteration):
             known = worker_id in had or state.workers[worker_id].address in had_at
             assert known, (iteration, state.workers)
 

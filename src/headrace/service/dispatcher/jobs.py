@@ -20,6 +20,7 @@ from headrace.service.dispatcher.clients import addresses, leave
 from headrace.service.dispatcher.decision import Decision, Moment
 from headrace.service.dispatcher.groups import check_group, check_turn, seed_for
 from headrace.service.dispatcher.modes import name_of, policy_for
+from headrace.service.dispatcher.python_versions import check_workers_can_run
 from headrace.service.dispatcher.registration import describe_difference
 from headrace.service.dispatcher.state import (
     Dataset,
@@ -75,7 +76,8 @@ def open_iteration(
     Raises:
         NotFoundError: The dataset is not registered.
         AlreadyExistsError: The job's name belongs to a job that differs.
-        FailedPreconditionError: The dataset cannot be processed in this mode.
+        FailedPreconditionError: The dataset cannot be processed in this mode, or the workers run
+            another minor version of Python than whoever registered it.
         ValueError: The request makes no sense.
     """
     _check_sense(request)
@@ -87,6 +89,8 @@ def open_iteration(
     job = _find_job(state, request)
     if job is not None:
         _check_same_job(state, job, dataset, request)
+    known = dataset if job is None else state.datasets[job.dataset_id]
+    check_workers_can_run(state, known)
     iteration_id = None if job is None else job.iterations.get(request.pass_number)
     facts: list[Update] = []
     if iteration_id is not None and begins_again(state.iterations[iteration_id], request):
@@ -125,7 +129,6 @@ def open_iteration(
             return Decision(updates=tuple(facts), reply=over)
     if iteration_id is None:
         iteration_id = state.next_iteration
-        known = dataset if job is None else state.datasets[job.dataset_id]
         facts.append(
             updates.IterationCreated(
                 iteration_id=iteration_id,

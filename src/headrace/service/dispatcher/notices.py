@@ -11,6 +11,7 @@ from headrace.service.dispatcher.sentences import whose
 from headrace.service.dispatcher.state import DispatcherState, Task
 from headrace.service.dispatcher.updates import Update
 from headrace.service.passes import pass_in_words
+from headrace.versions import own_versions, python_mismatch, release_mismatch
 
 __all__ = ["notice"]
 
@@ -28,6 +29,28 @@ def _worker_lost(state: DispatcherState, fact: updates.WorkerLost) -> str:
         f"the worker at {worker.address} counts as lost: {fact.reason}. It had {tasks}; if it "
         "comes back, it begins again as another worker"
     )
+
+
+def _worker_registered(state: DispatcherState, fact: updates.WorkerRegistered) -> str | None:
+    if fact.worker_id in state.workers:
+        return None
+    mine, worker = own_versions(), f"the worker at {fact.address} runs {fact.versions}"
+    unfit = {
+        iteration.job_id: dataset
+        for iteration in state.iterations.values()
+        if not iteration.finished
+        and python_mismatch(fact.versions.python, (dataset := state.dataset_of(iteration)).python)
+    }
+    if unfit:
+        pythons = " and ".join(sorted({each.python for each in unfit.values()}))
+        jobs = " and ".join(whose(state, state.jobs[job_id]) for job_id in sorted(unfit))
+        return (
+            f"{worker}, and gets no tasks of {jobs}, registered by Python {pythons}: run clients "
+            "and workers on the same minor version"
+        )
+    if release_mismatch(fact.versions, mine):
+        return f"{worker}, and this dispatcher {mine}: the same release everywhere is tested"
+    return None
 
 
 def _task_lost(state: DispatcherState, fact: updates.TaskLost) -> str | None:
@@ -71,6 +94,7 @@ def _reading(state: DispatcherState, task: Task) -> str:
 
 _SAY: dict[type, Callable[[DispatcherState, Any], str | None]] = {
     updates.WorkerLost: _worker_lost,
+    updates.WorkerRegistered: _worker_registered,
     updates.TaskLost: _task_lost,
     updates.ClientDropped: _client_dropped,
     updates.SaveFailed: _save_failed,

@@ -13,6 +13,7 @@ from typing import ClassVar
 
 import msgspec
 
+from headrace.service.dispatcher.python_versions import can_run
 from headrace.service.dispatcher.state import Dataset, DispatcherState, Iteration, Task
 from headrace.service.dispatcher.updates import Update
 from headrace.service.messages import GetSplit, LostUnits, OpenIteration
@@ -145,6 +146,11 @@ class Policy(ABC):
         """Whether a client may still want what a task sent that has ended, from its worker."""
 
 
-def staying(state: DispatcherState) -> list[str]:
-    """Return the workers that take work."""
-    return [worker_id for worker_id, worker in state.workers.items() if not worker.leaving]
+def staying(state: DispatcherState, iteration: Iteration) -> list[str]:
+    """Return the workers that take work of an iteration: they can run its dataset, and stay."""
+    dataset = state.dataset_of(iteration)
+    return [
+        worker_id
+        for worker_id, worker in state.workers.items()
+        if not worker.leaving and can_run(worker, dataset)
+    ]

@@ -14,6 +14,7 @@ from headrace.service.dispatcher.decision import Decision, Moment
 from headrace.service.dispatcher.plans import check_digest
 from headrace.service.dispatcher.state import Dataset, DispatcherState
 from headrace.service.dispatcher.updates import Update
+from headrace.versions import python_mismatch
 
 __all__ = [
     "describe_difference",
@@ -73,6 +74,7 @@ def register_dataset(
         anonymous=request.anonymous,
         origins=request.origins,
         steps=request.steps,
+        python=request.versions.python,
     )
     return Decision(updates=(registered,), reply=messages.DatasetRegistered(dataset_id=dataset_id))
 
@@ -98,6 +100,10 @@ def describe_difference(known: Sequence[tuple[str, str]], given: Sequence[tuple[
 
 def _check_equal(known: Dataset, request: messages.RegisterDataset) -> None:
     differences = []
+    if python_mismatch(known.python, request.versions.python):
+        differences.append(
+            f"it was registered by Python {known.python}; got {request.versions.python}"
+        )
     if known.element_spec != request.element_spec:
         differences.append("the element spec differs")
     if known.cardinality != request.cardinality:
@@ -161,7 +167,10 @@ def register_worker(
     known = state.workers.get(request.worker_id)
     if known is not None and known.address == request.address:
         changed = updates.WorkerRegistered(
-            worker_id=request.worker_id, address=request.address, tags=request.tags
+            worker_id=request.worker_id,
+            address=request.address,
+            tags=request.tags,
+            versions=request.versions,
         )
         return Decision(updates=() if known.tags == request.tags else (changed,), reply=reply)
     slot = _slot_for(state, request, moment)
@@ -175,7 +184,11 @@ def register_worker(
         for each in sorted(replaced & state.workers.keys())
     ]
     registered = updates.WorkerRegistered(
-        worker_id=request.worker_id, address=request.address, tags=request.tags, slot=slot
+        worker_id=request.worker_id,
+        address=request.address,
+        tags=request.tags,
+        slot=slot,
+        versions=request.versions,
     )
     return Decision(updates=(*facts, registered), reply=reply)
 

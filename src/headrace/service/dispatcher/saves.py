@@ -22,6 +22,10 @@ from headrace.service.config import ShardingPolicy
 from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.decision import Decision, Moment
 from headrace.service.dispatcher.modes import SAVING
+from headrace.service.dispatcher.python_versions import (
+    check_iteration_can_run,
+    check_workers_can_run,
+)
 from headrace.service.dispatcher.state import DispatcherState, Save, Stored, TaskPhase
 from headrace.service.dispatcher.tasks import workers_task
 from headrace.service.dispatcher.updates import Update
@@ -90,7 +94,8 @@ def begin_save(state: DispatcherState, request: messages.BeginSave, moment: Mome
 
     Raises:
         AlreadyExistsError: One into this directory was begun before, and has not failed.
-        FailedPreconditionError: The dataset cannot be dealt.
+        FailedPreconditionError: The dataset cannot be dealt, or the workers run another minor
+            version of Python than whoever registered it.
         InvalidArgumentError: It is infinite, or the dispatcher keeps no journal.
         NotFoundError: It is not registered.
         ValueError: The request makes no sense.
@@ -120,6 +125,7 @@ def begin_save(state: DispatcherState, request: messages.BeginSave, moment: Mome
             "Saving an infinite dataset is not allowed: choose how many elements with take(n)"
         )
     SAVING.check(state, dataset)
+    check_workers_can_run(state, dataset)
     facts: tuple[Update, ...] = (
         updates.SaveBegun(
             save=request.save,
@@ -154,6 +160,7 @@ def get_save(state: DispatcherState, request: messages.GetSave, moment: Moment) 
     """Say how far a save is.
 
     Raises:
+        FailedPreconditionError: The workers that are there run another minor version of Python.
         NotFoundError: It is not known.
     """
     save = state.saves.get(request.save)
@@ -162,6 +169,8 @@ def get_save(state: DispatcherState, request: messages.GetSave, moment: Moment) 
             f"the save {request.save} is not known here: it was over long ago, or the dispatcher "
             "was restarted without its journal. The directory says what became of it"
         )
+    if not save.is_closed:
+        check_iteration_can_run(state, state.iterations[save.iteration_id])
     return Decision(reply=_update(state, save))
 
 

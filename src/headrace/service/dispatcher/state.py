@@ -16,6 +16,7 @@ from headrace.errors import NotFoundError
 from headrace.service.dispatcher.ranges import Ranges, count, numbered, subtracted, united
 from headrace.service.dispatcher.rows import Parts
 from headrace.service.messages import Terms
+from headrace.versions import Versions
 
 __all__ = [
     "Dataset",
@@ -69,6 +70,8 @@ class Dataset(msgspec.Struct):
     origins: bool = False
     #: Names of its steps, each with a fingerprint.
     steps: tuple[tuple[str, str], ...] = ()
+    #: The minor version of Python that pickled its plan; empty: not known.
+    python: str = ""
 
 
 class Worker(msgspec.Struct):
@@ -82,6 +85,7 @@ class Worker(msgspec.Struct):
     tasks: set[int] = msgspec.field(default_factory=set)
     #: Exactly its FINISHED tasks that were dealt units, or read a copy, or are read in rounds.
     finished: set[int] = msgspec.field(default_factory=set)
+    versions: Versions = Versions()
 
 
 class Slot(msgspec.Struct):

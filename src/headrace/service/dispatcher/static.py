@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headrace.errors import FailedPreconditionError, NotFoundError
-from headrace.service.dispatcher.policy import Policy, Post
+from headrace.service.dispatcher.policy import Policy, Post, staying
 from headrace.service.dispatcher.state import (
     LEFT,
     Dataset,
@@ -62,6 +62,7 @@ class Static(Policy):
         tasks = state.tasks_of(iteration)
         taken = {task.shard for task in tasks if task.phase is TaskPhase.RUNNING or _is_read(task)}
         taken.update(_given_up(tasks))
+        able = staying(state, iteration)
         return [
             Post(
                 worker_id=slot.worker_id,
@@ -70,7 +71,7 @@ class Static(Policy):
                 attempt=_attempts(tasks, index),
             )
             for index, slot in enumerate(state.slots)
-            if slot.worker_id and not state.workers[slot.worker_id].leaving and index not in taken
+            if slot.worker_id in able and index not in taken
         ]
 
     def is_over(self, state: DispatcherState, iteration: Iteration) -> bool:

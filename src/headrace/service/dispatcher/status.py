@@ -68,6 +68,7 @@ def _worker(worker: Worker, moment: Moment) -> messages.WorkerStatus:
         bytes_per_second=work.byte_rate.read(now),
         buffers=work.buffers,
         buffer_bytes=work.buffer_bytes,
+        versions=worker.versions,
     )
 
 

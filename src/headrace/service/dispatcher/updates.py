@@ -15,6 +15,7 @@ import msgspec
 from headrace.service.dispatcher.ranges import Ranges
 from headrace.service.dispatcher.rows import Parts
 from headrace.service.messages import SavedFile, Terms
+from headrace.versions import Versions
 
 __all__ = [
     "ClientDropped",
@@ -98,6 +99,8 @@ class DatasetRegistered(Fact, frozen=True):
     """Its elements have origins (`rows`)."""
     steps: tuple[tuple[str, str], ...] = ()
     """Names of its steps, each with a fingerprint."""
+    python: str = ""
+    """The minor version of Python that pickled the plan; empty: not known."""
 
 
 class DatasetKept(Fact, frozen=True):
@@ -135,6 +138,7 @@ class WorkerRegistered(Fact, frozen=True):
     tags: tuple[str, ...]
     slot: int | None = None
     """Which slot it took; None where there are none."""
+    versions: Versions = Versions()
 
 
 class WorkerLeaving(Fact, frozen=True):

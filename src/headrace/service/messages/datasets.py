@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from headrace.serving.call import Message, Question
+from headrace.versions import Versions, own_versions
 
 __all__ = [
     "PLAN_PART_BYTES",
@@ -27,6 +30,8 @@ class DatasetRegistered(Message, frozen=True):
     """Empty where the plan is wanted."""
     wanted: bool = False
     """Nothing was registered: the plan must be put first."""
+    versions: Versions = msgspec.field(default_factory=own_versions)
+    """Of the dispatcher."""
 
 
 class RegisterDataset(Question[DatasetRegistered], frozen=True):
@@ -55,6 +60,8 @@ class RegisterDataset(Question[DatasetRegistered], frozen=True):
     once."""
     steps: tuple[tuple[str, str], ...] = ()
     """Its steps by name, each with a fingerprint of its own: for messages about what differs."""
+    versions: Versions = msgspec.field(default_factory=own_versions)
+    """Of the client, which pickled the plan."""
 
 
 class PlanReceived(Message, frozen=True):

@@ -7,8 +7,11 @@ per second, over the last ten or so.
 
 from __future__ import annotations
 
+import msgspec
+
 from headrace.service.messages.activity import TrainerActivity
 from headrace.serving.call import Message, Question
+from headrace.versions import Versions, own_versions
 
 __all__ = [
     "ClientStatus",
@@ -40,6 +43,7 @@ class WorkerStatus(Message, frozen=True):
     buffers: int = 0
     """Portions that it has made, and that no client has asked for."""
     buffer_bytes: int = 0
+    versions: Versions = Versions()
 
 
 class LostWorker(Message, frozen=True):
@@ -187,6 +191,8 @@ class DispatcherStatus(Message, frozen=True):
     slots: int = 0
     slots_held: int = 0
     """Of the fixed list of workers, if there is one."""
+    versions: Versions = msgspec.field(default_factory=own_versions)
+    """Of the dispatcher."""
 
 
 class GetStatus(Question[DispatcherStatus], frozen=True):

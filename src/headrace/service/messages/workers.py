@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from headrace.service.messages.activity import TaskActivity
 from headrace.serving.call import Done, Message, Question
+from headrace.versions import Versions, own_versions
 
 __all__ = [
     "RegisterWorker",
@@ -32,6 +35,8 @@ class RegisterWorker(Question[WorkerRegistered], frozen=True):
     address: str
     """Where clients reach it, as "host:port"; not a wildcard such as 0.0.0.0."""
     tags: tuple[str, ...] = ()
+    versions: Versions = msgspec.field(default_factory=own_versions)
+    """Of the worker."""
 
 
 class WorkerUpdate(Message, frozen=True):

@@ -65,8 +65,8 @@ def open_plan(
         cost_plan: The pickled plan of the cost function; empty: there is none.
 
     Raises:
-        FailedPreconditionError: The plan uses a module that is not here, or the part of it is not
-            known here.
+        FailedPreconditionError: The plan uses a module that is not here, or another Python version
+            pickled it, or the part of it is not known here.
         NotFoundError: It is to be shared by files, and reads something else.
         InvalidArgumentError: There are fewer files than workers.
     """

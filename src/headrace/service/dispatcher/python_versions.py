@@ -1,0 +1,57 @@
+"""Which workers can run which datasets: functions travel as bytecode of one Python minor version.
+
+A dataset is computed by workers of the Python minor version that registered it. Workers of other
+versions may be registered and get no tasks of it. Where only such workers are there, its clients
+get an error, since they would wait without end.
+"""
+
+from __future__ import annotations
+
+from headrace.errors import FailedPreconditionError
+from headrace.service.dispatcher.state import Dataset, DispatcherState, Iteration, Worker
+from headrace.versions import python_mismatch
+
+__all__ = ["can_run", "check_iteration_can_run", "check_workers_can_run"]
+
+_MOST_NAMED = 3
+
+
+def can_run(worker: Worker, dataset: Dataset) -> bool:
+    """Return whether a worker can run the functions of a dataset."""
+    return not python_mismatch(worker.versions.python, dataset.python)
+
+
+def check_workers_can_run(state: DispatcherState, dataset: Dataset) -> None:
+    """Check that workers of other Python versions do not keep a dataset from being read.
+
+    Where no worker is registered, one may still come.
+
+    Raises:
+        FailedPreconditionError: Only such workers are there, or one of them holds a slot of the
+            fixed list, whose share nobody else reads.
+    """
+    workers = [worker for worker in state.workers.values() if not worker.leaving]
+    others = [worker for worker in workers if not can_run(worker, dataset)]
+    if not others or (len(others) < len(workers) and not state.slots):
+        return
+    named = ", ".join(
+        f"{worker.address} (Python {worker.versions.python})" for worker in others[:_MOST_NAMED]
+    )
+    more = f" and {len(others) - _MOST_NAMED} more" if len(others) > _MOST_NAMED else ""
+    raise FailedPreconditionError(
+        f"dataset {dataset.dataset_id} was registered by a client with Python {dataset.python}, "
+        f"and these workers run another minor version: {named}{more}. Functions travel as "
+        "bytecode, which is different in each minor version: run clients and workers on the same "
+        "one. A dataset of an older client has to be registered again, under another dataset_id if "
+        "it has one"
+    )
+
+
+def check_iteration_can_run(state: DispatcherState, iteration: Iteration) -> None:
+    """Check the same of an iteration that is read, if nobody works on it.
+
+    Raises:
+        FailedPreconditionError: As `check_workers_can_run` says.
+    """
+    if not (iteration.finished or iteration.takers or iteration.leavers):
+        check_workers_can_run(state, state.dataset_of(iteration))
