@@ -1,8 +1,8 @@
 """Which workers can run which datasets: functions travel as bytecode of one Python minor version.
 
 A dataset is computed by workers of the Python minor version that registered it. Workers of other
-versions may be registered and get no tasks of it. Where only such workers are there, its clients
-get an error, since they would wait without end.
+versions may be registered and get no tasks of it. Where only such workers are registered, its
+clients get an error, since they would wait forever.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ def can_run(worker: Worker, dataset: Dataset) -> bool:
 def check_workers_can_run(state: DispatcherState, dataset: Dataset) -> None:
     """Check that workers of other Python versions do not keep a dataset from being read.
 
-    Where no worker is registered, one may still come.
+    Without any worker the dataset may be read: one can still register.
 
     Raises:
-        FailedPreconditionError: Only such workers are there, or one of them holds a slot of the
-            fixed list, whose share nobody else reads.
+        FailedPreconditionError: Only such workers are registered, or one of them holds a slot of
+            the fixed list, whose share no other worker reads.
     """
     workers = [worker for worker in state.workers.values() if not worker.leaving]
     others = [worker for worker in workers if not can_run(worker, dataset)]
@@ -48,7 +48,7 @@ def check_workers_can_run(state: DispatcherState, dataset: Dataset) -> None:
 
 
 def check_iteration_can_run(state: DispatcherState, iteration: Iteration) -> None:
-    """Check the same of an iteration that is read, if nobody works on it.
+    """Check the same of an unfinished iteration without running tasks.
 
     Raises:
         FailedPreconditionError: As `check_workers_can_run` says.
