@@ -34,6 +34,7 @@ class Task(Generic[R]):
         is_over: Nobody waits for its end any more; its thread is replaced.
         attempt: What refuses its writes; None before it runs.
         lease: Elements of a shared dataset that it was given; None: none.
+        function: What it calls, as it is loaded.
     """
 
     run: Run
@@ -43,6 +44,7 @@ class Task(Generic[R]):
     is_over: bool = False
     attempt: Any = None
     lease: Any = None
+    function: Any = None
 
     def refuse(self) -> None:
         """Let it write no more."""
@@ -74,9 +76,9 @@ class Agenda(Generic[R]):
         """Return a closure that has begun."""
         return self._running.get(number)
 
-    def add(self, run: Run, buffers: list[Buffer], request: R) -> None:
+    def add(self, run: Run, buffers: list[Buffer], request: R, function: Any = None) -> None:
         """Take note of a closure."""
-        self._waiting.append(Task(run, buffers, request))
+        self._waiting.append(Task(run, buffers, request, function=function))
 
     def begin_next(self) -> Task[R] | None:
         """Return the next closure, which begins now; None: there is none."""

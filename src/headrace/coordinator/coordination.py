@@ -47,6 +47,8 @@ from headrace.versions import Versions, release_mismatch
 
 __all__ = ["Coordination"]
 
+_MAX_KNOWN_FUNCTIONS = 10_000
+
 
 class Coordination:
     """Workers, what they keep, and the queue.
@@ -371,6 +373,8 @@ class Coordination:
     def _send(self, contact: Contact, closure: Closure) -> None:
         function = closure.work.function
         if function.digest not in contact.functions:
+            if len(contact.functions) >= _MAX_KNOWN_FUNCTIONS:
+                contact.functions.clear()  # what the worker still has is sent once more
             contact.functions.add(function.digest)
             self._call(contact, *load_message(contact.session, function))
         self._call(contact, *run_message(contact.session, closure))

@@ -28,7 +28,9 @@ from headrace.transport.channel import Buffer
 
 __all__ = ["Functions", "Loaded", "Loads"]
 
-_MOST_LOADED = 1000
+_MAX_LOADED_BYTES = 64 << 20
+"""Of pickled functions, with the arrays that they hold. The buffers of a function that came through
+shared memory hold the memory of the coordinator, too."""
 _DIGEST_BYTES = 16
 
 
@@ -99,6 +101,7 @@ class Loaded:
 
     name: str
     payload: Payload
+    nbytes: int
     _lock: Lock = field(default_factory=Lock)
     _function: Callable[..., Any] | None = None
 
@@ -127,18 +130,30 @@ class Loaded:
 
 
 class Loads:
-    """The functions of one life of a worker; those that were used least recently are dropped."""
+    """The functions of one life of a worker; those that were used least recently are dropped.
 
-    def __init__(self, most: int = _MOST_LOADED) -> None:
-        self._most = most
+    A function that was dropped is sent again when a closure needs it.
+
+    Args:
+        max_bytes: Bytes to keep; None: 64 MiB. One function is kept however large it is.
+    """
+
+    def __init__(self, max_bytes: int | None = None) -> None:
+        self._max_bytes = _MAX_LOADED_BYTES if max_bytes is None else max_bytes
+        self._nbytes = 0
         self._loaded: OrderedDict[bytes, Loaded] = OrderedDict()
 
     def put(self, digest: bytes, name: str, data: list[Buffer]) -> None:
         """Keep a function: its pickle, and the buffers beside it."""
-        self._loaded[digest] = Loaded(name, Payload(bytes(data[0]), data[1:]))
-        self._loaded.move_to_end(digest)
-        while len(self._loaded) > self._most:
-            self._loaded.popitem(last=False)
+        payload = Payload(bytes(data[0]), data[1:])
+        before = self._loaded.pop(digest, None)
+        if before is not None:
+            self._nbytes -= before.nbytes
+        self._loaded[digest] = Loaded(name, payload, payload.nbytes)
+        self._nbytes += payload.nbytes
+        while self._nbytes > self._max_bytes and len(self._loaded) > 1:
+            _, dropped = self._loaded.popitem(last=False)
+            self._nbytes -= dropped.nbytes
 
     def find(self, digest: bytes) -> Loaded | None:
         """Return a function; None: it is not here any more."""

@@ -105,11 +105,16 @@ class Life:
 
     def run(self, message: Run, request: Request) -> None:
         """Have a closure run."""
-        if message.keeps:
-            self._resources.promise(message.keeps)
         with self._changed:
-            self._agenda.add(message, list(request.buffers), request)
-            self._changed.notify()
+            # Looked up now: what is loaded for closures after this one may push it out.
+            loaded = self._loads.find(message.digest)
+            if loaded is not None:
+                if message.keeps:
+                    self._resources.promise(message.keeps)
+                self._agenda.add(message, list(request.buffers), request, loaded)
+                self._changed.notify()
+        if loaded is None:
+            request.reply(Ran(lacks_function=True))
 
     def call_off(self, message: CallOff) -> CalledOff:
         """Call a closure off."""
@@ -243,11 +248,7 @@ class Life:
 
     def _ran(self, task: Task[Request], begun: float) -> tuple[Ran, Payload, Payload]:
         """Run a closure; return the answer, its value, and the steps that it took."""
-        message = task.run
-        with self._lock:
-            loaded = self._loads.find(message.digest)
-        if loaded is None:
-            return Ran(lacks_function=True), NOTHING, NOTHING
+        message, loaded = task.run, task.function
         greeting = self.greeting
         lease = _lease(message, task.buffers)
         if lease is not None:

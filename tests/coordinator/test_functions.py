@@ -1,0 +1,55 @@
+"""Functions that capture data, at workers that keep a limited number of bytes of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from headrace.coordinator import ClosureWorker, ClusterCoordinator, functions
+from headrace.coordinator.cluster import Workers
+from headrace.coordinator.functions import Loads
+from tests.coordinator.in_process import SECONDS
+
+SIZE = 1 << 20
+
+
+def capturing(number):
+    data = np.full(SIZE // 8, float(number))
+    return lambda: float(data[0])
+
+
+def kept(loads, count):
+    return [number for number in range(count) if loads.find(b"%d" % number) is not None]
+
+
+def test_least_recently_used_functions_are_dropped_beyond_the_bytes():
+    loads = Loads(max_bytes=100)
+    for number in range(4):
+        loads.put(b"%d" % number, "f", [b"x" * 10, b"y" * 15])
+    assert kept(loads, 4) == [0, 1, 2, 3]
+    loads.find(b"0")
+    loads.put(b"4", "f", [b"x" * 25])
+    assert kept(loads, 5) == [0, 2, 3, 4]
+    loads.put(b"4", "f", [b"x" * 25])  # sent twice, counted once
+    assert kept(loads, 5) == [0, 2, 3, 4]
+
+
+def test_one_function_is_kept_however_large_it_is():
+    loads = Loads(max_bytes=100)
+    loads.put(b"0", "f", [b"x" * 1000])
+    assert kept(loads, 1) == [0]
+    loads.put(b"1", "f", [b"x" * 1000])
+    assert kept(loads, 2) == [1]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_functions_that_a_worker_forgot_are_sent_again(monkeypatch, threads):
+    monkeypatch.setattr(functions, "_MAX_LOADED_BYTES", SIZE)  # of these, one is kept
+    with ClosureWorker(0) as worker:
+        coordinator = ClusterCoordinator(
+            Workers([worker.address]), closures_in_flight=4, threads_per_worker=threads
+        )
+        made = [capturing(number) for number in range(5)]
+        values = [(n, coordinator.schedule(made[n])) for _ in range(6) for n in range(5)]
+        assert [value.fetch(SECONDS) for _, value in values] == [float(n) for n, _ in values]
+        coordinator.close()
