@@ -25,6 +25,7 @@ from headrace.service import (
     from_dataset_id,
     register_dataset,
 )
+from tests.service.counted import CALLS, note
 
 pytestmark = pytest.mark.system
 
@@ -42,6 +43,9 @@ def slowly(number: int) -> int:
 
 PLANS: dict[str, Any] = {
     "rows": lambda: hr.Dataset.range(200).shuffle(50, seed=3).map(slowly).batch(4),
+    "rows without the rest": lambda: (
+        hr.Dataset.range(203).shuffle(50, seed=3).map(slowly).batch(4, drop_remainder=True)
+    ),
     "files": lambda: hr.Dataset.range(50).interleave(opened, cycle_length=3).batch(3),
     "a filter": lambda: hr.Dataset.range(300).filter(lambda x: x % 3 > 0).batch(4),
     "shuffled values": lambda: hr.Dataset.range(50).flat_map(opened).shuffle(30, seed=1).batch(5),
@@ -260,7 +264,33 @@ def test_workers_make_each_consumer_only_its_own_where_they_can(
     assert not caplog.records
     lists(first)
     shares(PLANS["a filter"](), service, "all", 2)
-    assert "all are made for each of the consumers" in caplog.text
+    assert re.search(r"computed 2 times, .* after filter \(\S*test_consumers", caplog.text)
+
+
+def counted(number: int) -> int:
+    note("of consumers")
+    return number
+
+
+def test_batches_that_drop_the_rest_are_computed_once(
+    service: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    dataset = hr.Dataset.range(161).map(counted).batch(8, drop_remainder=True).map(lambda x: x + 1)
+    both = shares(dataset, service, "without the rest", 2)
+    got = [row for each in both for batch in lists(each) for row in batch]
+    assert sorted(got) == list(range(1, 161))
+    assert CALLS["of consumers"] == 160
+    assert not caplog.records
+    assert "each element is computed once" in both[0].explain()
+
+
+def test_explain_names_the_step_after_which_elements_are_computed_for_each_consumer(
+    service: str,
+) -> None:
+    dataset = hr.Dataset.range(30).map(slowly).filter(lambda x: x % 3 > 0).batch(4)
+    (first, _) = shares(dataset, service, "explained", 2)
+    words = r"computed 2 times, once for each consumer: .* after filter \(\S*test_consumers_in_ord"
+    assert re.search(words, first.explain())
 
 
 # --- errors and places ---------------------------------------------------------------------------

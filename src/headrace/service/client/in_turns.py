@@ -41,10 +41,17 @@ from headrace.service.client.job_use import JobUse
 from headrace.service.client.keeping import Keeper
 from headrace.service.client.options import ReadingOptions
 from headrace.service.client.source import RemoteSource
-from headrace.service.client.turn_readers import PartReader, Raised, Turn, WholeReader, own_part
+from headrace.service.client.turn_readers import (
+    PartReader,
+    Raised,
+    Turn,
+    WholeReader,
+    drops_remainder,
+    own_part,
+)
 from headrace.service.client.visits import cannot_begin, cut_for, whole_stream_step
 
-__all__ = ["InTurns", "check_buckets", "reads_its_part", "source_for"]
+__all__ = ["InTurns", "check_buckets", "reads_its_part", "source_for", "undivided_step"]
 
 _log = logging.getLogger(__name__)
 
@@ -71,13 +78,26 @@ def reads_its_part(plan: Node) -> bool:
     return _is_one_to_one(made, plan) and isinstance(alone.above, Units)
 
 
+def undivided_step(plan: Node) -> str:
+    """Return the first step above which workers cannot make a consumer its own elements alone.
+
+    Empty: they can for the whole plan.
+    """
+    if reads_its_part(plan):
+        return ""
+    for below in plan.inputs:
+        if found := undivided_step(below):
+            return found
+    return step_name(plan)
+
+
 def _is_one_to_one(made: Cut, plan: Node) -> bool:
-    above = made.above
-    return (
-        isinstance(above, Units)
-        and above.cycle_length == 1
-        and cardinality(plan) in (INFINITE, above.size)
-    )
+    above, total = made.above, cardinality(plan)
+    if not isinstance(above, Units) or above.cycle_length != 1:
+        return False
+    # The last unit gives nothing where it is the rows that are too few for a batch.
+    is_short = drops_remainder(plan) and total == above.size - 1
+    return is_short or total in (INFINITE, above.size)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -90,7 +110,7 @@ class InTurns(Source):
         spec: Spec of one element, or None.
         read: Returns the source of a plan that is read in order for this consumer: that of its job,
             or (False) one for this client alone.
-        has_part: `reads_its_part`.
+        undivided: `undivided_step`.
         in_order: How the plan is cut. Consumers may differ in it: each has a job of its own.
         fixed_seeds: See `plan.source.Source`.
     """
@@ -99,7 +119,7 @@ class InTurns(Source):
     written: Node | None
     spec: Spec | None
     read: Callable[[Node, bool], RemoteSource]
-    has_part: bool
+    undivided: str
     in_order: InOrder = field(repr=False)
     fixed_seeds: tuple[int, ...] = ()
     _counter: IterationCounter = field(repr=False)
@@ -142,7 +162,15 @@ class InTurns(Source):
 
     @property
     def account(self) -> str:
-        return self.in_order.account()
+        count = self.turn.consumers
+        if not self.undivided:
+            said = f"each element is computed once, for the one of {count} consumers that gets it"
+        else:
+            said = (
+                f"each element is computed {count} times, once for each consumer: workers cannot "
+                f"tell from the position of an element after {self.undivided} what it is made of"
+            )
+        return f"{self.in_order.account()}\n  consumers: {said}"
 
     @property
     def half_in_order(self) -> str:
@@ -186,7 +214,7 @@ class InTurns(Source):
         assert self._seed is not None
         if "positions" in (position or ()):
             raise FailedPreconditionError(NO_ORDER)
-        if self.has_part:
+        if not self.undivided:
             turn = self.turn
             return PartReader(self._part, turn, self.written, position, pass_number, self._seed)
         source = self._part(self.written, True).seeded(self._seed)
@@ -270,14 +298,15 @@ def source_for(
             in_order=in_order if part is plan else InOrder(part),
         )
 
-    has_part = reads_its_part(plan)
-    if not has_part:
+    undivided = undivided_step(plan)
+    if undivided:
         _log.warning(
-            "%d consumers of job %r read elements in order of which workers cannot make each "
-            "consumer its own (`explain()` says which steps see the whole stream): all are made "
-            "for each of the consumers",
-            consumers,
+            "all elements of job %r are computed %d times, once for each consumer: workers cannot "
+            "tell from the position of an element after %s what it is made of (`explain()` shows "
+            "the plan). Put that step after `distribute`, or leave out `ordered=True`",
             options.job_name,
+            consumers,
+            undivided,
         )
     register(plan)  # what cannot be sent is refused now
     turn = Turn(index, consumers, options.remainder)
@@ -287,7 +316,7 @@ def source_for(
         written=plan,
         spec=spec_of_parts(spec, options.remainder),
         read=read,
-        has_part=has_part,
+        undivided=undivided,
         in_order=in_order,
         fixed_seeds=tuple(seeds_named(plan, options.job_name or "")),
         _counter=counter,

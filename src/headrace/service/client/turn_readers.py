@@ -19,7 +19,7 @@ from headrace.rewrites.cut import cut
 from headrace.service.client.source import RemoteSource
 from headrace.service.worker.round_shape import shared_out
 
-__all__ = ["PartReader", "Turn", "WholeReader", "own_part"]
+__all__ = ["PartReader", "Turn", "WholeReader", "drops_remainder", "own_part"]
 
 
 @dataclass(frozen=True)
@@ -349,6 +349,13 @@ def own_part(
     for node in reversed(above):
         plan = node.over([plan])
     return plan
+
+
+def drops_remainder(plan: Node) -> bool:
+    """Return whether rows at the end that are too few for a batch are dropped (see `own_part`)."""
+    while plan.one_to_one:
+        (plan,) = plan.inputs
+    return isinstance(plan, Batch) and plan.drop_remainder
 
 
 def _block_of(plan: Node) -> int:
