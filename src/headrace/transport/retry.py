@@ -15,7 +15,7 @@ __all__ = ["RetryPolicy", "delays", "retry"]
 
 T = TypeVar("T")
 
-_QUIET_SECONDS = 5.0
+_QUIET_SECONDS = 1.5
 """How long nobody answers before the caller is warned."""
 _WORDS_SECONDS = 60.0
 """After so many more it is warned again."""
@@ -82,7 +82,7 @@ def retry(
         attempt_timeout: Seconds that one try may take, at most the rest of the deadline.
         stop: Waits so many seconds, or until the caller gives up; says whether it has. None:
             nothing but the deadline ends the tries.
-        say: Takes a warning when there was no answer for five seconds, and once a minute from then
+        say: Takes a warning when there was no answer for 1.5 seconds, and once a minute from then
             on. None: nobody waits for this call who would want to know.
         clock: Tells the time in seconds.
         sleep: Waits so many seconds, where there is no `stop`.
