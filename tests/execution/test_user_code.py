@@ -10,6 +10,7 @@ import pytest
 
 import headrace as hr
 from headrace.errors import InvalidElementError, OutOfRangeError, UserFunctionError
+from headrace.plan.user_function import UserFunction
 
 Dataset = hr.Dataset
 Pair = namedtuple("Pair", "a b")
@@ -322,3 +323,60 @@ def test_positions_count_what_a_filter_left_out():
     kept = hr.Dataset.range(20).filter(lambda x: bool(x) and int(x) % 4 == 0)
     for dataset in (kept.map(fails), kept.filter(fails), kept.map(str).map(int).map(fails)):
         assert values_and_errors(dataset) == [4, ("ZeroDivisionError", 8), 12, 16]
+
+
+# --- what errors show of the element --------------------------------------------------------------
+
+
+def fails(*parts):
+    raise ValueError("no")
+
+
+class Unshown:
+    def __repr__(self):
+        raise AssertionError("code of the user's ran")
+
+
+PATHS = ["data/first.jpg", "data/second.jpg"]
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda data: data.map(fails),
+        lambda data: data.map(fails, num_parallel_calls=2),
+        lambda data: data.filter(fails),
+        lambda data: data.flat_map(fails),
+        lambda data: data.scan(0, fails),
+        lambda data: data.group_by_window(fails, lambda key, window: window, 2),
+    ],
+)
+def test_error_of_a_function_shows_the_element(step):
+    words = r"for element 0: no\nThe element: .*data/first\.jpg"
+    with pytest.raises(UserFunctionError, match=words):
+        next(iter(step(Dataset.from_tensor_slices(PATHS))))
+
+
+@pytest.mark.parametrize(
+    ("element", "shown"),
+    [
+        (np.arange(3, dtype=np.int16), "[0, 1, 2]"),
+        (np.zeros((300, 200), np.uint8), "array of shape (300, 200), uint8"),
+        (np.float32(0.5), "0.5"),
+        ({"a": "a.jpg", "b": np.zeros(99)}, "{'a': 'a.jpg', 'b': array of shape (99,), float64}"),
+        ((1, "x"), "(1, 'x')"),
+        (b"\0" * 1000, f"{bytes(60)!r}..."[:200]),
+        (Unshown(), "<Unshown>"),
+    ],
+)
+def test_elements_are_shown_in_few_letters(element, shown):
+    error = UserFunction(fails, "map", contain_exits=True).blame(ValueError("no"), 4, element)
+    line = str(error).split("\n")[1].removeprefix("The element: ")
+    assert len(line) <= 200
+    assert line.startswith(shown[:150])
+
+
+def test_long_text_is_cut():
+    call = UserFunction(fails, "map", contain_exits=True)
+    error = call.blame(ValueError("no"), 4, ["x" * 500] * 9)
+    assert len(str(error).split("\n")[1]) <= len("The element: ") + 200

@@ -132,7 +132,7 @@ class MapIterator(_FunctionStage):
                 try:
                     made = owned(fn(*row) if type(row) is tuple else fn(row))
                 except BaseException as error:
-                    failure = self._blamed(error, live, count)
+                    failure = self._blamed(error, live, count, row)
                     raise failure from failure.__cause__
                 yield made
         except Exception:
@@ -213,7 +213,7 @@ class FilterIterator(_FunctionStage):
                     if not (verdict if type(verdict) in plain else is_true(verdict)):
                         continue
                 except BaseException as error:
-                    failure = self._blamed(error, live, count)
+                    failure = self._blamed(error, live, count, row)
                     raise failure from failure.__cause__
                 append(count)
                 yield row
@@ -255,7 +255,7 @@ class TakeWhileIterator(_FunctionStage):
                         self._has_ended = True
                         break
                 except BaseException as error:
-                    failure = self._blamed(error, live, count)
+                    failure = self._blamed(error, live, count, row)
                     raise failure from failure.__cause__
                 yield row
         except Exception:

@@ -217,7 +217,7 @@ class Gathering:
                 if len(window.rows) >= window.size:
                     return window
         except BaseException as error:
-            failure: Exception | None = self._call.blame(error, self._position(offset))
+            failure: Exception | None = self._call.blame(error, self._position(offset), row)
             offset += 1
             self._done += 1
         else:

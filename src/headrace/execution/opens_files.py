@@ -26,7 +26,7 @@ def opens_files(node: Interleave) -> bool:
     try:
         dataset = function(found[0])
     except BaseException as error:
-        raise function.blame(error, 0) from error
+        raise function.blame(error, 0, found[0]) from error
     plan = getattr(dataset, "plan", None)
     if not isinstance(plan, Node):
         return False  # an error of its own when it is read

@@ -107,7 +107,7 @@ class Outer:
         try:
             dataset = function(row)
         except BaseException as error:
-            raise function.blame(error, number) from error
+            raise function.blame(error, number, row) from error
         plan = getattr(dataset, "plan", None)
         if not isinstance(plan, Node):
             raise UserFunctionError(

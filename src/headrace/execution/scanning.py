@@ -97,7 +97,7 @@ class ScanIterator(RowStage):
                 try:
                     made = step(row)
                 except BaseException as error:
-                    failure = self._blamed(error, live, count)
+                    failure = self._blamed(error, live, count, row)
                     raise failure from failure.__cause__
                 values.append(self._value)
                 yield made

@@ -144,15 +144,16 @@ class RowStage(Stage):
         """Keep the error of element `index` of the chunk in hand for when its turn comes."""
         count = self._looked_at + index - self._intake.offset
         number = position_of(chunk.state_at(index), count)
-        self._failure = self.call.blame(error, number)
+        rows = chunk.rows()
+        self._failure = self.call.blame(error, number, *rows[index : index + 1])
         blame_element(self._failure, chunk.places, index)
 
-    def _blamed(self, error: BaseException, live: Live, count: int) -> Exception:
-        """Return what to raise where number `count` of the single elements failed."""
+    def _blamed(self, error: BaseException, live: Live, count: int, row: Any) -> Exception:
+        """Return what to raise where `row`, number `count` of the single elements, failed."""
         live.taken += count - 1
         number = position_of(live.states(0), self._looked_at + count - 1)
         live.taken += 1  # the place is after it
-        return self.call.blame(error, number)
+        return self.call.blame(error, number, row)
 
     def _break_off(self, live: Live, start: int, count: int) -> None:
         """Take note of an error at number `count` of single elements, which is raised now.

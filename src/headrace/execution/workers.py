@@ -254,7 +254,7 @@ class Work:
     def _failed(self, error: BaseException, batch: Batch, index: int) -> Failure:
         try:
             number = position_of(batch.states(index), batch.first + index)
-            return Failure(self._function.blame(error, number))
+            return Failure(self._function.blame(error, number, batch.rows[index]))
         except BaseException as escape:
             return Failure(escape)
 

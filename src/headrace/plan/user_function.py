@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import reprlib
 import traceback
 from collections.abc import Callable, Iterable
 from typing import Any
+
+import numpy as np
 
 from headrace.element.ownership import owned
 from headrace.errors import (
@@ -18,6 +21,11 @@ from headrace.errors import (
 from headrace.plan.node import Node, describe_function
 
 __all__ = ["UserFunction", "map_rows", "step_name"]
+
+_UNKNOWN: Any = object()
+_LONGEST_SHOWN = 200
+_MOST_SHOWN = 8
+"""Numbers of an array; a larger one is shown by its shape and dtype."""
 
 
 def step_name(node: Node, kind: str | None = None) -> str:
@@ -47,8 +55,13 @@ class UserFunction:
         """Call the function; a plain tuple is passed as several arguments."""
         return self.fn(*element) if type(element) is tuple else self.fn(element)
 
-    def blame(self, error: BaseException, position: int) -> Exception:
+    def blame(self, error: BaseException, position: int, element: Any = _UNKNOWN) -> Exception:
         """Return the error to raise for one that a call raised: its traceback, and where it was.
+
+        Args:
+            error: What the call raised.
+            position: Number of the element.
+            element: What the function was called with; the message shows the beginning of it.
 
         Errors of Headrace's own (a corrupt record in a nested dataset, say) stay as they are. So
         do KeyboardInterrupt, SystemExit and the like where they are not contained: they are raised
@@ -73,7 +86,7 @@ class UserFunction:
             )
         wrapped = UserFunctionError(
             f"the function {describe_function(self.fn)} of {self._step} raised {kind} for element "
-            f"{position}: {said}\n\nOriginal traceback:\n{text}",
+            f"{position}: {said}{_shown_line(element)}\n\nOriginal traceback:\n{text}",
             position=position,
             original_type=kind,
             original_traceback=text,
@@ -90,6 +103,45 @@ def map_rows(call: UserFunction, rows: Iterable[Any], results: list[Any]) -> Non
     fn, append = call.fn, results.append
     for row in rows:
         append(owned(fn(*row) if type(row) is tuple else fn(row)))
+
+
+class _Shown(reprlib.Repr):
+    """Represents elements in few letters, and calls no code of the user's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring, self.maxother, self.maxlevel = 160, 60, 3
+        self.maxdict = self.maxlist = self.maxtuple = 8
+
+    def repr1(self, x: Any, level: int) -> str:
+        if isinstance(x, np.ndarray):
+            if x.size > _MOST_SHOWN or x.dtype.hasobject:
+                return f"array of shape {x.shape}, {x.dtype}"
+            return self.repr1(x.tolist(), level)
+        if isinstance(x, np.generic) and not x.dtype.hasobject:
+            return self.repr1(x.item(), level)
+        if type(x) is bytes:
+            return repr(x) if len(x) <= self.maxother else f"{x[: self.maxother]!r}..."
+        if type(x) not in _PLAIN:
+            return f"<{type(x).__name__}>"
+        return super().repr1(x, level)
+
+
+_PLAIN = (type(None), bool, int, float, complex, str, tuple, list, dict)
+_SHOWN = _Shown()
+
+
+def _shown_line(element: Any) -> str:
+    """Return a line that shows an element; empty where it is not known."""
+    if element is _UNKNOWN:
+        return ""
+    try:
+        shown = _SHOWN.repr(element)
+    except Exception:
+        return ""
+    if len(shown) > _LONGEST_SHOWN:
+        shown = f"{shown[: _LONGEST_SHOWN - 3]}..."
+    return f"\nThe element: {shown}"
 
 
 def _user_frames(error: BaseException) -> Any:

@@ -127,7 +127,7 @@ class ShapedRounds(ElementIterator):
                 try:
                     costs.append(_checked(self._cost_fn(row)))
                 except BaseException as error:
-                    raise self._cost_fn.blame(error, self._rows) from error
+                    raise self._cost_fn.blame(error, self._rows, row) from error
                 self._rows += 1
         return costs
 
