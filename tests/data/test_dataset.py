@@ -62,8 +62,9 @@ class WithRows:
         ((n for n in range(3)), r"Dataset.from_generator"),
         ({1, 2}, r"sorted\("),
         (Dataset.range(3), "a Dataset already"),
+        ([Dataset.range(3), Dataset.range(4)], "a list of Datasets; .*`concatenate`.*interleave"),
     ],
-    ids=["dicts", "rows", "generator", "set", "dataset"],
+    ids=["dicts", "rows", "generator", "set", "dataset", "datasets"],
 )
 def test_what_has_no_slices_is_refused_with_a_cure(data, cure):
     with pytest.raises(TypeError, match=rf"`x` must be arrays .*got.*{cure}"):

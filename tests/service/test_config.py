@@ -54,6 +54,13 @@ def test_a_service_is_written_in_three_ways(service: Any) -> None:
     assert parse_service(service) == "127.0.0.1:5050"
 
 
+def test_grpc_is_read_as_tcp_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    for service in ("grpc://127.0.0.1:5050", ("grpc", "127.0.0.1:5050")):
+        assert parse_service(service) == "127.0.0.1:5050"
+    (record,) = caplog.records
+    assert "does not speak gRPC" in record.getMessage()
+
+
 def test_a_host_may_be_a_name_or_in_brackets() -> None:
     assert parse_service("tcp://dispatcher.local:1") == "dispatcher.local:1"
     assert parse_service("tcp://[::1]:5050") == "[::1]:5050"

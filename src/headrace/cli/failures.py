@@ -19,7 +19,7 @@ from typing import Any
 import typer
 
 from headrace.cli.help import GroupWithHelp
-from headrace.errors import HeadraceError
+from headrace.errors import DataLossError, HeadraceError
 from headrace.open_files import in_words
 
 __all__ = ["CommandGroup", "wrong_arguments"]
@@ -49,6 +49,8 @@ def wrong_arguments(options: Mapping[str, str] | None = None) -> Iterator[None]:
     """
     try:
         yield
+    except DataLossError:
+        raise  # it is a ValueError, too, and says nothing of arguments
     except (TypeError, ValueError) as error:
         words = str(error)
         for field, option in (options or {}).items():

@@ -103,6 +103,13 @@ def no_slices(data: Any) -> str | None:
             "turn the rows into columns, {key: [row[key] for row in rows] for key in rows[0]}, "
             "or use Dataset.from_generator(lambda: rows)"
         )
+    elif isinstance(data, list | tuple) and any(hasattr(x, "as_numpy_iterator") for x in data):
+        kind = f"a {type(data).__name__} of Datasets"
+        cure = (
+            "elements cannot be Datasets: chain them with `concatenate`, mix them with "
+            "Dataset.sample_from_datasets or choose_from_datasets, or open them by number, "
+            "Dataset.range(len(x)).interleave(lambda i: x[int(i)])"
+        )
     elif isinstance(data, set | frozenset):
         cure = "give it an order: sorted(x)"
     elif hasattr(data, "as_numpy_iterator"):

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import difflib
 import enum
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from headrace.arguments import (
@@ -36,8 +38,12 @@ __all__ = [
     "parse_service",
 ]
 
+_log = logging.getLogger(__name__)
+
 PROTOCOL = "tcp"
 """What carries calls to the dispatcher; written before "://" in a service string."""
+_ALIAS = "grpc"
+"""What programs for tf.data service write in its place."""
 _CACHE_BYTES = 10 << 30
 TRANSFER_PROTOCOLS = ("shm", "tcp", "local")
 REMAINDERS = ("drop", "pad", "end_together")
@@ -123,7 +129,8 @@ def parse_service(service: object) -> str:
     """Return the dispatcher's address, "host:port".
 
     Args:
-        service: "tcp://host:port", "host:port", or the tuple ("tcp", "host:port").
+        service: "tcp://host:port", "host:port", or the tuple ("tcp", "host:port"); "grpc" means
+            "tcp".
 
     Raises:
         ValueError: It is not written so.
@@ -148,7 +155,9 @@ def parse_service(service: object) -> str:
         )
     if not service or not address:
         raise ValueError("`service` must not be empty")
-    if protocol != PROTOCOL:
+    if protocol == _ALIAS:
+        _warn_of_alias()
+    elif protocol != PROTOCOL:
         raise ValueError(
             f"`service` names the protocol {protocol!r}; the service speaks {PROTOCOL!r}, as in "
             f'"{PROTOCOL}://127.0.0.1:5050"; got service={service!r}'
@@ -160,6 +169,15 @@ def parse_service(service: object) -> str:
             f'`service` must be "host:port" or "tcp://host:port", got {service!r}: {error}'
         ) from None
     return address
+
+
+@lru_cache(maxsize=1)
+def _warn_of_alias() -> None:
+    """Say once in a process that there is no gRPC."""
+    _log.warning(
+        '`service` names the protocol "grpc", which is read as "tcp": Headrace does not speak '
+        'gRPC. Write "tcp://host:port" or "host:port"'
+    )
 
 
 def check_reachable(address: str) -> None:

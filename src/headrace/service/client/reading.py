@@ -167,7 +167,7 @@ class Reading(ABC, Generic[T]):
 
     def _warn_of_attempt(self, address: TaskAddress, lost: str) -> None:
         self._warnings.append(
-            f"{lost} was lost, for the {address.attempt}. time: the worker at "
+            f"{lost} was lost (loss {address.attempt}): the worker at "
             f"{address.worker_address} reads it again from the start, and elements come again. If "
             "a function of the dataset ends its process, the workers' logs may say more"
         )

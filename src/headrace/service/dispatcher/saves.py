@@ -212,7 +212,7 @@ def save_files(state: DispatcherState, request: messages.SaveFiles, moment: Mome
         )
     if request.number > task.commits:
         raise ValueError(
-            f"task {task.task_id} says for the {request.number + 1}. time that files are whole; "
+            f"task {task.task_id} sent report {request.number + 1} of finished files; "
             f"{task.commits} were heard"
         )
     if not task.done <= request.done <= task.dealt:

@@ -53,7 +53,7 @@ class Static(Policy):
                 "Worker is not in the workers list: the static sharding policies (FILE, DATA, "
                 "FILE_OR_DATA, HINT) share a dataset among a fixed list of workers, and this "
                 "dispatcher has none. Set `worker_addresses` in the DispatcherConfig "
-                '(--worker-addresses), as in ["host1:%port%", "host2:%port%"], or use '
+                '(--worker-address, once for each), as in ["host1:%port%", "host2:%port%"], or use '
                 "ShardingPolicy.DYNAMIC"
             )
 

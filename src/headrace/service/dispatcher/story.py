@@ -226,7 +226,7 @@ def _task_begins(state: DispatcherState, task: Task) -> str:
     reading = reading_of(state, state.iterations[task.iteration_id])
     share = "" if task.shard is None else f", for share {task.shard} of {task.of}"
     first = f", from round {task.starting_round} on" if task.starting_round else ""
-    again = f" It was the {task.attempt}. try after losses." if task.attempt else ""
+    again = f" It was retry {task.attempt} after losses." if task.attempt else ""
     return (
         f"Task {task.task_id} was given to the worker at {task.address} ({task.worker_id[:8]}), "
         f"for {reading}{share}{first}.{again}"

@@ -22,7 +22,7 @@ from headrace.counts import count_user_function_error
 from headrace.element.chunk import Chunk
 from headrace.element.spec import described_spec
 from headrace.element.wire import frame_bytes
-from headrace.errors import UserFunctionError
+from headrace.errors import CancelledError, UserFunctionError
 from headrace.execution.iterator import ElementIterator
 from headrace.saved.directory import SavedDirectory
 from headrace.saved.full_disk import Patience
@@ -103,7 +103,9 @@ class FileProducer(TaskThread[FileOutlet]):
         failure = describe(error)
         if isinstance(error, UserFunctionError):
             count_user_function_error()
-        _log.error("%s ends: %s", self._name, failure)
+        # A task that was called off has not failed.
+        level = logging.DEBUG if isinstance(error, CancelledError) else logging.ERROR
+        _log.log(level, "%s ends: %s", self._name, failure)
         return failure
 
     def _produce(self) -> str | None:
