@@ -464,3 +464,25 @@ def large_until_an_error(said):
             Path(f"{said}-{s.first_replica}").touch()
     except hr.errors.UnavailableError as error:
         return str(error)
+
+
+def save_many_times(directory):
+    """Save on all workers at once, again and again, and restore what was saved."""
+    s = strategy()
+    with s.scope():
+        weights = hr.Variable(np.zeros(4))
+        own = hr.Variable(0.0, aggregation="SUM", synchronization="ON_READ")
+    checkpoint = hr.Checkpoint(weights=weights, own=own)
+    manager = hr.CheckpointManager(checkpoint, f"{directory}/numbered", max_to_keep=2)
+    paths = []
+    for number in range(1, 11):
+        weights.assign(np.full(4, float(number)))
+        paths.append(checkpoint.save(f"{directory}/one"))
+        paths.append(manager.save(number))
+    s.reduce("SUM", s.run(lambda: 0))  # until the first worker has written
+    weights.assign(np.zeros(4))
+    checkpoint.restore(paths[-2]).assert_consumed()
+    found = [weights.read().tolist()]
+    checkpoint.restore(manager.latest_checkpoint).assert_consumed()
+    manager.close()
+    return [*found, weights.read().tolist(), paths, len(manager.checkpoints)]

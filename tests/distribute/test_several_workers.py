@@ -361,3 +361,11 @@ def test_what_a_function_made_goes_on_with_as_many_workers_only(workers):
 def test_strategies_are_independent_of_each_other(workers):
     found = workers.run(scenarios.two_strategies_at_once, count=2)
     assert found == [[2.0, 6.0, 8.0]] * 2
+
+
+def test_all_workers_save_and_the_first_one_writes(workers, tmp_path):
+    first, *others = workers.run(scenarios.save_many_times, str(tmp_path))
+    assert first[:2] == [[10.0] * 4] * 2
+    assert first[3] == 2
+    assert others == [first] * len(others)
+    assert len([*tmp_path.glob("one.*")]) == 2, "a manifest and one file"

@@ -7,7 +7,11 @@ from typing import Any
 
 from headrace.errors import DataLossError, InvalidArgumentError, NotFoundError
 from headrace.parameter_server.checkpoint_folder import Read, place_of, read_checkpoint, sweep
-from headrace.parameter_server.checkpoint_objects import restore_objects, save_objects
+from headrace.parameter_server.checkpoint_objects import (
+    restore_objects,
+    save_objects,
+    writes_here,
+)
 from headrace.parameter_server.checkpoint_tree import is_object, leaves, refusal
 from headrace.storage.names import FileName
 
@@ -66,6 +70,9 @@ class Checkpoint:
         While others write, each shard is of one moment, and different shards of different ones.
         What was saved under the path before is replaced when all is written.
 
+        All workers of a `MultiWorkerMirroredStrategy` call it with the same path: the first one
+        writes, and the others return without waiting for that.
+
         Raises:
             TypeError: An object is of a kind that is not saved.
             UnavailableError: A server, or the place to save to, cannot be reached.
@@ -75,7 +82,8 @@ class Checkpoint:
             save_objects(self.checkpoint_objects, folder, name)
         finally:
             # Also after one that failed, which else would take the room of the next.
-            sweep(folder, lambda of: of == name)
+            if writes_here(leaves(self.checkpoint_objects).values()):
+                sweep(folder, lambda of: of == name)
         return folder.path(name)
 
     write = save

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.distribute.current import get_strategy
 from headrace.distribute.variable import Variable
 from headrace.errors import DataLossError, HeadraceError, InvalidArgumentError, NotFoundError
 from headrace.parameter_server.assembling import assembled_shard
@@ -75,6 +76,7 @@ __all__ = [
     "restore_objects",
     "restore_on_servers",
     "save_objects",
+    "writes_here",
 ]
 
 
@@ -102,7 +104,10 @@ def save_objects(
     continues: tuple[str, ...] = (),
     forget: bool = False,
 ) -> SavedNow:
-    """Save objects under a name, all or what changed since marks; the manifest is written last."""
+    """Save objects under a name, all or what changed since marks; the manifest is written last.
+
+    Nothing is written where `writes_here` is false.
+    """
     found = leaves(objects)
     stem = f"{name}.{secrets.token_hex(4)}"
     cluster, on_servers = on_servers_of(found.values())
@@ -148,6 +153,8 @@ def save_objects(
         assert isinstance(entry, ArrayEntry)
         entries[path] = msgspec.structs.replace(entry, checksum=checksum_of({path: array}))
     arrays |= own
+    if not writes_here(found.values()):
+        return SavedNow({}, 0)
     local = f"{stem}.local.safetensors" if arrays else ""
     if arrays:
         write_tensors(folder, local, arrays)
@@ -169,6 +176,19 @@ def save_objects(
         },
         sum(answer.bytes for answer in answers.values()),
     )
+
+
+def writes_here(found: Iterable[Leaf]) -> bool:
+    """Return whether this process writes a checkpoint: of several workers, the first one does.
+
+    The others only read their variables, in which they take part where replicas have their own.
+    """
+    strategies = [
+        get_strategy(),
+        # Variables on parameter servers have none.
+        *(getattr(leaf.value, "strategy", None) for leaf in found),
+    ]
+    return all(getattr(each, "first_replica", 0) == 0 for each in strategies)
 
 
 def _names_on(server: int, found: Iterable[Leaf], kind: Any) -> tuple[str, ...]:

@@ -47,6 +47,7 @@ from headrace.parameter_server.checkpoint_objects import (
     on_servers_of,
     restore_on_servers,
     save_objects,
+    writes_here,
 )
 from headrace.parameter_server.checkpoint_optimizers import renamed_counters, renames
 from headrace.parameter_server.checkpoint_tree import leaves
@@ -163,6 +164,9 @@ class CheckpointManager:
     def save(self, checkpoint_number: int | None = None) -> str:
         """Save everything under the next number, or this one; return its path.
 
+        All workers of a `MultiWorkerMirroredStrategy` call it; the first one writes, and numbers.
+        The others return a path without waiting: give `checkpoint_number` for them to agree on it.
+
         Raises:
             UnavailableError: A server, or the place to save to, cannot be reached.
         """
@@ -178,7 +182,8 @@ class CheckpointManager:
             # What was removed from tables before is forgotten by servers: no increment goes on
             # from an earlier checkpoint, even if this one comes to nothing.
             self._marks = {}
-            for old in increments_of(self._folder, name):
+            writes = writes_here(leaves(self.checkpoint.checkpoint_objects).values())
+            for old in increments_of(self._folder, name) if writes else []:
                 self._folder.remove(f"{old}.json")
             saved = self._saved(name)
             self._take_up(name, saved)
@@ -187,7 +192,8 @@ class CheckpointManager:
             self._full_bytes, self._increment_bytes, self._increments = saved.bytes, 0, []
             # All servers had what they hold, whoever brought it: what is written from now on stays.
             self._unrestored.clear()
-            self._prune()
+            if writes:
+                self._prune()
         return self._folder.path(name)
 
     def save_increment(self) -> str:
@@ -214,7 +220,8 @@ class CheckpointManager:
             return save_objects(objects, self._folder, name, forget=True, **since)
         except Exception:
             with contextlib.suppress(Exception):
-                sweep(self._folder, lambda of: of == name)  # it takes the room of the next
+                if writes_here(leaves(objects).values()):
+                    sweep(self._folder, lambda of: of == name)  # it takes the room of the next
             raise
 
     def _take_up(self, name: str, saved: SavedNow) -> None:
