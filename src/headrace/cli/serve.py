@@ -16,6 +16,7 @@ from headrace.cli.running import run_server, say
 from headrace.cli.supervise import run_children
 from headrace.process.bound import NO_ACCELERATORS
 from headrace.process.large_copies import large_copies
+from headrace.process.watchdog import exit_when_hung
 from headrace.service import DispatcherConfig, DispatchServer, WorkerConfig, WorkerServer
 from headrace.service.config import default_cache_bytes
 from headrace.service.dispatcher.journal import FORMAT
@@ -45,6 +46,7 @@ OPTIONS = {
     "dispatcher_address": "--dispatcher",
     "worker_address": "--worker-address",
     "heartbeat_interval_ms": "--heartbeat-interval",
+    "hang_timeout_ms": "--hang-timeout",
     "dispatcher_timeout_ms": "--dispatcher-timeout",
     "data_transfer_protocol": "--data-transfer-protocol",
     "worker_tags": "--tag",
@@ -237,6 +239,14 @@ def run_worker(
             "for (500, or a quarter of its --worker-timeout).",
         ),
     ] = None,
+    hang_timeout: Annotated[
+        int | None,
+        typer.Option(
+            metavar="MS",
+            help="With --processes: how many milliseconds a function may hold the interpreter's "
+            "lock before its process is replaced; 600000 by default, 0 for ever.",
+        ),
+    ] = None,
     cross_trainer_cache_bytes: Annotated[
         int | None,
         typer.Option(
@@ -285,6 +295,7 @@ def run_worker(
             host=host,
             dispatcher_timeout_ms=dispatcher_timeout,
             heartbeat_interval_ms=heartbeat_interval,
+            hang_timeout_ms=hang_timeout,
             data_transfer_protocol=data_transfer_protocol,
             worker_tags=tag,
             cross_trainer_cache_size_bytes=(
@@ -299,6 +310,8 @@ def run_worker(
         )
     if processes == 1:
         import_modules(config.preload)
+        if with_parent and config.hang_timeout:
+            exit_when_hung(config.hang_timeout)
         server = WorkerServer(config, start=False)
         run_server(
             "worker",
@@ -340,6 +353,7 @@ def _worker_arguments(config: WorkerConfig, keys: Path | None) -> list[str]:
         "--data-transfer-protocol": config.data_transfer_protocol,
         "--dispatcher-timeout": config.dispatcher_timeout_ms,
         "--heartbeat-interval": config.heartbeat_interval_ms,
+        "--hang-timeout": config.hang_timeout_ms,
         "--cross-trainer-cache-bytes": config.cross_trainer_cache_size_bytes,
         "--keys": keys,
     }

@@ -44,6 +44,7 @@ PROTOCOL = "tcp"
 """What carries calls to the dispatcher; written before "://" in a service string."""
 _ALIAS = "grpc"
 """What programs for tf.data service write in its place."""
+_HANG_MS = 600_000
 _CACHE_BYTES = 10 << 30
 TRANSFER_PROTOCOLS = ("shm", "tcp", "local")
 REMAINDERS = ("drop", "pad", "end_together")
@@ -339,6 +340,9 @@ class WorkerConfig:
             port; None: nowhere.
         metrics_host: Whom these are served for; the default is this machine alone. They need no
             keys, name steps of datasets, and change nothing.
+        hang_timeout_ms: How long a function may hold the interpreter's lock in a worker process
+            of `LocalCluster` or of `headrace worker --processes`, in milliseconds. Then the process
+            prints where its threads are, ends, and is started anew. None: 10 minutes; 0: for ever.
     """
 
     dispatcher_address: str
@@ -355,6 +359,13 @@ class WorkerConfig:
     _: KW_ONLY
     metrics_port: int | None = None
     metrics_host: str = "127.0.0.1"
+    hang_timeout_ms: int | None = None
+
+    @property
+    def hang_timeout(self) -> float:
+        """Seconds after which a hung worker process ends; 0.0: never."""
+        milliseconds = _HANG_MS if self.hang_timeout_ms is None else self.hang_timeout_ms
+        return milliseconds / 1000
 
     def __post_init__(self) -> None:
         if self.dispatcher_address is None or self.dispatcher_address == "":
@@ -381,6 +392,7 @@ class WorkerConfig:
                 raise ValueError(
                     f"`worker_address` cannot be reached by clients: {error}"
                 ) from None
+        _check_number("hang_timeout_ms", self.hang_timeout_ms, least=0)
         _check_number("heartbeat_interval_ms", self.heartbeat_interval_ms, least=0)
         _check_number("dispatcher_timeout_ms", self.dispatcher_timeout_ms, least=0)
         if self.data_transfer_protocol is not None:

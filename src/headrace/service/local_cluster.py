@@ -64,6 +64,8 @@ class LocalCluster:
             `DispatcherConfig`: `["localhost"] * 3` for any three workers of this cluster.
         restart: Whether a worker process that dies by itself is replaced, after a delay that grows
             while they go on dying. One that `kill_worker` killed is not.
+        hang_timeout_ms: How long a function may hold the interpreter's lock before its worker
+            process is replaced, as in `WorkerConfig`; None: 10 minutes; 0: for ever.
         environment: Variables for worker processes, which else get those of this process, except
             that they see no accelerators.
 
@@ -83,7 +85,9 @@ class LocalCluster:
         worker_addresses: Sequence[str] | None = None,
         restart: bool = True,
         environment: Mapping[str, str] | None = None,
+        hang_timeout_ms: int | None = None,
     ) -> None:
+        self._hang_timeout_ms = hang_timeout_ms
         num_workers = check_int("num_workers", num_workers, minimum=0)
         self._heartbeat_interval_ms = heartbeat_interval_ms
         check_strings("preload", preload)
@@ -218,6 +222,7 @@ class LocalCluster:
             options = {
                 "dispatcher_address": address,
                 "heartbeat_interval_ms": self._heartbeat_interval_ms,
+                "hang_timeout_ms": self._hang_timeout_ms,
                 "preload": self._preload,
                 "cross_trainer_cache_size_bytes": self._cache_bytes,
             }

@@ -46,10 +46,17 @@ def test_a_lost_worker_that_speaks_again_must_register(scene: Scenario) -> None:
     assert scene.beat("w 2", 4000) == (4000,)
 
 
-def test_worker_whose_process_answers_pings_keeps_its_lease(scene: Scenario) -> None:
-    begun(scene, "v")
+def test_worker_whose_process_answers_pings_keeps_its_lease(
+    scene: Scenario, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun(scene, "v", processing_mode=DYNAMIC)
+    scene.split(4000, want=3)
     scene.processes.silent["v"] = 4.0
-    assert scene.tick(5 * scene.limits.worker_timeout) == []
+    assert scene.tick(130.0) == []
+    late = [each.getMessage() for each in caplog.records if "no heartbeat" in each.getMessage()]
+    assert len(late) == 2, "one for each minute"
+    assert late[0].startswith("the worker at v:1 has sent no heartbeat for 6")
+    assert late[0].endswith("it holds splits 0 to 2")
     scene.processes.silent["v"] = scene.limits.worker_timeout + 1
     assert updates.WorkerLost("v") in nameless(scene.tick())
 

@@ -156,6 +156,8 @@ class Dispatcher:
         facts: list[Update] = []
         for chore in _CHORES:
             facts += self._apply(chore(self.state, moment), now)
+        for words in liveness.late_heartbeats(self.state, moment):
+            _log.warning("%s", words)
         return facts
 
     def end_unoffered(self, now: float) -> list[Update]:

@@ -7,18 +7,23 @@ from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.decision import Decision, Moment
 from headrace.service.dispatcher.departures import departed_from
 from headrace.service.dispatcher.presence import Left, Paced, Refused, Unreached
-from headrace.service.dispatcher.state import DispatcherState, TaskPhase
+from headrace.service.dispatcher.ranges import Ranges, located, subtracted
+from headrace.service.dispatcher.state import DispatcherState, Task, TaskPhase
 from headrace.service.dispatcher.updates import Update
 
 __all__ = [
     "expire_workers",
     "give_up_unreachable",
+    "late_heartbeats",
     "note_lasting_copies",
     "report_unreachable",
     "worker_heartbeat",
     "worker_leaving",
     "worker_left",
 ]
+
+_LATE_SECONDS = 60.0
+_MOST_NAMED = 5
 
 
 def worker_heartbeat(
@@ -131,6 +136,34 @@ def expire_workers(state: DispatcherState, moment: Moment) -> list[Update]:
         reason = f"it {f'{seen} ' if exited else ''}was not heard of for {silent:.0f} s"
         lost.append(updates.WorkerLost(worker_id=worker_id, reason=reason, silent=not exited))
     return lost
+
+
+def late_heartbeats(state: DispatcherState, moment: Moment) -> list[str]:
+    """Describe workers whose processes live and whose heartbeats are very late, once a minute."""
+    reported, found = moment.presence.reported_late, []
+    for worker_id, heard in moment.presence.workers.items():
+        silent = moment.now - heard
+        if silent <= max(_LATE_SECONDS, moment.limits.worker_timeout):
+            reported.pop(worker_id, None)
+        elif moment.now - reported.get(worker_id, heard) >= _LATE_SECONDS:
+            reported[worker_id] = moment.now
+            worker = state.workers[worker_id]
+            splits = [
+                f"{start} to {stop - 1}"
+                for task in map(state.tasks.__getitem__, sorted(worker.tasks))
+                for start, stop in _in_hand(task)
+            ]
+            holds = f"; it holds splits {', '.join(splits[:_MOST_NAMED])}" if splits else ""
+            found.append(
+                f"the worker at {worker.address} has sent no heartbeat for {silent:.0f} s, but its "
+                f"process lives: a function seems to hold the interpreter's lock{holds}"
+            )
+    return found
+
+
+def _in_hand(task: Task) -> Ranges:
+    held = subtracted(((task.done, task.dealt),), task.returned) if task.held else ()
+    return located(task.runs, task.done, held)
 
 
 def note_lasting_copies(state: DispatcherState, moment: Moment) -> list[Update]:

@@ -128,6 +128,8 @@ class Presence:
     was late."""
     suspects: set[str] = field(default_factory=set)
     """Workers that refuse a client's connection, and that were not heard from since."""
+    reported_late: Stamps[str] = field(default_factory=Stamps)
+    """Workers whose heartbeats are very late -> when that was last logged."""
     paces: dict[str, float] = field(default_factory=dict)
     """Worker -> seconds between heartbeats that it was asked to keep, by this run."""
     uploads: dict[bytes, Upload] = field(default_factory=dict)
@@ -184,6 +186,7 @@ class Presence:
             self.ended,
             self.lost,
             self.wanting,
+            self.reported_late,
         ):
             stamps.forgive(pause, now)
         for digest, upload in self.uploads.items():
@@ -243,6 +246,7 @@ def _worker_gone(
         presence.lost[state.tasks[task_id].iteration_id] = now
     del presence.workers[fact.worker_id]
     presence.suspects.discard(fact.worker_id)
+    presence.reported_late.pop(fact.worker_id, None)
     presence.paces.pop(fact.worker_id, None)
 
 

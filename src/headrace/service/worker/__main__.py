@@ -15,6 +15,7 @@ import sys
 import threading
 
 from headrace.process.parent import die_with_parent, end_when_released, on_sigterm, say_ready
+from headrace.process.watchdog import exit_when_hung
 from headrace.service.config import WorkerConfig
 from headrace.service.worker.preloading import preload
 from headrace.service.worker.server import WorkerServer
@@ -52,6 +53,8 @@ def main(text: str, log_to: int, lifeline: int) -> None:
             threading.Thread(target=drain, name="headrace-drain", daemon=True).start()
 
     on_sigterm(leave)
+    if config.hang_timeout:
+        exit_when_hung(config.hang_timeout)
     # From here on what users' functions print goes where the parent's own words go.
     say_ready(server.address, log_to)
     ended.wait()
