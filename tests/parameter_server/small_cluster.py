@@ -12,9 +12,9 @@ from headrace.parameter_server.server import ParameterServer
 from headrace.parameter_server.strategy import ParameterServerStrategy
 
 
-def resolver_of(*addresses: str) -> SimpleClusterResolver:
+def resolver_of(*addresses: str, worker: str = "localhost:1") -> SimpleClusterResolver:
     return SimpleClusterResolver(
-        ClusterSpec({"worker": ["localhost:1"], "ps": list(addresses)}), task_type=None
+        ClusterSpec({"worker": [worker], "ps": list(addresses)}), task_type=None
     )
 
 

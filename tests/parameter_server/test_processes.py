@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,48 +15,13 @@ from headrace.errors import AbortedError
 from headrace.parameter_server.origin import Origin, writing_as
 from headrace.parameter_server.partitioners import FixedShardsPartitioner
 from headrace.parameter_server.strategy import ParameterServerStrategy
+from tests.parameter_server.server_process import Process
 from tests.parameter_server.small_cluster import resolver_of
 
-ROOT = Path(__file__).parents[2]
-MODULE = "tests.parameter_server.served"
 F32 = np.float32
 MIB = 1 << 20
 
 pytestmark = pytest.mark.system
-
-
-class Process:
-    """One server, which keeps its address when it is started again."""
-
-    def __init__(self, index: int) -> None:
-        self._index = index
-        self._port = 0
-        self.start()
-
-    def start(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", MODULE, str(self._index), str(self._port)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])},
-        )
-        assert self.process.stdout is not None
-        self.address = self.process.stdout.readline().strip()
-        assert self.address, "the server did not start"
-        self._port = int(self.address.rpartition(":")[2])
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.end()
-
-    def end(self) -> None:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.close()
-        self.process.wait(10)
-        self.process.stdout.close()
 
 
 @pytest.fixture(scope="module")
@@ -138,14 +98,12 @@ def test_a_read_is_never_half_of_a_write(strategy, processes):
 def test_a_server_that_stands_still_is_waited_for(strategy, processes):
     with strategy.scope():
         v = hr.Variable(np.zeros(4, F32), name="paused")
-    process = processes[1].process
-    os.kill(process.pid, signal.SIGSTOP)
-    os.waitpid(process.pid, os.WUNTRACED)
+    processes[1].pause()
     thread = threading.Thread(target=lambda: v.assign_add(np.ones(4)))
     thread.start()
     thread.join(0.3)
     assert thread.is_alive()
-    os.kill(process.pid, signal.SIGCONT)
+    processes[1].resume()
     thread.join(10)
     assert v.read().tolist() == [1, 1, 1, 1]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -41,6 +41,7 @@ from headrace.errors import (
     NotFoundError,
     OutOfRangeError,
 )
+from headrace.parameter_server.acknowledged import Acknowledged
 from headrace.parameter_server.origin import Attempt, Origin, finish, writing_as
 from headrace.parameter_server.pickling import ReplyPickler
 from headrace.transport.channel import Buffer, Request
@@ -67,10 +68,17 @@ class Life:
     Args:
         greeting: What began it.
         totals: Counts what is run.
+        acknowledged: Returns what is known to be acknowledged of replicated stores.
     """
 
-    def __init__(self, greeting: Greet, totals: Totals) -> None:
+    def __init__(
+        self,
+        greeting: Greet,
+        totals: Totals,
+        acknowledged: Callable[[], tuple[Acknowledged, ...]] = tuple,
+    ) -> None:
         self.greeting = greeting
+        self._acknowledged = acknowledged
         self._totals = totals
         #: Taken without the condition, in less time, where nobody is told.
         self._lock = threading.RLock()
@@ -243,6 +251,8 @@ class Life:
             if ran.nbytes:
                 ran = msgspec.structs.replace(ran, value=b"")
                 value = NOTHING
+            if acknowledged := self._acknowledged():
+                ran = msgspec.structs.replace(ran, acknowledged=acknowledged)
             task.request.reply(ran, [*value.buffers, *steps.buffers])
         return is_wanted
 

@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from headrace.parameter_server.acknowledged import Acknowledged
 from headrace.serving.call import Done, Message, Question
 from headrace.versions import Versions, own_versions
 
@@ -59,6 +60,7 @@ class Greet(Question[Greeted], frozen=True):
         replication: How many servers have what one of them has.
         gathers: Steps of optimizers are not pushed, but sent with a closure's answer.
         versions: Of the coordinator's process.
+        acknowledged: What the coordinator knows to be acknowledged of replicated stores.
     """
 
     cluster_id: str
@@ -72,6 +74,7 @@ class Greet(Question[Greeted], frozen=True):
     gathers: bool = False
     replication: int = 1
     versions: Versions = msgspec.field(default_factory=own_versions)
+    acknowledged: tuple[Acknowledged, ...] = ()
 
 
 class News(Message, frozen=True):
@@ -111,6 +114,7 @@ class Ran(Message, frozen=True):
         unused: How many of the elements that it was given it did not ask for.
         lacks_function: It did not run: the function is not here any more.
         is_dropped: It was called off, and nobody waits for its value.
+        acknowledged: What the worker knows to be acknowledged of replicated stores.
     """
 
     value: bytes = b""
@@ -126,6 +130,7 @@ class Ran(Message, frozen=True):
     met_end: bool = False
     lacks_function: bool = False
     is_dropped: bool = False
+    acknowledged: tuple[Acknowledged, ...] = ()
 
 
 class Run(Question[Ran], frozen=True):

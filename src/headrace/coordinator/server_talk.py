@@ -12,12 +12,19 @@ from typing import Any, Protocol
 
 from headrace.coordinator.decided import Round
 from headrace.coordinator.packing import unpack
+from headrace.parameter_server.acknowledged import Acknowledged
 
 __all__ = ["Hears", "NoServers", "ServerTalk", "Servers", "Talk"]
 
 
 class Servers(Protocol):
-    """The parameter servers, as far as closures are concerned. Calls wait for all of them."""
+    """The parameter servers, as far as closures are concerned. Other calls wait for all of them."""
+
+    def acknowledged(self) -> tuple[Acknowledged, ...]:
+        """Return what is known to be acknowledged, for workers; returns at once."""
+
+    def learn(self, acknowledged: Sequence[Acknowledged]) -> None:
+        """Take note of what a worker knows to be acknowledged; returns at once."""
 
     def settle(self, closures: Sequence[int], below: int) -> None:
         """Have them forget the keys of closures that have ended, and of all below a number."""

@@ -16,10 +16,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from headrace.coordinator.actions import Call
 from headrace.coordinator.closure import Closure, Result
 from headrace.coordinator.coordination import Coordination
-from headrace.coordinator.messages import Forget
+from headrace.coordinator.messages import Forget, Greet, Ran
 from headrace.coordinator.refusal import Refusal
 from headrace.coordinator.server_talk import NoServers, Servers, ServerTalk, Talk
 from headrace.coordinator.stuck import what_is_stuck
@@ -77,6 +79,7 @@ class Shell:
         self._yields_at = 0.0
         self._runs: list[Callable[[], None]] = [self._run]
         self._talk: Talk = NoServers(self)
+        self._servers = servers
         if servers is not None:
             self._talk = talk = ServerTalk(servers, self)
             self._runs.append(talk.run)
@@ -345,6 +348,9 @@ class Shell:
                     asked.clear()
                     core.lost(worker, event, now)
                 elif (question := asked.pop(event.ticket, None)) is not None:
+                    if self._servers is not None and isinstance(event.message, Ran):
+                        # Before servers are told that it has ended, by whom it may be forgotten.
+                        self._servers.learn(event.message.acknowledged)
                     core.answered(worker, question, event.message, event.buffers, now)
             while self._released:
                 core.release(self._released.popleft())
@@ -370,8 +376,11 @@ class Shell:
             channel = self._channels[call.worker] = self._connect(contact.address)
             self._workers[channel], self._asked[call.worker] = call.worker, {}
             inbox.add(channel)
+        message = call.message
+        if self._servers is not None and isinstance(message, Greet):
+            message = msgspec.structs.replace(message, acknowledged=self._servers.acknowledged())
         try:
-            ticket = channel.send(call.message, call.buffers)
+            ticket = channel.send(message, call.buffers)
         except (HeadraceError, ValueError, OSError) as error:
             with self.lock:
                 self.core.answered(call.worker, call.message, error, (), now)

@@ -229,6 +229,7 @@ class _Desk:
                 message.cluster_id,
                 message.servers,
             ):
+                before.servers.lives.learn(message.acknowledged)
                 return  # since the last greeting
             self._cluster = None
             before.close()
@@ -241,6 +242,7 @@ class _Desk:
                 of_worker=True,
                 replication=message.replication,
             )
+            servers.lives.learn(message.acknowledged)
             self._cluster = Cluster(message.cluster_id, servers)
             enter(self._cluster)
 
@@ -253,7 +255,9 @@ class _Desk:
             return
         with self._lock:
             if not self._is_closed:
-                self._life = Life(message, self._totals)
+                servers = None if self._cluster is None else self._cluster.servers
+                acknowledged = tuple if servers is None else servers.acknowledged
+                self._life = Life(message, self._totals, acknowledged)
                 self._totals.greetings += 1
 
     def _forget(self, request: Request, message: Forget) -> None:

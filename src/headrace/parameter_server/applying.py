@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import CancelledError, FailedPreconditionError, HeadraceError, describe_error
+from headrace.parameter_server.acknowledged import START, Position
 from headrace.parameter_server.gauges import Kept
 from headrace.parameter_server.messages import (
     ArrayForm,
@@ -138,6 +139,14 @@ Changed = tuple[Operation, Sequence[NDArray[Any]]]
 class Shared(Protocol):
     """A store that another server has as well. Called while nothing else is carried out."""
 
+    @property
+    def position(self) -> Position:
+        """Which operations have been carried out."""
+
+    @property
+    def is_out_of_touch(self) -> bool:
+        """Whether the other server is to be asked first whether this one still leads."""
+
     def refuse(self, message: CarryOut | SaveShards | RestoreShards) -> Message | None:
         """Return the answer to what is not carried out here; None: it is."""
 
@@ -231,6 +240,11 @@ class Applying:
             else:
                 request.reply(Done())
 
+    @property
+    def position(self) -> Position:
+        """Which operations on a replicated store have been carried out."""
+        return START if self.shared is None else self.shared.position
+
     def _to_files(self, request: Request) -> None:
         if self.files is None:
             request.fail(FailedPreconditionError("this server saves nothing"))
@@ -251,6 +265,8 @@ class Applying:
         kinds = set(map(type, message.operations))
         if not kinds <= (_SHORT if self.shared is None else _SHORT & _UNCHANGING):
             return False  # it takes long, or the other server would be waited for
+        if self.shared is not None and self.shared.is_out_of_touch:
+            return False  # likewise
         size = sum([memoryview(buffer).nbytes for buffer in request.buffers])
         if size > _SMALL_BYTES or not self._one.acquire(blocking=False):
             return False
@@ -401,7 +417,11 @@ class Applying:
         self._carried_out += 1
         request.reply(
             CarriedOut(
-                life=self.life, answers=tuple(answers), arrays=tuple(forms), writes=self.writes
+                life=self.life,
+                answers=tuple(answers),
+                arrays=tuple(forms),
+                writes=self.writes,
+                position=self.position,
             ),
             buffers,
             lent=reads and not changes,

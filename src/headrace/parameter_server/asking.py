@@ -190,7 +190,10 @@ class Call:
         message = CarryOut(self._operations, self._forms, self._life, follows=after is not None)
         self.came = None
         ticket = self._line.channel.send(
-            servers.leaders.to_store(message, self.server), self._buffers
+            servers.leaders.to_store(
+                message, self.server, servers.lives.seen(self.server, self._life)
+            ),
+            self._buffers,
         )
         self._line.waiting[ticket] = self
 
@@ -221,7 +224,9 @@ class Call:
                     servers.leaders.answered(self.server, self._asked)
                     # An answer that was not read for a while may be of a life that is over by now.
                     if self._life in ("", servers.lives.known(self.server)):
-                        servers.lives.met(self.server, message.life, message.writes)
+                        servers.lives.met(
+                            self.server, message.life, message.writes, message.position
+                        )
                     given = read_arrays(message.arrays, reply.buffers)
                     return list(zip(message.answers, given, strict=True))
                 if isinstance(message, Reborn):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from headrace.parameter_server.acknowledged import Acknowledged
 from headrace.parameter_server.connection import Servers
 from headrace.parameter_server.operations import Fence, Settle
 from headrace.parameter_server.pushing import TakenStep
@@ -30,6 +31,14 @@ class ClosureServers:
         self._incarnation = incarnation
         servers.ask_each(Fence(incarnation))
         servers.on_return(lambda server: servers.ask(server, Fence(incarnation)))
+
+    def acknowledged(self) -> tuple[Acknowledged, ...]:
+        """Return what is known to be acknowledged, for workers."""
+        return self._servers.acknowledged()
+
+    def learn(self, acknowledged: Sequence[Acknowledged]) -> None:
+        """Take note of what a worker knows to be acknowledged."""
+        self._servers.lives.learn(acknowledged)
 
     def settle(self, closures: Sequence[int], below: int) -> None:
         """Have all servers forget the keys of closures that have ended.

@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 
 from headrace.arguments import check_seconds, check_strings
 from headrace.errors import CancelledError, FailedPreconditionError
+from headrace.parameter_server.acknowledged import Acknowledged
 from headrace.parameter_server.asking import Answered, Ask, Call, Line, UnderWay
 from headrace.parameter_server.leaders import Leaders
 from headrace.parameter_server.lives import Lives
@@ -230,10 +231,15 @@ class Servers:
             self.addresses[server],
             reply_type=ServerReply,
             security=self._security,
-            # A server that stands still is waited for as long as one that is gone.
-            patience=min(PATIENCE, self.timeout) if self.leaders.are_two else self.timeout,
+            # A server that stands still is waited for as long as one that is gone; where another
+            # one has the same, for half of that at most, so that there is time to ask it.
+            patience=min(PATIENCE, self.timeout / 2) if self.leaders.are_two else self.timeout,
             request_bytes=_LARGEST_REQUEST,
         )
+
+    def acknowledged(self) -> tuple[Acknowledged, ...]:
+        """Return what is known to be acknowledged of replicated stores, for other processes."""
+        return self.lives.acknowledged() if self.leaders.are_two else ()
 
     def check_open(self) -> None:
         """Raise CancelledError if nothing is to be asked any more."""
@@ -247,12 +253,30 @@ class Servers:
     def is_elsewhere(self, store: int, server: int, message: Elsewhere) -> None:
         """Take note that a server does not lead a store, and have it begin where nobody has it."""
         self.leaders.is_elsewhere(store, server, is_vacant=message.is_vacant)
+        if message.outdated_at >= 0:
+            writes = self.lives.writes(store)
+            were = (
+                f"{writes} were acknowledged" if writes else "some that were acknowledged it lacks"
+            )
+            other = store + (store + 1) % len(self) - server
+            self.lives.is_outdated(
+                store,
+                f"{self.name_of(server)} had {message.outdated_at} updates of store {store}, and "
+                f"{were}: it stood still or was cut off while {self.name_of(other)} led",
+            )
         if (beginning := self.leaders.beginning(store)) is not None:
             self.line(store, store).channel.send(beginning)
 
     def patience(self, server: int, task: str, began: float | None = None) -> Patience:
         """Return how one waits for a server that was asked to do something."""
-        return Patience(self.name_of(server), task, self.timeout, self.pause, began)
+        return Patience(
+            self.name_of(server),
+            task,
+            self.timeout,
+            self.pause,
+            began,
+            lambda began_again: self.lives.why_lost(server, began_again=began_again),
+        )
 
     def pause(self, seconds: float) -> None:
         """Wait; raise CancelledError if nothing is to be asked any more."""

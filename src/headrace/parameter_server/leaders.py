@@ -12,6 +12,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
+from headrace.parameter_server.acknowledged import START, Position
 from headrace.parameter_server.messages import CarryOut, Lead, RestoreShards, SaveShards
 
 __all__ = ["Leaders", "Placed"]
@@ -51,12 +52,18 @@ class Leaders:
         """Return which server is to be asked for a store."""
         return (store + self._placed[store].place) % len(self._addresses)
 
-    def to_store(self, message: A, store: int) -> A:
-        """Return a message as the server that is asked for the store is to get it."""
+    def to_store(self, message: A, store: int, seen: Position = START) -> A:
+        """Return a message as the server that is asked for the store is to get it.
+
+        Args:
+            message: What is asked.
+            store: Its number.
+            seen: Up to where operations on the contents that it is meant for are acknowledged.
+        """
         if not self.are_two:
             return message
         place, gone, _ = self._placed[store]
-        return msgspec.structs.replace(message, store=store, insists=gone[1 - place])
+        return msgspec.structs.replace(message, store=store, insists=gone[1 - place], seen=seen)
 
     def answered(self, store: int, server: int) -> None:
         """Take note that a server has answered for a store."""

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import FailedPreconditionError
+from headrace.parameter_server.acknowledged import START, Position
 from headrace.parameter_server.checkpoint_format import Answers, Piece
 from headrace.parameter_server.dtypes import dtype_named, name_of
 from headrace.parameter_server.operations import Answer, Operation, ShardSpec, TableSpec
@@ -72,12 +73,14 @@ class CarriedOut(Message, frozen=True):
         answers: One an operation.
         arrays: The forms, for each operation.
         writes: How many writes the server has carried out, these among them.
+        position: Of a replicated store, with these operations.
     """
 
     life: str
     answers: tuple[Answer, ...]
     arrays: tuple[tuple[ArrayForm, ...], ...]
     writes: int = 0
+    position: Position = START
 
 
 class Reborn(Message, frozen=True):
@@ -91,9 +94,12 @@ class Elsewhere(Message, frozen=True):
 
     Attributes:
         is_vacant: It has nothing of the store, or not all.
+        outdated_at: How many writes it had when it dropped what it had, because it lacked writes
+            that were acknowledged; -1: it did not.
     """
 
     is_vacant: bool
+    outdated_at: int = -1
 
 
 class OutOfTurn(Message, frozen=True):
@@ -109,6 +115,8 @@ class CarryOut(Question[CarriedOut], frozen=True):
         life: Whom it is meant for; "": whoever listens there.
         store: Which replicated store; -1: the server's own, which has no replica.
         insists: The other seat of the store is gone, or vacant.
+        seen: Up to where operations are known to be acknowledged; a replica that lacks one of them
+            must not answer.
         follows: It is not to be carried out where the last one of the same channel was not.
     """
 
@@ -117,6 +125,7 @@ class CarryOut(Question[CarriedOut], frozen=True):
     life: str = ""
     store: int = -1
     insists: bool = False
+    seen: Position = START
     follows: bool = False
 
 
@@ -132,6 +141,7 @@ class ShardsSaved(Message, frozen=True):
         answers: Keys of writes, by shard.
         bytes: Of the files.
         writes: Writes that the server had carried out when it was done.
+        position: As in `CarriedOut`.
     """
 
     life: str
@@ -142,6 +152,7 @@ class ShardsSaved(Message, frozen=True):
     answers: Answers
     bytes: int
     writes: int
+    position: Position = START
 
 
 class SaveShards(Question[ShardsSaved], frozen=True):
@@ -157,6 +168,7 @@ class SaveShards(Question[ShardsSaved], frozen=True):
         life: Whom it is meant for; "": whoever listens there.
         store: As in `CarryOut`.
         insists: As in `CarryOut`.
+        seen: As in `CarryOut`.
     """
 
     url: str
@@ -168,12 +180,14 @@ class SaveShards(Question[ShardsSaved], frozen=True):
     life: str = ""
     store: int = -1
     insists: bool = False
+    seen: Position = START
 
 
 class ShardsRestored(Message, frozen=True):
     """The shards are in place."""
 
     life: str
+    position: Position = START
 
 
 Phase: TypeAlias = Literal["prepare", "commit", "discard"]
@@ -201,6 +215,7 @@ class RestoreShards(Question[ShardsRestored], frozen=True):
         token: The same in all phases of one restore.
         store: As in `CarryOut`.
         insists: As in `CarryOut`.
+        seen: As in `CarryOut`.
     """
 
     url: str
@@ -217,6 +232,7 @@ class RestoreShards(Question[ShardsRestored], frozen=True):
     token: str = ""
     store: int = -1
     insists: bool = False
+    seen: Position = START
 
 
 class ServerStatus(Message, frozen=True):
@@ -290,6 +306,8 @@ class Follow(Question[Done], frozen=True):
         life: Of the contents.
         server: Counters and keys as they are now.
         is_restored: Whether the contents came from a checkpoint: clients have seen later counts.
+        writes: How many writes are in the contents.
+        position: Of the contents.
     """
 
     store: int
@@ -299,6 +317,8 @@ class Follow(Question[Done], frozen=True):
     life: str
     server: SavedServer
     is_restored: bool = False
+    writes: int = 0
+    position: Position = START
 
 
 class Fill(Question[Done], frozen=True):
@@ -335,6 +355,8 @@ class Mirror(Question[Done], frozen=True):
         operations: In their order.
         arrays: Forms of the arrays of each.
         is_whole: You have all of the store now, before these.
+        writes: How many writes are in the contents, with these.
+        position: Of the contents, with these.
     """
 
     store: int
@@ -343,6 +365,8 @@ class Mirror(Question[Done], frozen=True):
     operations: tuple[Operation, ...] = ()
     arrays: tuple[tuple[ArrayForm, ...], ...] = ()
     is_whole: bool = False
+    writes: int = 0
+    position: Position = START
 
 
 ServerRequest: TypeAlias = (

@@ -9,7 +9,10 @@ Rule 2. The other seat is filled one shard or table at a time, between two opera
 Rule 3. All that is said is said between two operations, or as a part of one (`Applying`), so that
         its order is that of the operations. What this object knows changes there alone, too, and
         has no lock; its thread only waits, and asks whether the other server answers.
-Rule 4. A seat that takes nothing may have begun again, or lead itself. It is asked to follow; what
+Rule 4. Before it goes on alone, and before it answers when it has heard nothing of the other for a
+        while, as after its process stood still, it asks the other, on a connection of its own if
+        need be: that one may have taken over.
+Rule 5. A seat that takes nothing may have begun again, or lead itself. It is asked to follow; what
         leads does not, and then what is here is given up, with the write that was not taken.
 """
 
@@ -18,11 +21,13 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from headrace.errors import CancelledError, HeadraceError, UnavailableError, describe_error
+from headrace.parameter_server.acknowledged import START
 from headrace.parameter_server.applying import Changed
 from headrace.parameter_server.messages import (
     Elsewhere,
@@ -34,6 +39,7 @@ from headrace.parameter_server.messages import (
     contiguous,
     form_of,
 )
+from headrace.parameter_server.operations import Settle
 from headrace.parameter_server.seats import PATIENCE, Role, Seat
 from headrace.parameter_server.snapshots import (
     Holding,
@@ -55,6 +61,8 @@ _PAUSE_SECONDS = 0.1
 _CHECK_SECONDS = 0.5
 _SLICE_SECONDS = 0.5
 _STOP_SECONDS = 1.0
+_TOUCH_SECONDS = 1.0
+"""For so long a leading seat answers without news of the other; less than `PATIENCE` of clients."""
 _LARGEST_REQUEST = 16 << 30
 
 
@@ -68,6 +76,7 @@ class Mirroring:
         between: Calls a function between two operations (`Applying.between`).
         give_up: Gives up what this seat has: another one leads.
         security: Keys of a client of the other server.
+        writes: Returns how many writes are in the store.
     """
 
     def __init__(
@@ -78,7 +87,11 @@ class Mirroring:
         between: Callable[[Callable[[], Any]], Any],
         give_up: Callable[[], object],
         security: Security | None,
+        writes: Callable[[], int],
     ) -> None:
+        self._writes = writes
+        #: When the last message was sent that the other seat has answered as one that follows.
+        self._in_touch_at = 0.0
         self.seats = ("", "")
         self.place = 0
         self._number = number
@@ -105,7 +118,17 @@ class Mirroring:
         """Whether the other seat has all that this one has."""
         return self._is_followed and not self._wanted.is_set()
 
+    @property
+    def is_out_of_touch(self) -> bool:
+        """Whether the other seat, which followed, has not been heard of for a while."""
+        return self._is_followed and time.monotonic() - self._in_touch_at > _TOUCH_SECONDS
+
     # --- between two operations ---------------------------------------------------------------
+
+    def check(self) -> None:
+        """Notice that the other seat is gone, or leads, also where nobody writes."""
+        if self._is_followed:
+            self._say(self._mirror())
 
     def begin(self) -> None:
         """Lead contents that begin empty, if the other seat agrees."""
@@ -123,13 +146,12 @@ class Mirroring:
 
     def forward(self, changed: Sequence[Changed]) -> bool:
         """Have the other seat do what was done here; False: this one does not lead any more."""
+        # Who lacks a Settle remembers a few keys for longer; it has all that was written.
+        self._seat.advance(self.place, sum(type(each) is not Settle for each, _ in changed))
         if not self._is_followed:
             return True
         arrays = [[contiguous(array) for array in each] for _, each in changed]
-        message = Mirror(
-            store=self._number,
-            epoch=self._seat.epoch,
-            life=self._seat.life,
+        message = self._mirror(
             operations=tuple(operation for operation, _ in changed),
             arrays=tuple(tuple(map(form_of, each)) for each in arrays),
         )
@@ -139,6 +161,7 @@ class Mirroring:
     def hold(self) -> None:
         """Have the other seat know that it lacks something, and leave it alone until `let_go`."""
         self._is_held = True
+        self._seat.advance(self.place, 1)  # what the other seat has now is outdated soon
         if self._is_followed and self._follow():
             self._is_followed = False
 
@@ -171,19 +194,13 @@ class Mirroring:
             is_wanted = self._wanted.wait(_CHECK_SECONDS)
             try:
                 if not is_wanted:
-                    self._between(self._check)
+                    self._between(self.check)
                 elif self._is_there():
                     self._fill_all()
             except CancelledError:
                 return
             if is_wanted:
                 self._closed.wait(_PAUSE_SECONDS)
-
-    def _check(self) -> None:
-        """Notice that the other seat is gone, also where nobody writes."""
-        if self._is_followed:
-            seat = self._seat
-            self._say(Mirror(store=self._number, epoch=seat.epoch, life=seat.life))
 
     def _is_there(self) -> bool:
         channel = self._connect()
@@ -224,6 +241,8 @@ class Mirroring:
             life=life,
             server=snapshot_of_server(self._store).record,
             is_restored=self._store.is_restored,
+            writes=self._writes(),
+            position=START if is_new else seat.position,
         )
         reply = self._answer(message)
         self._is_followed = isinstance(reply, Done)
@@ -263,8 +282,7 @@ class Mirroring:
 
     def _end_filling(self) -> None:
         seat = self._seat
-        message = Mirror(store=self._number, epoch=seat.epoch, life=seat.life, is_whole=True)
-        if self._is_followed and self._say(message):
+        if self._is_followed and self._say(self._mirror(is_whole=True)):
             self._wanted.clear()
             self._said = ""
             _log.info("store %d is on two servers (epoch %d)", self._number, seat.epoch)
@@ -280,10 +298,24 @@ class Mirroring:
             request_bytes=_LARGEST_REQUEST,
         )
 
+    def _mirror(self, **what: Any) -> Mirror:
+        seat = self._seat
+        return Mirror(
+            store=self._number,
+            epoch=seat.epoch,
+            life=seat.life,
+            writes=self._writes(),
+            position=seat.position,
+            **what,
+        )
+
     def _say(self, message: Message, buffers: Sequence[Buffer] = ()) -> bool:
         """Say something to the other seat, and wait until it is done; False: it is not."""
         reply = self._answer(message, buffers)
-        if isinstance(reply, Elsewhere) and self._follow():
+        is_refused = isinstance(reply, Elsewhere)
+        if reply is None and not self._closed.is_set():
+            is_refused = self._is_there()  # the connection alone was lost
+        if is_refused and self._follow():
             self._is_followed = False  # it has nothing of what was said before
             self._wanted.set()
         return isinstance(reply, Done)
@@ -293,6 +325,7 @@ class Mirroring:
         try:
             if self._channel is None:
                 self._channel = self._connect()
+            began = time.monotonic()
             ticket = self._channel.send(message, buffers)
             while (reply := self._channel.receive(_SLICE_SECONDS)) is None or (
                 reply.ticket != ticket
@@ -305,6 +338,8 @@ class Mirroring:
             self._alone(error)
             return None
         assert isinstance(reply.message, Message)
+        if isinstance(reply.message, Done):
+            self._in_touch_at = began
         return reply.message
 
     def _alone(self, error: Exception) -> None:

@@ -28,6 +28,8 @@ class Patience:
         seconds: So long it may be away, or without what it held.
         pause: Waits for some seconds; raises if nobody is to wait any more.
         began: When the waiting began, by the monotonic clock; None: now.
+        why_lost: Returns why what the server held is lost, where it was not started again; else "".
+            It takes whether the server has begun again with nothing.
     """
 
     def __init__(
@@ -37,7 +39,9 @@ class Patience:
         seconds: float,
         pause: Callable[[float], object],
         began: float | None = None,
+        why_lost: Callable[[bool], str] | None = None,
     ) -> None:
+        self._why_lost = why_lost
         self._server = server
         self._task = task
         self._seconds = seconds
@@ -71,11 +75,21 @@ class Patience:
         """
         pause = next(self._delays)
         if time.monotonic() + pause > self._began + self._seconds:
-            if isinstance(error, NotFoundError):
+            began_again = isinstance(error, NotFoundError)
+            why_lost = self._why_lost(began_again) if self._why_lost is not None else ""
+            if began_again:
                 raise DataLossError(
-                    f"{self._server} was started again, and in {self._seconds:g} s nobody restored "
-                    f"what it held: {error}. Restore a checkpoint; an `hr.CheckpointManager` that "
-                    "is there while training does so by itself"
+                    f"{why_lost or f'{self._server} was started again'}, and in "
+                    f"{self._seconds:g} s nobody restored what it held: {error}. Restore a "
+                    "checkpoint; an `hr.CheckpointManager` that is there while training does so by "
+                    "itself"
+                ) from error
+            if why_lost:
+                raise DataLossError(
+                    f"{why_lost}, and in {self._seconds:g} s the other server has not come back "
+                    f"({error}). Start it again: if it still has them, nothing is lost; if it "
+                    "ended, restore a checkpoint then, which an `hr.CheckpointManager` that is "
+                    "there while training does by itself"
                 ) from error
             raise UnavailableError(
                 f"{self._server} did not answer for {self._seconds:g} s: is it running, and is "

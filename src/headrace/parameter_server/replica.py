@@ -9,6 +9,7 @@ Rule 2. The store and the seat are read and changed there alone, so they need no
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,6 +17,7 @@ from functools import partial
 import msgspec
 
 from headrace.errors import NotFoundError
+from headrace.parameter_server.acknowledged import Position
 from headrace.parameter_server.applying import Applying, Changed
 from headrace.parameter_server.gauges import kept_in
 from headrace.parameter_server.messages import (
@@ -44,6 +46,8 @@ from headrace.transport.security import Security
 
 __all__ = ["Replica", "Replicas"]
 
+_log = logging.getLogger(__name__)
+
 _PERIODS = 1 << 20
 """Marks of one epoch: those of the next are larger, so that increments have all of each shard."""
 
@@ -58,6 +62,7 @@ class Replica:
     """
 
     def __init__(self, number: int, index: int, security: Security | None) -> None:
+        self._number = number
         self._store = Store()
         self._seat = Seat()
         self.applying = Applying(self._store, index, shared=self)
@@ -71,7 +76,10 @@ class Replica:
             self.applying.between,
             self._give_up,
             security,
+            writes=lambda: self.applying.writes,
         )
+        #: How many writes were here when they were given up because others were missing; -1: none.
+        self._outdated_at = -1
         self._saving.around = self._mirroring
         self.applying.start()
         self._saving.start()
@@ -114,18 +122,51 @@ class Replica:
 
     # --- between two operations, or as a part of one ----------------------------------------------
 
+    @property
+    def position(self) -> Position:
+        """Which operations have been carried out."""
+        return self._seat.position
+
+    @property
+    def is_out_of_touch(self) -> bool:
+        """Whether the other seat may have taken over without the knowledge of this one."""
+        return self._mirroring.is_out_of_touch
+
     def refuse(self, message: CarryOut | SaveShards | RestoreShards) -> Message | None:
         """Return the answer to what is not carried out here; None: it is."""
-        admission = self._seat.admit(message.life, insists=message.insists)
+        if self.is_out_of_touch:
+            self._mirroring.check()
+        admission = self._seat.admit(message.life, insists=message.insists, seen=message.seen)
         if admission is Admission.PROMOTED:
             self._take_over()
         self.applying.life = self._seat.life
         match admission:
-            case Admission.ELSEWHERE | Admission.VACANT:
-                return Elsewhere(is_vacant=admission is Admission.VACANT)
+            case Admission.ELSEWHERE:
+                return Elsewhere(is_vacant=False)
+            case Admission.VACANT:
+                return Elsewhere(is_vacant=True, outdated_at=self._outdated_at)
+            case Admission.OUTDATED:
+                return self._drop_outdated(message.seen)
             case Admission.REBORN:
                 return Reborn(life=self._seat.life)
         return None
+
+    def _drop_outdated(self, seen: Position) -> Message:
+        """Give up contents that lack acknowledged operations; return the answer that says so."""
+        had = self.applying.writes
+        _log.error(
+            "store %d is given up on this server: it stood still or was cut off, and lacks "
+            "operations that were acknowledged elsewhere (it is at %s, and %s was reached); it has "
+            "%d updates",
+            self._number,
+            self._seat.position,
+            seen,
+            had,
+        )
+        self._mirroring.lose()
+        self._give_up()
+        self._outdated_at = had
+        return Elsewhere(is_vacant=True, outdated_at=had)
 
     def forward(self, changed: Sequence[Changed]) -> bool:
         """Have the other seat carry out what was; False: this one does not lead any more."""
@@ -153,6 +194,8 @@ class Replica:
         self._store.counters.clear()
         self._store.keys = WriteKeys()
         self._store.is_restored = False
+        self.applying.writes = 0
+        self._outdated_at = -1
 
     def _hear(self, hear: Callable[[Replica, Request], Message], request: Request) -> None:
         try:
@@ -173,13 +216,14 @@ class Replica:
     def _follow(self, request: Request) -> Message:
         message = request.message
         assert isinstance(message, Follow)
-        if not self._seat.follow(message.epoch, message.life):
+        if not self._seat.follow(message.epoch, message.life, message.position):
             return Elsewhere(is_vacant=False)
         self._mirroring.lose()
         self._mirroring.seats, self._mirroring.place = message.seats, message.seat
         self._clear()
         restore(self._store, Saved(message.server, {}))
         self._store.is_restored = message.is_restored
+        self.applying.writes = message.writes
         return Done()
 
     def _fill(self, request: Request) -> Message:
@@ -207,6 +251,7 @@ class Replica:
                 if seat.is_whole:
                     raise
                 # It comes with its shard, which this seat does not have yet.
+        seat.position, self.applying.writes = message.position, message.writes
         return Done()
 
 

@@ -122,7 +122,14 @@ class Saving:
             )
             # Of those until now, some may have come after the moment of their shard.
             writes = applying.writes
-            request.reply(ShardsSaved(life=applying.life, writes=writes, **written._asdict()))
+            request.reply(
+                ShardsSaved(
+                    life=applying.life,
+                    writes=writes,
+                    position=applying.position,
+                    **written._asdict(),
+                )
+            )
         else:
             assert isinstance(message, RestoreShards)
             token, prepared = self._prepared
@@ -132,7 +139,7 @@ class Saving:
             elif message.phase == "commit":
                 is_prepared = bool(message.token) and message.token == token
                 self._restore(message, prepared if is_prepared else None)
-            request.reply(ShardsRestored(life=applying.life))
+            request.reply(ShardsRestored(life=applying.life, position=applying.position))
 
 
 def _read(message: RestoreShards) -> Parts:

@@ -7,13 +7,16 @@ Rule 1. The leading seat carries out operations, and answers a write when the ot
 Rule 2. A following seat that is whole becomes the leading one when somebody asks who cannot reach
         the other (`insists`). It takes nothing from the earlier one after that.
 Rule 3. A store begins empty only where both seats are vacant: the leading one asks the other first.
-Rule 4. A seat that has contents gives them up for nobody but a later epoch of the same life.
+Rule 4. A seat that has contents gives them up for nobody but a later epoch of the same life, and
+        where it lacks operations that were acknowledged.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+
+from headrace.parameter_server.acknowledged import START, Position, has_all
 
 __all__ = ["PATIENCE", "Admission", "Role", "Seat"]
 
@@ -43,6 +46,8 @@ class Admission(Enum):
     """The other seat is to be asked."""
     VACANT = "vacant"
     """The other seat is to be asked: this one has nothing."""
+    OUTDATED = "outdated"
+    """It lacks operations that were acknowledged to whoever asks: its contents count as lost."""
     REBORN = "reborn"
     """It was meant for contents that are lost."""
 
@@ -56,28 +61,33 @@ class Seat:
         epoch: How often another seat became the leading one, this one included.
         life: Names the contents: those that begin empty have another one.
         is_whole: Whether it has all of them.
+        position: Which operations are in them (`acknowledged`).
     """
 
     role: Role = Role.VACANT
     epoch: int = 0
     life: str = ""
     is_whole: bool = False
+    position: Position = START
 
-    def admit(self, life: str, *, insists: bool) -> Admission:
+    def admit(self, life: str, *, insists: bool, seen: Position = START) -> Admission:
         """Say what becomes of a request.
 
         Args:
             life: Whose contents it is meant for; "": any.
             insists: Whoever asks found the other seat gone, or vacant.
+            seen: Up to where operations on these contents are known to be acknowledged.
         """
         if self.role is Role.VACANT or not self.is_whole:
             return Admission.VACANT
         if life not in ("", self.life):
             return Admission.REBORN
+        if self.role is Role.FOLLOWING and not insists:
+            return Admission.ELSEWHERE
+        if life and not has_all(self.position, seen):
+            return Admission.OUTDATED
         if self.role is Role.LEADING:
             return Admission.HERE
-        if not insists:
-            return Admission.ELSEWHERE
         self.role = Role.LEADING
         self.epoch += 1
         return Admission.PROMOTED
@@ -85,14 +95,21 @@ class Seat:
     def lead(self, life: str) -> None:
         """Lead new contents, which the other seat has agreed to follow."""
         self.role, self.epoch, self.life, self.is_whole = Role.LEADING, 1, life, True
+        self.position = START
 
-    def follow(self, epoch: int, life: str) -> bool:
+    def advance(self, place: int, count: int) -> None:
+        """Take note that this seat, the first or second one, has carried out operations."""
+        first, second = self.position
+        self.position = (first, second + count) if place else (first + count, second)
+
+    def follow(self, epoch: int, life: str, position: Position = START) -> bool:
         """Give up what there is, and follow a leading seat; False: it does not lead any more."""
         if self.role is not Role.VACANT and self.is_whole:
             least = self.epoch + (self.role is Role.LEADING)
             if life != self.life or epoch < least:
                 return False
         self.role, self.epoch, self.life, self.is_whole = Role.FOLLOWING, epoch, life, False
+        self.position = position
         return True
 
     def outranks(self, epoch: int, life: str) -> bool:
@@ -106,4 +123,4 @@ class Seat:
 
     def vacate(self) -> None:
         """Have nothing any more."""
-        self.role, self.is_whole = Role.VACANT, False
+        self.role, self.is_whole, self.position = Role.VACANT, False, START

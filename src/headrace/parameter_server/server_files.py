@@ -77,8 +77,10 @@ class _Call:
         if self._channel is None or asked != self.asked:
             self.close()
             self._channel, self.asked = servers.connect(asked), asked
-        message = self._build(self.server, servers.lives.known(self.server))
-        self._channel.send(servers.leaders.to_store(message, self.server))
+        life = servers.lives.known(self.server)
+        message = self._build(self.server, life)
+        seen = servers.lives.seen(self.server, life)
+        self._channel.send(servers.leaders.to_store(message, self.server, seen))
 
     def receive(self) -> Any:
         """Return what arrives in a while; None: nothing did."""
@@ -105,7 +107,7 @@ def _answer(servers: Servers, call: _Call, meets: bool) -> Any:
             if isinstance(message, Exception):
                 raise message
             if isinstance(message, ShardsSaved | ShardsRestored):
-                servers.lives.met(server, message.life)
+                servers.lives.met(server, message.life, position=message.position)
                 return message
             if isinstance(message, Elsewhere):
                 servers.is_elsewhere(server, call.asked, message)

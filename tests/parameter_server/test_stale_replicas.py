@@ -1,0 +1,166 @@
+"""A replica that missed acknowledged writes is never read as current: it counts as lost."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import headrace as hr
+from headrace.coordinator import ClusterCoordinator
+from headrace.errors import DataLossError
+from headrace.parameter_server.current import cluster_of
+from headrace.parameter_server.origin import Origin, writing_as
+from headrace.parameter_server.strategy import ParameterServerStrategy
+from tests.coordinator.processes import Task
+from tests.parameter_server.server_process import Process
+from tests.parameter_server.small_cluster import resolver_of
+
+pytestmark = pytest.mark.system
+
+SECONDS = 60.0
+
+
+def _until(is_met: Callable[[], object]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not is_met():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+class Servers:
+    """Two parameter servers, as processes, and the strategies that use them."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.stack = stack
+        self.processes = [Process(index) for index in range(2)]
+        for each in self.processes:
+            stack.callback(each.end)
+
+    def strategy(self, timeout: float, worker: str = "localhost:1") -> Any:
+        strategy = ParameterServerStrategy(
+            resolver_of(*(each.address for each in self.processes), worker=worker),
+            replication=2,
+            server_timeout=timeout,
+        )
+        self.stack.callback(strategy.close)
+        return strategy
+
+    def wait_until_whole(self, strategy: Any) -> None:
+        """Wait until each store is on both servers."""
+        servers = strategy.cluster.servers
+
+        def is_whole() -> bool:
+            words = [servers.status(index).seats for index in range(2)]
+            return all({each.get(n) for each in words} == {"leads", "follows"} for n in (0, 1))
+
+        _until(is_whole)
+
+
+@pytest.fixture
+def servers() -> Iterator[Servers]:
+    with ExitStack() as stack:
+        yield Servers(stack)
+
+
+class Adding:
+    """Adds 1 to a variable, with a key each, so that all are counted once."""
+
+    def __init__(self, strategy: Any, variable: Any) -> None:
+        self._incarnation = strategy.incarnation
+        self._variable = variable
+        self.count = 0
+
+    def __call__(self, count: int) -> None:
+        for _ in range(count):
+            self.count += 1
+            with writing_as(Origin(self._incarnation, self.count, 0)):
+                self._variable.assign_add(np.float64(1.0))
+
+
+def test_a_primary_that_missed_a_takeover_is_refused_and_restored(
+    servers: Servers, tmp_path: Path
+) -> None:
+    strategy = servers.strategy(timeout=4.0)
+    with strategy.scope():
+        n = hr.Variable(np.float64(0.0), name="n")
+    add = Adding(strategy, n)
+    first, second = servers.processes
+    with hr.CheckpointManager(hr.Checkpoint(n=n), tmp_path) as manager:
+        add(50)
+        manager.save()
+        servers.wait_until_whole(strategy)
+        first.pause()
+        add(20)
+        first.resume()
+        add(31)
+        servers.wait_until_whole(strategy)
+        assert n.read() == 101, "the second server took over, and nothing is lost"
+        second.pause()
+        add(98)
+        assert n.read() == 199
+        first.kill()
+        second.resume()
+        with pytest.raises(DataLossError) as caught:
+            n.read()
+        # The write that was on its way when the server was paused arrives when it goes on.
+        has = rf"server 1 at {second.address} had 10[12] updates of store 0, and 199 were acknowl"
+        assert re.search(has, str(caught.value))
+        assert "CheckpointManager" in str(caught.value)
+        with pytest.raises(DataLossError, match="acknowledged"):
+            servers.strategy(timeout=1.0)  # a program that knows nothing
+        first.start()
+        assert n.read() == 50, "the newest checkpoint"
+        assert manager.lost_updates == 149
+    fresh = servers.strategy(timeout=30.0)
+    with fresh.scope():
+        assert hr.Variable(np.float64(0.0), name="n").read() == 50
+
+
+def _add_one(variable: Any) -> None:
+    variable.assign_add(np.float64(1.0))
+
+
+def _known_writes(cluster_id: str) -> int:
+    return cluster_of(cluster_id, "").servers.lives.writes(0)
+
+
+def test_what_functions_wrote_before_a_loss_is_known_to_all_workers(
+    servers: Servers, tmp_path: Path
+) -> None:
+    worker = servers.stack.enter_context(Task("worker", 0))
+    worker.wait_until_ready()
+    strategy = servers.strategy(timeout=10.0, worker=worker.address)
+    with strategy.scope():
+        n = hr.Variable(np.float64(0.0), name="n")
+    first, second = servers.processes
+    with (
+        ClusterCoordinator(strategy) as coordinator,
+        hr.CheckpointManager(hr.Checkpoint(n=n), tmp_path) as manager,
+    ):
+        coordinator.fetch([coordinator.schedule(_add_one, (n,)) for _ in range(20)])
+        assert strategy.cluster.servers.lives.writes(0) == 20, "the worker has said so"
+        coordinator.join()
+        manager.save()
+        servers.wait_until_whole(strategy)
+        first.pause()
+        coordinator.fetch([coordinator.schedule(_add_one, (n,)) for _ in range(30)])
+        second.kill()
+        first.resume()
+        worker.kill()
+        worker.begin()
+        worker.wait_until_ready()
+        known = coordinator.schedule(_known_writes, (strategy.cluster_id,)).fetch()
+        assert known >= 50, "a worker that has asked no server knows what was acknowledged"
+        late = coordinator.schedule(_add_one, (n,))
+        second.start()
+        late.fetch()
+        coordinator.join()
+        assert n.read() == 21, "the checkpoint, and the function that ran after the loss"
+        assert 30 <= manager.lost_updates <= 31  # one may have been asked twice
