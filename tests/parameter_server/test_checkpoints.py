@@ -11,6 +11,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -472,3 +473,22 @@ def test_a_coordinator_that_is_told_to_end_saves_once_while_functions_run(tmp_pa
     assert (found >= 3).all()
     # Each shard is whole; they may be of different moments while functions run.
     assert len(set(found[:3])) == len(set(found[3:])) == 1
+
+
+def test_increments_that_keep_failing_are_warned_about_once_a_minute(
+    tmp_path: Path, caplog: Any
+) -> None:
+    (tmp_path / "file").touch()
+
+    def failures() -> list[int]:
+        return [each.levelno for each in caplog.records if "trying again" in each.message]
+
+    with cluster(1) as strategy, caplog.at_level(logging.DEBUG, "headrace"):
+        with strategy.scope():
+            v = hr.Variable(np.zeros(2), name="v")
+        # A second between two attempts, so that the thread wakes without one.
+        with hr.CheckpointManager(
+            hr.Checkpoint(v=v), tmp_path / "file" / "folder", incremental_seconds=1.2
+        ):
+            until(lambda: len(failures()) >= 2)
+    assert failures().count(logging.WARNING) == 1

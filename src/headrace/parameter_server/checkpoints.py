@@ -364,7 +364,9 @@ class CheckpointManager:
 
     def _watch(self) -> None:
         """Find out which servers came back, and save increments."""
-        due, said, again = time.monotonic(), "", 0.0
+        due, again = time.monotonic(), 0.0
+        #: What the last save failed with: messages of the same kind differ by names of files.
+        failed: type[Exception] | None = None
         pause = _LOOK_SECONDS if self._seconds is None else min(_LOOK_SECONDS, self._seconds)
         while not self._closed.wait(pause):
             try:
@@ -378,16 +380,20 @@ class CheckpointManager:
                     # Also after one that failed, as for want of room: it is not tried at once.
                     due = time.monotonic() + self._seconds
                     self.save_increment()
-                said = ""
+                    failed = None
+                elif self._seconds is None:
+                    failed = None
             except CancelledError:
                 return
             except Exception as error:
                 if self._closed.is_set():
                     return
+                level = logging.DEBUG
+                if type(error) is not failed or time.monotonic() >= again:
+                    failed, again = type(error), time.monotonic() + _WORDS_SECONDS
+                    level = logging.WARNING
                 words = describe_error(error)
-                if words != said or time.monotonic() >= again:
-                    said, again = words, time.monotonic() + _WORDS_SECONDS
-                    _log.warning("checkpoints of %s: %s; trying again", self._folder.url, words)
+                _log.log(level, "checkpoints of %s: %s; trying again", self._folder.url, words)
 
     def _on_sigterm(self, number: int, frame: Any) -> None:
         # A second one ends the process at once.
