@@ -51,6 +51,7 @@ def test_a_strategy_has_one_coordinator():
         first.close()
         second = ClusterCoordinator(strategy, closures_in_flight=5)
         assert second is not first
+        assert ClusterCoordinator(strategy) is second, "options that are not given do not differ"
         assert second.schedule(divide, (1, 1)).fetch(SECONDS) == 1.0
         second.close()
 

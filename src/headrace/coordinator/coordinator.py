@@ -59,9 +59,11 @@ class ClusterCoordinator:
     Args:
         strategy: A `ParameterServerStrategy`.
         closures_in_flight: How many functions a worker has at a time, at least: one runs, the next
-            one is there already. Workers get more of short ones.
-        threads_per_worker: How many functions a worker runs at a time.
-        most_queued: How many may wait for a worker; `schedule` waits beyond that.
+            one is there already. Workers get more of short ones. None: that of the coordinator
+            that the strategy has, or 2.
+        threads_per_worker: How many functions a worker runs at a time. None: likewise, or 1.
+        most_queued: How many may wait for a worker; `schedule` waits beyond that. None: likewise,
+            or 65,536.
     """
 
     _settings: tuple[int, int, int] | None = None
@@ -79,15 +81,25 @@ class ClusterCoordinator:
     def __init__(
         self,
         strategy: Any,
-        closures_in_flight: int = 2,
-        threads_per_worker: int = 1,
+        closures_in_flight: int | None = None,
+        threads_per_worker: int | None = None,
         *,
-        most_queued: int = _MOST_QUEUED,
+        most_queued: int | None = None,
     ) -> None:
-        check_int("closures_in_flight", closures_in_flight, minimum=1)
-        check_int("threads_per_worker", threads_per_worker, minimum=1)
-        check_int("most_queued", most_queued, minimum=1)
-        settings = closures_in_flight, threads_per_worker, most_queued
+        given = {
+            "closures_in_flight": closures_in_flight,
+            "threads_per_worker": threads_per_worker,
+            "most_queued": most_queued,
+        }
+        for name, value in given.items():
+            if value is not None:
+                check_int(name, value, minimum=1)
+        defaults = self._settings or (2, 1, _MOST_QUEUED)
+        settings = closures_in_flight, threads_per_worker, most_queued = (
+            closures_in_flight or defaults[0],
+            threads_per_worker or defaults[1],
+            most_queued or defaults[2],
+        )
         if self._settings is not None:
             if self._settings != settings:
                 raise ValueError(
