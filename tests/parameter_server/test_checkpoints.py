@@ -241,6 +241,29 @@ def test_a_save_that_failed_does_not_count_updates_as_lost_that_are_saved(tmp_pa
         again.stop()
 
 
+def test_updates_lost_with_a_server_that_ends_twice_are_counted_once(tmp_path: Path) -> None:
+    with servers(1) as (server,):
+        strategy = ParameterServerStrategy(resolver_of(server.address))
+        with strategy.scope():
+            w = hr.Variable(np.zeros(2, F32), name="w")
+        with hr.CheckpointManager(hr.Checkpoint(w=w), tmp_path) as manager:
+            for _ in range(4):
+                w.assign_add(np.ones(2))
+            manager.save()
+            for _ in range(3):
+                w.assign_add(np.ones(2))
+            second = restarted(server)
+            assert w.read().tolist() == [4, 4]
+            assert manager.lost_updates == 3
+            for _ in range(2):
+                w.assign_add(np.ones(2))
+            third = restarted(second)
+            assert w.read().tolist() == [4, 4]
+            assert manager.lost_updates == 5
+        strategy.close()
+        third.stop()
+
+
 def test_a_disk_that_is_full_leaves_the_checkpoint_before_as_it_was(tmp_path):
     # In a process of its own, which may write so many bytes to a file.
     program = """
