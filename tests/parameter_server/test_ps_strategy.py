@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 
 import headrace as hr
-from headrace.errors import AlreadyExistsError, FailedPreconditionError, UnavailableError
+from headrace.errors import (
+    AlreadyExistsError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    UnavailableError,
+)
 from headrace.parameter_server.current import Cluster, enter, leave
 from headrace.parameter_server.origin import Origin, writing_as
 from headrace.parameter_server.partitioners import FixedShardsPartitioner
@@ -257,3 +262,30 @@ def test_a_task_that_should_listen_is_named_where_it_makes_a_coordinator(caplog)
         strategy.close()
     assert "this program is a worker of its cluster" in caplog.text
     assert "hr.distribute.Server" in caplog.text
+
+
+def test_numbers_that_are_too_large_for_a_dtype_are_refused_by_their_value():
+    with cluster(1) as strategy, strategy.scope():
+        whole = hr.Variable(np.zeros(2, np.int32), name="whole")
+        real = hr.Variable(np.zeros(2, np.float32), name="real")
+        table = hr.EmbeddingTable(2, name="table")
+        for write in (whole.assign, whole.assign_add):
+            with pytest.raises(
+                InvalidArgumentError, match=r"'whole' has dtype int32, .* value 10995"
+            ):
+                write(np.array([1, 2**40]))
+        with pytest.raises(InvalidArgumentError, match=r"'whole' has dtype int32"):
+            whole.scatter_update([0], np.array([2**40]))
+        for write in (real.assign, real.assign_sub):
+            with pytest.raises(InvalidArgumentError, match=r"'real' .* the value 1e\+300 of dtype"):
+                write(np.array([1.0, 1e300]))
+        with pytest.raises(InvalidArgumentError, match=r"EmbeddingTable 'table' has dtype float32"):
+            table.assign([1], np.full((1, 2), 1e300))
+        with pytest.raises(
+            InvalidArgumentError, match=r"the variable has dtype int8, .* value 300"
+        ):
+            hr.Variable([1, 300], dtype="int8")
+        real.assign(np.array([0.1, np.inf]))
+        whole.assign(np.array([-(2**31), 2**31 - 1]))
+        assert real.read().tolist() == [np.float32(0.1), np.inf]
+        assert whole.read().tolist() == [-(2**31), 2**31 - 1]

@@ -21,7 +21,7 @@ from headrace.errors import AlreadyExistsError, InvalidArgumentError
 from headrace.parameter_server.arrays import as_array
 from headrace.parameter_server.asking import Ask
 from headrace.parameter_server.connection import Servers
-from headrace.parameter_server.dtypes import dtype_named, name_of
+from headrace.parameter_server.dtypes import cast_exactly, dtype_named, name_of
 from headrace.parameter_server.operations import (
     Constant,
     Create,
@@ -108,7 +108,7 @@ def initial(initial_value: Any, shape: Any, dtype: Any) -> Initial:
         )
     array = as_array(initial_value)
     if dtype is not None:
-        array = array.astype(dtype, copy=False)
+        array = cast_exactly(array, np.dtype(dtype), "the variable")
     if sizes is not None and array.shape != sizes:
         raise ValueError(f"`shape` is {sizes}, but the initial value has shape {array.shape}")
     name_of(array.dtype)

@@ -6,12 +6,15 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headrace.element.description import decode_dtype
+from headrace.errors import InvalidArgumentError
 
 __all__ = [
     "adding_dtype",
     "as_dtype",
+    "cast_exactly",
     "dtype_named",
     "is_floating",
     "kind_of",
@@ -72,6 +75,39 @@ def dtype_named(name: str) -> np.dtype[Any]:
         FailedPreconditionError: It needs a package that is not installed here.
     """
     return np.dtype(name) if name in _PLAIN else decode_dtype(name)
+
+
+def cast_exactly(array: NDArray[Any], dtype: np.dtype[Any], whose: str) -> NDArray[Any]:
+    """Return an array in another dtype, in which whole numbers keep their value; floats may round.
+
+    Args:
+        array: What is cast.
+        dtype: To what.
+        whose: What it is for, for the error.
+
+    Raises:
+        InvalidArgumentError: A number is too large for the dtype.
+    """
+    if array.dtype == dtype:
+        return array
+    with np.errstate(over="ignore", invalid="ignore"):
+        cast = array.astype(dtype)
+    if array.dtype.isbuiltin == 1 and np.can_cast(array.dtype, dtype, "safe"):
+        return cast
+    if kind_of(array.dtype) in "iu" and kind_of(dtype) in "iu":
+        wrong = (cast != array) | ((cast < 0) != (array < 0))
+    elif kind_of(dtype) in "fc" and kind_of(array.dtype) in "iufc":
+        wrong = ~np.isfinite(cast)
+        if wrong.any():
+            wrong &= np.isfinite(array)
+    else:
+        return cast
+    if wrong.any():
+        raise InvalidArgumentError(
+            f"{whose} has dtype {name_of(dtype)}, but got the value {array[wrong].flat[0]} of "
+            f"dtype {array.dtype}, which is out of its range"
+        )
+    return cast
 
 
 def is_floating(dtype: np.dtype[Any]) -> bool:

@@ -318,7 +318,10 @@ def check_ids(ids: NDArray[Any], whose: str) -> Ids:
             "first"
         )
     if ids.dtype == np.uint64 and ids.max() > np.iinfo(np.int64).max:
-        return ids.view(np.int64)  # a hash: its bits are the id
+        raise InvalidArgumentError(
+            f"ids of {whose} are int64, but one is {ids.max()}; of hashes, take "
+            "hashes.view(np.int64)"
+        )
     return ids.astype(np.int64, copy=False)
 
 

@@ -24,6 +24,7 @@ from headrace.parameter_server.asking import Ask
 from headrace.parameter_server.current import Cluster
 from headrace.parameter_server.dtypes import (
     as_dtype,
+    cast_exactly,
     dtype_named,
     is_floating,
     name_of,
@@ -294,7 +295,8 @@ class EmbeddingTable(Handle[TableRecord]):
     def assign(self, ids: Any, values: Any) -> None:
         """Write rows; their ids are admitted. Of an id that stands there twice the last stays."""
         wanted = self.checked_ids(ids).reshape(-1)
-        rows = np.broadcast_to(as_array(values), (len(wanted), self.dim)).astype(self.dtype)
+        rows = np.broadcast_to(as_array(values), (len(wanted), self.dim))
+        rows = cast_exactly(rows, self.dtype, f"EmbeddingTable {self.name!r}")
         last, place = np.unique(wanted[::-1], return_index=True)
         rows = rows[::-1][place]
         asks = []

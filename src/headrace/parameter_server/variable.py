@@ -31,7 +31,7 @@ from headrace.parameter_server.arrays import as_array
 from headrace.parameter_server.asking import Ask
 from headrace.parameter_server.creation import PlacedShard, VariableRecord, initial
 from headrace.parameter_server.current import Cluster
-from headrace.parameter_server.dtypes import dtype_named, is_floating, working_dtype
+from headrace.parameter_server.dtypes import cast_exactly, dtype_named, is_floating, working_dtype
 from headrace.parameter_server.handle import Handle
 from headrace.parameter_server.indexed_slices import IndexedSlices
 from headrace.parameter_server.operations import OptimizerRule, Step
@@ -343,7 +343,7 @@ class ServerVariable(Handle[VariableRecord], ShardedReading):
                 f"Variable {self.name!r} has dtype {self.dtype}, which would lose what is in a "
                 f"value of dtype {array.dtype}; convert it with astype"
             )
-        return array.astype(self.dtype, copy=False)
+        return cast_exactly(array, self.dtype, f"Variable {self.name!r}")
 
     # --- else ---------------------------------------------------------------------------------
 
