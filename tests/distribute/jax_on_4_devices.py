@@ -397,6 +397,26 @@ def test_dataclasses_lists_and_constants_pass_through_a_compiled_step():
     assert [int(v) for v in extra.values] == [2, 3]
 
 
+def test_gradients_of_run_are_those_of_all_replicas():
+    def losses(x):
+        total = get_replica_context().all_reduce("SUM", {"x": x, "n": 1})["x"]
+        both = get_replica_context().all_gather(x[None], axis=0)
+        return (1 + 2 * replica_id()) * (total + (both**3).sum())
+
+    def step(transform):
+        return float(transform(losses)(2.0 + replica_id()))
+
+    strategy = mirrored(2)
+    # The losses of both replicas are 4 (a + b + a^3 + b^3).
+    first = strategy.run(step, args=(jax.grad,)).values
+    assert first == (4 + 12 * 2.0**2, 4 + 12 * 3.0**2)
+    second = strategy.run(step, args=(lambda f: jax.grad(jax.grad(f)),)).values
+    assert second == (24 * 2.0, 24 * 3.0)
+    with pytest.raises(FailedPreconditionError, match=r"in jax\.jit.*strategy\.compile"):
+        strategy.run(step, args=(lambda f: jax.jit(jax.grad(f)),))
+    assert strategy.run(step, args=(jax.grad,)).values == first
+
+
 def test_gradients_of_collectives_are_those_of_all_replicas():
     """Each replica's weight of what all have counts in the gradient of every one."""
 

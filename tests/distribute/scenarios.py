@@ -455,6 +455,28 @@ def in_a_framework(name):
     return found, float(weight.read()), float(s.reduce("MEAN", step, axis=0)), sorted(kinds)
 
 
+def batch_norm_of_replicas(s, x):
+    """Return the gradients of the replicas' rows of a batch, normalised over all replicas."""
+    rows = len(x) // s.num_replicas_in_sync
+    replica = get_replica_context
+
+    def on_replica():
+        number = replica().replica_id_in_sync_group
+        own = slice(number * rows, (number + 1) * rows)
+        mine = s.framework.array(np.array(x)[own]).requires_grad_()
+        mean, square = replica().all_reduce("MEAN", [mine.mean(0), (mine**2).mean(0)])
+        normal = (mine - mean) / (square - mean**2 + 1e-3).sqrt()
+        weights = np.cos(np.arange(np.size(x))).reshape(np.shape(x))[own]
+        (normal * s.framework.array(weights)).sum().backward()
+        return mine.grad
+
+    return [each.tolist() for each in s.local_results(s.run(on_replica))]
+
+
+def batch_norm_of_workers(x):
+    return batch_norm_of_replicas(strategy(framework="torch"), x)
+
+
 def large_until_an_error(said):
     s = strategy(framework="torch", timeout=60.0)
     value = s.run(lambda: s.framework.array(np.ones(1 << 19, np.float32)))

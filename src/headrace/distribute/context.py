@@ -32,7 +32,14 @@ __all__ = [
 class Rendezvous(Protocol):
     """Where the replicas of one `run` meet."""
 
-    def merge(self, replica: int, function: Callable[[list[Any]], list[Any]], value: Any) -> Any:
+    def merge(
+        self,
+        replica: int,
+        function: Callable[[list[Any]], list[Any]],
+        value: Any,
+        what: str,
+        limit: float | None = None,
+    ) -> Any:
         """Wait until every replica is here; return this replica's part of what `function` returns.
 
         Args:
@@ -40,6 +47,8 @@ class Rendezvous(Protocol):
             function: Called once, with the values of all replicas in their order, in cross-replica
                 context; returns what each of them gets. That of replica 0 is called.
             value: This replica's.
+            what: What is done, in words, which must be the same on all replicas.
+            limit: Seconds that the other replicas are waited for; None: as long as they run.
         """
 
 

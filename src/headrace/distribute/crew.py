@@ -24,7 +24,7 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from headrace.errors import FailedPreconditionError
+from headrace.errors import DeadlineExceededError, FailedPreconditionError
 from headrace.forks import in_each_child
 from headrace.serving.reminder import Reminder
 from headrace.threads import start_thread
@@ -54,6 +54,7 @@ class Round:
         across: Callable[[Callable[[], Any]], Any],
     ) -> None:
         self.results: list[Any] = [None] * replicas
+        self._replicas = replicas
         self._function = function
         self._across = across
         self._context = contextvars.copy_context()
@@ -63,7 +64,7 @@ class Round:
         #: Replicas that have not returned yet. Changes under `_changed`, as all below.
         self._running = replicas
         #: What each replica that waits at the meeting brought.
-        self._here: dict[int, tuple[Callable[[list[Any]], list[Any]], Any]] = {}
+        self._here: dict[int, tuple[Callable[[list[Any]], list[Any]], Any, str]] = {}
         self._meetings = 0
         #: The thread in which the function of a meeting runs.
         self.merger: int | None = None
@@ -130,25 +131,39 @@ class Round:
         with self._changed:
             self._fail(error)
 
-    def merge(self, replica: int, function: Callable[[list[Any]], list[Any]], value: Any) -> Any:
+    def merge(
+        self,
+        replica: int,
+        function: Callable[[list[Any]], list[Any]],
+        value: Any,
+        what: str,
+        limit: float | None = None,
+    ) -> Any:
         """Meet the other replicas (`context.Rendezvous`)."""
         with self._changed:
+            if self.is_over:
+                raise FailedPreconditionError(
+                    f"replica {replica} is at {what} after strategy.run has returned, where no "
+                    "other replica comes: call backward, and all else in which replicas meet, in "
+                    "the function that run calls"
+                )
             if self._error is not None:
                 raise _EndedError
             meeting = self._meetings
-            self._here[replica] = (function, value)
-            if len(self._here) < len(self.results):
-                if self._running < len(self.results):
+            self._check_alike(replica, what)
+            self._here[replica] = (function, value, what)
+            if len(self._here) < self._replicas:
+                if self._running < self._replicas:
                     self._fail_unequal()
-                self._wait_for_others(replica, meeting)
+                self._wait_for_others(replica, meeting, limit)
                 if self._meetings == meeting:
                     raise _EndedError
                 return self._parts[replica]
-            arrived = [self._here[each] for each in range(len(self.results))]
+            arrived = [self._here[each] for each in range(self._replicas)]
         # All others wait, so nothing of the round changes meanwhile.
         self.merger = threading.get_ident()
         try:
-            parts = self._across(lambda: arrived[0][0]([brought for _, brought in arrived]))
+            parts = self._across(lambda: arrived[0][0]([brought for _, brought, _ in arrived]))
         except BaseException as error:
             # Were it caught on this replica alone, its next meeting would be with what the others
             # brought to this one.
@@ -163,23 +178,61 @@ class Round:
             self._changed.notify_all()
         return parts[replica]
 
-    def _wait_for_others(self, replica: int, meeting: int) -> None:
+    def release(self) -> None:
+        """Drop what replicas made and brought, once it is over.
+
+        A graph of gradients that runs through a meeting holds the round: so the round must not hold
+        the graph, which Python's garbage collector does not see.
+        """
+        with self._changed:
+            self.results, self._parts, self._here = [], [], {}
+            self._function, self._context = _nothing, contextvars.Context()
+
+    def _check_alike(self, replica: int, what: str) -> None:
+        """Raise, and end the round, where a replica comes to what the others are not at."""
+        for other, (_, _, theirs) in self._here.items():
+            if theirs != what or other == replica:
+                error = FailedPreconditionError(
+                    f"the replicas do not do the same: replica {other} is at {theirs}, and replica "
+                    f"{replica} is at {what}. Call merge_call, all_reduce and all_gather in the "
+                    "same order on all replicas, with values that require gradients on all of them "
+                    "or on none, and run the backward pass on all of them or on none"
+                )
+                self._fail(error)
+                raise error
+
+    def _wait_for_others(self, replica: int, meeting: int, limit: float | None) -> None:
         began, reminder = time.monotonic(), Reminder()
         while self._meetings == meeting and self._error is None:
             waited = time.monotonic() - began
-            missing = [each for each in range(len(self.results)) if each not in self._here]
+            missing = [each for each in range(self._replicas) if each not in self._here]
+            if limit is not None and waited >= limit and missing:
+                self._fail_late(replica, missing, waited)
+                return
             # One of those who wait says it for all. Where all are here, their function is at work,
             # which says itself for whom it waits.
             if reminder.is_due(waited) and missing and replica == min(self._here):
                 here = sorted(self._here)
                 _log.warning(
                     "replica %s waits for replica %s since %.0f s, in merge_call, all_reduce, "
-                    "all_gather or at a variable that all write: all must come there",
+                    "all_gather or at a variable that all write (%s): all must come there",
                     ", ".join(map(str, here)),
                     ", ".join(map(str, missing)),
                     waited,
+                    self._here[replica][2],
                 )
-            self._changed.wait(reminder.due_after - waited)
+            until = reminder.due_after if limit is None else min(limit, reminder.due_after)
+            self._changed.wait(max(0.0, until - waited))
+
+    def _fail_late(self, replica: int, missing: list[int], waited: float) -> None:
+        self._fail(
+            DeadlineExceededError(
+                f"replica {', '.join(map(str, missing))} did not come to {self._here[replica][2]} "
+                f"within {waited:.0f} s, where replica {replica} waits: run the backward pass on "
+                "all replicas, and compute on each replica's own device, for PyTorch runs the "
+                "backward passes of one GPU one after the other"
+            )
+        )
 
     def _fail(self, error: BaseException) -> None:
         if self._error is None:
@@ -194,11 +247,13 @@ class Round:
 
     def _fail_unequal(self) -> None:
         waiting = ", ".join(map(str, sorted(self._here)))
+        what = next(iter(self._here.values()))[2]
         self._fail(
             FailedPreconditionError(
                 "Some replicas made a different number of replica_context().merge_call() calls: "
-                f"replica {waiting} waits for one that has returned; call merge_call, all_reduce "
-                "and all_gather equally often on all replicas"
+                f"replica {waiting} waits at {what} for one that has returned; call merge_call, "
+                "all_reduce and all_gather equally often on all replicas, and run the backward "
+                "pass through them on all of them or on none"
             )
         )
 
@@ -254,7 +309,11 @@ class Crew:
                     self._finalizer()
                     self._begin()
                 raise
-        return round_.results
+            else:
+                return round_.results
+            finally:
+                if round_.is_over:
+                    round_.release()
 
     def _start_one(self) -> None:
         thread = threading.Thread(
@@ -322,6 +381,10 @@ class _Bench:
             if not self.is_quick and current is not None and current.pending:
                 return current
         return self.calls.get()
+
+
+def _nothing(replica: int, round_: Round) -> None:
+    """The function of a round that is over."""
 
 
 def _work(bench: _Bench) -> None:

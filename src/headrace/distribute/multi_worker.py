@@ -227,7 +227,11 @@ class MultiWorkerMirroredStrategy(Strategy):
     # --- values -------------------------------------------------------------------------------
 
     def reduce_columns(
-        self, op: ReduceOp, columns: Sequence[Sequence[Any]], axis: Axis = None
+        self,
+        op: ReduceOp,
+        columns: Sequence[Sequence[Any]],
+        axis: Axis = None,
+        what: str | None = None,
     ) -> list[Any]:
         """Return the sums or means of what all replicas have, all in one exchange."""
         member, framework = self._member, self.framework
@@ -243,7 +247,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             if not is_direct
         ]
         counts = np.array([count for _, count in pairs] if op is ReduceOp.MEAN else [], np.int64)
-        words = f"a reduction ({op.name})"
+        words = what or f"a reduction ({op.name})"
         # All workers say the same, so that none waits for another elsewhere.
         for total, is_direct in zip(totals, direct, strict=True):
             words += f" with {total.dtype} of shape {tuple(total.shape)}" if is_direct else ""
@@ -263,13 +267,14 @@ class MultiWorkerMirroredStrategy(Strategy):
             for total, is_direct, count in zip(totals, direct, numbers, strict=True)
         ]
 
-    def gather_replicas(self, values: Sequence[Any], axis: int) -> Any:
+    def gather_replicas(self, values: Sequence[Any], axis: int, what: str | None = None) -> Any:
         """Return what all replicas have, one after another."""
         here = concatenated(values, axis, self.framework)
         if self._member is None:
             return here
         array = np.asarray(self.framework.numpy(here))
-        found = self._member.meet(f"a gathering along axis {axis}", ALL, arrays=[array])
+        words = what or f"a gathering along axis {axis}"
+        found = self._member.meet(words, ALL, arrays=[array])
         return self._put(concatenated(found.arrays, axis))
 
     def value_of_first(self, value: Any, what: str) -> Any:

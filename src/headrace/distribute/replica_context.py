@@ -10,6 +10,7 @@ import numpy as np
 from headrace.arguments import check_callable
 from headrace.distribute.collectives import ReduceOp
 from headrace.distribute.context import CrossReplica, OnReplica, Rendezvous, here
+from headrace.distribute.gradients import all_gathered, all_reduced
 from headrace.distribute.values import (
     DistributedValues,
     PerReplica,
@@ -19,6 +20,10 @@ from headrace.distribute.values import (
 from headrace.errors import FailedPreconditionError
 
 __all__ = ["Alone", "ReplicaContext", "across"]
+
+GRADIENT_SECONDS = 600.0
+"""How long a replica's backward pass waits for those of the others. They could never come where
+two replicas compute on one GPU, whose backward passes PyTorch runs one after the other."""
 
 
 class ReplicaContext(OnReplica):
@@ -30,12 +35,14 @@ class ReplicaContext(OnReplica):
         rendezvous: Where it meets the others.
     """
 
-    __slots__ = ("_rendezvous", "_replica")
+    __slots__ = ("_collectives", "_rendezvous", "_replica")
 
     def __init__(self, strategy: Any, replica: int, rendezvous: Rendezvous) -> None:
         self.strategy = strategy
         self._replica = replica
         self._rendezvous = rendezvous
+        #: How many collectives it has begun, for their names.
+        self._collectives = 0
 
     @property
     def replica_id_in_sync_group(self) -> int:
@@ -90,41 +97,58 @@ class ReplicaContext(OnReplica):
     def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
         """Return the sum or mean of the replicas' values, leaf by leaf.
 
+        Gradients of PyTorch and JAX flow through it: the upstream gradients of all replicas are
+        reduced in the same way. So all replicas run the backward pass, inside the function that
+        `run` calls, or none does.
+
         Args:
             reduce_op: `ReduceOp.SUM` or `ReduceOp.MEAN`, or the name of one.
             value: This replica's: a structure of arrays and numbers.
             options: Accepted as in tf.distribute.
+
+        Raises:
+            FailedPreconditionError: The replicas are at different collectives, or gradients are
+                recorded on some of them only.
         """
         op = ReduceOp.of(reduce_op)
-        strategy = self.strategy
-        return self.meet(
-            lambda values: _copies(_reduced(strategy, op, values), strategy),
-            map_structure(_own, value),
-        )
+        what = f"all_reduce {self._next_collective()} ({op.name})"
+        own = map_structure(_own, value)
+        return all_reduced(self.strategy, op, own, what, self.meet, self._meet_later)
 
     def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
         """Return the replicas' values one after another, leaf by leaf.
+
+        Gradients flow through it as through `all_reduce`: a replica gets its part of the sum of
+        all upstream gradients.
 
         Args:
             value: This replica's; lengths along `axis` may differ between replicas.
             axis: From 0 to rank - 1.
             options: Accepted as in tf.distribute.
-        """
-        strategy = self.strategy
-        return self.meet(
-            lambda values: _copies(
-                map_structure(lambda *leaves: strategy.gather_replicas(leaves, axis), *values),
-                strategy,
-            ),
-            map_structure(_own, value),
-        )
 
-    def meet(self, function: Callable[[list[Any]], list[Any]], value: Any) -> Any:
+        Raises:
+            FailedPreconditionError: As of `all_reduce`.
+        """
+        what = f"all_gather {self._next_collective()} (axis {axis})"
+        own = map_structure(_own, value)
+        return all_gathered(self.strategy, own, axis, what, self.meet, self._meet_later)
+
+    def _next_collective(self) -> int:
+        self._collectives += 1
+        return self._collectives
+
+    def meet(
+        self,
+        function: Callable[[list[Any]], list[Any]],
+        value: Any,
+        what: str = "merge_call, or a write of a variable",
+    ) -> Any:
         """Wait until every replica is here; return this one's part of what `function` returns.
 
         Args:
             function: Called once with the values of all replicas; returns a part for each.
             value: This replica's.
+            what: What is done, in words, which must be the same on all replicas.
         """
         place = here.get()
         if place is not None and place is not self:
@@ -132,7 +156,11 @@ class ReplicaContext(OnReplica):
                 "this replica context is not the one of the code that uses it; ask for it where "
                 "it is used: get_replica_context()"
             )
-        return self._rendezvous.merge(self._replica, function, value)
+        return self._rendezvous.merge(self._replica, function, value, what)
+
+    def _meet_later(self, function: Callable[[list[Any]], list[Any]], value: Any, what: str) -> Any:
+        """Meet in a backward pass, which may run on a thread of the framework."""
+        return self._rendezvous.merge(self._replica, function, value, what, GRADIENT_SECONDS)
 
     def __repr__(self) -> str:
         return (
@@ -147,7 +175,14 @@ class Alone:
     def __init__(self, strategy: Any) -> None:
         self._strategy = strategy
 
-    def merge(self, replica: int, function: Callable[[list[Any]], list[Any]], value: Any) -> Any:
+    def merge(
+        self,
+        replica: int,
+        function: Callable[[list[Any]], list[Any]],
+        value: Any,
+        what: str,
+        limit: float | None = None,
+    ) -> Any:
         """Meet nobody (`context.Rendezvous`)."""
         return across(self._strategy, lambda: function([value]))[0]
 
@@ -161,29 +196,14 @@ def across(strategy: Any, function: Callable[[], Any]) -> Any:
         here.reset(token)
 
 
-def _reduced(strategy: Any, op: ReduceOp, values: Sequence[Any]) -> Any:
-    """Return a structure of sums or means for those of the replicas: all leaves at once."""
-    columns: list[Sequence[Any]] = []
-    map_structure(lambda *leaves: columns.append(leaves), *values)
-    made = iter(strategy.reduce_columns(op, columns))
-    return map_structure(lambda *_: next(made), *values)
-
-
 def _own(leaf: Any) -> Any:
     """Return a variable's value on this replica, since others would see another; else the leaf."""
     is_variable = isinstance(leaf, DistributedValues) and hasattr(leaf, "read")
     return leaf.read() if is_variable else leaf
 
 
-def _copies(result: Any, strategy: Any) -> list[Any]:
-    """Return a structure for each replica: what one writes into its own is not seen by others."""
-    framework, devices = strategy.framework, strategy.framework_devices
-    spread = map_structure(lambda leaf: PerReplica(framework.copies(leaf, devices)), result)
-    return [select(replica, spread) for replica in range(len(devices))]
-
-
 def _parts(result: Any, strategy: Any) -> list[Any]:
-    """Return each replica's part of a structure; arrays for all are copied, as `_copies` does."""
+    """Return each replica's part of a structure, with its own copy of an array for all."""
     framework, devices = strategy.framework, strategy.framework_devices
 
     def part(leaf: Any) -> Any:

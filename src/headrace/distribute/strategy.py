@@ -64,12 +64,23 @@ class Strategy(Feeding):
         return self.reduce_columns(op, [values], axis)[0]
 
     def reduce_columns(
-        self, op: ReduceOp, columns: Sequence[Sequence[Any]], axis: Axis = None
+        self,
+        op: ReduceOp,
+        columns: Sequence[Sequence[Any]],
+        axis: Axis = None,
+        what: str | None = None,
     ) -> list[Any]:
-        """Return what `reduce_replicas` returns for each of several values."""
+        """Return what `reduce_replicas` returns for each of several values.
+
+        Args:
+            op: Sum or mean.
+            columns: For each value what the local replicas have.
+            axis: As of `reduce`.
+            what: A name of the reduction, the same on all workers.
+        """
         return [reduced(op, values, axis, self.framework) for values in columns]
 
-    def gather_replicas(self, values: Sequence[Any], axis: int) -> Any:
+    def gather_replicas(self, values: Sequence[Any], axis: int, what: str | None = None) -> Any:
         """Return what the local replicas have, and those of other workers, one after another."""
         return concatenated(values, axis, self.framework)
 

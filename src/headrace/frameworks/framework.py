@@ -161,6 +161,34 @@ class Framework(ABC):
         """
         return self.array(value) if isinstance(value, np.ndarray | np.generic) else value
 
+    # --- gradients ----------------------------------------------------------------------------
+
+    def traced(self, values: Sequence[Any]) -> tuple[int, ...]:
+        """Return the indices of the values whose gradients are recorded.
+
+        Raises:
+            FailedPreconditionError: A value is traced where replicas cannot meet.
+        """
+        return ()
+
+    def with_gradient(
+        self,
+        forward: Callable[[Sequence[Any]], list[Array]],
+        backward: Callable[[Sequence[Array]], list[Array]],
+        values: Sequence[Any],
+        traced: Sequence[int],
+    ) -> list[Array]:
+        """Return `forward(values)`, with a gradient of its own.
+
+        Args:
+            forward: Called with values that are not traced; returns as many arrays.
+            backward: Called with the upstream gradients of the results at `traced`; returns those
+                of the values there. It may be differentiated itself.
+            values: Arrays and numbers.
+            traced: What `traced` returned for them.
+        """
+        raise NotImplementedError
+
     # --- values that become one ---------------------------------------------------------------
 
     @abstractmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
@@ -22,6 +22,8 @@ __all__ = ["FRAMEWORK", "JaxFramework"]
 _PLATFORMS = ("gpu", "tpu", "cpu")
 _RANKS = {kind: rank for rank, kind in enumerate("buifc")}
 _TEXT = (bytes, str)
+_OF_GRADIENTS = ("JVPTracer", "LinearizeTracer")
+"""Tracers of `jax.grad`, `jax.vjp` and `jax.linearize`; JAX has no public names for them."""
 
 
 class JaxFramework(Framework):
@@ -167,6 +169,62 @@ class JaxFramework(Framework):
     def can_cast(self, dtype: Any, to: Any) -> bool:
         """By kinds alone."""
         return _RANKS.get(self.kind(dtype), 9) <= _RANKS.get(self.kind(to), -1)
+
+    # --- gradients ----------------------------------------------------------------------------
+
+    def traced(self, values: Sequence[Any]) -> tuple[int, ...]:
+        """Those of `jax.grad` and its kin; others have no value while they are traced."""
+        found = [
+            (index, type(value).__name__)
+            for index, value in enumerate(values)
+            if isinstance(value, jax.core.Tracer)
+        ]
+        for _, kind in found:
+            if kind not in _OF_GRADIENTS:
+                raise FailedPreconditionError(
+                    f"a value that JAX traces ({kind}: in jax.jit, jax.vmap or the like) cannot be "
+                    "reduced or gathered in strategy.run, where replicas exchange values: make "
+                    "the whole step a program with strategy.compile, or leave the all_reduce and "
+                    "all_gather out of the function that JAX transforms; jax.grad of them is fine"
+                )
+        return tuple(index for index, _ in found)
+
+    def with_gradient(
+        self,
+        forward: Callable[[Sequence[Any]], list[Array]],
+        backward: Callable[[Sequence[Array]], list[Array]],
+        values: Sequence[Any],
+        traced: Sequence[int],
+    ) -> list[Array]:
+        """By `jax.custom_vjp`, whose functions `jax.grad` calls with values, not with tracers."""
+
+        def called(*given: Any) -> list[Array]:
+            made = list(values)
+            for index, value in zip(traced, given, strict=True):
+                made[index] = value
+            if self.traced(given):  # in a gradient of a gradient
+                return self.with_gradient(forward, backward, made, traced)
+            return forward(made)
+
+        def gradient(dtypes: Sequence[Any], upstream: Sequence[Any]) -> tuple[Any, ...]:
+            are_real = [jnp.issubdtype(dtype, jnp.inexact) for dtype in dtypes]
+            arrived = [
+                upstream[index] if is_real else jnp.zeros(upstream[index].shape)
+                for index, is_real in zip(traced, are_real, strict=True)
+            ]
+            return tuple(
+                each.astype(dtype) if is_real else None
+                for each, dtype, is_real in zip(backward(arrived), dtypes, are_real, strict=True)
+            )
+
+        dtypes = [values[index].dtype for index in traced]
+        function = jax.custom_vjp(called)
+        function.defvjp(
+            lambda *given: (called(*given), None),
+            lambda _, upstream: gradient(dtypes, upstream),
+        )
+        found: list[Array] = function(*[values[index] for index in traced])
+        return found
 
     # --- values that become one ---------------------------------------------------------------
 

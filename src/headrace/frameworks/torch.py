@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
@@ -158,6 +158,28 @@ class TorchFramework(Framework):
         found: bool = torch.can_cast(dtype, to)
         return found
 
+    # --- gradients ----------------------------------------------------------------------------
+
+    def traced(self, values: Sequence[Any]) -> tuple[int, ...]:
+        """Those that require a gradient, where one is recorded."""
+        if not torch.is_grad_enabled():
+            return ()
+        return tuple(
+            index
+            for index, value in enumerate(values)
+            if isinstance(value, torch.Tensor) and value.requires_grad
+        )
+
+    def with_gradient(
+        self,
+        forward: Callable[[Sequence[Any]], list[Array]],
+        backward: Callable[[Sequence[Array]], list[Array]],
+        values: Sequence[Any],
+        traced: Sequence[int],
+    ) -> list[Array]:
+        """By an autograd function."""
+        return list(_WithGradient.apply(forward, backward, tuple(traced), *values))
+
     # --- values that become one ---------------------------------------------------------------
 
     def countable(self, value: Any) -> Array:
@@ -201,6 +223,38 @@ class TorchFramework(Framework):
     def joined(self, arrays: Sequence[Array], axis: int) -> Array:
         """PyTorch's concatenation."""
         return torch.cat([array.to(arrays[0].device) for array in arrays], dim=axis)
+
+
+class _WithGradient(torch.autograd.Function):  # type: ignore[misc]
+    """See `Framework.with_gradient`."""
+
+    @staticmethod
+    def forward(
+        forward: Callable[[Sequence[Any]], list[Array]],
+        backward: Callable[[Sequence[Array]], list[Array]],
+        traced: tuple[int, ...],
+        *values: Any,
+    ) -> tuple[Array, ...]:
+        """Call what was given (PyTorch's protocol)."""
+        return tuple(forward([v.detach() if isinstance(v, torch.Tensor) else v for v in values]))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Array, ...]) -> None:
+        """Keep what the backward pass needs (PyTorch's protocol)."""
+        _, ctx.gradient, ctx.traced, *values = inputs
+        ctx.count = len(values)
+        ctx.devices = [values[index].device for index in ctx.traced]
+        others = [each for index, each in enumerate(output) if index not in ctx.traced]
+        ctx.mark_non_differentiable(*others)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Array) -> tuple[Any, ...]:
+        """Call what was given (PyTorch's protocol)."""
+        made = ctx.gradient([upstream[index] for index in ctx.traced])
+        gradients: list[Any] = [None] * ctx.count
+        for index, gradient, device in zip(ctx.traced, made, ctx.devices, strict=True):
+            gradients[index] = gradient.to(device)
+        return (None, None, None, *gradients)
 
 
 def _put(value: Any, device: Device) -> Any:
