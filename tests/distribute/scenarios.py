@@ -401,6 +401,30 @@ def works_alone():
     return s.num_replicas_in_sync, steps, s.reduce("SUM", PerReplica([1.0, 2.0]))
 
 
+def fails_on(ranks, then):
+    """Fail in the second of three steps on some workers; return what came of the steps."""
+    s = strategy(timeout=40.0)
+    rank = s.first_replica
+    found = []
+
+    def on_replica(step):
+        if step == 1 and rank in ranks:
+            raise ValueError(f"no data on {rank}")
+        return get_replica_context().all_reduce("SUM", 10**step)
+
+    for step in range(3):
+        try:
+            found.append(int(s.local_results(s.run(on_replica, args=(step,)))[0]))
+        except ValueError as error:
+            found.append(str(error))
+            if then == "leaves":
+                break
+        except hr.errors.UnavailableError as error:
+            found.append(str(error))
+            break
+    return found
+
+
 def leaves_early(rank):
     s = strategy(timeout=20.0)
     if s.first_replica == rank:

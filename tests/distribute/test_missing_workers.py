@@ -242,6 +242,24 @@ def test_workers_that_do_not_do_the_same_hear_it(workers):
         assert "is at a gathering along axis 0" in error.text
 
 
+@pytest.mark.parametrize("then", ["goes on", "leaves"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_error_of_run_on_one_worker_is_named_to_the_others(workers, rank, then):
+    found = workers.run(scenarios.fails_on, [rank], then, count=2)
+    assert found[rank][:2] == [2, f"no data on {rank}"]
+    assert found[1 - rank][0] == 2
+    named = f"strategy.run failed on worker {rank} ({workers.addresses[rank]})"
+    for text in [*found[1 - rank][1:], *found[rank][2:]]:
+        assert named in text
+        assert f"ValueError: no data on {rank}" in text
+    assert len(found[1 - rank]) == 2  # its own step ends, and none is added to another one
+
+
+def test_workers_on_all_of_which_run_fails_go_on(workers):
+    found = workers.run(scenarios.fails_on, [0, 1], "goes on", count=2)
+    assert found == [[2, f"no data on {rank}", 200] for rank in (0, 1)]
+
+
 def test_workers_that_batch_differently_are_told_which_has_what(workers):
     for error in workers.errors(scenarios.reads_other_batches, count=2):
         assert error.kind == "FailedPreconditionError"

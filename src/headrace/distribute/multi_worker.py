@@ -6,6 +6,7 @@ have is added up there, in the order of the workers, so that all get the same, b
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import weakref
 from collections import defaultdict
@@ -27,13 +28,13 @@ from headrace.distribute.calls import Calls, rows_of_all
 from headrace.distribute.collectives import Axis, ReduceOp, concatenated, finished, total_and_count
 from headrace.distribute.direct import DirectSums
 from headrace.distribute.input_context import InputContext, InputOptions
-from headrace.distribute.meeting.combining import ALL, ANY, FIRST
+from headrace.distribute.meeting.combining import ALL, ANY, ERROR, FIRST
 from headrace.distribute.meeting.member import Member
 from headrace.distribute.meeting.messages import MemberReply
 from headrace.distribute.meeting.place import LARGEST_BYTES, place_at
 from headrace.distribute.meeting.summing import summed
 from headrace.distribute.strategy import Strategy
-from headrace.errors import FailedPreconditionError, InvalidArgumentError
+from headrace.errors import FailedPreconditionError, HeadraceError, InvalidArgumentError
 from headrace.execution.build import draw_seed
 from headrace.frameworks.framework import Device, device_names, framework_named
 from headrace.plan.options import AutoShardPolicy
@@ -48,6 +49,8 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _SEEDS = 1 << 52
 """As many as `draw_seed` draws from."""
 _LONGEST_PATIENCE = 86_400.0
+_LONGEST_ERROR = 2_000
+"""Characters of an error that the other workers hear."""
 
 #: Leaving goes over the network, which is here by now.
 close_iterators_first()
@@ -59,7 +62,7 @@ class MultiWorkerMirroredStrategy(Strategy):
     Every worker makes its own, and waits until all have. Then they do the same in the same order:
     what needs all of them (`reduce`, `gather`, `all_reduce`, steps of a distributed dataset) waits
     for the slowest. One that is missing for `timeout` seconds, or whose process has ended, is named
-    by an UnavailableError on all others.
+    by an UnavailableError on all others. So is one on which `run` fails, unless it fails on all.
 
     >>> import headrace as hr
     >>> alone = hr.distribute.MultiWorkerMirroredStrategy()  # without TF_CONFIG there is one worker
@@ -187,6 +190,29 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     def _rows_of_all(self, rows: list[int]) -> list[int]:
         return rows if self._member is None else rows_of_all(self._member, rows)
+
+    # --- running ------------------------------------------------------------------------------
+
+    def _run_all(self, on_replica: Callable[[int, Any], Any]) -> Sequence[Any]:
+        try:
+            return super()._run_all(on_replica)
+        except Exception as error:
+            self._tell_others(error)
+            raise
+
+    def _tell_others(self, error: Exception) -> None:
+        """End the session, unless `run` fails on all workers.
+
+        This worker does not come to what the others do in their step. Without this its next
+        reduction would be added to what they bring to another one.
+        """
+        if self._member is None:
+            return
+        words = f"{type(error).__name__}: {error}"[:_LONGEST_ERROR]
+        text = np.frombuffer(words.encode(errors="replace"), np.uint8)
+        with contextlib.suppress(HeadraceError):  # the session is over, and all know why
+            number = self._member.come("strategy.run", ERROR, arrays=[text])
+            self._member.forget([number])
 
     # --- programs over all workers ------------------------------------------------------------
 

@@ -4,6 +4,7 @@
     SUM    each worker's arrays, added element by element
     FIRST  what the first worker brought
     ALL    what all workers brought, one after another
+    ERROR  nothing: the same step failed on all workers. What is brought is the error, as text
 
 Sums are made once, in one order: so they are the same on all workers, bit for bit.
 """
@@ -19,9 +20,9 @@ from numpy.typing import NDArray
 from headrace.distribute.collectives import ReduceOp, reduced
 from headrace.errors import FailedPreconditionError, InvalidArgumentError
 
-__all__ = ["ALL", "ANY", "FIRST", "SUM", "Brought", "combine"]
+__all__ = ["ALL", "ANY", "ERROR", "FIRST", "SUM", "Brought", "combine"]
 
-ANY, SUM, FIRST, ALL = "any", "sum", "first", "all"
+ANY, SUM, FIRST, ALL, ERROR = "any", "sum", "first", "all", "error"
 
 
 class Brought(NamedTuple):
@@ -83,4 +84,8 @@ def _kept(array: NDArray[Any]) -> NDArray[Any]:
     return array if array.flags.writeable else array.copy()
 
 
-_KINDS: dict[str, _Combine] = {ANY: _any, SUM: _sum, FIRST: _first, ALL: _all}
+def _error(values: Sequence[Brought]) -> Brought:
+    return Brought()
+
+
+_KINDS: dict[str, _Combine] = {ANY: _any, SUM: _sum, FIRST: _first, ALL: _all, ERROR: _error}

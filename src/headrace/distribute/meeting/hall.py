@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
+from headrace.distribute.meeting.combining import ERROR
 from headrace.errors import FailedPreconditionError, HeadraceError, UnavailableError
 
 __all__ = ["GRACE", "ComeAgain", "Contribution", "Due", "Hall", "Outcome"]
@@ -190,6 +191,8 @@ class Hall:
             for number, meeting in self._open.items():
                 if rank not in meeting:
                     return self._fail(self._ended([rank], number))
+                if meeting[rank].kind == ERROR:
+                    return self._fail(self._failed_there(rank, meeting[rank]))
         self._forget()
         return []
 
@@ -234,12 +237,23 @@ class Hall:
         mine = meeting[rank]
         for other, theirs in sorted(meeting.items()):
             if (theirs.what, theirs.kind) != (mine.what, mine.kind):
+                for each, brought in ((other, theirs), (rank, mine)):
+                    if brought.kind == ERROR:
+                        return self._failed_there(each, brought)
                 return FailedPreconditionError(
                     f"the workers do not do the same: {self._names[other]} is at {theirs.what}, "
                     f"and {self._names[rank]} is at {mine.what}; every worker must run the same "
                     "program, with the same steps in the same order"
                 )
         return None
+
+    def _failed_there(self, rank: int, contribution: Contribution) -> HeadraceError:
+        text = b"".join(array.tobytes() for array in contribution.value.arrays).decode()
+        return UnavailableError(
+            f"{contribution.what} failed on {self._names[rank]}, and not on all workers: {text}. "
+            "No worker goes on without the others: start all again, and go on from a state that "
+            "was saved"
+        )
 
     def _hold(self, number: int) -> list[Due]:
         meeting = self._open[number]
