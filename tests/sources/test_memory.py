@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -219,6 +220,22 @@ def test_slices_are_copies_however_they_are_read() -> None:
         row[:] = -1
 
     assert array.tolist() == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_windows_of_an_array_are_gathered_without_a_copy_of_all_of_them() -> None:
+    windows = np.lib.stride_tricks.sliding_window_view(np.arange(100_000.0), 128)
+    source = SlicesSource(windows)
+    tracemalloc.start()
+    try:
+        for indices in (np.array([5, 99_000, 7]), np.arange(64), np.zeros((2, 3), np.int64)):
+            found = source.gather(indices)
+            assert np.array_equal(found, windows[indices])
+            assert found.flags.c_contiguous
+            assert found.flags.writeable
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 1 << 20 < windows.nbytes
 
 
 @pytest.mark.parametrize(("start", "stop"), [(-1, 2), (2, 1), (0, 5), (0, INFINITE)])

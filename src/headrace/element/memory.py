@@ -49,6 +49,10 @@ def fresh_rows(array: NDArray[Any], indices: NDArray[np.int64]) -> NDArray[Any]:
     Raises:
         IndexError: There is no such row.
     """
+    if not array.flags.c_contiguous:
+        # `take` would copy the whole array first, and windows of an array are far larger than it.
+        rows = array[indices]
+        return fresh_copy(rows) if rows.nbytes >= _LARGE_BYTES else np.ascontiguousarray(rows)
     # `take` beats indexing by a third at rows of an image, by four times at rows of numbers.
     shape = (*indices.shape, *array.shape[1:])
     size = math.prod(shape) * array.itemsize
