@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import textwrap
 import threading
@@ -97,6 +98,40 @@ def test_a_package_that_a_function_misses_on_the_worker_is_named(cluster: LocalC
 
 
 @pytest.mark.system
+def test_functions_of_a_script_work_in_processes_that_it_spawns(tmp_path: Path) -> None:
+    write(
+        tmp_path / "script.py",
+        """
+        import multiprocessing
+
+        import headrace as hr
+        from headrace.service import distribute
+
+        STEP = 10
+
+        class Adder:
+            def __call__(self, x): return x + STEP
+
+        def more(x): return Adder()(x)
+
+        def read(address):
+            data = hr.Dataset.range(3).map(more).apply(distribute("distributed_epoch", address))
+            assert sorted(map(int, data)) == [10, 11, 12]
+
+        if __name__ == "__main__":
+            with hr.service.LocalCluster(processes=True) as cluster:
+                context = multiprocessing.get_context("spawn")
+                child = context.Process(target=read, args=(cluster.target,))
+                child.start()
+                child.join()
+                raise SystemExit(child.exitcode)
+        """,
+    )
+    command = [sys.executable, str(tmp_path / "script.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_module_that_does_not_travel_is_an_error_that_says_how_it_would(
     folder: Path, cluster: LocalCluster
 ) -> None:

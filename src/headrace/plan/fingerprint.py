@@ -191,7 +191,7 @@ class _Fingerprint:
 
     def _feed_class(self, digest: Any, cls: type, open_: _Open) -> None:
         _label(digest, "class", f"{cls.__module__}.{cls.__qualname__}")
-        if cls.__module__ != "__main__":
+        if cls.__module__ not in ("__main__", "__mp_main__"):
             return
         # The user's own script: another one may have a class of this name.
         self._feed(digest, cls.__bases__, open_)

@@ -59,12 +59,24 @@ def _checked(place: int, module: object) -> ModuleType:
     return module
 
 
+_SCRIPT = "__mp_main__"
+"""The name of the user's script in a process that multiprocessing spawned from it. Workers have no
+such module, and cloudpickle pickles by value only what is in `__main__`."""
+
+
+def _script() -> list[ModuleType]:
+    module = sys.modules.get(_SCRIPT)
+    # Elsewhere it is another name of `__main__`.
+    return [module] if module is not None and module.__name__ == _SCRIPT else []
+
+
 @contextlib.contextmanager
 def by_value(modules: Sequence[ModuleType]) -> Iterator[None]:
-    """Pickle these modules by value until the end."""
+    """Pickle these modules, and the script of a spawned process, by value until the end."""
     with _one_at_a_time:
         known = cloudpickle.list_registry_pickle_by_value()
-        new = [module for module in dict.fromkeys(modules) if module.__name__ not in known]
+        all_ = dict.fromkeys([*modules, *_script()])
+        new = [module for module in all_ if module.__name__ not in known]
         try:
             for module in new:
                 cloudpickle.register_pickle_by_value(module)
