@@ -132,6 +132,7 @@ def test_functions_of_a_script_work_in_processes_that_it_spawns(tmp_path: Path) 
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.system
 def test_a_module_that_does_not_travel_is_an_error_that_says_how_it_would(
     folder: Path, cluster: LocalCluster
 ) -> None:
