@@ -287,27 +287,36 @@ def test_worker_processes_that_end_with_each_epoch_read_further_epochs_of_a_job(
             assert rows(numbers(hr.torch.loader(named))) == list(range(N))
 
 
-def test_forked_trainers_share_the_epochs_that_their_worker_processes_read():
+class Numbered(IterableDataset[int]):
+    """Yields which epoch a loader begins in a worker process."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[int]:
+        with iter(self._loader) as iterator:
+            yield iterator.state_dict()["pass"]
+
+
+def test_worker_processes_of_forked_trainers_agree_on_the_numbers_of_epochs():
     with hr.service.LocalCluster(num_workers=1, processes=False) as cluster:
-        loader = hr.torch.loader(_distributed(cluster.target, "trainers"))
+        loader = Numbered(hr.torch.loader(_distributed(cluster.target, "trainers")))
         forks = multiprocessing.get_context("fork")
         results = forks.SimpleQueue()
 
         def train() -> None:
-            workers = DataLoader(loader, batch_size=None, num_workers=1, **_forked())
-            for epoch in range(2):
-                results.put((epoch, rows(numbers(workers))))
+            workers = DataLoader(loader, batch_size=None, num_workers=2, **_forked())
+            results.put([list(workers) for _ in range(3)])
 
         trainers = [forks.Process(target=train) for _ in range(2)]
         for trainer in trainers:
             trainer.start()
-        read = [results.get() for _ in range(4)]
+        found = [results.get() for _ in trainers]
         for trainer in trainers:
             trainer.join(60)
             trainer.close()
         results.close()
-    for epoch in range(2):
-        assert sorted(row for each, got in read if each == epoch for row in got) == list(range(N))
+    assert found == [[[0, 0], [1, 1], [2, 2]]] * 2
 
 
 NUMBERED = """

@@ -69,6 +69,8 @@ class WorkerEpochs:
 
     def next(self) -> int:
         """Return the number after those that worker processes of this process began."""
+        if get_worker_info() is not None:
+            return self._next  # it has its number from `begin`
         # A process that was forked from this one continues after what was known before.
         self._next = max(self._next, self._changed(lambda rows: _after(_row(rows)["epochs"], 0)))
         return self._next

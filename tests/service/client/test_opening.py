@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
+from headrace.service.client.job_use import JobUse
 from headrace.service.client.opening import open_iteration
 from headrace.service.client.targets import Target
 from headrace.service.client.wires import Line
@@ -66,6 +67,7 @@ def opened(dispatcher: Dispatcher) -> IterationOpened:
         wait_timeout=30.0,
         target=Target(),
         keep=dispatcher.kept.append,
+        use=JobUse(),
         cost_fn=COST,
     )
 
