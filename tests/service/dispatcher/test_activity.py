@@ -202,6 +202,29 @@ def test_after_a_restart_counting_begins_again(reading):
     assert found.seconds_up == 1.0
 
 
+def test_rates_after_a_restart_are_of_what_was_done_since(reading):
+    def report(elements, seconds):
+        stages = (StageSeconds(stage="map", seconds=seconds),)
+        work(reading, "w", made(4000, elements, stages=stages))
+        reading.ask(ClientHeartbeat(client_id="c", elements=elements, waited=seconds))
+
+    report(5000, 300.0)
+    reading.restart()
+    reading.now += 1.0
+    report(5000, 300.0)
+    found = passed(reading)
+    assert (found.elements, found.elements_per_second) == (5000, 0.0)
+    assert [stage.busy for stage in found.stages] == [0.0]
+    reading.now += 1.0
+    report(5014, 302.0)
+    found = passed(reading)
+    assert found.elements == 5014
+    assert 0.0 < found.elements_per_second < 16.0
+    assert 0.0 < found.stages[0].busy < 2.5
+    (client,) = found.clients
+    assert 0.0 < client.elements_per_second < 16.0
+
+
 def test_a_status_can_be_written_as_json_and_read_again(reading):
     work(reading, "w", made(4000, 100, stages=(StageSeconds(stage="map", seconds=1.0),)))
     found = status(reading)

@@ -3,6 +3,8 @@
 Rule 1. Nothing of this is journaled: it begins again with each run of the process.
 Rule 2. A heartbeat costs what it says: nobody else's numbers are looked at. Sums are kept as the
         reports come, each as the difference to the one before.
+        Of tasks and clients from before, the first report is of all that they ever did: it counts,
+        and has no part in rates.
 Rule 3. Whatever is forgotten elsewhere is forgotten here; what a job has done stays as long as it.
 """
 
@@ -39,12 +41,13 @@ class Produced:
         self.elements = self.bytes = 0
         self.element_rate, self.byte_rate = Rate(now), Rate(now)
 
-    def add(self, elements: int, size: int, now: float) -> None:
-        """Count elements of so many bytes."""
+    def add(self, elements: int, size: int, now: float, is_recent: bool = True) -> None:
+        """Count elements of so many bytes; those that are not recent have no part in the rates."""
         self.elements += elements
         self.bytes += size
-        self.element_rate.add(elements, now)
-        self.byte_rate.add(size, now)
+        if is_recent:
+            self.element_rate.add(elements, now)
+            self.byte_rate.add(size, now)
 
 
 class TaskWork(Produced):
@@ -85,10 +88,11 @@ class IterationWork(Produced):
         self.waited = 0.0
         self.stages: dict[str, Stage] = {}
 
-    def add(self, elements: int, size: int, now: float) -> None:
+    def add(self, elements: int, size: int, now: float, is_recent: bool = True) -> None:
         """Count elements of so many bytes."""
-        super().add(elements, size, now)
-        self.history.add(elements, now)
+        super().add(elements, size, now, is_recent)
+        if is_recent:
+            self.history.add(elements, now)
 
     def stage(self, name: str, now: float) -> Stage:
         """Return a step by name; of very many, the later ones are one."""
@@ -138,6 +142,8 @@ class Activity:
     workers_lost: int = 0
     total: JobWork = field(default_factory=JobWork)
     """Of all jobs, those that are forgotten too."""
+    unheard: set[int | str] = field(default_factory=set)
+    """Tasks and clients from before this run of the process that have not reported in it."""
     peers_refused: Callable[[], int] = int
     """Says how many connections ended before they began."""
 
@@ -148,7 +154,7 @@ class Activity:
             number: IterationWork(now, done_of(state, iteration))
             for number, iteration in state.iterations.items()
         }
-        return cls(began=now, iterations=iterations)
+        return cls(began=now, iterations=iterations, unheard={*state.tasks, *state.clients})
 
     # --- heartbeats -----------------------------------------------------------------------------
 
@@ -166,16 +172,18 @@ class Activity:
         if iteration_id is None:
             return
         known = self.clients.get(request.client_id)
+        is_recent = self._is_recent(request.client_id)
         if known is None:
             known = self.clients[request.client_id] = ClientWork(now)
         known.buffers = request.buffers
         elements = grown(request.elements, known.elements)
         if elements:
-            known.add(elements, 0, now)
+            known.add(elements, 0, now, is_recent)
         waited = grown(request.waited, known.waited)
         if waited:
             known.waited = request.waited
-            known.waiting.add(waited, now)
+            if is_recent:
+                known.waiting.add(waited, now)
             self.iterations[iteration_id].waited += waited
             self._job(state, iteration_id).waited += waited
             self.total.waited += waited
@@ -202,6 +210,7 @@ class Activity:
         now: float,
     ) -> None:
         known = self.tasks.get(said.task_id)
+        is_recent = self._is_recent(said.task_id)
         if known is None:
             known = self.tasks[said.task_id] = TaskWork(said.task_id, now)
         before, known.last, known.said_at = known.last, said, now
@@ -210,21 +219,34 @@ class Activity:
         iteration = self.iterations[iteration_id]
         if elements or size:
             for produced in (known, worker, iteration):
-                produced.add(elements, size, now)
+                produced.add(elements, size, now, is_recent)
             for job in (self._job(state, iteration_id), self.total):
                 job.elements += elements
                 job.bytes += size
         worker.buffers += said.buffers - before.buffers
         worker.buffer_bytes += said.buffer_bytes - before.buffer_bytes
-        known.for_clients.add(grown(said.waited_for_clients, before.waited_for_clients), now)
-        known.for_units.add(grown(said.waited_for_units, before.waited_for_units), now)
+        if is_recent:
+            known.for_clients.add(grown(said.waited_for_clients, before.waited_for_clients), now)
+            known.for_units.add(grown(said.waited_for_units, before.waited_for_units), now)
         earlier = {each.stage: each.seconds for each in before.stages}
         for each in said.stages:
             spent = grown(each.seconds, earlier.get(each.stage, 0.0))
             if spent:
                 stage = iteration.stage(each.stage, now)
                 stage.seconds += spent
-                stage.rate.add(spent, now)
+                if is_recent:
+                    stage.rate.add(spent, now)
+
+    def _is_recent(self, who: int | str) -> bool:
+        """Return whether a report is of what was done since the last one, or since its beginning.
+
+        Args:
+            who: A task or a client that reports now.
+        """
+        if who not in self.unheard:
+            return True
+        self.unheard.discard(who)
+        return False
 
     def _job(self, state: DispatcherState, iteration_id: int) -> JobWork:
         return self.jobs.setdefault(state.iterations[iteration_id].job_id, JobWork())
@@ -240,6 +262,7 @@ class Activity:
     def forget_tasks(self, task_ids: list[int] | tuple[int, ...], state: DispatcherState) -> None:
         """Forget tasks, and what is in their buffers."""
         for task_id in task_ids:
+            self.unheard.discard(task_id)
             work = self.tasks.pop(task_id, None)
             task = state.tasks.get(task_id)
             worker = None if task is None else self.workers.get(task.worker_id)
@@ -298,6 +321,7 @@ def _client_left(
     activity: Activity, fact: updates.ClientLeft, state: DispatcherState, now: float
 ) -> None:
     activity.clients.pop(fact.client_id, None)
+    activity.unheard.discard(fact.client_id)
 
 
 def _worker_lost(
