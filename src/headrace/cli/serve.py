@@ -243,8 +243,9 @@ def run_worker(
         int | None,
         typer.Option(
             metavar="MS",
-            help="With --processes: how many milliseconds a function may hold the interpreter's "
-            "lock before its process is replaced; 600000 by default, 0 for ever.",
+            help="How many milliseconds one call of a function, or one wait of a source for data, "
+            "may take before an error is logged and, with --processes, the process is replaced; "
+            "600000 by default, 0 for ever.",
         ),
     ] = None,
     cross_trainer_cache_bytes: Annotated[

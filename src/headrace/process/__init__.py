@@ -6,7 +6,7 @@ family     commands that are kept running: started again, after a growing delay,
 stopping   children asked to leave, waited for, and killed when they do not
 bound      commands of children that are of no use without their parent
 household  a family of these, and the thread that looks at it
-watchdog   ends a child in which nothing can run Python any more
+watchdog   ends a child that hangs
 large_copies  from which size on copies of a child write past the caches
 
 A child dies with its parent: a socket ties the two, and it closes however the parent ends. Whether

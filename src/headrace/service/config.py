@@ -340,9 +340,10 @@ class WorkerConfig:
             port; None: nowhere.
         metrics_host: Whom these are served for; the default is this machine alone. They need no
             keys, name steps of datasets, and change nothing.
-        hang_timeout_ms: How long a function may hold the interpreter's lock in a worker process
-            of `LocalCluster` or of `headrace worker --processes`, in milliseconds. Then the process
-            prints where its threads are, ends, and is started anew. None: 10 minutes; 0: for ever.
+        hang_timeout_ms: How long one call of a function, or one wait of a source for data, may
+            take, in milliseconds. Then an error is logged that says which task hangs and where, and
+            a worker process of `LocalCluster` or of `headrace worker --processes` ends and is
+            started anew. None: 10 minutes; 0: for ever.
     """
 
     dispatcher_address: str

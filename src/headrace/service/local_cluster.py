@@ -64,8 +64,9 @@ class LocalCluster:
             `DispatcherConfig`: `["localhost"] * 3` for any three workers of this cluster.
         restart: Whether a worker process that dies by itself is replaced, after a delay that grows
             while they go on dying. One that `kill_worker` killed is not.
-        hang_timeout_ms: How long a function may hold the interpreter's lock before its worker
-            process is replaced, as in `WorkerConfig`; None: 10 minutes; 0: for ever.
+        hang_timeout_ms: How long one call of a function, or one wait of a source for data, may take
+            before its worker process is replaced, as in `WorkerConfig`; None: 10 minutes; 0: for
+            ever.
         environment: Variables for worker processes, which else get those of this process, except
             that they see no accelerators.
 

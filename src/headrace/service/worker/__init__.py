@@ -39,6 +39,7 @@ What does it:
     meters        what is done for each task, for heartbeats and metrics
     gauges        what Prometheus is told
     sampler       at which steps of datasets the time goes
+    hang_detector tasks that make no progress
     opening       the one place where the engine is called
     round_shape   the rows of a round's batches, shared among consumers
     portion       what answers one request

@@ -147,7 +147,7 @@ class Feed:
                 return None
             if not self._is_closed:
                 self._owner.needs_units(self._producer)
-            self._waits_for_units = True
+            self._waits_for_units = self._meter.asks_for_splits = True
             try:
                 hand_over()
                 if self._has_to_wait():
@@ -155,6 +155,7 @@ class Feed:
                 return self._wait_for_units()
             finally:
                 self._waits_for_units = self._is_told_to_wait = False
+                self._meter.asks_for_splits = False
 
     def _has_to_wait(self) -> bool:
         """Wait until units are granted, or are not to be for now; return which."""
@@ -172,6 +173,7 @@ class Feed:
             if self._granted is None:
                 raise CancelledError("the task was called off")
             grant, self._granted = self._granted, None
+            self._meter.assigned(grant.units)
             self._is_alone = grant.is_alone
             self._has_no_more_units = grant.units is None and not grant.is_pause
             return None if self._has_no_more_units else grant

@@ -51,6 +51,14 @@ class Meter:
         self._made: set[type] = set()
         #: Of steps, by `id`.
         self._names: dict[int, tuple[weakref.ref[ElementIterator], str]] = {}
+        self.thread: int | None = None
+        """The thread that computes the task, by its identifier."""
+        self.progress = 0
+        """Grows with each result batch, each assignment of splits, and each wait that ended."""
+        self.splits: tuple[int, int] | None = None
+        """Which splits were assigned last, if any were."""
+        self.asks_for_splits = False
+        """Whether a thread of the task waits for more splits."""
 
     # --- what happens ---------------------------------------------------------------------------
 
@@ -59,6 +67,13 @@ class Meter:
         with self._lock:
             self._elements += elements
             self._bytes += size
+            self.progress += 1
+
+    def assigned(self, splits: tuple[int, int] | None) -> None:
+        """Take note of splits that were assigned."""
+        with self._lock:
+            self.splits = splits or self.splits
+            self.progress += 1
 
     @contextlib.contextmanager
     def waits_for(self, what: str) -> Iterator[None]:
@@ -70,6 +85,12 @@ class Meter:
         finally:
             with self._lock:
                 self._waited[what] += self._clock() - self._waits.pop(what)
+                self.progress += 1
+
+    @property
+    def waits_for_clients(self) -> bool:
+        """Whether the task waits until clients take what it made."""
+        return FOR_CLIENTS in self._waits
 
     @property
     def is_waiting(self) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import CodeType, FrameType
 
 from headrace.service.worker.feed import Feed
@@ -36,10 +36,12 @@ class Sampler:
 
     Args:
         meters: Of the tasks that run.
+        then: Called on the same thread after each look, with the time.
     """
 
-    def __init__(self, meters: Meters) -> None:
+    def __init__(self, meters: Meters, then: Callable[[float], None] | None = None) -> None:
         self._meters = meters
+        self._then = then
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="headrace-sampler", daemon=True)
 
@@ -64,6 +66,8 @@ class Sampler:
             meters = [meter for meter in self._meters.running if not meter.is_waiting]
             if meters and wait == _INTERVAL:
                 self._look(meters, min(now - last, _LONGEST))
+            if self._then is not None:
+                self._then(now)
             last, wait = now, _INTERVAL if meters else _IDLE_INTERVAL
 
     def _look(self, meters: Sequence[Meter], seconds: float) -> None:

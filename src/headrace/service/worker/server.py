@@ -63,7 +63,7 @@ class WorkerServer(LifeCycle):
         self._config = config
         self._address = ""
         self._metrics_address = ""
-        self._shell = Shell(_dialler(config))
+        self._shell = Shell(_dialler(config), config.hang_timeout)
         if start:
             self.start()
 

@@ -31,6 +31,7 @@ from headrace.service.worker.failure import describe, for_clients
 from headrace.service.worker.feed import Feed
 from headrace.service.worker.file_producer import FileProducer
 from headrace.service.worker.hand_out import ReadyByTask
+from headrace.service.worker.hang_detector import HangDetector
 from headrace.service.worker.meters import Meters, Totals
 from headrace.service.worker.opening import open_plan
 from headrace.service.worker.packer import Packer
@@ -59,14 +60,15 @@ class Shell:
 
     Args:
         connect: Opens a channel to the dispatcher; called on the I/O thread.
+        hang_timeout: Seconds after which a task without progress counts as hung; 0.0: never.
     """
 
-    def __init__(self, connect: Callable[[], Channel]) -> None:
+    def __init__(self, connect: Callable[[], Channel], hang_timeout: float = 0.0) -> None:
         self._connect = connect
         self._address = ""
         self._changed = threading.Condition()
         self._meters = Meters()
-        self._sampler = Sampler(self._meters)
+        self._sampler = Sampler(self._meters, HangDetector(self._meters, hang_timeout).look)
         #: Used under `_changed` alone, as all below it.
         self._session: Session[Request] | None = None
         self._feeds: dict[int, Feed] = {}
@@ -284,6 +286,7 @@ class Shell:
             producer.start()
         except Exception as error:
             return start.producer, error
+        meter.thread = producer.ident
         return None
 
     def produced(self, producer: int, portion: Portion) -> None:

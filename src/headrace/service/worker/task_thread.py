@@ -50,6 +50,11 @@ class TaskThread(ABC, Generic[OutletT]):
         """
         self._thread.start()
 
+    @property
+    def ident(self) -> int | None:
+        """Identifier of the thread; None before `start`."""
+        return self._thread.ident
+
     def join(self, timeout: float) -> None:
         """Wait so many seconds for the thread: a function of the user's cannot be interrupted."""
         if self._thread.ident is not None and self._thread is not threading.current_thread():
