@@ -120,8 +120,11 @@ def run_flights(
         f"{len(train)} flights, {train.late.mean():.1%} late; {len(held_out)} more, of every fifth "
         "day, are held out"
     )
-    wanted = baseline_area(train, held_out) - _MOST_BELOW
-    console.print(f"logistic regression: held-out AUC {wanted + _MOST_BELOW:.4f}")
+    baseline = baseline_area(train, held_out)
+    wanted = baseline - _MOST_BELOW
+    console.print(
+        f"logistic regression: held-out AUC {baseline:.4f}; each model must reach {wanted:.4f}"
+    )
     problems: list[str] = []
     areas: list[float] = []
     steps = epochs * -(-len(train) // _BATCH_SIZE)
@@ -176,7 +179,8 @@ def run_flights(
         f" each step counted once, though worker 0 was killed after {kill.after['worker', 0]}; "
         f"server 1 was killed after {kill.after['ps', 1]} and came back with the last increment, "
         f"{lost} updates or more lost; held-out AUC {', '.join(f'{area:.4f}' for area in areas)}, "
-        f"logistic regression {wanted + _MOST_BELOW:.4f}; {time.perf_counter() - began:.0f} s"
+        f"logistic regression {baseline:.4f}, which {sum(area > baseline for area in areas)} of "
+        f"{len(areas)} models exceed; {time.perf_counter() - began:.0f} s"
     )
     return 0
 

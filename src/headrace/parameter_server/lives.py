@@ -166,7 +166,12 @@ class Lives:
             self._losses.get(server)
             or f"{self._name_of(server)} was started again, and has lost the variables and tables "
             "that it held",
-            "they are restored now" if recover else "restore a checkpoint, or make them again",
+            "they are restored now"
+            if recover
+            else (
+                "nothing in this process restores them: a CheckpointManager of the coordinator "
+                "does, where there is one; else restore a checkpoint, or make them again"
+            ),
         )
         if recover is not None:
             try:
