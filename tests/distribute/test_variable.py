@@ -216,3 +216,13 @@ def test_replicas_do_not_all_write_a_variable_that_was_made_outside_of_the_scope
     assert outside.read().tolist() == [0, 0]
     assert mirrored(1).run(lambda: outside.assign_add([1.0, 1.0])).tolist() == [1, 1]
     assert strategy.run(lambda: outside.read().sum()).values == (2.0, 2.0)
+
+
+def test_a_variable_whose_copies_differ_is_not_trainable() -> None:
+    # TensorFlow has these, too.
+    with mirrored(2).scope():
+        assert hr.Variable(1.0).trainable
+        assert not hr.Variable(1.0, trainable=False).trainable
+        assert not hr.Variable(1.0, synchronization="ON_READ").trainable
+        with pytest.raises(ValueError, match="`trainable` True does not go with `synchronizat"):
+            hr.Variable(1.0, trainable=True, synchronization="ON_READ")

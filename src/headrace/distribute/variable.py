@@ -59,7 +59,7 @@ class Variable(ArrayOperators, Scattering, DistributedValues, metaclass=MadeOnce
         initial_value: An array or number, or a function that returns one.
         name: For people.
         dtype: Of the variable; None: that of the initial value.
-        trainable: Whether it is to be trained; it changes nothing here.
+        trainable: Whether it is to be trained; None: unless it is ON_READ. It changes nothing here.
         aggregation: A `VariableAggregation`, or its name.
         synchronization: A `VariableSynchronization`, or its name.
         shape: What the initial value must have; None: any.
@@ -85,7 +85,7 @@ class Variable(ArrayOperators, Scattering, DistributedValues, metaclass=MadeOnce
         initial_value: Any,
         name: str | None = None,
         dtype: Any = None,
-        trainable: bool = True,
+        trainable: bool | None = None,
         aggregation: Any = VariableAggregation.NONE,
         synchronization: Any = VariableSynchronization.AUTO,
         *,
@@ -99,10 +99,9 @@ class Variable(ArrayOperators, Scattering, DistributedValues, metaclass=MadeOnce
                 "a variable with `per_worker_variable` is made in the scope of a "
                 "ParameterServerStrategy; elsewhere ON_READ gives each replica a copy of its own"
             )
-        check_flag("trainable", trainable, or_none=False)
+        check_flag("trainable", trainable)
         self.strategy = get_strategy()
         self.name = name or "Variable"
-        self.trainable = trainable
         self.aggregation = member_named("aggregation", VariableAggregation, aggregation)
         wanted = member_named("synchronization", VariableSynchronization, synchronization)
         if wanted is VariableSynchronization.NONE:
@@ -111,6 +110,12 @@ class Variable(ArrayOperators, Scattering, DistributedValues, metaclass=MadeOnce
                 "ON_READ, where each replica has its own"
             )
         self._on_read = wanted is VariableSynchronization.ON_READ
+        if self._on_read and trainable:
+            raise ValueError(
+                "`trainable` True does not go with `synchronization` ON_READ, whose copies differ: "
+                "leave it out, or use ON_WRITE"
+            )
+        self.trainable = not self._on_read if trainable is None else bool(trainable)
         self.framework = framework = self.strategy.framework
         value = framework.array(
             initial_value() if callable(initial_value) else initial_value,
