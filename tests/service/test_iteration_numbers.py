@@ -42,6 +42,7 @@ DERIVED: dict[str, Callable[[hr.Dataset], Any]] = {
     "map": lambda ds: ds.map(lambda x: x),
     "prefetch": lambda ds: ds.prefetch(2),
     "take": lambda ds: ds.take(10),
+    "cache": lambda ds: ds.cache(),
     "distribute_dataset": lambda ds: hr.distribute.get_strategy().distribute_dataset(ds),
     "loader": lambda ds: hr.torch.loader(ds),
 }
@@ -162,3 +163,28 @@ def test_an_iterator_restored_within_a_nested_dataset_stays_in_its_iteration(
     second = iter(nested())
     second.set_state(state)
     assert numbers(second) == TEN[4:] + TEN
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_cache_over_a_job_is_filled_by_the_iteration_that_it_is_opened_for(
+    target: str, job: str, ordered: bool
+) -> None:
+    dataset = ten(target, job, ordered=ordered)
+    assert len(list(dataset.take(3))) == 3
+    cached = dataset.cache()
+    assert [sorted(numbers(cached)) for _ in range(3)] == [TEN] * 3
+    whole_stream = ten(target, f"{job} steps", ordered=ordered).filter(lambda x: x >= 0)
+    for _ in range(2):
+        assert sorted(numbers(whole_stream.take(10).cache())) == TEN
+
+
+def test_a_state_within_a_cache_that_is_gone_is_refused_over_a_job(target: str, job: str) -> None:
+    cached = ten(target, job, ordered=True).cache()
+    assert len(list(cached)) == 10
+    with iter(cached) as iterator:
+        next(iterator)
+        state = iterator.get_state()
+    with iter(ten(target, job, ordered=True).cache()) as restored:
+        restored.set_state(state)
+        with pytest.raises(FailedPreconditionError, match="put `cache` before `distribute`"):
+            next(restored)

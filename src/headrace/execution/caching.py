@@ -7,6 +7,7 @@ import hashlib
 from typing import Any
 
 from headrace.element.chunk import Chunk, States
+from headrace.errors import FailedPreconditionError
 from headrace.execution.cache_store import (
     FileFilling,
     FileStore,
@@ -17,6 +18,7 @@ from headrace.execution.cache_store import (
 )
 from headrace.execution.context import Context
 from headrace.execution.dealt import as_first_pass
+from headrace.execution.iteration import counters_of
 from headrace.execution.iterator import MOST_FAILURES, ElementIterator, State, make_iterator
 from headrace.execution.places import of_positions
 from headrace.plan.buffering import Cache
@@ -38,8 +40,7 @@ def _make_cache(node: Cache, context: Context) -> ElementIterator:
         return make_iterator(node.input, as_first_pass(context, context.dealer))
     if context.unit_source is not None:
         # What a plan's other half makes has no identity here, nor a seed that could be decided.
-        first = dataclasses.replace(context, passes=(0,) * len(context.passes))
-        return make_iterator(node.input, first)
+        return make_iterator(node.input, context.in_first_pass())
     return CacheIterator(node, context)
 
 
@@ -144,10 +145,15 @@ class CacheIterator(ElementIterator):
             store.close()
         self._decide(self._own_seed if self._seed is None else self._seed)
         assert self._seed is not None
+        if self._count and self._place is None and counters_of(self._node.input):
+            raise FailedPreconditionError(
+                "this state was saved while elements came from a cache() that is not here any "
+                "more, and its input reads a named job of the data service, of which each "
+                "iteration is read once: put `cache` before `distribute`, or leave out job_name"
+            )
         context = dataclasses.replace(
-            self._context,
+            self._context.in_first_pass(),
             seed=self._seed,
-            passes=(0,) * len(self._context.passes),
             cache_seeds={},
             fills_cache=True,
             # Whoever reads the store may want them.

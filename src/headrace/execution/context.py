@@ -36,6 +36,9 @@ class Context:
     nested dataset also the number of the outer element's place."""
     repetitions: tuple[int, ...] = ()
     """The numbers in `passes` that are those of a `repeat`."""
+    job_passes: tuple[int, ...] | None = None
+    """`passes` as shared jobs know them; None: the same. A cache makes its first pass in each, but
+    a job's iteration can be read only once."""
     iteration: Iteration = field(default_factory=Iteration)
     """Numbers what datasets that functions return read of shared jobs."""
     outer_passes: int = 0
@@ -84,7 +87,16 @@ class Context:
 
     def in_pass(self, number: int) -> Context:
         """Return the context of pass `number` within this one."""
-        return self._with(passes=(*self.passes, number), repetitions=(*self.repetitions, number))
+        job_passes = None if self.job_passes is None else (*self.job_passes, number)
+        return self._with(
+            passes=(*self.passes, number),
+            repetitions=(*self.repetitions, number),
+            job_passes=job_passes,
+        )
+
+    def in_first_pass(self) -> Context:
+        """Return the context of the first pass, whichever this is; shared jobs go on."""
+        return self._with(passes=(0,) * len(self.passes), job_passes=self.job_passes or self.passes)
 
     def pass_over(self, source: Source) -> tuple[int, ...]:
         """Return the pass number that a source is to be opened with.
@@ -94,7 +106,7 @@ class Context:
         """
         if source.counter is None:
             return self.passes
-        first, *repetitions = self.passes
+        first, *repetitions = self.job_passes or self.passes
         if not self.outer:
             return (first + source.occurrence, *repetitions)
         opened_at = (*self.passes[: self.outer_passes], source.occurrence)
