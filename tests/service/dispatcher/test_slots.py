@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.errors import FailedPreconditionError, NotFoundError, UnavailableError
+from headrace.errors import AbortedError, FailedPreconditionError, NotFoundError
 from headrace.service import messages
 from headrace.service.config import ShardingPolicy
 from headrace.service.dispatcher.apply import apply
@@ -127,7 +127,7 @@ def test_a_worker_that_starts_again_at_its_address_has_its_slot_again() -> None:
 def test_one_too_many_waits_a_lease_and_is_refused_when_all_were_heard() -> None:
     scenario = slotted("a:%port%")
     scenario.add_worker("w", "a:1")
-    with pytest.raises(UnavailableError, match="waits for a slot"):
+    with pytest.raises(AbortedError, match=r"waits .*`worker_addresses=\['a:%port%'\]`"):
         scenario.add_worker("x", "a:2")
     for _ in range(22):
         scenario.tick(0.5)
@@ -140,7 +140,7 @@ def test_one_too_many_waits_a_lease_and_is_refused_when_all_were_heard() -> None
 def test_one_that_waits_takes_a_slot_whose_worker_fell_silent() -> None:
     scenario = slotted("a:%port%")
     scenario.add_worker("w", "a:1")
-    with pytest.raises(UnavailableError):
+    with pytest.raises(AbortedError):
         scenario.add_worker("x", "a:2")
     scenario.tick(11.0)
     scenario.add_worker("x", "a:2")

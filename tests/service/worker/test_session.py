@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.errors import (
+    AbortedError,
     CancelledError,
     FailedPreconditionError,
     NotFoundError,
@@ -284,6 +285,19 @@ def test_a_call_that_alone_is_refused_for_ten_seconds_is_named_and_then_each_min
     assert len(worker.warnings) == 1
     refused(worker, 8.0)
     assert len(worker.warnings) == 2
+
+
+def test_worker_that_waits_for_a_place_in_the_fixed_list_is_told_so() -> None:
+    worker = Driven()
+    until = worker.now + 11.0
+    worker.say(RegisterWorker, AbortedError("a place in `worker_addresses=['h', 'h']`"))
+    while worker.now < until:
+        for _ in worker.pass_time(0.5):
+            worker.say(RegisterWorker, AbortedError("a place in `worker_addresses=['h', 'h']`"))
+    (warning,) = worker.warnings
+    assert "the dispatcher at d:1 answers the worker at h:1, but not its RegisterWorker" in warning
+    assert "`worker_addresses=['h', 'h']`" in warning
+    assert worker.session.failure is None
 
 
 def test_what_waited_through_a_silence_is_not_said_to_be_refused_when_it_ends() -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from itertools import zip_longest
 
-from headrace.errors import AlreadyExistsError, FailedPreconditionError, UnavailableError
+from headrace.errors import AbortedError, AlreadyExistsError, FailedPreconditionError
 from headrace.service import messages
 from headrace.service.config import check_reachable
 from headrace.service.dispatcher import slots, updates
@@ -201,7 +201,7 @@ def _slot_for(
     Raises:
         FailedPreconditionError: There is none for its address, or the workers that hold it were
             all heard while it waited for one.
-        UnavailableError: It has to wait, for one of those may be gone.
+        AbortedError: It has to wait, for one of those may be gone.
     """
     if not state.slots:
         return None
@@ -211,13 +211,14 @@ def _slot_for(
         # One that starts at the address of another, or under its id, proves that this one is gone.
         if holder in ("", request.worker_id) or (state.workers[holder].address == request.address):
             return index
+    patterns = [slot.pattern for slot in state.slots]
     waited = moment.presence.wait_for_slot(request.address, moment.now) if fitting else math.inf
     if waited < moment.limits.worker_timeout:
-        raise UnavailableError(
-            f"the worker at {request.address} waits for a slot: those that fit are held by workers "
-            f"that were heard of less than {moment.limits.worker_timeout:g} s ago"
+        raise AbortedError(
+            f"the worker at {request.address} waits for a place in the fixed list of workers, "
+            f"`worker_addresses={patterns}`: those that fit are held by workers that were heard of "
+            f"less than {moment.limits.worker_timeout:g} s ago"
         )
-    patterns = [slot.pattern for slot in state.slots]
     raise FailedPreconditionError(
         f"Failed to assign an index for worker {request.address}. Configured workers list: "
         f"{patterns}. The worker's address is not configured, or other workers are already running "

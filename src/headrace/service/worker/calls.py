@@ -70,11 +70,15 @@ class Calls:
 
     def answered(self, message: DispatcherRequest, now: float) -> bool:
         """Take note of an answer; False: nobody waits for it (any more)."""
+        self.heard(now)
+        return self._open.pop(message, None) is not None
+
+    def heard(self, now: float) -> None:
+        """Take note that the dispatcher answers."""
         if now - self._silent_since >= FIRST_WORD:
             self._resumed = now
         self._heard = now
         self._reminder.begin()
-        return self._open.pop(message, None) is not None
 
     def lost(self, message: DispatcherRequest, now: float) -> int:
         """Take note that no answer will come; return how often that was the case."""

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from headrace.errors import (
+    AbortedError,
     CancelledError,
     DeadlineExceededError,
     HeadraceError,
@@ -152,7 +153,11 @@ class Session(Generic[R]):
         An answer that nobody waits for (it came late, or twice) changes nothing. One that is lost
         need not be reported; if it is known to be lost, `UnavailableError` says so sooner.
         """
-        if isinstance(answer, _LOST) and not self._is_turned_away(asked, answer):
+        if isinstance(asked, RegisterWorker) and isinstance(answer, AbortedError):
+            # It waits for a place in the fixed list of workers.
+            self._calls.heard(now)
+            self._lost(asked, answer, now)
+        elif isinstance(answer, _LOST) and not self._is_turned_away(asked, answer):
             self._lost(asked, answer, now)
         elif self._calls.answered(asked, now):
             self._leaving.is_hopeless = False
