@@ -5,6 +5,7 @@ from __future__ import annotations
 import _weakrefset
 import gc
 import json
+import os
 import random
 import signal
 import subprocess
@@ -193,13 +194,35 @@ def test_a_state_is_refused_when_it_is_asked_for_after_an_interruption_too(
         with pytest.raises(KeyboardInterrupt):
             list(iterator)
         next(iterator)
-        with pytest.raises(
-            FailedPreconditionError, match="cannot be restored in the middle"
-        ) as caught:
+        with pytest.raises(FailedPreconditionError, match="cannot be restored in the middle"):
             iterator.get_state()
         next(iterator)
-    # What goes on after a fork is restored as well.
-    assert "nor go on in a forked process" in str(caught.value)
+
+
+@pytest.mark.parametrize("batch", [1, 7])
+def test_forked_child_is_told_to_make_an_iterator_of_its_own(
+    cluster: LocalCluster, batch: int
+) -> None:
+    remote = Dataset.range(100).apply(distribute(ShardingPolicy.DYNAMIC, cluster.target))
+    reads, writes = os.pipe()
+    with iter(remote.batch(batch)) as iterator:
+        first = int(next(iterator)[0])
+        child = os.fork()
+        if not child:
+            try:
+                next(iterator)
+            except BaseException as error:
+                os.write(writes, f"{type(error).__name__}: {error}".encode())
+            os._exit(0)
+        os.close(writes)
+        with open(reads) as said:
+            text = said.read()
+        os.waitpid(child, 0)
+        rest = [int(x) for elements in iterator for x in elements]
+    assert text.startswith("FailedPreconditionError: an iterator over the data service does not")
+    assert "Make a new iterator in the child" in text
+    assert first in range(100)
+    assert len(rest) == len(set(rest)) == 100 - batch
 
 
 SCRIPT = """

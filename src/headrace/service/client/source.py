@@ -67,9 +67,13 @@ close_iterators_first()
 
 _CANNOT_RESTORE = (
     "an iterator over the data service cannot be restored in the middle of a pass where elements "
-    "are not visited exactly once, nor go on in a forked process. Use ShardingPolicy.DYNAMIC (with "
+    "are not visited exactly once. Use ShardingPolicy.DYNAMIC (with "
     '`distribute`, and visitation="exactly_once", its default), or keep the state of an iterator '
     "that reads the dataset in this process, without `distribute`"
+)
+_FORKED = (
+    "an iterator over the data service does not survive a fork: this process was forked from the "
+    "one that reads with it. Make a new iterator in the child, with iter(dataset)"
 )
 _MOST_REPETITIONS = 1
 """Of one dataset whose elements trainers share: it has no end to come to."""
@@ -283,7 +287,8 @@ class RemoteSource(Source):
             base = Delivered()
         if position is not None:
             if base is None or "positions" not in position:
-                raise FailedPreconditionError(_CANNOT_RESTORE)
+                forked = not position.get("reader", _names_here()).startswith(_names_here())
+                raise FailedPreconditionError(_FORKED if forked else _CANNOT_RESTORE)
             opening, base = going_on(opening, position)
         if self.options.trainer_id and max(number) > _MOST_REPETITIONS:
             raise InvalidArgumentError(
@@ -322,7 +327,7 @@ class RemoteSource(Source):
 
     def _opening(self, pass_number: tuple[int, ...]) -> OpenIteration:
         return OpenIteration(
-            client_id=f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex}",
+            client_id=f"{_names_here()}{uuid.uuid4().hex}",
             dataset_id=self.dataset_id,
             job_name=self.job_name,
             pass_number=pass_number,
@@ -546,3 +551,8 @@ class RemoteSource(Source):
             security=self.options.security,
             shared_memory=protocol != "tcp",
         )
+
+
+def _names_here() -> str:
+    """Return how the names of readers of this process begin."""
+    return f"{socket.gethostname()}-{os.getpid()}-"
