@@ -3,7 +3,8 @@
 * `torch`: what `hr.torch` offers. A loader (`torch_loader`) makes iterators (`torch_iterator`) over
   passes (`torch_passes`) of this rank's and this process's part (`torch_share`, `rounds`); they
   yield tensors (`torch_tensors`), on a device if asked to (`torch_device`; `moved`: the step of a
-  plan that sends them). `torch_datasets` makes datasets of PyTorch's.
+  plan that sends them). `torch_epochs` numbers the epochs of worker processes that end with each.
+  `torch_datasets` makes datasets of PyTorch's.
 * `jax`: what `hr.jax` offers. The iterator (`jax_iterator`) takes steps of a dataset (`jax_steps`),
   of which `jax_sharing` says who reads which rows, and puts them on devices (`jax_placement`);
   processes that read rows of their own end together (`jax_agreement`), by words in the `jax_store`

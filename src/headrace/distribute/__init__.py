@@ -5,7 +5,8 @@
   `run` calls a function on each (`crew`: the threads); code asks where it runs (`context`,
   `current`, `replica_context`); values of several replicas (`values`) become one (`collectives`);
   a `variable`, `made_once`, has a copy on each (`aggregation`: how they become one; `operators`:
-  what arrays can do; `scattering`: `row_numbers` of one, `pooling` of bags).
+  what arrays can do; `scattering`: `row_numbers` of one, `pooling` of bags). `gradients` go
+  through collectives.
   `spmd` compiles a step once for all. `metrics` are sums in variables.
 * Workers in several processes (`multi_worker`) meet (`meeting`), and agree at each step of a
   dataset whether there is another (`agreement`). Large sums go straight between them (`direct`),

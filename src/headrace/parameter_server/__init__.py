@@ -25,7 +25,7 @@ Between the two:
   `gauges` are for who looks on.
 * A store may be on two servers: `seats` are pure, and say which of the two leads; a `replica` is
   one of them in its server, a `mirror` has the other do what the leading one did, and `leaders` is
-  what clients know of it.
+  what clients know of it. `acknowledged` says which writes a client knows to be acknowledged.
 * `saving` is the server's other thread: `shard_writer` writes shards to a `tensor_file` while they
   are in use, `shard_reader` puts them back.
 * `origin` says which closure writes, so that a write is carried out once; `closure_servers` when

@@ -21,6 +21,7 @@ What is decided, on plain values, without thread, socket or clock:
     places     from which unit on a saved place is read, and what is left of it
     progress   what was given up to each place, where there is no order
     losses     what is said at the end of a pass that lost something
+    job_use    whether a job was read before, or this reader only comes late
     failure    an element's error, with the worker that it came from
 
 What does it:

@@ -34,6 +34,7 @@ What one run of the process knows beside that:
 
     limits         how long what is waited for
     history        how much of something there was in each of the last intervals
+    connections    whether the processes of workers run, by their connections
     activity       what is done for tasks, as heartbeats say
     presence       who was heard from when, and what else is not journaled
     gathered       what clients said of where they stand

@@ -43,9 +43,9 @@ def _with_hint(error: UserFunctionError) -> UserFunctionError:
     hint = missing_module_hint(error.original_type, _MISSING_MODULE)
     if not hint:
         return error
-    said, mark, trace = str(error).partition("\n\nOriginal traceback:")
+    said, mark, rest = str(error).partition("\n")
     return UserFunctionError(
-        said + hint + mark + trace,
+        said + hint + mark + rest,
         position=error.position,
         original_type=error.original_type,
         original_traceback=error.original_traceback,
