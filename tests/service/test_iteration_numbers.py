@@ -188,3 +188,21 @@ def test_a_state_within_a_cache_that_is_gone_is_refused_over_a_job(target: str, 
         restored.set_state(state)
         with pytest.raises(FailedPreconditionError, match="put `cache` before `distribute`"):
             next(restored)
+
+
+def test_a_state_at_the_start_of_an_epoch_that_was_begun_is_refused(target: str, job: str) -> None:
+    dataset = ten(target, job)
+    assert len(list(dataset)) == 10
+    with iter(dataset) as iterator:
+        state = iterator.get_state()
+        for _ in range(3):
+            next(iterator)
+    with iter(ten(target, job)) as restored:
+        restored.set_state(state)
+        with pytest.raises(
+            FailedPreconditionError, match=r"start of epoch 1 of job .* another job"
+        ):
+            next(restored)
+    with iter(ten(target, f"{job} again")) as restored:
+        restored.set_state(state)
+        assert len(list(restored)) == 10

@@ -79,6 +79,8 @@ class Iteration:
         with _lock:
             self._number, self._is_drawn = number, True
             self._count()
+            for counter in self._counters:
+                counter.note_restored(number)
 
     def _count(self) -> None:
         for counter, occurrences in self._counters.items():

@@ -30,6 +30,8 @@ class IterationCounter:
     def __init__(self) -> None:
         self._next = 0
         self._has_joined = False
+        #: The iteration that an iterator was restored to, until it is opened.
+        self._restored: int | None = None
         self.others: OtherProcesses | None = None
 
     @property
@@ -40,6 +42,15 @@ class IterationCounter:
     def advance(self, number: int) -> None:
         """Count iteration `number`, and those before it, as begun. Idempotent."""
         self._next = max(self._next, number + 1)
+
+    def note_restored(self, number: int) -> None:
+        """Note that an iterator was restored to a place in iteration `number`."""
+        self._restored = number
+
+    def take_restored(self, number: int) -> bool:
+        """Return whether iteration `number` is opened for the first time since it was restored."""
+        restored, self._restored = self._restored, None
+        return restored == number
 
     @property
     def has_joined(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from headrace.errors import FailedPreconditionError
 from headrace.plan.iteration_counter import IterationCounter
 from headrace.service.messages import IterationOpened, OpenIteration
 
@@ -33,8 +34,20 @@ class JobUse:
         self._counts = False
 
     def opened(self, opening: OpenIteration, reply: IterationOpened) -> None:
-        """Note what the dispatcher said of an iteration; log why it has no elements."""
+        """Note what the dispatcher said of an iteration; log why it has no elements.
+
+        Raises:
+            FailedPreconditionError: The iterator was restored to the start of an iteration of
+                which elements went to clients that have left.
+        """
         number = opening.pass_number
+        is_restored = self._counter is not None and self._counter.take_restored(number[0])
+        if is_restored and reply.begun_by and not (opening.start or reply.is_read):
+            raise FailedPreconditionError(
+                f"the state stands at the start of epoch {number[0]} of job {reply.job_name!r}, "
+                f"which was begun by {reply.begun_by} and has elements left only in part. Use "
+                "another job_name to read the whole epoch"
+            )
         self._latest, self._if_empty = (number[0], ""), ""
         self._counts = not opening.start
         read_by = reply.finished_by if reply.finished else reply.begun_by
