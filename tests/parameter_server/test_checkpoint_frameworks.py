@@ -117,3 +117,40 @@ def test_arrays_that_would_not_be_restored_in_place_are_refused():
     hr.Checkpoint(a=[frozen])
     with pytest.raises(TypeError, match="'a/0' is a ndarray in a tuple"):
         hr.Checkpoint(a=(frozen,))
+
+
+def test_a_state_of_other_dtypes_shapes_or_classes_is_refused(tmp_path):
+    def optimizer(kind, *shape, dtype=torch.float32):
+        parameter = torch.ones(shape, dtype=dtype, requires_grad=True)
+        made = kind([parameter], lr=0.1)
+        parameter.grad = torch.ones_like(parameter)
+        made.step()
+        return made
+
+    def rates(kind, *args):
+        return kind(optimizer(torch.optim.SGD, 1), *args)
+
+    def counter(dtype):
+        module = torch.nn.Module()
+        module.register_buffer("n", torch.ones((), dtype=dtype))
+        return module
+
+    adam, schedules = torch.optim.Adam, torch.optim.lr_scheduler
+    for saved, here, message in [
+        (counter(torch.int64), counter(torch.int32), "'n' has dtype int32 here, and int64 in"),
+        (torch.nn.Linear(1, 1).double(), torch.nn.Linear(1, 1), "'bias' has dtype float32 here"),
+        (optimizer(adam, 4, 3), optimizer(adam, 7), r"0 is float32 \(7,\) here, and float32 \(4, "),
+        (optimizer(adam, 4, dtype=torch.float64), optimizer(adam, 4), "0 is float32 .* float64"),
+        (optimizer(adam, 4, 3), optimizer(torch.optim.SGD, 4, 3), "is SGD here, and Adam in the"),
+        (
+            rates(schedules.StepLR, 3),
+            rates(schedules.ExponentialLR, 0.5),
+            "is ExponentialLR here, and StepLR in",
+        ),
+    ]:
+        path = hr.Checkpoint(a=torch.ones(2), state=saved).save(tmp_path / "a")
+        other = torch.zeros(2)
+        before = repr(here.state_dict())
+        with pytest.raises(InvalidArgumentError, match=f"'state': .*{message}"):
+            hr.Checkpoint(a=other, state=here).restore(path)
+        assert (other.tolist(), repr(here.state_dict())) == ([0, 0], before)

@@ -135,10 +135,14 @@ class StateDictEntry(msgspec.Struct, frozen=True, tag="state_dict"):
     Attributes:
         state: A value of JSON, see `checkpoint_frameworks.encode_state`.
         checksums: Of the arrays in it, by their tensors' names.
+        kind: Name of the class; "", as of `parameters`: it is of a time when none was written.
+        parameters: Of an optimizer: dtype and shape of each parameter.
     """
 
     state: Any
     checksums: dict[str, int]
+    kind: str = ""
+    parameters: tuple[str, ...] = ()
 
 
 Entry: TypeAlias = (

@@ -31,6 +31,8 @@ __all__ = [
     "has_state_dict",
     "is_array",
     "is_variable",
+    "kind_of_state",
+    "parameters_of",
     "state_mismatch",
     "variables_of",
 ]
@@ -184,22 +186,72 @@ def decode_state(saved: Any, array: Callable[[str], NDArray[Any]]) -> Any:
             return inside
 
 
-def state_mismatch(value: Any, state: Any) -> str:
-    """Return why a state does not fit an object of PyTorch; "": it does, as far as is known."""
+def kind_of_state(value: Any) -> str:
+    """Return the class of an object with a `state_dict`, and of the schedulers in it."""
+    inside = getattr(value, "_schedulers", None)
+    if not isinstance(inside, list | tuple):
+        return type(value).__name__
+    return f"{type(value).__name__} of {', '.join(map(kind_of_state, inside))}"
+
+
+def parameters_of(value: Any) -> tuple[str, ...]:
+    """Return dtype and shape of each parameter that an optimizer of PyTorch changes."""
+    if not _is_a(value, "torch.optim", "Optimizer"):
+        return ()
+    return tuple(_form_text(each) for group in value.param_groups for each in group["params"])
+
+
+def _form_text(value: Any) -> str:
+    shape, dtype = form_of(value)
+    return f"{dtype} {shape}"
+
+
+def state_mismatch(value: Any, state: Any, kind: str, parameters: Sequence[str]) -> str:
+    """Return why a state does not fit an object of PyTorch; "": it does, as far as is known.
+
+    Args:
+        value: The object.
+        state: What was saved.
+        kind: What `kind_of_state` returned when it was saved; "": it is not known.
+        parameters: Likewise of `parameters_of`; empty: they are not known.
+    """
     if _is_a(value, "torch.nn", "Module"):
-        here, there = value.state_dict(), state
-        for name in sorted({*here, *there}):
-            if name not in here or name not in there:
-                where = "here" if name in here else "in the checkpoint"
-                return f"{name!r} is only {where}"
-            shapes = [tuple(getattr(each[name], "shape", ())) for each in (here, there)]
-            if shapes[0] != shapes[1]:
-                return f"{name!r} has shape {shapes[0]} here, and {shapes[1]} in the checkpoint"
-    if _is_a(value, "torch.optim", "Optimizer"):
-        sizes = [
-            [len(group["params"]) for group in each["param_groups"]]
-            for each in (value.state_dict(), state)
-        ]
-        if sizes[0] != sizes[1]:
-            return f"its groups have {sizes[0]} parameters here, and {sizes[1]} in the checkpoint"
+        return _module_mismatch(value.state_dict(), state)
+    is_optimizer = _is_a(value, "torch.optim", "Optimizer")
+    if is_optimizer or _is_a(value, "torch.optim.lr_scheduler", *_SCHEDULERS):
+        here = kind_of_state(value)
+        if kind and kind != here:
+            return f"it is {here} here, and {kind} in the checkpoint"
+    if not is_optimizer:
+        return ""
+    sizes = [
+        [len(group["params"]) for group in each["param_groups"]]
+        for each in (value.state_dict(), state)
+    ]
+    if sizes[0] != sizes[1]:
+        return f"its groups have {sizes[0]} parameters here, and {sizes[1]} in the checkpoint"
+    for number, (mine, saved) in enumerate(zip(parameters_of(value), parameters, strict=False)):
+        if mine != saved:
+            return f"parameter {number} is {mine} here, and {saved} in the checkpoint"
+    return ""
+
+
+_SCHEDULERS = ("LRScheduler", "ReduceLROnPlateau")
+
+
+def _module_mismatch(here: Any, there: Any) -> str:
+    for name in sorted({*here, *there}):
+        if name not in here or name not in there:
+            where = "here" if name in here else "in the checkpoint"
+            return f"{name!r} is only {where}"
+        mine, saved = here[name], there[name]
+        if not _is_a(mine, "torch", "Tensor"):
+            continue
+        if _is_a(mine, "torch.nn.parameter", "UninitializedTensorMixin"):
+            return f"{name!r} has no shape yet: run the module once before"
+        if not _is_a(saved, "torch", "Tensor"):
+            return f"{name!r} is a tensor here, and {type(saved).__name__} in the checkpoint"
+        for what, one, other in zip(("shape", "dtype"), form_of(mine), form_of(saved), strict=True):
+            if one != other:
+                return f"{name!r} has {what} {one} here, and {other} in the checkpoint"
     return ""

@@ -391,7 +391,7 @@ def _prepared(
             return functools.partial(value.set_state, entry.state)
         case StateDictEntry():
             state = decode_state(entry.state, lambda key: array_of(key, entry.checksums[key]))
-            why = state_mismatch(value, state)
+            why = state_mismatch(value, state, entry.kind, entry.parameters)
             if why:
                 raise InvalidArgumentError(
                     f"the checkpoint {read.path!r} is of another model: {leaf.path!r}: {why}"

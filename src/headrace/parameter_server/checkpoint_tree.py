@@ -34,6 +34,8 @@ from headrace.parameter_server.checkpoint_frameworks import (
     has_state_dict,
     is_array,
     is_variable,
+    kind_of_state,
+    parameters_of,
     variables_of,
 )
 from headrace.parameter_server.dtypes import name_of
@@ -197,7 +199,8 @@ def describe_state_dict(leaf: Leaf) -> tuple[StateDictEntry, dict[str, NDArray[A
 
     state = encode_state(leaf.path, leaf.value.state_dict(), add)
     sums = {key: checksum_of({key: array}) for key, array in arrays.items()}
-    return StateDictEntry(state, sums), arrays
+    entry = StateDictEntry(state, sums, kind_of_state(leaf.value), parameters_of(leaf.value))
+    return entry, arrays
 
 
 def describe(leaf: Leaf, counters: dict[str, int]) -> Entry:
