@@ -154,3 +154,30 @@ def test_a_state_of_other_dtypes_shapes_or_classes_is_refused(tmp_path):
         with pytest.raises(InvalidArgumentError, match=f"'state': .*{message}"):
             hr.Checkpoint(a=other, state=here).restore(path)
         assert (other.tolist(), repr(here.state_dict())) == ([0, 0], before)
+
+
+def test_variables_of_another_class_are_refused(tmp_path):
+    def optimizer(kind):
+        made = kind(0.1)
+        made.build([keras.Variable(np.ones((3, 2), np.float32))])
+        return made
+
+    def model(layers):
+        return keras.Sequential(
+            [keras.Input((2,)), *(keras.layers.Dense(2) for _ in range(layers))]
+        )
+
+    kinds = keras.optimizers
+    for saved, here, message in [
+        (optimizer(kinds.RMSprop), optimizer(kinds.Adagrad), "Adagrad of 3 .* RMSprop of 3 "),
+        (model(2), model(3), "Sequential of 6 .* Sequential of 4 "),
+        (keras.metrics.Mean(), keras.metrics.Accuracy(), "Accuracy of 2 .* Mean of 2 "),
+        (hr.metrics.Mean(), hr.metrics.Accuracy(), "Accuracy of 1 .* Mean of 1 "),
+    ]:
+        path = hr.Checkpoint(a=[{"b": saved}], n=1).save(tmp_path / "a")
+        checkpoint = hr.Checkpoint(a=[{"b": here}], n=2)
+        before = [np.asarray(each) for each in here.variables]
+        with pytest.raises(InvalidArgumentError, match=f"'a/0/b' is {message}variables? in the"):
+            checkpoint.restore(path)
+        assert checkpoint.n == 2
+        assert all(map(np.array_equal, before, map(np.asarray, here.variables)))

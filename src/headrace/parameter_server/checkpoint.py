@@ -12,7 +12,7 @@ from headrace.parameter_server.checkpoint_objects import (
     save_objects,
     writes_here,
 )
-from headrace.parameter_server.checkpoint_tree import is_object, leaves, refusal
+from headrace.parameter_server.checkpoint_tree import holders, is_object, leaves, refusal
 from headrace.storage.names import FileName
 
 __all__ = ["Checkpoint", "CheckpointStatus"]
@@ -134,6 +134,13 @@ class CheckpointStatus:
                 f"the checkpoint {self._read.path!r} is of another model: it has "
                 f"{_listed(entries)}, and here is {_listed(found)}"
             )
+        saved_holders = self._read.manifest.holders
+        for path, holder in holders(self._checkpoint.checkpoint_objects).items():
+            if saved_holders.get(path, holder) != holder:
+                raise InvalidArgumentError(
+                    f"the checkpoint {self._read.path!r} is of another model: {path!r} is {holder} "
+                    f"here, and {saved_holders[path]} in the checkpoint"
+                )
         due = [
             leaf
             for path, leaf in found.items()

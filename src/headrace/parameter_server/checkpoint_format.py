@@ -171,6 +171,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         counters: What the servers counted.
         incarnation: Of the coordinator whose writes `answers` are.
         answers: Writes of closures that had not settled, each as it was when its shard was saved.
+        holders: What had variables of its own, by path ("model"): "Dense of 2 variables".
     """
 
     format: int = FORMAT
@@ -181,6 +182,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     counters: dict[str, int] = {}
     incarnation: int = 0
     answers: Answers = {}
+    holders: dict[str, str] = {}
 
     def files(self) -> set[str]:
         """Return the names of the files that it needs itself."""

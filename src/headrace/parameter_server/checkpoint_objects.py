@@ -53,6 +53,7 @@ from headrace.parameter_server.checkpoint_tree import (
     describe,
     describe_state_dict,
     has_state,
+    holders,
     is_state_dict,
     leaves,
     local_array,
@@ -166,6 +167,7 @@ def save_objects(
         counters=counters,
         incarnation=max((answer.incarnation for answer in answers.values()), default=0),
         answers=keys,
+        holders=holders(objects),
     )
     _check_files(folder, manifest, answers)
     folder.write(f"{name}.json", encode(manifest))

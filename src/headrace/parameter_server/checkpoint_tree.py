@@ -50,6 +50,7 @@ __all__ = [
     "describe",
     "describe_state_dict",
     "has_state",
+    "holders",
     "is_object",
     "is_state_dict",
     "leaves",
@@ -79,22 +80,37 @@ def leaves(objects: dict[str, Any]) -> dict[str, Leaf]:
         TypeError: One is of a kind that is not saved.
     """
     found: dict[str, Leaf] = {}
-    for leaf in _walk("", objects, ()):
+    for leaf in _walk("", objects, (), {}):
         found[leaf.path] = leaf
     return found
 
 
-def _walk(path: str, value: Any, within: tuple[int, ...]) -> Iterator[Leaf]:
+def holders(objects: dict[str, Any]) -> dict[str, str]:
+    """Return the class and the number of variables of all that is saved by its variables, by path.
+
+    Variables are matched by position, so those of another class would be taken for its own.
+    """
+    found: dict[str, str] = {}
+    for _ in _walk("", objects, (), found):
+        pass
+    return found
+
+
+def _walk(path: str, value: Any, within: tuple[int, ...], held: dict[str, str]) -> Iterator[Leaf]:
     children = _children(value)
     if children is None:
         raise AssertionError(path)
     if id(value) in within:
         raise ValueError(f"{path or 'the checkpoint'} contains itself")
+    if not isinstance(value, dict | list | tuple) and not hasattr(value, "checkpoint_objects"):
+        held[path] = (
+            f"{type(value).__name__} of {len(children)} variable{'s' * (len(children) != 1)}"
+        )
     for key, child in children:
         name = str(key).replace("%", "%25").replace("/", "%2F")
         below = f"{path}/{name}" if path else name
         if _children(child) is not None:
-            yield from _walk(below, child, (*within, id(value)))
+            yield from _walk(below, child, (*within, id(value)), held)
         else:
             _check_kind(below, child, value)
             yield Leaf(below, child, _replacing(value, key))
