@@ -17,6 +17,7 @@ import keras
 
 import headrace as hr
 from headrace.errors import InvalidArgumentError
+from tests.parameter_server.small_cluster import cluster
 
 
 def test_torch_objects_are_restored_in_place(tmp_path):
@@ -181,3 +182,67 @@ def test_variables_of_another_class_are_refused(tmp_path):
             checkpoint.restore(path)
         assert checkpoint.n == 2
         assert all(map(np.array_equal, before, map(np.asarray, here.variables)))
+
+
+def test_all_is_as_before_when_one_object_cannot_be_restored(tmp_path):
+    class Refusing:
+        refuses = False
+
+        def state_dict(self):
+            return {"x": 1}
+
+        def load_state_dict(self, state):
+            if self.refuses:
+                raise RuntimeError("it does not fit")
+
+    def made(number):
+        torch.manual_seed(int(number))
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.Adam(model.parameters())
+        model(torch.ones(2)).sum().backward()
+        optimizer.step()
+        mirrored = hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
+        with mirrored.scope():
+            variable = hr.Variable(number)
+        return {
+            "array": np.full(2, number),
+            "tensor": torch.full((2,), number),
+            "keras": keras.Variable([number]),
+            "model": model,
+            "optimizer": optimizer,
+            "variable": variable,
+            "number": number,
+            "jax": jnp.ones(2) * number,
+        }
+
+    def contents(objects):
+        found = {**objects, "model": None, "optimizer": None}
+        states = [objects[name].state_dict() for name in ("model", "optimizer")]
+        read = {name: np.asarray(each).tolist() for name, each in found.items()}
+        return repr((states, read))
+
+    with cluster(1) as strategy:
+        with strategy.scope():
+            weights = hr.Variable(np.ones(2), name="w")
+        last = Refusing()
+        path = hr.Checkpoint(objects=made(1.0), w=weights, x=torch.ones(4), z=last).save(
+            tmp_path / "a"
+        )
+        weights.assign(np.full(2, 7.0))
+        here = made(2.0)
+        before = contents(here)
+        with torch.inference_mode():
+            inference = torch.zeros(4)
+        last.refuses = True
+        for others, error, message in [
+            ({"x": torch.zeros(1).expand(4)}, InvalidArgumentError, "'x'.*several elements are in"),
+            ({"x": inference}, InvalidArgumentError, "'x' .* made in torch.inference_mode"),
+            ({"z": last}, RuntimeError, "it does not fit"),
+        ]:
+            with pytest.raises(error, match=message):
+                hr.Checkpoint(objects=here, w=weights, **others).restore(path)
+            assert contents(here) == before
+            assert weights.read().tolist() == [7, 7]
+        last.refuses = False
+        hr.Checkpoint(objects=here, w=weights, z=last).restore(path)
+        assert here["tensor"].tolist() == weights.read().tolist() == [1, 1]

@@ -95,9 +95,12 @@ class Checkpoint:
 
         Raises:
             NotFoundError: There is no such checkpoint, or it was deleted while it was read.
-            InvalidArgumentError: It is of another model: an object has another kind, shape or
-                dtype. Nothing was changed.
-            DataLossError: A part of it is missing or damaged.
+            InvalidArgumentError: It is of another model: an object has another kind, class, shape
+                or dtype; or a tensor cannot be written. Nothing was changed.
+            DataLossError: A part of it is missing or damaged. Nothing was changed.
+
+        Where an object raises another error when it is given its value, the others get back what
+        they had, except iterators that came before it.
         """
         status = CheckpointStatus(self, read_checkpoint(*place_of(path)))
         status.restore_new()

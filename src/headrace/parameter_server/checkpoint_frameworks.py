@@ -35,6 +35,7 @@ __all__ = [
     "parameters_of",
     "state_mismatch",
     "variables_of",
+    "write_refusal",
 ]
 
 _WIDE_INTEGER = 2**63
@@ -109,6 +110,23 @@ def assign(value: Any, array: NDArray[Any]) -> None:
     torch: Any = sys.modules["torch"]
     with torch.no_grad():
         value.copy_(_tensor(array))
+
+
+def write_refusal(value: Any) -> str:
+    """Return why a tensor of PyTorch cannot be written into; "": it can, or is none."""
+    if not _is_a(value, "torch", "Tensor"):
+        return ""
+    torch: Any = sys.modules["torch"]
+    if value.is_inference() and not torch.is_inference_mode_enabled():
+        return (
+            "it is a tensor made in torch.inference_mode(), which can be written there alone; "
+            "use its clone()"
+        )
+    if value.layout is torch.strided and any(
+        size > 1 and step == 0 for size, step in zip(value.shape, value.stride(), strict=True)
+    ):
+        return "several elements are in one place, as expand() makes them; use its clone()"
+    return ""
 
 
 def array_like(value: Any, array: NDArray[Any]) -> Any:

@@ -9,39 +9,25 @@ from __future__ import annotations
 import contextlib
 import functools
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import msgspec
-import numpy as np
 from numpy.typing import NDArray
 
 from headrace.distribute.current import get_strategy
-from headrace.distribute.variable import Variable
 from headrace.errors import DataLossError, HeadraceError, InvalidArgumentError, NotFoundError
-from headrace.parameter_server.assembling import assembled_shard
 from headrace.parameter_server.checkpoint_folder import Read
 from headrace.parameter_server.checkpoint_format import (
     Answers,
     ArrayEntry,
-    Entry,
     Manifest,
-    Piece,
-    StateDictEntry,
-    StateEntry,
     TableEntry,
-    ValueEntry,
     VariableEntry,
     encode,
 )
-from headrace.parameter_server.checkpoint_frameworks import (
-    array_like,
-    assign,
-    decode_state,
-    is_array,
-    is_variable,
-    state_mismatch,
-)
+from headrace.parameter_server.checkpoint_local import changed, prepared
 from headrace.parameter_server.checkpoint_optimizers import (
     check_renames,
     renames,
@@ -49,7 +35,6 @@ from headrace.parameter_server.checkpoint_optimizers import (
 )
 from headrace.parameter_server.checkpoint_tree import (
     Leaf,
-    changes_in_place,
     describe,
     describe_state_dict,
     has_state,
@@ -258,24 +243,30 @@ def restore_objects(
     entries = read.manifest.entries
     # What is restored here is read and checked before anything is changed.
     local = TensorFile(read.folder, read.manifest.local) if read.manifest.local else None
-    ready = [_prepared(leaf, entries[leaf.path], read, local) for leaf in due]
+    ready = [
+        change
+        for leaf in due
+        if (change := prepared(leaf, entries[leaf.path], read, local)) is not None
+    ]
     cluster, on_servers = on_servers_of(found.values())
     ours = {leaf.path for leaf in due}
-    if cluster is not None:
-        placed = [
-            (leaf, entry)
-            for leaf in on_servers
-            if leaf.path in ours
-            and isinstance(entry := entries[leaf.path], VariableEntry | TableEntry)
-        ]
-        names = {(_kind_of(entry), entry.name) for _, entry in placed}
-        pieces = [piece for piece in read.pieces if (piece.kind, piece.of) in names]
-        renamed = renames(found.values(), entries)
-        check_renames(read, pieces, renamed, restored)
-        counters = restored_counters(cluster, read, due, pieces, renamed, restored)
-        restore_on_servers(cluster, read, placed, renamed, counters)
-    for put in ready:
-        put()
+    if cluster is None:
+        with changed(ready):
+            return
+    # Noted when all went well.
+    now = dict(restored)
+    placed = [
+        (leaf, entry)
+        for leaf in on_servers
+        if leaf.path in ours and isinstance(entry := entries[leaf.path], VariableEntry | TableEntry)
+    ]
+    names = {(_kind_of(entry), entry.name) for _, entry in placed}
+    pieces = [piece for piece in read.pieces if (piece.kind, piece.of) in names]
+    renamed = renames(found.values(), entries)
+    check_renames(read, pieces, renamed, now)
+    counters = restored_counters(cluster, read, due, pieces, renamed, now)
+    restore_on_servers(cluster, read, placed, renamed, counters, meanwhile=changed(ready))
+    restored.update(now)
 
 
 def restore_on_servers(
@@ -287,6 +278,7 @@ def restore_on_servers(
     *,
     only: int | None = None,
     answers: Answers | None = None,
+    meanwhile: AbstractContextManager[None] | None = None,
 ) -> None:
     """Have the servers read what they are to hold.
 
@@ -298,6 +290,8 @@ def restore_on_servers(
         counters: What server 0 is to count on from.
         only: Ask this server alone, which has nothing yet; and see to no other life of it.
         answers: Keys of writes that were carried out.
+        meanwhile: What is changed here between reading and committing, and taken back if the
+            servers fail to commit.
 
     Raises:
         DataLossError: A part is missing or damaged. Nothing was changed on any server.
@@ -344,7 +338,16 @@ def restore_on_servers(
             with contextlib.suppress(HeadraceError):
                 ask_all("discard")  # others keep what they have read
             raise
-    ask_all("commit")
+    with contextlib.ExitStack() as stack:
+        if meanwhile is not None:
+            try:
+                stack.enter_context(meanwhile)
+            except Exception:
+                if which:
+                    with contextlib.suppress(HeadraceError):
+                        ask_all("discard")
+                raise
+        ask_all("commit")
 
 
 def _kind_of(entry: VariableEntry | TableEntry) -> str:
@@ -365,75 +368,3 @@ def answers_on(server: int, placed: Iterable[Any], answers: Answers) -> Answers:
         for target, found in answers.items()
         if target in own or (server == COUNTING_SERVER and target.startswith("counter "))
     }
-
-
-def _prepared(
-    leaf: Leaf, entry: Entry, read: Read, local: TensorFile | None
-) -> Callable[[], object]:
-    """Return what restores an object here, for which everything was read and checked.
-
-    Raises:
-        DataLossError: What was saved is damaged.
-        InvalidArgumentError: It does not fit the object.
-    """
-    value = leaf.value
-
-    def array_of(key: str, checksum: int | None) -> NDArray[Any]:
-        assert local is not None
-        array = local[key]
-        local.check(key, {key: array}, checksum)
-        return array
-
-    match entry:
-        case ValueEntry():
-            if changes_in_place(value):
-                return functools.partial(_put, leaf, np.asarray(entry.value))
-            return functools.partial(leaf.replace, entry.value)
-        case StateEntry():
-            return functools.partial(value.set_state, entry.state)
-        case StateDictEntry():
-            state = decode_state(entry.state, lambda key: array_of(key, entry.checksums[key]))
-            why = state_mismatch(value, state, entry.kind, entry.parameters)
-            if why:
-                raise InvalidArgumentError(
-                    f"the checkpoint {read.path!r} is of another model: {leaf.path!r}: {why}"
-                )
-            return functools.partial(value.load_state_dict, state)
-        case ArrayEntry():
-            return functools.partial(_put, leaf, array_of(entry.key, entry.checksum))
-        case VariableEntry() if not isinstance(value, ServerVariable):
-            return functools.partial(_put, leaf, _whole(read, entry))
-    return lambda: None
-
-
-def _put(leaf: Leaf, array: NDArray[Any]) -> None:
-    """Make an array the value of what is there."""
-    value = leaf.value
-    if isinstance(value, ServerVariable | Variable):
-        value.assign(array)
-    elif is_variable(value):
-        assign(value, array)
-    elif isinstance(value, np.ndarray) and changes_in_place(value):
-        value[...] = array
-    elif is_array(value):
-        leaf.replace(array_like(value, array))
-    else:
-        is_number = isinstance(value, int | float | complex) and not array.ndim
-        leaf.replace(array.item() if is_number else np.array(array)[()])
-
-
-def _whole(read: Read, entry: VariableEntry) -> NDArray[Any]:
-    """Return a variable that was on servers."""
-    spec = ShardSpec(
-        name=entry.name,
-        variable=entry.name,
-        shape=entry.shape,
-        dtype=entry.dtype,
-        variable_shape=entry.shape,
-    )
-    pieces = [piece for piece in read.pieces if (piece.kind, piece.of) == ("shard", entry.name)]
-
-    def arrays_of(piece: Piece) -> dict[str, NDArray[Any]]:
-        return TensorFile(read.folder, piece.file).of(piece.key, piece.checksum)
-
-    return assembled_shard(spec, pieces, arrays_of, {}).arrays["value"]
