@@ -10,7 +10,7 @@ import pytest
 
 import headrace as hr
 from headrace.distribute import PerReplica, get_replica_context, variable
-from headrace.errors import FailedPreconditionError
+from headrace.errors import FailedPreconditionError, InvalidArgumentError
 from tests.distribute.replicas import mirrored
 
 
@@ -226,3 +226,23 @@ def test_a_variable_whose_copies_differ_is_not_trainable() -> None:
         assert not hr.Variable(1.0, synchronization="ON_READ").trainable
         with pytest.raises(ValueError, match="`trainable` True does not go with `synchronizat"):
             hr.Variable(1.0, trainable=True, synchronization="ON_READ")
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch", "jax"])
+def test_numbers_out_of_the_range_of_the_dtype_are_refused(framework):
+    with hr.distribute.MirroredStrategy(["cpu:0"], framework=framework).scope():
+        whole = hr.Variable(np.zeros(2, np.int32))
+        small = hr.Variable(np.zeros(2, np.float32), name="f")
+        for variable, number in ((whole, 2**40), (small, 1e300)):
+            kind, before = variable.dtype, np.asarray(variable.read()).tolist()
+            for write in (
+                lambda number=number, v=variable: v.assign(np.full(2, number)),
+                lambda number=number, v=variable: v.assign_add([number, 0]),
+                lambda number=number, v=variable: v.scatter_update([0], [number]),
+                lambda number=number, kind=kind: hr.Variable(np.array(number), dtype=kind),
+            ):
+                with pytest.raises(InvalidArgumentError, match=r"dtype .*32, but got the value"):
+                    write()
+            assert np.asarray(variable.read()).tolist() == before
+        assert np.isinf(np.asarray(small.assign(np.full(2, np.inf)))).all()
+        assert np.asarray(whole.assign(np.full(2, 2**31 - 1))).tolist() == [2**31 - 1] * 2

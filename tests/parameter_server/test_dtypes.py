@@ -6,7 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from headrace.parameter_server.dtypes import as_dtype, dtype_named, is_floating, name_of
+from headrace.distribute.casting import is_floating
+from headrace.parameter_server.dtypes import as_dtype, dtype_named, name_of
 from headrace.parameter_server.dtypes import working_dtype as working
 
 KEPT = [

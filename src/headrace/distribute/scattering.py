@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.distribute.casting import check_range
 from headrace.distribute.pooling import check_combiner, pooled
 from headrace.distribute.row_numbers import rows_of
 from headrace.errors import FailedPreconditionError
@@ -84,6 +85,7 @@ def slices_of(ids: Any, values: Any, variable: Any) -> Slices:
         raise ValueError(
             f"`ids` of a scatter into {whose} must be 1-D, but have shape {rows.shape}"
         )
+    check_range(values, variable.dtype, framework, whose)
     given = framework.array(values)
     if not framework.can_cast(given.dtype, variable.dtype):
         raise TypeError(

@@ -23,6 +23,7 @@ from headrace.distribute.aggregation import (
     VariableSynchronization,
     member_named,
 )
+from headrace.distribute.casting import check_range
 from headrace.distribute.collectives import ReduceOp
 from headrace.distribute.context import CrossReplica, OnReplica, here
 from headrace.distribute.current import get_strategy
@@ -117,10 +118,11 @@ class Variable(ArrayOperators, Scattering, DistributedValues, metaclass=MadeOnce
             )
         self.trainable = not self._on_read if trainable is None else bool(trainable)
         self.framework = framework = self.strategy.framework
-        value = framework.array(
-            initial_value() if callable(initial_value) else initial_value,
-            None if dtype is None else framework.dtype(dtype),
-        )
+        initial = initial_value() if callable(initial_value) else initial_value
+        own_dtype = None if dtype is None else framework.dtype(dtype)
+        if own_dtype is not None:
+            check_range(initial, own_dtype, framework, f"Variable {self.name!r}")
+        value = framework.array(initial, own_dtype)
         kind = framework.kind(value.dtype)
         if kind in "OSU":
             raise ValueError(
@@ -345,7 +347,10 @@ class Variable(ArrayOperators, Scattering, DistributedValues, metaclass=MadeOnce
 
     def _fitting(self, value: Any) -> Any:
         """Return a value as an array of the variable's shape and dtype."""
-        array = self.framework.array(value.read() if isinstance(value, Variable) else value)
+        given = value.read() if isinstance(value, Variable) else value
+        # Before the framework has it: JAX makes 32 bits of 64.
+        check_range(given, self.dtype, self.framework, f"Variable {self.name!r}")
+        array = self.framework.array(given)
         if tuple(array.shape) != self.shape:
             raise ValueError(
                 f"Variable {self.name!r} has shape {self.shape}, and a value of shape "

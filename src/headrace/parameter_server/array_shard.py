@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.distribute.casting import is_floating
 from headrace.distribute.row_numbers import check_rows
 from headrace.errors import InvalidArgumentError
-from headrace.parameter_server.dtypes import dtype_named, is_floating, working_dtype
+from headrace.parameter_server.dtypes import dtype_named, working_dtype
 from headrace.parameter_server.rules import apply_dense, apply_sparse, put_rows, slots_of
 from headrace.parameter_server.specs import OptimizerRule, ShardSpec, Step
 from headrace.parameter_server.sums import sum_rows

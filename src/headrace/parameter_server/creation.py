@@ -17,11 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.arguments import check_int
+from headrace.distribute.casting import cast_exactly
 from headrace.errors import AlreadyExistsError, InvalidArgumentError
 from headrace.parameter_server.arrays import as_array
 from headrace.parameter_server.asking import Ask
 from headrace.parameter_server.connection import Servers
-from headrace.parameter_server.dtypes import cast_exactly, dtype_named, name_of
+from headrace.parameter_server.dtypes import dtype_named, name_of
 from headrace.parameter_server.operations import (
     Constant,
     Create,

@@ -6,18 +6,14 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from headrace.distribute.casting import is_floating
 from headrace.element.description import decode_dtype
-from headrace.errors import InvalidArgumentError
 
 __all__ = [
     "adding_dtype",
     "as_dtype",
-    "cast_exactly",
     "dtype_named",
-    "is_floating",
-    "kind_of",
     "name_of",
     "working_dtype",
 ]
@@ -77,44 +73,6 @@ def dtype_named(name: str) -> np.dtype[Any]:
     return np.dtype(name) if name in _PLAIN else decode_dtype(name)
 
 
-def cast_exactly(array: NDArray[Any], dtype: np.dtype[Any], whose: str) -> NDArray[Any]:
-    """Return an array in another dtype, in which whole numbers keep their value; floats may round.
-
-    Args:
-        array: What is cast.
-        dtype: To what.
-        whose: What it is for, for the error.
-
-    Raises:
-        InvalidArgumentError: A number is too large for the dtype.
-    """
-    if array.dtype == dtype:
-        return array
-    with np.errstate(over="ignore", invalid="ignore"):
-        cast = array.astype(dtype)
-    if array.dtype.isbuiltin == 1 and np.can_cast(array.dtype, dtype, "safe"):
-        return cast
-    if kind_of(array.dtype) in "iu" and kind_of(dtype) in "iu":
-        wrong = (cast != array) | ((cast < 0) != (array < 0))
-    elif kind_of(dtype) in "fc" and kind_of(array.dtype) in "iufc":
-        wrong = ~np.isfinite(cast)
-        if wrong.any():
-            wrong &= np.isfinite(array)
-    else:
-        return cast
-    if wrong.any():
-        raise InvalidArgumentError(
-            f"{whose} has dtype {name_of(dtype)}, but got the value {array[wrong].flat[0]} of "
-            f"dtype {array.dtype}, which is out of its range"
-        )
-    return cast
-
-
-def is_floating(dtype: np.dtype[Any]) -> bool:
-    """Whether an optimizer can change it."""
-    return dtype.kind == "f" or (dtype.isbuiltin == 2 and "float" in dtype.name)
-
-
 def working_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return the dtype that a rule computes in, and that slots have.
 
@@ -127,12 +85,3 @@ def working_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 def adding_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return the dtype that numbers are added in: floats of less than 32 bits in float32."""
     return working_dtype(dtype) if is_floating(dtype) else dtype
-
-
-def kind_of(dtype: np.dtype[Any]) -> str:
-    """Return a dtype's kind as NumPy says it: b, i, u, f or c; of those of other packages, too."""
-    if is_floating(dtype):
-        return "f"
-    if dtype.isbuiltin == 2:
-        return "u" if dtype.name.startswith("u") else "i"
-    return dtype.kind

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.parameter_server.dtypes import is_floating, working_dtype
+from headrace.distribute.casting import is_floating
+from headrace.parameter_server.dtypes import working_dtype
 from headrace.parameter_server.specs import Constant, Initializer, Normal, Uniform, Zeros
 
 __all__ = ["fill", "first_rows"]

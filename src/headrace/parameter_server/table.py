@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.arguments import check_int, check_string
+from headrace.distribute.casting import cast_exactly, is_floating
 from headrace.distribute.current import get_strategy
 from headrace.distribute.pooling import check_combiner
 from headrace.distribute.row_numbers import as_ids
@@ -24,9 +25,7 @@ from headrace.parameter_server.asking import Ask
 from headrace.parameter_server.current import Cluster
 from headrace.parameter_server.dtypes import (
     as_dtype,
-    cast_exactly,
     dtype_named,
-    is_floating,
     name_of,
     working_dtype,
 )

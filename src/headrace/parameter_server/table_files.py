@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
+from headrace.distribute.casting import is_floating
 from headrace.errors import InvalidArgumentError
-from headrace.parameter_server.dtypes import is_floating
 from headrace.saved.arrow import pyarrow
 
 __all__ = ["load_table", "save_table"]

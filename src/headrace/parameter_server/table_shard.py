@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.distribute.casting import is_floating
 from headrace.errors import InvalidArgumentError
 from headrace.parameter_server.array_shard import check_gradient, check_which, rising
-from headrace.parameter_server.dtypes import dtype_named, is_floating, working_dtype
+from headrace.parameter_server.dtypes import dtype_named, working_dtype
 from headrace.parameter_server.first_values import first_rows
 from headrace.parameter_server.rules import apply_sparse, slots_of
 from headrace.parameter_server.specs import OptimizerRule, Step, TableSpec

@@ -21,6 +21,7 @@ from headrace.distribute.aggregation import (
     VariableSynchronization,
     member_named,
 )
+from headrace.distribute.casting import cast_exactly, is_floating
 from headrace.distribute.collectives import ReduceOp
 from headrace.distribute.context import OnReplica, here
 from headrace.distribute.current import get_strategy
@@ -31,7 +32,7 @@ from headrace.parameter_server.arrays import as_array
 from headrace.parameter_server.asking import Ask
 from headrace.parameter_server.creation import PlacedShard, VariableRecord, initial
 from headrace.parameter_server.current import Cluster
-from headrace.parameter_server.dtypes import cast_exactly, dtype_named, is_floating, working_dtype
+from headrace.parameter_server.dtypes import dtype_named, working_dtype
 from headrace.parameter_server.handle import Handle
 from headrace.parameter_server.indexed_slices import IndexedSlices
 from headrace.parameter_server.operations import OptimizerRule, Step
