@@ -350,3 +350,10 @@ def test_a_checkpoint_that_was_written_in_format_1_is_restored_for_ever():
         assert write_checkpoint.contents(objects) == expected
         hr.Checkpoint(**objects).restore(GOLDEN / "ckpt-1").assert_consumed()
         assert objects["count"].read() == 1
+
+
+def test_two_keys_with_one_path_are_refused():
+    with pytest.raises(ValueError, match=r"'v/1' is the path of two objects, .* keys 1 and '1'"):
+        hr.Checkpoint(v={1: "a", "1": "b"})
+    with pytest.raises(ValueError, match="'v/1' is the path of two objects"):
+        hr.Checkpoint(v={1: {"x": 1}, "1": {"y": 2}})

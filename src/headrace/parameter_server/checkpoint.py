@@ -40,7 +40,8 @@ class Checkpoint:
     Raises:
         TypeError: An object is of a kind that is not saved, or one that cannot be changed is in a
             tuple, where it could not be restored.
-        ValueError: An object of Keras is not built.
+        ValueError: An object of Keras is not built, or a dict has keys that are alike as strings,
+            such as 1 and "1".
     """
 
     checkpoint_objects: dict[str, Any]

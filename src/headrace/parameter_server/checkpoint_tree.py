@@ -78,6 +78,7 @@ def leaves(objects: dict[str, Any]) -> dict[str, Leaf]:
 
     Raises:
         TypeError: One is of a kind that is not saved.
+        ValueError: A dict has two keys that are alike as strings, such as 1 and "1".
     """
     found: dict[str, Leaf] = {}
     for leaf in _walk("", objects, (), {}):
@@ -106,9 +107,15 @@ def _walk(path: str, value: Any, within: tuple[int, ...], held: dict[str, str]) 
         held[path] = (
             f"{type(value).__name__} of {len(children)} variable{'s' * (len(children) != 1)}"
         )
+    keys: dict[str, Any] = {}
     for key, child in children:
         name = str(key).replace("%", "%25").replace("/", "%2F")
         below = f"{path}/{name}" if path else name
+        if keys.setdefault(below, key) is not key:
+            raise ValueError(
+                f"{below!r} is the path of two objects, which have the keys {keys[below]!r} and "
+                f"{key!r} in a dict: only one would be saved; rename one of them"
+            )
         if _children(child) is not None:
             yield from _walk(below, child, (*within, id(value)), held)
         else:
