@@ -6,7 +6,7 @@
   `current`, `replica_context`); values of several replicas (`values`) become one (`collectives`);
   a `variable`, `made_once`, has a copy on each (`aggregation`: how they become one; `operators`:
   what arrays can do; `scattering`: `row_numbers` of one, `pooling` of bags). `gradients` go
-  through collectives.
+  through collectives; `casting` checks that values fit a dtype.
   `spmd` compiles a step once for all. `metrics` are sums in variables.
 * Workers in several processes (`multi_worker`) meet (`meeting`), and agree at each step of a
   dataset whether there is another (`agreement`). Large sums go straight between them (`direct`),

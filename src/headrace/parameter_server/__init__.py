@@ -47,7 +47,8 @@ What users hold:
 * `checkpoint` saves and restores objects of a program: its `checkpoint_tree` says which and how,
   `checkpoint_objects` what servers and this process do of it, and `server_files` asks servers.
   `checkpoint_frameworks` restores objects of Keras, PyTorch and JAX, `checkpoint_optimizers` the
-  steps and slots of optimizers.
+  steps and slots of optimizers, and `checkpoint_local` puts objects of this process back if one
+  of them fails.
   `checkpoints` are saved again and again, in a `checkpoint_folder`, and given back to a server that
   was lost.
 * `per_worker_input` is a dataset that workers are to read; `pickling` makes functions ready for
