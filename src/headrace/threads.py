@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import _thread
 import threading
+from collections.abc import Callable
 from queue import SimpleQueue
 
-__all__ = ["start_thread"]
+__all__ = ["run_aside", "start_thread"]
 
 
 def start_thread(thread: threading.Thread) -> None:
@@ -38,3 +39,35 @@ def _start(thread: threading.Thread, outcome: SimpleQueue[Exception | None]) -> 
         outcome.put(error)
     else:
         outcome.put(None)
+
+
+def run_aside(work: Callable[[], object], wait_seconds: float = 1.0) -> None:
+    """Run something on another thread, and return when it is done, or after some seconds.
+
+    It is for finalizers that wait for other threads. The garbage collector calls finalizers at any
+    instant, also while this thread holds a lock that those threads need: waiting for them without
+    end would be a deadlock.
+
+    Args:
+        work: What to run; its errors are its own.
+        wait_seconds: After so many it goes on by itself.
+    """
+    is_done = _thread.allocate_lock()
+    is_done.acquire()
+
+    def run() -> None:
+        try:
+            work()
+        finally:
+            is_done.release()
+
+    def start() -> None:
+        # Here, for it takes locks of `threading`, which the caller's thread may hold just now.
+        threading.Thread(target=run, name="headrace-finalizer", daemon=True).start()
+
+    try:
+        _thread.start_new_thread(start, ())
+    except RuntimeError:  # at the interpreter's exit, or none is left
+        work()
+    else:
+        is_done.acquire(timeout=wait_seconds)

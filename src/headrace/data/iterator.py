@@ -8,6 +8,7 @@ nothing, and is no case of its own.
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Self, cast
@@ -34,6 +35,7 @@ from headrace.plan.node import Node
 from headrace.plan.source import Source
 from headrace.plan.traverse import merged_options, walk
 from headrace.rewrites.cut import Half
+from headrace.threads import run_aside
 
 __all__ = ["DatasetIterator"]
 
@@ -91,7 +93,7 @@ class DatasetIterator:
         self._source = _runs_elsewhere(plan)
         #: After how many steps others run those before, where steps of this process come after.
         self._served = [] if self._source else served_steps(plan)
-        self._finalizer = weakref.finalize(self, unless_left(_close_quietly), self._running)
+        self._finalizer = weakref.finalize(self, unless_left(_close_dropped), self._running)
         close_at_exit(self, self._finalizer)
         self._go_to(None)
         leave_in_children(self, DatasetIterator._leave_to_parent)
@@ -442,11 +444,18 @@ def _runs_elsewhere(plan: Node) -> Source | None:
 
 
 def _close_quietly(running: list[ElementIterator]) -> None:
-    """Close what an iterator left running that was not read to its end, or at interpreter exit."""
+    """Close what an iterator left running."""
     for iterator in running:
         with contextlib.suppress(Exception):
             iterator.close()
     running.clear()
+
+
+def _close_dropped(running: list[ElementIterator]) -> None:
+    """Close what an iterator left running that nobody holds any more, or at interpreter exit."""
+    if running:
+        run_aside(functools.partial(_close_quietly, list(running)))
+        running.clear()
 
 
 def _raise_interruption(error: Exception) -> None:
