@@ -77,9 +77,10 @@ def test_every_folder_has_a_caption(folder):
 
 #: Rooms whose caption is a table of their files.
 TABLES = [
-    "adapters", "cli", "coordinator", "deploy", "distribute", "frameworks", "parameter_server",
-    "process", "saved", "service", "service/client", "service/dispatcher", "service/messages",
-    "service/worker", "serving", "sources", "storage", "testing", "transport",
+    "adapters", "adapters/keras_training", "cli", "coordinator", "deploy", "distribute",
+    "frameworks", "parameter_server", "process", "saved", "service", "service/client",
+    "service/dispatcher", "service/messages", "service/worker", "serving",
+    "sources", "storage", "testing", "transport",
 ]  # fmt: skip
 
 

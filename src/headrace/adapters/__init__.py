@@ -11,5 +11,6 @@
 * `keras`: what `hr.keras` offers: a dataset for `fit`, `evaluate` and `predict` (`keras_dataset`),
   also of the steps of a strategy (`keras_steps`); `keras_batches` says which batches Keras takes,
   `keras_fit` checks what `fit`, `evaluate` and `predict` are given, and refuses models in scopes.
+* `keras_training`: training of Keras models under strategies.
 * `torch_tables` and `jax_tables`: rows of tables on parameter servers, and their gradients.
 """

@@ -1,0 +1,7 @@
+"""Training of Keras 3 models under strategies, on the JAX and PyTorch back ends.
+
+* `model_pickling`: models as bytes for another process: the object graph, without values of
+  variables.
+* `keras_internals`: every private module and attribute of Keras that this package relies on, with
+  the versions of Keras that were tried.
+"""
