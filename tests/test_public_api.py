@@ -44,6 +44,10 @@ DISTRIBUTE = {
     "VariableSynchronization", "cache_variable_reads", "get_replica_context", "get_strategy",
     "has_strategy", "in_cross_replica_context", "partitioners", "v1",
 }  # fmt: skip
+OPTIMIZERS = {
+    "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "Ftrl", "InBackground", "Lion", "Nadam",
+    "Optimizer", "RMSprop", "RowWiseAdagrad", "SGD", "schedules",
+}  # fmt: skip
 DATASET = {
     "apply", "as_numpy_iterator", "batch", "bucket_by_sequence_length", "cache", "cardinality",
     "choose_from_datasets", "concatenate", "counter", "element_spec", "enumerate", "explain",
@@ -60,6 +64,7 @@ def test_the_names_are_these():
     assert set(hr.service.__all__) == SERVICE
     assert set(hr.coordinator.__all__) == COORDINATOR
     assert set(hr.distribute.__all__) == DISTRIBUTE
+    assert set(hr.optimizers.__all__) == OPTIMIZERS
     assert {name for name in dir(hr.Dataset) if not name.startswith("_")} == DATASET
     assert set(hr.io.__all__) == {
         "FixedLenFeature", "TFRecordWriter", "VarLenFeature", "encode_example", "parse_example",

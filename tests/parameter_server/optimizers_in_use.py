@@ -16,6 +16,11 @@ OPTIMIZERS = {
     "adam": ("Adam", {"learning_rate": 0.01}),
     "amsgrad": ("Adam", {"learning_rate": 0.01, "amsgrad": True}),
     "adamw": ("AdamW", {"learning_rate": 0.01}),
+    "adadelta": ("Adadelta", {"learning_rate": 0.5, "epsilon": 1e-4}),
+    "adamax": ("Adamax", {"learning_rate": 0.01}),
+    "nadam": ("Nadam", {"learning_rate": 0.01}),
+    "lion": ("Lion", {"learning_rate": 0.01}),
+    "lion with decay": ("Lion", {"learning_rate": 0.01, "beta_1": 0.8, "weight_decay": 0.1}),
     "ftrl": ("Ftrl", {"learning_rate": 0.1}),
     "ftrl with all": (
         "Ftrl",
@@ -68,6 +73,14 @@ SCHEDULES = {
             "warmup_target": 0.1,
             "warmup_steps": 9,
         },
+    ),
+    "cosine restarts": (
+        "CosineDecayRestarts",
+        {"initial_learning_rate": 0.1, "first_decay_steps": 10, "m_mul": 0.5, "alpha": 0.1},
+    ),
+    "even restarts": (
+        "CosineDecayRestarts",
+        {"initial_learning_rate": 0.1, "first_decay_steps": 7, "t_mul": 1.0, "m_mul": 0.8},
     ),
 }
 

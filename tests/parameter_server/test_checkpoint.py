@@ -82,6 +82,40 @@ def test_it_is_restored_into_any_number_of_shards_and_goes_on_alike(saved, serve
         assert contents(model) == after, "slots and steps as well"
 
 
+@pytest.mark.parametrize(
+    ("kind", "arguments"),
+    [
+        ("Adadelta", {}),
+        ("Adamax", {}),
+        ("Nadam", {}),
+        ("Lion", {}),
+        ("SGD", {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": 4}),
+    ],
+)
+def test_slots_of_each_optimizer_are_restored_into_other_shards(kind, arguments, tmp_path):
+    def make(strategy):
+        with strategy.scope():
+            v = hr.Variable(np.arange(10, dtype=F32).reshape(5, 2), name="v")
+        return v, getattr(hr.optimizers, kind)(0.1, name="o", **arguments)
+
+    def step(v, optimizer):
+        # No optimizer has forgotten what came before.
+        factor = 1 + optimizer.iterations % 3
+        optimizer.apply_gradients([(factor * np.linspace(-1, 1, 10, dtype=F32).reshape(5, 2), v)])
+        return v.read().tolist()
+
+    with cluster(2, FixedShardsPartitioner(2)) as strategy:
+        v, optimizer = make(strategy)
+        for _ in range(3):
+            step(v, optimizer)
+        path = hr.Checkpoint(v=v, optimizer=optimizer).save(tmp_path / "kept")
+        expected = [step(v, optimizer) for _ in range(3)]
+    with cluster(3, FixedShardsPartitioner(3)) as strategy:
+        v, optimizer = make(strategy)
+        hr.Checkpoint(v=v, optimizer=optimizer).restore(path).assert_consumed()
+        assert [step(v, optimizer) for _ in range(3)] == expected
+
+
 def test_variables_that_are_made_later_are_restored_then(saved):
     path, kept, after = saved
     with cluster(1) as strategy:

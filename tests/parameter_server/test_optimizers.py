@@ -12,11 +12,14 @@ import numpy as np
 import pytest
 
 import headrace as hr
-from headrace.errors import InvalidArgumentError
+from headrace.errors import InvalidArgumentError, NotFoundError
 from headrace.parameter_server import optimizers
 from headrace.parameter_server.gradients import are_finite, norm
+from headrace.parameter_server.partitioners import FixedShardsPartitioner
+from tests.parameter_server.small_cluster import cluster
 
 F = np.float32
+COMMON = {"clipnorm", "clipvalue", "global_clipnorm", "name", "non_finite", "averaging"}
 
 
 def test_arguments_and_defaults_are_those_of_keras():
@@ -24,7 +27,7 @@ def test_arguments_and_defaults_are_those_of_keras():
         return {
             name: parameter.default
             for name, parameter in inspect.signature(kind).parameters.items()
-            if name not in {"clipnorm", "clipvalue", "global_clipnorm", "name", "non_finite"}
+            if name not in COMMON
         }
 
     assert defaults(hr.optimizers.SGD) == {
@@ -51,6 +54,17 @@ def test_arguments_and_defaults_are_those_of_keras():
         "l1_regularization_strength": 0.0, "l2_regularization_strength": 0.0,
         "l2_shrinkage_regularization_strength": 0.0, "beta": 0.0, "weight_decay": None,
     }  # fmt: skip
+    assert defaults(hr.optimizers.Adadelta) == {
+        "learning_rate": 0.001, "rho": 0.95, "epsilon": 1e-7, "weight_decay": None,
+    }  # fmt: skip
+    for kind in (hr.optimizers.Adamax, hr.optimizers.Nadam):
+        assert defaults(kind) == {
+            "learning_rate": 0.001, "beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-7,
+            "weight_decay": None,
+        }  # fmt: skip
+    assert defaults(hr.optimizers.Lion) == {
+        "learning_rate": 0.001, "beta_1": 0.9, "beta_2": 0.99, "weight_decay": None,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -71,6 +85,13 @@ def test_arguments_and_defaults_are_those_of_keras():
         (lambda o: o.AdamW(weight_decay=None), TypeError, "`weight_decay` must be a number"),
         (lambda o: o.Adagrad(epsilon=-1), ValueError, "`epsilon` must be at least 0"),
         (lambda o: o.RowWiseAdagrad(initial_accumulator_value=-1), ValueError, "initial_accumul"),
+        (lambda o: o.Adadelta(rho=2), ValueError, "`rho` must be at least 0 and at most 1"),
+        (lambda o: o.Adamax(beta_1=1.0), ValueError, "`beta_1` must be less than 1"),
+        (lambda o: o.Nadam(beta_2=1.0), ValueError, "`beta_2` must be less than 1"),
+        (lambda o: o.Lion(beta_1=0.0), ValueError, "`beta_1` must be more than 0"),
+        (lambda o: o.SGD(use_ema=1), TypeError, "`use_ema` must be a bool"),
+        (lambda o: o.Adam(ema_momentum=1.1), ValueError, "`ema_momentum` must be at least 0 and"),
+        (lambda o: o.Lion(ema_overwrite_frequency=0), ValueError, "`ema_overwrite_frequency` must"),
         (lambda o: o.RMSprop(rho=2), ValueError, "`rho` must be at least 0 and at most 1"),
         (lambda o: o.Ftrl(learning_rate_power=0.1), ValueError, "`learning_rate_power` must be"),
         (lambda o: o.Ftrl(l1_regularization_strength=-1), ValueError, "`l1_regularization_stren"),
@@ -178,3 +199,56 @@ def test_without_gradients_or_servers_there_is_nothing_to_apply():
 
 def test_examples_in_docstrings_give_what_they_say():
     assert doctest.testmod(optimizers).failed == 0
+
+
+def test_variables_are_excluded_from_weight_decay_by_handle_and_by_pattern():
+    with cluster(2) as strategy:
+        with strategy.scope():
+            weights, bias, scale = (
+                hr.Variable(np.ones(4, F), name=name) for name in ("w", "dense/bias", "scale")
+            )
+        optimizer = hr.optimizers.SGD(0.5, weight_decay=0.5)
+        optimizer.exclude_from_weight_decay(var_list=[scale], var_names=["bias", "^norm"])
+        zeros = np.zeros(4, F)
+        optimizer.apply_gradients([(zeros, each) for each in (weights, bias, scale)])
+        assert optimizer.iterations == 1
+        values = [each.read().tolist() for each in (weights, bias, scale)]
+        assert values == [[0.75] * 4, [1] * 4, [1] * 4]
+        again = pickle.loads(pickle.dumps(optimizer))
+        again.exclude_from_weight_decay()
+        again.apply_gradients([(zeros, bias)])
+        assert bias.read().tolist() == [0.75] * 4
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_averages_begin_as_copies_and_become_the_values_every_n_steps(shards):
+    with cluster(2, FixedShardsPartitioner(shards)) as strategy:
+        with strategy.scope():
+            v = hr.Variable(np.zeros((4, 2), F), name="v")
+            late = hr.Variable(F(8), name="late")
+        sgd = hr.optimizers.SGD(
+            1.0, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=3, name="sgd"
+        )
+        with pytest.raises(NotFoundError, match="no slot 'sgd/average' beside shard 0 of the vari"):
+            v.read_slot(sgd, "average")
+        ones = np.ones((4, 2), F)
+        for value, average in ((-1, -1), (-2, -1.5), (-2.25, -2.25)):
+            sgd.apply_gradients([(ones, v)])
+            assert (v.read() == value).all()
+            assert (v.read_slot(sgd, "average") == average).all()
+        sgd.apply_gradients([(ones, v), (F(1), late)])
+        assert late.read_slot(sgd, "average") == 7, "its first step, which is not the first of all"
+
+
+def test_averages_refuse_gradients_of_rows_before_anything_is_applied():
+    with cluster(2) as strategy:
+        with strategy.scope():
+            v = hr.Variable(np.zeros((4, 2), F), name="v")
+            table = hr.EmbeddingTable(2, name="table")
+        sgd = hr.optimizers.SGD(1.0, use_ema=True, name="sgd")
+        rows = hr.IndexedSlices(np.ones((1, 2), F), [1])
+        for target in (v, table):
+            with pytest.raises(InvalidArgumentError, match=f"gradient of {target.name} is of sing"):
+                sgd.apply_gradients([(rows, target)])
+        assert (v.read() == 0).all()
+        assert sgd.iterations == 0

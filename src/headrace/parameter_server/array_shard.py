@@ -10,9 +10,17 @@ from numpy.typing import NDArray
 
 from headrace.distribute.casting import is_floating
 from headrace.distribute.row_numbers import check_rows
-from headrace.errors import InvalidArgumentError
+from headrace.errors import InvalidArgumentError, NotFoundError
 from headrace.parameter_server.dtypes import dtype_named, working_dtype
-from headrace.parameter_server.rules import apply_dense, apply_sparse, put_rows, slots_of
+from headrace.parameter_server.rules import (
+    AVERAGE,
+    Slot,
+    apply_dense,
+    apply_sparse,
+    put_rows,
+    slots_of,
+    update_average,
+)
 from headrace.parameter_server.specs import OptimizerRule, ShardSpec, Step
 from headrace.parameter_server.sums import sum_rows
 from headrace.parameter_server.touched import Touched
@@ -112,6 +120,10 @@ class ArrayShard:
         if len(arrays) == 1:
             self._check_shape(gradient, self.value.shape, "a gradient")
             apply_dense(rule, step, self.value, gradient, self.slots_for(optimizer, rule))
+            if rule.ema_momentum is not None:
+                is_first = f"{optimizer}/{AVERAGE.name}" not in self.slots
+                average = self._slot(optimizer, AVERAGE)
+                update_average(rule, step, self.value, average, is_first=is_first)
             self.touched.write_all()
             return
         local = self._local(arrays[0], one_dimension=True)
@@ -128,19 +140,32 @@ class ArrayShard:
 
     def slots_for(self, optimizer: str, rule: OptimizerRule) -> dict[str, Array]:
         """Return the slots of an optimizer, by name; those that are missing are made."""
-        found = {}
-        for slot in slots_of(rule):
-            key = f"{optimizer}/{slot.name}"
-            if key not in self.slots:
-                shape = self.value.shape[:1] if slot.by_row else self.value.shape
-                dtype = working_dtype(self.value.dtype)
-                self.slot_firsts[key] = slot.first
-                # Zeros cost no time until they are touched.
-                self.slots[key] = (
-                    np.full(shape, slot.first, dtype) if slot.first else np.zeros(shape, dtype)
-                )
-            found[slot.name] = self.slots[key]
-        return found
+        return {slot.name: self._slot(optimizer, slot) for slot in slots_of(rule)}
+
+    def read_slot(self, name: str) -> Array:
+        """Return a slot, by "optimizer/name".
+
+        Raises:
+            NotFoundError: No step has made it.
+        """
+        if name not in self.slots:
+            raise NotFoundError(
+                f"there is no slot {name!r} beside shard {self.spec.index} of the variable "
+                f"{self.spec.variable}; it has {', '.join(sorted(self.slots)) or 'none'}"
+            )
+        return self.slots[name]
+
+    def _slot(self, optimizer: str, slot: Slot) -> Array:
+        key = f"{optimizer}/{slot.name}"
+        if key not in self.slots:
+            shape = self.value.shape[:1] if slot.by_row else self.value.shape
+            dtype = working_dtype(self.value.dtype)
+            self.slot_firsts[key] = slot.first
+            # Zeros cost no time until they are touched.
+            self.slots[key] = (
+                np.full(shape, slot.first, dtype) if slot.first else np.zeros(shape, dtype)
+            )
+        return self.slots[key]
 
     def _local(self, rows: Array, *, one_dimension: bool = False) -> NDArray[np.int64]:
         """Return rows as the shard numbers them."""

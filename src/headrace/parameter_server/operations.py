@@ -18,11 +18,15 @@ from typing import TypeAlias
 import msgspec
 
 from headrace.parameter_server.specs import (
+    AdadeltaRule,
     AdagradRule,
+    AdamaxRule,
     AdamRule,
     Constant,
     FtrlRule,
     Initializer,
+    LionRule,
+    NadamRule,
     Normal,
     OptimizerRule,
     RMSpropRule,
@@ -38,8 +42,10 @@ from headrace.parameter_server.specs import (
 from headrace.serving.call import Done, Message, Question
 
 __all__ = [
+    "AdadeltaRule",
     "AdagradRule",
     "AdamRule",
+    "AdamaxRule",
     "Answer",
     "Apply",
     "ApplyIds",
@@ -64,7 +70,9 @@ __all__ = [
     "GatherIds",
     "Initializer",
     "Keyed",
+    "LionRule",
     "Lookup",
+    "NadamRule",
     "Normal",
     "Operation",
     "OptimizerRule",
@@ -183,9 +191,15 @@ class Create(Question[Created], frozen=True):
 
 
 class Read(Question[Done], frozen=True):
-    """Arrays out: the whole value, which may be the shard's own memory (see `Store.carry_out`)."""
+    """Arrays out: the whole value, which may be the shard's own memory (see `Store.carry_out`).
+
+    Attributes:
+        shard: Its name.
+        slot: Read this slot ("optimizer/name") in place of the value; "": the value.
+    """
 
     shard: str
+    slot: str = ""
 
 
 class Assign(Question[Done], frozen=True):

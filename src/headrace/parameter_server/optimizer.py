@@ -1,6 +1,6 @@
 """What all optimizers share: a name, a rule, a learning rate, clipping.
 
-    optimizer.rule                  travels with each push; `rules` carries it out
+    optimizer.rule_for(name)        travels with each push; `rules` carries it out
     optimizer.rate(iteration)       a schedule is evaluated by the client
     optimizer.prepare(names, ...)   clipped gradients, or None for a step to pass over
 
@@ -11,15 +11,16 @@ servers, optimizers do not.
 from __future__ import annotations
 
 import math
+import re
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias, get_args
+from typing import Any, TypeAlias, TypedDict, get_args
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.arguments import check_string
+from headrace.arguments import check_flag, check_int, check_string
 from headrace.distribute.current import get_strategy
 from headrace.errors import FailedPreconditionError
 from headrace.parameter_server.counter import Counter
@@ -39,9 +40,18 @@ from headrace.parameter_server.gradients import (
 from headrace.parameter_server.operations import OptimizerRule
 from headrace.parameter_server.origin import in_closure
 
-__all__ = ["Optimizer", "Rate", "check_number"]
+__all__ = ["Averaging", "Optimizer", "Rate", "check_number"]
 
 Rate: TypeAlias = float | Callable[[int], float]
+
+
+class Averaging(TypedDict, total=False):
+    """Arguments that all optimizers take, about running averages of variables; see `Optimizer`."""
+
+    use_ema: bool
+    ema_momentum: float
+    ema_overwrite_frequency: int | None
+
 
 _IN_FUNCTIONS = "_in_functions"
 """Stands after the class in the name of an optimizer that a function made without a name."""
@@ -65,6 +75,11 @@ class Optimizer:
             None is one name for all of its class.
         non_finite: What to do when a gradient has a NaN or an infinity: "raise" before anything is
             applied, "skip" the step of all variables, or "apply" it.
+        use_ema: Whether the servers keep a running average of each variable, in a slot "average"
+            (`variable.read_slot`). Gradients must be dense.
+        ema_momentum: Between 0 and 1: how much of the average each step keeps.
+        ema_overwrite_frequency: After every so many steps variables are set to their averages.
+            None: never.
     """
 
     def __init__(
@@ -76,6 +91,10 @@ class Optimizer:
         global_clipnorm: float | None,
         name: str | None,
         non_finite: NonFinite,
+        *,
+        use_ema: bool = False,
+        ema_momentum: float = 0.99,
+        ema_overwrite_frequency: int | None = None,
     ) -> None:
         if not callable(learning_rate):
             check_number("learning_rate", learning_rate)
@@ -97,6 +116,14 @@ class Optimizer:
             )
         if name is not None:
             check_string("name", name, empty=False)
+        check_flag("use_ema", use_ema, or_none=False)
+        check_number("ema_momentum", ema_momentum, maximum=1.0)
+        if ema_overwrite_frequency is not None:
+            check_int("ema_overwrite_frequency", ema_overwrite_frequency, minimum=1)
+        if use_ema:
+            rule = msgspec.structs.replace(
+                rule, ema_momentum=ema_momentum, ema_overwrite_frequency=ema_overwrite_frequency
+            )
         self._given_name = name
         #: By the id of a cluster: the name of a handle that was given none.
         self._names: dict[str, str] = {}
@@ -107,6 +134,9 @@ class Optimizer:
         self.rule = msgspec.structs.replace(
             rule, **{k: v.item() for k, v in numbers.items() if isinstance(v, np.generic)}
         )
+        self._rule_without_decay = msgspec.structs.replace(self.rule, weight_decay=None)
+        self._excluded: frozenset[str] = frozenset()
+        self._excluded_pattern: str | None = None
         self.learning_rate = learning_rate
         self.clipnorm = clipnorm
         self.clipvalue = clipvalue
@@ -205,6 +235,27 @@ class Optimizer:
         if not math.isfinite(rate):
             raise ValueError(f"the learning rate of step {iteration} must be finite, but is {rate}")
         return rate
+
+    def exclude_from_weight_decay(
+        self, var_list: Iterable[Any] | None = None, var_names: Iterable[str] | None = None
+    ) -> None:
+        """Exclude variables and tables from weight decay, in place of those excluded before.
+
+        Each handle of one name has its own; to have a scheduled function use it, pass the handle.
+
+        Args:
+            var_list: Variables and tables on parameter servers.
+            var_names: Regular expressions; a variable is excluded if one is found in its name.
+        """
+        self._excluded = frozenset(each.name for each in var_list or ())
+        self._excluded_pattern = "|".join(var_names or ()) or None
+
+    def rule_for(self, name: str) -> OptimizerRule:
+        """Return the rule for a variable or table, by its name."""
+        pattern = self._excluded_pattern
+        if name in self._excluded or (pattern is not None and re.search(pattern, name)):
+            return self._rule_without_decay
+        return self.rule
 
     @property
     def clips_norms(self) -> bool:

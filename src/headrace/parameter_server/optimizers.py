@@ -1,35 +1,44 @@
 """Optimizers: handles with numbers, as Keras has them. What they change is on the servers.
 
 Arguments, defaults and formulas are those of Keras 3, but for what belongs to a training loop
-(`use_ema`, `loss_scale_factor`, `gradient_accumulation_steps`).
+(`loss_scale_factor`, `gradient_accumulation_steps`).
 """
 
 from __future__ import annotations
 
 import sys
+from typing import Unpack
 
 from headrace.arguments import check_flag
 from headrace.parameter_server import schedules
 from headrace.parameter_server.gradients import NonFinite
 from headrace.parameter_server.in_background import InBackground
 from headrace.parameter_server.operations import (
+    AdadeltaRule,
     AdagradRule,
+    AdamaxRule,
     AdamRule,
     FtrlRule,
+    LionRule,
+    NadamRule,
     OptimizerRule,
     RMSpropRule,
     RowWiseAdagradRule,
     SgdRule,
 )
-from headrace.parameter_server.optimizer import Optimizer, Rate, check_number
+from headrace.parameter_server.optimizer import Averaging, Optimizer, Rate, check_number
 
 __all__ = [
     "SGD",
+    "Adadelta",
     "Adagrad",
     "Adam",
     "AdamW",
+    "Adamax",
     "Ftrl",
     "InBackground",
+    "Lion",
+    "Nadam",
     "Optimizer",
     "RMSprop",
     "RowWiseAdagrad",
@@ -42,7 +51,7 @@ class SGD(Optimizer):
 
     >>> import headrace as hr
     >>> hr.optimizers.SGD(0.1, momentum=0.9).rule
-    SgdRule(momentum=0.9, nesterov=False, weight_decay=None)
+    SgdRule(momentum=0.9)
 
     Args:
         learning_rate: A number, or a function of the step.
@@ -54,6 +63,8 @@ class SGD(Optimizer):
         global_clipnorm: Largest norm of all gradients of a step together.
         name: Of its slots on the servers.
         non_finite: "raise", "skip" or "apply".
+        **averaging: `use_ema`, `ema_momentum` and `ema_overwrite_frequency`: running averages of
+            variables, in a slot "average" that `variable.read_slot` returns.
     """
 
     def __init__(
@@ -68,12 +79,13 @@ class SGD(Optimizer):
         name: str | None = None,
         *,
         non_finite: NonFinite = "raise",
+        **averaging: Unpack[Averaging],
     ) -> None:
         check_number("momentum", momentum, maximum=1.0)
         check_flag("nesterov", nesterov, or_none=False)
         rule = SgdRule(momentum=float(momentum), nesterov=bool(nesterov), weight_decay=weight_decay)
         super().__init__(
-            rule, learning_rate, clipnorm, clipvalue, global_clipnorm, name, non_finite
+            rule, learning_rate, clipnorm, clipvalue, global_clipnorm, name, non_finite, **averaging
         )
 
 
@@ -90,6 +102,7 @@ class Adagrad(Optimizer):
         global_clipnorm: See there.
         name: See there.
         non_finite: See there.
+        **averaging: See there.
     """
 
     def __init__(
@@ -104,6 +117,7 @@ class Adagrad(Optimizer):
         name: str | None = None,
         *,
         non_finite: NonFinite = "raise",
+        **averaging: Unpack[Averaging],
     ) -> None:
         super().__init__(
             self._rule(initial_accumulator_value, epsilon, weight_decay),
@@ -113,6 +127,7 @@ class Adagrad(Optimizer):
             global_clipnorm,
             name,
             non_finite,
+            **averaging,
         )
 
     @staticmethod
@@ -139,6 +154,44 @@ class RowWiseAdagrad(Adagrad):
         )
 
 
+class Adadelta(Optimizer):
+    """Adadelta: steps are scaled by the root mean square of earlier steps.
+
+    Args:
+        learning_rate: A number, or a function of the step.
+        rho: How long squares are remembered.
+        epsilon: Added to the mean squares.
+        weight_decay: As for `SGD`, and so are the rest.
+        clipnorm: See there.
+        clipvalue: See there.
+        global_clipnorm: See there.
+        name: See there.
+        non_finite: See there.
+        **averaging: See there.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Rate = 0.001,
+        rho: float = 0.95,
+        epsilon: float = 1e-7,
+        weight_decay: float | None = None,
+        clipnorm: float | None = None,
+        clipvalue: float | None = None,
+        global_clipnorm: float | None = None,
+        name: str | None = None,
+        *,
+        non_finite: NonFinite = "raise",
+        **averaging: Unpack[Averaging],
+    ) -> None:
+        check_number("rho", rho, maximum=1.0)
+        check_number("epsilon", epsilon)
+        rule = AdadeltaRule(rho=rho, epsilon=epsilon, weight_decay=weight_decay)
+        super().__init__(
+            rule, learning_rate, clipnorm, clipvalue, global_clipnorm, name, non_finite, **averaging
+        )
+
+
 class RMSprop(Optimizer):
     """RMSprop: steps are divided by a running root mean square of the gradients.
 
@@ -154,6 +207,7 @@ class RMSprop(Optimizer):
         global_clipnorm: See there.
         name: See there.
         non_finite: See there.
+        **averaging: See there.
     """
 
     def __init__(
@@ -170,6 +224,7 @@ class RMSprop(Optimizer):
         name: str | None = None,
         *,
         non_finite: NonFinite = "raise",
+        **averaging: Unpack[Averaging],
     ) -> None:
         check_number("rho", rho, maximum=1.0)
         check_number("momentum", momentum)
@@ -183,7 +238,7 @@ class RMSprop(Optimizer):
             weight_decay=weight_decay,
         )
         super().__init__(
-            rule, learning_rate, clipnorm, clipvalue, global_clipnorm, name, non_finite
+            rule, learning_rate, clipnorm, clipvalue, global_clipnorm, name, non_finite, **averaging
         )
 
 
@@ -202,6 +257,7 @@ class Adam(Optimizer):
         global_clipnorm: See there.
         name: See there.
         non_finite: See there.
+        **averaging: See there.
     """
 
     def __init__(
@@ -218,11 +274,9 @@ class Adam(Optimizer):
         name: str | None = None,
         *,
         non_finite: NonFinite = "raise",
+        **averaging: Unpack[Averaging],
     ) -> None:
-        for argument, beta in (("beta_1", beta_1), ("beta_2", beta_2)):
-            check_number(argument, beta, maximum=1.0)
-            if beta == 1:
-                raise ValueError(f"`{argument}` must be less than 1, but got {beta}")
+        _check_betas(beta_1, beta_2)
         check_number("epsilon", epsilon)
         check_flag("amsgrad", amsgrad, or_none=False)
         rule = AdamRule(
@@ -233,7 +287,7 @@ class Adam(Optimizer):
             weight_decay=weight_decay,
         )
         super().__init__(
-            rule, learning_rate, clipnorm, clipvalue, global_clipnorm, name, non_finite
+            rule, learning_rate, clipnorm, clipvalue, global_clipnorm, name, non_finite, **averaging
         )
 
 
@@ -252,6 +306,7 @@ class AdamW(Adam):
         global_clipnorm: See there.
         name: See there.
         non_finite: See there.
+        **averaging: See there.
     """
 
     def __init__(
@@ -268,6 +323,7 @@ class AdamW(Adam):
         name: str | None = None,
         *,
         non_finite: NonFinite = "raise",
+        **averaging: Unpack[Averaging],
     ) -> None:
         check_number("weight_decay", weight_decay)
         super().__init__(
@@ -282,6 +338,127 @@ class AdamW(Adam):
             global_clipnorm,
             name,
             non_finite=non_finite,
+            **averaging,
+        )
+
+
+class Adamax(Optimizer):
+    """Adamax: Adam with the largest recent gradient in place of the mean square.
+
+    Args:
+        learning_rate: A number, or a function of the step.
+        beta_1: How long gradients are remembered.
+        beta_2: How fast the largest gradient decays.
+        epsilon: Added to the divisor.
+        weight_decay: As for `SGD`, and so are the rest.
+        clipnorm: See there.
+        clipvalue: See there.
+        global_clipnorm: See there.
+        name: See there.
+        non_finite: See there.
+        **averaging: See there.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Rate = 0.001,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-7,
+        weight_decay: float | None = None,
+        clipnorm: float | None = None,
+        clipvalue: float | None = None,
+        global_clipnorm: float | None = None,
+        name: str | None = None,
+        *,
+        non_finite: NonFinite = "raise",
+        **averaging: Unpack[Averaging],
+    ) -> None:
+        _check_betas(beta_1, beta_2)
+        check_number("epsilon", epsilon)
+        rule = AdamaxRule(beta_1=beta_1, beta_2=beta_2, epsilon=epsilon, weight_decay=weight_decay)
+        super().__init__(
+            rule, learning_rate, clipnorm, clipvalue, global_clipnorm, name, non_finite, **averaging
+        )
+
+
+class Nadam(Optimizer):
+    """Nadam: Adam with Nesterov momentum.
+
+    Args:
+        learning_rate: A number, or a function of the step.
+        beta_1: How long gradients are remembered.
+        beta_2: How long squares are remembered.
+        epsilon: Added to the divisor.
+        weight_decay: As for `SGD`, and so are the rest.
+        clipnorm: See there.
+        clipvalue: See there.
+        global_clipnorm: See there.
+        name: See there.
+        non_finite: See there.
+        **averaging: See there.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Rate = 0.001,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-7,
+        weight_decay: float | None = None,
+        clipnorm: float | None = None,
+        clipvalue: float | None = None,
+        global_clipnorm: float | None = None,
+        name: str | None = None,
+        *,
+        non_finite: NonFinite = "raise",
+        **averaging: Unpack[Averaging],
+    ) -> None:
+        _check_betas(beta_1, beta_2)
+        check_number("epsilon", epsilon)
+        rule = NadamRule(beta_1=beta_1, beta_2=beta_2, epsilon=epsilon, weight_decay=weight_decay)
+        super().__init__(
+            rule, learning_rate, clipnorm, clipvalue, global_clipnorm, name, non_finite, **averaging
+        )
+
+
+class Lion(Optimizer):
+    """Lion: every element changes by the learning rate, in a direction that has momentum.
+
+    Args:
+        learning_rate: A number, or a function of the step.
+        beta_1: How much of the direction is momentum; more than 0.
+        beta_2: How long gradients are remembered.
+        weight_decay: As for `SGD`, and so are the rest.
+        clipnorm: See there.
+        clipvalue: See there.
+        global_clipnorm: See there.
+        name: See there.
+        non_finite: See there.
+        **averaging: See there.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Rate = 0.001,
+        beta_1: float = 0.9,
+        beta_2: float = 0.99,
+        weight_decay: float | None = None,
+        clipnorm: float | None = None,
+        clipvalue: float | None = None,
+        global_clipnorm: float | None = None,
+        name: str | None = None,
+        *,
+        non_finite: NonFinite = "raise",
+        **averaging: Unpack[Averaging],
+    ) -> None:
+        check_number("beta_1", beta_1, maximum=1.0)
+        if beta_1 == 0:
+            raise ValueError("`beta_1` must be more than 0, but got 0: there would be no momentum")
+        check_number("beta_2", beta_2, maximum=1.0)
+        rule = LionRule(beta_1=beta_1, beta_2=beta_2, weight_decay=weight_decay)
+        super().__init__(
+            rule, learning_rate, clipnorm, clipvalue, global_clipnorm, name, non_finite, **averaging
         )
 
 
@@ -302,6 +479,7 @@ class Ftrl(Optimizer):
         global_clipnorm: See there.
         name: See there.
         non_finite: See there.
+        **averaging: See there.
     """
 
     def __init__(
@@ -320,6 +498,7 @@ class Ftrl(Optimizer):
         name: str | None = None,
         *,
         non_finite: NonFinite = "raise",
+        **averaging: Unpack[Averaging],
     ) -> None:
         check_number(
             "learning_rate_power", learning_rate_power, minimum=-sys.float_info.max, maximum=0.0
@@ -339,5 +518,12 @@ class Ftrl(Optimizer):
             weight_decay=weight_decay,
         )
         super().__init__(
-            rule, learning_rate, clipnorm, clipvalue, global_clipnorm, name, non_finite
+            rule, learning_rate, clipnorm, clipvalue, global_clipnorm, name, non_finite, **averaging
         )
+
+
+def _check_betas(beta_1: float, beta_2: float) -> None:
+    for argument, beta in (("beta_1", beta_1), ("beta_2", beta_2)):
+        check_number(argument, beta, maximum=1.0)
+        if beta == 1:
+            raise ValueError(f"`{argument}` must be less than 1, but got {beta}")

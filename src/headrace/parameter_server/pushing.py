@@ -19,12 +19,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.distribute.context import OnReplica, here
-from headrace.errors import FailedPreconditionError
+from headrace.errors import FailedPreconditionError, InvalidArgumentError
 from headrace.parameter_server.asking import Answered, Ask, UnderWay
 from headrace.parameter_server.connection import Servers
 from headrace.parameter_server.current import Cluster
 from headrace.parameter_server.gradients import refuse_non_finite
-from headrace.parameter_server.operations import AdamRule, OptimizerRule, Step
+from headrace.parameter_server.operations import (
+    AdamaxRule,
+    AdamRule,
+    NadamRule,
+    OptimizerRule,
+    Step,
+)
 from headrace.parameter_server.optimizer import Optimizer
 from headrace.parameter_server.origin import Attempt, gathering
 from headrace.parameter_server.sums import sum_rows, sum_shared
@@ -175,6 +181,8 @@ def _step_of(optimizer: Optimizer, pairs: Sequence[tuple[Any, Any]]) -> TakenSte
     gradients = [
         target.gradient_of(gradient) for target, (gradient, _) in zip(targets, pairs, strict=True)
     ]
+    if optimizer.rule.ema_momentum is not None:
+        _refuse_rows(optimizer, targets, gradients)
     optimizer.use_in(
         targets[0].cluster,
         [target.name for target in targets],
@@ -183,11 +191,25 @@ def _step_of(optimizer: Optimizer, pairs: Sequence[tuple[Any, Any]]) -> TakenSte
     return TakenStep(optimizer, targets, gradients)
 
 
+def _refuse_rows(
+    optimizer: Optimizer, targets: Sequence[Trained], gradients: Sequence[Gradient]
+) -> None:
+    """Refuse gradients of some rows, which would leave the averages of all others behind."""
+    for target, gradient in zip(targets, gradients, strict=True):
+        if gradient.rows is not None:
+            raise InvalidArgumentError(
+                f"optimizer {optimizer.name!r} has use_ema=True and averages whole variables, but "
+                f"the gradient of {target.name} is of single rows: make it dense, or train "
+                f"{target.name} by an optimizer without use_ema"
+            )
+
+
 def _depends_on_count(optimizer: Optimizer, targets: Sequence[Trained]) -> bool:
     """Return whether a step depends on how many were taken before."""
     return (
         callable(optimizer.learning_rate)
-        or isinstance(optimizer.rule, AdamRule)
+        or isinstance(optimizer.rule, AdamRule | AdamaxRule | NadamRule)
+        or optimizer.rule.ema_overwrite_frequency is not None
         or any(target.counts_steps for target in targets)
     )
 
@@ -349,5 +371,5 @@ def _pushes(
     return [
         ask
         for target, gradient in zip(targets, gradients, strict=True)
-        for ask in target.pushes(optimizer.name, optimizer.rule, step, gradient)
+        for ask in target.pushes(optimizer.name, optimizer.rule_for(target.name), step, gradient)
     ]

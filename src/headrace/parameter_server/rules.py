@@ -1,8 +1,9 @@
 """What an optimizer does to values and slots, in place, by blocks that stay in the cache.
 
-    slots_of(rule)                                            which slots there are
+    slots_of(rule)                                            which slots there are, but AVERAGE
     apply_dense(rule, step, values, gradient, slots)          every element
     apply_sparse(rule, step, values, rows, gradient, slots)   the rows that are named, and no other
+    update_average(rule, step, values, average, ...)          after a dense step of a rule with EMA
 
 Formulas are those of Keras. Each is written once, for a block of rows by columns, and used by both:
 a dense block is a view, a sparse one is gathered and put back. So the size of a block changes no
@@ -14,6 +15,7 @@ the correction of their bias goes by the step's iteration, for all rows alike.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
@@ -23,9 +25,13 @@ from numpy.typing import NDArray
 
 from headrace.parameter_server.dtypes import working_dtype
 from headrace.parameter_server.operations import (
+    AdadeltaRule,
     AdagradRule,
+    AdamaxRule,
     AdamRule,
     FtrlRule,
+    LionRule,
+    NadamRule,
     OptimizerRule,
     RMSpropRule,
     RowWiseAdagradRule,
@@ -33,7 +39,16 @@ from headrace.parameter_server.operations import (
     Step,
 )
 
-__all__ = ["BLOCK_ELEMENTS", "Slot", "apply_dense", "apply_sparse", "put_rows", "slots_of"]
+__all__ = [
+    "AVERAGE",
+    "BLOCK_ELEMENTS",
+    "Slot",
+    "apply_dense",
+    "apply_sparse",
+    "put_rows",
+    "slots_of",
+    "update_average",
+]
 
 BLOCK_ELEMENTS = 32_768
 """128 KiB of float32: values, gradient, slots and two scratch blocks share a cache of 1 MiB."""
@@ -58,6 +73,10 @@ class Slot(NamedTuple):
     name: str
     first: float = 0.0
     by_row: bool = False
+
+
+AVERAGE = Slot("average")
+"""The running average of values, of rules that have an `ema_momentum`."""
 
 
 # --- the formulas --------------------------------------------------------------------------------
@@ -118,6 +137,33 @@ def _row_wise_adagrad(rule: RowWiseAdagradRule, step: Step, held: np.dtype[Any])
         divisor = np.sqrt(accumulator + rule.epsilon)
         np.multiply(gradient, step.learning_rate, out=b)
         b /= divisor
+        value -= b
+
+    return change
+
+
+def _adadelta_slots(rule: AdadeltaRule) -> tuple[Slot, ...]:
+    return (Slot("accumulated_grad"), Slot("accumulated_delta_var"))
+
+
+def _adadelta(rule: AdadeltaRule, step: Step, held: np.dtype[Any]) -> Change:
+    def change(value: Array, gradient: Array, slots: list[Array], a: Array, b: Array) -> None:
+        gradients, deltas = slots
+        gradients *= rule.rho
+        np.multiply(gradient, gradient, out=a)
+        a *= 1 - rule.rho
+        gradients += a
+        np.add(deltas, rule.epsilon, out=b)
+        np.sqrt(b, out=b)
+        b *= gradient
+        np.add(gradients, rule.epsilon, out=a)
+        np.sqrt(a, out=a)
+        b /= a
+        deltas *= rule.rho
+        np.multiply(b, b, out=a)
+        a *= 1 - rule.rho
+        deltas += a
+        b *= step.learning_rate
         value -= b
 
     return change
@@ -196,6 +242,102 @@ def _adam(rule: AdamRule, step: Step, held: np.dtype[Any]) -> Change:
     return change
 
 
+def _adamax_slots(rule: AdamaxRule) -> tuple[Slot, ...]:
+    return (Slot("momentum"), Slot("norm"))
+
+
+def _adamax(rule: AdamaxRule, step: Step, held: np.dtype[Any]) -> Change:
+    corrected = 1 - float(held.type(rule.beta_1)) ** (step.iteration + 1)
+
+    def change(value: Array, gradient: Array, slots: list[Array], a: Array, b: Array) -> None:
+        momentum, norm = slots
+        np.subtract(gradient, momentum, out=a)
+        a *= 1 - rule.beta_1
+        momentum += a
+        norm *= rule.beta_2
+        np.abs(gradient, out=a)
+        np.maximum(norm, a, out=norm)
+        np.add(norm, rule.epsilon, out=a)
+        a *= corrected
+        np.multiply(momentum, step.learning_rate, out=b)
+        b /= a
+        value -= b
+
+    return change
+
+
+def _nadam_slots(rule: NadamRule) -> tuple[Slot, ...]:
+    return (Slot("momentum"), Slot("velocity"))
+
+
+_NADAM_DECAY = 0.96
+
+
+@functools.cache
+def _nadam_products() -> NDArray[np.float64]:
+    """Return the products of `1 - 0.5 * 0.96 ** i` over i = 1 ... n, by n.
+
+    At n = 1000 the next factor is 1 in float64.
+    """
+    factors = 1 - 0.5 * _NADAM_DECAY ** np.arange(1, 1001)
+    return np.concatenate([[1.0], np.cumprod(factors)])
+
+
+def _nadam(rule: NadamRule, step: Step, held: np.dtype[Any]) -> Change:
+    count = step.iteration + 1
+    # Keras rounds both betas to the variable's dtype, also where it takes them from 1.
+    first, second = float(held.type(rule.beta_1)), float(held.type(rule.beta_2))
+    this = first * (1 - 0.5 * _NADAM_DECAY**count)
+    following = first * (1 - 0.5 * _NADAM_DECAY ** (count + 1))
+    products = _nadam_products()
+    product = first**count * float(products[min(count, len(products) - 1)])
+    of_momentum = step.learning_rate * following / (1 - product * following)
+    of_gradient = step.learning_rate * (1 - this) / (1 - product)
+    corrected = 1 - second**count
+
+    def change(value: Array, gradient: Array, slots: list[Array], a: Array, b: Array) -> None:
+        momentum, velocity = slots
+        np.subtract(gradient, momentum, out=a)
+        a *= 1 - first
+        momentum += a
+        np.multiply(gradient, gradient, out=a)
+        a -= velocity
+        a *= 1 - second
+        velocity += a
+        np.multiply(momentum, of_momentum, out=b)
+        np.multiply(gradient, of_gradient, out=a)
+        b += a
+        np.divide(velocity, corrected, out=a)
+        np.sqrt(a, out=a)
+        a += rule.epsilon
+        b /= a
+        value -= b
+
+    return change
+
+
+def _lion_slots(rule: LionRule) -> tuple[Slot, ...]:
+    return (Slot("momentum"),)
+
+
+def _lion(rule: LionRule, step: Step, held: np.dtype[Any]) -> Change:
+    first, second = float(held.type(rule.beta_1)), float(held.type(rule.beta_2))
+
+    def change(value: Array, gradient: Array, slots: list[Array], a: Array, b: Array) -> None:
+        (momentum,) = slots
+        np.multiply(momentum, first, out=a)
+        np.multiply(gradient, 1 - first, out=b)
+        a += b
+        np.sign(a, out=a)
+        a *= step.learning_rate
+        value -= a
+        momentum *= second
+        np.multiply(gradient, 1 - second, out=b)
+        momentum += b
+
+    return change
+
+
 def _ftrl_slots(rule: FtrlRule) -> tuple[Slot, ...]:
     return (Slot("accumulator", rule.initial_accumulator_value), Slot("linear"))
 
@@ -239,8 +381,12 @@ _RULES: dict[type[Any], tuple[Callable[[Any], tuple[Slot, ...]], _Maker]] = {
     SgdRule: (_sgd_slots, _sgd),
     AdagradRule: (_adagrad_slots, _adagrad),
     RowWiseAdagradRule: (_row_wise_adagrad_slots, _row_wise_adagrad),
+    AdadeltaRule: (_adadelta_slots, _adadelta),
     RMSpropRule: (_rmsprop_slots, _rmsprop),
     AdamRule: (_adam_slots, _adam),
+    AdamaxRule: (_adamax_slots, _adamax),
+    NadamRule: (_nadam_slots, _nadam),
+    LionRule: (_lion_slots, _lion),
     FtrlRule: (_ftrl_slots, _ftrl),
 }
 
@@ -312,6 +458,30 @@ def apply_dense(
                 stored[...] = value.astype(stored.dtype)
 
 
+def update_average(
+    rule: OptimizerRule, step: Step, values: Array, average: Array, *, is_first: bool
+) -> None:
+    """Bring `average` up to date after a dense step, and make it the value if that is due.
+
+    Args:
+        rule: Of the optimizer; it has an `ema_momentum`.
+        step: Which step.
+        values: As the step has left them; changed in place.
+        average: The slot, in the working dtype; changed in place.
+        is_first: Whether no step was averaged before: the average begins as a copy.
+    """
+    assert rule.ema_momentum is not None
+    with np.errstate(all="ignore"):
+        if is_first:
+            average[...] = values
+        else:
+            average *= rule.ema_momentum
+            average += _in(average.dtype, values) * (1 - rule.ema_momentum)
+        every = rule.ema_overwrite_frequency
+        if every is not None and (step.iteration + 1) % every == 0:
+            values[...] = average.astype(values.dtype, copy=False)
+
+
 def apply_sparse(
     rule: OptimizerRule,
     step: Step,
@@ -349,7 +519,8 @@ def apply_sparse(
     places = None if which is None else which.astype(np.intp, copy=False)
     a, b = np.empty((2, size, columns), dtype)
     tables, items = list(map(_as_items, wholes)), list(map(_as_items, parts))
-    change = _change(rule, step, np.dtype(np.float64))
+    # `_adam` says why its numbers are held in float64.
+    change = _change(rule, step, np.dtype(np.float64) if isinstance(rule, AdamRule) else dtype)
     with np.errstate(all="ignore"):
         for start in range(0, len(rows), size):
             block = rows[start : start + size]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 __all__ = [
     "CosineDecay",
+    "CosineDecayRestarts",
     "ExponentialDecay",
     "InverseTimeDecay",
     "PiecewiseConstantDecay",
@@ -180,6 +181,50 @@ class CosineDecay:
         return highest * ((1 - self.alpha) * cosine + self.alpha)
 
 
-def _check_decay_steps(steps: float) -> None:
+@dataclass(frozen=True)
+class CosineDecayRestarts:
+    """Half a cosine down, again and again: periods of other lengths, from other heights.
+
+    >>> import headrace as hr
+    >>> rate = hr.optimizers.schedules.CosineDecayRestarts(0.5, 10, m_mul=0.5)
+    >>> rate(0), round(rate(5), 9), rate(10), rate(30)
+    (0.5, 0.25, 0.25, 0.125)
+
+    Args:
+        initial_learning_rate: At step 0.
+        first_decay_steps: Of the first period; more than 0.
+        t_mul: How many times as long as the one before each period is.
+        m_mul: How many times as high it begins.
+        alpha: The least rate, as a fraction of `initial_learning_rate`.
+        name: For people.
+    """
+
+    initial_learning_rate: float
+    first_decay_steps: float
+    t_mul: float = 2.0
+    m_mul: float = 1.0
+    alpha: float = 0.0
+    name: str = "SGDRDecay"
+
+    def __post_init__(self) -> None:
+        _check_decay_steps(self.first_decay_steps, "first_decay_steps")
+
+    def __call__(self, step: float) -> float:
+        """Return the rate of a step."""
+        done = step / self.first_decay_steps
+        if self.t_mul == 1:
+            period = math.floor(done)
+            done -= period
+        else:
+            # Periods have lengths 1, t_mul, t_mul ** 2 ...; rounding must not move their ends.
+            logarithm = math.log(1 - done * (1 - self.t_mul)) / math.log(self.t_mul)
+            period = math.floor(logarithm + 1e-9)
+            begun = (1 - self.t_mul**period) / (1 - self.t_mul)
+            done = (done - begun) / self.t_mul**period
+        cosine = 0.5 * self.m_mul**period * (1 + math.cos(math.pi * done))
+        return float(self.initial_learning_rate * ((1 - self.alpha) * cosine + self.alpha))
+
+
+def _check_decay_steps(steps: float, name: str = "decay_steps") -> None:
     if not steps > 0:
-        raise ValueError(f"`decay_steps` must be more than 0, but got {steps}")
+        raise ValueError(f"`{name}` must be more than 0, but got {steps}")

@@ -60,6 +60,11 @@ class Sharded:
         """Return the value."""
         return self.joined(self.servers.ask_all(self.reads()))
 
+    def read_slot(self, name: str) -> NDArray[Any]:
+        """Return a slot, by "optimizer/name"."""
+        asks = [Ask(each.server, Read(each.spec.name, name)) for each in self._shards]
+        return self.joined(self.servers.ask_all(asks))
+
     def reads(self) -> list[Ask]:
         """Return what asks for the value."""
         return [Ask(each.server, Read(each.spec.name)) for each in self._shards]

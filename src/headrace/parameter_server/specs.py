@@ -9,11 +9,15 @@ import msgspec
 from headrace.serving.call import Message
 
 __all__ = [
+    "AdadeltaRule",
     "AdagradRule",
     "AdamRule",
+    "AdamaxRule",
     "Constant",
     "FtrlRule",
     "Initializer",
+    "LionRule",
+    "NadamRule",
     "Normal",
     "OptimizerRule",
     "RMSpropRule",
@@ -151,51 +155,90 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 # --- how optimizers change a shard ---------------------------------------------------------------
 
 
-class SgdRule(Message, frozen=True, kw_only=True):
+class _Rule(Message, frozen=True, kw_only=True, repr_omit_defaults=True):
+    """What all rules have.
+
+    Attributes:
+        weight_decay: Fraction of a value that each step takes off, times the learning rate.
+        ema_momentum: How much of the running average of values a step keeps. None: no average.
+        ema_overwrite_frequency: Every so many steps the average becomes the value. None: never.
+    """
+
+    weight_decay: float | None = None
+    ema_momentum: float | None = None
+    ema_overwrite_frequency: int | None = None
+
+
+class SgdRule(_Rule, frozen=True, kw_only=True):
     """Gradient descent, with momentum."""
 
     momentum: float = 0.0
     nesterov: bool = False
-    weight_decay: float | None = None
 
 
-class AdagradRule(Message, frozen=True, kw_only=True):
+class AdagradRule(_Rule, frozen=True, kw_only=True):
     """Adagrad: steps shrink by the gradients' squares so far."""
 
     initial_accumulator_value: float = 0.1
     epsilon: float = 1e-7
-    weight_decay: float | None = None
 
 
-class RowWiseAdagradRule(Message, frozen=True, kw_only=True):
+class RowWiseAdagradRule(_Rule, frozen=True, kw_only=True):
     """Adagrad with one accumulator a row: the mean of the row's squares."""
 
     initial_accumulator_value: float = 0.1
     epsilon: float = 1e-7
-    weight_decay: float | None = None
 
 
-class RMSpropRule(Message, frozen=True, kw_only=True):
+class AdadeltaRule(_Rule, frozen=True, kw_only=True):
+    """Adadelta: steps are scaled by the running root mean square of earlier steps."""
+
+    rho: float = 0.95
+    epsilon: float = 1e-7
+
+
+class RMSpropRule(_Rule, frozen=True, kw_only=True):
     """RMSprop: steps are divided by a running root mean square."""
 
     rho: float = 0.9
     momentum: float = 0.0
     epsilon: float = 1e-7
     centered: bool = False
-    weight_decay: float | None = None
 
 
-class AdamRule(Message, frozen=True, kw_only=True):
+class AdamRule(_Rule, frozen=True, kw_only=True):
     """Adam, and AdamW: the decay of weights is apart from the gradient in both."""
 
     beta_1: float = 0.9
     beta_2: float = 0.999
     epsilon: float = 1e-7
     amsgrad: bool = False
-    weight_decay: float | None = None
 
 
-class FtrlRule(Message, frozen=True, kw_only=True):
+class AdamaxRule(_Rule, frozen=True, kw_only=True):
+    """Adamax: Adam with a decaying maximum of gradients in place of the mean square."""
+
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    epsilon: float = 1e-7
+
+
+class NadamRule(_Rule, frozen=True, kw_only=True):
+    """Nadam: Adam with Nesterov momentum."""
+
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    epsilon: float = 1e-7
+
+
+class LionRule(_Rule, frozen=True, kw_only=True):
+    """Lion: steps of equal size, by the sign of a running average of gradients."""
+
+    beta_1: float = 0.9
+    beta_2: float = 0.99
+
+
+class FtrlRule(_Rule, frozen=True, kw_only=True):
     """Follow the regularized leader."""
 
     learning_rate_power: float = -0.5
@@ -204,10 +247,18 @@ class FtrlRule(Message, frozen=True, kw_only=True):
     l2_regularization_strength: float = 0.0
     l2_shrinkage_regularization_strength: float = 0.0
     beta: float = 0.0
-    weight_decay: float | None = None
 
 
 OptimizerRule: TypeAlias = (
-    SgdRule | AdagradRule | RowWiseAdagradRule | RMSpropRule | AdamRule | FtrlRule
+    SgdRule
+    | AdagradRule
+    | RowWiseAdagradRule
+    | AdadeltaRule
+    | RMSpropRule
+    | AdamRule
+    | AdamaxRule
+    | NadamRule
+    | LionRule
+    | FtrlRule
 )
 """What changes a shard and its slots. Clipping is not here: the client has the whole gradient."""

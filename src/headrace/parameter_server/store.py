@@ -123,7 +123,8 @@ class Store:
         return ops.Created(existed=False), ()
 
     def _read(self, operation: ops.Read, arrays: Arrays) -> Carried:
-        value = self._shard(operation.shard).value.view()
+        shard = self._shard(operation.shard)
+        value = (shard.read_slot(operation.slot) if operation.slot else shard.value).view()
         value.flags.writeable = False
         return _DONE, (value,)
 

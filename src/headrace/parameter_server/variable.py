@@ -36,6 +36,7 @@ from headrace.parameter_server.dtypes import dtype_named, working_dtype
 from headrace.parameter_server.handle import Handle
 from headrace.parameter_server.indexed_slices import IndexedSlices
 from headrace.parameter_server.operations import OptimizerRule, Step
+from headrace.parameter_server.optimizer import Optimizer
 from headrace.parameter_server.origin import in_closure
 from headrace.parameter_server.pushing import (
     BegunStep,
@@ -274,6 +275,19 @@ class ServerVariable(Handle[VariableRecord], ShardedReading):
                 f"gradient {values.shape[1:]}"
             )
         return Gradient.of_rows(rows, self._floating(values).astype(dtype, copy=False), which)
+
+    def read_slot(self, optimizer: Optimizer, name: str) -> NDArray[Any]:
+        """Return what an optimizer keeps for this variable, as an array of NumPy.
+
+        Args:
+            optimizer: One that has trained the variable.
+            name: Of the slot, as Keras calls it: "momentum", "velocity"; "average" is the running
+                average of an optimizer with `use_ema=True`.
+
+        Raises:
+            NotFoundError: The optimizer has no such slot, or has not trained the variable.
+        """
+        return self._sharded.read_slot(f"{optimizer.name_in(self.cluster)}/{name}")
 
     def _floating(self, values: NDArray[Any]) -> NDArray[Any]:
         if is_floating(values.dtype):
