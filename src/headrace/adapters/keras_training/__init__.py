@@ -2,6 +2,7 @@
 
 * `model_pickling`: models as bytes for another process: the object graph, without values of
   variables.
+* `server_optimizers`: optimizers of Keras as optimizers that run on parameter servers.
 * `keras_internals`: every private module and attribute of Keras that this package relies on, with
   the versions of Keras that were tried.
 """

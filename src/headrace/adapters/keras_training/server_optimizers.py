@@ -1,0 +1,243 @@
+"""Optimizers of Keras as optimizers on parameter servers, with the same numbers and formulas.
+
+    converted = server_optimizer(model.optimizer, "optimizer")
+    converted.exclude_from_weight_decay(
+        [server_variables[v.path] for v in variables if not decays(model.optimizer, v)]
+    )
+
+A parameter server sees one shard of a variable. Optimizers whose rule needs a whole variable, and
+those with a rule of the user, are refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+
+from headrace.errors import FailedPreconditionError
+from headrace.parameter_server import optimizers, schedules
+
+__all__ = [
+    "SERVER_OPTIMIZERS",
+    "WHOLE_VARIABLE_OPTIMIZERS",
+    "check_optimizer",
+    "decays",
+    "server_optimizer",
+]
+
+_ARGUMENTS = {
+    "Adadelta": ("rho", "epsilon"),
+    "Adagrad": ("initial_accumulator_value", "epsilon"),
+    "Adam": ("beta_1", "beta_2", "epsilon", "amsgrad"),
+    "AdamW": ("beta_1", "beta_2", "epsilon", "amsgrad"),
+    "Adamax": ("beta_1", "beta_2", "epsilon"),
+    "Ftrl": (
+        "learning_rate_power",
+        "initial_accumulator_value",
+        "l1_regularization_strength",
+        "l2_regularization_strength",
+        "l2_shrinkage_regularization_strength",
+        "beta",
+    ),
+    "Lion": ("beta_1", "beta_2"),
+    "Nadam": ("beta_1", "beta_2", "epsilon"),
+    "RMSprop": ("rho", "momentum", "epsilon", "centered"),
+    "SGD": ("momentum", "nesterov"),
+}
+"""By class, of Keras and of Headrace alike: the arguments that no other optimizer need have."""
+
+SERVER_OPTIMIZERS = tuple(_ARGUMENTS)
+"""Classes of `keras.optimizers` that parameter servers run."""
+
+WHOLE_VARIABLE_OPTIMIZERS = ("Adafactor", "Lamb", "Muon")
+"""Classes of `keras.optimizers` whose rule needs a whole variable, not a shard of it."""
+
+_REFUSED = {
+    **dict.fromkeys(
+        WHOLE_VARIABLE_OPTIMIZERS,
+        "its rule needs a whole variable, and a server may have only a shard of it",
+    ),
+    "MultiOptimizer": "all variables of a model are trained by one optimizer there",
+    "ScheduleFreeAdamW": "what it keeps begins as a copy of the variables",
+}
+"""By class: why parameter servers do not run it."""
+
+_RULE_METHODS = (
+    "update_step",
+    "apply",
+    "apply_gradients",
+    "stateless_apply",
+    "_apply_weight_decay",
+    "_backend_apply_gradients",
+    "_backend_update_step",
+    "_clip_gradients",
+)
+"""Methods of Keras' optimizers that decide what a step does."""
+
+_SCHEDULES = (
+    "CosineDecay",
+    "CosineDecayRestarts",
+    "ExponentialDecay",
+    "InverseTimeDecay",
+    "PiecewiseConstantDecay",
+    "PolynomialDecay",
+)
+"""Schedules that Keras and Headrace both have, with the same arguments."""
+
+
+def server_optimizer(optimizer: keras.optimizers.Optimizer, name: str) -> optimizers.Optimizer:
+    """Return the optimizer of `hr.optimizers` with the numbers that an optimizer of Keras has now.
+
+    Schedules are evaluated in NumPy's numbers where Headrace has their formula; others are called.
+    A `LossScaleOptimizer` is replaced by its inner optimizer, and steps with gradients that are
+    not finite are skipped; the caller scales the loss. `loss_scale_factor` is left to the caller,
+    too: it divides the gradients by it.
+
+    Args:
+        optimizer: Of Keras; it need not be built, and is not changed.
+        name: Name that slots and the count of steps have on the servers.
+
+    Raises:
+        FailedPreconditionError: Parameter servers do not run it (`check_optimizer`).
+        ValueError: One of its numbers is out of range.
+    """
+    kind = check_optimizer(optimizer)
+    inner = _inner(optimizer)
+    arguments = {argument: getattr(inner, argument) for argument in _ARGUMENTS[kind]}
+    # Keras takes a bound of 0 or less for no bound.
+    clips = {
+        clip: value
+        for clip in ("clipnorm", "clipvalue", "global_clipnorm")
+        if (value := getattr(inner, clip)) is not None and value > 0
+    }
+    converted: optimizers.Optimizer = getattr(optimizers, kind)(
+        learning_rate=_rate(inner),
+        weight_decay=inner.weight_decay,
+        name=name,
+        non_finite="apply" if inner is optimizer else "skip",
+        use_ema=bool(inner.use_ema),
+        ema_momentum=inner.ema_momentum,
+        ema_overwrite_frequency=inner.ema_overwrite_frequency or None,
+        **clips,
+        **arguments,
+    )
+    return converted
+
+
+def check_optimizer(optimizer: keras.optimizers.Optimizer) -> str:
+    """Check that parameter servers run an optimizer; return the name of its class in Keras.
+
+    Raises:
+        FailedPreconditionError: They do not; the message names those that they run.
+    """
+    wrapper = type(optimizer)
+    inner = _inner(optimizer)
+    kind = next(
+        (name for each in type(inner).__mro__ if (name := _name_in_keras(each)) is not None), None
+    )
+    for each in {wrapper, type(inner)}:
+        if method := _overridden(each):
+            raise _refusal(each.__name__, f"it overrides {method}")
+    if kind not in _ARGUMENTS:
+        reason = _REFUSED.get(kind or "", "its rule is not known there")
+        raise _refusal(type(inner).__name__, reason)
+    steps = inner.gradient_accumulation_steps
+    if steps:
+        raise _refusal(
+            f"{type(inner).__name__} with gradient_accumulation_steps={steps}",
+            "every gradient is applied there; use larger batches, or gradient_accumulation_steps="
+            "None",
+        )
+    return kind
+
+
+def decays(optimizer: keras.optimizers.Optimizer, variable: keras.Variable) -> bool:
+    """Return whether an optimizer of Keras decays a variable.
+
+    Args:
+        optimizer: Of Keras.
+        variable: One that it trains, not a copy: `exclude_from_weight_decay(var_list)` of Keras
+            goes by identity.
+    """
+    inner = _inner(optimizer)
+    return inner.weight_decay is not None and bool(inner._use_weight_decay(variable))
+
+
+def _inner(optimizer: Any) -> Any:
+    """Return the optimizer inside the wrappers that scale the loss."""
+    while isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        optimizer = optimizer.inner_optimizer
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise TypeError(
+            "`optimizer` must be an optimizer of Keras, but got a value of type "
+            f"{type(optimizer).__name__}"
+        )
+    return optimizer
+
+
+def _name_in_keras(kind: type) -> str | None:
+    """Return the name that a class has in `keras.optimizers`, if it is one of them."""
+    name = kind.__name__
+    is_known = name in _ARGUMENTS or name in _REFUSED
+    return name if is_known and getattr(keras.optimizers, name, None) is kind else None
+
+
+def _overridden(kind: type) -> str | None:
+    """Return a method by which a class of the user decides what a step does."""
+    for method in _RULE_METHODS:
+        module = getattr(getattr(kind, method, None), "__module__", None) or "keras"
+        if module.partition(".")[0] != "keras":
+            return method
+    return None
+
+
+def _refusal(what: str, why: str) -> FailedPreconditionError:
+    return FailedPreconditionError(
+        f"parameter servers do not run the optimizer {what}: {why}. They run "
+        f"{', '.join(SERVER_OPTIMIZERS)} of keras.optimizers, and subclasses that keep their rule"
+    )
+
+
+# --- learning rates ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _CalledWithStep:
+    """A schedule of the user, or one that Headrace has no formula for."""
+
+    schedule: Callable[[Any], Any]
+
+    def __call__(self, step: int) -> float:
+        return _number(self.schedule(keras.ops.convert_to_tensor(step, dtype="int32")))
+
+
+@dataclass(frozen=True)
+class _Called:
+    """A function of the user without arguments, as Keras takes it for a learning rate."""
+
+    function: Callable[[], Any]
+
+    def __call__(self, step: int) -> float:
+        return _number(self.function())
+
+
+def _rate(optimizer: Any) -> float | Callable[[int], float]:
+    """Return a learning rate as servers' optimizers take it: a number, or a function of a step."""
+    # The property has the rate of the current step only.
+    rate = optimizer._learning_rate
+    if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+        kind = type(rate).__name__
+        if kind in _SCHEDULES and type(rate) is getattr(keras.optimizers.schedules, kind, None):
+            schedule: Callable[[int], float] = getattr(schedules, kind)(**rate.get_config())
+            return schedule
+        return _CalledWithStep(rate)
+    if callable(rate):
+        return _Called(rate)
+    return _number(rate)
+
+
+def _number(value: Any) -> float:
+    return float(keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(value)))
