@@ -84,13 +84,13 @@ COMMON = [
     {"weight_decay": 0.05, "clipnorm": 0.7, "learning_rate": SCHEDULES["exponential"]},
     {"weight_decay": 0.1, "clipvalue": 0.3, "use_ema": True, "ema_momentum": 0.9},
     {"use_ema": True, "ema_momentum": 0.8, "ema_overwrite_frequency": 7},
-    {"global_clipnorm": 0.7, "learning_rate": SCHEDULES["cosine"]},
+    {"global_clipnorm": 0.7, "learning_rate": SCHEDULES["inverse"]},
 ]
 CASES = [
     (kind, {**variants[0], **more})
     for kind, variants in VARIANTS.items()
     for more in [{}, *variants[1:], *COMMON]
-] + [("SGD", {"learning_rate": schedule}) for schedule in SCHEDULES.values()]
+]
 
 
 def shown(value):
@@ -175,7 +175,7 @@ def test_schedules_of_keras_are_evaluated_without_keras(name):
     schedule = SCHEDULES[name]
     converted = server_optimizer(keras_optimizers.SGD(schedule), "o")
     assert type(converted.learning_rate).__module__ == server_schedules.__name__
-    steps = range(0, 120)
+    steps = [0, 1, 6, 7, 8, 9, 10, 11, 28, 29, 30, 31, 49, 50, 69, 70, 71, 100]
     rates = [converted.rate(step) for step in steps]
     np.testing.assert_allclose(rates, [float(schedule(step)) for step in steps], rtol=2e-5)
 
