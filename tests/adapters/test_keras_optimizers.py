@@ -26,7 +26,11 @@ from headrace.parameter_server import schedules as server_schedules
 from headrace.parameter_server.partitioners import FixedShardsPartitioner
 from tests.parameter_server.small_cluster import cluster
 
-pytestmark = pytest.mark.heavy
+pytestmark = [
+    pytest.mark.heavy,
+    # What Keras itself does to tensors of PyTorch.
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+]
 
 F = np.float32
 STEPS = 100

@@ -12,7 +12,14 @@ import pytest
 import headrace as hr
 from headrace.parameter_server.dtypes import working_dtype
 from headrace.parameter_server.operations import AdamRule, SgdRule, Step
-from headrace.parameter_server.rules import apply_dense, apply_sparse, put_rows, slots_of
+from headrace.parameter_server.rules import (
+    BLOCK_ELEMENTS,
+    apply_dense,
+    apply_sparse,
+    put_rows,
+    slots_of,
+    update_average,
+)
 from tests.parameter_server.optimizers_in_use import OPTIMIZERS, first_value, gradient
 
 REFERENCE = json.loads(Path(__file__).with_name("reference.json").read_text())
@@ -175,6 +182,20 @@ def test_infinite_gradients_make_infinite_values_and_no_warning():
     assert value[0] == -np.inf
     assert np.isnan(value[1])
     assert value[2] == 0
+
+
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+def test_averages_are_of_all_elements_whatever_the_size(dtype):
+    rule = SgdRule(ema_momentum=0.5, ema_overwrite_frequency=2)
+    for shape in ((), (0, 3), (2 * BLOCK_ELEMENTS + 5,)):
+        value, average = np.full(shape, 4, dtype), np.zeros(shape, np.float32)
+        update_average(rule, Step(iteration=0, learning_rate=1.0), value, average, is_first=True)
+        assert (average == 4).all()
+        value[...] = 8
+        update_average(rule, Step(iteration=1, learning_rate=1.0), value, average, is_first=False)
+        assert (average == 6).all()
+        assert (value == 6).all()
+        assert value.dtype == dtype
 
 
 def test_rows_are_put_whatever_their_width():

@@ -78,8 +78,8 @@ class Optimizer:
         use_ema: Whether the servers keep a running average of each variable, in a slot "average"
             (`variable.read_slot`). Gradients must be dense.
         ema_momentum: Between 0 and 1: how much of the average each step keeps.
-        ema_overwrite_frequency: After every so many steps variables are set to their averages.
-            None: never.
+        ema_overwrite_frequency: Number of steps between those after which variables are set to
+            their averages. None: never.
     """
 
     def __init__(

@@ -470,16 +470,21 @@ def update_average(
         average: The slot, in the working dtype; changed in place.
         is_first: Whether no step was averaged before: the average begins as a copy.
     """
-    assert rule.ema_momentum is not None
+    momentum = rule.ema_momentum
+    assert momentum is not None
+    every = rule.ema_overwrite_frequency
+    overwrites = every is not None and (step.iteration + 1) % every == 0
+    flat, averages = values.reshape(-1), average.reshape(-1)
     with np.errstate(all="ignore"):
-        if is_first:
-            average[...] = values
-        else:
-            average *= rule.ema_momentum
-            average += _in(average.dtype, values) * (1 - rule.ema_momentum)
-        every = rule.ema_overwrite_frequency
-        if every is not None and (step.iteration + 1) % every == 0:
-            values[...] = average.astype(values.dtype, copy=False)
+        for start in range(0, len(flat), BLOCK_ELEMENTS):
+            stored, mean = flat[start:][:BLOCK_ELEMENTS], averages[start:][:BLOCK_ELEMENTS]
+            if is_first:
+                mean[...] = stored
+            else:
+                mean *= momentum
+                mean += _in(mean.dtype, stored) * (1 - momentum)
+            if overwrites:
+                stored[...] = mean.astype(stored.dtype, copy=False)
 
 
 def apply_sparse(

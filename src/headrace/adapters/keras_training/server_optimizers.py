@@ -240,4 +240,4 @@ def _rate(optimizer: Any) -> float | Callable[[int], float]:
 
 
 def _number(value: Any) -> float:
-    return float(keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(value)))
+    return float(keras.ops.convert_to_tensor(value))
