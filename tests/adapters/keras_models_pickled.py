@@ -195,6 +195,7 @@ def test_arrays_and_tensors_that_are_no_variables_keep_their_values():
         "tensor": ops.arange(3.0),
         "half": ops.ones((2, 1), "bfloat16"),
         "empty": ops.zeros((0, 2)),
+        "expanded": ops.broadcast_to(ops.convert_to_tensor(3.0), (1, 1)),
     }
     found = load_model(dump_model(dense(Holder(held)))).layers[-1].held
     for name, array in held.items():

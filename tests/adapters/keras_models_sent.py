@@ -111,6 +111,14 @@ class Stepper(keras.Model):
             return logs, (trained, others_now, slots, metrics)
 
 
+class Ridge(keras.regularizers.Regularizer):
+    def __init__(self, factor):
+        self.factor = factor
+
+    def __call__(self, x):
+        return self.factor * ops.sum(ops.square(x))
+
+
 class Huge(keras.losses.Loss):
     def __init__(self, power):
         super().__init__()
@@ -138,7 +146,7 @@ def largest(y_true, y_pred):
 
 
 def compiled(model, optimizer="sgd", loss="mse", metrics=("mae",), **options):
-    model.compile(optimizer, loss, metrics=list(metrics), **options)
+    model.compile(optimizer, loss, metrics=metrics and list(metrics), **options)
     return model
 
 
@@ -156,7 +164,7 @@ def two_inputs_and_outputs():
         keras.Model({"left": left, "right": right}, {"one": one, "two": two}),
         keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.01, 100)),
         {"one": "mse", "two": "mae"},
-        [],
+        None,
         loss_weights={"one": 1.0, "two": 0.5},
         weighted_metrics={"one": ["mae"], "two": [keras.metrics.RootMeanSquaredError()]},
         steps_per_execution=2 if BACK_END == "jax" else 1,
@@ -217,7 +225,7 @@ def normalized():
     normalization = layers.Normalization()
     normalization.adapt(3 * X + 1)
     layer = layers.Lambda(lambda x: x * SCALE)
-    constant = layers.Normalization(mean=1.0, variance=2.0)
+    constant = layers.Normalization(axis=None, mean=1.0, variance=2.0)
     return compiled(keras.Sequential([normalization, layer, constant, layers.Dense(1)]))
 
 
@@ -260,7 +268,7 @@ def regularized():
                 bias_constraint="non_neg",
                 activity_regularizer="l2",
             ),
-            layers.Dense(1, kernel_regularizer=lambda w: 0.1 * ops.sum(w * w)),
+            layers.Dense(1, kernel_regularizer=Ridge(0.1)),
         ]
     )
     optimizer = keras.optimizers.Nadam(0.01, use_ema=BACK_END == "torch")

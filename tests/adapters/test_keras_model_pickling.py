@@ -28,7 +28,8 @@ def names_of_models() -> list[str]:
     return [name for name in re.findall(r"\w+", listed) if f"def {name}(" in SENT.read_text()]
 
 
-pytestmark = pytest.mark.heavy
+# Two processes compile all models of a back end when the first test asks for them.
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(360)]
 
 
 def run(program: Path, back_end: str, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -49,8 +49,18 @@ __all__ = [
     "zero_value",
 ]
 
-TRIED_VERSIONS = ("3.15.1",)
-"""Versions of Keras on which the tests of this package have passed."""
+TRIED_VERSIONS: dict[str, tuple[str, ...]] = {
+    "3.7.0": ("torch",),
+    "3.9.0": ("torch",),
+    "3.11.0": ("jax", "torch"),
+    "3.13.2": ("torch",),
+    "3.14.1": ("jax", "torch"),
+    "3.15.1": ("jax", "torch"),
+}
+"""Versions of Keras, and back ends, on which models have been pickled, loaded and trained.
+
+All with JAX 0.10 and PyTorch 2.13. Keras 3.7 and 3.9 do not run on that version of JAX.
+"""
 BACK_ENDS = ("jax", "torch")
 """Back ends on which models are trained by strategies."""
 

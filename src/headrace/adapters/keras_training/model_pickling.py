@@ -206,7 +206,10 @@ def _reduce_tensor(tensor: Any) -> Any:
     on_host = tensor.device.type == "cpu"
     if internals.is_variable_value(tensor):
         return _make_tensor, (*described, on_host, None)
-    values = tensor.detach().cpu().contiguous().reshape(-1).view(_torch().uint8)
+    torch = _torch()
+    # A copy: tensors that were expanded count as contiguous, and their bytes cannot be viewed.
+    flat = tensor.detach().cpu().reshape(-1).clone(memory_format=torch.contiguous_format)
+    values = flat.view(torch.uint8)
     return _make_tensor, (*described, on_host, values.numpy().tobytes())
 
 
