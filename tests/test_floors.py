@@ -27,6 +27,7 @@ OPTIONAL = {
     "ray",
     "scipy",
     "sklearn",
+    "tensorboard",
     "tensorflow",
     "torch",
     "zstandard",

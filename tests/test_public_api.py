@@ -23,6 +23,10 @@ TOP = {
     "errors", "initializers", "io", "jax", "keras", "metrics", "optimizers", "service", "testing",
     "torch",
 }  # fmt: skip
+KERAS = {
+    "KerasDataset", "TensorBoard",
+    "adapter", "dataset",
+}  # fmt: skip
 SERVICE = {
     "CrossTrainerCache",
     "DispatchServer", "DispatcherConfig", "DistributedSave", "LocalCluster", "SHARD_HINT",
@@ -61,6 +65,7 @@ DATASET = {
 
 def test_the_names_are_these():
     assert set(hr.__all__) == TOP
+    assert set(hr.keras.__all__) == KERAS
     assert set(hr.service.__all__) == SERVICE
     assert set(hr.coordinator.__all__) == COORDINATOR
     assert set(hr.distribute.__all__) == DISTRIBUTE

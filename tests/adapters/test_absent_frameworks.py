@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -29,11 +30,17 @@ except AttributeError as error:
     [
         ("jax", "jax", "device_iterator", "pip install 'headrace[jax]'"),
         ("keras", "keras", "dataset", "pip install 'headrace[keras]'"),
+        ("tensorboard", "keras", "TensorBoard", "needs the package tensorboard"),
     ],
 )
 def test_what_is_missing_is_said(absent: str, room: str, name: str, words: str) -> None:
     program = PROGRAM.format(absent=absent, room=room, name=name)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "KERAS_BACKEND": "jax"},
+        capture_output=True,
+        text=True,
+    )
     said, other = done.stdout.splitlines()
     assert words in said, done.stderr
     assert "no_such_name" in other

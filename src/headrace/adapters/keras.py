@@ -1,4 +1,4 @@
-"""Datasets for models of Keras 3: `hr.keras`.
+"""Datasets, callbacks and evaluation for models of Keras 3: `hr.keras`.
 
 Keras is imported when one of these is first used, and not before.
 """
@@ -11,11 +11,13 @@ from headrace.lazy import lazily
 if TYPE_CHECKING:
     from headrace.adapters.keras_dataset import KerasDataset, dataset
     from headrace.adapters.keras_dataset import dataset as adapter
+    from headrace.adapters.keras_training.tensorboard import TensorBoard
 else:
     _load, __dir__ = lazily(
         __name__,
         {
             "KerasDataset": "headrace.adapters.keras_dataset",
+            "TensorBoard": "headrace.adapters.keras_training.tensorboard",
             "adapter": "headrace.adapters.keras_dataset:dataset",
             "dataset": "headrace.adapters.keras_dataset",
         },
@@ -34,6 +36,11 @@ else:
                     f"hr.keras.{name} needs Keras 3, which is not installed here: "
                     "pip install 'headrace[keras]', or keras alone"
                 ) from error
+            if (error.name or "").partition(".")[0] in ("PIL", "tensorboard"):
+                raise ImportError(
+                    f"hr.keras.{name} needs the package tensorboard, which is not installed here: "
+                    "pip install 'headrace[keras]', or tensorboard alone (TensorFlow is not needed)"
+                ) from error
             if error.name in ("jax", "tensorflow", "torch"):
                 raise ImportError(
                     f"hr.keras.{name} needs Keras, whose back end is {error.name} here, which is "
@@ -43,4 +50,9 @@ else:
             raise
 
 
-__all__ = ["KerasDataset", "adapter", "dataset"]
+__all__ = [
+    "KerasDataset",
+    "TensorBoard",
+    "adapter",
+    "dataset",
+]

@@ -3,13 +3,15 @@
 `install` replaces methods of `keras.Model`. The new ones check their arguments, and call the
 original. Keras knows nothing of strategies, and hands data adapters neither `class_weight` nor
 `sample_weight`, `y` and `batch_size`: without these checks all of them are ignored silently. Calls
-without data of Headrace, outside of scopes, are passed on as they are.
+without data of Headrace, outside of scopes, are passed on as they are. Where TensorFlow is missing,
+`keras.callbacks.TensorBoard`, which needs it, refuses to be made.
 """
 
 from __future__ import annotations
 
 import functools
 import gc
+import importlib.util
 import inspect
 import threading
 from collections.abc import Callable, Sequence
@@ -42,6 +44,8 @@ def install() -> None:
         _replace_new()
         for name, prepare in _CHECKS.items():
             _replace(name, prepare)
+        if importlib.util.find_spec("tensorflow") is None:
+            _replace_tensorboard()
 
 
 def mark_models() -> None:
@@ -94,6 +98,22 @@ def _replace(name: str, prepare: Callable[[dict[str, Any]], None] | None) -> Non
 
     method._is_headrace = True  # type: ignore[attr-defined]
     setattr(keras.Model, name, method)
+
+
+def _replace_tensorboard() -> None:
+    kind = keras.callbacks.TensorBoard
+    original = kind.__init__
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        if type(self).summary is kind.summary:  # else it writes with something else
+            raise ImportError(
+                "keras.callbacks.TensorBoard needs TensorFlow, which is not installed here: use "
+                "hr.keras.TensorBoard, which writes the same without it"
+            )
+        original(self, *args, **kwargs)
+
+    kind.__init__ = init
 
 
 def _check_strategy(model: Any, name: str) -> None:

@@ -5,4 +5,6 @@
 * `server_optimizers`: optimizers of Keras as optimizers that run on parameter servers.
 * `keras_internals`: every private module and attribute of Keras that this package relies on, with
   the versions of Keras that were tried.
+* `tensorboard`: a callback that writes metrics and weights for TensorBoard; `event_files` writes
+  the files.
 """
