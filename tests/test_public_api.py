@@ -24,7 +24,7 @@ TOP = {
     "torch",
 }  # fmt: skip
 KERAS = {
-    "KerasDataset", "TensorBoard",
+    "DatasetCreator", "KerasDataset", "TensorBoard",
     "adapter", "dataset",
 }  # fmt: skip
 SERVICE = {

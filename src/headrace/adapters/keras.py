@@ -11,11 +11,13 @@ from headrace.lazy import lazily
 if TYPE_CHECKING:
     from headrace.adapters.keras_dataset import KerasDataset, dataset
     from headrace.adapters.keras_dataset import dataset as adapter
+    from headrace.adapters.keras_training.dataset_creator import DatasetCreator
     from headrace.adapters.keras_training.tensorboard import TensorBoard
 else:
     _load, __dir__ = lazily(
         __name__,
         {
+            "DatasetCreator": "headrace.adapters.keras_training.dataset_creator",
             "KerasDataset": "headrace.adapters.keras_dataset",
             "TensorBoard": "headrace.adapters.keras_training.tensorboard",
             "adapter": "headrace.adapters.keras_dataset:dataset",
@@ -51,6 +53,7 @@ else:
 
 
 __all__ = [
+    "DatasetCreator",
     "KerasDataset",
     "TensorBoard",
     "adapter",

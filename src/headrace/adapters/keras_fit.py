@@ -9,6 +9,7 @@ without data of Headrace, outside of scopes, are passed on as they are. Where Te
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import importlib.util
@@ -20,6 +21,7 @@ from typing import Any
 import keras
 
 from headrace.adapters.keras_dataset import KerasDataset
+from headrace.adapters.keras_training.dataset_creator import DatasetCreator
 from headrace.data.dataset import Dataset
 from headrace.data.iterator import DatasetIterator
 from headrace.distribute.current import get_strategy
@@ -93,8 +95,10 @@ def _replace(name: str, prepare: Callable[[dict[str, Any]], None] | None) -> Non
             call = signature.bind(self, *args, **kwargs)
         except TypeError:
             return original(self, *args, **kwargs)  # raises in Keras' words
-        prepare(call.arguments)
-        return original(*call.args, **call.kwargs)
+        with contextlib.ExitStack() as opened:
+            _open_creators(call.arguments, opened)
+            prepare(call.arguments)
+            return original(*call.args, **call.kwargs)
 
     method._is_headrace = True  # type: ignore[attr-defined]
     setattr(keras.Model, name, method)
@@ -127,6 +131,14 @@ def _check_strategy(model: Any, name: str) -> None:
 
 
 # --- arguments ------------------------------------------------------------------------------------
+
+
+def _open_creators(given: dict[str, Any], opened: contextlib.ExitStack) -> None:
+    """Replace each `hr.keras.DatasetCreator` by its dataset, which is closed after the call."""
+    for name in ("x", "validation_data"):
+        creator = given.get(name)
+        if isinstance(creator, DatasetCreator):
+            given[name] = opened.enter_context(creator.open_data())
 
 
 def _prepare_fit(given: dict[str, Any]) -> None:

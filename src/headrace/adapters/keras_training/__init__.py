@@ -7,4 +7,5 @@
   the versions of Keras that were tried.
 * `tensorboard`: a callback that writes metrics and weights for TensorBoard; `event_files` writes
   the files.
+* `dataset_creator`: a function that makes the dataset of each input pipeline.
 """
