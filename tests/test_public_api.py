@@ -24,7 +24,7 @@ TOP = {
     "torch",
 }  # fmt: skip
 KERAS = {
-    "DatasetCreator", "KerasDataset", "TensorBoard",
+    "BestModelExporter", "DatasetCreator", "KerasDataset", "SidecarEvaluator", "TensorBoard",
     "adapter", "dataset",
 }  # fmt: skip
 SERVICE = {

@@ -11,14 +11,18 @@ from headrace.lazy import lazily
 if TYPE_CHECKING:
     from headrace.adapters.keras_dataset import KerasDataset, dataset
     from headrace.adapters.keras_dataset import dataset as adapter
+    from headrace.adapters.keras_training.best_model_exporter import BestModelExporter
     from headrace.adapters.keras_training.dataset_creator import DatasetCreator
+    from headrace.adapters.keras_training.sidecar_evaluator import SidecarEvaluator
     from headrace.adapters.keras_training.tensorboard import TensorBoard
 else:
     _load, __dir__ = lazily(
         __name__,
         {
+            "BestModelExporter": "headrace.adapters.keras_training.best_model_exporter",
             "DatasetCreator": "headrace.adapters.keras_training.dataset_creator",
             "KerasDataset": "headrace.adapters.keras_dataset",
+            "SidecarEvaluator": "headrace.adapters.keras_training.sidecar_evaluator",
             "TensorBoard": "headrace.adapters.keras_training.tensorboard",
             "adapter": "headrace.adapters.keras_dataset:dataset",
             "dataset": "headrace.adapters.keras_dataset",
@@ -53,8 +57,10 @@ else:
 
 
 __all__ = [
+    "BestModelExporter",
     "DatasetCreator",
     "KerasDataset",
+    "SidecarEvaluator",
     "TensorBoard",
     "adapter",
     "dataset",

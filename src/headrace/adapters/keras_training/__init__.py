@@ -8,4 +8,7 @@
 * `tensorboard`: a callback that writes metrics and weights for TensorBoard; `event_files` writes
   the files.
 * `dataset_creator`: a function that makes the dataset of each input pipeline.
+* `sidecar_evaluator`: evaluates the checkpoints that a training program writes; `checkpoint_watch`
+  finds the ones that are complete, and `checkpoint_loading` reads them. `best_model_exporter` keeps
+  the model with the best metric.
 """

@@ -1,0 +1,184 @@
+"""`hr.keras.SidecarEvaluator`: evaluates the checkpoints of a training program, in its own process.
+
+watch       the newest checkpoint that is complete and was not evaluated
+load        its weights; the optimizer's iterations, or what stands for them
+evaluate    with the callbacks: TensorBoard, BestModelExporter
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from headrace.adapters.keras_training.best_model_exporter import BestModelExporter
+from headrace.adapters.keras_training.checkpoint_loading import IncompleteError, load
+from headrace.adapters.keras_training.checkpoint_watch import CheckpointWatch, FoundCheckpoint
+from headrace.arguments import check_instance, check_int, check_path, check_seconds
+from headrace.serving.reminder import Reminder
+
+__all__ = ["SidecarEvaluator"]
+
+_log = logging.getLogger(__name__)
+
+_LONGEST_PAUSE = 1.0
+_UNCHANGED_SECONDS = 10.0
+"""A complete file that cannot be loaded is an error once it has been unchanged for so long."""
+
+
+class SidecarEvaluator:
+    """Evaluates the checkpoints that a training program writes to a directory.
+
+    Run it in a separate process, with a model of the same architecture. It takes the files of
+    `keras.callbacks.ModelCheckpoint` (`.weights.h5`, `.keras`) and checkpoints of `hr.Checkpoint`
+    and `hr.CheckpointManager` that have the model as `model` or its weights as `weights`. The
+    newest one is evaluated first, and older ones are skipped. A file that is still being written
+    is never evaluated.
+
+    Before each evaluation `model.optimizer.iterations` is set to the number of training steps: that
+    in the checkpoint, else the last whole number in its name, else a count of evaluations.
+    `hr.keras.TensorBoard` writes metrics by it.
+
+    Args:
+        model: A built and compiled Keras model.
+        data: What `model.evaluate` takes, read once for each checkpoint.
+        checkpoint_dir: A local directory, which need not exist yet.
+        steps: Batches of an evaluation; None: all.
+        max_evaluations: Stop after this number of evaluations, or after a checkpoint with this
+            number or a higher one in its name. Pass the number of epochs if names have the epoch.
+            None: never stop.
+        callbacks: Of `model.evaluate`: `hr.keras.TensorBoard`, `hr.keras.BestModelExporter` ...
+        timeout: Seconds without a new complete checkpoint after which to stop; None: wait forever.
+
+    Raises:
+        TypeError: An argument is of another type.
+        ValueError: The model is not built or not compiled, or an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        data: Any,
+        checkpoint_dir: str | os.PathLike[str],
+        steps: int | None = None,
+        max_evaluations: int | None = None,
+        callbacks: Sequence[Any] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> None:
+        check_instance("model", model, keras.Model)
+        if not model.compiled:
+            raise ValueError("`model` is not compiled: call model.compile(loss=..., metrics=...)")
+        check_path("checkpoint_dir", checkpoint_dir)
+        self._directory = os.path.abspath(checkpoint_dir)
+        if "://" in os.fspath(checkpoint_dir):
+            raise ValueError(
+                f"`checkpoint_dir` must be a local directory, but got {checkpoint_dir!r}"
+            )
+        if steps is not None:
+            check_int("steps", steps, minimum=1)
+        if max_evaluations is not None:
+            check_int("max_evaluations", max_evaluations, minimum=1)
+        if timeout is not None:
+            check_seconds("timeout", timeout)
+        self._callbacks = list(callbacks or ())
+        for each in self._callbacks:
+            check_instance("callbacks", each, keras.callbacks.Callback)
+            is_exporter = isinstance(each, BestModelExporter)
+            if is_exporter and each.filepath.resolve().parent == Path(self._directory).resolve():
+                raise ValueError(
+                    f"`callbacks` export {str(each.filepath)!r} into `checkpoint_dir`, where it "
+                    "would be evaluated as a checkpoint: use another directory"
+                )
+        self._model = model
+        self._data = data
+        self._steps = steps
+        self._most = max_evaluations
+        self._timeout = timeout
+        self._watch = CheckpointWatch(self._directory)
+        self._evaluations = 0
+        #: Why checkpoints were not loaded, by path.
+        self._refusals: dict[str, str] = {}
+
+    def start(self) -> None:
+        """Evaluate checkpoints until `max_evaluations` or `timeout`.
+
+        Raises:
+            ValueError: The model is not built, or a checkpoint is of another model.
+        """
+        if not self._model.built:
+            raise ValueError(
+                "`model` is not built, so nothing can be loaded: give it an Input layer, or call "
+                "model.build(input_shape)"
+            )
+        began, reminder, last = time.monotonic(), Reminder(), ""
+        with tempfile.TemporaryDirectory(prefix="headrace-sidecar-") as folder:
+            while self._most is None or self._evaluations < self._most:
+                loaded = self._load_newest(folder)
+                if loaded is not None:
+                    found, iterations = loaded
+                    self._evaluate(found, iterations)
+                    if self._most is not None and (found.number or 0) >= self._most:
+                        return
+                    began, last = time.monotonic(), os.path.basename(found.path)
+                    reminder.begin()
+                    continue
+                waited = time.monotonic() - began
+                if self._timeout is not None and waited >= self._timeout:
+                    _log.warning("stopped: %s", self._missing(waited, last))
+                    return
+                if reminder.is_due(waited):
+                    _log.warning("waiting: %s", self._missing(waited, last))
+                left = _LONGEST_PAUSE if self._timeout is None else self._timeout - waited
+                time.sleep(max(0.0, min(left, 0.02 + waited / 10, _LONGEST_PAUSE)))
+
+    def _load_newest(self, folder: str) -> tuple[FoundCheckpoint, int | None] | None:
+        """Load the newest checkpoint that is complete; None: there is none."""
+        for found in self._watch.candidates():
+            if not self._watch.is_due(found):
+                continue
+            try:
+                iterations = load(self._model, found, folder)
+            except Exception as error:
+                # An incomplete file may be readable.
+                may_change = found.is_keras_file and found.unchanged < _UNCHANGED_SECONDS
+                if not (isinstance(error, IncompleteError) or may_change):
+                    error.add_note(f"while loading the checkpoint {found.path}")
+                    raise
+                self._refusals[found.path] = str(error)
+                self._watch.postpone(found)
+                continue
+            self._watch.finish(found)
+            self._refusals.clear()
+            return found, iterations
+        return None
+
+    def _evaluate(self, found: FoundCheckpoint, iterations: int | None) -> None:
+        self._evaluations += 1
+        step = next(n for n in (iterations, found.number, self._evaluations) if n is not None)
+        self._model.optimizer.iterations.assign(step)
+        metrics = self._model.evaluate(
+            self._data, steps=self._steps, callbacks=self._callbacks, verbose=2, return_dict=True
+        )
+        words = ", ".join(f"{name}={float(value):g}" for name, value in metrics.items())
+        _log.info("evaluated the checkpoint %s, step %d: %s", found.path, step, words)
+
+    def _missing(self, waited: float, last: str) -> str:
+        """Return what has not come for so long."""
+        partial = "; ".join(
+            f"{os.path.basename(each.path)} is not complete: "
+            f"{self._refusals.get(each.path, 'it has just changed')}"
+            for each in self._watch.candidates()
+        )
+        text = (
+            f"no new checkpoint in {self._directory} for {waited:.0f} s; the last one was {last}"
+            if last
+            else f"no checkpoint in {self._directory} yet, after {waited:.0f} s"
+        )
+        return f"{text}; {partial}" if partial else text
