@@ -25,7 +25,7 @@ TOP = {
 }  # fmt: skip
 KERAS = {
     "BestModelExporter", "DatasetCreator", "KerasDataset", "SidecarEvaluator", "TensorBoard",
-    "adapter", "dataset",
+    "adapter", "dataset", "distribute",
 }  # fmt: skip
 SERVICE = {
     "CrossTrainerCache",

@@ -12,6 +12,7 @@ from tests.on_devices import names_of_tests, once, outcomes
 
 HERE = Path(__file__).parent
 DATASETS, STRATEGIES = HERE / "keras_on_a_back_end.py", HERE / "keras_in_strategies.py"
+SERVERS = HERE / "keras_on_parameter_servers.py"
 NAMES = {
     (DATASETS, "torch"): names_of_tests(DATASETS),
     # What differs between back ends is what they ask an adapter for, and when.
@@ -33,6 +34,8 @@ NAMES = {
     ],
     (STRATEGIES, "torch"): names_of_tests(STRATEGIES),
     (STRATEGIES, "jax"): names_of_tests(STRATEGIES),
+    (SERVERS, "torch"): names_of_tests(SERVERS),
+    (SERVERS, "jax"): names_of_tests(SERVERS),
 }
 
 pytestmark = pytest.mark.heavy

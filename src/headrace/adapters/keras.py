@@ -11,6 +11,7 @@ from headrace.lazy import lazily
 if TYPE_CHECKING:
     from headrace.adapters.keras_dataset import KerasDataset, dataset
     from headrace.adapters.keras_dataset import dataset as adapter
+    from headrace.adapters.keras_fit import distribute
     from headrace.adapters.keras_training.best_model_exporter import BestModelExporter
     from headrace.adapters.keras_training.dataset_creator import DatasetCreator
     from headrace.adapters.keras_training.sidecar_evaluator import SidecarEvaluator
@@ -26,6 +27,7 @@ else:
             "TensorBoard": "headrace.adapters.keras_training.tensorboard",
             "adapter": "headrace.adapters.keras_dataset:dataset",
             "dataset": "headrace.adapters.keras_dataset",
+            "distribute": "headrace.adapters.keras_fit",
         },
         absent="headrace.data.absent:no_such_name",
     )
@@ -64,4 +66,5 @@ __all__ = [
     "TensorBoard",
     "adapter",
     "dataset",
+    "distribute",
 ]

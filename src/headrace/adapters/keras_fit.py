@@ -30,8 +30,9 @@ from headrace.distribute.iterator import DistributedIterator
 from headrace.errors import FailedPreconditionError
 from headrace.frameworks.keras_state import WHAT_WORKS
 from headrace.parameter_server.per_worker_input import PerWorkerInput
+from headrace.parameter_server.strategy import ParameterServerStrategy
 
-__all__ = ["install", "mark_models"]
+__all__ = ["distribute", "install", "mark_models"]
 
 _lock = threading.Lock()
 _STRATEGY = "_headrace_strategy"
@@ -87,7 +88,11 @@ def _replace(name: str, prepare: Callable[[dict[str, Any]], None] | None) -> Non
 
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if name in _TRAINING:
+        strategy = vars(self).get(_STRATEGY)
+        if name in _DISTRIBUTED and isinstance(strategy, ParameterServerStrategy):
+            if not strategy.cluster.is_closed or name == "fit":
+                return _on_parameter_servers(self, strategy, name)(*args, **kwargs)
+        elif name in _TRAINING:
             _check_strategy(self, name)
         if prepare is None:
             return original(self, *args, **kwargs)
@@ -118,6 +123,48 @@ def _replace_tensorboard() -> None:
         original(self, *args, **kwargs)
 
     kind.__init__ = init
+
+
+def _on_parameter_servers(model: Any, strategy: Any, name: str) -> Callable[..., Any]:
+    # Where it is used: it imports what Keras' back end is.
+    from headrace.adapters.keras_training.parameter_server_trainer import (  # noqa: PLC0415
+        trainer_of,
+    )
+
+    method: Callable[..., Any] = getattr(trainer_of(model, strategy), name)
+    return method
+
+
+def distribute(model: keras.Model, strategy: Any) -> keras.Model:
+    """Have `fit`, `evaluate` and `predict` of a model run under a strategy; return the model.
+
+    A model that is made in `strategy.scope()` needs no call.
+
+    Args:
+        model: A Keras 3 model, which may be built, compiled and trained already. Its optimizer
+            begins without slots.
+        strategy: A `ParameterServerStrategy`.
+
+    Raises:
+        FailedPreconditionError: The model belongs to another strategy.
+    """
+    if not isinstance(model, keras.Model):
+        raise TypeError(
+            f"`model` must be a keras.Model, but got a value of type {type(model).__name__}"
+        )
+    if not isinstance(strategy, ParameterServerStrategy):
+        raise TypeError(
+            "`strategy` must be a ParameterServerStrategy, but got a value of type "
+            f"{type(strategy).__name__}"
+        )
+    known = vars(model).get(_STRATEGY)
+    if known is not None and known is not strategy:
+        raise FailedPreconditionError(
+            f"the Keras model {model.name!r} belongs to {known!r} already: make another one, or "
+            "keras.models.clone_model(model), outside of its scope"
+        )
+    object.__setattr__(model, _STRATEGY, strategy)
+    return model
 
 
 def _check_strategy(model: Any, name: str) -> None:
@@ -240,5 +287,6 @@ _CHECKS: dict[str, Callable[[dict[str, Any]], None] | None] = {
     "train_on_batch": None,
     "test_on_batch": None,
 }
+_DISTRIBUTED = frozenset({"fit", "evaluate", "predict"})
 _TRAINING = _CHECKS.keys() - {"predict"}
 """Methods that need a strategy's replicas. Predictions are the same in any process."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, Self
 
 from headrace.arguments import check_callable, check_instance, check_int, check_seconds
@@ -35,6 +35,7 @@ __all__ = ["ClusterCoordinator"]
 
 _MOST_QUEUED = 1 << 16
 _SETTLE_WITHIN = 0.1
+_AHEAD = 2
 _SHARDS_PER_WORKER = 4
 """So that a worker that is slower, or lost, leaves little to wait for."""
 
@@ -223,6 +224,32 @@ class ClusterCoordinator:
             check_seconds("timeout", timeout)
         until = None if timeout is None else time.monotonic() + timeout
         return fetched(structure, until)
+
+    def wait_for_any(self, values: Iterable[RemoteValue]) -> None:
+        """Wait until at least one of several values, or its error, is here.
+
+        Raises:
+            ValueError: There are none.
+            Exception: As `join`.
+        """
+        waited = list(values)
+        if not waited:
+            raise ValueError("`values` must be RemoteValues, at least one, but there is none")
+        if any(each.is_ready for each in waited):
+            return
+        self._shell.wait(
+            lambda: (
+                self._shell.core.queue.failure is not None or any(each.is_ready for each in waited)
+            ),
+            f"one of {len(waited)} functions",
+        )
+        self._shell.raise_failure()
+
+    @property
+    def capacity(self) -> int:
+        """How many scheduled functions keep all workers busy, at the speed that they have now."""
+        with self._shell.lock:
+            return _AHEAD + _AHEAD * sum(load.window for load in self._shell.core.queue.loads)
 
     def evaluate(
         self,

@@ -47,6 +47,11 @@ class RemoteValue:
         """NOT_READY, or READY: value or error are here. ABORTED: a worker kept it, and is lost."""
         return self._result.status
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the value, or an error in its place, is here."""
+        return self._result.is_ready
+
     def fetch(self, timeout: float | None = None) -> Any:
         """Return what the function returned, once it is here; the same object each time.
 

@@ -40,6 +40,7 @@ class Cluster:
         #: What counters were at when they were last asked: they only grow, unless they are lost.
         self.counters: dict[str, int] = {}
         self.optimizers = OptimizerNames()
+        self.is_closed = False
         self._lock = threading.RLock()
         self._things: weakref.WeakValueDictionary[tuple[str, str], Any] = (
             weakref.WeakValueDictionary()
@@ -60,6 +61,7 @@ class Cluster:
 
     def close(self) -> None:
         """Ask the servers nothing more, and resolve nothing more; what is under way is finished."""
+        self.is_closed = True
         leave(self)
         self.background.close()
         self.servers.close()

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from headrace.parameter_server.asking import Answered, Ask
 from headrace.parameter_server.connection import Servers
 
-__all__ = ["Reads", "ask_together", "cache_variable_reads", "cached_reads"]
+__all__ = ["Reads", "ask_together", "cache_variable_reads", "cached_reads", "read_together"]
 
 
 class _Whole(Protocol):
@@ -128,3 +128,28 @@ def ask_together(servers: Servers, asks: Sequence[Ask]) -> list[Answered]:
         reads.keep(each, answers[start : start + len(part)])
         start += len(part)
     return answers[: len(asks)]
+
+
+def read_together(variables: Sequence[Any]) -> list[NDArray[Any]]:
+    """Return the values of several variables, for which each of their servers is asked once.
+
+    Args:
+        variables: On parameter servers of one cluster.
+
+    Returns:
+        Arrays that belong to the caller, in the order of the variables.
+
+    Raises:
+        HeadraceError: As of `Servers.ask_all`.
+    """
+    if not variables:
+        return []
+    wholes: list[_Whole] = [each.sharded for each in variables]
+    parts = [each.reads() for each in wholes]
+    answers = wholes[0].servers.ask_all([ask for part in parts for ask in part])
+    values = []
+    start = 0
+    for whole, part in zip(wholes, parts, strict=True):
+        values.append(whole.joined(answers[start : start + len(part)]))
+        start += len(part)
+    return values

@@ -1,5 +1,13 @@
 """Training of Keras 3 models under strategies, on the JAX and PyTorch back ends.
 
+* `parameter_server_trainer`: `fit`, `evaluate` and `predict` under a `ParameterServerStrategy`. It
+  reads batches (`training_data`), has training workers compute steps, delivers their results in
+  order (`step_scheduler`), adds up metrics (`metric_totals`), scales the loss (`loss_scale`) and
+  calls callbacks.
+* `server_weights`: the variables of a model on parameter servers, as the coordinator sees them.
+* `worker_model`: the copy of a model on a training worker. `jax_steps` and `torch_steps` run one
+  of the `steps` of it on their back end, with an optimizer that records gradients
+  (`gradient_recorder`).
 * `model_pickling`: models as bytes for another process: the object graph, without values of
   variables.
 * `server_optimizers`: optimizers of Keras as optimizers that run on parameter servers.

@@ -14,11 +14,14 @@ from typing import Any
 
 import keras
 import numpy as np
+from keras.src.backend.common.stateless_scope import in_stateless_scope
 from keras.src.ops.function import Function, make_node_key
 from keras.src.ops.node import Node
 from keras.src.saving.keras_saveable import KerasSaveable
+from keras.src.trainers.data_adapters import get_data_adapter as data_adapter
 from keras.src.utils import tracking
 from keras.src.utils.backend_utils import DynamicBackend
+from keras.src.utils.python_utils import pythonify_logs
 
 from headrace.errors import FailedPreconditionError
 
@@ -33,16 +36,25 @@ __all__ = [
     "Tracker",
     "add_container_items",
     "all_layers",
+    "build_model",
     "check_back_end",
+    "check_compiled",
     "container_parts",
+    "current_learning_rate",
+    "data_adapter",
     "dynamic_backend_name",
     "fill_tracker",
+    "first_epoch",
+    "flat_logs",
     "graph_node_keys",
+    "in_stateless_scope",
     "is_variable_value",
     "mark_values",
     "optimizer_template",
+    "pythonify_logs",
     "reduce_submodule",
     "restore_node_keys",
+    "seed_variables",
     "state_to_send",
     "tracker_parts",
     "variable_attributes",
@@ -93,8 +105,12 @@ _LEFT_OUT = frozenset(
         "_eval_epoch_iterator",
         "_jax_state",
         "_jax_state_synced",
+        # Of this package.
+        "_headrace_strategy",
+        "_headrace_trainer",
     }
 )
+_NOT_SENT = frozenset({"_value", "_initializer", "_headrace_owner"})
 _ITERATIONS = "_iterations"
 _NODES = "_nodes"
 
@@ -118,6 +134,44 @@ def check_back_end() -> str:
             "is imported"
         )
     return back_end
+
+
+def build_model(model: Any, batch: Any) -> None:
+    """Build a model, its loss and its metrics for a batch; its optimizer stays as it is."""
+    # Slots of the optimizer are on servers.
+    optimizer, model.optimizer = getattr(model, "optimizer", None), None
+    try:
+        model._symbolic_build(data_batch=batch)
+    finally:
+        model.optimizer = optimizer
+
+
+def check_compiled(model: Any, method: str) -> None:
+    """Raise as Keras does for a model on which `compile` was not called."""
+    model._assert_compile_called(method)
+
+
+def first_epoch(model: Any, initial_epoch: int) -> int:
+    """Return the epoch with which `fit` begins: the one that a callback restored, if one did."""
+    return getattr(model, "_initial_epoch", None) or initial_epoch
+
+
+def flat_logs(model: Any, logs: dict[str, Any]) -> Any:
+    """Return what `evaluate` returns without `return_dict`."""
+    return model._flatten_metrics_in_order(logs)
+
+
+def current_learning_rate(optimizer: Any) -> float | None:
+    """Return the learning rate that an optimizer was set to; None: a schedule says it."""
+    rate = optimizer._learning_rate
+    if not isinstance(rate, keras.Variable):
+        return None
+    return float(np.asarray(rate.value))
+
+
+def seed_variables(model: Any) -> list[Any]:
+    """Return the variables of a model that count draws of random numbers."""
+    return [each.state for layer in all_layers(model) for each in layer._seed_generators]
 
 
 def all_layers(model: Any) -> list[Any]:
@@ -201,7 +255,7 @@ def variable_attributes(variable: Any) -> tuple[dict[str, Any], Any]:
 
     On JAX, and for a variable without a value, the parameter is None.
     """
-    state = {k: v for k, v in vars(variable).items() if k not in ("_value", "_initializer")}
+    state = {k: v for k, v in vars(variable).items() if k not in _NOT_SENT}
     value = vars(variable).get("_value")
     if value is None or keras.backend.backend() != "torch":
         return state, None

@@ -182,7 +182,8 @@ def _reduce_optimizer(optimizer: Any) -> Any:
 
 def _reduce_variable(variable: Any) -> Any:
     state = internals.variable_attributes(variable)
-    return _new, (type(variable),), state, None, None, _set_variable
+    kind = getattr(type(variable), "local_class", type(variable))  # see `server_weights`
+    return _new, (kind,), state, None, None, _set_variable
 
 
 def _reduce_tracker(tracker: Any) -> Any:

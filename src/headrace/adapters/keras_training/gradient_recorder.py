@@ -1,0 +1,59 @@
+"""Makes an optimizer of Keras record gradients in place of applying them.
+
+A model's `train_step`, Keras' own or the user's, ends with a call of its optimizer. On a training
+worker that call must return the gradients, which the parameter servers apply.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["record_gradients"]
+
+
+def record_gradients(optimizer: Any) -> None:
+    """Make this optimizer record gradients from now on.
+
+    It keeps its class as a base, so that a `train_step` still finds its attributes.
+
+    Args:
+        optimizer: An optimizer of Keras without slots. It gets two attributes: `recorded`, the
+            pairs of gradient and variable that `apply` was called with, and `scale`, by which
+            `scale_loss` multiplies; recorded gradients are divided by it. None: not at all.
+    """
+    kind = type(optimizer)
+    optimizer.recorded = []
+    optimizer.scale = None
+    optimizer.__class__ = type(f"Recording{kind.__name__}", (_RecordingMixin, kind), {})
+
+
+class _RecordingMixin:
+    recorded: list[tuple[Any, Any]]
+    scale: Any
+
+    def scale_loss(self, loss: Any) -> Any:
+        return loss if self.scale is None else loss * self.scale
+
+    def stateless_apply(
+        self, optimizer_variables: Any, grads: Any, trainable_variables: Any
+    ) -> tuple[Any, list[Any]]:
+        """Return the variables as they are, and the gradients as the optimizer's variables."""
+        return trainable_variables, [self._unscaled(each) for each in grads]
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        if trainable_variables is None:
+            raise ValueError(
+                "optimizer.apply(gradients) in train_step: pass the variables too, as in "
+                "optimizer.apply(gradients, model.trainable_variables)"
+            )
+        self.recorded += [
+            (self._unscaled(each), variable)
+            for each, variable in zip(grads, trainable_variables, strict=True)
+        ]
+
+    def apply_gradients(self, grads_and_vars: Any) -> None:
+        pairs = list(grads_and_vars)
+        self.apply([gradient for gradient, _ in pairs], [variable for _, variable in pairs])
+
+    def _unscaled(self, gradient: Any) -> Any:
+        return gradient if self.scale is None or gradient is None else gradient / self.scale

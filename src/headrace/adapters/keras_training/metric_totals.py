@@ -1,0 +1,90 @@
+"""Metrics of a model, of which workers compute parts.
+
+A worker begins each call with metrics at zero and returns their sums over its batches; here they
+are added. That is exact where each variable of a metric is a sum, as those of Keras are. A metric
+that is something else (a maximum, say) is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import FailedPreconditionError
+
+__all__ = ["MetricTotals"]
+
+
+class MetricTotals:
+    """Adds up the metrics of a model.
+
+    Args:
+        model: Built and compiled.
+
+    Raises:
+        FailedPreconditionError: The parts of a metric cannot be added; it is named.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        _check_additive(model)
+        self._variables = list(model.metrics_variables)
+        self._sums: list[NDArray[Any]] = []
+        self._result: Callable[[Any], Any] = self._compiled()
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin again at zero."""
+        self._sums = [np.zeros(each.shape, each.dtype) for each in self._variables]
+
+    def add(self, metrics: Sequence[NDArray[Any]]) -> None:
+        """Add the sums that a worker returned."""
+        self._sums = [old + new for old, new in zip(self._sums, metrics, strict=True)]
+
+    def logs(self, last: dict[str, Any]) -> dict[str, Any]:
+        """Return the metrics of all batches, with what `train_step` returned beside them.
+
+        Args:
+            last: What the last step returned.
+        """
+        results = self._result(self._sums)
+        if not last or set(results) == set(last):
+            return dict(results)
+        # As Keras has it, logs of the user's are what counts; metrics among them are of all.
+        return {name: results.get(name, value) for name, value in last.items()}
+
+    def show(self) -> None:
+        """Have the metrics of the model show the sums, for callbacks and `model.metrics`."""
+        for variable, value in zip(self._variables, self._sums, strict=True):
+            variable.assign(value)
+
+    def _compiled(self) -> Callable[[Any], Any]:
+        def result(values: Any) -> Any:
+            mapping = list(zip(self._variables, values, strict=True))
+            with keras.StatelessScope(state_mapping=mapping):
+                return self._model.get_metrics_result()
+
+        if keras.backend.backend() != "jax":
+            return result
+        import jax  # noqa: PLC0415 - optional dependency
+
+        return jax.jit(result)  # type: ignore[no-any-return]
+
+
+def _check_additive(model: Any) -> None:
+    model.reset_metrics()
+    for metric in model.metrics:
+        for variable in metric.variables:
+            is_sum = getattr(variable, "aggregation", "sum") == "sum"
+            if not is_sum or np.any(np.array(variable)):
+                raise FailedPreconditionError(
+                    f"the metric {variable.path.rpartition('/')[0]!r} of the Keras model "
+                    f"{model.name!r} cannot be computed in parts: its variable {variable.name!r} "
+                    + ("does not begin at zero" if is_sum else "is not a sum")
+                    + ". Metrics under this strategy have variables that are sums, as those of "
+                    "keras.metrics"
+                )

@@ -1,0 +1,444 @@
+"""`fit`, `evaluate` and `predict` of a Keras model under a `ParameterServerStrategy`.
+
+The coordinator reads batches and schedules steps; training workers compute gradients of their copy
+of the model and push them to the parameter servers, where the optimizer runs. Results come back in
+the order of the batches, and Keras' callbacks are called with them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from headrace.adapters.keras_training.keras_internals import (
+    build_model,
+    check_compiled,
+    current_learning_rate,
+    first_epoch,
+    flat_logs,
+    pythonify_logs,
+)
+from headrace.adapters.keras_training.loss_scale import LossScale, inner_optimizer
+from headrace.adapters.keras_training.metric_totals import MetricTotals
+from headrace.adapters.keras_training.model_pickling import dump_model
+from headrace.adapters.keras_training.server_optimizers import decays, server_optimizer
+from headrace.adapters.keras_training.server_weights import ServerWeights, StepCounter
+from headrace.adapters.keras_training.step_scheduler import run_steps
+from headrace.adapters.keras_training.training_data import TrainingData, split_for_validation
+from headrace.adapters.keras_training.worker_model import (
+    StepResult,
+    TrainCall,
+    WorkerModel,
+    predict_steps,
+    test_steps,
+    train_steps,
+)
+from headrace.coordinator.coordinator import ClusterCoordinator
+from headrace.coordinator.remote_value import RemoteValue
+from headrace.element.structure import flatten, unflatten
+from headrace.parameter_server.optimizers import SGD
+
+__all__ = ["ParameterServerTrainer", "trainer_of"]
+
+
+class ParameterServerTrainer:
+    """Trains one model on the workers and servers of a strategy.
+
+    Args:
+        model: Made in the scope of the strategy, or given to `hr.keras.distribute`.
+        strategy: A `ParameterServerStrategy`.
+    """
+
+    def __init__(self, model: Any, strategy: Any) -> None:
+        self._model = model
+        self._strategy = strategy
+        self._coordinator = ClusterCoordinator(strategy)
+        self._weights: ServerWeights | None = None
+        #: What workers hold, and the digest of what was sent.
+        self._worker_model: Any = None
+        self._digest = b""
+        self._optimizers: tuple[Any, Any, Any] | None = None
+        self._counter: StepCounter | None = None
+        self._loss_scale = LossScale(None)
+        #: The number of the next training step.
+        self._next_step = 0
+
+    # --- fit --------------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        epochs: int = 1,
+        verbose: Any = "auto",
+        callbacks: Any = None,
+        validation_split: float = 0.0,
+        validation_data: Any = None,
+        shuffle: bool = True,
+        class_weight: Any = None,
+        sample_weight: Any = None,
+        initial_epoch: int = 0,
+        steps_per_epoch: int | None = None,
+        validation_steps: int | None = None,
+        validation_batch_size: int | None = None,
+        validation_freq: Any = 1,
+    ) -> Any:
+        """Train the model; arguments and result are those of `keras.Model.fit`."""
+        model = self._model
+        check_compiled(model, "fit")
+        if validation_split and validation_data is None:
+            (x, y, sample_weight), validation_data = split_for_validation(
+                x, y, sample_weight, validation_split
+            )
+        data = TrainingData(
+            "fit",
+            x,
+            y,
+            sample_weight,
+            batch_size=batch_size,
+            steps=steps_per_epoch,
+            steps_argument="steps_per_epoch",
+            shuffle=shuffle,
+            class_weight=class_weight,
+        )
+        validation = None
+        if validation_data is not None:
+            parts = (
+                validation_data if isinstance(validation_data, tuple | list) else [validation_data]
+            )
+            validation = TrainingData(
+                "fit",
+                *parts,
+                batch_size=validation_batch_size or batch_size,
+                steps=validation_steps,
+                steps_argument="validation_steps",
+            )
+        try:
+            self._prepare(data)
+            if not isinstance(callbacks, keras.callbacks.CallbackList):
+                callbacks = keras.callbacks.CallbackList(
+                    callbacks,
+                    add_history=True,
+                    add_progbar=verbose != 0,
+                    verbose=verbose,
+                    epochs=epochs,
+                    steps=data.num_batches,
+                    model=model,
+                )
+            self._run_epochs(data, validation, callbacks, initial_epoch, epochs, validation_freq)
+        finally:
+            data.close()
+            if validation is not None:
+                validation.close()
+        return model.history
+
+    def _run_epochs(
+        self,
+        data: TrainingData,
+        validation: TrainingData | None,
+        callbacks: Any,
+        initial_epoch: int,
+        epochs: int,
+        validation_freq: Any,
+    ) -> None:
+        model = self._model
+        weights = self._placed
+        totals = MetricTotals(model)
+        model.stop_training = False
+        logs: dict[str, Any] = {}
+        callbacks.on_train_begin()
+        initial_epoch = first_epoch(model, initial_epoch)
+        try:
+            for epoch in range(initial_epoch, epochs):
+                totals.reset()
+                callbacks.on_epoch_begin(epoch)
+                last = self._train_epoch(data, totals, callbacks)
+                totals.show()
+                logs = pythonify_logs(totals.logs(last))
+                if validation is not None and _is_due(epoch, validation_freq):
+                    found = self._evaluate(validation, callbacks)
+                    logs.update({f"val_{name}": value for name, value in found.items()})
+                callbacks.on_epoch_end(epoch, logs)
+                if model.stop_training:
+                    break
+            weights.use_averages(self._server_optimizers()[0])
+        finally:
+            weights.pull()
+        callbacks.on_train_end(logs)
+
+    def _train_epoch(
+        self, data: TrainingData, totals: MetricTotals, callbacks: Any
+    ) -> dict[str, Any]:
+        """Train on the batches of one epoch; return the logs of the last step."""
+        model, weights = self._model, self._placed
+        weights.new_version()
+        has_batch_callbacks = _has_batch_hooks(callbacks)
+        sizes: list[int] = []
+        delivered = 0
+        last: dict[str, Any] = {}
+
+        def steps() -> Iterator[RemoteValue]:
+            begin = 0
+            for batches in _grouped(data.epoch(), model.steps_per_execution):
+                callbacks.on_train_batch_begin(begin)
+                call = TrainCall(
+                    self._next_step, self._learning_rate, self._loss_scale.value, weights.version
+                )
+                sizes.append(len(batches))
+                self._next_step += len(batches)
+                begin += len(batches)
+                yield self._coordinator.schedule(
+                    train_steps, args=(self._worker_model, call, batches)
+                )
+
+        def deliver(result: StepResult) -> bool:
+            nonlocal delivered, last
+            delivered += result.steps
+            last = result.logs
+            totals.add(result.metrics)
+            self._loss_scale.update(result.non_finite)
+            self._outdate()
+            if has_batch_callbacks:
+                callbacks.on_train_batch_end(delivered - 1, totals.logs(last))
+            return not model.stop_training
+
+        run_steps(self._coordinator, steps(), deliver)
+        self._outdate()
+        return last
+
+    def _outdate(self) -> None:
+        self._placed.outdate()
+        if self._counter is not None:
+            self._counter.outdate()
+
+    @property
+    def _learning_rate(self) -> float | None:
+        """The learning rate as callbacks set it; None: the optimizer's schedule says it."""
+        return current_learning_rate(inner_optimizer(self._model.optimizer))
+
+    # --- evaluate and predict ---------------------------------------------------------------------
+
+    def evaluate(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        verbose: Any = "auto",
+        sample_weight: Any = None,
+        steps: int | None = None,
+        callbacks: Any = None,
+        return_dict: bool = False,
+    ) -> Any:
+        """Evaluate the model; arguments and result are those of `keras.Model.evaluate`."""
+        check_compiled(self._model, "evaluate")
+        data = TrainingData("evaluate", x, y, sample_weight, batch_size=batch_size, steps=steps)
+        try:
+            self._prepare(data)
+            callbacks = self._callbacks(callbacks, verbose, data)
+            logs = self._evaluate(data, callbacks)
+        finally:
+            data.close()
+        return logs if return_dict else flat_logs(self._model, logs)
+
+    def _evaluate(self, data: TrainingData, callbacks: Any) -> dict[str, Any]:
+        model = self._model
+        totals = MetricTotals(model)
+        model.stop_evaluating = False
+        version = self._placed.new_version()
+        done = 0
+        last: dict[str, Any] = {}
+
+        def steps() -> Iterator[RemoteValue]:
+            begin = 0
+            for batches in _grouped(data.epoch(), model.steps_per_execution):
+                callbacks.on_test_batch_begin(begin)
+                begin += len(batches)
+                yield self._coordinator.schedule(
+                    test_steps, args=(self._worker_model, version, batches)
+                )
+
+        has_batch_callbacks = _has_batch_hooks(callbacks)
+
+        def deliver(result: StepResult) -> bool:
+            nonlocal done, last
+            done += result.steps
+            last = result.logs
+            totals.add(result.metrics)
+            if has_batch_callbacks:
+                callbacks.on_test_batch_end(done - 1, totals.logs(last))
+            return not model.stop_evaluating
+
+        callbacks.on_test_begin()
+        run_steps(self._coordinator, steps(), deliver)
+        totals.show()
+        logs: dict[str, Any] = pythonify_logs(totals.logs(last))
+        callbacks.on_test_end(logs)
+        return logs
+
+    def predict(
+        self,
+        x: Any,
+        batch_size: int | None = None,
+        verbose: Any = "auto",
+        steps: int | None = None,
+        callbacks: Any = None,
+    ) -> Any:
+        """Return outputs, in the order of the data, as `keras.Model.predict` does."""
+        model = self._model
+        data = TrainingData("predict", x, batch_size=batch_size, steps=steps)
+        outputs: list[Any] = []
+        try:
+            self._prepare(data)
+            callbacks = self._callbacks(callbacks, verbose, data)
+            model.stop_predicting = False
+            version = self._placed.new_version()
+
+            def scheduled() -> Iterator[RemoteValue]:
+                begin = 0
+                for batches in _grouped(data.epoch(), model.steps_per_execution or 1):
+                    callbacks.on_predict_batch_begin(begin)
+                    begin += len(batches)
+                    yield self._coordinator.schedule(
+                        predict_steps, args=(self._worker_model, version, batches)
+                    )
+
+            def deliver(result: list[Any]) -> bool:
+                outputs.extend(result)
+                callbacks.on_predict_batch_end(len(outputs) - 1, {"outputs": result[-1]})
+                return not model.stop_predicting
+
+            callbacks.on_predict_begin()
+            run_steps(self._coordinator, scheduled(), deliver)
+            callbacks.on_predict_end()
+        finally:
+            data.close()
+        return _joined(outputs)
+
+    # --- the model on workers and servers ---------------------------------------------------------
+
+    @property
+    def _placed(self) -> ServerWeights:
+        assert self._weights is not None
+        return self._weights
+
+    def _callbacks(self, callbacks: Any, verbose: Any, data: TrainingData) -> Any:
+        if isinstance(callbacks, keras.callbacks.CallbackList):
+            return callbacks
+        return keras.callbacks.CallbackList(
+            callbacks,
+            add_progbar=verbose != 0,
+            verbose=verbose,
+            epochs=1,
+            steps=data.num_batches,
+            model=self._model,
+        )
+
+    def _prepare(self, data: TrainingData) -> None:
+        """Have the model on servers and workers as it is now: built, compiled, frozen or not."""
+        model = self._model
+        build_model(model, data.peek())
+        if self._weights is None:
+            self._weights = ServerWeights(model, self._strategy)
+        else:
+            self._weights.place()
+        optimizers = self._server_optimizers()
+        packed = dump_model(model)
+        digest = hashlib.blake2b(packed).digest()
+        if digest == self._digest:
+            return
+        self._worker_model = self._coordinator.create_per_worker_values(
+            WorkerModel,
+            args=(
+                keras.backend.backend(),
+                packed,
+                self._weights.trainable,
+                self._weights.state,
+                self._weights.kinds,
+                self._weights.seeds,
+                *optimizers,
+            ),
+        )
+        self._digest = digest
+
+    def _server_optimizers(self) -> tuple[Any, Any]:
+        """Return what applies gradients, and changes of statistics, on the servers."""
+        optimizer = getattr(self._model, "optimizer", None)
+        if optimizer is None:
+            return None, None
+        if self._optimizers is None or self._optimizers[0] is not optimizer:
+            applies = server_optimizer(optimizer, f"{self._model.name}/{optimizer.name}")
+            applies.exclude_from_weight_decay(
+                placed
+                for variable, placed in zip(
+                    self._model.trainable_variables, self._placed.trainable, strict=True
+                )
+                if not decays(optimizer, variable)
+            )
+            counts = SGD(1.0, name=f"{self._model.name}/statistics", non_finite="apply")
+            self._optimizers = optimizer, applies, counts
+            self._counter = StepCounter(
+                inner_optimizer(optimizer).iterations, lambda: applies.iterations
+            )
+            self._loss_scale = LossScale(optimizer)
+        return self._optimizers[1:]
+
+
+def trainer_of(model: Any, strategy: Any) -> ParameterServerTrainer:
+    """Return what trains a model under a strategy; the same one each time."""
+    found = vars(model).get(_TRAINER)
+    if found is None:
+        found = ParameterServerTrainer(model, strategy)
+        object.__setattr__(model, _TRAINER, found)
+    trainer: ParameterServerTrainer = found
+    return trainer
+
+
+_TRAINER = "_headrace_trainer"
+
+
+def _grouped(batches: Iterator[Any], size: int) -> Iterator[list[Any]]:
+    group: list[Any] = []
+    for batch in batches:
+        group.append(batch)
+        if len(group) == size:
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+def _is_due(epoch: int, frequency: Any) -> bool:
+    if isinstance(frequency, int):
+        return (epoch + 1) % frequency == 0
+    return epoch + 1 in frequency
+
+
+_BATCH_HOOKS = (
+    *("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end"),
+    *("on_test_batch_begin", "on_test_batch_end"),
+)
+
+
+def _has_batch_hooks(callbacks: Any) -> bool:
+    """Whether any callback looks at single batches."""
+    base = keras.callbacks.Callback
+    return any(
+        name in vars(each) or getattr(type(each), name) is not getattr(base, name)
+        for each in callbacks.callbacks
+        for name in _BATCH_HOOKS
+        if hasattr(base, name)
+    )
+
+
+def _joined(outputs: Sequence[Any]) -> Any:
+    leaves, structure = flatten(outputs[0])
+    columns: list[list[Any]] = [[] for _ in leaves]
+    for each in outputs:
+        for column, leaf in zip(columns, flatten(each)[0], strict=True):
+            column.append(leaf)
+    return unflatten(structure, [np.concatenate(column) for column in columns])

@@ -1,0 +1,63 @@
+"""Schedules the steps of a model on workers, and delivers their results in order.
+
+Steps run whenever a worker is free, some at a time and in any order. Their results are delivered
+in the order in which they were scheduled, so callbacks see batch 0, 1, 2 ..., and sums of metrics
+do not depend on which worker was faster.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from headrace.coordinator.coordinator import ClusterCoordinator
+from headrace.coordinator.remote_value import RemoteValue
+
+__all__ = ["run_steps"]
+
+_MOST_UNDELIVERED = 1000
+"""Results that are here and wait for one before them, whose worker is slow or was lost."""
+
+
+def run_steps(
+    coordinator: ClusterCoordinator,
+    steps: Iterator[RemoteValue],
+    deliver: Callable[[Any], bool],
+) -> None:
+    """Run steps until there are no more, or until one says that it is enough.
+
+    Args:
+        coordinator: Runs them.
+        steps: `next` schedules the next step and returns its value.
+        deliver: Called with what each step returned; returns whether to go on. Where it returns
+            False, or raises, steps that are under way are waited for, and not delivered.
+
+    Raises:
+        Exception: The first error of a step, of `steps` or of `deliver`.
+    """
+    pending: deque[RemoteValue] = deque()
+    has_ended = False
+    goes_on = True
+    try:
+        while goes_on and not (has_ended and not pending):
+            while not has_ended and _has_room(coordinator, pending):
+                value = next(steps, None)
+                if value is None:
+                    has_ended = True
+                else:
+                    pending.append(value)
+            if pending:
+                coordinator.wait_for_any(pending)
+            while goes_on and pending and pending[0].is_ready:
+                goes_on = deliver(pending.popleft().fetch())
+        coordinator.join()
+    except BaseException:
+        for value in pending:
+            value.cancel()
+        raise
+
+
+def _has_room(coordinator: ClusterCoordinator, pending: deque[RemoteValue]) -> bool:
+    under_way = sum(not each.is_ready for each in pending)
+    return under_way < coordinator.capacity and len(pending) < under_way + _MOST_UNDELIVERED

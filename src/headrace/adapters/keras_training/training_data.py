@@ -1,0 +1,240 @@
+"""What `fit`, `evaluate` and `predict` read: batches, one epoch after another.
+
+A `Dataset` and an `hr.keras.dataset` are read as they are. Arrays become a `Dataset` that shuffles
+by itself. Anything else that Keras reads (a generator, a PyDataset, a DataLoader of PyTorch) comes
+through Keras' own adapter.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from headrace.adapters.keras_dataset import KerasDataset
+from headrace.adapters.keras_training.dataset_creator import DatasetCreator
+from headrace.adapters.keras_training.keras_internals import data_adapter
+from headrace.data.dataset import Dataset
+from headrace.data.iterator import DatasetIterator
+from headrace.distribute.dataset import DistributedDataset, DistributedDatasetsFromFunction
+from headrace.distribute.iterator import DistributedIterator
+from headrace.element.structure import flatten, unflatten
+from headrace.parameter_server.per_worker_input import PerWorkerInput
+
+__all__ = ["TrainingData", "split_for_validation"]
+
+_log = logging.getLogger(__name__)
+
+_READ_ELSEWHERE = (
+    DistributedDataset,
+    DistributedDatasetsFromFunction,
+    DatasetIterator,
+    DistributedIterator,
+    PerWorkerInput,
+)
+
+
+class TrainingData:
+    """The batches of one call of `fit`, `evaluate` or `predict`.
+
+    Args:
+        method: Its name, for errors.
+        x: As Keras takes it, or a Dataset of batches.
+        y: Labels, beside arrays.
+        sample_weight: Weights, beside arrays.
+        batch_size: Of arrays; None: 32.
+        steps: Batches in an epoch; None: all that there are.
+        steps_argument: What `steps` is called there.
+        shuffle: Whether arrays are shuffled, anew in each epoch.
+        class_weight: The weight of each class, by its number.
+    """
+
+    def __init__(
+        self,
+        method: str,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        batch_size: int | None = None,
+        steps: int | None = None,
+        steps_argument: str = "steps",
+        shuffle: bool = False,
+        class_weight: Mapping[int, float] | None = None,
+    ) -> None:
+        if isinstance(x, _READ_ELSEWHERE):
+            raise TypeError(
+                f"{method} got a {type(x).__name__}, whose workers read it: pass the Dataset that "
+                "was given to the strategy; each batch is sent to one worker"
+            )
+        #: What is made here, and so is closed here.
+        self._own: KerasDataset | None = None
+        if _are_arrays(x):
+            x = _dataset_of_arrays(method, x, y, sample_weight, batch_size or 32, shuffle)
+        if isinstance(x, Dataset):
+            x = self._own = KerasDataset(x, None, class_weight)
+        elif isinstance(x, DatasetCreator):
+            x = self._own = x.open_data()
+        elif isinstance(x, KerasDataset):
+            x = x if class_weight is None else x.weighted(class_weight)
+        else:
+            x = data_adapter(
+                x=x,
+                y=y,
+                sample_weight=sample_weight,
+                batch_size=batch_size,
+                steps_per_epoch=steps,
+                shuffle=shuffle,
+                class_weight=class_weight,
+            )
+        self._adapter = x
+        self._steps = steps
+        if steps is None and getattr(x, "is_endless", False):
+            raise ValueError(
+                f"{method} would never end: the dataset is infinite, and `{steps_argument}` is not "
+                f"given. Say {steps_argument}=n"
+            )
+        self._iterator: Iterator[Any] | None = None
+        self._first: list[Any] = []
+
+    @property
+    def num_batches(self) -> int | None:
+        """Batches in an epoch; None: known only by reading them."""
+        return self._steps or self._adapter.num_batches
+
+    def peek(self) -> Any:
+        """Return the first batch of the next epoch, which comes again.
+
+        Raises:
+            ValueError: There is none.
+        """
+        if not self._first:
+            batch = next(self._begun(), None)
+            if batch is None:
+                raise ValueError("the dataset has no batches, and Keras needs one at least")
+            self._first.append(batch)
+        return self._first[0]
+
+    def epoch(self) -> Iterator[Any]:
+        """Yield the batches of an epoch.
+
+        With a number of steps the next epoch goes on where this one ends; data that end before it
+        end the epoch with a warning.
+        """
+        self._adapter.on_epoch_begin()
+        count = 0
+        while self._steps is None or count < self._steps:
+            batch = self._first.pop() if self._first else next(self._begun(), None)
+            if batch is None:
+                self._iterator = None
+                if self._steps is not None:
+                    _log.warning(
+                        "the data ended after %d of the %d steps of an epoch; to read them several "
+                        "times, repeat() the dataset",
+                        count,
+                        self._steps,
+                    )
+                break
+            count += 1
+            yield batch
+        if self._steps is None or self._steps == self._adapter.num_batches:
+            self._end_pass()
+        self._adapter.on_epoch_end()
+
+    def _begun(self) -> Iterator[Any]:
+        if self._iterator is None:
+            self._iterator = iter(self._adapter.get_numpy_iterator())
+        return self._iterator
+
+    def close(self) -> None:
+        """Release threads and files. May be called twice."""
+        self._end_pass()
+        if self._own is not None:
+            self._own.close()
+
+    def _end_pass(self) -> None:
+        """End the pass over the data; the next epoch begins with another one."""
+        iterator, self._iterator = self._iterator, None
+        self._first.clear()
+        close = getattr(iterator, "close", None)
+        if close is not None:
+            close()
+
+
+def split_for_validation(
+    x: Any, y: Any, sample_weight: Any, fraction: float
+) -> tuple[tuple[Any, Any, Any], tuple[Any, Any, Any]]:
+    """Cut the last rows off arrays, for validation.
+
+    Raises:
+        ValueError: They are no arrays, or one part would be empty.
+    """
+    if not _are_arrays(x):
+        raise ValueError(
+            "`validation_split` is for arrays; of a dataset take validation_data with take() and "
+            "skip()"
+        )
+    leaves, _ = flatten(x)
+    rows = len(leaves[0])
+    cut = math.floor(rows * (1.0 - fraction))
+    if cut in (0, rows):
+        raise ValueError(
+            f"`validation_split` is {fraction}, which leaves no rows of {rows} on one side"
+        )
+    before = tuple(_rows(each, slice(None, cut)) for each in (x, y, sample_weight))
+    after = tuple(_rows(each, slice(cut, None)) for each in (x, y, sample_weight))
+    return (before[0], before[1], before[2]), (after[0], after[1], after[2])
+
+
+def _rows(value: Any, which: slice) -> Any:
+    if value is None:
+        return None
+    leaves, structure = flatten(value)
+    return unflatten(structure, [np.asarray(each)[which] for each in leaves])
+
+
+def _are_arrays(x: Any) -> bool:
+    if isinstance(x, list):
+        x = tuple(x)
+    try:
+        leaves, _ = flatten(x)
+    except Exception:  # of no structure that has arrays
+        return False
+    return bool(leaves) and all(_is_array(each) for each in leaves)
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray) or (
+        hasattr(value, "__array__") and bool(getattr(value, "shape", ()))
+    )
+
+
+def _dataset_of_arrays(
+    method: str, x: Any, y: Any, sample_weight: Any, batch_size: int, shuffle: bool
+) -> Dataset:
+    if sample_weight is not None and y is None:
+        raise ValueError(f"`sample_weight` of {method} is given without `y`")
+    parts = [tuple(x) if isinstance(x, list) else x]
+    for part in (y, sample_weight):
+        if part is not None:
+            parts.append(tuple(part) if isinstance(part, list) else part)
+    leaves, structure = flatten(tuple(parts))
+    arrays = [_in_floatx(np.asarray(keras.ops.convert_to_numpy(each))) for each in leaves]
+    sizes = {len(each) for each in arrays}
+    if len(sizes) > 1:
+        raise ValueError(
+            f"arrays given to {method} have different numbers of rows: {sorted(sizes)}"
+        )
+    dataset = Dataset.from_tensor_slices(unflatten(structure, arrays))
+    if shuffle:
+        # Follows keras.utils.set_random_seed, which seeds this generator.
+        dataset = dataset.shuffle(max(sizes), seed=int(np.random.randint(1 << 31)))
+    return dataset.batch(batch_size)
+
+
+def _in_floatx(array: Any) -> Any:
+    return array.astype(keras.config.floatx()) if array.dtype.kind == "f" else array

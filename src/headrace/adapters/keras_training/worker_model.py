@@ -1,0 +1,285 @@
+"""The copy of a Keras model on a training worker, and what the coordinator schedules there.
+
+The coordinator sends the model once (`create_per_worker_values` makes a `WorkerModel` on each
+worker), and then functions of it: `train_steps`, `test_steps`, `predict_steps`. Each call brings
+its batches and returns what the coordinator adds up; values of variables come from the parameter
+servers, and gradients go there.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import FailedPreconditionError
+from headrace.parameter_server.read_cache import read_together
+
+__all__ = [
+    "StateKind",
+    "StepResult",
+    "TrainCall",
+    "WorkerModel",
+    "predict_steps",
+    "test_steps",
+    "train_steps",
+]
+
+
+class StateKind:
+    """What happens to a non-trainable variable that a training step changes."""
+
+    STATISTIC = "statistic"
+    """Its change is added to the value on the servers."""
+    SEED = "seed"
+    """It counts draws of random numbers; its value follows from the number of the step."""
+
+
+class TrainCall(NamedTuple):
+    """What the coordinator says of a call, beside the batches.
+
+    Attributes:
+        first_step: The number of the first batch among those that the optimizer was given.
+        learning_rate: None: that of the optimizer's schedule.
+        scale: Of the loss, for half precision; None: it is not scaled.
+        version: Changes when the coordinator writes variables: those that no step changes are read
+            once a version.
+    """
+
+    first_step: int
+    learning_rate: float | None
+    scale: float | None
+    version: int
+
+
+class StepResult(NamedTuple):
+    """What a call returns.
+
+    Attributes:
+        steps: How many batches it was.
+        metrics: The sums of metrics over these batches.
+        logs: What the last step returned: metrics of these batches, and what a `train_step` of the
+            user's adds.
+        non_finite: For each batch whether a gradient was not finite; empty without `scale`.
+    """
+
+    steps: int
+    metrics: list[NDArray[Any]]
+    logs: dict[str, Any]
+    non_finite: list[bool]
+
+
+class WorkerModel:
+    """A model as a worker runs it.
+
+    Args:
+        backend: Of Keras, as the coordinator has it.
+        data: The model, as `dump_model` packed it.
+        trainable: Its trainable variables on the servers, in the order of Keras.
+        state: Its non-trainable ones; None: one that is not on the servers, since it counts draws.
+        kinds: What each of those is (`StateKind`).
+        seeds: By index, the first value of each that counts draws.
+        optimizer: Applies gradients on the servers.
+        statistics: Applies changes of statistics: gradient descent with the rate 1.
+    """
+
+    def __init__(
+        self,
+        backend: str,
+        data: bytes,
+        trainable: Sequence[Any],
+        state: Sequence[Any],
+        kinds: Sequence[str],
+        seeds: dict[int, NDArray[Any]],
+        optimizer: Any,
+        statistics: Any,
+    ) -> None:
+        if "keras" not in sys.modules:
+            os.environ["KERAS_BACKEND"] = backend
+        from headrace.adapters.keras_training.gradient_recorder import (  # noqa: PLC0415 - after it
+            record_gradients,
+        )
+        from headrace.adapters.keras_training.model_pickling import (  # noqa: PLC0415 - likewise
+            load_model,
+        )
+
+        self.model = load_model(data)
+        if self.model.optimizer is not None:
+            record_gradients(self.model.optimizer)
+        self._trainable = list(trainable)
+        self._state = list(state)
+        self._kinds = list(kinds)
+        self._seeds = seeds
+        self._optimizer = optimizer
+        self._statistics = statistics
+        self._steps = _steps_of(backend, self.model)
+        self._zeros = [np.zeros(each.shape, each.dtype) for each in self.model.metrics_variables]
+        self._draws: dict[int, int] | None = None
+        #: Indices of statistics that a step was seen to change.
+        self._changing: set[int] = set()
+        self._version: int | None = None
+        self._all: tuple[list[NDArray[Any]], list[NDArray[Any]]] = ([], [])
+
+    # --- training -------------------------------------------------------------------------------
+
+    def train(self, call: TrainCall, batches: Sequence[Any]) -> StepResult:
+        """Run a training step for each batch, and push its gradients."""
+        metrics: Any = self._zeros
+        logs: Any = {}
+        non_finite = []
+        for number, batch in enumerate(batches, call.first_step):
+            weights, state = self._read(call.version)
+            if self._draws is None:
+                self._draws = self._count_draws(weights, state, batch)
+            self._set_seeds(state, number)
+            outputs = self._steps.train(weights, state, metrics, call.scale, batch)
+            metrics, logs = outputs.metrics, outputs.logs
+            gradients = [None if each is None else np.asarray(each) for each in outputs.gradients]
+            if call.scale is not None:
+                non_finite.append(
+                    not all(np.isfinite(each).all() for each in gradients if each is not None)
+                )
+            self._push(call, gradients, state, outputs.state)
+        return StepResult(len(batches), _arrays(metrics), _numbers(logs), non_finite)
+
+    def _read(self, version: int) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
+        """Return the values of variables: those that steps change, as they are now."""
+        if version != self._version:
+            values = self._read_all()
+            self._version, self._all = version, values
+            return list(values[0]), list(values[1])
+        changing = sorted(self._changing)
+        values_now = read_together([*self._trainable, *(self._state[index] for index in changing)])
+        weights = values_now[: len(self._trainable)]
+        state = list(self._all[1])
+        for index, value in zip(changing, values_now[len(weights) :], strict=True):
+            state[index] = value
+        return weights, state
+
+    def _read_all(self) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
+        on_servers = [index for index, each in enumerate(self._state) if each is not None]
+        values = read_together([*self._trainable, *(self._state[index] for index in on_servers)])
+        weights = values[: len(self._trainable)]
+        found = dict(zip(on_servers, values[len(weights) :], strict=True))
+        state = [
+            found[index] if index in found else self._seeds[index]
+            for index in range(len(self._state))
+        ]
+        return weights, state
+
+    def _count_draws(self, weights: Any, state: list[NDArray[Any]], batch: Any) -> dict[int, int]:
+        """Return how often a step draws from each seed, by running one whose result is dropped."""
+        if not self._seeds:
+            return {}
+        outputs = self._steps.train(weights, state, self._zeros, None, batch)
+        return {
+            index: int(np.asarray(outputs.state[index])[1]) - int(state[index][1])
+            for index in self._seeds
+            if index in outputs.state
+        }
+
+    def _set_seeds(self, state: list[NDArray[Any]], number: int) -> None:
+        """Set each seed to what it is before a step: it depends on the number of the step alone."""
+        for index, draws in (self._draws or {}).items():
+            seed = self._seeds[index].copy()
+            seed[1] = (int(seed[1]) + number * draws) % (1 << 32)
+            state[index] = seed
+
+    def _push(
+        self,
+        call: TrainCall,
+        gradients: list[NDArray[Any] | None],
+        before: Sequence[NDArray[Any]],
+        after: dict[int, Any],
+    ) -> None:
+        changes = []
+        for index, value in after.items():
+            if self._kinds[index] == StateKind.SEED:
+                continue
+            self._changing.add(index)
+            variable, new, old = self._state[index], np.asarray(value), before[index]
+            if variable.dtype.kind == "f":
+                changes.append((old - new, variable))
+            else:
+                variable.assign_add(new - old)
+        if call.learning_rate is not None:
+            self._optimizer.learning_rate = call.learning_rate
+        pairs = list(zip(gradients, self._trainable, strict=True))
+        if any(each is not None for each in gradients):
+            self._optimizer.apply_gradients(pairs)
+        if changes:
+            self._statistics.apply_gradients(changes)
+
+    # --- evaluation -----------------------------------------------------------------------------
+
+    def test(self, version: int, batches: Sequence[Any]) -> StepResult:
+        """Run an evaluation step for each batch, with the values of one moment."""
+        weights, state = self._values_of(version)
+        metrics: Any = self._zeros
+        logs: Any = {}
+        for batch in batches:
+            metrics, logs = self._steps.test(weights, state, metrics, batch)
+        return StepResult(len(batches), _arrays(metrics), _numbers(logs), [])
+
+    def predict(self, version: int, batches: Sequence[Any]) -> list[Any]:
+        """Return the outputs of each batch."""
+        from headrace.element.transpose import map_leaves  # noqa: PLC0415
+
+        weights, state = self._values_of(version)
+        return [
+            map_leaves(np.asarray, self._steps.predict(weights, state, batch)) for batch in batches
+        ]
+
+    def _values_of(self, version: int) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
+        if version != self._version:
+            self._all = self._read_all()
+            self._version = version
+        return self._all
+
+
+def train_steps(model: WorkerModel, call: TrainCall, batches: Sequence[Any]) -> StepResult:
+    """Run training steps on a worker; the coordinator schedules this."""
+    return model.train(call, batches)
+
+
+def test_steps(model: WorkerModel, version: int, batches: Sequence[Any]) -> StepResult:
+    """Run evaluation steps on a worker; the coordinator schedules this."""
+    return model.test(version, batches)
+
+
+def predict_steps(model: WorkerModel, version: int, batches: Sequence[Any]) -> list[Any]:
+    """Run predictions on a worker; the coordinator schedules this."""
+    return model.predict(version, batches)
+
+
+def _steps_of(backend: str, model: Any) -> Any:
+    if backend == "jax":
+        from headrace.adapters.keras_training.jax_steps import JaxSteps  # noqa: PLC0415
+
+        return JaxSteps(model)
+    if backend == "torch":
+        from headrace.adapters.keras_training.torch_steps import TorchSteps  # noqa: PLC0415
+
+        return TorchSteps(model)
+    raise FailedPreconditionError(
+        f"models are trained on the back ends jax and torch of Keras, and this is {backend}: set "
+        "the variable KERAS_BACKEND before Keras is imported"
+    )
+
+
+def _arrays(values: Sequence[Any]) -> list[NDArray[Any]]:
+    return [np.asarray(each) for each in values]
+
+
+def _numbers(logs: Any) -> dict[str, Any]:
+    """Return logs that any process can read."""
+    if not isinstance(logs, dict):
+        return {}
+    return {
+        name: _numbers(value) if isinstance(value, dict) else np.asarray(value)
+        for name, value in logs.items()
+    }
