@@ -3,7 +3,7 @@
 * `parameter_server_trainer`: `fit`, `evaluate` and `predict` under a `ParameterServerStrategy`. It
   reads batches (`training_data`), has training workers compute steps, delivers their results in
   order (`step_scheduler`), adds up metrics (`metric_totals`), scales the loss (`loss_scale`) and
-  calls callbacks.
+  calls callbacks. `backup` saves all of that, and restores it.
 * `server_weights`: the variables of a model on parameter servers, as the coordinator sees them.
 * `worker_model`: the copy of a model on a training worker. `jax_steps` and `torch_steps` run one
   of the `steps` of it on their back end, with an optimizer that records gradients

@@ -39,6 +39,14 @@ class LossScale:
             self.value = float(optimizer.loss_scale_factor)
         self._finite_steps = 0
 
+    def get_state(self) -> tuple[float | None, int]:
+        """Return the scale, and how many steps were finite since it changed."""
+        return self.value, self._finite_steps
+
+    def set_state(self, state: Sequence[Any]) -> None:
+        """Go on from a state."""
+        self.value, self._finite_steps = state
+
     def update(self, non_finite: Sequence[bool]) -> None:
         """Take note of steps.
 

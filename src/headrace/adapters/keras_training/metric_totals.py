@@ -45,6 +45,14 @@ class MetricTotals:
         """Add the sums that a worker returned."""
         self._sums = [old + new for old, new in zip(self._sums, metrics, strict=True)]
 
+    def get_state(self) -> list[NDArray[Any]]:
+        """Return the sums so far."""
+        return list(self._sums)
+
+    def set_state(self, state: Sequence[NDArray[Any]]) -> None:
+        """Go on from sums."""
+        self._sums = list(state)
+
     def logs(self, last: dict[str, Any]) -> dict[str, Any]:
         """Return the metrics of all batches, with what `train_step` returned beside them.
 

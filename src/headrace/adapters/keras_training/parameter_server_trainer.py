@@ -9,11 +9,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
 import numpy as np
 
+from headrace.adapters.keras_training.backup import (
+    Backup,
+    restore_callbacks,
+    state_of_callbacks,
+    take_backup_callback,
+)
 from headrace.adapters.keras_training.keras_internals import (
     build_model,
     check_compiled,
@@ -40,9 +47,35 @@ from headrace.adapters.keras_training.worker_model import (
 from headrace.coordinator.coordinator import ClusterCoordinator
 from headrace.coordinator.remote_value import RemoteValue
 from headrace.element.structure import flatten, unflatten
+from headrace.errors import CancelledError
 from headrace.parameter_server.optimizers import SGD
 
 __all__ = ["ParameterServerTrainer", "trainer_of"]
+
+
+@dataclass
+class _Run:
+    """One call of `fit`.
+
+    Attributes:
+        data: What is trained on.
+        validation: What is evaluated on; None: nothing.
+        callbacks: All of them.
+        totals: The metrics of the epoch so far.
+        validation_freq: After which epochs to evaluate.
+        epoch: The epoch that runs, or comes next.
+        batch: How many of its batches were delivered.
+        backup: Saves backups; None: nobody does.
+    """
+
+    data: TrainingData
+    validation: TrainingData | None
+    callbacks: Any
+    totals: MetricTotals
+    validation_freq: Any
+    epoch: int = 0
+    batch: int = 0
+    backup: Backup | None = None
 
 
 class ParameterServerTrainer:
@@ -66,6 +99,8 @@ class ParameterServerTrainer:
         self._loss_scale = LossScale(None)
         #: The number of the next training step.
         self._next_step = 0
+        # Follows keras.utils.set_random_seed, which seeds this generator.
+        self._seed = int(np.random.randint(1 << 31))
 
     # --- fit --------------------------------------------------------------------------------------
 
@@ -95,6 +130,7 @@ class ParameterServerTrainer:
             (x, y, sample_weight), validation_data = split_for_validation(
                 x, y, sample_weight, validation_split
             )
+        callbacks, backup_callback = take_backup_callback(callbacks)
         data = TrainingData(
             "fit",
             x,
@@ -118,98 +154,164 @@ class ParameterServerTrainer:
                 steps=validation_steps,
                 steps_argument="validation_steps",
             )
+        backup: Backup | None = None
         try:
-            self._prepare(data)
-            if not isinstance(callbacks, keras.callbacks.CallbackList):
-                callbacks = keras.callbacks.CallbackList(
-                    callbacks,
-                    add_history=True,
-                    add_progbar=verbose != 0,
-                    verbose=verbose,
-                    epochs=epochs,
-                    steps=data.num_batches,
-                    model=model,
-                )
-            self._run_epochs(data, validation, callbacks, initial_epoch, epochs, validation_freq)
+            self._place(data)
+            callbacks = keras.callbacks.CallbackList(
+                callbacks,
+                add_history=True,
+                add_progbar=verbose != 0,
+                verbose=verbose,
+                epochs=epochs,
+                steps=data.num_batches,
+                model=model,
+            )
+            run = _Run(data, validation, callbacks, MetricTotals(model), validation_freq)
+            run.epoch = first_epoch(model, initial_epoch)
+            if backup_callback is None:
+                self._send_model()
+                self._run_epochs(run, epochs)
+            else:
+                run.backup = backup = Backup(backup_callback, self._saved_objects())
+                restored = self._restore(run, backup)
+                self._send_model()
+                with backup.watching_for_the_end():
+                    self._run_epochs(run, epochs, restored)
+                backup.delete()
         finally:
+            if backup is not None:
+                backup.close()
             data.close()
             if validation is not None:
                 validation.close()
         return model.history
 
     def _run_epochs(
-        self,
-        data: TrainingData,
-        validation: TrainingData | None,
-        callbacks: Any,
-        initial_epoch: int,
-        epochs: int,
-        validation_freq: Any,
+        self, run: _Run, epochs: int, restored_callbacks: Sequence[Any] | None = None
     ) -> None:
-        model = self._model
-        weights = self._placed
-        totals = MetricTotals(model)
+        model, callbacks = self._model, run.callbacks
         model.stop_training = False
         logs: dict[str, Any] = {}
         callbacks.on_train_begin()
-        initial_epoch = first_epoch(model, initial_epoch)
+        if restored_callbacks is not None:
+            restore_callbacks(callbacks.callbacks, restored_callbacks)
         try:
-            for epoch in range(initial_epoch, epochs):
-                totals.reset()
+            while run.epoch < epochs and not model.stop_training:
+                epoch = run.epoch
                 callbacks.on_epoch_begin(epoch)
-                last = self._train_epoch(data, totals, callbacks)
-                totals.show()
-                logs = pythonify_logs(totals.logs(last))
-                if validation is not None and _is_due(epoch, validation_freq):
-                    found = self._evaluate(validation, callbacks)
+                last = self._train_epoch(run)
+                run.totals.show()
+                logs = pythonify_logs(run.totals.logs(last))
+                if run.validation is not None and _is_due(epoch, run.validation_freq):
+                    found = self._evaluate(run.validation, callbacks)
                     logs.update({f"val_{name}": value for name, value in found.items()})
                 callbacks.on_epoch_end(epoch, logs)
-                if model.stop_training:
-                    break
-            weights.use_averages(self._server_optimizers()[0])
+                run.epoch, run.batch = epoch + 1, 0
+                run.totals.reset()
+                if run.backup is not None and run.backup.every is None:
+                    self._save(run, run.backup)
+            self._placed.use_averages(self._server_optimizers()[0])
         finally:
-            weights.pull()
+            self._placed.pull()
         callbacks.on_train_end(logs)
 
-    def _train_epoch(
-        self, data: TrainingData, totals: MetricTotals, callbacks: Any
-    ) -> dict[str, Any]:
-        """Train on the batches of one epoch; return the logs of the last step."""
-        model, weights = self._model, self._placed
+    def _train_epoch(self, run: _Run) -> dict[str, Any]:
+        """Train on the rest of an epoch; return the logs of the last step."""
+        model, weights, callbacks, backup = self._model, self._placed, run.callbacks, run.backup
         weights.new_version()
         has_batch_callbacks = _has_batch_hooks(callbacks)
-        sizes: list[int] = []
-        delivered = 0
+        groups = _grouped(run.data.epoch(run.batch), model.steps_per_execution)
+        begin = run.batch
+        has_ended = False
         last: dict[str, Any] = {}
 
         def steps() -> Iterator[RemoteValue]:
-            begin = 0
-            for batches in _grouped(data.epoch(), model.steps_per_execution):
+            nonlocal begin, has_ended
+            while backup is None or not (backup.is_due or backup.is_asked_to_end):
+                batches = next(groups, None)
+                if batches is None:
+                    has_ended = True
+                    return
                 callbacks.on_train_batch_begin(begin)
                 call = TrainCall(
-                    self._next_step, self._learning_rate, self._loss_scale.value, weights.version
+                    self._next_step,
+                    self._seed,
+                    self._learning_rate,
+                    self._loss_scale.value,
+                    weights.version,
                 )
-                sizes.append(len(batches))
                 self._next_step += len(batches)
                 begin += len(batches)
+                if backup is not None:
+                    backup.count(len(batches))
                 yield self._coordinator.schedule(
                     train_steps, args=(self._worker_model, call, batches)
                 )
 
         def deliver(result: StepResult) -> bool:
-            nonlocal delivered, last
-            delivered += result.steps
+            nonlocal last
+            run.batch += result.steps
             last = result.logs
-            totals.add(result.metrics)
+            run.totals.add(result.metrics)
             self._loss_scale.update(result.non_finite)
             self._outdate()
             if has_batch_callbacks:
-                callbacks.on_train_batch_end(delivered - 1, totals.logs(last))
+                callbacks.on_train_batch_end(run.batch - 1, run.totals.logs(last))
             return not model.stop_training
 
-        run_steps(self._coordinator, steps(), deliver)
-        self._outdate()
+        while not has_ended and not model.stop_training:
+            run_steps(self._coordinator, steps(), deliver)
+            self._outdate()
+            if backup is not None and not has_ended and not model.stop_training:
+                self._save(run, backup)
+                if backup.is_asked_to_end:
+                    raise CancelledError("fit was told to end (SIGTERM), and saved a backup")
         return last
+
+    # --- backups ----------------------------------------------------------------------------------
+
+    def _saved_objects(self) -> dict[str, Any]:
+        optimizer, statistics = self._server_optimizers()
+        return {
+            "weights": self._placed.by_name,
+            "optimizer": optimizer,
+            "statistics": statistics,
+        }
+
+    def _save(self, run: _Run, backup: Backup) -> None:
+        seeds = {str(index): value for index, value in self._placed.seeds.items()}
+        backup.save(
+            {
+                "epoch": run.epoch,
+                "batch": run.batch,
+                "step": self._next_step,
+                "data": run.data.get_state(),
+                "metrics": run.totals.get_state(),
+                "callbacks": state_of_callbacks(run.callbacks.callbacks),
+                "seed": self._seed,
+                "seeds": seeds,
+                "learning_rate": self._learning_rate,
+                "loss_scale": self._loss_scale.get_state(),
+            }
+        )
+
+    def _restore(self, run: _Run, backup: Backup) -> Sequence[Any] | None:
+        """Go on from the newest backup; return states of callbacks, or None: there is none."""
+        found = backup.restore()
+        if found is None:
+            return None
+        run.epoch, run.batch, self._next_step = found["epoch"], found["batch"], found["step"]
+        self._seed = found["seed"]
+        run.data.set_state(found["data"], run.batch)
+        run.totals.set_state(found["metrics"])
+        self._placed.set_seeds({int(index): value for index, value in found["seeds"].items()})
+        if found["learning_rate"] is not None:
+            self._model.optimizer.learning_rate = found["learning_rate"]
+        self._loss_scale.set_state(found["loss_scale"])
+        self._outdate()
+        self._placed.new_version()
+        states: Sequence[Any] = found["callbacks"]
+        return states
 
     def _outdate(self) -> None:
         self._placed.outdate()
@@ -340,30 +442,40 @@ class ParameterServerTrainer:
 
     def _prepare(self, data: TrainingData) -> None:
         """Have the model on servers and workers as it is now: built, compiled, frozen or not."""
+        self._place(data)
+        self._send_model()
+
+    def _place(self, data: TrainingData) -> None:
+        """Build the model, and have its variables on the servers."""
         model = self._model
         build_model(model, data.peek())
         if self._weights is None:
             self._weights = ServerWeights(model, self._strategy)
         else:
             self._weights.place()
-        optimizers = self._server_optimizers()
-        packed = dump_model(model)
-        digest = hashlib.blake2b(packed).digest()
-        if digest == self._digest:
+
+    def _send_model(self) -> None:
+        """Have workers hold the model as it is now, if they do not."""
+        weights, optimizers = self._placed, self._server_optimizers()
+        packed = dump_model(self._model)
+        digest = hashlib.blake2b(packed)
+        for seed in weights.seeds.values():
+            digest.update(seed.tobytes())
+        if digest.digest() == self._digest:
             return
         self._worker_model = self._coordinator.create_per_worker_values(
             WorkerModel,
             args=(
                 keras.backend.backend(),
                 packed,
-                self._weights.trainable,
-                self._weights.state,
-                self._weights.kinds,
-                self._weights.seeds,
+                weights.trainable,
+                weights.state,
+                weights.kinds,
+                weights.seeds,
                 *optimizers,
             ),
         )
-        self._digest = digest
+        self._digest = digest.digest()
 
     def _server_optimizers(self) -> tuple[Any, Any]:
         """Return what applies gradients, and changes of statistics, on the servers."""

@@ -83,6 +83,16 @@ class ServerWeights:
         """By index among the non-trainable variables, the values of seeds."""
         return {index: np.array(each) for index, each in self._seed_variables.items()}
 
+    def set_seeds(self, seeds: dict[int, NDArray[Any]]) -> None:
+        """Set the values of seeds."""
+        for index, value in seeds.items():
+            self._seed_variables[index].assign(value)
+
+    @property
+    def by_name(self) -> dict[str, Any]:
+        """All variables on the servers, by their names."""
+        return {placed.name: placed for _, placed in self._placed.values()}
+
     def _on_servers(self, variable: Any, trainable: bool) -> Any:
         found = self._placed.get(id(variable))
         if found is not None:

@@ -36,6 +36,9 @@ class ModelSteps:
     def __init__(self, model: Any) -> None:
         self._model = model
 
+    def seed(self, seed: int, step: int) -> None:
+        """Have random numbers that no variable counts follow from a seed and the step alone."""
+
     def train(
         self, weights: Arrays, state: Arrays, metrics: Arrays, scale: float | None, batch: Any
     ) -> TrainOutputs:

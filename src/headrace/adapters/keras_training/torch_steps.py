@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import keras
@@ -13,6 +14,9 @@ from headrace.element.transpose import map_leaves
 
 __all__ = ["TorchSteps"]
 
+_generator = threading.Lock()
+"""Workers in one process, as tests have them, share PyTorch's generator."""
+
 
 class TorchSteps(ModelSteps):
     """Runs `train_step`, `test_step` and `predict_step` of a model, whose variables it sets.
@@ -21,10 +25,26 @@ class TorchSteps(ModelSteps):
         model: Built and compiled; its optimizer records gradients.
     """
 
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        self._seed = 0
+
+    def seed(self, seed: int, step: int) -> None:
+        """Seed the generator of PyTorch for the next step; see `ModelSteps.seed`."""
+        self._seed = (seed * 1_000_003 + step) % (1 << 63)
+
     def train(
         self, weights: Arrays, state: Arrays, metrics: Arrays, scale: float | None, batch: Any
     ) -> TrainOutputs:
         """Run `train_step`; see `ModelSteps.train`."""
+        with _generator:
+            # Dropout of Keras draws from the generator of the process.
+            torch.manual_seed(self._seed)
+            return self._train(weights, state, metrics, scale, batch)
+
+    def _train(
+        self, weights: Arrays, state: Arrays, metrics: Arrays, scale: float | None, batch: Any
+    ) -> TrainOutputs:
         model = self._model
         self._set(weights, state, metrics)
         model.optimizer.scale = scale
@@ -85,7 +105,9 @@ def _tensor(value: Any) -> Any:
 
 
 def _tensors(batch: Any) -> Any:
-    return map_leaves(keras.ops.convert_to_tensor, batch)
+    # In memory of PyTorch's own: sums of some kernels depend on how memory is aligned, and a step
+    # that runs again elsewhere must give the same bits.
+    return map_leaves(lambda array: keras.ops.convert_to_tensor(array).clone(), batch)
 
 
 def _array(tensor: Any) -> Any:

@@ -7,9 +7,10 @@ through Keras' own adapter.
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -73,8 +74,16 @@ class TrainingData:
             )
         #: What is made here, and so is closed here.
         self._own: KerasDataset | None = None
+        self._class_weight = class_weight
+        #: Of the shuffling of arrays; None: they are not shuffled here.
+        self._seed: int | None = None
+        self._arrays: Callable[[int | None], Dataset] | None = None
         if _are_arrays(x):
-            x = _dataset_of_arrays(method, x, y, sample_weight, batch_size or 32, shuffle)
+            parts = _parts(method, x, y, sample_weight)
+            self._arrays = functools.partial(_dataset_of_arrays, method, parts, batch_size or 32)
+            # Follows keras.utils.set_random_seed, which seeds this generator.
+            self._seed = int(np.random.randint(1 << 31)) if shuffle else None
+            x = self._arrays(self._seed)
         if isinstance(x, Dataset):
             x = self._own = KerasDataset(x, None, class_weight)
         elif isinstance(x, DatasetCreator):
@@ -119,14 +128,17 @@ class TrainingData:
             self._first.append(batch)
         return self._first[0]
 
-    def epoch(self) -> Iterator[Any]:
-        """Yield the batches of an epoch.
+    def epoch(self, done: int = 0) -> Iterator[Any]:
+        """Yield the batches of an epoch, after those that are done.
 
         With a number of steps the next epoch goes on where this one ends; data that end before it
         end the epoch with a warning.
+
+        Args:
+            done: How many batches of it there were before a state that was set.
         """
         self._adapter.on_epoch_begin()
-        count = 0
+        count = done
         while self._steps is None or count < self._steps:
             batch = self._first.pop() if self._first else next(self._begun(), None)
             if batch is None:
@@ -149,6 +161,33 @@ class TrainingData:
         if self._iterator is None:
             self._iterator = iter(self._adapter.get_numpy_iterator())
         return self._iterator
+
+    def get_state(self) -> dict[str, Any]:
+        """Return where the next batch comes from: a value of JSON."""
+        position = None
+        if isinstance(self._adapter, KerasDataset):
+            position = self._adapter.get_state()
+        return {"seed": self._seed, "position": position}
+
+    def set_state(self, state: dict[str, Any], batch: int) -> None:
+        """Go on where a state was taken.
+
+        Args:
+            state: Of data like these, perhaps in another program.
+            batch: How many batches of the epoch came before it: so many are passed over where the
+                data have no states.
+        """
+        self._end_pass()
+        if self._arrays is not None and state["seed"] != self._seed:
+            self.close()
+            self._seed = state["seed"]
+            dataset = self._arrays(self._seed)
+            self._adapter = self._own = KerasDataset(dataset, None, self._class_weight)
+        if state["position"] is not None and isinstance(self._adapter, KerasDataset):
+            self._adapter.set_state(state["position"])
+            return
+        for _ in range(batch):
+            next(self._begun(), None)
 
     def close(self) -> None:
         """Release threads and files. May be called twice."""
@@ -213,16 +252,15 @@ def _is_array(value: Any) -> bool:
     )
 
 
-def _dataset_of_arrays(
-    method: str, x: Any, y: Any, sample_weight: Any, batch_size: int, shuffle: bool
-) -> Dataset:
+def _parts(method: str, x: Any, y: Any, sample_weight: Any) -> tuple[Any, ...]:
     if sample_weight is not None and y is None:
         raise ValueError(f"`sample_weight` of {method} is given without `y`")
-    parts = [tuple(x) if isinstance(x, list) else x]
-    for part in (y, sample_weight):
-        if part is not None:
-            parts.append(tuple(part) if isinstance(part, list) else part)
-    leaves, structure = flatten(tuple(parts))
+    parts = [each for each in (x, y, sample_weight) if each is not None]
+    return tuple(tuple(each) if isinstance(each, list) else each for each in parts)
+
+
+def _dataset_of_arrays(method: str, parts: Any, batch_size: int, seed: int | None) -> Dataset:
+    leaves, structure = flatten(parts)
     arrays = [_in_floatx(np.asarray(keras.ops.convert_to_numpy(each))) for each in leaves]
     sizes = {len(each) for each in arrays}
     if len(sizes) > 1:
@@ -230,9 +268,8 @@ def _dataset_of_arrays(
             f"arrays given to {method} have different numbers of rows: {sorted(sizes)}"
         )
     dataset = Dataset.from_tensor_slices(unflatten(structure, arrays))
-    if shuffle:
-        # Follows keras.utils.set_random_seed, which seeds this generator.
-        dataset = dataset.shuffle(max(sizes), seed=int(np.random.randint(1 << 31)))
+    if seed is not None:
+        dataset = dataset.shuffle(max(sizes), seed=seed)
     return dataset.batch(batch_size)
 
 

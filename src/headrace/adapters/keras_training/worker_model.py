@@ -44,6 +44,7 @@ class TrainCall(NamedTuple):
 
     Attributes:
         first_step: The number of the first batch among those that the optimizer was given.
+        seed: Of random numbers that have no variable, as on PyTorch.
         learning_rate: None: that of the optimizer's schedule.
         scale: Of the loss, for half precision; None: it is not scaled.
         version: Changes when the coordinator writes variables: those that no step changes are read
@@ -51,6 +52,7 @@ class TrainCall(NamedTuple):
     """
 
     first_step: int
+    seed: int
     learning_rate: float | None
     scale: float | None
     version: int
@@ -136,6 +138,7 @@ class WorkerModel:
             if self._draws is None:
                 self._draws = self._count_draws(weights, state, batch)
             self._set_seeds(state, number)
+            self._steps.seed(call.seed, number)
             outputs = self._steps.train(weights, state, metrics, call.scale, batch)
             metrics, logs = outputs.metrics, outputs.logs
             gradients = [None if each is None else np.asarray(each) for each in outputs.gradients]

@@ -1,0 +1,189 @@
+"""`keras.callbacks.BackupAndRestore` for models on parameter servers.
+
+The callback of Keras saves weights alone. In its place this saves all that training needs to go on
+at the same batch: weights, what the optimizer keeps, metrics, the state of callbacks, and where
+the data are. Training goes on bit for bit where steps run in a fixed order (`mode="sync"`, or
+`staleness=0`). A backup is an `hr.Checkpoint`, so the number of servers may change.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import io
+import json
+import logging
+import os
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from headrace.errors import FailedPreconditionError
+from headrace.parameter_server.checkpoint import Checkpoint
+from headrace.parameter_server.checkpoint_folder import delete
+from headrace.parameter_server.checkpoints import CheckpointManager
+from headrace.storage.folder import open_folder
+
+__all__ = ["Backup", "restore_callbacks", "state_of_callbacks", "take_backup_callback"]
+
+_log = logging.getLogger(__name__)
+
+_VERSION = 1
+
+
+def take_backup_callback(
+    callbacks: Any,
+) -> tuple[list[Any], keras.callbacks.BackupAndRestore | None]:
+    """Return a list of callbacks without the `BackupAndRestore` in it, and that one, if any.
+
+    Raises:
+        ValueError: There are several.
+    """
+    flat = list(keras.tree.flatten(callbacks)) if callbacks else []
+    found = [each for each in flat if isinstance(each, keras.callbacks.BackupAndRestore)]
+    if len(found) > 1:
+        raise ValueError("`callbacks` has several BackupAndRestore; one is enough")
+    return [each for each in flat if each not in found], found[0] if found else None
+
+
+class Backup:
+    """Saves the state of training, and restores it.
+
+    Args:
+        callback: Says where, and how often.
+        objects: Variables and optimizers on the servers, by name.
+    """
+
+    def __init__(self, callback: Any, objects: Mapping[str, Any]) -> None:
+        #: Batches from one backup to the next; None: one at the end of each epoch.
+        self.every = None if callback.save_freq == "epoch" else int(callback.save_freq)
+        self._deletes = bool(callback.delete_checkpoint)
+        self._directory = os.fspath(callback.backup_dir)
+        self._checkpoint = Checkpoint(**objects, training="")
+        self._manager = CheckpointManager(
+            self._checkpoint, self._directory, max_to_keep=2 if callback.double_checkpoint else 1
+        )
+        self._is_asked_to_end = threading.Event()
+        self._batches = 0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the next backup is due: enough batches came since the last one."""
+        return self.every is not None and self._batches >= self.every
+
+    def count(self, batches: int) -> None:
+        """Take note that a step for some batches is scheduled."""
+        self._batches += batches
+
+    @property
+    def is_asked_to_end(self) -> bool:
+        """Whether the program was told to end (SIGTERM), and is to save first."""
+        return self._is_asked_to_end.is_set()
+
+    def restore(self) -> dict[str, Any] | None:
+        """Restore the newest backup; return what `save` was given, or None: there is none.
+
+        Raises:
+            FailedPreconditionError: It is of another version.
+        """
+        if self._manager.restore_or_initialize() is None:
+            return None
+        found: dict[str, Any] = json.loads(self._checkpoint.training, object_hook=_decode)
+        if found.get("version") != _VERSION:
+            raise FailedPreconditionError(
+                f"the backup in {self._directory} is of version {found.get('version')}, and this "
+                f"version of Headrace reads version {_VERSION}"
+            )
+        return found
+
+    def save(self, training: Mapping[str, Any]) -> None:
+        """Save a backup. No step may be under way.
+
+        Args:
+            training: Values of JSON and arrays.
+        """
+        self._checkpoint.training = json.dumps({**training, "version": _VERSION}, default=_encode)
+        self._manager.save()
+        self._batches = 0
+
+    def delete(self) -> None:
+        """Delete the backups, if the callback says so: training has ended."""
+        if self._deletes:
+            folder = open_folder(self._directory)
+            for path in self._manager.checkpoints:
+                delete(folder, path.rpartition("/")[2])
+
+    def close(self) -> None:
+        """Save nothing more. May be called twice."""
+        self._manager.close()
+
+    @contextlib.contextmanager
+    def watching_for_the_end(self) -> Iterator[None]:
+        """Take note of SIGTERM meanwhile; where that came, end the program afterwards."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.getsignal(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, lambda number, frame: self._is_asked_to_end.set())
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, before)
+            if self.is_asked_to_end:
+                _log.warning("told to end (SIGTERM): training is saved in %s", self._directory)
+                os.kill(os.getpid(), signal.SIGTERM)
+
+
+def state_of_callbacks(callbacks: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return what callbacks remember: their attributes that are numbers, strings and arrays."""
+    return [
+        {name: value for name, value in vars(each).items() if _is_plain(value)}
+        for each in callbacks
+    ]
+
+
+def restore_callbacks(callbacks: Sequence[Any], states: Sequence[dict[str, Any]]) -> None:
+    """Have callbacks remember what those of the program before did.
+
+    Raises:
+        FailedPreconditionError: These are other callbacks.
+    """
+    if len(callbacks) != len(states):
+        raise FailedPreconditionError(
+            f"the backup is of a fit with {len(states)} callbacks, and this one has "
+            f"{len(callbacks)}: pass the same ones, or another backup_dir"
+        )
+    for each, state in zip(callbacks, states, strict=True):
+        vars(each).update(state)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(isinstance(key, str) for key in value) and all(map(_is_plain, value.values()))
+    if isinstance(value, np.ndarray):
+        return not value.dtype.hasobject
+    return value is None or isinstance(value, bool | int | float | str | np.generic)
+
+
+def _encode(value: Any) -> Any:
+    array = np.asarray(value)
+    if array.dtype.hasobject:
+        raise TypeError(f"a backup has no room for a value of type {type(value).__name__}")
+    with io.BytesIO() as file:
+        np.save(file, array, allow_pickle=False)
+        data = base64.b64encode(file.getvalue()).decode()
+    return {"array": data, "scalar": not isinstance(value, np.ndarray)}
+
+
+def _decode(found: dict[str, Any]) -> Any:
+    if found.keys() != {"array", "scalar"}:
+        return found
+    with io.BytesIO(base64.b64decode(found["array"])) as file:
+        array = np.load(file, allow_pickle=False)
+    return array[()] if found["scalar"] else array
