@@ -40,6 +40,7 @@ QUESTIONS = (
     "parameter_store",
     "parameter_servers",
     "dense_variable",
+    "keras_fit",
     "dispatcher",
 )
 

@@ -42,26 +42,31 @@ def batches_of_ids(worker: int = 0) -> NDArray[np.int64]:
     return np.random.default_rng(worker).integers(0, ROWS, (BATCHES, BATCH, IDS))
 
 
-def start_headrace(stack: ExitStack, *, servers: int = SERVERS) -> tuple[Any, Any]:
-    """Start a cluster; return its strategy and its coordinator."""
+def start_headrace(
+    stack: ExitStack, *, workers: int = WORKERS, servers: int = SERVERS, shards: int | None = None
+) -> tuple[Any, Any]:
+    """Start a cluster, and cut variables in `shards`; return its strategy and its coordinator."""
     import headrace as hr
 
-    cluster = stack.enter_context(hr.distribute.LocalCluster(WORKERS, servers))
+    cluster = stack.enter_context(hr.distribute.LocalCluster(workers, servers))
     strategy = hr.distribute.ParameterServerStrategy(
-        cluster.cluster_resolver, hr.distribute.partitioners.FixedShardsPartitioner(servers)
+        cluster.cluster_resolver,
+        hr.distribute.partitioners.FixedShardsPartitioner(shards or servers),
     )
     stack.callback(strategy.close)
     return strategy, stack.enter_context(hr.coordinator.ClusterCoordinator(strategy))
 
 
-def start_tensorflow(stack: ExitStack, *, servers: int = SERVERS) -> tuple[Any, Any]:
-    """Start a cluster of tf.distribute; return its strategy and its coordinator."""
+def start_tensorflow(
+    stack: ExitStack, *, servers: int = SERVERS, shards: int | None = None
+) -> tuple[Any, Any]:
+    """Start a cluster of tf.distribute, likewise; return its strategy and its coordinator."""
     import tensorflow as tf
 
     spec = tf.train.ClusterSpec(start_tf_cluster(stack, workers=WORKERS, servers=servers))
     strategy = tf.distribute.ParameterServerStrategy(
         tf.distribute.cluster_resolver.SimpleClusterResolver(spec, rpc_layer="grpc"),
-        tf.distribute.experimental.partitioners.FixedShardsPartitioner(servers),
+        tf.distribute.experimental.partitioners.FixedShardsPartitioner(shards or servers),
     )
     return strategy, tf.distribute.coordinator.ClusterCoordinator(strategy)
 

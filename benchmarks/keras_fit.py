@@ -1,0 +1,243 @@
+"""What does a step of `fit` cost on two workers and two parameter servers?
+
+A dense model (32 inputs, 64 units, one output) is trained by Adam on batches of 64, which
+the coordinator reads. The hand-written loop does the same with the same model: a copy on each
+worker, variables that are read and gradients that are pushed once a step. Under tf.distribute each
+worker reads batches of its own. Evaluation is of a wider model, on two workers and on one. Workers
+and servers are processes of this machine in all of them, and a worker computes with one thread.
+"""
+# ruff: noqa: PLC0415  (a contender imports its own framework: see workload.py, rule 3)
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.parameter_servers import start_headrace, start_tensorflow
+from benchmarks.workload import Contender, Elements, Pipeline, Target, Workload, expect
+
+__all__ = ["WORKLOADS"]
+
+SERVERS = 2
+INPUTS, UNITS, BATCH, ROWS = 32, 64, 64, 6400
+RATE = 0.001
+_STEPS = 500
+"""Steps of a call of `fit`."""
+_WIDE, _EVALUATED = 1024, 200
+"""Units, and steps of a call of `evaluate`."""
+
+Build = Callable[[Path, ExitStack], Pipeline]
+
+#: Read by JAX, by XLA and by TensorFlow when they start, in the processes of workers as well.
+_ONE_THREAD = {
+    "KERAS_BACKEND": "jax",
+    "JAX_PLATFORMS": "cpu",
+    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
+    "NPROC": "1",
+    "OMP_NUM_THREADS": "1",
+    "TF_NUM_INTRAOP_THREADS": "1",
+}
+
+
+def rows() -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return inputs and labels."""
+    random = np.random.default_rng(0)
+    x = random.random((ROWS, INPUTS), np.float32)
+    return x, x @ random.random((INPUTS, 1), np.float32) / np.float32(INPUTS)
+
+
+def _model(keras: Any, units: int = UNITS, layers: int = 1) -> Any:
+    hidden = [keras.layers.Dense(units, activation="relu") for _ in range(layers)]
+    model = keras.Sequential([*hidden, keras.layers.Dense(1)])
+    model.build((None, INPUTS))
+    return model
+
+
+# --- training ------------------------------------------------------------------------------------
+
+
+def _headrace(steps: int) -> Build:
+    def build(_: Path, stack: ExitStack) -> Pipeline:
+        os.environ.update(_ONE_THREAD)
+        import keras
+
+        import headrace as hr
+
+        strategy, _coordinator = start_headrace(stack, servers=SERVERS, shards=1)
+        with strategy.scope():
+            model = _model(keras)
+        model.compile(keras.optimizers.Adam(RATE), "mse", steps_per_execution=steps)
+        data = hr.Dataset.from_tensor_slices(rows()).batch(BATCH).repeat()
+
+        def losses() -> Iterator[float]:
+            while True:
+                history = model.fit(data, steps_per_epoch=_STEPS, verbose=0)
+                yield history.history["loss"][0]
+
+        return losses
+
+    return build
+
+
+def _by_hand(steps: int) -> Build:
+    def build(_: Path, stack: ExitStack) -> Pipeline:
+        os.environ.update(_ONE_THREAD)
+        import headrace as hr
+
+        strategy, coordinator = start_headrace(stack, servers=SERVERS, shards=1)
+
+        def make() -> tuple[Any, Any]:
+            import jax
+            import keras
+
+            model = _model(keras)
+
+            def loss(weights: Any, x: Any, y: Any) -> Any:
+                outputs, _ = model.stateless_call(weights, [], x)
+                return ((outputs - y) ** 2).mean()
+
+            return model, jax.jit(jax.value_and_grad(loss))
+
+        with strategy.scope():
+            weights = [hr.Variable(np.array(each)) for each in make()[0].trainable_variables]
+            adam = hr.optimizers.Adam(RATE)
+        on_workers = coordinator.create_per_worker_values(make)
+
+        def train(replica: Any, batches: Any) -> float:
+            import jax
+
+            total = 0.0
+            for x, y in batches:
+                with hr.distribute.cache_variable_reads(*weights):
+                    values = [each.read() for each in weights]
+                loss, gradients = jax.device_get(replica[1](values, x, y))
+                adam.apply_gradients(zip(gradients, weights, strict=True))
+                total += float(loss)
+            return total
+
+        batches = iter(hr.Dataset.from_tensor_slices(rows()).batch(BATCH).repeat())
+
+        def losses() -> Iterator[float]:
+            while True:
+                results = [
+                    coordinator.schedule(train, args=(on_workers, list(islice(batches, steps))))
+                    for _ in range(_STEPS // steps)
+                ]
+                coordinator.join()
+                yield sum(coordinator.fetch(results)) / _STEPS
+
+        return losses
+
+    return build
+
+
+def _tf_keras(steps: int) -> Build:
+    def build(_: Path, stack: ExitStack) -> Pipeline:
+        os.environ.update(_ONE_THREAD)
+        import tensorflow as tf
+        import tf_keras
+
+        strategy, _coordinator = start_tensorflow(stack, servers=SERVERS, shards=1)
+        with strategy.scope():
+            model = _model(tf_keras)
+            optimizer = tf_keras.optimizers.Adam(RATE)
+            model.compile(optimizer, "mse", steps_per_execution=steps)
+
+        def read(_context: Any) -> Any:
+            return tf.data.Dataset.from_tensor_slices(rows()).batch(BATCH).repeat().prefetch(2)
+
+        data = tf_keras.utils.experimental.DatasetCreator(read)
+
+        def losses() -> Iterator[float]:
+            while True:
+                history = model.fit(data, steps_per_epoch=_STEPS // steps * steps, verbose=0)
+                yield history.history["loss"][0]
+
+        return losses
+
+    return build
+
+
+def _check_training(elements: Elements) -> None:
+    first, *_, last = (float(loss) for loss in islice(elements, 3))
+    expect(last < first and last < 0.02, f"the loss was {first}, and is {last}")
+
+
+# --- evaluation ----------------------------------------------------------------------------------
+
+
+def _evaluation(workers: int) -> Build:
+    def build(_: Path, stack: ExitStack) -> Pipeline:
+        os.environ.update(_ONE_THREAD)
+        import keras
+
+        import headrace as hr
+
+        strategy, _coordinator = start_headrace(stack, workers=workers, servers=SERVERS, shards=1)
+        with strategy.scope():
+            model = _model(keras, _WIDE, 3)
+        model.compile(loss="mse", steps_per_execution=10)
+        data = hr.Dataset.from_tensor_slices(rows()).batch(BATCH).repeat()
+
+        def losses() -> Iterator[float]:
+            while True:
+                yield model.evaluate(data, steps=_EVALUATED, verbose=0)
+
+        return losses
+
+    return build
+
+
+def _check_evaluation(elements: Elements) -> None:
+    first, second = (float(loss) for loss in islice(elements, 2))
+    expect(first > 0 and first == second, f"the losses are {first} and {second}")
+
+
+_BY_HAND, _TF_KERAS = "hand-written loop", "tf_keras, ParameterServerStrategy"
+_NEEDS = ("jax", "keras")
+
+
+def _training_workload(name: str, steps: int) -> Workload:
+    return Workload(
+        name=name,
+        unit="steps",
+        contenders=(
+            Contender(name="headrace", build=_headrace(steps), role="headrace", needs=_NEEDS),
+            Contender(name=_TF_KERAS, build=_tf_keras(steps), needs=("tensorflow", "tf_keras")),
+            Contender(name=_BY_HAND, build=_by_hand(steps), role="limit", needs=_NEEDS),
+        ),
+        check=_check_training,
+        consume=lambda _: _STEPS,
+        targets=(
+            Target(of=(_TF_KERAS,), at_least=4.0),
+            Target(of=(_BY_HAND,), at_least=0.8),
+        ),
+        reopen=False,
+        stretch=4.0,
+    )
+
+
+WORKLOADS = (
+    _training_workload("Keras fit", 1),
+    _training_workload("Keras fit, ten steps a call", 10),
+    Workload(
+        name="Keras evaluation on two workers",
+        unit="steps",
+        contenders=(
+            Contender(name="headrace", build=_evaluation(2), role="headrace", needs=_NEEDS),
+            Contender(name="one worker", build=_evaluation(1), role="limit", needs=_NEEDS),
+        ),
+        check=_check_evaluation,
+        consume=lambda _: _EVALUATED,
+        targets=(Target(of=("one worker",), at_least=1.5),),
+        reopen=False,
+        stretch=2.0,
+    ),
+)
