@@ -37,18 +37,25 @@ def run_steps(
         Exception: The first error of a step, of `steps` or of `deliver`.
     """
     pending: deque[RemoteValue] = deque()
+    #: Those of them that are not here yet.
+    under_way: list[RemoteValue] = []
     has_ended = False
     goes_on = True
     try:
         while goes_on and not (has_ended and not pending):
-            while not has_ended and _has_room(coordinator, pending):
+            under_way = [each for each in under_way if not each.is_ready]
+            room = coordinator.capacity - len(under_way)
+            while not has_ended and room > 0 and len(pending) < len(under_way) + _MOST_UNDELIVERED:
                 value = next(steps, None)
                 if value is None:
                     has_ended = True
                 else:
                     pending.append(value)
-            if pending:
-                coordinator.wait_for_any(pending)
+                    under_way.append(value)
+                    room -= 1
+            if pending and not pending[0].is_ready:
+                # `pending` may have some that are here and wait for the first one.
+                coordinator.wait_for_any(under_way)
             while goes_on and pending and pending[0].is_ready:
                 goes_on = deliver(pending.popleft().fetch())
         coordinator.join()
@@ -56,8 +63,3 @@ def run_steps(
         for value in pending:
             value.cancel()
         raise
-
-
-def _has_room(coordinator: ClusterCoordinator, pending: deque[RemoteValue]) -> bool:
-    under_way = sum(not each.is_ready for each in pending)
-    return under_way < coordinator.capacity and len(pending) < under_way + _MOST_UNDELIVERED
