@@ -29,6 +29,7 @@ __all__ = [
     "BACK_ENDS",
     "TRIED_VERSIONS",
     "Container",
+    "CurrentLearningRate",
     "DynamicBackend",
     "Function",
     "GraphObject",
@@ -40,7 +41,6 @@ __all__ = [
     "check_back_end",
     "check_compiled",
     "container_parts",
-    "current_learning_rate",
     "data_adapter",
     "dynamic_backend_name",
     "fill_tracker",
@@ -161,12 +161,24 @@ def flat_logs(model: Any, logs: dict[str, Any]) -> Any:
     return model._flatten_metrics_in_order(logs)
 
 
-def current_learning_rate(optimizer: Any) -> float | None:
-    """Return the learning rate that an optimizer was set to; None: a schedule says it."""
-    rate = optimizer._learning_rate
-    if not isinstance(rate, keras.Variable):
-        return None
-    return float(np.asarray(rate.value))
+class CurrentLearningRate:
+    """The learning rate that an optimizer was set to."""
+
+    def __init__(self) -> None:
+        #: An array of JAX, which nobody changes, and the number in it.
+        self._last: tuple[Any, float] = (None, 0.0)
+
+    def of(self, optimizer: Any) -> float | None:
+        """Return the learning rate of an optimizer; None: a schedule says it."""
+        rate = optimizer._learning_rate
+        if not isinstance(rate, keras.Variable):
+            return None
+        value = rate.value
+        if keras.backend.backend() != "jax":
+            return float(np.asarray(value))
+        if value is not self._last[0]:
+            self._last = value, float(np.asarray(value))
+        return self._last[1]
 
 
 def seed_variables(model: Any) -> list[Any]:

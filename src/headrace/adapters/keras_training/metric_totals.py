@@ -16,7 +16,40 @@ from numpy.typing import NDArray
 
 from headrace.errors import FailedPreconditionError
 
-__all__ = ["MetricTotals"]
+__all__ = ["MetricResults", "MetricTotals"]
+
+
+class MetricResults:
+    """Computes results of a model's metrics; compiled, for as long as the metrics are the same.
+
+    Args:
+        model: Built and compiled.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._variables: list[Any] = []
+        self._compiled: Callable[[Any], Any] | None = None
+
+    def of(self, values: Sequence[NDArray[Any]]) -> dict[str, Any]:
+        """Return the results of the values that variables of metrics have."""
+        variables = list(self._model.metrics_variables)
+        # By identity: `compile` makes new ones.
+        if self._compiled is None or list(map(id, variables)) != list(map(id, self._variables)):
+            self._variables, self._compiled = variables, self._compile(variables)
+        return dict(self._compiled(values))
+
+    def _compile(self, variables: list[Any]) -> Callable[[Any], Any]:
+        def result(values: Any) -> Any:
+            mapping = list(zip(variables, values, strict=True))
+            with keras.StatelessScope(state_mapping=mapping):
+                return self._model.get_metrics_result()
+
+        if keras.backend.backend() != "jax":
+            return result
+        import jax  # noqa: PLC0415 - optional dependency
+
+        return jax.jit(result)  # type: ignore[no-any-return]
 
 
 class MetricTotals:
@@ -24,17 +57,17 @@ class MetricTotals:
 
     Args:
         model: Built and compiled.
+        results: Computes results of its metrics.
 
     Raises:
         FailedPreconditionError: The parts of a metric cannot be added; it is named.
     """
 
-    def __init__(self, model: Any) -> None:
-        self._model = model
+    def __init__(self, model: Any, results: MetricResults) -> None:
         _check_additive(model)
         self._variables = list(model.metrics_variables)
         self._sums: list[NDArray[Any]] = []
-        self._result: Callable[[Any], Any] = self._compiled()
+        self._results = results
         self.reset()
 
     def reset(self) -> None:
@@ -59,9 +92,9 @@ class MetricTotals:
         Args:
             last: What the last step returned.
         """
-        results = self._result(self._sums)
+        results = self._results.of(self._sums)
         if not last or set(results) == set(last):
-            return dict(results)
+            return results
         # As Keras has it, logs of the user's are what counts; metrics among them are of all.
         return {name: results.get(name, value) for name, value in last.items()}
 
@@ -69,18 +102,6 @@ class MetricTotals:
         """Have the metrics of the model show the sums, for callbacks and `model.metrics`."""
         for variable, value in zip(self._variables, self._sums, strict=True):
             variable.assign(value)
-
-    def _compiled(self) -> Callable[[Any], Any]:
-        def result(values: Any) -> Any:
-            mapping = list(zip(self._variables, values, strict=True))
-            with keras.StatelessScope(state_mapping=mapping):
-                return self._model.get_metrics_result()
-
-        if keras.backend.backend() != "jax":
-            return result
-        import jax  # noqa: PLC0415 - optional dependency
-
-        return jax.jit(result)  # type: ignore[no-any-return]
 
 
 def _check_additive(model: Any) -> None:

@@ -22,15 +22,15 @@ from headrace.adapters.keras_training.backup import (
     take_backup_callback,
 )
 from headrace.adapters.keras_training.keras_internals import (
+    CurrentLearningRate,
     build_model,
     check_compiled,
-    current_learning_rate,
     first_epoch,
     flat_logs,
     pythonify_logs,
 )
 from headrace.adapters.keras_training.loss_scale import LossScale, inner_optimizer
-from headrace.adapters.keras_training.metric_totals import MetricTotals
+from headrace.adapters.keras_training.metric_totals import MetricResults, MetricTotals
 from headrace.adapters.keras_training.model_pickling import dump_model
 from headrace.adapters.keras_training.server_optimizers import decays, server_optimizer
 from headrace.adapters.keras_training.server_weights import ServerWeights, StepCounter
@@ -97,6 +97,8 @@ class ParameterServerTrainer:
         self._optimizers: tuple[Any, Any, Any] | None = None
         self._counter: StepCounter | None = None
         self._loss_scale = LossScale(None)
+        self._metric_results = MetricResults(model)
+        self._rate = CurrentLearningRate()
         #: The number of the next training step.
         self._next_step = 0
         # Follows keras.utils.set_random_seed, which seeds this generator.
@@ -166,7 +168,13 @@ class ParameterServerTrainer:
                 steps=data.num_batches,
                 model=model,
             )
-            run = _Run(data, validation, callbacks, MetricTotals(model), validation_freq)
+            run = _Run(
+                data,
+                validation,
+                callbacks,
+                MetricTotals(model, self._metric_results),
+                validation_freq,
+            )
             run.epoch = first_epoch(model, initial_epoch)
             if backup_callback is None:
                 self._send_model()
@@ -321,7 +329,7 @@ class ParameterServerTrainer:
     @property
     def _learning_rate(self) -> float | None:
         """The learning rate as callbacks set it; None: the optimizer's schedule says it."""
-        return current_learning_rate(inner_optimizer(self._model.optimizer))
+        return self._rate.of(inner_optimizer(self._model.optimizer))
 
     # --- evaluate and predict ---------------------------------------------------------------------
 
@@ -349,7 +357,7 @@ class ParameterServerTrainer:
 
     def _evaluate(self, data: TrainingData, callbacks: Any) -> dict[str, Any]:
         model = self._model
-        totals = MetricTotals(model)
+        totals = MetricTotals(model, self._metric_results)
         model.stop_evaluating = False
         version = self._placed.new_version()
         done = 0
