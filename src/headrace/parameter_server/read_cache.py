@@ -11,12 +11,20 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
 from headrace.parameter_server.asking import Answered, Ask
 from headrace.parameter_server.connection import Servers
 
-__all__ = ["Reads", "ask_together", "cache_variable_reads", "cached_reads", "read_together"]
+__all__ = [
+    "Reads",
+    "ask_together",
+    "cache_variable_reads",
+    "cached_reads",
+    "read_together",
+    "read_with_rows",
+]
 
 
 class _Whole(Protocol):
@@ -27,6 +35,10 @@ class _Whole(Protocol):
     def reads(self) -> list[Ask]: ...
 
     def joined(self, answers: Sequence[Answered]) -> NDArray[Any]: ...
+
+    def row_reads(self, rows: NDArray[np.int64]) -> list[Ask]: ...
+
+    def joined_rows(self, answers: Sequence[Answered]) -> NDArray[Any]: ...
 
 
 class Reads:
@@ -142,14 +154,32 @@ def read_together(variables: Sequence[Any]) -> list[NDArray[Any]]:
     Raises:
         HeadraceError: As of `Servers.ask_all`.
     """
-    if not variables:
-        return []
+    return read_with_rows(variables, [])[0]
+
+
+def read_with_rows(
+    variables: Sequence[Any], rows: Sequence[tuple[Any, NDArray[np.int64]]]
+) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
+    """Return the values of variables, and rows of others; each of their servers is asked once.
+
+    Args:
+        variables: On parameter servers of one cluster.
+        rows: Pairs of a variable there and ids of rows, which rise and of which each is there once.
+
+    Returns:
+        Values in the order of the variables, and rows in the order of the pairs. All arrays belong
+        to the caller.
+
+    Raises:
+        HeadraceError: As of `Servers.ask_all`.
+    """
     wholes: list[_Whole] = [each.sharded for each in variables]
+    of_rows: list[_Whole] = [each.sharded for each, _ in rows]
     parts = [each.reads() for each in wholes]
-    answers = wholes[0].servers.ask_all([ask for part in parts for ask in part])
-    values = []
-    start = 0
-    for whole, part in zip(wholes, parts, strict=True):
-        values.append(whole.joined(answers[start : start + len(part)]))
-        start += len(part)
-    return values
+    parts += [each.row_reads(ids) for each, (_, ids) in zip(of_rows, rows, strict=True)]
+    asks = [ask for part in parts for ask in part]
+    given = iter((wholes or of_rows)[0].servers.ask_all(asks) if asks else ())
+    answers = [[next(given) for _ in part] for part in parts]
+    values = [each.joined(part) for each, part in zip(wholes, answers, strict=False)]
+    found = answers[len(wholes) :]
+    return values, [each.joined_rows(part) for each, part in zip(of_rows, found, strict=True)]

@@ -76,18 +76,28 @@ class Sharded:
 
     def rows(self, batch: Batch, combiner: str | None = None) -> NDArray[Any]:
         """Return the rows of a batch, or of each of its bags one."""
-        rows = batch.distinct
-        sent = rows.astype(self._row_dtype)
-        asks = [
-            Ask(shard.server, Gather(shard.spec.name), [sent[part]])
-            for shard, part in zip(self._shards, split_by_rows(rows, self._ranges), strict=True)
-            if part.stop > part.start
-        ]
+        asks = self.row_reads(batch.distinct)
         answers = ask_together(self.servers, asks) if asks else []
         parts = [arrays[0] for _, arrays in answers]
         if combiner is None:
             return batch.spread(parts, self._row_shape, self._dtype)
         return batch.pool(parts, self._row_shape, self._dtype, combiner)
+
+    def row_reads(self, rows: Rows) -> list[Ask]:
+        """Return what asks for rows, which rise and of which each is there once."""
+        sent = rows.astype(self._row_dtype)
+        return [
+            Ask(shard.server, Gather(shard.spec.name), [sent[part]])
+            for shard, part in zip(self._shards, split_by_rows(rows, self._ranges), strict=True)
+            if part.stop > part.start
+        ]
+
+    def joined_rows(self, answers: Sequence[Answered]) -> NDArray[Any]:
+        """Return the rows that `row_reads` asked for."""
+        parts = [arrays[0] for _, arrays in answers]
+        if not parts:
+            return np.empty((0, *self._row_shape), self._dtype)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def assign(self, how: str, value: NDArray[Any]) -> None:
         """Change the whole value."""

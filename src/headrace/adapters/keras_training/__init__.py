@@ -8,6 +8,9 @@
 * `worker_model`: the copy of a model on a training worker. `jax_steps` and `torch_steps` run one
   of the `steps` of it on their back end, with an optimizer that records gradients
   (`gradient_recorder`).
+* `embedding_rows`: looks up the rows of a batch on the servers for `Embedding` layers of such a
+  copy (`rows`), in place of all of their matrix; `jax_rows` and `torch_rows` do it on their back
+  end.
 * `model_pickling`: models as bytes for another process: the object graph, without values of
   variables.
 * `server_optimizers`: optimizers of Keras as optimizers that run on parameter servers.

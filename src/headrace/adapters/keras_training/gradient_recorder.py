@@ -6,6 +6,7 @@ worker that call must return the gradients, which the parameter servers apply.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 __all__ = ["record_gradients"]
@@ -17,21 +18,26 @@ def record_gradients(optimizer: Any) -> None:
     It keeps its class as a base, so that a `train_step` still finds its attributes.
 
     Args:
-        optimizer: An optimizer of Keras without slots. It gets two attributes: `recorded`, the
-            pairs of gradient and variable that `apply` was called with, and `scale`, by which
-            `scale_loss` multiplies; recorded gradients are divided by it. None: not at all.
+        optimizer: An optimizer of Keras without slots. It gets attributes: `recorded`, the
+            pairs of gradient and variable that `apply` was called with; `scale`, by which
+            `scale_loss` multiplies, and recorded gradients are divided (None: not at all); and
+            `before_backward`, which `scale_loss` calls if it is set.
     """
     kind = type(optimizer)
     optimizer.recorded = []
     optimizer.scale = None
+    optimizer.before_backward = None
     optimizer.__class__ = type(f"Recording{kind.__name__}", (_RecordingMixin, kind), {})
 
 
 class _RecordingMixin:
     recorded: list[tuple[Any, Any]]
     scale: Any
+    before_backward: Callable[[], None] | None
 
     def scale_loss(self, loss: Any) -> Any:
+        if self.before_backward is not None:
+            self.before_backward()
         return loss if self.scale is None else loss * self.scale
 
     def stateless_apply(

@@ -6,7 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
+from numpy.typing import NDArray
 
+from headrace.adapters.keras_training.jax_rows import JaxRows
+from headrace.adapters.keras_training.keras_internals import set_rows_shape
+from headrace.adapters.keras_training.rows import Rows, WholeWeightNeeded
 from headrace.adapters.keras_training.steps import Arrays, ModelSteps, TrainOutputs
 from headrace.errors import FailedPreconditionError
 
@@ -16,27 +21,120 @@ __all__ = ["JaxSteps"]
 class JaxSteps(ModelSteps):
     """Compiles `train_step`, `test_step` and `predict_step` of a model, as `jit_compile` says.
 
+    Where rows of `Embedding` layers are looked up, another compiled function computes the ids: it
+    is the step, of which the compiler drops all that ids do not depend on. The rows then come in
+    place of the matrix, padded to a size that only grows, so that few sizes are compiled. The step
+    returns whether all its ids were among them.
+
     Args:
         model: Built and compiled; its optimizer records gradients.
     """
+
+    rows: dict[int, JaxRows]  # type: ignore[assignment]
+    rows_kind = JaxRows
 
     def __init__(self, model: Any) -> None:
         super().__init__(model)
         #: Indices of the non-trainable variables that `train_step` changes; found by tracing it.
         self._changing: list[int] = []
+        self._compile()
+
+    def _compile(self) -> None:
+        model = self._model
         is_compiled = model.jit_compile and not model.run_eagerly
         jit: Callable[[Any], Any] = jax.jit if is_compiled else lambda function: function
-        self._train = jit(self._train_step)
-        self._test = jit(self._test_step)
-        self._predict = jit(model.predict_step)
+        self._train = jit(self._with_rows(self._train_step))
+        self._test = jit(self._with_rows(self._test_step))
+        self._predict = jit(self._with_rows(self._predict_step))
+        self._finders = {
+            "train": jit(
+                self._ids_of(lambda w, s, m, batch: self._train_step(w, s, m, None, batch))
+            ),
+            "test": jit(self._ids_of(self._test_step)),
+            "predict": jit(self._ids_of(lambda w, s, m, batch: self._predict_step(w, s, batch))),
+        }
+
+    # --- rows -----------------------------------------------------------------------------------
+
+    def ids(
+        self, step: str, weights: Arrays, state: Arrays, metrics: Arrays, batch: Any
+    ) -> dict[int, NDArray[np.int64]]:
+        """Compute which rows a step looks up; see `ModelSteps.ids`."""
+        if not self.rows:
+            return {}
+        weights = list(weights)
+        for index, rows in self.rows.items():
+            set_rows_shape(rows.variable, 0)
+            weights[index] = np.zeros((0, rows.dim), rows.variable.dtype)
+        found = self._call(self._finders[step], weights, state, metrics, batch)
+        return {
+            index: rows.distinct(
+                np.concatenate([np.zeros(0, int), *(np.ravel(each) for each in found[index])])
+            )
+            for index, rows in self.rows.items()
+        }
+
+    def look_up_no_more(self, indices: Sequence[int]) -> None:
+        """Take variables out of `rows`; see `ModelSteps.look_up_no_more`."""
+        super().look_up_no_more(indices)
+        self._compile()
+
+    def _ids_of(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        def ids_of(*args: Any) -> dict[int, list[Any]]:
+            for rows in self.rows.values():
+                rows.begin(None)
+            step(*args)
+            return {index: rows.looked_up for index, rows in self.rows.items()}
+
+        return ids_of
+
+    def _with_rows(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        def with_rows(ids: dict[int, Any], *args: Any) -> tuple[Any, dict[int, Any]]:
+            for index, rows in self.rows.items():
+                rows.begin(ids[index])
+            outputs = step(*args)
+            return outputs, {index: rows.are_all_here for index, rows in self.rows.items()}
+
+        return with_rows
+
+    def _run(self, step: Callable[..., Any], weights: Arrays, *args: Any) -> Any:
+        weights = list(weights)
+        ids = {}
+        for index, rows in self.rows.items():
+            ids[index], weights[index] = rows.padded(weights[index])
+            set_rows_shape(rows.variable, len(weights[index]))
+        outputs, are_all_here = self._call(step, ids, weights, *args)
+        # Ids that depend on weights, or on rows of another layer, were not known before.
+        if wrong := [index for index, here in are_all_here.items() if not here]:
+            raise WholeWeightNeeded(wrong)
+        return outputs
+
+    def _call(self, function: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return function(*args)
+        except Exception as error:
+            # Keras raises errors of layers anew, with more in the message.
+            read = [index for index, rows in self.rows.items() if rows.was_read]
+            if not read and isinstance(error, jax.errors.UnexpectedTracerError):
+                read = [index for index, rows in self.rows.items() if rows.looked_up]
+            if read:
+                raise WholeWeightNeeded(read) from error
+            raise
+
+    # --- steps ----------------------------------------------------------------------------------
 
     def train(
         self, weights: Arrays, state: Arrays, metrics: Arrays, scale: float | None, batch: Any
     ) -> TrainOutputs:
         """Run `train_step`; see `ModelSteps.train`."""
-        gradients, changed, totals, logs = self._train(weights, state, metrics, scale, batch)
+        outputs = self._run(self._train, weights, state, metrics, scale, batch)
+        gradients, changed, totals, logs = outputs
+        gradients = list(gradients)
+        for index in self.rows:
+            ids = weights[index].ids
+            gradients[index] = Rows(ids, np.asarray(gradients[index])[: len(ids)])
         return TrainOutputs(
-            list(gradients), dict(zip(self._changing, changed, strict=True)), totals, logs
+            gradients, dict(zip(self._changing, changed, strict=True)), totals, logs
         )
 
     def _train_step(
@@ -76,7 +174,7 @@ class JaxSteps(ModelSteps):
         self, weights: Arrays, state: Arrays, metrics: Arrays, batch: Any
     ) -> tuple[Arrays, dict[str, Any]]:
         """Run `test_step`; see `ModelSteps.test`."""
-        totals, logs = self._test(weights, state, metrics, batch)
+        totals, logs = self._run(self._test, weights, state, metrics, batch)
         return totals, logs
 
     def _test_step(
@@ -89,5 +187,8 @@ class JaxSteps(ModelSteps):
 
     def predict(self, weights: Arrays, state: Arrays, batch: Any) -> Any:
         """Run `predict_step`; see `ModelSteps.predict`."""
-        outputs, _ = self._predict((list(weights), list(state)), batch)
+        return self._run(self._predict, weights, state, batch)
+
+    def _predict_step(self, weights: Sequence[Any], state: Sequence[Any], batch: Any) -> Any:
+        outputs, _ = self._model.predict_step((list(weights), list(state)), batch)
         return outputs

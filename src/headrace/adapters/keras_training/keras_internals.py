@@ -7,6 +7,7 @@ release to `TRIED_VERSIONS`.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import weakref
 from collections.abc import Iterable, Iterator
@@ -53,8 +54,13 @@ __all__ = [
     "optimizer_template",
     "pythonify_logs",
     "reduce_submodule",
+    "replace_embedding_call",
+    "restore_embedding_call",
     "restore_node_keys",
+    "row_values",
     "seed_variables",
+    "set_rows_shape",
+    "sparse_embeddings",
     "state_to_send",
     "tracker_parts",
     "variable_attributes",
@@ -329,6 +335,111 @@ def reduce_submodule(value: Any) -> Any:
     if isinstance(reduced, tuple) and len(reduced) > 2 and isinstance(reduced[2], dict):
         reduced = (*reduced[:2], {**reduced[2], "training": True}, *reduced[3:])
     return reduced
+
+
+def sparse_embeddings(model: Any) -> dict[int, Any]:
+    """Return the `Embedding` layers of a model that use rows of their matrix alone.
+
+    Returns:
+        By index of the matrix among the model's trainable variables. Left out are layers whose
+        matrix another layer has too, subclasses that look up in another way, and those with a
+        regularizer, a constraint, LoRA or quantization.
+    """
+    holders: dict[int, int] = {}
+    for layer in all_layers(model):
+        for variable in (*layer._trainable_variables, *layer._non_trainable_variables):
+            holders[id(variable)] = holders.get(id(variable), 0) + 1
+    base = keras.layers.Embedding
+    found = {
+        id(layer._embeddings): layer
+        for layer in all_layers(model)
+        if isinstance(layer, base)
+        and layer.built
+        and type(layer).call is base.call
+        and type(layer).embeddings is base.embeddings
+        and not layer.lora_enabled
+        and getattr(layer, "quantization_mode", None) is None
+        and layer.embeddings_regularizer is None
+        and layer.embeddings_constraint is None
+        and holders.get(id(layer._embeddings)) == 1
+    }
+    return {
+        index: found[id(variable)]
+        for index, variable in enumerate(model.trainable_variables)
+        if id(variable) in found
+    }
+
+
+def replace_embedding_call(layer: Any, lookup: Any) -> None:
+    """Have an `Embedding` call `lookup.look_up(ids)`, and drop the value of its matrix.
+
+    Any other read of the matrix calls `lookup.note_read()`.
+    """
+    variable = layer._embeddings
+    vars(layer)[_LOOKUP] = vars(variable)[_LOOKUP] = lookup
+    kind: Any = type(layer)
+    object.__setattr__(layer, "__class__", _looking_up(kind))
+    kind = type(variable)
+    variable.__class__ = _without_value(kind)
+    if keras.backend.backend() != "torch":  # there it is a parameter, which `torch_rows` empties
+        variable._value = None
+
+
+def restore_embedding_call(layer: Any, shape: tuple[int, int]) -> None:
+    """Undo `replace_embedding_call`; the matrix is zeros."""
+    variable = layer._embeddings
+    del vars(layer)[_LOOKUP], vars(variable)[_LOOKUP]
+    object.__setattr__(layer, "__class__", type(layer).__mro__[1])
+    variable.__class__ = type(variable).__mro__[1]
+    variable._shape = shape
+    if keras.backend.backend() != "torch":
+        variable._value = keras.ops.zeros(shape, variable.dtype)
+
+
+def set_rows_shape(variable: Any, count: int) -> None:
+    """Set the shape of a matrix of which so many rows are here."""
+    variable._shape = (count, variable._shape[1])
+
+
+def row_values(variable: Any) -> Any:
+    """Return the rows that are here, of a matrix that nothing else may read."""
+    base: Any = type(variable).__mro__[1]
+    return base.value.fget(variable)
+
+
+_LOOKUP = "_headrace_lookup"
+
+
+@functools.cache
+def _looking_up(kind: type) -> type:
+    base: Any = kind
+
+    class LookingUp(base):  # type: ignore[misc]
+        def call(self, inputs: Any) -> Any:
+            if keras.backend.standardize_dtype(inputs.dtype) not in ("int32", "int64"):
+                inputs = keras.ops.cast(inputs, "int32")
+            rows = vars(self)[_LOOKUP].look_up(inputs)
+            return keras.ops.cast(rows, dtype=self.compute_dtype)
+
+    LookingUp.__name__ = LookingUp.__qualname__ = kind.__name__
+    return LookingUp
+
+
+@functools.cache
+def _without_value(kind: type) -> type:
+    base: Any = kind
+
+    class WithoutValue(base):  # type: ignore[misc]
+        @property
+        def value(self) -> Any:
+            # On PyTorch `train_step` takes gradients from values; what computes with one is found
+            # by the parameter itself.
+            if keras.backend.backend() != "torch":
+                vars(self)[_LOOKUP].note_read()
+            return base.value.fget(self)
+
+    WithoutValue.__name__ = WithoutValue.__qualname__ = kind.__name__
+    return WithoutValue
 
 
 def optimizer_template(optimizer: Any) -> tuple[dict[str, Any], list[tuple[Any, Any]]]:

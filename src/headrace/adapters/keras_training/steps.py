@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.adapters.keras_training.embedding_rows import EmbeddingRows, embedding_rows
+
 __all__ = ["Arrays", "ModelSteps", "TrainOutputs"]
 
 Arrays: TypeAlias = Sequence[Any]
@@ -14,7 +19,8 @@ class TrainOutputs(NamedTuple):
     """What a training step returns.
 
     Attributes:
-        gradients: By trainable variable; None where there is none.
+        gradients: By trainable variable; None where there is none, and `Rows` where rows are looked
+            up.
         state: New values of the non-trainable variables that the step changes, by their index.
         metrics: New values of the variables of metrics.
         logs: What `train_step` returned.
@@ -29,12 +35,44 @@ class TrainOutputs(NamedTuple):
 class ModelSteps:
     """Runs steps of a model on one back end.
 
+    Each method may raise `MissingRows`: then it is to be called again with these rows as well; or
+    `WholeWeightNeeded`: then again after `look_up_no_more`.
+
     Args:
         model: Built and compiled; its optimizer records gradients (`gradient_recorder`).
+
+    Attributes:
+        rows: Layers whose rows are looked up, by index of the matrix among the trainable variables.
     """
+
+    rows_kind: type[EmbeddingRows]
 
     def __init__(self, model: Any) -> None:
         self._model = model
+        self.rows = embedding_rows(model, self.rows_kind)
+
+    def ids(
+        self, step: str, weights: Arrays, state: Arrays, metrics: Arrays, batch: Any
+    ) -> dict[int, NDArray[np.int64]]:
+        """Return ids of rows that a step is likely to look up, rising and each once.
+
+        Args:
+            step: "train", "test" or "predict".
+            weights: Values of trainable variables that need not be recent; None for those in
+                `rows`.
+            state: Such values of the non-trainable variables.
+            metrics: Values of the variables of metrics.
+            batch: What the step is called with.
+
+        Returns:
+            By index, as in `rows`.
+        """
+        raise NotImplementedError
+
+    def look_up_no_more(self, indices: Sequence[int]) -> None:
+        """Take these variables out of `rows`: from now on steps take all of them."""
+        for index in indices:
+            self.rows.pop(index).restore()
 
     def seed(self, seed: int, step: int) -> None:
         """Have random numbers that no variable counts follow from a seed and the step alone."""
@@ -45,7 +83,7 @@ class ModelSteps:
         """Run `train_step` on a batch.
 
         Args:
-            weights: Values of the trainable variables.
+            weights: Values of the trainable variables; `Rows` of those in `rows`.
             state: Values of the non-trainable variables.
             metrics: Values of the variables of metrics.
             scale: By which the loss is multiplied, for gradients in half precision; gradients are

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from headrace.adapters.keras_training.rows import MissingRows, Rows, WholeWeightNeeded
 from headrace.adapters.keras_training.steps import Arrays, ModelSteps, TrainOutputs
+from headrace.adapters.keras_training.torch_rows import TorchRows
+from headrace.element.structure import flatten
 from headrace.element.transpose import map_leaves
 
 __all__ = ["TorchSteps"]
@@ -21,13 +26,63 @@ _generator = threading.Lock()
 class TorchSteps(ModelSteps):
     """Runs `train_step`, `test_step` and `predict_step` of a model, whose variables it sets.
 
+    Where rows of `Embedding` layers are looked up, ids are expected to be those parts of the batch
+    that they were in the last step. A step that looks up others stops before its backward pass, and
+    is run again.
+
     Args:
         model: Built and compiled; its optimizer records gradients.
     """
 
+    rows: dict[int, TorchRows]  # type: ignore[assignment]
+    rows_kind = TorchRows
+
     def __init__(self, model: Any) -> None:
         super().__init__(model)
         self._seed = 0
+        #: By step and layer, which leaves of the batch were ids.
+        self._sources: dict[tuple[str, int], set[int]] = {}
+        if model.optimizer is not None:
+            model.optimizer.before_backward = self._check_rows
+
+    # --- rows -----------------------------------------------------------------------------------
+
+    def ids(
+        self, step: str, weights: Arrays, state: Arrays, metrics: Arrays, batch: Any
+    ) -> dict[int, NDArray[np.int64]]:
+        """Guess which rows a step looks up; see `ModelSteps.ids`."""
+        leaves = flatten(batch)[0]
+        found = {}
+        for index, rows in self.rows.items():
+            if chosen := self._sources.get((step, index)):
+                parts = [np.asarray(leaves[each]).ravel() for each in chosen if each < len(leaves)]
+                found[index] = rows.expected(np.concatenate([np.zeros(0, int), *parts]))
+        return found
+
+    def _call(self, step: str, function: Callable[[Any], Any], batch: Any) -> Any:
+        for rows in self.rows.values():
+            rows.begin()
+        try:
+            outputs = function(_tensors(batch))
+        except Exception:
+            # Keras raises errors of layers anew, with more in the message.
+            self._check_rows()
+            raise
+        self._check_rows()
+        if self.rows:
+            leaves = [np.asarray(each) for each in flatten(batch)[0]]
+            for index, rows in self.rows.items():
+                self._sources[step, index] = rows.sources(leaves)
+        return outputs
+
+    def _check_rows(self) -> None:
+        if read := [index for index, rows in self.rows.items() if rows.was_read]:
+            raise WholeWeightNeeded(read)
+        missing = {index: rows.missing for index, rows in self.rows.items() if len(rows.missing)}
+        if missing:
+            raise MissingRows(missing)
+
+    # --- steps ----------------------------------------------------------------------------------
 
     def seed(self, seed: int, step: int) -> None:
         """Seed the generator of PyTorch for the next step; see `ModelSteps.seed`."""
@@ -50,16 +105,19 @@ class TorchSteps(ModelSteps):
         model.optimizer.scale = scale
         model.optimizer.recorded.clear()
         model.train()
-        logs = model.train_step(_tensors(batch))
+        logs = self._call("train", model.train_step, batch)
         recorded = {
             id(variable): gradient
             for gradient, variable in model.optimizer.recorded
             if gradient is not None
         }
-        gradients = [
+        gradients: list[Any] = [
             None if (found := recorded.get(id(each))) is None else _array(found)
             for each in model.trainable_variables
         ]
+        for index, rows in self.rows.items():
+            if gradients[index] is not None:
+                gradients[index] = rows.of_used(gradients[index])
         model.optimizer.recorded.clear()
         after = [_array(each.value) for each in model.non_trainable_variables]
         changed = {
@@ -76,7 +134,7 @@ class TorchSteps(ModelSteps):
         self._set(weights, state, metrics)
         self._model.eval()
         with torch.no_grad():
-            logs = self._model.test_step(_tensors(batch))
+            logs = self._call("test", self._model.test_step, batch)
         return self._metrics(), map_leaves(_plain, logs)
 
     def predict(self, weights: Arrays, state: Arrays, batch: Any) -> Any:
@@ -84,17 +142,20 @@ class TorchSteps(ModelSteps):
         self._set(weights, state, None)
         self._model.eval()
         with torch.no_grad():
-            return map_leaves(_plain, self._model.predict_step(_tensors(batch)))
+            return map_leaves(_plain, self._call("predict", self._model.predict_step, batch))
 
     def _set(self, weights: Arrays, state: Arrays, metrics: Arrays | None) -> None:
         model = self._model
         with torch.no_grad():
             for variable, value in zip(model.trainable_variables, weights, strict=True):
-                variable.value.copy_(_tensor(value))
+                if not isinstance(value, Rows):
+                    variable.value.copy_(_tensor(value))
             for variable, value in zip(model.non_trainable_variables, state, strict=True):
                 variable.value.copy_(_tensor(value))
             for variable, value in zip(model.metrics_variables, metrics or (), strict=False):
                 variable.value.copy_(_tensor(value))
+        for index, rows in self.rows.items():
+            rows.give(weights[index])
 
     def _metrics(self) -> Arrays:
         return [_array(each.value) for each in self._model.metrics_variables]

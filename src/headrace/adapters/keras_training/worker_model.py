@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.adapters.keras_training.rows import MissingRows, Rows, WholeWeightNeeded
 from headrace.errors import FailedPreconditionError
-from headrace.parameter_server.read_cache import read_together
+from headrace.parameter_server.indexed_slices import IndexedSlices
+from headrace.parameter_server.read_cache import read_with_rows
 
 __all__ = [
     "StateKind",
@@ -28,6 +30,11 @@ __all__ = [
     "test_steps",
     "train_steps",
 ]
+
+Ids: TypeAlias = dict[int, NDArray[np.int64]]
+"""Ids of rows, rising and each once, by index of the matrix among the trainable variables."""
+_NONE = np.zeros(0, np.int64)
+_MOST_TRIALS = 8
 
 
 class StateKind:
@@ -134,40 +141,110 @@ class WorkerModel:
         logs: Any = {}
         non_finite = []
         for number, batch in enumerate(batches, call.first_step):
-            weights, state = self._read(call.version)
-            if self._draws is None:
-                self._draws = self._count_draws(weights, state, batch)
-            self._set_seeds(state, number)
-            self._steps.seed(call.seed, number)
-            outputs = self._steps.train(weights, state, metrics, call.scale, batch)
+            outputs, state = self._train_step(call, number, batch, metrics)
             metrics, logs = outputs.metrics, outputs.logs
-            gradients = [None if each is None else np.asarray(each) for each in outputs.gradients]
+            gradients = [_gradient(each) for each in outputs.gradients]
             if call.scale is not None:
-                non_finite.append(
-                    not all(np.isfinite(each).all() for each in gradients if each is not None)
-                )
+                non_finite.append(not all(map(_is_finite, gradients)))
             self._push(call, gradients, state, outputs.state)
         return StepResult(len(batches), _arrays(metrics), _numbers(logs), non_finite)
 
-    def _read(self, version: int) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
-        """Return the values of variables: those that steps change, as they are now."""
-        if version != self._version:
-            values = self._read_all()
-            self._version, self._all = version, values
-            return list(values[0]), list(values[1])
-        changing = sorted(self._changing)
-        values_now = read_together([*self._trainable, *(self._state[index] for index in changing)])
-        weights = values_now[: len(self._trainable)]
+    def _train_step(
+        self, call: TrainCall, number: int, batch: Any, metrics: Any
+    ) -> tuple[Any, list[NDArray[Any]]]:
+        """Return what a training step returns, and the state that it was given."""
+
+        def step(known: Ids) -> tuple[Any, list[NDArray[Any]]]:
+            is_fresh = self._refresh(call.version)
+            state = list(self._all[1])
+            self._set_seeds(state, number)
+            ids = self._ids("train", state, metrics, batch, known)
+            weights, state = self._read(ids, is_fresh)
+            if self._draws is None:
+                self._draws = self._count_draws(weights, state, batch)
+                if self._draws:
+                    return step(known)  # seeds are other ones, on which ids may depend
+            self._set_seeds(state, number)
+            self._steps.seed(call.seed, number)
+            return self._steps.train(weights, state, metrics, call.scale, batch), state
+
+        return cast("tuple[Any, list[NDArray[Any]]]", self._with_rows(step))
+
+    def _with_rows(self, step: Callable[[Ids], Any]) -> Any:
+        """Return what a step returns, once it has all rows that it looks up.
+
+        Args:
+            step: Called with ids of rows that it is known to look up, beside those that it is
+                likely to.
+        """
+        known: Ids = {}
+        for _ in range(_MOST_TRIALS):
+            try:
+                return step(known)
+            except MissingRows as missing:
+                known = _united(known, missing.ids)
+            except WholeWeightNeeded as needed:
+                self._look_up_no_more(needed.indices)
+        self._look_up_no_more(list(self._steps.rows))
+        return step({})
+
+    def _look_up_no_more(self, indices: Sequence[int]) -> None:
+        self._steps.look_up_no_more(indices)
+        self._version = None
+
+    def _ids(self, name: str, state: Any, metrics: Any, batch: Any, known: Ids) -> Ids:
+        if not self._steps.rows:
+            return {}
+        likely = self._steps.ids(name, self._all[0], state, metrics, batch)
+        return _united(dict.fromkeys(self._steps.rows, _NONE), _united(likely, known))
+
+    def _refresh(self, version: int) -> bool:
+        """Read all values if the version is a new one, and say whether it is."""
+        if version == self._version:
+            return False
+        self._all = self._read_all()
+        self._version = version
+        return True
+
+    def _read(self, ids: Ids, is_fresh: bool) -> tuple[list[Any], list[NDArray[Any]]]:
+        """Return the values of variables, of which those that steps change are read.
+
+        Args:
+            ids: Of rows that are looked up.
+            is_fresh: Whether all other values have just been read.
+        """
+        weights: list[Any] = list(self._all[0])
         state = list(self._all[1])
-        for index, value in zip(changing, values_now[len(weights) :], strict=True):
+        whole = [] if is_fresh else self._whole
+        changing = [] if is_fresh else sorted(self._changing)
+        values, rows = read_with_rows(
+            [*(self._trainable[index] for index in whole), *(self._state[i] for i in changing)],
+            [(self._trainable[index], wanted) for index, wanted in ids.items()],
+        )
+        for index, value in zip(whole, values, strict=False):
+            weights[index] = value
+        for index, value in zip(changing, values[len(whole) :], strict=True):
             state[index] = value
+        for (index, wanted), value in zip(ids.items(), rows, strict=True):
+            weights[index] = Rows(wanted, value)
         return weights, state
 
-    def _read_all(self) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
+    @property
+    def _whole(self) -> list[int]:
+        """Indices of the trainable variables of which all is read."""
+        return [each for each in range(len(self._trainable)) if each not in self._steps.rows]
+
+    def _read_all(self) -> tuple[list[Any], list[NDArray[Any]]]:
+        """Return all values; None for matrices of which rows are looked up."""
+        whole = self._whole
         on_servers = [index for index, each in enumerate(self._state) if each is not None]
-        values = read_together([*self._trainable, *(self._state[index] for index in on_servers)])
-        weights = values[: len(self._trainable)]
-        found = dict(zip(on_servers, values[len(weights) :], strict=True))
+        values, _ = read_with_rows(
+            [*(self._trainable[i] for i in whole), *(self._state[i] for i in on_servers)], []
+        )
+        weights: list[Any] = [None] * len(self._trainable)
+        for index, value in zip(whole, values, strict=False):
+            weights[index] = value
+        found = dict(zip(on_servers, values[len(whole) :], strict=True))
         state = [
             found[index] if index in found else self._seeds[index]
             for index in range(len(self._state))
@@ -195,7 +272,7 @@ class WorkerModel:
     def _push(
         self,
         call: TrainCall,
-        gradients: list[NDArray[Any] | None],
+        gradients: list[NDArray[Any] | IndexedSlices | None],
         before: Sequence[NDArray[Any]],
         after: dict[int, Any],
     ) -> None:
@@ -221,27 +298,38 @@ class WorkerModel:
 
     def test(self, version: int, batches: Sequence[Any]) -> StepResult:
         """Run an evaluation step for each batch, with the values of one moment."""
-        weights, state = self._values_of(version)
         metrics: Any = self._zeros
         logs: Any = {}
         for batch in batches:
-            metrics, logs = self._steps.test(weights, state, metrics, batch)
+
+            def step(known: Ids, batch: Any = batch, metrics: Any = metrics) -> Any:
+                weights, state = self._values("test", version, metrics, batch, known)
+                return self._steps.test(weights, state, metrics, batch)
+
+            metrics, logs = self._with_rows(step)
         return StepResult(len(batches), _arrays(metrics), _numbers(logs), [])
 
     def predict(self, version: int, batches: Sequence[Any]) -> list[Any]:
         """Return the outputs of each batch."""
         from headrace.element.transpose import map_leaves  # noqa: PLC0415
 
-        weights, state = self._values_of(version)
-        return [
-            map_leaves(np.asarray, self._steps.predict(weights, state, batch)) for batch in batches
-        ]
+        outputs = []
+        for batch in batches:
 
-    def _values_of(self, version: int) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
-        if version != self._version:
-            self._all = self._read_all()
-            self._version = version
-        return self._all
+            def step(known: Ids, batch: Any = batch) -> Any:
+                weights, state = self._values("predict", version, (), batch, known)
+                return self._steps.predict(weights, state, batch)
+
+            outputs.append(map_leaves(np.asarray, self._with_rows(step)))
+        return outputs
+
+    def _values(
+        self, name: str, version: int, metrics: Any, batch: Any, known: Ids
+    ) -> tuple[list[Any], list[NDArray[Any]]]:
+        """Return the values that a version has, with the rows that a batch looks up."""
+        self._refresh(version)
+        ids = self._ids(name, self._all[1], metrics, batch, known)
+        return self._read(ids, is_fresh=True)
 
 
 def train_steps(model: WorkerModel, call: TrainCall, batches: Sequence[Any]) -> StepResult:
@@ -272,6 +360,28 @@ def _steps_of(backend: str, model: Any) -> Any:
         f"models are trained on the back ends jax and torch of Keras, and this is {backend}: set "
         "the variable KERAS_BACKEND before Keras is imported"
     )
+
+
+def _united(one: Ids, other: Ids) -> Ids:
+    """Return all ids of both."""
+    return {
+        **one,
+        **{key: np.union1d(one[key], ids) if key in one else ids for key, ids in other.items()},
+    }
+
+
+def _gradient(value: Any) -> NDArray[Any] | IndexedSlices | None:
+    """Return a gradient as an optimizer takes it."""
+    if isinstance(value, Rows):
+        return IndexedSlices(value.values, value.ids) if len(value.ids) else None
+    return None if value is None else np.asarray(value)
+
+
+def _is_finite(gradient: NDArray[Any] | IndexedSlices | None) -> bool:
+    if gradient is None:
+        return True
+    values = gradient.values if isinstance(gradient, IndexedSlices) else gradient
+    return bool(np.isfinite(values).all())
 
 
 def _arrays(values: Sequence[Any]) -> list[NDArray[Any]]:

@@ -1,0 +1,91 @@
+"""`Embedding` layers in a worker's copy of a model whose rows are looked up on parameter servers.
+
+A step gets the rows of its batch in place of the matrix, and returns a gradient for each of them.
+Only the layer's own `call` may use the matrix: a step in which anything else reads it is run again
+with all of it, as of a layer that was never looked up.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.adapters.keras_training.keras_internals import (
+    replace_embedding_call,
+    restore_embedding_call,
+    sparse_embeddings,
+)
+from headrace.adapters.keras_training.rows import WholeWeightNeeded
+from headrace.errors import InvalidArgumentError
+
+__all__ = ["EmbeddingRows", "embedding_rows"]
+
+
+class EmbeddingRows:
+    """One layer whose rows are looked up.
+
+    Attributes:
+        index: Of its matrix among the trainable variables of the model.
+        layer: The layer, whose `call` asks `look_up`.
+        variable: Its matrix, which has no value here.
+        count: Rows in it.
+        dim: Elements in a row.
+        was_read: Whether anything but the layer's own `call` read the matrix.
+    """
+
+    def __init__(self, index: int, layer: Any) -> None:
+        self.index = index
+        self.layer = layer
+        self.variable = layer.embeddings
+        self.count, self.dim = self.variable.shape
+        self.was_read = False
+        replace_embedding_call(layer, self)
+
+    def look_up(self, ids: Any) -> Any:
+        """Return the rows of ids, a tensor of integers; steps of a back end define this."""
+        raise NotImplementedError
+
+    def note_read(self) -> None:
+        """Take note that something else reads the matrix, and refuse it.
+
+        Raises:
+            WholeWeightNeeded: Always.
+        """
+        self.was_read = True
+        raise WholeWeightNeeded([self.index])
+
+    def distinct(self, ids: NDArray[Any]) -> NDArray[np.int64]:
+        """Return ids of rows, rising and each once; negative ones count from the end.
+
+        Raises:
+            InvalidArgumentError: One is out of range.
+        """
+        found = np.unique(ids).astype(np.int64)
+        if len(found) and found[0] < 0:
+            found = np.unique(np.where(found < 0, found + self.count, found))
+        if len(found) and not (found[0] >= 0 and found[-1] < self.count):
+            wrong = found[0] if found[0] < 0 else found[-1]
+            raise InvalidArgumentError(
+                f"ids of the layer {self.layer.name!r} must be less than input_dim={self.count}, "
+                f"but one is {wrong}"
+            )
+        return found
+
+    def restore(self) -> None:
+        """Give the layer its own `call` and its matrix, which is zeros, back."""
+        restore_embedding_call(self.layer, (self.count, self.dim))
+
+
+def embedding_rows(model: Any, kind: type[EmbeddingRows]) -> dict[int, EmbeddingRows]:
+    """Have rows looked up in every layer of a model where that is possible.
+
+    Args:
+        model: Built.
+        kind: That of the back end.
+
+    Returns:
+        By index among the trainable variables.
+    """
+    return {index: kind(index, layer) for index, layer in sparse_embeddings(model).items()}

@@ -1,0 +1,47 @@
+"""Rows of matrices that steps look up: their form, and what a step raises that needs others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["MissingRows", "Rows", "WholeWeightNeeded"]
+
+
+class Rows(NamedTuple):
+    """Rows of a matrix, or gradients of them.
+
+    Attributes:
+        ids: Rising, and each once.
+        values: One for each id.
+    """
+
+    ids: NDArray[np.int64]
+    values: NDArray[Any]
+
+
+class MissingRows(Exception):  # noqa: N818 - a signal, which the caller always handles
+    """A step looked up rows that it was not given.
+
+    Attributes:
+        ids: By index among the trainable variables, ids that rise and of which each is there once.
+    """
+
+    def __init__(self, ids: dict[int, NDArray[np.int64]]) -> None:
+        super().__init__(ids)
+        self.ids = ids
+
+
+class WholeWeightNeeded(Exception):  # noqa: N818 - likewise
+    """A step used more of matrices than the rows that layers look up.
+
+    Attributes:
+        indices: Of these, among the trainable variables.
+    """
+
+    def __init__(self, indices: Sequence[int]) -> None:
+        super().__init__(indices)
+        self.indices = list(indices)

@@ -1,0 +1,116 @@
+"""Rows of an `Embedding` layer, looked up in steps that PyTorch runs.
+
+The parameter that is the layer's matrix holds the rows of a step, so that their gradient goes where
+`train_step` looks for one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from headrace.adapters.keras_training.embedding_rows import EmbeddingRows
+from headrace.adapters.keras_training.keras_internals import row_values
+from headrace.adapters.keras_training.rows import Rows
+
+__all__ = ["TorchRows"]
+
+_NONE = np.zeros(0, np.int64)
+# What reads or sets an attribute, such as `grad`.
+_OF_ATTRIBUTES = frozenset({"__get__", "__set__", "__delete__"})
+
+
+class TorchRows(EmbeddingRows):
+    """One layer whose rows are looked up.
+
+    Attributes:
+        missing: Ids that the step looked up, of which it was not given rows.
+    """
+
+    def __init__(self, index: int, layer: Any) -> None:
+        super().__init__(index, layer)
+        parameter = row_values(self.variable)
+        parameter.data = parameter.data.new_zeros((0, self.dim))
+        parameter.__class__ = _RowsParameter
+        parameter.lookup = self
+        self.missing = _NONE
+        self._parameter = parameter
+        self._ids = _NONE
+        self._calls: list[NDArray[Any]] = []
+
+    def restore(self) -> None:
+        """Give the layer its own `call` and its matrix, which is zeros, back."""
+        parameter = self._parameter
+        del parameter.lookup
+        parameter.__class__ = torch.nn.Parameter
+        parameter.grad = None
+        parameter.data = parameter.data.new_zeros((self.count, self.dim))
+        super().restore()
+
+    def give(self, rows: Rows) -> None:
+        """Have these rows here."""
+        parameter, self._ids = self._parameter, rows.ids
+        parameter.grad = None
+        # The graph of an earlier step may still exist, and its node for gradients of the parameter
+        # expects as many rows as there were: it is dropped where the dtype changes in between.
+        parameter.data = parameter.data.new_zeros(0, dtype=torch.complex64)
+        parameter.data = torch.from_numpy(rows.values).to(parameter.device)
+
+    def begin(self) -> None:
+        """Begin a step."""
+        self.missing, self._calls = _NONE, []
+
+    def look_up(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return the rows of ids; zeros, if any of them is not here."""
+        called = ids.detach().cpu().numpy()
+        self._calls.append(called)
+        lacking = np.setdiff1d(self.distinct(called), self._ids, assume_unique=True)
+        if len(lacking):
+            self.missing = np.union1d(self.missing, lacking)
+            return self._parameter.data.new_zeros((*ids.shape, self.dim))
+        wanted = np.where(called < 0, called + self.count, called)
+        positions = torch.from_numpy(np.searchsorted(self._ids, wanted)).to(ids.device)
+        rows: torch.Tensor = torch.nn.Parameter.__torch_function__(
+            torch.nn.functional.embedding, (), (positions, self._parameter), {}
+        )
+        return rows
+
+    def of_used(self, gradients: NDArray[Any]) -> Rows:
+        """Return gradients of the rows that the step looked up, and not of others that are here."""
+        used = self.distinct(np.concatenate([_NONE, *(each.ravel() for each in self._calls)]))
+        if len(used) < len(self._ids):
+            gradients = gradients[np.searchsorted(self._ids, used)]
+        return Rows(used, gradients)
+
+    def sources(self, leaves: Sequence[NDArray[Any]]) -> set[int]:
+        """Return the numbers of the leaves of a batch that the layer was called with."""
+        return {
+            number
+            for number, leaf in enumerate(leaves)
+            for called in self._calls
+            if leaf.shape == called.shape
+            and leaf.dtype.kind in "iuf"
+            and np.array_equal(leaf, called)
+        }
+
+    def expected(self, ids: NDArray[Any]) -> NDArray[np.int64]:
+        """Return those of likely ids that are ids of rows, rising and each once."""
+        return self.distinct(ids[(ids >= -self.count) & (ids < self.count)])
+
+
+class _RowsParameter(torch.nn.Parameter):  # type: ignore[misc]
+    """Tells `lookup.note_read()` when anything computes with it outside of the layer's call."""
+
+    lookup: Any
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") not in _OF_ATTRIBUTES:
+            for each in (*args, *(kwargs or {}).values()):
+                if isinstance(each, _RowsParameter):
+                    each.lookup.note_read()
+        return torch.nn.Parameter.__torch_function__(func, types, args, kwargs or {})
