@@ -13,6 +13,7 @@ from tests.on_devices import names_of_tests, once, outcomes
 HERE = Path(__file__).parent
 DATASETS, STRATEGIES = HERE / "keras_on_a_back_end.py", HERE / "keras_in_strategies.py"
 SERVERS = HERE / "keras_on_parameter_servers.py"
+REPLICAS = HERE / "keras_on_mirrored_replicas.py"
 NAMES = {
     (DATASETS, "torch"): names_of_tests(DATASETS),
     # What differs between back ends is what they ask an adapter for, and when.
@@ -34,6 +35,8 @@ NAMES = {
     ],
     (STRATEGIES, "torch"): names_of_tests(STRATEGIES),
     (STRATEGIES, "jax"): names_of_tests(STRATEGIES),
+    (REPLICAS, "torch"): names_of_tests(REPLICAS),
+    (REPLICAS, "jax"): names_of_tests(REPLICAS),
     (SERVERS, "torch"): names_of_tests(SERVERS),
     (SERVERS, "jax"): names_of_tests(SERVERS),
 }

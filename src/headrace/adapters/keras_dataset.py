@@ -142,6 +142,16 @@ class KerasDataset(DataAdapter):  # type: ignore[misc]
         #: The one that gave a batch last.
         self._last = self._now
 
+    @property
+    def dataset(self) -> Dataset | DistributedDataset | DistributedDatasetsFromFunction:
+        """What it reads."""
+        return self._dataset
+
+    @property
+    def steps(self) -> int | None:
+        """Batches in an epoch, as they were given."""
+        return self._steps
+
     # --- what Keras asks for ----------------------------------------------------------------------
 
     @property

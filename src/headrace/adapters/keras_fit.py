@@ -27,6 +27,7 @@ from headrace.data.iterator import DatasetIterator
 from headrace.distribute.current import get_strategy
 from headrace.distribute.dataset import DistributedDataset, DistributedDatasetsFromFunction
 from headrace.distribute.iterator import DistributedIterator
+from headrace.distribute.strategy import Strategy
 from headrace.errors import FailedPreconditionError
 from headrace.frameworks.keras_state import WHAT_WORKS
 from headrace.parameter_server.per_worker_input import PerWorkerInput
@@ -65,8 +66,11 @@ def mark_models() -> None:
 def _distributing() -> Any:
     """Return the current strategy if it has several replicas, or parameter servers; else None."""
     strategy = get_strategy()
-    is_alone = strategy.variable_type is None and strategy.num_replicas_in_sync == 1
-    return None if is_alone else strategy
+    return None if _is_alone(strategy) else strategy
+
+
+def _is_alone(strategy: Any) -> bool:
+    return strategy.variable_type is None and strategy.num_replicas_in_sync == 1
 
 
 def _replace_new() -> None:
@@ -94,15 +98,19 @@ def _replace(name: str, prepare: Callable[[dict[str, Any]], None] | None) -> Non
                 return _on_parameter_servers(self, strategy, name)(*args, **kwargs)
         elif name in _TRAINING:
             _check_strategy(self, name)
-        if prepare is None:
+        trainer = _mirrored_trainer(self, strategy)
+        if prepare is None and trainer is None:
             return original(self, *args, **kwargs)
         try:
             call = signature.bind(self, *args, **kwargs)
         except TypeError:
             return original(self, *args, **kwargs)  # raises in Keras' words
         with contextlib.ExitStack() as opened:
+            if trainer is not None:
+                trainer.prepare(name, call.arguments, opened)
             _open_creators(call.arguments, opened)
-            prepare(call.arguments)
+            if prepare is not None:
+                prepare(call.arguments)
             return original(*call.args, **call.kwargs)
 
     method._is_headrace = True  # type: ignore[attr-defined]
@@ -135,6 +143,18 @@ def _on_parameter_servers(model: Any, strategy: Any, name: str) -> Callable[...,
     return method
 
 
+def _mirrored_trainer(model: Any, strategy: Any) -> Any:
+    """Return what has a model train on mirrored replicas; None: it has none."""
+    if strategy is None or isinstance(strategy, ParameterServerStrategy):
+        return None
+    # Where it is used: it imports what Keras' back end is.
+    from headrace.adapters.keras_training.mirrored_trainer import (  # noqa: PLC0415
+        mirrored_trainer_of,
+    )
+
+    return mirrored_trainer_of(model, strategy)
+
+
 def distribute(model: keras.Model, strategy: Any) -> keras.Model:
     """Have `fit`, `evaluate` and `predict` of a model run under a strategy; return the model.
 
@@ -143,7 +163,8 @@ def distribute(model: keras.Model, strategy: Any) -> keras.Model:
     Args:
         model: A Keras 3 model, which may be built, compiled and trained already. Its optimizer
             begins without slots.
-        strategy: A `ParameterServerStrategy`.
+        strategy: A `ParameterServerStrategy`, `MirroredStrategy` or `MultiWorkerMirroredStrategy`.
+            With one replica nothing changes: Keras trains the model in this process.
 
     Raises:
         FailedPreconditionError: The model belongs to another strategy.
@@ -152,10 +173,10 @@ def distribute(model: keras.Model, strategy: Any) -> keras.Model:
         raise TypeError(
             f"`model` must be a keras.Model, but got a value of type {type(model).__name__}"
         )
-    if not isinstance(strategy, ParameterServerStrategy):
+    if not isinstance(strategy, Strategy):
         raise TypeError(
-            "`strategy` must be a ParameterServerStrategy, but got a value of type "
-            f"{type(strategy).__name__}"
+            "`strategy` must be a ParameterServerStrategy, MirroredStrategy or "
+            f"MultiWorkerMirroredStrategy, but got a value of type {type(strategy).__name__}"
         )
     known = vars(model).get(_STRATEGY)
     if known is not None and known is not strategy:
@@ -163,12 +184,17 @@ def distribute(model: keras.Model, strategy: Any) -> keras.Model:
             f"the Keras model {model.name!r} belongs to {known!r} already: make another one, or "
             "keras.models.clone_model(model), outside of its scope"
         )
-    object.__setattr__(model, _STRATEGY, strategy)
+    if not _is_alone(strategy):
+        object.__setattr__(model, _STRATEGY, strategy)
     return model
 
 
 def _check_strategy(model: Any, name: str) -> None:
-    strategy = _distributing() or vars(model).get(_STRATEGY)
+    own, strategy = vars(model).get(_STRATEGY), _distributing()
+    if isinstance(own, ParameterServerStrategy):
+        strategy = strategy or own
+    elif strategy is own:
+        return
     if strategy is not None:
         raise FailedPreconditionError(
             f"{name} of the Keras model {model.name!r} in the scope of {strategy!r}: Keras would "

@@ -9,8 +9,8 @@ from typing import Any
 __all__ = ["WHAT_WORKS", "is_keras_3", "keras_state"]
 
 WHAT_WORKS = (
-    "What works: model.fit, evaluate and predict of a model that is made in the scope of a "
-    "ParameterServerStrategy, or given to hr.keras.distribute(model, strategy); "
+    "What works: model.fit, evaluate and predict of a model that is made in the scope of this "
+    "strategy, or given to hr.keras.distribute(model, strategy); "
     "model.fit(hr.keras.dataset(dataset)) of a model that is made outside of any scope; "
     "hr.Variable with hr.optimizers in scheduled functions; or a model that each worker builds for "
     "itself (coordinator.create_per_worker_values(build_model)), called with weights that are "

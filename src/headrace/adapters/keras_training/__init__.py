@@ -11,6 +11,9 @@
 * `embedding_rows`: looks up the rows of a batch on the servers for `Embedding` layers of such a
   copy (`rows`), in place of all of their matrix; `jax_rows` and `torch_rows` do it on their back
   end.
+* `mirrored_trainer`: `fit` and `evaluate` under a `MirroredStrategy` or
+  `MultiWorkerMirroredStrategy`, by Keras' own loop. `replica_steps` is what it calls for a batch,
+  `jax_replicas` and `torch_replicas` on their back end.
 * `model_pickling`: models as bytes for another process: the object graph, without values of
   variables.
 * `server_optimizers`: optimizers of Keras as optimizers that run on parameter servers.

@@ -15,7 +15,7 @@ from headrace.adapters.keras_training.rows import Rows, WholeWeightNeeded
 from headrace.adapters.keras_training.steps import Arrays, ModelSteps, TrainOutputs
 from headrace.errors import FailedPreconditionError
 
-__all__ = ["JaxSteps"]
+__all__ = ["JaxSteps", "check_train_step"]
 
 
 class JaxSteps(ModelSteps):
@@ -151,17 +151,7 @@ class JaxSteps(ModelSteps):
             (list(weights), list(state), optimizer_state, list(metrics)), batch
         )
         new_weights, new_state, gradients, totals = after
-        if any(new is not old for new, old in zip(new_weights, weights, strict=True)):
-            raise FailedPreconditionError(
-                f"train_step of the model {self._model.name!r} changes weights by other means than "
-                "self.optimizer.stateless_apply: on parameter servers only the optimizer does"
-            )
-        if len(gradients) != len(weights):
-            raise FailedPreconditionError(
-                f"train_step of the model {self._model.name!r} returned no gradients: it must end "
-                "with self.optimizer.stateless_apply(optimizer_variables, gradients, "
-                "trainable_variables), and return what that returned"
-            )
+        check_train_step(self._model, weights, new_weights, gradients)
         # Known once the function is traced, which is before it returns for the first time.
         self._changing = [
             index
@@ -192,3 +182,30 @@ class JaxSteps(ModelSteps):
     def _predict_step(self, weights: Sequence[Any], state: Sequence[Any], batch: Any) -> Any:
         outputs, _ = self._model.predict_step((list(weights), list(state)), batch)
         return outputs
+
+
+def check_train_step(
+    model: Any, weights: Sequence[Any], new_weights: Sequence[Any], gradients: Sequence[Any]
+) -> None:
+    """Check what `train_step` returned, with an optimizer that records gradients.
+
+    Args:
+        model: Whose step it was.
+        weights: What it was given.
+        new_weights: What it returned for them.
+        gradients: What it returned for the variables of the optimizer.
+
+    Raises:
+        FailedPreconditionError: It changed weights by itself, or did not call the optimizer.
+    """
+    if any(new is not old for new, old in zip(new_weights, weights, strict=True)):
+        raise FailedPreconditionError(
+            f"train_step of the model {model.name!r} changes weights by other means than "
+            "self.optimizer.stateless_apply: under this strategy only the optimizer does"
+        )
+    if len(gradients) != len(weights):
+        raise FailedPreconditionError(
+            f"train_step of the model {model.name!r} returned no gradients: it must end "
+            "with self.optimizer.stateless_apply(optimizer_variables, gradients, "
+            "trainable_variables), and return what that returned"
+        )

@@ -41,6 +41,7 @@ __all__ = [
     "build_model",
     "check_back_end",
     "check_compiled",
+    "compiled_losses",
     "container_parts",
     "data_adapter",
     "dynamic_backend_name",
@@ -52,6 +53,7 @@ __all__ = [
     "is_variable_value",
     "mark_values",
     "optimizer_template",
+    "produces_mask",
     "pythonify_logs",
     "reduce_submodule",
     "replace_embedding_call",
@@ -62,6 +64,7 @@ __all__ = [
     "set_rows_shape",
     "sparse_embeddings",
     "state_to_send",
+    "step_variables",
     "tracker_parts",
     "variable_attributes",
     "zero_value",
@@ -190,6 +193,29 @@ class CurrentLearningRate:
 def seed_variables(model: Any) -> list[Any]:
     """Return the variables of a model that count draws of random numbers."""
     return [each.state for layer in all_layers(model) for each in layer._seed_generators]
+
+
+def step_variables(model: Any) -> list[Any]:
+    """Return the non-trainable variables that a step may change: no weights of frozen layers."""
+    found = [each for layer in all_layers(model) for each in _own_state(layer)]
+    found += seed_variables(model)
+    return list({id(each): each for each in found}.values())
+
+
+def _own_state(layer: Any) -> list[Any]:
+    return list(layer._non_trainable_variables) if layer.trainable else []
+
+
+def compiled_losses(model: Any) -> list[Any]:
+    """Return the losses that `compile` was given, of a model that is built; each once."""
+    compiled = getattr(model, "_compile_loss", None)
+    found = [each[1] for each in getattr(compiled, "_flat_losses", None) or ()]
+    return list({id(each): each for each in found}.values())
+
+
+def produces_mask(layer: Any) -> bool:
+    """Return whether a layer marks time steps that do not count."""
+    return isinstance(layer, keras.layers.Masking) or bool(getattr(layer, "mask_zero", False))
 
 
 def all_layers(model: Any) -> list[Any]:

@@ -26,7 +26,7 @@ from headrace.distribute.iterator import DistributedIterator
 from headrace.element.structure import flatten, unflatten
 from headrace.parameter_server.per_worker_input import PerWorkerInput
 
-__all__ = ["TrainingData", "split_for_validation"]
+__all__ = ["TrainingData", "are_arrays", "dataset_of_arrays", "split_for_validation"]
 
 _log = logging.getLogger(__name__)
 
@@ -78,11 +78,11 @@ class TrainingData:
         #: Of the shuffling of arrays; None: they are not shuffled here.
         self._seed: int | None = None
         self._arrays: Callable[[int | None], Dataset] | None = None
-        if _are_arrays(x):
-            parts = _parts(method, x, y, sample_weight)
-            self._arrays = functools.partial(_dataset_of_arrays, method, parts, batch_size or 32)
-            # Follows keras.utils.set_random_seed, which seeds this generator.
-            self._seed = int(np.random.randint(1 << 31)) if shuffle else None
+        if are_arrays(x):
+            self._arrays = functools.partial(
+                dataset_of_arrays, method, x, y, sample_weight, batch_size or 32, shuffle
+            )
+            self._seed = _seed_of_keras() if shuffle else None
             x = self._arrays(self._seed)
         if isinstance(x, Dataset):
             x = self._own = KerasDataset(x, None, class_weight)
@@ -212,7 +212,7 @@ def split_for_validation(
     Raises:
         ValueError: They are no arrays, or one part would be empty.
     """
-    if not _are_arrays(x):
+    if not are_arrays(x):
         raise ValueError(
             "`validation_split` is for arrays; of a dataset take validation_data with take() and "
             "skip()"
@@ -236,7 +236,8 @@ def _rows(value: Any, which: slice) -> Any:
     return unflatten(structure, [np.asarray(each)[which] for each in leaves])
 
 
-def _are_arrays(x: Any) -> bool:
+def are_arrays(x: Any) -> bool:
+    """Return whether a value is an array, or arrays in a tuple, list or dict."""
     if isinstance(x, list):
         x = tuple(x)
     try:
@@ -252,15 +253,35 @@ def _is_array(value: Any) -> bool:
     )
 
 
-def _parts(method: str, x: Any, y: Any, sample_weight: Any) -> tuple[Any, ...]:
+def dataset_of_arrays(
+    method: str,
+    x: Any,
+    y: Any,
+    sample_weight: Any,
+    batch_size: int,
+    shuffle: bool,
+    seed: int | None,
+) -> Dataset:
+    """Return a dataset of batches of arrays.
+
+    Args:
+        method: Whose arguments they are, for errors.
+        x: Arrays of inputs.
+        y: Labels; None: there are none.
+        sample_weight: Weights; None: there are none.
+        batch_size: Rows of a batch.
+        shuffle: Whether rows are shuffled, anew in each epoch.
+        seed: Of shuffling; None: a random one.
+
+    Raises:
+        ValueError: Their numbers of rows differ, or there are weights without labels.
+    """
     if sample_weight is not None and y is None:
         raise ValueError(f"`sample_weight` of {method} is given without `y`")
     parts = [each for each in (x, y, sample_weight) if each is not None]
-    return tuple(tuple(each) if isinstance(each, list) else each for each in parts)
-
-
-def _dataset_of_arrays(method: str, parts: Any, batch_size: int, seed: int | None) -> Dataset:
-    leaves, structure = flatten(parts)
+    leaves, structure = flatten(
+        tuple(tuple(each) if isinstance(each, list) else each for each in parts)
+    )
     arrays = [_in_floatx(np.asarray(keras.ops.convert_to_numpy(each))) for each in leaves]
     sizes = {len(each) for each in arrays}
     if len(sizes) > 1:
@@ -268,9 +289,14 @@ def _dataset_of_arrays(method: str, parts: Any, batch_size: int, seed: int | Non
             f"arrays given to {method} have different numbers of rows: {sorted(sizes)}"
         )
     dataset = Dataset.from_tensor_slices(unflatten(structure, arrays))
-    if seed is not None:
+    if shuffle:
         dataset = dataset.shuffle(max(sizes), seed=seed)
     return dataset.batch(batch_size)
+
+
+def _seed_of_keras() -> int:
+    # Follows keras.utils.set_random_seed, which seeds this generator.
+    return int(np.random.randint(1 << 31))
 
 
 def _in_floatx(array: Any) -> Any:
