@@ -375,6 +375,27 @@ def test_rows_of_embeddings_are_looked_up(make_strategy, monkeypatch, make, name
         assert all(pushed)
 
 
+@pytest.mark.parametrize(
+    "make_optimizer",
+    [
+        lambda: keras.optimizers.Adam(0.02, use_ema=True, ema_momentum=0.8),
+        lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True, clipnorm=0.1),
+        lambda: keras.optimizers.RMSprop(0.01, global_clipnorm=0.1),
+    ],
+)
+def test_rows_that_are_in_each_batch_or_in_none_train_as_keras_does(make_strategy, make_optimizer):
+    def compile_model(model):
+        model.compile(make_optimizer(), "mse")
+
+    alone, placed = both(embedded, compile_model, make_strategy(staleness=0))
+    ids = np.concatenate([IDS[:, :4] % 4, np.full((ROWS, 2), VOCABULARY - 1, np.int32)], axis=1)
+    ids[::4, 0] = np.arange(ROWS // 4) % 4
+    assert all(len(np.unique(ids[begin : begin + 24])) == 5 for begin in range(0, ROWS, 24))
+    for each in (alone, placed):
+        each.fit(ids, TARGET, batch_size=24, epochs=3, shuffle=False, verbose=0)
+    assert_same_weights(alone, placed)
+
+
 def test_rows_of_a_round_of_two_workers_are_those_of_one_step(make_strategy):
     strategy = make_strategy(mode="sync", round_size=2)
 

@@ -3,6 +3,9 @@
 A step gets the rows of its batch in place of the matrix, and returns a gradient for each of them.
 Only the layer's own `call` may use the matrix: a step in which anything else reads it is run again
 with all of it, as of a layer that was never looked up.
+
+Servers apply such a gradient to its rows alone: momentum and weight decay change a row in the steps
+that look it up, where Keras changes all rows in each step. Without them, the result is the same.
 """
 
 from __future__ import annotations

@@ -126,6 +126,9 @@ class WorkerModel:
         self._optimizer = optimizer
         self._statistics = statistics
         self._steps = _steps_of(backend, self.model)
+        if optimizer is not None and optimizer.rule.ema_momentum is not None:
+            # Averages of weights change in each step, also those of rows that it does not look up.
+            self._steps.look_up_no_more(list(self._steps.rows))
         self._zeros = [np.zeros(each.shape, each.dtype) for each in self.model.metrics_variables]
         self._draws: dict[int, int] | None = None
         #: Indices of statistics that a step was seen to change.
