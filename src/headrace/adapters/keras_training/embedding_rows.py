@@ -30,7 +30,7 @@ class EmbeddingRows:
     """One layer whose rows are looked up.
 
     Attributes:
-        index: Of its matrix among the trainable variables of the model.
+        index: Index of its matrix among the trainable variables of the model.
         layer: The layer, whose `call` asks `look_up`.
         variable: Its matrix, which has no value here.
         count: Rows in it.
@@ -51,7 +51,7 @@ class EmbeddingRows:
         raise NotImplementedError
 
     def note_read(self) -> None:
-        """Take note that something else reads the matrix, and refuse it.
+        """Record that something else reads the matrix, and refuse it.
 
         Raises:
             WholeWeightNeeded: Always.
@@ -60,7 +60,7 @@ class EmbeddingRows:
         raise WholeWeightNeeded([self.index])
 
     def distinct(self, ids: NDArray[Any]) -> NDArray[np.int64]:
-        """Return ids of rows, rising and each once; negative ones count from the end.
+        """Return sorted unique ids of rows; negative ones count from the end.
 
         Raises:
             InvalidArgumentError: One is out of range.

@@ -15,7 +15,7 @@ class Rows(NamedTuple):
     """Rows of a matrix, or gradients of them.
 
     Attributes:
-        ids: Rising, and each once.
+        ids: Sorted, without duplicates.
         values: One for each id.
     """
 
@@ -27,7 +27,7 @@ class MissingRows(Exception):  # noqa: N818 - a signal, which the caller always 
     """A step looked up rows that it was not given.
 
     Attributes:
-        ids: By index among the trainable variables, ids that rise and of which each is there once.
+        ids: Sorted unique ids, by index among the trainable variables.
     """
 
     def __init__(self, ids: dict[int, NDArray[np.int64]]) -> None:
@@ -39,7 +39,7 @@ class WholeWeightNeeded(Exception):  # noqa: N818 - likewise
     """A step used more of matrices than the rows that layers look up.
 
     Attributes:
-        indices: Of these, among the trainable variables.
+        indices: Indices of these matrices among the trainable variables.
     """
 
     def __init__(self, indices: Sequence[int]) -> None:

@@ -54,7 +54,7 @@ class ModelSteps:
     def ids(
         self, step: str, weights: Arrays, state: Arrays, metrics: Arrays, batch: Any
     ) -> dict[int, NDArray[np.int64]]:
-        """Return ids of rows that a step is likely to look up, rising and each once.
+        """Return sorted unique ids of the rows that a step is likely to look up.
 
         Args:
             step: "train", "test" or "predict".

@@ -20,7 +20,7 @@ from headrace.adapters.keras_training.rows import Rows
 __all__ = ["TorchRows"]
 
 _NONE = np.zeros(0, np.int64)
-# What reads or sets an attribute, such as `grad`.
+# Functions that read or set an attribute, such as `grad`.
 _OF_ATTRIBUTES = frozenset({"__get__", "__set__", "__delete__"})
 
 
@@ -28,7 +28,7 @@ class TorchRows(EmbeddingRows):
     """One layer whose rows are looked up.
 
     Attributes:
-        missing: Ids that the step looked up, of which it was not given rows.
+        missing: Ids that the step looked up and was not given rows for.
     """
 
     def __init__(self, index: int, layer: Any) -> None:
@@ -52,7 +52,7 @@ class TorchRows(EmbeddingRows):
         super().restore()
 
     def give(self, rows: Rows) -> None:
-        """Have these rows here."""
+        """Set the rows of the next step."""
         parameter, self._ids = self._parameter, rows.ids
         parameter.grad = None
         # The graph of an earlier step may still exist, and its node for gradients of the parameter
@@ -80,7 +80,7 @@ class TorchRows(EmbeddingRows):
         return rows
 
     def of_used(self, gradients: NDArray[Any]) -> Rows:
-        """Return gradients of the rows that the step looked up, and not of others that are here."""
+        """Return the gradients of the rows that the step looked up, without those of unused rows."""
         used = self.distinct(np.concatenate([_NONE, *(each.ravel() for each in self._calls)]))
         if len(used) < len(self._ids):
             gradients = gradients[np.searchsorted(self._ids, used)]
@@ -98,7 +98,7 @@ class TorchRows(EmbeddingRows):
         }
 
     def expected(self, ids: NDArray[Any]) -> NDArray[np.int64]:
-        """Return those of likely ids that are ids of rows, rising and each once."""
+        """Return the likely ids that are in range, sorted and without duplicates."""
         return self.distinct(ids[(ids >= -self.count) & (ids < self.count)])
 
 

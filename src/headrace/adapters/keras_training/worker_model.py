@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 Ids: TypeAlias = dict[int, NDArray[np.int64]]
-"""Ids of rows, rising and each once, by index of the matrix among the trainable variables."""
+"""Sorted unique ids of rows, by index of the matrix among the trainable variables."""
 _NONE = np.zeros(0, np.int64)
 _MOST_TRIALS = 8
 
@@ -210,10 +210,10 @@ class WorkerModel:
         return True
 
     def _read(self, ids: Ids, is_fresh: bool) -> tuple[list[Any], list[NDArray[Any]]]:
-        """Return the values of variables, of which those that steps change are read.
+        """Return the values of variables; read those that steps change.
 
         Args:
-            ids: Of rows that are looked up.
+            ids: Ids of the rows that are looked up.
             is_fresh: Whether all other values have just been read.
         """
         weights: list[Any] = list(self._all[0])
@@ -234,11 +234,11 @@ class WorkerModel:
 
     @property
     def _whole(self) -> list[int]:
-        """Indices of the trainable variables of which all is read."""
+        """Indices of the trainable variables that are read whole."""
         return [each for each in range(len(self._trainable)) if each not in self._steps.rows]
 
     def _read_all(self) -> tuple[list[Any], list[NDArray[Any]]]:
-        """Return all values; None for matrices of which rows are looked up."""
+        """Return all values; None for matrices whose rows are looked up."""
         whole = self._whole
         on_servers = [index for index, each in enumerate(self._state) if each is not None]
         values, _ = read_with_rows(
