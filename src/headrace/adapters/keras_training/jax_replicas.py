@@ -18,7 +18,7 @@ __all__ = ["JaxReplicas"]
 
 
 class _Sums(NamedTuple):
-    """What the parts of a batch add up to.
+    """The sums over the parts of a batch.
 
     Attributes:
         gradients: The mean over rows, of the trainable variables.
@@ -39,7 +39,7 @@ class JaxReplicas(ReplicaSteps):
 
     Args:
         model: Compiled.
-        strategy: Of mirrored replicas.
+        strategy: A strategy with mirrored replicas.
     """
 
     def __init__(self, model: Any, strategy: Any) -> None:
@@ -169,7 +169,7 @@ class JaxReplicas(ReplicaSteps):
         return list(metrics)
 
     def _own_part(self, batch: Any) -> tuple[int, int, Any]:
-        """Return how many rows are here, and on all workers; and the rows, or one of zeros."""
+        """Return the numbers of local rows and of all rows, and the local rows or one of zeros."""
         here = _rows(batch)
         if not here:
             batch = jax.tree.map(lambda leaf: np.zeros((1, *leaf.shape[1:]), leaf.dtype), batch)

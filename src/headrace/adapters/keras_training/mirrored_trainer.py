@@ -69,7 +69,7 @@ class MirroredTrainer:
         if several and method in ("train_on_batch", "test_on_batch"):
             raise FailedPreconditionError(
                 f"{method} of the Keras model {self._model.name!r} in the scope of "
-                f"{self._strategy!r}: each worker would have a batch of its own. Use fit or "
+                f"{self._strategy!r}: each worker would have another batch. Use fit or "
                 "evaluate, which distribute a dataset"
             )
         if method == "predict":
@@ -152,7 +152,7 @@ class MirroredTrainer:
         steps = None
         if are_arrays(x):
             y, sample_weight = (*others, None, None)[:2]
-            # Without a seed of its own: that of the first worker counts.
+            # Without a seed: the strategy takes that of the first worker.
             x = dataset_of_arrays(method, x, y, sample_weight, batch_size or 32, shuffle, None)
         if isinstance(x, DatasetCreator):
             return opened.enter_context(self._created(x))

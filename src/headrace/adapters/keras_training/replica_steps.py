@@ -1,4 +1,4 @@
-"""What training steps of mirrored replicas are on any back end.
+"""Training steps of mirrored replicas, for any back end.
 
 A global batch is cut into a part for each replica, and the model's own `train_step` runs on each
 part with the same weights. A gradient of the batch is the mean of those of the parts, weighted by
@@ -39,7 +39,7 @@ class ReplicaSteps:
 
     Args:
         model: Compiled; it may be built later.
-        strategy: Of mirrored replicas, in one process or several.
+        strategy: A strategy with mirrored replicas, in one process or several.
     """
 
     def __init__(self, model: Any, strategy: Any) -> None:
@@ -122,7 +122,7 @@ class ReplicaSteps:
 
 
 def cut(rows: int, replicas: int) -> list[tuple[int, int]]:
-    """Return where parts of a batch begin and end: of equal size, but for one row.
+    """Return where parts of a batch begin and end: sizes differ by one row at most.
 
     Returns:
         At most one for each replica; those that would have no rows are left out.

@@ -21,7 +21,7 @@ class TorchReplicas(ReplicaSteps):
 
     Args:
         model: Compiled.
-        strategy: Of mirrored replicas.
+        strategy: A strategy with mirrored replicas.
     """
 
     def __init__(self, model: Any, strategy: Any) -> None:
@@ -68,7 +68,7 @@ class TorchReplicas(ReplicaSteps):
         return dict(model.get_metrics_result())
 
     def _own_part(self, batch: Any) -> tuple[int, int, Any]:
-        """Return how many rows are here, and on all workers; and the rows, or one of zeros."""
+        """Return the numbers of local rows and of all rows, and the local rows or one of zeros."""
         here = _rows(batch)
         if not here:
             batch = keras.tree.map_structure(
@@ -107,7 +107,7 @@ class _PartialSums:
     """Adds up what the parts of a batch compute.
 
     Args:
-        model: Whose step it is.
+        model: The model that is trained.
         state: The non-trainable variables that the step may change.
         seeds: Ids of those that count draws of random numbers.
 
