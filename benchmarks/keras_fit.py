@@ -211,7 +211,7 @@ def _training_workload(name: str, steps: int) -> Workload:
         contenders=(
             Contender(name="headrace", build=_headrace(steps), role="headrace", needs=_NEEDS),
             Contender(name=_TF_KERAS, build=_tf_keras(steps), needs=("tensorflow", "tf_keras")),
-            Contender(name=_BY_HAND, build=_by_hand(steps), role="limit", needs=_NEEDS),
+            Contender(name=_BY_HAND, build=_by_hand(steps), role="peer", needs=_NEEDS),
         ),
         check=_check_training,
         consume=lambda _: _STEPS,
@@ -232,7 +232,7 @@ WORKLOADS = (
         unit="steps",
         contenders=(
             Contender(name="headrace", build=_evaluation(2), role="headrace", needs=_NEEDS),
-            Contender(name="one worker", build=_evaluation(1), role="limit", needs=_NEEDS),
+            Contender(name="one worker", build=_evaluation(1), role="peer", needs=_NEEDS),
         ),
         check=_check_evaluation,
         consume=lambda _: _EVALUATED,

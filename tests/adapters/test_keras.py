@@ -13,6 +13,7 @@ from tests.on_devices import names_of_tests, once, outcomes
 HERE = Path(__file__).parent
 DATASETS, STRATEGIES = HERE / "keras_on_a_back_end.py", HERE / "keras_in_strategies.py"
 SERVERS = HERE / "keras_on_parameter_servers.py"
+EMBEDDINGS = HERE / "keras_embeddings_on_servers.py"
 REPLICAS = HERE / "keras_on_mirrored_replicas.py"
 NAMES = {
     (DATASETS, "torch"): names_of_tests(DATASETS),
@@ -39,6 +40,8 @@ NAMES = {
     (REPLICAS, "jax"): names_of_tests(REPLICAS),
     (SERVERS, "torch"): names_of_tests(SERVERS),
     (SERVERS, "jax"): names_of_tests(SERVERS),
+    (EMBEDDINGS, "torch"): names_of_tests(EMBEDDINGS),
+    (EMBEDDINGS, "jax"): names_of_tests(EMBEDDINGS),
 }
 
 pytestmark = pytest.mark.heavy

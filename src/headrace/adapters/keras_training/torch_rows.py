@@ -80,7 +80,7 @@ class TorchRows(EmbeddingRows):
         return rows
 
     def of_used(self, gradients: NDArray[Any]) -> Rows:
-        """Return the gradients of the rows that the step looked up, without those of unused rows."""
+        """Return the gradients of the rows that the step looked up, without unused rows."""
         used = self.distinct(np.concatenate([_NONE, *(each.ravel() for each in self._calls)]))
         if len(used) < len(self._ids):
             gradients = gradients[np.searchsorted(self._ids, used)]
