@@ -84,3 +84,30 @@ def train_where_workers_have_no_rows(devices):
         refused = True
     strategy.close()
     return history, weights_of(model), predicted.shape, refused
+
+
+def train_with_class_weights():
+    """Train from data of each kind with class weights; return weights of one device and of all."""
+    strategy = hr.distribute.MultiWorkerMirroredStrategy()
+    labels = (Y > 3).astype(np.float32)
+    data = hr.Dataset.from_tensor_slices((X, labels)).batch(5)
+    kinds = [
+        (lambda: (X, labels), {"batch_size": 5, "shuffle": False}),
+        (lambda: (data,), {}),
+        (lambda: (hr.keras.dataset(data),), {}),
+        (lambda: (hr.keras.dataset(strategy.distribute_dataset(data)),), {}),
+    ]
+    found = []
+    for make_data, options in kinds:
+        keras.utils.set_random_seed(5)
+        with strategy.scope():
+            model = make_model()
+        keras.utils.set_random_seed(5)
+        alone = make_model()
+        for each, given in ((alone, (X, labels)), (model, make_data())):
+            each.compile(keras.optimizers.SGD(0.05), "mse")
+            named = {"batch_size": 5, "shuffle": False} if each is alone else options
+            each.fit(*given, class_weight={0: 3.0, 1: 0.5}, verbose=0, **named)
+        found.append((weights_of(alone), weights_of(model)))
+    strategy.close()
+    return found

@@ -46,3 +46,10 @@ def test_workers_without_rows_take_part(workers):
     assert history["rows"] == [23.0]
     assert shape == (23, 1)
     assert refused
+
+
+def test_class_weights_count_whatever_the_data_are(workers):
+    for found in workers.run(SCENARIOS.train_with_class_weights):
+        for alone, distributed in found:
+            for expected, value in zip(alone, distributed, strict=True):
+                np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-5)

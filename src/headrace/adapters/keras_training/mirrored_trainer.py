@@ -7,7 +7,6 @@ batch is replaced (`replica_steps`), and with several workers the data are distr
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -126,16 +125,12 @@ class MirroredTrainer:
             if are_arrays(validation[0]):
                 given["validation_batch_size"] = None
         parts = (given.get("x"), given.get("y"), given.get("sample_weight"))
-        weights = given.get("class_weight")
         shuffle = method == "fit" and given.get("shuffle", True)
-        given["x"] = self._share(method, opened, parts, size, shuffle, weights)
-        given["class_weight"] = None
+        given["x"] = self._share(method, opened, parts, size, shuffle)
         if are_arrays(parts[0]):
             given.update(y=None, sample_weight=None, batch_size=None)
         if method == "fit":
             self._add_callback(given)
-        else:
-            del given["class_weight"]
 
     def _share(
         self,
@@ -144,7 +139,6 @@ class MirroredTrainer:
         parts: Any,
         batch_size: int | None,
         shuffle: bool = False,
-        class_weight: Mapping[int, float] | None = None,
     ) -> KerasDataset:
         """Return this worker's part of data."""
         x: Any
@@ -156,10 +150,11 @@ class MirroredTrainer:
             x = dataset_of_arrays(method, x, y, sample_weight, batch_size or 32, shuffle, None)
         if isinstance(x, DatasetCreator):
             return opened.enter_context(self._created(x))
+        class_weight = None
         if isinstance(x, KerasDataset):
             if not isinstance(x.dataset, Dataset):
                 return x  # distributed already
-            steps, class_weight = x.steps, class_weight or x.class_weight
+            steps, class_weight = x.steps, x.class_weight
             x = x.dataset
         if not isinstance(x, Dataset):
             raise TypeError(
