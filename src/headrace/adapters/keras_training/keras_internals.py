@@ -66,6 +66,7 @@ __all__ = [
     "state_to_send",
     "step_variables",
     "tracker_parts",
+    "value_of",
     "variable_attributes",
     "zero_value",
 ]
@@ -188,6 +189,12 @@ class CurrentLearningRate:
         if value is not self._last[0]:
             self._last = value, float(np.asarray(value))
         return self._last[1]
+
+
+def value_of(variable: Any) -> Any:
+    """Return the value of a variable as an array of NumPy that belongs to the caller."""
+    # `np.array(variable)` warns: Keras' `__array__` knows no `copy`.
+    return np.array(keras.ops.convert_to_numpy(variable.value))
 
 
 def seed_variables(model: Any) -> list[Any]:

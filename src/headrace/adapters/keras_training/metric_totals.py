@@ -14,6 +14,7 @@ import keras
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.adapters.keras_training.keras_internals import value_of
 from headrace.errors import FailedPreconditionError
 
 __all__ = ["MetricResults", "MetricTotals"]
@@ -109,7 +110,7 @@ def _check_additive(model: Any) -> None:
     for metric in model.metrics:
         for variable in metric.variables:
             is_sum = getattr(variable, "aggregation", "sum") == "sum"
-            if not is_sum or np.any(np.array(variable)):
+            if not is_sum or np.any(value_of(variable)):
                 raise FailedPreconditionError(
                     f"the metric {variable.path.rpartition('/')[0]!r} of the Keras model "
                     f"{model.name!r} cannot be computed in parts: its variable {variable.name!r} "

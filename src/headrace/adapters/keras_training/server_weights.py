@@ -14,10 +14,13 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import numpy as np
 from numpy.typing import NDArray
 
-from headrace.adapters.keras_training.keras_internals import in_stateless_scope, seed_variables
+from headrace.adapters.keras_training.keras_internals import (
+    in_stateless_scope,
+    seed_variables,
+    value_of,
+)
 from headrace.adapters.keras_training.worker_model import StateKind
 from headrace.distribute.variable import Variable as PlacedVariable
 from headrace.errors import FailedPreconditionError, NotFoundError
@@ -81,7 +84,7 @@ class ServerWeights:
     @property
     def seeds(self) -> dict[int, NDArray[Any]]:
         """By index among the non-trainable variables, the values of seeds."""
-        return {index: np.array(each) for index, each in self._seed_variables.items()}
+        return {index: value_of(each) for index, each in self._seed_variables.items()}
 
     def set_seeds(self, seeds: dict[int, NDArray[Any]]) -> None:
         """Set the values of seeds."""
@@ -102,7 +105,7 @@ class ServerWeights:
                 f"the variable {variable.path!r} of the Keras model {self._model.name!r} has a "
                 "constraint, which parameter servers do not apply: make its layer without it"
             )
-        value = np.array(variable)
+        value = value_of(variable)
         with self._strategy.scope():
             placed = PlacedVariable(value, name=self._name_of(variable), trainable=trainable)
         self._placed[id(variable)] = variable, placed
@@ -147,7 +150,7 @@ class ServerWeights:
         if self._is_pulling or self._strategy.cluster.is_closed:
             return
         _, placed = self._placed[id(variable)]
-        placed.assign(np.array(variable))
+        placed.assign(value_of(variable))
         self.version += 1
 
     def use_averages(self, optimizer: Any) -> None:
