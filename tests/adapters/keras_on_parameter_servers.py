@@ -412,7 +412,7 @@ def test_a_model_that_exists_is_distributed(make_strategy):
     model.fit(X, Y, epochs=5, verbose=0)
     assert model.evaluate(X, Y, verbose=0) < before
     with pytest.raises(FailedPreconditionError, match="belongs to"):
-        hr.keras.distribute(model, make_strategy())
+        hr.keras.distribute(model, hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"]))
 
 
 # --- failures -------------------------------------------------------------------------------------
