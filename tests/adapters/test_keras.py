@@ -14,6 +14,7 @@ HERE = Path(__file__).parent
 DATASETS, STRATEGIES = HERE / "keras_on_a_back_end.py", HERE / "keras_in_strategies.py"
 SERVERS = HERE / "keras_on_parameter_servers.py"
 EMBEDDINGS = HERE / "keras_embeddings_on_servers.py"
+FUNCTIONS = HERE / "keras_in_scheduled_functions.py"
 REPLICAS = HERE / "keras_on_mirrored_replicas.py"
 NAMES = {
     (DATASETS, "torch"): names_of_tests(DATASETS),
@@ -40,6 +41,8 @@ NAMES = {
     (REPLICAS, "jax"): names_of_tests(REPLICAS),
     (SERVERS, "torch"): names_of_tests(SERVERS),
     (SERVERS, "jax"): names_of_tests(SERVERS),
+    (FUNCTIONS, "torch"): names_of_tests(FUNCTIONS),
+    (FUNCTIONS, "jax"): names_of_tests(FUNCTIONS),
     (EMBEDDINGS, "torch"): names_of_tests(EMBEDDINGS),
     (EMBEDDINGS, "jax"): names_of_tests(EMBEDDINGS),
 }

@@ -109,10 +109,10 @@ def test_other_back_ends_are_refused(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
         "import keras\n"
-        "from headrace.adapters.keras_training.model_pickling import dump_model, load_model\n"
+        "from headrace.adapters.keras_training.model_pickling import dump_model, load_objects\n"
         "from headrace.errors import FailedPreconditionError\n"
         "model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])\n"
-        "for refuse, value in ((dump_model, model), (load_model, b'')):\n"
+        "for refuse, value in ((dump_model, model), (load_objects, b'')):\n"
         "    try:\n"
         "        refuse(value)\n"
         "    except FailedPreconditionError as error:\n"

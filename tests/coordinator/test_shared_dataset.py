@@ -63,6 +63,19 @@ def test_what_a_call_leaves_over_is_dealt_to_another(coordinator: ClusterCoordin
     noted.clear()
 
 
+def test_a_function_may_hold_the_dataset(coordinator: ClusterCoordinator):
+    noted.clear()
+    shared = coordinator.create_shared_dataset(hr.Dataset.range(40))
+
+    def take() -> None:
+        for _ in range(3):
+            note(int(next(shared)))
+
+    coordinator.run_epoch(take)
+    assert sorted(noted) == list(range(40))
+    noted.clear()
+
+
 def test_large_elements_are_dealt_as_they_are(coordinator: ClusterCoordinator):
     noted.clear()
     rows = np.arange(6 * 40_000, dtype=np.float32).reshape(6, 40_000)

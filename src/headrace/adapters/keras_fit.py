@@ -22,6 +22,7 @@ import keras
 
 from headrace.adapters.keras_dataset import KerasDataset
 from headrace.adapters.keras_training.dataset_creator import DatasetCreator
+from headrace.adapters.keras_training.strategy_of_model import set_strategy, strategy_of
 from headrace.data.dataset import Dataset
 from headrace.data.iterator import DatasetIterator
 from headrace.distribute.current import get_strategy
@@ -29,15 +30,13 @@ from headrace.distribute.dataset import DistributedDataset, DistributedDatasetsF
 from headrace.distribute.iterator import DistributedIterator
 from headrace.distribute.strategy import Strategy
 from headrace.errors import FailedPreconditionError
-from headrace.frameworks.keras_state import WHAT_WORKS
+from headrace.frameworks.keras_state import WHAT_WORKS, share_with
 from headrace.parameter_server.per_worker_input import PerWorkerInput
 from headrace.parameter_server.strategy import ParameterServerStrategy
 
 __all__ = ["distribute", "install", "mark_models"]
 
 _lock = threading.Lock()
-_STRATEGY = "_headrace_strategy"
-"""Attribute of a model: the strategy in whose scope it was made, if that has several replicas."""
 
 
 def install() -> None:
@@ -50,6 +49,7 @@ def install() -> None:
             _replace(name, prepare)
         if importlib.util.find_spec("tensorflow") is None:
             _replace_tensorboard()
+        share_with(_reduce_shared)
 
 
 def mark_models() -> None:
@@ -60,7 +60,7 @@ def mark_models() -> None:
     if (strategy := _distributing()) is not None:
         for each in gc.get_objects():
             if keras.Model in type(each).__mro__:
-                object.__setattr__(each, _STRATEGY, strategy)
+                set_strategy(each, strategy)
 
 
 def _distributing() -> Any:
@@ -80,7 +80,7 @@ def _replace_new() -> None:
     def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
         made = original(cls, *args, **kwargs)
         if (strategy := _distributing()) is not None:
-            object.__setattr__(made, _STRATEGY, strategy)
+            set_strategy(made, strategy)
         return made
 
     keras.Model.__new__ = staticmethod(new)
@@ -92,7 +92,7 @@ def _replace(name: str, prepare: Callable[[dict[str, Any]], None] | None) -> Non
 
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        strategy = vars(self).get(_STRATEGY)
+        strategy = strategy_of(self)
         if name in _DISTRIBUTED and isinstance(strategy, ParameterServerStrategy):
             if not strategy.cluster.is_closed or name == "fit":
                 return _on_parameter_servers(self, strategy, name)(*args, **kwargs)
@@ -143,6 +143,13 @@ def _on_parameter_servers(model: Any, strategy: Any, name: str) -> Callable[...,
     return method
 
 
+def _reduce_shared(value: Any) -> Any:
+    # Where it is used, likewise.
+    from headrace.adapters.keras_training.shared_objects import reduce_shared  # noqa: PLC0415
+
+    return reduce_shared(value)
+
+
 def _mirrored_trainer(model: Any, strategy: Any) -> Any:
     """Return what has a model train on mirrored replicas; None: it has none."""
     if strategy is None or isinstance(strategy, ParameterServerStrategy):
@@ -178,19 +185,19 @@ def distribute(model: keras.Model, strategy: Any) -> keras.Model:
             "`strategy` must be a ParameterServerStrategy, MirroredStrategy or "
             f"MultiWorkerMirroredStrategy, but got a value of type {type(strategy).__name__}"
         )
-    known = vars(model).get(_STRATEGY)
+    known = strategy_of(model)
     if known is not None and known is not strategy:
         raise FailedPreconditionError(
             f"the Keras model {model.name!r} belongs to {known!r} already: make another one, or "
             "keras.models.clone_model(model), outside of its scope"
         )
     if not _is_alone(strategy):
-        object.__setattr__(model, _STRATEGY, strategy)
+        set_strategy(model, strategy)
     return model
 
 
 def _check_strategy(model: Any, name: str) -> None:
-    own, strategy = vars(model).get(_STRATEGY), _distributing()
+    own, strategy = strategy_of(model), _distributing()
     if isinstance(own, ParameterServerStrategy):
         strategy = strategy or own
     elif strategy is own:

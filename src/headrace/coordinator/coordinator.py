@@ -31,7 +31,7 @@ from headrace.plan.source import INFINITE
 from headrace.transport.envelope import decode_error
 from headrace.transport.security import Security
 
-__all__ = ["ClusterCoordinator"]
+__all__ = ["ClusterCoordinator", "coordinator_of"]
 
 _MOST_QUEUED = 1 << 16
 _SETTLE_WITHIN = 0.1
@@ -72,9 +72,8 @@ class ClusterCoordinator:
     def __new__(cls, strategy: Any, *args: Any, **kwargs: Any) -> Self:
         """Return the coordinator that the strategy has, or a new one."""
         check_strategy(strategy)
-        known = _known.get(strategy)
-        found = None if known is None else known()
-        if found is not None and not found._running.is_stopped:
+        found = coordinator_of(strategy)
+        if found is not None:
             assert isinstance(found, cls)
             return found
         return super().__new__(cls)
@@ -127,7 +126,7 @@ class ClusterCoordinator:
         for number, address in cluster.workers.items():
             core.add_worker(address, time.monotonic(), number)
         self._shell = Shell(core, cluster.dial, cluster.servers)
-        self._keeping = Keeping(self._shell)
+        self._keeping = Keeping(self._shell, strategy)
         self._settings = settings
         self._reception = Reception(self._shell, cluster.staleness)
         self._running = RunningShell(self._shell)
@@ -244,6 +243,13 @@ class ClusterCoordinator:
             f"one of {len(waited)} functions",
         )
         self._shell.raise_failure()
+
+    @property
+    def activity(self) -> tuple[int, int]:
+        """Number of the function that was scheduled last, and of the first that has not ended."""
+        with self._shell.lock:
+            queue = self._shell.core.queue
+            return queue.last, queue.first
 
     @property
     def capacity(self) -> int:
@@ -439,6 +445,13 @@ class ClusterCoordinator:
     def __reduce__(self) -> tuple[Any, ...]:
         travels = isinstance(self._strategy, ParameterServerStrategy)
         return CoordinatorStub, (self._strategy if travels else None,)
+
+
+def coordinator_of(strategy: Any) -> ClusterCoordinator | None:
+    """Return the coordinator that a strategy has; None: it has none, or it is closed."""
+    known = _known.get(strategy)
+    found = None if known is None else known()
+    return None if found is None or found._running.is_stopped else found
 
 
 _known: weakref.WeakKeyDictionary[Any, weakref.ref[ClusterCoordinator]] = (

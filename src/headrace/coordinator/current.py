@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import threading
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from headrace.errors import CancelledError, FailedPreconditionError
 
 __all__ = [
+    "LeasedHere",
     "Resources",
     "Running",
     "get_current_worker_index",
     "kept_here",
-    "leased_here",
     "one_of",
     "running",
 ]
@@ -154,18 +154,32 @@ def kept_here(resource: int) -> Any:
     return here.resources.get(resource)
 
 
-def leased_here() -> Any:
-    """Return the iterator over what this closure was given of a shared dataset.
+class LeasedHere:
+    """The iterator over what the closure that runs was given of a shared dataset.
 
-    Raises:
-        FailedPreconditionError: It was given nothing.
+    A function that holds one is loaded once and called many times, so it looks for it in each call.
     """
-    here = running.get()
-    if here is None or here.lease is None:
-        raise FailedPreconditionError(
-            "a shared dataset can be read inside functions that run_epoch calls alone"
-        )
-    return here.lease
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._lease)
+
+    get_next = __next__
+
+    def get_next_as_optional(self) -> Any:
+        """Return the next element, or an `Optional` without a value at the end."""
+        return self._lease.get_next_as_optional()
+
+    @property
+    def _lease(self) -> Any:
+        here = running.get()
+        if here is None or here.lease is None:
+            raise FailedPreconditionError(
+                "a shared dataset can be read inside functions that run_epoch calls alone"
+            )
+        return here.lease
 
 
 def one_of(values: tuple[Any, ...]) -> Any:

@@ -21,9 +21,8 @@ from headrace.errors import (
     missing_module_hint,
 )
 from headrace.frameworks.keras_state import keras_state
-from headrace.parameter_server.pickling import refuse_keras
 from headrace.plan.node import describe_function
-from headrace.plan.serialize import held_by, references
+from headrace.plan.serialize import held_by, is_pickled_by_name, references
 from headrace.transport.channel import Buffer
 
 __all__ = ["Functions", "Loaded", "Loads"]
@@ -35,9 +34,14 @@ _DIGEST_BYTES = 16
 
 
 class Functions:
-    """The functions that were scheduled and that somebody still holds."""
+    """The functions that were scheduled and that somebody still holds.
 
-    def __init__(self) -> None:
+    Args:
+        strategy: Returns the strategy whose workers they are for.
+    """
+
+    def __init__(self, strategy: Callable[[], Any]) -> None:
+        self._strategy = strategy
         #: By identity, since functions may compare as they like.
         self._known: dict[int, tuple[weakref.ref[Any], Function]] = {}
 
@@ -56,7 +60,7 @@ class Functions:
                 f"`fn` must be a function that is called on a worker, but got {fn!r:.80} of type "
                 f"{type(fn).__name__}"
             )
-        function = _packed(fn)
+        function = _packed(fn, self._strategy())
         key, known_functions = id(fn), self._known
 
         def forget(gone: weakref.ref[Any]) -> None:
@@ -71,14 +75,17 @@ class Functions:
         return function
 
 
-def _packed(fn: Callable[..., Any]) -> Function:
-    packing = Packing(takes_inputs=False)
+def _packed(fn: Callable[..., Any], strategy: Any) -> Function:
+    packing = Packing(takes_inputs=False, strategy=strategy)
     name = describe_function(fn)
     try:
-        # Also what a function of an importable module refers to, which is pickled by its name.
-        for value in references(fn).values():
+        for value in references(fn).values() if is_pickled_by_name(fn) else ():
             if (found := keras_state(value)) is not None:
-                refuse_keras(found)
+                raise FailedPreconditionError(
+                    f"its module is imported on the worker, which makes {found} there again, "
+                    "another one than here: pass it as an argument, or define the function in the "
+                    "main program or inside a function"
+                )
         payload = pack(fn, packing)
     except Exception as error:
         if isinstance(error, HeadraceError):  # it says by itself what is wrong, and what would do

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,11 +30,13 @@ class Keeping:
 
     Args:
         shell: Runs closures.
+        strategy: Whose workers run them.
     """
 
-    def __init__(self, shell: Shell) -> None:
+    def __init__(self, shell: Shell, strategy: Any) -> None:
         self._shell = shell
-        self._functions = Functions()
+        self._strategy = weakref.ref(strategy)  # which holds this object
+        self._functions = Functions(self._strategy)
         self._numbers = itertools.count(1)
 
     def closure(
@@ -70,7 +73,7 @@ class Keeping:
             self._check_shares(function.kept, shares=shares)
             work = Work(function)
             return Closure(function.name, work, timeout=timeout, retries=retries)
-        packing = Packing(takes_inputs=True)
+        packing = self.packing(takes_inputs=True)
         arguments = _packed(function, args, kwargs, packing)
         self._check_shares((*function.kept, *packing.kept), shares=shares)
         work = Work(function, arguments, kept=tuple(packing.kept))
@@ -92,6 +95,10 @@ class Keeping:
             )
 
     # --- for handles (`per_worker.Keeper`) ------------------------------------------------------
+
+    def packing(self, *, takes_inputs: bool = False) -> Packing:
+        """Return what is found while something is packed for workers."""
+        return Packing(takes_inputs=takes_inputs, strategy=self._strategy())
 
     def next_resource(self) -> int:
         """Return a number that no other resource has."""

@@ -19,7 +19,16 @@ from headrace.coordinator.closure import Payload, Result
 from headrace.errors import FailedPreconditionError
 from headrace.parameter_server.pickling import ReplyPickler, WorkerPickler
 
-__all__ = ["NOTHING", "Packing", "input_value", "keep", "name_input", "pack", "unpack"]
+__all__ = [
+    "NOTHING",
+    "Packing",
+    "input_value",
+    "keep",
+    "name_input",
+    "pack",
+    "strategy_of_packing",
+    "unpack",
+]
 
 _ALONE_BYTES = 16 << 10
 """From so many bytes on, the memory of an array travels beside the pickle."""
@@ -33,12 +42,14 @@ class Packing:
     """What is found while something is packed.
 
     Attributes:
+        strategy: Whose workers it is for; None: that is not known.
         inputs: Results of other closures that it names.
         kept: Handles in it.
     """
 
-    def __init__(self, *, takes_inputs: bool) -> None:
+    def __init__(self, *, takes_inputs: bool, strategy: Any = None) -> None:
         self.takes_inputs = takes_inputs
+        self.strategy = strategy
         self.inputs: list[Result] = []
         self.kept: list[object] = []
 
@@ -121,6 +132,12 @@ def name_input(result: Result) -> int:
             return place
     packing.inputs.append(result)
     return len(packing.inputs) - 1
+
+
+def strategy_of_packing() -> Any:
+    """Return the strategy whose workers get what is being packed; None: nobody said."""
+    packing = _here.packing
+    return None if packing is None else packing.strategy
 
 
 def input_value(place: int) -> Any:

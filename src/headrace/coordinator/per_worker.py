@@ -33,6 +33,9 @@ class Keeper(Protocol):
     def next_resource(self) -> int:
         """Return a number that no other has."""
 
+    def packing(self) -> Packing:
+        """Return what is found while something is packed for workers."""
+
     def function(self, fn: Callable[..., Any]) -> Function:
         """Return a function, packed."""
 
@@ -89,11 +92,11 @@ class PerWorkerResource:
         number = keeper.next_resource()
         self._keeper = keeper
         # Packed once, but for the state: what it names is held as long as this is.
-        self._packing = packing = Packing(takes_inputs=False)
+        self._packing = packing = keeper.packing()
         first = pack((arguments(number, b""), {}), packing)
 
         def packed(state: bytes) -> Payload:
-            return pack((arguments(number, state), {}), Packing(takes_inputs=False))
+            return pack((arguments(number, state), {}), keeper.packing())
 
         self._resource = Resource(
             number, name, keeper.function(fn), lambda state: packed(state) if state else first

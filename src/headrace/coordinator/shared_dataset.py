@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from headrace.arguments import check_instance
 from headrace.coordinator.closure import Closure, Payload
-from headrace.coordinator.current import leased_here
+from headrace.coordinator.current import LeasedHere
 from headrace.coordinator.packing import keep, pack
 from headrace.coordinator.progress import Progress
 from headrace.coordinator.shell import Shell
@@ -166,7 +166,7 @@ class SharedDataset:
 
     def __reduce__(self) -> tuple[Any, ...]:
         keep(self)
-        return leased_here, ()
+        return LeasedHere, ()
 
     def __repr__(self) -> str:
         return f"<SharedDataset of {self.dataset!r}>"

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Callable
 from typing import Any
 
-__all__ = ["WHAT_WORKS", "is_keras_3", "keras_state"]
+__all__ = ["WHAT_WORKS", "is_keras_3", "keras_state", "share_with", "shared"]
 
 WHAT_WORKS = (
-    "What works: model.fit, evaluate and predict of a model that is made in the scope of this "
-    "strategy, or given to hr.keras.distribute(model, strategy); "
-    "model.fit(hr.keras.dataset(dataset)) of a model that is made outside of any scope; "
-    "hr.Variable with hr.optimizers in scheduled functions; or a model that each worker builds for "
-    "itself (coordinator.create_per_worker_values(build_model)), called with weights that are "
-    "passed as arguments: model.stateless_call(weights, [], x)"
+    "What works: model.fit, evaluate and predict, and functions that a coordinator schedules, with "
+    "a model that is made in the scope of this ParameterServerStrategy or given to "
+    "hr.keras.distribute(model, strategy); and model.fit(hr.keras.dataset(dataset)) of a model "
+    "that is made outside of any scope"
 )
 """The end of each error about a Keras model under a strategy."""
 
@@ -41,6 +40,24 @@ def keras_state(value: Any) -> str | None:
     if what == "layer" and not value.trainable_variables:
         return None  # without weights, or with constants: it is the same everywhere
     return f"the Keras {what} {getattr(value, 'name', kind.__name__)!r} ({kind.__name__})"
+
+
+_reduce: Callable[[Any], Any] | None = None
+
+
+def share_with(reduce: Callable[[Any], Any]) -> None:
+    """Say how Keras objects with state are pickled for workers: the argument of `shared`."""
+    global _reduce
+    _reduce = reduce
+
+
+def shared(value: Any) -> Any:
+    """Return how a Keras object with state is pickled for workers; None: it is not.
+
+    Args:
+        value: One of which `keras_state` has a description.
+    """
+    return None if _reduce is None else _reduce(value)
 
 
 @functools.cache

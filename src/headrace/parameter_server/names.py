@@ -34,6 +34,15 @@ class Names:
             self._given.add(free)
             return free
 
+    def unused(self, name: str) -> str:
+        """Return a name, with a number behind it if it was given already."""
+        with self._lock:
+            free, number = name, 0
+            while free in self._given:
+                number += 1
+                free = f"{name}_{number}"
+            return free
+
     def take_back(self, name: str) -> None:
         """Forget a name: what was to have it could not be made."""
         with self._lock:

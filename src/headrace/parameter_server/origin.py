@@ -14,7 +14,7 @@ carried out after them, and they are done when it ends.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol
@@ -26,6 +26,7 @@ __all__ = [
     "Attempt",
     "Begun",
     "Origin",
+    "at_end",
     "beginning",
     "finish",
     "gathering",
@@ -93,6 +94,7 @@ class Attempt:
         self.thread = threading.get_ident()
         #: In the order in which they were begun.
         self.begun: list[Begun] = []
+        self._at_end: list[Callable[[], None]] = []
         self._lock = threading.Lock()
         #: By target, and where the numbers of a replica begin.
         self._counts: dict[tuple[str, int], int] = {}
@@ -120,12 +122,18 @@ class Attempt:
             self._counts[target, first] = number + 1
         return WriteKey(incarnation=incarnation, closure=closure, worker=worker, number=number)
 
+    def at_end(self, fn: Callable[[], None]) -> None:
+        """Call a function once that of the user has returned, or has met the end of its data."""
+        self._at_end.append(fn)
+
     def finish(self) -> None:
-        """Wait for what was begun.
+        """Do what is left for the end, and wait for what was begun.
 
         Raises:
             Exception: What the first of it failed with.
         """
+        while self._at_end:
+            self._at_end.pop(0)()
         finish(self.begun)
         while self.begun:
             self.result_of(self.begun[0])
@@ -175,6 +183,15 @@ def gathering() -> Attempt | None:
     """Return the closure that keeps steps of optimizers here; None: they are pushed."""
     attempt = _here.get()
     return attempt if attempt is not None and attempt.gathers else None
+
+
+def at_end(fn: Callable[[], None]) -> None:
+    """Call a function at the end of the closure that the code belongs to; outside of one, now."""
+    attempt = _here.get()
+    if attempt is None:
+        fn()
+    else:
+        attempt.at_end(fn)
 
 
 def next_key(target: str) -> WriteKey | None:

@@ -8,10 +8,10 @@ from typing import Any, NoReturn
 from headrace.distribute.metrics import Metric
 from headrace.distribute.variable import Variable
 from headrace.errors import FailedPreconditionError
-from headrace.frameworks.keras_state import WHAT_WORKS, keras_state
+from headrace.frameworks.keras_state import WHAT_WORKS, keras_state, shared
 from headrace.plan.serialize import Pickler
 
-__all__ = ["ReplyPickler", "WorkerPickler", "pickle_for_workers", "refuse_keras"]
+__all__ = ["ReplyPickler", "WorkerPickler", "pickle_for_workers"]
 
 
 class WorkerPickler(Pickler):
@@ -29,7 +29,7 @@ class WorkerPickler(Pickler):
                 "argument: variable.read()"
             )
         if (found := keras_state(value)) is not None:
-            refuse_keras(found)
+            return shared(value) or _refuse_keras(found)
         return super().reducer_override(value)
 
 
@@ -45,18 +45,15 @@ class ReplyPickler(Pickler):
                 f"Variable {value.name!r} is an array of the worker's process: return its value, "
                 "variable.read()"
             )
+        if (found := keras_state(value)) is not None:
+            raise FailedPreconditionError(
+                f"{found} belongs to the worker's process: return arrays, such as "
+                "model.get_weights() or metric.result()"
+            )
         return super().reducer_override(value)
 
 
-def refuse_keras(found: str) -> NoReturn:
-    """Raise for a Keras object in what is sent to workers.
-
-    Args:
-        found: What `keras_state` says of it.
-
-    Raises:
-        FailedPreconditionError: Always.
-    """
+def _refuse_keras(found: str) -> NoReturn:
     raise FailedPreconditionError(
         f"{found} is in what is sent to a worker: each worker would train a copy of its own, and "
         f"this one would never change. {WHAT_WORKS}"

@@ -29,7 +29,7 @@ from headrace.parameter_server.pushing import Gradient
 from headrace.parameter_server.read_cache import ask_together
 from headrace.parameter_server.sums import Batch, split_by_rows
 
-__all__ = ["Sharded"]
+__all__ = ["Sharded", "add_together"]
 
 Rows = NDArray[np.int64]
 
@@ -101,16 +101,18 @@ class Sharded:
 
     def assign(self, how: str, value: NDArray[Any]) -> None:
         """Change the whole value."""
-        self.servers.ask_all(
-            [
-                Ask(
-                    shard.server,
-                    Assign(shard.spec.name, how, next_key(shard.spec.name)),
-                    [value if self.is_whole else value[shard.rows]],
-                )
-                for shard in self._shards
-            ]
-        )
+        self.servers.ask_all(self.assigns(how, value))
+
+    def assigns(self, how: str, value: NDArray[Any]) -> list[Ask]:
+        """Return what asks for a change of the whole value."""
+        return [
+            Ask(
+                shard.server,
+                Assign(shard.spec.name, how, next_key(shard.spec.name)),
+                [value if self.is_whole else value[shard.rows]],
+            )
+            for shard in self._shards
+        ]
 
     def scatter(self, how: str, rows: Rows, values: NDArray[Any]) -> None:
         """Change rows, in any order; one that is named twice is changed twice."""
@@ -148,3 +150,16 @@ class Sharded:
                 sent[0] = sent[0].astype(self._row_dtype)
                 asks.append(Ask(shard.server, operation, sent))
         return asks
+
+
+def add_together(pairs: Sequence[tuple[Any, NDArray[Any]]]) -> None:
+    """Add to several variables, for which each of their servers is asked once.
+
+    Args:
+        pairs: A variable on parameter servers of one cluster, and what is added, of its shape and
+            dtype.
+    """
+    wholes: list[tuple[Sharded, NDArray[Any]]] = [(each.sharded, value) for each, value in pairs]
+    asks = [ask for whole, value in wholes for ask in whole.assigns("add", value)]
+    if asks:
+        wholes[0][0].servers.ask_all(asks)

@@ -271,6 +271,10 @@ class ParameterServerStrategy(Strategy):
 
     # --- variables ----------------------------------------------------------------------------
 
+    def unused_name(self, name: str) -> str:
+        """Return a name for a variable or table, with a number behind it if there is one so."""
+        return self._names.unused(name)
+
     def make_variable(
         self, first: Initial, name: str | None, trainable: bool, aggregation: str
     ) -> tuple[Cluster, VariableRecord]:

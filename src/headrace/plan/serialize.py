@@ -22,7 +22,7 @@ from headrace.plan.traverse import walk
 from headrace.plan.user_function import step_name
 from headrace.versions import PLAN_FORMAT, own_versions, python_mismatch
 
-__all__ = ["Pickler", "dump_plan", "held_by", "load_plan", "references"]
+__all__ = ["Pickler", "dump_plan", "held_by", "is_pickled_by_name", "load_plan", "references"]
 
 _MAGIC = b"headrace-plan "
 _LONGEST_HEADER = 200
@@ -114,6 +114,18 @@ def references(fn: object) -> dict[str, Any]:
         with contextlib.suppress(ValueError):  # a variable that is assigned later
             held[name] = cell.cell_contents
     return held
+
+
+def is_pickled_by_name(fn: object) -> bool:
+    """Return whether a function is pickled as its module and name, not with what it refers to."""
+    fn = getattr(fn, "func", fn)  # of a functools.partial
+    module, name = getattr(fn, "__module__", None), getattr(fn, "__qualname__", "<locals>")
+    if module in ("__main__", None) or module in cloudpickle.list_registry_pickle_by_value():
+        return False
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found is fn
 
 
 def held_by(fn: object) -> str | None:

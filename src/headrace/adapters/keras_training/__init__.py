@@ -5,6 +5,9 @@
   order (`step_scheduler`), adds up metrics (`metric_totals`), scales the loss (`loss_scale`) and
   calls callbacks. `backup` saves all of that, and restores it.
 * `server_weights`: the variables of a model on parameter servers, as the coordinator sees them.
+  `linked_variables` has reads and assignments of a Keras variable go to them.
+* `shared_objects`: models, optimizers, metrics and variables in functions that a coordinator
+  schedules. `sent_objects` is what workers are told of them, and `worker_objects` what they do.
 * `worker_model`: the copy of a model on a training worker. `jax_steps` and `torch_steps` run one
   of the `steps` of it on their back end, with an optimizer that records gradients
   (`gradient_recorder`).
@@ -16,7 +19,9 @@
   `jax_replicas` and `torch_replicas` on their back end.
 * `model_pickling`: models as bytes for another process: the object graph, without values of
   variables.
-* `server_optimizers`: optimizers of Keras as optimizers that run on parameter servers.
+* `server_optimizers`: optimizers of Keras as optimizers that run on parameter servers;
+  `optimizer_on_servers` keeps the one of each.
+* `strategy_of_model`: which strategy a model belongs to.
 * `keras_internals`: every private module and attribute of Keras that this package relies on, with
   the versions of Keras that were tried.
 * `tensorboard`: a callback that writes metrics and weights for TensorBoard; `event_files` writes

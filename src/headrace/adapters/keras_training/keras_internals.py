@@ -45,12 +45,14 @@ __all__ = [
     "container_parts",
     "data_adapter",
     "dynamic_backend_name",
+    "excludes_from_decay",
     "fill_tracker",
     "first_epoch",
     "flat_logs",
     "graph_node_keys",
     "in_stateless_scope",
     "is_variable_value",
+    "learning_rate_variable",
     "mark_values",
     "optimizer_template",
     "produces_mask",
@@ -115,12 +117,11 @@ _LEFT_OUT = frozenset(
         "_eval_epoch_iterator",
         "_jax_state",
         "_jax_state_synced",
-        # Of this package.
-        "_headrace_strategy",
-        "_headrace_trainer",
     }
 )
-_NOT_SENT = frozenset({"_value", "_initializer", "_headrace_owner"})
+_NOT_SENT = frozenset({"_value", "_initializer"})
+_OWN_ATTRIBUTES = "_headrace_"
+"""How attributes begin that this package gives to objects of Keras; they are not sent."""
 _ITERATIONS = "_iterations"
 _NODES = "_nodes"
 
@@ -180,8 +181,8 @@ class CurrentLearningRate:
 
     def of(self, optimizer: Any) -> float | None:
         """Return the learning rate of an optimizer; None: a schedule says it."""
-        rate = optimizer._learning_rate
-        if not isinstance(rate, keras.Variable):
+        rate = learning_rate_variable(optimizer)
+        if rate is None:
             return None
         value = rate.value
         if keras.backend.backend() != "jax":
@@ -189,6 +190,20 @@ class CurrentLearningRate:
         if value is not self._last[0]:
             self._last = value, float(np.asarray(value))
         return self._last[1]
+
+
+def learning_rate_variable(optimizer: Any) -> Any:
+    """Return the variable that is the learning rate of an optimizer; None: a schedule says it."""
+    rate = optimizer._learning_rate
+    return rate if isinstance(rate, keras.Variable) else None
+
+
+def excludes_from_decay(optimizer: Any) -> bool:
+    """Return whether `exclude_from_weight_decay` of an optimizer was called."""
+    return bool(
+        getattr(optimizer, "_exclude_from_weight_decay", None)
+        or getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
+    )
 
 
 def value_of(variable: Any) -> Any:
@@ -234,7 +249,9 @@ def state_to_send(value: Any) -> dict[str, Any]:
     """Return the attributes of an object of a model's graph that are sent."""
     state = {}
     for name, attribute in vars(value).items():
-        if name in _LEFT_OUT or (name == _NODES and isinstance(value, Function)):
+        if name in _LEFT_OUT or name.startswith(_OWN_ATTRIBUTES):
+            continue
+        if name == _NODES and isinstance(value, Function):
             continue
         if isinstance(value, keras.Layer):
             if name in _RESET:
@@ -306,7 +323,11 @@ def variable_attributes(variable: Any) -> tuple[dict[str, Any], Any]:
 
     On JAX, and for a variable without a value, the parameter is None.
     """
-    state = {k: v for k, v in vars(variable).items() if k not in _NOT_SENT}
+    state = {
+        name: value
+        for name, value in vars(variable).items()
+        if name not in _NOT_SENT and not name.startswith(_OWN_ATTRIBUTES)
+    }
     value = vars(variable).get("_value")
     if value is None or keras.backend.backend() != "torch":
         return state, None
@@ -486,6 +507,8 @@ def optimizer_template(optimizer: Any) -> tuple[dict[str, Any], list[tuple[Any, 
     state: dict[str, Any] = {}
     numbers: list[tuple[Any, Any]] = []
     for name, value in vars(optimizer).items():
+        if name.startswith(_OWN_ATTRIBUTES):
+            continue
         if name in ("_tracker", "_variables"):
             state[name] = value  # replaced below, at the same place
         elif isinstance(value, keras.Variable):

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from headrace.adapters.keras_training.keras_internals import value_of
 from headrace.errors import FailedPreconditionError
 
-__all__ = ["MetricResults", "MetricTotals"]
+__all__ = ["MetricResults", "MetricTotals", "check_additive"]
 
 
 class MetricResults:
@@ -65,7 +65,8 @@ class MetricTotals:
     """
 
     def __init__(self, model: Any, results: MetricResults) -> None:
-        _check_additive(model)
+        model.reset_metrics()
+        check_additive(model.metrics, f"the Keras model {model.name!r}")
         self._variables = list(model.metrics_variables)
         self._sums: list[NDArray[Any]] = []
         self._results = results
@@ -105,15 +106,23 @@ class MetricTotals:
             variable.assign(value)
 
 
-def _check_additive(model: Any) -> None:
-    model.reset_metrics()
-    for metric in model.metrics:
+def check_additive(metrics: Sequence[Any], owner: str) -> None:
+    """Check that parts of metrics, which have just been reset, can be added.
+
+    Args:
+        metrics: Of Keras.
+        owner: What they belong to, for errors.
+
+    Raises:
+        FailedPreconditionError: Parts of one cannot be added; it is named.
+    """
+    for metric in metrics:
         for variable in metric.variables:
             is_sum = getattr(variable, "aggregation", "sum") == "sum"
             if not is_sum or np.any(value_of(variable)):
                 raise FailedPreconditionError(
-                    f"the metric {variable.path.rpartition('/')[0]!r} of the Keras model "
-                    f"{model.name!r} cannot be computed in parts: its variable {variable.name!r} "
+                    f"the metric {variable.path.rpartition('/')[0]!r} of {owner} cannot be "
+                    f"computed in parts: its variable {variable.name!r} "
                     + ("does not begin at zero" if is_sum else "is not a sum")
                     + ". Metrics under this strategy have variables that are sums, as those of "
                     "keras.metrics"

@@ -26,7 +26,7 @@ from headrace.parameter_server.pickling import WorkerPickler
 from headrace.plan.serialize import references
 from headrace.versions import own_versions, python_mismatch
 
-__all__ = ["ModelPickler", "dump_model", "load_model", "reduce_keras"]
+__all__ = ["ModelPickler", "dump_model", "dump_objects", "load_objects", "reduce_keras"]
 
 MODEL_FORMAT = 1
 """Number of the format of pickled models."""
@@ -61,27 +61,41 @@ def dump_model(model: keras.Model) -> bytes:
         )
     if model.compiled:
         _ = model.jit_compile  # "auto" is decided when it is first read
-    for layer in internals.all_layers(model):
-        internals.mark_values(layer)
+    return dump_objects(model, f"the model {model.name!r}", model)
+
+
+def dump_objects(value: Any, what: str, layer: Any = None) -> bytes:
+    """Return objects of Keras as bytes for another process, as `dump_model` does.
+
+    Args:
+        value: Of Keras, or a structure of such objects.
+        what: Words for it, for errors.
+        layer: The layer that all layers in `value` belong to, if there are any.
+
+    Raises:
+        FailedPreconditionError: Something in them cannot be pickled.
+    """
+    for each in () if layer is None else internals.all_layers(layer):
+        internals.mark_values(each)
     with io.BytesIO() as file:
         file.write(_header())
         pickler = ModelPickler(file)
         try:
-            pickler.dump_graph(model)
+            pickler.dump_graph(value)
         except Exception as error:
             culprit = _culprit(pickler.reduced) or error
             raise FailedPreconditionError(
-                f"the model {model.name!r} cannot be sent to another process: {culprit}. Create "
-                "such things in the methods that use them, not in the constructor"
+                f"{what} cannot be sent to another process: {culprit}. Create such things in the "
+                "methods that use them, not in the constructor"
             ) from error
         return file.getvalue()
 
 
-def load_model(data: bytes) -> keras.Model:
-    """Return the model that `dump_model` made. Runs code: only for bytes that are trusted.
+def load_objects(data: bytes) -> Any:
+    """Return what `dump_model` or `dump_objects` made. Runs code: only for trusted bytes.
 
     Returns:
-        The model, whose variables are zeros and whose optimizer is not built.
+        The objects, whose variables are zeros and whose optimizers are not built.
 
     Raises:
         FailedPreconditionError: Another version of Python or Keras, or another back end, wrote the
@@ -92,7 +106,7 @@ def load_model(data: bytes) -> keras.Model:
         file.seek(_checked_header(data))
         unpickler = pickle.Unpickler(file)
         try:
-            model = unpickler.load()
+            loaded = unpickler.load()
             while (found := unpickler.load()) is not None:
                 value, restore, state = found
                 restore(value, state)
@@ -102,7 +116,7 @@ def load_model(data: bytes) -> keras.Model:
                 "process: install it, or define the model's classes in the main program, whose "
                 "classes are sent with the model"
             ) from error
-    return model
+    return loaded
 
 
 class ModelPickler(WorkerPickler):

@@ -32,8 +32,12 @@ from headrace.adapters.keras_training.keras_internals import (
 from headrace.adapters.keras_training.loss_scale import LossScale, inner_optimizer
 from headrace.adapters.keras_training.metric_totals import MetricResults, MetricTotals
 from headrace.adapters.keras_training.model_pickling import dump_model
-from headrace.adapters.keras_training.server_optimizers import decays, server_optimizer
-from headrace.adapters.keras_training.server_weights import ServerWeights, StepCounter
+from headrace.adapters.keras_training.optimizer_on_servers import (
+    OptimizerOnServers,
+    optimizer_on_servers,
+)
+from headrace.adapters.keras_training.server_optimizers import decays
+from headrace.adapters.keras_training.server_weights import ServerWeights, weights_of
 from headrace.adapters.keras_training.step_scheduler import run_steps
 from headrace.adapters.keras_training.training_data import TrainingData, split_for_validation
 from headrace.adapters.keras_training.worker_model import (
@@ -95,7 +99,7 @@ class ParameterServerTrainer:
         self._worker_model: Any = None
         self._digest = b""
         self._optimizers: tuple[Any, Any, Any] | None = None
-        self._counter: StepCounter | None = None
+        self._on_servers: OptimizerOnServers | None = None
         self._loss_scale = LossScale(None)
         self._metric_results = MetricResults(model)
         self._rate = CurrentLearningRate()
@@ -262,14 +266,12 @@ class ParameterServerTrainer:
             last = result.logs
             run.totals.add(result.metrics)
             self._loss_scale.update(result.non_finite)
-            self._outdate()
             if has_batch_callbacks:
                 callbacks.on_train_batch_end(run.batch - 1, run.totals.logs(last))
             return not model.stop_training
 
         while not has_ended and not model.stop_training:
             run_steps(self._coordinator, steps(), deliver)
-            self._outdate()
             if backup is not None and not has_ended and not model.stop_training:
                 self._save(run, backup)
                 if backup.is_asked_to_end:
@@ -316,15 +318,12 @@ class ParameterServerTrainer:
         if found["learning_rate"] is not None:
             self._model.optimizer.learning_rate = found["learning_rate"]
         self._loss_scale.set_state(found["loss_scale"])
-        self._outdate()
+        self._placed.outdate()
+        if self._on_servers is not None:
+            self._on_servers.counted.note()
         self._placed.new_version()
         states: Sequence[Any] = found["callbacks"]
         return states
-
-    def _outdate(self) -> None:
-        self._placed.outdate()
-        if self._counter is not None:
-            self._counter.outdate()
 
     @property
     def _learning_rate(self) -> float | None:
@@ -457,10 +456,7 @@ class ParameterServerTrainer:
         """Build the model, and have its variables on the servers."""
         model = self._model
         build_model(model, data.peek())
-        if self._weights is None:
-            self._weights = ServerWeights(model, self._strategy)
-        else:
-            self._weights.place()
+        self._weights = weights_of(model, self._strategy)
 
     def _send_model(self) -> None:
         """Have workers hold the model as it is now, if they do not."""
@@ -491,7 +487,9 @@ class ParameterServerTrainer:
         if optimizer is None:
             return None, None
         if self._optimizers is None or self._optimizers[0] is not optimizer:
-            applies = server_optimizer(optimizer, f"{self._model.name}/{optimizer.name}")
+            name = f"{self._model.name}/{optimizer.name}"
+            self._on_servers = optimizer_on_servers(optimizer, self._strategy, name)
+            applies = self._on_servers.applies
             applies.exclude_from_weight_decay(
                 placed
                 for variable, placed in zip(
@@ -501,9 +499,6 @@ class ParameterServerTrainer:
             )
             counts = SGD(1.0, name=f"{self._model.name}/statistics", non_finite="apply")
             self._optimizers = optimizer, applies, counts
-            self._counter = StepCounter(
-                inner_optimizer(optimizer).iterations, lambda: applies.iterations
-            )
             self._loss_scale = LossScale(optimizer)
         return self._optimizers[1:]
 

@@ -8,8 +8,6 @@ servers, and gradients go there.
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -17,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.adapters.keras_training.rows import MissingRows, Rows, WholeWeightNeeded
+from headrace.adapters.keras_training.sent_objects import use_backend
 from headrace.errors import FailedPreconditionError
 from headrace.parameter_server.indexed_slices import IndexedSlices
 from headrace.parameter_server.read_cache import read_with_rows
@@ -107,16 +106,15 @@ class WorkerModel:
         optimizer: Any,
         statistics: Any,
     ) -> None:
-        if "keras" not in sys.modules:
-            os.environ["KERAS_BACKEND"] = backend
+        use_backend(backend)
         from headrace.adapters.keras_training.gradient_recorder import (  # noqa: PLC0415 - after it
             record_gradients,
         )
         from headrace.adapters.keras_training.model_pickling import (  # noqa: PLC0415 - likewise
-            load_model,
+            load_objects,
         )
 
-        self.model = load_model(data)
+        self.model = load_objects(data)
         if self.model.optimizer is not None:
             record_gradients(self.model.optimizer)
         self._trainable = list(trainable)

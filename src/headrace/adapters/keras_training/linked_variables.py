@@ -1,0 +1,103 @@
+"""Variables of Keras whose values are elsewhere: reads and assignments go to an owner.
+
+A variable keeps its object, and its class gets another one before it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from headrace.adapters.keras_training.keras_internals import in_stateless_scope
+
+__all__ = ["StepCounter", "link", "owner_of"]
+
+_OWNER = "_headrace_owner"
+
+
+class _Owner(Protocol):
+    """Who keeps the value of a variable elsewhere."""
+
+    def pull(self) -> None:
+        """Bring the variable up to date."""
+
+    def before_write(self) -> None:
+        """Prepare for an assignment of the variable here."""
+
+    def write(self, variable: Any) -> None:
+        """Take note that the variable was assigned here."""
+
+
+class StepCounter:
+    """Has `optimizer.iterations` of a model show how many steps the servers have counted.
+
+    Args:
+        variable: `optimizer.iterations`.
+        count: Returns the number of steps.
+        may_change: Returns whether it may have changed since this was last asked.
+    """
+
+    def __init__(
+        self, variable: Any, count: Callable[[], int], may_change: Callable[[], bool]
+    ) -> None:
+        self._variable = variable
+        self._count = count
+        self._may_change = may_change
+        self._is_pulling = False
+        link(variable, self)
+
+    def pull(self) -> None:
+        """Ask the servers, if that is necessary."""
+        if not self._is_pulling and self._may_change():
+            self._is_pulling = True
+            try:
+                self._variable.assign(self._count())
+            finally:
+                self._is_pulling = False
+
+    def before_write(self) -> None:
+        """Do nothing."""
+
+    def write(self, variable: Any) -> None:
+        """Keep what was assigned here: the servers count by themselves."""
+
+
+def link(variable: Any, owner: _Owner) -> None:
+    """Have reads and assignments of a Keras variable go to its owner, too."""
+    variable.__dict__[_OWNER] = owner
+    kind: Any = type(variable)
+    if not hasattr(kind, "local_class"):
+        variable.__class__ = _linked(kind)
+
+
+def owner_of(variable: Any) -> Any:
+    """Return who keeps the value of a variable elsewhere; None: nobody."""
+    return vars(variable).get(_OWNER)
+
+
+@functools.cache
+def _linked(kind: Any) -> type:
+    base: Any = kind
+
+    class ServerBackedVariable(base):  # type: ignore[misc]
+        """A Keras variable whose value is on parameter servers."""
+
+        local_class = kind
+
+        @property
+        def value(self) -> Any:
+            if not in_stateless_scope():
+                self.__dict__[_OWNER].pull()
+            return base.value.fget(self)
+
+        def assign(self, value: Any) -> Any:
+            if in_stateless_scope():
+                return base.assign(self, value)
+            self.__dict__[_OWNER].before_write()
+            result = base.assign(self, value)
+            self.__dict__[_OWNER].write(self)
+            return result
+
+    ServerBackedVariable.__name__ = ServerBackedVariable.__qualname__ = kind.__name__
+    return ServerBackedVariable

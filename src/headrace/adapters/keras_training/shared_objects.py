@@ -1,0 +1,180 @@
+"""Keras objects that functions use which a coordinator schedules, as the coordinator sees them.
+
+A model, layer, optimizer, metric or variable of Keras that such a function refers to is sent to
+each worker once (`create_per_worker_values` makes it there, see `worker_objects`). Its variables
+are on the parameter servers, for the coordinator and for all workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from headrace.adapters.keras_training.keras_internals import (
+    excludes_from_decay,
+    seed_variables,
+    value_of,
+)
+from headrace.adapters.keras_training.linked_variables import owner_of
+from headrace.adapters.keras_training.metric_totals import check_additive
+from headrace.adapters.keras_training.model_pickling import dump_model, dump_objects
+from headrace.adapters.keras_training.optimizer_on_servers import optimizer_on_servers
+from headrace.adapters.keras_training.sent_objects import (
+    SentOptimizer,
+    SentVariable,
+    VariableKind,
+    build_object,
+    variable_of,
+)
+from headrace.adapters.keras_training.server_weights import ServerVariables, weights_of
+from headrace.adapters.keras_training.strategy_of_model import models_of, strategy_of
+from headrace.coordinator.coordinator import ClusterCoordinator
+from headrace.coordinator.packing import strategy_of_packing
+from headrace.errors import FailedPreconditionError
+from headrace.parameter_server.optimizers import SGD
+from headrace.parameter_server.strategy import ParameterServerStrategy
+
+__all__ = ["SharedObject", "reduce_shared"]
+
+_SHARED = "_headrace_shared"
+
+
+def reduce_shared(value: Any) -> Any:
+    """Return how a Keras object is pickled for the workers of a strategy.
+
+    Args:
+        value: A model, layer, optimizer, metric or variable.
+
+    Returns:
+        What `__reduce_ex__` may return; None for a model that does not belong to the strategy.
+    """
+    strategy = strategy_of_packing()
+    if not isinstance(strategy, ParameterServerStrategy):
+        return None
+    if isinstance(value, keras.Model) and strategy_of(value) is not strategy:
+        return None
+    if isinstance(value, keras.Variable) and (root := _root_of(value, strategy)) is not None:
+        index = next(i for i, each in enumerate(_variables_of(root)) if each is value)
+        return variable_of, (root, index)
+    return _shared_object(value, strategy).resource.__reduce__()
+
+
+def _shared_object(value: Any, strategy: Any) -> SharedObject:
+    found = vars(value).get(_SHARED)
+    if found is None or found.strategy is not strategy:
+        found = SharedObject(value, strategy)
+        object.__setattr__(value, _SHARED, found)
+    shared: SharedObject = found
+    return shared
+
+
+class SharedObject:
+    """One Keras object that workers have.
+
+    Args:
+        value: A model, layer, optimizer, metric or variable. It is sent as it is now; later changes
+            of its variables reach workers, others do not.
+        strategy: A `ParameterServerStrategy`.
+
+    Attributes:
+        strategy: The strategy.
+        resource: Handle of what each worker makes of it.
+    """
+
+    def __init__(self, value: Any, strategy: Any) -> None:
+        self.strategy = strategy
+        what = f"the Keras {_kind_of(value)} {value.name!r}"
+        if isinstance(value, keras.Model):
+            dump_model(value)  # raises if it is not built
+        variables = [] if isinstance(value, keras.optimizers.Optimizer) else self._sent(value, what)
+        optimizers = self._optimizers(value)
+        data = dump_objects(
+            (value, _variables_of(value), [each for each, _ in optimizers]),
+            what,
+            value if isinstance(value, keras.Layer) else None,
+        )
+        statistics = SGD(
+            1.0, name=strategy.unused_name(f"{value.name}/statistics"), non_finite="apply"
+        )
+        self.resource = ClusterCoordinator(strategy).create_per_worker_values(
+            build_object,
+            args=(
+                keras.backend.backend(),
+                data,
+                variables,
+                [sent for _, sent in optimizers],
+                statistics,
+            ),
+        )
+
+    def _sent(self, value: Any, what: str) -> list[SentVariable]:
+        """Place the variables of an object on the servers; return what workers are told of them."""
+        if isinstance(value, keras.Model):
+            owner: ServerVariables = weights_of(value, self.strategy)
+        else:
+            owner = ServerVariables(self.strategy, value, what)
+        variables = _variables_of(value)
+        if isinstance(value, keras.Metric):
+            before = [value_of(each) for each in variables]
+            value.reset_state()
+            check_additive([value], "a scheduled function")
+            sent = [SentVariable(VariableKind.METRIC, owner.place(v, False)) for v in variables]
+            for variable, number in zip(variables, before, strict=True):
+                variable.assign(number)  # also on the servers, which may have had one of this name
+            return sent
+        layer = value if isinstance(value, keras.Layer) else None
+        seeds = {id(each) for each in ([] if layer is None else seed_variables(layer))}
+        sent = []
+        for each in variables:
+            if id(each) in seeds:
+                sent.append(SentVariable(VariableKind.SEED, None, value_of(each)))
+            else:
+                kind = VariableKind.WEIGHT if each.trainable else VariableKind.STATISTIC
+                sent.append(SentVariable(kind, owner.place(each, each.trainable)))
+        return sent
+
+    def _optimizers(self, value: Any) -> list[tuple[Any, SentOptimizer]]:
+        """Return the optimizer that an object is, or was compiled with."""
+        optimizer = getattr(value, "optimizer", None) if isinstance(value, keras.Model) else value
+        if not isinstance(optimizer, keras.optimizers.Optimizer):
+            return []
+        if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) or excludes_from_decay(
+            optimizer
+        ):
+            raise FailedPreconditionError(
+                f"the Keras optimizer {optimizer.name!r} scales the loss or excludes variables "
+                "from weight decay, which model.fit does and scheduled functions do not: use "
+                "another one there"
+            )
+        placed = optimizer_on_servers(optimizer, self.strategy, optimizer.name)
+        return [(optimizer, SentOptimizer(placed.applies, placed.rate))]
+
+
+def _root_of(variable: Any, strategy: Any) -> Any:
+    """Return the model, layer or metric that a variable belongs to; None: it is by itself."""
+    owner = owner_of(variable)
+    if isinstance(owner, ServerVariables):
+        return None if owner.root is variable else owner.root
+    for model in models_of(strategy):
+        if any(each is variable for each in _variables_of(model)):
+            return model
+    return None
+
+
+def _variables_of(value: Any) -> Sequence[Any]:
+    """Return the variables of an object, in the order in which workers know them."""
+    if isinstance(value, keras.Variable):
+        return [value]
+    if isinstance(value, keras.Metric):
+        return list(value.variables)
+    if isinstance(value, keras.Layer):
+        return [*value.trainable_variables, *value.non_trainable_variables]
+    return []
+
+
+def _kind_of(value: Any) -> str:
+    kinds = (keras.Model, keras.Layer, keras.Metric, keras.optimizers.Optimizer)
+    kind = next((each for each in kinds if isinstance(value, each)), keras.Variable)
+    return str(kind.__name__).lower()

@@ -1,0 +1,208 @@
+"""Keras objects in scheduled functions, as a worker has them.
+
+A worker's copy of a model, layer, metric or variable reads its values from the parameter servers
+once in each function call, and again after an optimizer has changed them. What a function assigns
+is added to the values on the servers, as the difference to what was read, when the function ends.
+So changes that several workers make add up. A metric begins each call at zero.
+
+The copy of an optimizer sends gradients to the parameter servers, where the step is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.adapters.keras_training.keras_internals import learning_rate_variable, value_of
+from headrace.adapters.keras_training.linked_variables import StepCounter, link, owner_of
+from headrace.adapters.keras_training.model_pickling import load_objects
+from headrace.adapters.keras_training.sent_objects import (
+    SentOptimizer,
+    SentVariable,
+    VariableKind,
+)
+from headrace.coordinator.current import get_current_worker_index, running
+from headrace.errors import FailedPreconditionError
+from headrace.parameter_server.arrays import refuse_while_tracing
+from headrace.parameter_server.origin import at_end
+from headrace.parameter_server.read_cache import read_together
+from headrace.parameter_server.sharded import add_together
+
+__all__ = ["WorkerVariables", "load_object", "send_gradients"]
+
+
+def load_object(
+    data: bytes,
+    variables: Sequence[SentVariable],
+    optimizers: Sequence[SentOptimizer],
+    statistics: Any,
+) -> tuple[Any, list[Any]]:
+    """Return a worker's copy of a Keras object, and its variables.
+
+    Args:
+        data: See `build_object`.
+        variables: Likewise.
+        optimizers: Likewise.
+        statistics: Likewise.
+    """
+    value, found, own_optimizers = load_objects(data)
+    if found:
+        WorkerVariables(list(zip(found, variables, strict=True)), statistics)
+    for optimizer, sent in zip(own_optimizers, optimizers, strict=True):
+        send_gradients(optimizer, sent)
+    return value, found
+
+
+class WorkerVariables:
+    """The variables of one Keras object on a worker.
+
+    Args:
+        variables: Each with what the coordinator said of it.
+        statistics: Applies changes of statistics.
+    """
+
+    def __init__(self, variables: Sequence[tuple[Any, SentVariable]], statistics: Any) -> None:
+        self._statistics = statistics
+        self._sent = {id(variable): (variable, sent) for variable, sent in variables}
+        #: The function call whose values are here, and the one at whose end `flush` is called.
+        self._call: Any = None
+        self._flushes: Any = None
+        self._is_pulling = False
+        #: By id of the variable: what was read, and which ones were assigned since.
+        self._read: dict[int, NDArray[Any]] = {}
+        self._changed: set[int] = set()
+        for variable, sent in variables:
+            if sent.value is not None:
+                variable.assign(_own_seed(sent.value))
+            else:
+                link(variable, self)
+
+    def placed(self, variable: Any) -> Any:
+        """Return a variable on the servers."""
+        return self._sent[id(variable)][1].placed
+
+    def pull(self) -> None:
+        """Read the values, once in a function call."""
+        here = running.get()
+        if self._is_pulling or (here is not None and here is self._call):
+            return
+        refuse_while_tracing("a variable of Keras")
+        if here is not None and not here.is_alone:
+            raise FailedPreconditionError(
+                "Keras objects in scheduled functions need workers that run one function at a "
+                "time: ClusterCoordinator(strategy, threads_per_worker=1)"
+            )
+        self._changed = set()
+        self._is_pulling = True
+        try:
+            pairs = [each for each in self._sent.values() if each[1].placed is not None]
+            is_metric = [sent.kind == VariableKind.METRIC for _, sent in pairs]
+            values = iter(
+                read_together(
+                    [
+                        sent.placed
+                        for (_, sent), zero in zip(pairs, is_metric, strict=True)
+                        if not zero
+                    ]
+                )
+            )
+            for (variable, sent), zero in zip(pairs, is_metric, strict=True):
+                value = np.zeros(sent.placed.shape, sent.placed.dtype) if zero else next(values)
+                self._read[id(variable)] = value
+                variable.assign(value)
+        finally:
+            self._is_pulling = False
+        self._call = here
+
+    def before_write(self) -> None:
+        """Read the values before one is assigned, so that the difference is known."""
+        self.pull()
+
+    def write(self, variable: Any) -> None:
+        """Take note that a variable was assigned: it is sent at the end of the function."""
+        if self._is_pulling:
+            return
+        self._changed.add(id(variable))
+        here = running.get()
+        if here is None or here is not self._flushes:
+            self._flushes = here
+            at_end(self.flush)
+
+    def flush(self) -> None:
+        """Send what was assigned; the next read asks the servers again."""
+        changed, self._changed = self._changed, set()
+        added, statistics = [], []
+        for key in sorted(changed, key=list(self._sent).index):
+            variable, sent = self._sent[key]
+            change = value_of(variable) - self._read[key]
+            if sent.kind == VariableKind.STATISTIC and sent.placed.dtype.kind == "f":
+                statistics.append((-change, sent.placed))
+            else:
+                added.append((sent.placed, change))
+        self._call = None
+        add_together(added)
+        if statistics:
+            self._statistics.apply_gradients(statistics)
+
+
+def _own_seed(seed: NDArray[Any]) -> NDArray[Any]:
+    """Return the state of a generator that draws other numbers on each worker."""
+    own = seed.copy()
+    own[0] = (int(seed[0]) + get_current_worker_index() * 0x9E3779B1) % (1 << 31)
+    return own
+
+
+# --- optimizers -----------------------------------------------------------------------------------
+
+_SENT = "_headrace_sent"
+
+
+def send_gradients(optimizer: Any, sent: SentOptimizer) -> None:
+    """Have an optimizer send gradients to the servers from now on."""
+    rate = learning_rate_variable(optimizer)
+    if rate is not None:
+        WorkerVariables([(rate, SentVariable(VariableKind.WEIGHT, sent.rate))], None)
+    StepCounter(optimizer.iterations, lambda: sent.applies.iterations, lambda: True)
+    kind = type(optimizer)
+    object.__setattr__(optimizer, _SENT, sent)
+    # A class of its own: Keras looks at classes of optimizers, and the name is in messages.
+    optimizer.__class__ = type(kind.__name__, (_SendingMixin, kind), {})
+
+
+class _SendingMixin:
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        if trainable_variables is None:
+            raise ValueError(
+                "optimizer.apply(gradients) in a scheduled function: pass the variables too, as in "
+                "optimizer.apply(gradients, model.trainable_variables)"
+            )
+        owners, pairs = {}, []
+        for gradient, variable in zip(grads, trainable_variables, strict=True):
+            owner = owner_of(variable)
+            if not isinstance(owner, WorkerVariables):
+                raise FailedPreconditionError(
+                    f"the variable {variable.path!r} is on no parameter server: make it, or its "
+                    "model, in strategy.scope(), outside of the function"
+                )
+            owners[id(owner)] = owner
+            pairs.append((gradient, owner.placed(variable)))
+        sent: SentOptimizer = vars(self)[_SENT]
+        if (rate := learning_rate_variable(self)) is not None:
+            sent.applies.learning_rate = float(value_of(rate))
+        sent.applies.apply_gradients(pairs)
+        for owner in owners.values():
+            owner.flush()
+
+    def apply_gradients(self, grads_and_vars: Any) -> None:
+        pairs = list(grads_and_vars)
+        self.apply([gradient for gradient, _ in pairs], [variable for _, variable in pairs])
+
+    def stateless_apply(self, *args: Any, **kwargs: Any) -> Any:
+        raise FailedPreconditionError(
+            "optimizer.stateless_apply in a scheduled function would change copies of the weights: "
+            "return the gradients from the compiled function, and call "
+            "optimizer.apply(gradients, model.trainable_variables)"
+        )
