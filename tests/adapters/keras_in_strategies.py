@@ -49,7 +49,7 @@ def functional() -> keras.Model:
 # --- capture --------------------------------------------------------------------------------------
 
 
-def test_keras_state_in_scheduled_functions_is_refused():
+def test_keras_state_that_is_not_of_a_strategy_is_refused_in_scheduled_functions():
     model, built = sequential(), keras.layers.Dense(1)
     built.build((None, 2))
     optimizer, metric = keras.optimizers.SGD(0.1), keras.metrics.Mean()
@@ -80,10 +80,12 @@ def test_keras_state_in_scheduled_functions_is_refused():
             ("model", lambda: coordinator.evaluate(
                 lambda shard: model.count_params(), hr.Dataset.range(4), 2, list)),
         ]:  # fmt: skip
-            with pytest.raises(
-                FailedPreconditionError, match=f"the Keras {found} .*stateless_call"
-            ):
+            with pytest.raises(FailedPreconditionError, match=f"the Keras {found} .*"):
                 call()
+        with pytest.raises(FailedPreconditionError, match=r"hr\.keras\.distribute\(model, strat"):
+            schedule(lambda: model.count_params())
+        with pytest.raises(FailedPreconditionError, match="is imported on the worker"):
+            schedule(use_imported_model)
         coordinator.join()
 
 

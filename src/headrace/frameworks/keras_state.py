@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["WHAT_WORKS", "is_keras_3", "keras_state", "share_with", "shared"]
+__all__ = ["LINKED", "WHAT_WORKS", "is_keras_3", "is_linked", "keras_state", "share_with", "shared"]
 
 WHAT_WORKS = (
     "What works: model.fit, evaluate and predict, and functions that a coordinator schedules, with "
@@ -41,6 +41,14 @@ def keras_state(value: Any) -> str | None:
         return None  # without weights, or with constants: it is the same everywhere
     return f"the Keras {what} {getattr(value, 'name', kind.__name__)!r} ({kind.__name__})"
 
+
+def is_linked(value: Any) -> bool:
+    """Return whether this is a Keras variable whose value is on parameter servers."""
+    return hasattr(type(value), LINKED)
+
+
+LINKED = "headrace_local_class"
+"""Attribute of classes of such variables: the class that Keras gave them."""
 
 _reduce: Callable[[Any], Any] | None = None
 

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from headrace.distribute.metrics import Metric
 from headrace.distribute.variable import Variable
 from headrace.errors import FailedPreconditionError
-from headrace.frameworks.keras_state import WHAT_WORKS, keras_state, shared
+from headrace.frameworks.keras_state import WHAT_WORKS, is_linked, keras_state, shared
 from headrace.plan.serialize import Pickler
 
 __all__ = ["ReplyPickler", "WorkerPickler", "pickle_for_workers"]
@@ -45,10 +45,10 @@ class ReplyPickler(Pickler):
                 f"Variable {value.name!r} is an array of the worker's process: return its value, "
                 "variable.read()"
             )
-        if (found := keras_state(value)) is not None:
+        if is_linked(value):
             raise FailedPreconditionError(
-                f"{found} belongs to the worker's process: return arrays, such as "
-                "model.get_weights() or metric.result()"
+                f"{keras_state(value)} is that of a worker, whose value is on parameter servers: "
+                "return arrays, such as model.get_weights() or metric.result()"
             )
         return super().reducer_override(value)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from headrace.adapters.keras_training.keras_internals import in_stateless_scope
+from headrace.frameworks.keras_state import LINKED
 
 __all__ = ["StepCounter", "link", "owner_of"]
 
@@ -67,7 +68,7 @@ def link(variable: Any, owner: _Owner) -> None:
     """Have reads and assignments of a Keras variable go to its owner, too."""
     variable.__dict__[_OWNER] = owner
     kind: Any = type(variable)
-    if not hasattr(kind, "local_class"):
+    if not hasattr(kind, LINKED):
         variable.__class__ = _linked(kind)
 
 
@@ -83,8 +84,6 @@ def _linked(kind: Any) -> type:
     class ServerBackedVariable(base):  # type: ignore[misc]
         """A Keras variable whose value is on parameter servers."""
 
-        local_class = kind
-
         @property
         def value(self) -> Any:
             if not in_stateless_scope():
@@ -99,5 +98,6 @@ def _linked(kind: Any) -> type:
             self.__dict__[_OWNER].write(self)
             return result
 
+    setattr(ServerBackedVariable, LINKED, kind)
     ServerBackedVariable.__name__ = ServerBackedVariable.__qualname__ = kind.__name__
     return ServerBackedVariable

@@ -22,6 +22,7 @@ import keras
 
 from headrace.adapters.keras_training import keras_internals as internals
 from headrace.errors import FailedPreconditionError
+from headrace.frameworks.keras_state import LINKED
 from headrace.parameter_server.pickling import WorkerPickler
 from headrace.plan.serialize import references
 from headrace.versions import own_versions, python_mismatch
@@ -196,7 +197,7 @@ def _reduce_optimizer(optimizer: Any) -> Any:
 
 def _reduce_variable(variable: Any) -> Any:
     state = internals.variable_attributes(variable)
-    kind = getattr(type(variable), "local_class", type(variable))  # see `server_weights`
+    kind = getattr(type(variable), LINKED, type(variable))
     return _new, (kind,), state, None, None, _set_variable
 
 
