@@ -25,6 +25,7 @@ from keras.src.utils.backend_utils import DynamicBackend
 from keras.src.utils.python_utils import pythonify_logs
 
 from headrace.errors import FailedPreconditionError
+from headrace.parameter_server.arrays import as_array
 
 __all__ = [
     "BACK_ENDS",
@@ -208,8 +209,8 @@ def excludes_from_decay(optimizer: Any) -> bool:
 
 def value_of(variable: Any) -> Any:
     """Return the value of a variable as an array of NumPy that belongs to the caller."""
-    # `np.array(variable)` warns: Keras' `__array__` knows no `copy`.
-    return np.array(keras.ops.convert_to_numpy(variable.value))
+    # `np.array(variable)` warns, and so does Keras' `convert_to_numpy` with PyTorch.
+    return np.array(as_array(variable.value))
 
 
 def seed_variables(model: Any) -> list[Any]:
@@ -515,7 +516,7 @@ def optimizer_template(optimizer: Any) -> tuple[dict[str, Any], list[tuple[Any, 
             if name == _ITERATIONS or not _assigns(kind, "build", name):
                 state[name] = value
                 if name != _ITERATIONS:
-                    numbers.append((value, keras.ops.convert_to_numpy(value.value)))
+                    numbers.append((value, value_of(value)))
             elif _assigns(kind, "__init__", name):
                 state[name] = None
         elif any(isinstance(each, keras.Variable) for each in _flat(value)):
