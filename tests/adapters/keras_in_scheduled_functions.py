@@ -216,6 +216,60 @@ def test_the_coordinator_sets_learning_rates_and_weights(make_coordinator):
     assert keras.ops.convert_to_numpy(variable.value).tolist() == [46.5] * 3
 
 
+def test_each_optimizer_counts_its_own_steps(make_coordinator):
+    coordinator = make_coordinator()
+    with coordinator.strategy.scope():
+        variable = keras.Variable(np.zeros(3, "f4"))
+        first, second = keras.optimizers.Adam(0.1), keras.optimizers.Adam(0.1)
+
+    def step():
+        first.apply([np.ones(3, "f4")], [variable])
+        second.apply([np.ones(3, "f4")], [variable])
+        second.apply([np.ones(3, "f4")], [variable])
+        return int(keras.ops.convert_to_numpy(second.iterations.value))
+
+    counts = []
+    for _ in range(2):  # servers that other tests have used do not begin at 0
+        last = coordinator.schedule(step).fetch()
+        counts.append([int(first.iterations.value), int(second.iterations.value)])
+        assert counts[-1][1] == last
+    assert np.diff(counts, axis=0).tolist() == [[1, 2]]
+
+
+def test_another_coordinator_of_the_strategy_goes_on(make_coordinator):
+    coordinator = make_coordinator(staleness=0)
+    model, optimizer, metric = made(coordinator.strategy)
+    step = make_step(model, optimizer, [metric])
+    coordinator.schedule(step, args=batches()[0]).fetch()
+    coordinator.close()
+    before = model.get_weights()
+    with hr.coordinator.ClusterCoordinator(coordinator.strategy) as another:
+        another.schedule(step, args=batches()[1]).fetch()
+        assert float(metric.count.value) == 20
+        assert not np.array_equal(before[0], model.get_weights()[0])
+
+
+def test_a_round_is_a_step_of_all_of_its_batches(make_coordinator):
+    coordinator = make_coordinator(mode="sync", round_size=2)
+    with coordinator.strategy.scope():
+        variable = keras.Variable(np.zeros(2, "f4"))
+        statistic = keras.Variable(np.zeros(2, "f4"), trainable=False)
+        optimizer = keras.optimizers.SGD(1.0)
+        mean = keras.metrics.Mean(f"mean{next(NUMBERS)}")
+
+    def step(number):
+        optimizer.apply([np.full(2, number, "f4")], [variable])
+        statistic.assign_add(np.full(2, number, "f4"))
+        mean.update_state(number)
+
+    for number in (1.0, 3.0, 4.0, 8.0):
+        coordinator.schedule(step, args=(number,))
+    coordinator.join()
+    assert keras.ops.convert_to_numpy(variable.value).tolist() == [-8.0, -8.0]
+    assert keras.ops.convert_to_numpy(statistic.value).tolist() == [8.0, 8.0]
+    assert float(mean.result()) == 4.0
+
+
 def test_layers_and_variables_of_a_model_are_the_models(make_coordinator):
     coordinator = make_coordinator(staleness=0)
     model, optimizer, _ = made(coordinator.strategy)

@@ -185,7 +185,7 @@ def _packed(
     try:
         payload = pack((tuple(args or ()), kwargs or {}), packing)
     except Exception as error:
-        which = _culprit(args, kwargs)
+        which = _culprit(args, kwargs, packing.strategy)
         raise FailedPreconditionError(
             f"the arguments of {function.name} cannot be sent to a worker: "
             f"{which}{describe_error(error)}"
@@ -194,13 +194,13 @@ def _packed(
     return payload
 
 
-def _culprit(args: Any, kwargs: dict[str, Any] | None) -> str:
+def _culprit(args: Any, kwargs: dict[str, Any] | None, strategy: Any) -> str:
     """Return words for the argument that cannot be packed; empty: it is not one alone."""
     named = [(f"args[{place}]", value) for place, value in enumerate(args or ())]
     named += [(f"kwargs[{name!r}]", value) for name, value in (kwargs or {}).items()]
     for name, value in named:
         try:
-            pack(value, Packing(takes_inputs=True))
+            pack(value, Packing(takes_inputs=True, strategy=strategy))
         except Exception:
             return f"{name}, of type {type(value).__name__}: "
     return ""

@@ -22,16 +22,17 @@ class OptimizerOnServers:
     Args:
         optimizer: Of Keras. Its `iterations` show how many steps the servers have counted.
         strategy: A `ParameterServerStrategy`.
-        name: Of its slots on the servers.
+        name: Of its slots on the servers; None: that of its class, with a number.
 
     Attributes:
         applies: The optimizer on the servers.
         counted: Notes when the count of steps may have changed.
     """
 
-    def __init__(self, optimizer: Any, strategy: Any, name: str) -> None:
+    def __init__(self, optimizer: Any, strategy: Any, name: str | None) -> None:
         self.strategy = strategy
-        self.applies = server_optimizer(optimizer, name)
+        with strategy.scope():
+            self.applies = server_optimizer(optimizer, name)
         self.counted = Changes(strategy)
         self._rate: Any = None
         self._variable = learning_rate_variable(inner_optimizer(optimizer))
@@ -43,8 +44,10 @@ class OptimizerOnServers:
         """The learning rate as a variable on the servers; None: a schedule says it."""
         if self._variable is not None and self._rate is None:
             name = self.strategy.unused_name(f"{self.applies.name}/learning_rate")
+            value = value_of(self._variable)
             with self.strategy.scope():
-                self._rate = PlacedVariable(value_of(self._variable), name=name, trainable=False)
+                self._rate = PlacedVariable(value, name=name, trainable=False)
+            self._rate.assign(value)  # the servers may have had one of this name
             link(self._variable, _Rate(self._rate, self.strategy))
         return self._rate
 
@@ -68,13 +71,15 @@ class _Rate:
             self._placed.assign(value_of(variable))
 
 
-def optimizer_on_servers(optimizer: Any, strategy: Any, name: str) -> OptimizerOnServers:
+def optimizer_on_servers(
+    optimizer: Any, strategy: Any, name: str | None = None
+) -> OptimizerOnServers:
     """Return what stands for an optimizer on the servers; the same one each time.
 
     Args:
         optimizer: Of Keras.
         strategy: A `ParameterServerStrategy`.
-        name: Of its slots, where it is not known yet.
+        name: See `OptimizerOnServers`; it counts where the optimizer was not on servers before.
     """
     found: OptimizerOnServers | None = vars(optimizer).get(_PLACED)
     if found is None or found.strategy is not strategy:

@@ -88,7 +88,9 @@ _SCHEDULES = (
 """Schedules that Keras and Headrace both have, with the same arguments."""
 
 
-def server_optimizer(optimizer: keras.optimizers.Optimizer, name: str) -> optimizers.Optimizer:
+def server_optimizer(
+    optimizer: keras.optimizers.Optimizer, name: str | None
+) -> optimizers.Optimizer:
     """Return the optimizer of `hr.optimizers` with the numbers that an optimizer of Keras has now.
 
     Schedules are evaluated in NumPy's numbers where Headrace has their formula; others are called.
@@ -98,7 +100,7 @@ def server_optimizer(optimizer: keras.optimizers.Optimizer, name: str) -> optimi
 
     Args:
         optimizer: Of Keras; it need not be built, and is not changed.
-        name: Name that slots and the count of steps have on the servers.
+        name: Name that slots and the count of steps have on the servers; None: one is given to it.
 
     Raises:
         FailedPreconditionError: Parameter servers do not run it (`check_optimizer`).

@@ -63,8 +63,9 @@ def reduce_shared(value: Any) -> Any:
 
 def _shared_object(value: Any, strategy: Any) -> SharedObject:
     found = vars(value).get(_SHARED)
-    if found is None or found.strategy is not strategy:
-        found = SharedObject(value, strategy)
+    coordinator = ClusterCoordinator(strategy)
+    if found is None or found.coordinator is not coordinator:
+        found = SharedObject(value, coordinator)
         object.__setattr__(value, _SHARED, found)
     shared: SharedObject = found
     return shared
@@ -76,15 +77,16 @@ class SharedObject:
     Args:
         value: A model, layer, optimizer, metric or variable. It is sent as it is now; later changes
             of its variables reach workers, others do not.
-        strategy: A `ParameterServerStrategy`.
+        coordinator: Of a `ParameterServerStrategy`.
 
     Attributes:
-        strategy: The strategy.
+        coordinator: The coordinator.
         resource: Handle of what each worker makes of it.
     """
 
-    def __init__(self, value: Any, strategy: Any) -> None:
-        self.strategy = strategy
+    def __init__(self, value: Any, coordinator: ClusterCoordinator) -> None:
+        self.coordinator = coordinator
+        self._strategy = strategy = coordinator.strategy
         what = f"the Keras {_kind_of(value)} {value.name!r}"
         if isinstance(value, keras.Model):
             dump_model(value)  # raises if it is not built
@@ -98,7 +100,7 @@ class SharedObject:
         statistics = SGD(
             1.0, name=strategy.unused_name(f"{value.name}/statistics"), non_finite="apply"
         )
-        self.resource = ClusterCoordinator(strategy).create_per_worker_values(
+        self.resource = coordinator.create_per_worker_values(
             build_object,
             args=(
                 keras.backend.backend(),
@@ -112,9 +114,9 @@ class SharedObject:
     def _sent(self, value: Any, what: str) -> list[SentVariable]:
         """Place the variables of an object on the servers; return what workers are told of them."""
         if isinstance(value, keras.Model):
-            owner: ServerVariables = weights_of(value, self.strategy)
+            owner: ServerVariables = weights_of(value, self._strategy)
         else:
-            owner = ServerVariables(self.strategy, value, what)
+            owner = ServerVariables(self._strategy, value, what)
         variables = _variables_of(value)
         if isinstance(value, keras.Metric):
             before = [value_of(each) for each in variables]
@@ -148,7 +150,7 @@ class SharedObject:
                 "from weight decay, which model.fit does and scheduled functions do not: use "
                 "another one there"
             )
-        placed = optimizer_on_servers(optimizer, self.strategy, optimizer.name)
+        placed = optimizer_on_servers(optimizer, self._strategy)
         return [(optimizer, SentOptimizer(placed.applies, placed.rate))]
 
 
