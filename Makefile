@@ -20,6 +20,8 @@ BENCH_EXTRAS := bench,compression
 PIP_FLAGS := --quiet --quiet --disable-pip-version-check --no-input
 
 export PIP_NO_WARN_SCRIPT_LOCATION := 1
+# Tests start hundreds of Python processes; without cached bytecode each compiles Headrace again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup demo demo-flights test check soak bench docs clean
 .DEFAULT_GOAL := test
