@@ -58,19 +58,23 @@ def outcomes(
         For each test function what its failures say; "" if there are none.
     """
     report = folder / f"{file.stem}.xml"
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "pytest", "-q", "-p", "no:xdist"),
-            *("-p", "no:cacheprovider", f"--junitxml={report}", f"--rootdir={ROOT}"),
-            *([f"{file}::{name}" for name in names] or [str(file)]),
-        ],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=170,
-        check=False,
-    )
+    command = [
+        *(sys.executable, "-m", "pytest", "-q", "-p", "no:xdist"),
+        *("-p", "no:cacheprovider", f"--junitxml={report}", f"--rootdir={ROOT}"),
+        *([f"{file}::{name}" for name in names] or [str(file)]),
+    ]
+    try:
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            timeout=170,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        return {"": str(error)}  # of all its tests: another one would wait as long
     if not report.exists():
         return {"": done.stdout + done.stderr}
     found: dict[str, str] = {}
