@@ -362,7 +362,7 @@ def test_what_cannot_work_says_so(make_coordinator):
     cases = [
         (stateless, "return the gradients"),
         (without_variables, "pass the variables too"),
-        (own_variable, "is on no parameter server"),
+        (own_variable, "is not on the parameter servers"),
         (lambda: metric.variables[0], r"metric\.result\(\)"),
     ]
     if IS_JAX:

@@ -7,7 +7,7 @@
 * `server_weights`: the variables of a model on parameter servers, as the coordinator sees them.
   `linked_variables` has reads and assignments of a Keras variable go to them.
 * `shared_objects`: models, optimizers, metrics and variables in functions that a coordinator
-  schedules. `sent_objects` is what workers are told of them, and `worker_objects` what they do.
+  schedules. `object_specs` describes them to workers, and `worker_objects` are the copies there.
 * `worker_model`: the copy of a model on a training worker. `jax_steps` and `torch_steps` run one
   of the `steps` of it on their back end, with an optimizer that records gradients
   (`gradient_recorder`).

@@ -1,6 +1,6 @@
-"""Variables of Keras whose values are elsewhere: reads and assignments go to an owner.
+"""Keras variables whose reads and assignments go through an owner.
 
-A variable keeps its object, and its class gets another one before it.
+`link` keeps the variable object and replaces its class with a subclass.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ _OWNER = "_headrace_owner"
 
 
 class _Owner(Protocol):
-    """Who keeps the value of a variable elsewhere."""
+    """Reads and writes the value of a variable in another place."""
 
     def pull(self) -> None:
         """Bring the variable up to date."""
 
     def before_write(self) -> None:
-        """Prepare for an assignment of the variable here."""
+        """Prepare for an assignment in this process."""
 
     def write(self, variable: Any) -> None:
-        """Take note that the variable was assigned here."""
+        """Handle an assignment in this process."""
 
 
 class StepCounter:
-    """Has `optimizer.iterations` of a model show how many steps the servers have counted.
+    """Makes `optimizer.iterations` show the number of steps that the servers have counted.
 
     Args:
         variable: `optimizer.iterations`.
@@ -61,11 +61,11 @@ class StepCounter:
         """Do nothing."""
 
     def write(self, variable: Any) -> None:
-        """Keep what was assigned here: the servers count by themselves."""
+        """Do nothing: only the servers count."""
 
 
 def link(variable: Any, owner: _Owner) -> None:
-    """Have reads and assignments of a Keras variable go to its owner, too."""
+    """Make reads and assignments of a Keras variable call its owner."""
     variable.__dict__[_OWNER] = owner
     kind: Any = type(variable)
     if not hasattr(kind, LINKED):
@@ -73,7 +73,7 @@ def link(variable: Any, owner: _Owner) -> None:
 
 
 def owner_of(variable: Any) -> Any:
-    """Return who keeps the value of a variable elsewhere; None: nobody."""
+    """Return the owner of a variable, or None."""
     return vars(variable).get(_OWNER)
 
 

@@ -1,4 +1,4 @@
-"""The optimizer on the parameter servers that takes the steps of an optimizer of Keras."""
+"""The optimizer on the parameter servers for an optimizer of Keras."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _PLACED = "_headrace_placed"
 
 
 class OptimizerOnServers:
-    """What stands for an optimizer of Keras on the servers of a strategy.
+    """An optimizer on the servers with the numbers of an optimizer of Keras.
 
     Args:
-        optimizer: Of Keras. Its `iterations` show how many steps the servers have counted.
+        optimizer: The optimizer of Keras. Its `iterations` show the servers' count of steps.
         strategy: A `ParameterServerStrategy`.
-        name: Of its slots on the servers; None: that of its class, with a number.
+        name: The name of its slots on the servers; None for the name of its class and a number.
 
     Attributes:
         applies: The optimizer on the servers.
-        counted: Notes when the count of steps may have changed.
+        counted: Whether the count of steps may have changed.
     """
 
     def __init__(self, optimizer: Any, strategy: Any, name: str | None) -> None:
@@ -41,7 +41,7 @@ class OptimizerOnServers:
 
     @property
     def rate(self) -> Any:
-        """The learning rate as a variable on the servers; None: a schedule says it."""
+        """The learning rate, a variable on the servers; None if the optimizer has a schedule."""
         if self._variable is not None and self._rate is None:
             name = self.strategy.unused_name(f"{self.applies.name}/learning_rate")
             value = value_of(self._variable)
@@ -53,14 +53,14 @@ class OptimizerOnServers:
 
 
 class _Rate:
-    """Has workers know the learning rate that is set here."""
+    """Writes the learning rate that is set in this process to the servers."""
 
     def __init__(self, placed: Any, strategy: Any) -> None:
         self._placed = placed
         self._strategy = strategy
 
     def pull(self) -> None:
-        """Do nothing: it is set here alone."""
+        """Do nothing: only this process sets it."""
 
     def before_write(self) -> None:
         """Do nothing."""
@@ -74,12 +74,12 @@ class _Rate:
 def optimizer_on_servers(
     optimizer: Any, strategy: Any, name: str | None = None
 ) -> OptimizerOnServers:
-    """Return what stands for an optimizer on the servers; the same one each time.
+    """Return the optimizer on the servers for an optimizer of Keras, the same object each time.
 
     Args:
-        optimizer: Of Keras.
+        optimizer: The optimizer of Keras.
         strategy: A `ParameterServerStrategy`.
-        name: See `OptimizerOnServers`; it counts where the optimizer was not on servers before.
+        name: As for `OptimizerOnServers`; the first call decides.
     """
     found: OptimizerOnServers | None = vars(optimizer).get(_PLACED)
     if found is None or found.strategy is not strategy:

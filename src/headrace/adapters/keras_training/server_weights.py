@@ -38,8 +38,8 @@ class ServerVariables:
 
     Args:
         strategy: A `ParameterServerStrategy`.
-        root: What they belong to: a model, layer, metric or variable.
-        what: Words for it, for errors.
+        root: The model, layer, metric or variable that they belong to.
+        what: Its description in errors.
 
     Attributes:
         version: Changes with each write from here, and with `new_version`.
@@ -56,13 +56,13 @@ class ServerVariables:
         self.version = 0
 
     def place(self, variable: Any, trainable: bool) -> Any:
-        """Return a variable on the servers, which is made there if that was not done yet."""
+        """Return a variable on the servers. The first call creates it there."""
         found = self._placed.get(id(variable))
         if found is not None:
             return found[1]
         other = owner_of(variable)
         if isinstance(other, ServerVariables) and other._strategy is self._strategy:
-            # A function uses it by itself, beside its model.
+            # A function uses it separately from its model.
             _, placed = self._placed[id(variable)] = other._placed[id(variable)]
             link(variable, self)
             return placed
@@ -81,7 +81,7 @@ class ServerVariables:
 
     @property
     def root(self) -> Any:
-        """What they belong to."""
+        """The model, layer, metric or variable that they belong to."""
         return self._root()
 
     @property
@@ -90,12 +90,12 @@ class ServerVariables:
         return {placed.name: placed for _, placed in self._placed.values()}
 
     def new_version(self) -> int:
-        """Return a version for which workers read all values again."""
+        """Return a new version. Workers read all values again when it changes."""
         self.version += 1
         return self.version
 
     def outdate(self) -> None:
-        """Take note that the values on the servers were changed, by no scheduled function."""
+        """Mark the values as outdated, after a change that no scheduled function made."""
         self._changes.note()
 
     def pull(self) -> None:
@@ -142,7 +142,7 @@ class ServerWeights(ServerVariables):
     Attributes:
         trainable: The trainable variables on the servers, in the order of the model.
         state: The non-trainable ones; None for seeds, which stay here.
-        kinds: What each of those is (`StateKind`).
+        kinds: The `StateKind` of each of those.
     """
 
     def __init__(self, model: Any, strategy: Any) -> None:
@@ -151,7 +151,7 @@ class ServerWeights(ServerVariables):
         self.place_all()
 
     def place_all(self) -> None:
-        """Place the variables that are not on the servers yet, and look at what each one is."""
+        """Place the variables that are not on the servers yet, and set the attributes."""
         model = self._model
         seeds = {id(each) for each in seed_variables(model)}
         self.trainable = [self.place(each, True) for each in model.trainable_variables]
@@ -207,10 +207,10 @@ _WEIGHTS = "_headrace_weights"
 
 
 class Changes:
-    """Whether functions that a coordinator schedules may have changed values on the servers.
+    """Tells whether scheduled functions may have changed values on the servers.
 
     Args:
-        strategy: Whose coordinator it is.
+        strategy: The strategy of their coordinator.
     """
 
     def __init__(self, strategy: Any) -> None:
@@ -222,7 +222,7 @@ class Changes:
         self._is_noted = False
 
     def note(self) -> None:
-        """Have the next `take` return True."""
+        """Make the next `take` return True."""
         self._is_noted = True
 
     def take(self) -> bool:

@@ -1,8 +1,8 @@
-"""Keras objects that functions use which a coordinator schedules, as the coordinator sees them.
+"""The coordinator's side of Keras objects in scheduled functions.
 
-A model, layer, optimizer, metric or variable of Keras that such a function refers to is sent to
-each worker once (`create_per_worker_values` makes it there, see `worker_objects`). Its variables
-are on the parameter servers, for the coordinator and for all workers.
+A scheduled function may refer to a model, layer, optimizer, metric or variable of Keras. The
+coordinator places its variables on the parameter servers and sends the object to each worker once,
+with `create_per_worker_values`. `worker_objects` is the worker's side.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from headrace.adapters.keras_training.keras_internals import (
 from headrace.adapters.keras_training.linked_variables import owner_of
 from headrace.adapters.keras_training.metric_totals import check_additive
 from headrace.adapters.keras_training.model_pickling import dump_model, dump_objects
-from headrace.adapters.keras_training.optimizer_on_servers import optimizer_on_servers
-from headrace.adapters.keras_training.sent_objects import (
-    SentOptimizer,
-    SentVariable,
-    VariableKind,
+from headrace.adapters.keras_training.object_specs import (
+    OptimizerSpec,
+    VariableRole,
+    VariableSpec,
     build_object,
     variable_of,
 )
+from headrace.adapters.keras_training.optimizer_on_servers import optimizer_on_servers
 from headrace.adapters.keras_training.server_weights import ServerVariables, weights_of
 from headrace.adapters.keras_training.strategy_of_model import models_of, strategy_of
 from headrace.coordinator.coordinator import ClusterCoordinator
@@ -75,13 +75,13 @@ class SharedObject:
     """One Keras object that workers have.
 
     Args:
-        value: A model, layer, optimizer, metric or variable. It is sent as it is now; later changes
-            of its variables reach workers, others do not.
+        value: A model, layer, optimizer, metric or variable. Workers get it in its present state;
+            later they see changes of its variables only.
         coordinator: Of a `ParameterServerStrategy`.
 
     Attributes:
         coordinator: The coordinator.
-        resource: Handle of what each worker makes of it.
+        resource: The per-worker value; each worker's is its copy.
     """
 
     def __init__(self, value: Any, coordinator: ClusterCoordinator) -> None:
@@ -111,8 +111,8 @@ class SharedObject:
             ),
         )
 
-    def _sent(self, value: Any, what: str) -> list[SentVariable]:
-        """Place the variables of an object on the servers; return what workers are told of them."""
+    def _sent(self, value: Any, what: str) -> list[VariableSpec]:
+        """Place the variables of an object on the servers, and return their specs."""
         if isinstance(value, keras.Model):
             owner: ServerVariables = weights_of(value, self._strategy)
         else:
@@ -122,23 +122,23 @@ class SharedObject:
             before = [value_of(each) for each in variables]
             value.reset_state()
             check_additive([value], "a scheduled function")
-            sent = [SentVariable(VariableKind.METRIC, owner.place(v, False)) for v in variables]
+            sent = [VariableSpec(VariableRole.METRIC, owner.place(v, False)) for v in variables]
             for variable, number in zip(variables, before, strict=True):
-                variable.assign(number)  # also on the servers, which may have had one of this name
+                variable.assign(number)  # the servers may have a value from an earlier program
             return sent
         layer = value if isinstance(value, keras.Layer) else None
         seeds = {id(each) for each in ([] if layer is None else seed_variables(layer))}
         sent = []
         for each in variables:
             if id(each) in seeds:
-                sent.append(SentVariable(VariableKind.SEED, None, value_of(each)))
+                sent.append(VariableSpec(VariableRole.SEED, None, value_of(each)))
             else:
-                kind = VariableKind.WEIGHT if each.trainable else VariableKind.STATISTIC
-                sent.append(SentVariable(kind, owner.place(each, each.trainable)))
+                role = VariableRole.WEIGHT if each.trainable else VariableRole.STATISTIC
+                sent.append(VariableSpec(role, owner.place(each, each.trainable)))
         return sent
 
-    def _optimizers(self, value: Any) -> list[tuple[Any, SentOptimizer]]:
-        """Return the optimizer that an object is, or was compiled with."""
+    def _optimizers(self, value: Any) -> list[tuple[Any, OptimizerSpec]]:
+        """Return the optimizer that `value` is or was compiled with, if there is one."""
         optimizer = getattr(value, "optimizer", None) if isinstance(value, keras.Model) else value
         if not isinstance(optimizer, keras.optimizers.Optimizer):
             return []
@@ -151,11 +151,11 @@ class SharedObject:
                 "another one there"
             )
         placed = optimizer_on_servers(optimizer, self._strategy)
-        return [(optimizer, SentOptimizer(placed.applies, placed.rate))]
+        return [(optimizer, OptimizerSpec(placed.applies, placed.rate))]
 
 
 def _root_of(variable: Any, strategy: Any) -> Any:
-    """Return the model, layer or metric that a variable belongs to; None: it is by itself."""
+    """Return the model, layer or metric that a variable belongs to, or None."""
     owner = owner_of(variable)
     if isinstance(owner, ServerVariables):
         return None if owner.root is variable else owner.root
@@ -166,7 +166,7 @@ def _root_of(variable: Any, strategy: Any) -> Any:
 
 
 def _variables_of(value: Any) -> Sequence[Any]:
-    """Return the variables of an object, in the order in which workers know them."""
+    """Return the variables of an object, in the order of the specs."""
     if isinstance(value, keras.Variable):
         return [value]
     if isinstance(value, keras.Metric):

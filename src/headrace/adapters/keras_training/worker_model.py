@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.adapters.keras_training.object_specs import use_backend
 from headrace.adapters.keras_training.rows import MissingRows, Rows, WholeWeightNeeded
-from headrace.adapters.keras_training.sent_objects import use_backend
 from headrace.errors import FailedPreconditionError
 from headrace.parameter_server.indexed_slices import IndexedSlices
 from headrace.parameter_server.read_cache import read_with_rows

@@ -1,11 +1,11 @@
-"""Keras objects in scheduled functions, as a worker has them.
+"""The worker's copies of Keras objects in scheduled functions.
 
-A worker's copy of a model, layer, metric or variable reads its values from the parameter servers
-once in each function call, and again after an optimizer has changed them. What a function assigns
-is added to the values on the servers, as the difference to what was read, when the function ends.
-So changes that several workers make add up. A metric begins each call at zero.
+A copy of a model, layer, metric or variable reads its values from the parameter servers once per
+function call, and again after an optimizer has changed them. When the function ends, the copy sends
+each assignment as the difference from the value that was read, so changes from several workers add
+up. A metric starts each call at zero.
 
-The copy of an optimizer sends gradients to the parameter servers, where the step is taken.
+A copy of an optimizer sends gradients to the parameter servers, which take the step.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from headrace.adapters.keras_training.keras_internals import learning_rate_variable, value_of
 from headrace.adapters.keras_training.linked_variables import StepCounter, link, owner_of
 from headrace.adapters.keras_training.model_pickling import load_objects
-from headrace.adapters.keras_training.sent_objects import (
-    SentOptimizer,
-    SentVariable,
-    VariableKind,
+from headrace.adapters.keras_training.object_specs import (
+    OptimizerSpec,
+    VariableRole,
+    VariableSpec,
 )
 from headrace.coordinator.current import get_current_worker_index, running
 from headrace.errors import FailedPreconditionError
@@ -36,17 +36,17 @@ __all__ = ["WorkerVariables", "load_object", "send_gradients"]
 
 def load_object(
     data: bytes,
-    variables: Sequence[SentVariable],
-    optimizers: Sequence[SentOptimizer],
+    variables: Sequence[VariableSpec],
+    optimizers: Sequence[OptimizerSpec],
     statistics: Any,
 ) -> tuple[Any, list[Any]]:
     """Return a worker's copy of a Keras object, and its variables.
 
     Args:
-        data: See `build_object`.
-        variables: Likewise.
-        optimizers: Likewise.
-        statistics: Likewise.
+        data: As for `build_object`.
+        variables: As for `build_object`.
+        optimizers: As for `build_object`.
+        statistics: As for `build_object`.
     """
     value, found, own_optimizers = load_objects(data)
     if found:
@@ -60,18 +60,18 @@ class WorkerVariables:
     """The variables of one Keras object on a worker.
 
     Args:
-        variables: Each with what the coordinator said of it.
-        statistics: Applies changes of statistics.
+        variables: Pairs of a variable and its spec.
+        statistics: The optimizer for changes of statistics.
     """
 
-    def __init__(self, variables: Sequence[tuple[Any, SentVariable]], statistics: Any) -> None:
+    def __init__(self, variables: Sequence[tuple[Any, VariableSpec]], statistics: Any) -> None:
         self._statistics = statistics
         self._sent = {id(variable): (variable, sent) for variable, sent in variables}
-        #: The function call whose values are here, and the one at whose end `flush` is called.
+        #: The function call that read the values, and the one that calls `flush` when it ends.
         self._call: Any = None
         self._flushes: Any = None
         self._is_pulling = False
-        #: By id of the variable: what was read, and which ones were assigned since.
+        #: The values that were read, and the variables assigned since then; keys are ids.
         self._read: dict[int, NDArray[Any]] = {}
         self._changed: set[int] = set()
         for variable, sent in variables:
@@ -81,11 +81,11 @@ class WorkerVariables:
                 link(variable, self)
 
     def placed(self, variable: Any) -> Any:
-        """Return a variable on the servers."""
+        """Return the variable on the servers."""
         return self._sent[id(variable)][1].placed
 
     def pull(self) -> None:
-        """Read the values, once in a function call."""
+        """Read the values, once per function call."""
         here = running.get()
         if self._is_pulling or (here is not None and here is self._call):
             return
@@ -99,7 +99,7 @@ class WorkerVariables:
         self._is_pulling = True
         try:
             pairs = [each for each in self._sent.values() if each[1].placed is not None]
-            is_metric = [sent.kind == VariableKind.METRIC for _, sent in pairs]
+            is_metric = [sent.role == VariableRole.METRIC for _, sent in pairs]
             values = iter(
                 read_together(
                     [
@@ -118,11 +118,11 @@ class WorkerVariables:
         self._call = here
 
     def before_write(self) -> None:
-        """Read the values before one is assigned, so that the difference is known."""
+        """Read the values, to compute the difference later."""
         self.pull()
 
     def write(self, variable: Any) -> None:
-        """Take note that a variable was assigned: it is sent at the end of the function."""
+        """Record an assignment, which is sent when the function ends."""
         if self._is_pulling:
             return
         self._changed.add(id(variable))
@@ -132,13 +132,13 @@ class WorkerVariables:
             at_end(self.flush)
 
     def flush(self) -> None:
-        """Send what was assigned; the next read asks the servers again."""
+        """Send all assignments. The next read asks the servers again."""
         changed, self._changed = self._changed, set()
         added, statistics = [], []
         for key in sorted(changed, key=list(self._sent).index):
             variable, sent = self._sent[key]
             change = value_of(variable) - self._read[key]
-            if sent.kind == VariableKind.STATISTIC and sent.placed.dtype.kind == "f":
+            if sent.role == VariableRole.STATISTIC and sent.placed.dtype.kind == "f":
                 statistics.append((-change, sent.placed))
             else:
                 added.append((sent.placed, change))
@@ -149,7 +149,7 @@ class WorkerVariables:
 
 
 def _own_seed(seed: NDArray[Any]) -> NDArray[Any]:
-    """Return the state of a generator that draws other numbers on each worker."""
+    """Return a state of a random generator that differs on each worker."""
     own = seed.copy()
     own[0] = (int(seed[0]) + get_current_worker_index() * 0x9E3779B1) % (1 << 31)
     return own
@@ -160,15 +160,15 @@ def _own_seed(seed: NDArray[Any]) -> NDArray[Any]:
 _SENT = "_headrace_sent"
 
 
-def send_gradients(optimizer: Any, sent: SentOptimizer) -> None:
-    """Have an optimizer send gradients to the servers from now on."""
+def send_gradients(optimizer: Any, sent: OptimizerSpec) -> None:
+    """Make an optimizer send gradients to the servers."""
     rate = learning_rate_variable(optimizer)
     if rate is not None:
-        WorkerVariables([(rate, SentVariable(VariableKind.WEIGHT, sent.rate))], None)
+        WorkerVariables([(rate, VariableSpec(VariableRole.WEIGHT, sent.rate))], None)
     StepCounter(optimizer.iterations, lambda: sent.applies.iterations, lambda: True)
     kind = type(optimizer)
     object.__setattr__(optimizer, _SENT, sent)
-    # A class of its own: Keras looks at classes of optimizers, and the name is in messages.
+    # The name stays, because error messages contain it.
     optimizer.__class__ = type(kind.__name__, (_SendingMixin, kind), {})
 
 
@@ -184,12 +184,12 @@ class _SendingMixin:
             owner = owner_of(variable)
             if not isinstance(owner, WorkerVariables):
                 raise FailedPreconditionError(
-                    f"the variable {variable.path!r} is on no parameter server: make it, or its "
-                    "model, in strategy.scope(), outside of the function"
+                    f"the variable {variable.path!r} is not on the parameter servers: create it, "
+                    "or its model, in strategy.scope(), outside of the function"
                 )
             owners[id(owner)] = owner
             pairs.append((gradient, owner.placed(variable)))
-        sent: SentOptimizer = vars(self)[_SENT]
+        sent: OptimizerSpec = vars(self)[_SENT]
         if (rate := learning_rate_variable(self)) is not None:
             sent.applies.learning_rate = float(value_of(rate))
         sent.applies.apply_gradients(pairs)
