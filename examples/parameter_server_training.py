@@ -25,9 +25,11 @@ import numpy as np
 
 import headrace as hr
 
-VOCABULARY = np.array(sorted(["apple", "banana", "cherry", "carrot", "leek", "potato"]))
-FRUITS = ["apple", "banana", "cherry"]
+WORDS = ["apple", "banana", "cherry", "carrot", "leek", "potato"]
+FRUITS = WORDS[:3]
 LABELS = np.array(["no", "yes"])
+find_word = hr.Lookup.from_vocabulary(WORDS)
+find_label = hr.Lookup.from_vocabulary(LABELS, num_oov=0)
 STEPS_PER_EPOCH = 20
 
 
@@ -36,13 +38,13 @@ STEPS_PER_EPOCH = 20
 
 def make_words(count: int, seed: int) -> hr.Dataset:
     """Return pairs of three words and whether at least two of them are fruits, as words."""
-    words = np.random.default_rng(seed).choice(VOCABULARY, (count, 3))
+    words = np.random.default_rng(seed).choice(WORDS, (count, 3))
     return hr.Dataset.from_tensor_slices((words, LABELS[(np.isin(words, FRUITS).sum(1) > 1) * 1]))
 
 
 def look_up(words: Any, label: Any) -> Any:
-    """Replace words by their places in the vocabularies."""
-    return np.searchsorted(VOCABULARY, words), np.searchsorted(LABELS, [label]).astype("float32")
+    """Replace words by their numbers in the vocabularies."""
+    return find_word(words), np.float32(find_label([label]))
 
 
 def dataset_fn(context: hr.distribute.InputContext) -> hr.Dataset:
@@ -64,7 +66,7 @@ def make_model() -> keras.Model:
     return keras.Sequential(
         [
             keras.Input((3,), dtype="int32"),
-            keras.layers.Embedding(len(VOCABULARY), 16),
+            keras.layers.Embedding(find_word.size, 16),
             keras.layers.Flatten(),
             keras.layers.Dense(16, activation="relu"),
             keras.layers.Dense(1, activation="sigmoid"),
