@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 import threading
 
 import pytest
@@ -14,6 +15,7 @@ from headrace.errors import (
     UnavailableError,
 )
 from headrace.testing import ManualClock
+from headrace.transport.address import lasting_port
 from headrace.transport.retry import RetryPolicy, delays, retry
 
 
@@ -82,6 +84,15 @@ def test_a_call_is_repeated_until_it_is_answered(clock: ManualClock):
     began = clock()
     assert call(peer, RetryPolicy()) == 4
     assert clock() - began == pytest.approx(5 + 1 + 0.05 + 0.065)
+
+
+def test_waiting_leaves_the_random_state_of_the_program(clock: ManualClock):
+    state = random.getstate()
+    peer = ScriptedPeer(clock, (0, UnavailableError("connection refused")), (0, "yes"))
+    waits = {"clock": clock, "sleep": clock.advance}
+    assert retry(peer.ask, RetryPolicy(), whom="it", attempt_timeout=5.0, **waits) == "yes"
+    assert lasting_port()
+    assert random.getstate() == state
 
 
 def test_an_answer_that_is_an_error_is_not_repeated(clock: ManualClock):

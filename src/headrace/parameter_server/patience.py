@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import random
 import time
 from collections.abc import Callable
 
 from headrace.errors import DataLossError, HeadraceError, NotFoundError, UnavailableError
-from headrace.transport.retry import RetryPolicy, delays
+from headrace.transport.retry import RetryPolicy, delays, random_chance
 
 __all__ = ["Patience"]
 
@@ -48,7 +47,7 @@ class Patience:
         self._pause = pause
         self._began = time.monotonic() if began is None else began
         self._words_at = self._began + _QUIET_SECONDS
-        self._delays = delays(_POLICY, random.random)
+        self._delays = delays(_POLICY, random_chance)
 
     def say(self, what: str) -> None:
         """Log what the server does, where that has lasted."""

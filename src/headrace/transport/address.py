@@ -104,7 +104,8 @@ def lasting_port(host: str = "127.0.0.1") -> int:
     found.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    for port in random.sample(range(20_000, 32_000), 100):
+    # Not from the random state of the program, which may have set a seed.
+    for port in random.SystemRandom().sample(range(20_000, 32_000), 100):
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:

@@ -11,9 +11,12 @@ from typing import TypeVar
 
 from headrace.errors import CancelledError, DeadlineExceededError, UnavailableError
 
-__all__ = ["RetryPolicy", "delays", "retry"]
+__all__ = ["RetryPolicy", "delays", "random_chance", "retry"]
 
 T = TypeVar("T")
+
+random_chance = random.SystemRandom().random
+"""A number in [0, 1) that leaves Python's random state, which is the program's, as it is."""
 
 _QUIET_SECONDS = 1.5
 """How long nobody answers before the caller is warned."""
@@ -71,7 +74,7 @@ def retry(
     say: Callable[[str], object] | None = None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], object] = time.sleep,
-    chance: Callable[[], float] = random.random,
+    chance: Callable[[], float] = random_chance,
 ) -> T:
     """Ask, and ask again while the peer cannot be reached or does not answer.
 

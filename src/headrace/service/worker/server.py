@@ -8,7 +8,6 @@ stop        hand back what was not delivered, say that the worker left, close ev
 from __future__ import annotations
 
 import logging
-import random
 import time
 from collections.abc import Callable
 
@@ -26,6 +25,7 @@ from headrace.serving.life_cycle import LifeCycle
 from headrace.transport import address as addresses
 from headrace.transport import inprocess, zeromq
 from headrace.transport.channel import Channel, Request
+from headrace.transport.retry import random_chance
 
 __all__ = ["DRAIN_SECONDS", "WorkerServer"]
 
@@ -174,7 +174,7 @@ def _session(address: str, config: WorkerConfig, shell: Shell) -> Session[Reques
         config.dispatcher_address or "",
         time.monotonic(),
         new_id=new_worker_id,
-        chance=random.random,
+        chance=random_chance,
         tags=tuple(config.worker_tags or ()),
         heartbeat_interval=None if wished is None else max(1, wished) / 1000,
         patience=_DISPATCHER_SECONDS if patience is None else max(1, patience) / 1000,
