@@ -56,6 +56,14 @@ def _wait_until(is_met: Callable[[], bool]) -> None:
         time.sleep(0.002)
 
 
+def test_closing_the_strategy_closes_its_coordinator():
+    with _cluster() as (strategy, coordinator):
+        assert coordinator.schedule(lambda: 1).fetch(SECONDS) == 1
+        strategy.close()
+        with pytest.raises(CancelledError, match="the coordinator is closed"):
+            coordinator.schedule(lambda: 1)
+
+
 def test_steps_that_workers_take_are_counted_by_the_optimizer_here():
     with _cluster() as (strategy, coordinator):
         with strategy.scope():

@@ -135,6 +135,7 @@ class ClusterCoordinator:
         if isinstance(strategy, ParameterServerStrategy):
             # Not this object: it ends when nobody holds it.
             strategy.make_per_worker_variable = functools.partial(PerWorkerVariable, self._keeping)
+            strategy.stop_coordinator = weakref.WeakMethod(self._running.stop)
 
     def close(self) -> None:
         """Call off what there is, end all threads and let the workers go. May be called twice."""

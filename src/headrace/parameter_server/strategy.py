@@ -13,6 +13,7 @@ import secrets
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -193,6 +194,8 @@ class ParameterServerStrategy(Strategy):
 
     #: Makes a variable of each worker's own; a coordinator sets it.
     make_per_worker_variable: Callable[..., Any] | None = None
+    #: Stops the coordinator, which sets it and may be gone before this object.
+    stop_coordinator: weakref.WeakMethod[Callable[[], None]] | None = None
 
     def variable_type(self, *args: Any, per_worker_variable: bool = False, **kwargs: Any) -> Any:
         """Make what `hr.Variable` is in its scope: on the servers, or a copy for each worker."""
@@ -263,7 +266,12 @@ class ParameterServerStrategy(Strategy):
         return ServerExtended(self)
 
     def close(self) -> None:
-        """Ask the servers nothing more. Variables and tables stay there, and go with them."""
+        """Ask the servers nothing more, and close the coordinator.
+
+        Variables and tables stay on the servers until those end.
+        """
+        if self.stop_coordinator is not None and (stop := self.stop_coordinator()) is not None:
+            stop()
         self._cluster.close()
 
     def __repr__(self) -> str:
