@@ -1,4 +1,4 @@
-# make demo | make demo-flights | make test: each works as the first and only command on a fresh clone.
+# make demo | make demo-flights | make demo-keras | make test: each works as the first and only command on a fresh clone.
 # Needs make, git and Python 3.11 or newer (choose one with `make test PYTHON=python3.13`).
 
 PYTHON ?= python3
@@ -11,11 +11,13 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO_READY := $(VENV)/.ready-demo
 FLIGHTS_READY := $(VENV)/.ready-demo-flights
+KERAS_READY := $(VENV)/.ready-demo-keras
 BENCH_READY := $(BENCH_VENV)/.ready
 # In variables, since a comma would part the arguments of $(call ...).
-EXTRAS := demo,demo-flights,dev
+EXTRAS := demo,demo-flights,demo-keras,dev
 DEMO_EXTRAS := demo
 FLIGHTS_EXTRAS := demo-flights
+KERAS_EXTRAS := demo-keras
 BENCH_EXTRAS := bench,compression
 PIP_FLAGS := --quiet --quiet --disable-pip-version-check --no-input
 
@@ -23,7 +25,7 @@ export PIP_NO_WARN_SCRIPT_LOCATION := 1
 # Tests start hundreds of Python processes; without cached bytecode each compiles Headrace again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo demo-flights test check soak bench docs clean
+.PHONY: help setup demo demo-flights demo-keras test check soak bench docs clean
 .DEFAULT_GOAL := test
 
 help:
@@ -31,6 +33,8 @@ help:
 	@echo "make demo    train a classifier through a dispatcher and two worker processes"
 	@echo "make demo-flights"
 	@echo "             train a model of late flights on two workers and two parameter servers"
+	@echo "make demo-keras"
+	@echo "             train a Keras model on as many, kill one of each, and compare the weights"
 	@echo "make test    all checks and tests (WORKERS=3 processes)"
 	@echo "make check   format, lint, types, floors"
 	@echo "make soak    crowds in the simulation, the tests of the service many times over (TIMES=20)"
@@ -45,6 +49,9 @@ demo: $(DEMO_READY)
 
 demo-flights: $(FLIGHTS_READY)
 	@$(BIN)/headrace demo --job flights
+
+demo-keras: $(KERAS_READY)
+	@$(BIN)/headrace demo --job keras
 
 test: check
 	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
@@ -90,13 +97,16 @@ define make_environment
 endef
 
 $(READY): pyproject.toml constraints.txt
-	$(call make_environment,$(VENV),--constraint constraints.txt --editable '.[$(EXTRAS)]',$(READY) $(DEMO_READY) $(FLIGHTS_READY))
+	$(call make_environment,$(VENV),--constraint constraints.txt --editable '.[$(EXTRAS)]',$(READY) $(DEMO_READY) $(FLIGHTS_READY) $(KERAS_READY))
 
 $(DEMO_READY): pyproject.toml constraints.txt
 	$(call make_environment,$(VENV),--constraint constraints.txt --editable '.[$(DEMO_EXTRAS)]',$(DEMO_READY))
 
 $(FLIGHTS_READY): pyproject.toml constraints.txt
 	$(call make_environment,$(VENV),--constraint constraints.txt --editable '.[$(FLIGHTS_EXTRAS)]',$(FLIGHTS_READY))
+
+$(KERAS_READY): pyproject.toml constraints.txt
+	$(call make_environment,$(VENV),--constraint constraints.txt --editable '.[$(KERAS_EXTRAS)]',$(KERAS_READY))
 
 $(BENCH_READY): pyproject.toml
 	$(call make_environment,$(BENCH_VENV),--editable '.[$(BENCH_EXTRAS)]',$(BENCH_READY))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import importlib.metadata
+import os
 import sys
 from typing import Annotated
 
@@ -39,6 +40,7 @@ class Job(enum.StrEnum):
     DIGITS = "digits"
     CHAOS = "chaos"
     FLIGHTS = "flights"
+    KERAS = "keras"
 
 
 @app.command("demo")
@@ -49,19 +51,25 @@ def _run_demo(
             help="digits: train a classifier on real digits through a dispatcher and two workers, "
             "and kill one. chaos: kill a process every second, and compare what arrives with what "
             "one process reads. flights: train a model of late flights on two workers and two "
-            "parameter servers, and kill one of each."
+            "parameter servers, and kill one of each. keras: train a Keras model on as many, "
+            "with and without kills, and compare the weights."
         ),
     ] = Job.DIGITS,
 ) -> None:
     """Show what Headrace does, with processes that are killed."""
     if job is Job.CHAOS:
         raise typer.Exit(chaos.run_chaos())
-    extra = "demo-flights" if job is Job.FLIGHTS else "demo"
+    extra = "demo" if job is Job.DIGITS else f"demo-{job}"
     try:
         if job is Job.FLIGHTS:
             from headrace.cli.flights import run_flights  # noqa: PLC0415 - optional: scikit-learn
 
             raise typer.Exit(run_flights())
+        if job is Job.KERAS:
+            os.environ.setdefault("KERAS_BACKEND", "jax")  # before Keras is imported
+            from headrace.cli.keras_demo import run_keras  # noqa: PLC0415 - optional: keras, jax
+
+            raise typer.Exit(run_keras())
         from headrace.cli.demo import run_demo  # noqa: PLC0415 - optional: jax, scikit-learn
 
         raise typer.Exit(run_demo())

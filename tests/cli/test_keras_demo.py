@@ -1,0 +1,29 @@
+"""The demo of Keras, as a newcomer runs it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(170)
+def test_the_demo_ends_with_equal_weights_though_tasks_are_killed():
+    done = subprocess.run(
+        [sys.executable, "-m", "headrace", "demo", "--job", "keras"],
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=160,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    last = done.stdout.strip().splitlines()[-1]
+    assert last.startswith("demo: ok: with a worker and a parameter server killed, all 9,610 ")
+    assert "largest difference of a weight: 0.0;" in done.stdout
+    assert "killed worker 0 (process" in done.stdout
+    assert "killed ps 1 (process" in done.stdout
+    assert done.stdout.count("epoch 12/12  45 steps") == 2
