@@ -230,7 +230,7 @@ def test_dropout_depends_on_the_step_alone(make_strategy):
 class Recorder(keras.callbacks.Callback):
     def __init__(self):
         super().__init__()
-        self.begun, self.ended, self.losses, self.epochs = [], [], [], []
+        self.begun, self.ended, self.losses, self.epochs, self.tested = [], [], [], [], []
 
     def on_train_batch_begin(self, batch, logs=None):
         self.begun.append(batch)
@@ -238,6 +238,9 @@ class Recorder(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         self.ended.append(batch)
         self.losses.append(float(logs["loss"]))
+
+    def on_test_batch_end(self, batch, logs=None):
+        self.tested.append(batch)
 
     def on_epoch_end(self, epoch, logs=None):
         self.epochs.append((epoch, float(np.asarray(self.model.optimizer.iterations))))
@@ -353,6 +356,27 @@ def test_validation_counts_each_row_once(make_strategy):
     history = model.fit(X, Y, epochs=4, validation_split=0.25, validation_freq=2, verbose=0).history
     assert history["rows"] == [72.0] * 4
     assert history["val_rows"] == [24.0] * 2
+
+
+def test_evaluation_is_exact_in_any_number_of_shards(make_strategy):
+    strategy = make_strategy()
+    with strategy.scope():
+        model = sequential()
+    recorder = Recorder()
+    for shards, calls in [(None, 10), ("auto", 10), (0, 10), (3, 3), (20, 10)]:
+        model.compile("sgd", "mse", metrics=[Rows()], pss_evaluation_shards=shards)
+        recorder.tested.clear()
+        found = model.evaluate(X, Y, 10, callbacks=[recorder], return_dict=True, verbose=0)
+        assert (found["rows"], len(recorder.tested)) == (ROWS, calls)
+    for wrong, kind in [("some", TypeError), (-1, ValueError), (2.0, TypeError), (True, TypeError)]:
+        with pytest.raises(kind, match=r"`pss_evaluation_shards` .*; None, 'auto' and 0"):
+            model.compile("sgd", "mse", pss_evaluation_shards=wrong)
+    other = sequential()
+    other.compile("sgd", "mse", metrics=[Rows()])
+    hr.keras.distribute(other, strategy, pss_evaluation_shards=2)
+    recorder.tested.clear()
+    assert other.evaluate(X, Y, 10, callbacks=[recorder], verbose=0)[1] == ROWS
+    assert len(recorder.tested) == 2
 
 
 def test_predictions_come_in_order(make_strategy):

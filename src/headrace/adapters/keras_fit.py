@@ -16,13 +16,14 @@ import importlib.util
 import inspect
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import keras
 
 from headrace.adapters.keras_dataset import KerasDataset
 from headrace.adapters.keras_training.dataset_creator import DatasetCreator
 from headrace.adapters.keras_training.strategy_of_model import set_strategy, strategy_of
+from headrace.arguments import check_int
 from headrace.data.dataset import Dataset
 from headrace.data.iterator import DatasetIterator
 from headrace.distribute.current import get_strategy
@@ -37,6 +38,7 @@ from headrace.parameter_server.strategy import ParameterServerStrategy
 __all__ = ["distribute", "install", "mark_models"]
 
 _lock = threading.Lock()
+_SHARDS = "pss_evaluation_shards"
 
 
 def install() -> None:
@@ -45,6 +47,7 @@ def install() -> None:
         if hasattr(keras.Model.fit, "_is_headrace"):
             return
         _replace_new()
+        _replace_compile()
         for name, prepare in _CHECKS.items():
             _replace(name, prepare)
         if importlib.util.find_spec("tensorflow") is None:
@@ -117,6 +120,29 @@ def _replace(name: str, prepare: Callable[[dict[str, Any]], None] | None) -> Non
     setattr(keras.Model, name, method)
 
 
+def _replace_compile() -> None:
+    # Where it is defined: Keras compares methods with those of that class.
+    owner = next(kind for kind in keras.Model.__mro__ if "compile" in vars(kind))
+    original = owner.compile
+
+    @functools.wraps(original)
+    def compile_model(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _SHARDS in kwargs:
+            _set_evaluation_shards(self, kwargs.pop(_SHARDS))
+        return original(self, *args, **kwargs)
+
+    owner.compile = compile_model
+
+
+def _set_evaluation_shards(model: Any, shards: Any) -> None:
+    if shards is not None and shards != "auto":
+        try:
+            shards = check_int(_SHARDS, shards, minimum=0)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{error}; None, 'auto' and 0 are accepted, too") from None
+    object.__setattr__(model, "_headrace_evaluation_shards", shards)
+
+
 def _replace_tensorboard() -> None:
     kind = keras.callbacks.TensorBoard
     original = kind.__init__
@@ -162,7 +188,11 @@ def _mirrored_trainer(model: Any, strategy: Any) -> Any:
     return mirrored_trainer_of(model, strategy)
 
 
-def distribute(model: keras.Model, strategy: Any) -> keras.Model:
+def distribute(
+    model: keras.Model,
+    strategy: Any,
+    pss_evaluation_shards: int | Literal["auto"] | None = None,
+) -> keras.Model:
     """Have `fit`, `evaluate` and `predict` of a model run under a strategy; return the model.
 
     A model that is made in `strategy.scope()` needs no call.
@@ -172,6 +202,10 @@ def distribute(model: keras.Model, strategy: Any) -> keras.Model:
             begins without slots.
         strategy: A `ParameterServerStrategy`, `MirroredStrategy` or `MultiWorkerMirroredStrategy`.
             With one replica nothing changes: Keras trains the model in this process.
+        pss_evaluation_shards: In how many calls of workers to evaluate under a
+            `ParameterServerStrategy`, where the number of batches is known. With None, "auto" or
+            0, a call evaluates `steps_per_execution` batches. Evaluation is exact in every case.
+            `model.compile` takes this argument, too.
 
     Raises:
         FailedPreconditionError: The model belongs to another strategy.
@@ -191,6 +225,8 @@ def distribute(model: keras.Model, strategy: Any) -> keras.Model:
             f"the Keras model {model.name!r} belongs to {known!r} already: make another one, or "
             "keras.models.clone_model(model), outside of its scope"
         )
+    if pss_evaluation_shards is not None:
+        _set_evaluation_shards(model, pss_evaluation_shards)
     if not _is_alone(strategy):
         set_strategy(model, strategy)
     return model

@@ -361,10 +361,14 @@ class ParameterServerTrainer:
         version = self._placed.new_version()
         done = 0
         last: dict[str, Any] = {}
+        group_size = model.steps_per_execution
+        shards = getattr(model, "_headrace_evaluation_shards", None)
+        if isinstance(shards, int) and shards and data.num_batches:
+            group_size = -(-data.num_batches // shards)
 
         def steps() -> Iterator[RemoteValue]:
             begin = 0
-            for batches in _grouped(data.epoch(), model.steps_per_execution):
+            for batches in _grouped(data.epoch(), group_size):
                 callbacks.on_test_batch_begin(begin)
                 begin += len(batches)
                 yield self._coordinator.schedule(
