@@ -407,8 +407,9 @@ def test_what_cannot_be_distributed_is_refused_by_name(make_strategy):
     with make_strategy().scope():
         model, measured = sequential(), sequential()
         bounded = keras.Sequential([keras.layers.Dense(1, kernel_constraint="non_neg")])
-    with pytest.raises(ValueError, match="compile"):
-        model.fit(X, Y)
+    for method in (model.fit, model.evaluate):
+        with pytest.raises(ValueError, match=r"You must call `compile\(\)`"):
+            method(X, Y, verbose=0)
     model.compile(keras.optimizers.Lamb(), "mse")
     with pytest.raises(FailedPreconditionError, match=r"Lamb.*They run Adadelta"):
         model.fit(X, Y, verbose=0)
@@ -419,6 +420,10 @@ def test_what_cannot_be_distributed_is_refused_by_name(make_strategy):
     with pytest.raises(FailedPreconditionError, match="constraint"):
         bounded.fit(X, Y, verbose=0)
     model.compile("sgd", "mse")
+    for method in (model.fit, model.evaluate):
+        for unlabelled in (X, hr.Dataset.from_tensor_slices((X,)).batch(8)):
+            with pytest.raises(ValueError, match=r"no labels.*\(x, y\)"):
+                method(unlabelled, verbose=0)
     with pytest.raises(ValueError, match="expected axis -1 of input shape to have value 6"):
         model.fit(X[:, :4], Y, verbose=0)
     with pytest.raises(FailedPreconditionError, match=r"hr\.keras\.distribute"):
@@ -426,6 +431,35 @@ def test_what_cannot_be_distributed_is_refused_by_name(make_strategy):
     with pytest.raises(TypeError, match="ParameterServerStrategy"):
         hr.keras.distribute(model, "cluster")
     assert len(model.fit(X, Y, verbose=0).history["loss"]) == 1
+
+
+class Autoencoder(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.last = keras.layers.Dense(6)
+
+    def call(self, x):
+        return self.last(x)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return super().compute_loss(x, x, y_pred, sample_weight, training)
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        return super().compute_metrics(x, x, y_pred, sample_weight)
+
+
+def test_a_model_may_compute_its_loss_without_labels_until_its_strategy_is_closed(make_strategy):
+    strategy = make_strategy()
+    with strategy.scope():
+        model = Autoencoder()
+    model.compile("sgd", "mse", metrics=["mae"])
+    found = model.fit(X, epochs=3, verbose=0).history["loss"]
+    assert found[-1] < found[0]
+    score = model.evaluate(X, verbose=0)
+    strategy.close()
+    assert model.evaluate(X, verbose=0) == pytest.approx(score, rel=1e-5)  # in this process
+    with pytest.raises(FailedPreconditionError, match="its strategy is closed"):
+        model.fit(X, verbose=0)
 
 
 def test_a_model_that_exists_is_distributed(make_strategy):

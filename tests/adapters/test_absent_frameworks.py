@@ -31,16 +31,40 @@ except AttributeError as error:
         ("jax", "jax", "device_iterator", "pip install 'headrace[jax]'"),
         ("keras", "keras", "dataset", "pip install 'headrace[keras]'"),
         ("tensorboard", "keras", "TensorBoard", "needs the package tensorboard"),
+        ("torch", "keras", "distribute", 'set the variable KERAS_BACKEND to "jax" or "torch"'),
+        ("tensorflow", "keras", "distribute", 'set the variable KERAS_BACKEND to "jax" or "torch"'),
     ],
 )
 def test_what_is_missing_is_said(absent: str, room: str, name: str, words: str) -> None:
     program = PROGRAM.format(absent=absent, room=room, name=name)
+    back_end = absent if absent in ("tensorflow", "torch") else "jax"
     done = subprocess.run(
         [sys.executable, "-c", program],
-        env={**os.environ, "KERAS_BACKEND": "jax"},
+        env={**os.environ, "KERAS_BACKEND": back_end},
         capture_output=True,
         text=True,
     )
     said, other = done.stdout.splitlines()
     assert words in said, done.stderr
     assert "no_such_name" in other
+
+
+def test_strategies_train_keras_models_on_jax_and_torch_alone() -> None:
+    program = """
+import keras, headrace as hr
+with hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
+    model = keras.Sequential([keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+try:
+    model.fit([[1.0]], [[1.0]])
+except hr.errors.FailedPreconditionError as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "KERAS_BACKEND": "numpy"},
+        capture_output=True,
+        text=True,
+    )
+    assert "back end 'numpy'" in done.stdout, done.stderr
+    assert 'KERAS_BACKEND to "jax" or "torch" before Keras is imported' in done.stdout

@@ -49,9 +49,10 @@ else:
                     f"hr.keras.{name} needs the package tensorboard, which is not installed here: "
                     "pip install 'headrace[keras]', or tensorboard alone (TensorFlow is not needed)"
                 ) from error
-            if error.name in ("jax", "tensorflow", "torch"):
+            back_end = (error.name or "").partition(".")[0]
+            if back_end in ("jax", "tensorflow", "torch"):
                 raise ImportError(
-                    f"hr.keras.{name} needs Keras, whose back end is {error.name} here, which is "
+                    f"hr.keras.{name} needs Keras, whose back end is {back_end} here, which is "
                     'not installed: set the variable KERAS_BACKEND to "jax" or "torch" before '
                     "Keras is imported"
                 ) from error

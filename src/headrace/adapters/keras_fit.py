@@ -97,7 +97,13 @@ def _replace(name: str, prepare: Callable[[dict[str, Any]], None] | None) -> Non
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         strategy = strategy_of(self)
         if name in _DISTRIBUTED and isinstance(strategy, ParameterServerStrategy):
-            if not strategy.cluster.is_closed or name == "fit":
+            if strategy.cluster.is_closed and name == "fit":
+                raise FailedPreconditionError(
+                    f"fit of the Keras model {self.name!r}: its strategy is closed. Close it after "
+                    "the last fit, or go on with keras.models.clone_model(model) and its weights "
+                    "under another strategy"
+                )
+            if not strategy.cluster.is_closed:
                 return _on_parameter_servers(self, strategy, name)(*args, **kwargs)
         elif name in _TRAINING:
             _check_strategy(self, name)

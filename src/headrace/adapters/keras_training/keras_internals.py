@@ -42,6 +42,7 @@ __all__ = [
     "build_model",
     "check_back_end",
     "check_compiled",
+    "check_labels",
     "compiled_losses",
     "container_parts",
     "data_adapter",
@@ -161,6 +162,20 @@ def build_model(model: Any, batch: Any) -> None:
 def check_compiled(model: Any, method: str) -> None:
     """Raise as Keras does for a model on which `compile` was not called."""
     model._assert_compile_called(method)
+
+
+def check_labels(model: Any, batch: Any, method: str) -> None:
+    """Raise ValueError where Keras' own steps would compute a loss of labels that are missing."""
+    kind = type(model)
+    step = kind.train_step if method == "fit" else kind.test_step
+    has_labels = len(batch) > 1 and batch[1] is not None
+    is_of_keras = all(each.__module__.startswith("keras.") for each in (step, kind.compute_loss))
+    if has_labels or model.loss is None or not is_of_keras:
+        return
+    raise ValueError(
+        f"{method} of the Keras model {model.name!r}: the batches have no labels, and its loss "
+        "needs them: batches must be (x, y) or (x, y, sample_weight), or pass `y` beside an array"
+    )
 
 
 def first_epoch(model: Any, initial_epoch: int) -> int:

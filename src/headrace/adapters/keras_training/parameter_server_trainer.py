@@ -25,6 +25,7 @@ from headrace.adapters.keras_training.keras_internals import (
     CurrentLearningRate,
     build_model,
     check_compiled,
+    check_labels,
     first_epoch,
     flat_logs,
     pythonify_logs,
@@ -162,6 +163,7 @@ class ParameterServerTrainer:
             )
         backup: Backup | None = None
         try:
+            check_labels(model, data.peek(), "fit")
             self._place(data)
             callbacks = keras.callbacks.CallbackList(
                 callbacks,
@@ -347,6 +349,7 @@ class ParameterServerTrainer:
         check_compiled(self._model, "evaluate")
         data = TrainingData("evaluate", x, y, sample_weight, batch_size=batch_size, steps=steps)
         try:
+            check_labels(self._model, data.peek(), "evaluate")
             self._prepare(data)
             callbacks = self._callbacks(callbacks, verbose, data)
             logs = self._evaluate(data, callbacks)
