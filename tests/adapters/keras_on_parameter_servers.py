@@ -475,6 +475,46 @@ def test_a_model_that_exists_is_distributed(make_strategy):
         hr.keras.distribute(model, hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"]))
 
 
+# --- optimizers that were trained elsewhere -------------------------------------------------------
+
+
+def test_slots_of_an_optimizer_move_to_the_servers_and_into_files(make_strategy, tmp_path):
+    def make():
+        keras.utils.set_random_seed(5)
+        model = sequential()
+        rate = keras.optimizers.schedules.InverseTimeDecay(0.05, 5, 1.0)
+        model.compile(keras.optimizers.Nadam(rate, weight_decay=0.01), "mse")
+        return model
+
+    def fit(model):
+        model.fit(X, Y, batch_size=10, shuffle=False, verbose=0)
+        return model.get_weights()
+
+    def saved(model):
+        model.save(tmp_path / "model.keras")
+        return keras.models.load_model(tmp_path / "model.keras")
+
+    def assert_close(found, expected):
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+    alone, moved = make(), make()
+    first, second, third = (fit(alone) for _ in range(3))
+    fit(moved)
+    partitioner = hr.distribute.partitioners.FixedShardsPartitioner(2)
+    strategy = make_strategy(staleness=0, variable_partitioner=partitioner)
+    hr.keras.distribute(moved, strategy)
+    assert_close(fit(moved), second)
+    assert int(np.asarray(moved.optimizer.iterations)) == 20
+    assert_close(fit(saved(moved)), third)
+    assert_close(fit(moved), third)
+    # One that was made in the scope has no slots in this process before it is saved.
+    with strategy.scope():
+        made = make()
+    assert_close(fit(made), first)
+    assert_close(fit(saved(made)), second)
+
+
 # --- failures -------------------------------------------------------------------------------------
 
 

@@ -24,6 +24,7 @@ from headrace.adapters.keras_training.server_optimizers import (
 from headrace.errors import FailedPreconditionError
 from headrace.parameter_server import schedules as server_schedules
 from headrace.parameter_server.partitioners import FixedShardsPartitioner
+from headrace.parameter_server.rules import slots_of
 from tests.parameter_server.small_cluster import cluster
 
 pytestmark = [
@@ -327,6 +328,18 @@ def test_every_optimizer_of_keras_is_run_or_refused_by_name():
     refused = {*WHOLE_VARIABLE_OPTIMIZERS, "MultiOptimizer", "ScheduleFreeAdamW"}
     assert kinds.keys() <= wrappers | refused | set(SERVER_OPTIMIZERS)
     assert set(SERVER_OPTIMIZERS) == VARIANTS.keys()
+
+
+def test_optimizers_of_keras_have_the_slots_of_the_servers_under_their_names():
+    # `optimizer_slots` finds them by these names.
+    variable = keras.Variable(np.ones(SHAPE, F), name="w")
+    for kind, variants in VARIANTS.items():
+        for arguments in variants:
+            optimizer = getattr(keras_optimizers, kind)(**arguments, use_ema=True)
+            optimizer.build([variable])
+            slots = [slot.name for slot in slots_of(server_optimizer(optimizer, "o").rule)]
+            wanted = {f"{variable.path}_{name}".replace("/", "_") for name in (*slots, "average")}
+            assert wanted <= {each.name for each in optimizer.variables}, kind
 
 
 def test_what_is_no_optimizer_of_keras_is_a_type_error():

@@ -221,6 +221,27 @@ def test_variables_are_excluded_from_weight_decay_by_handle_and_by_pattern():
 
 
 @pytest.mark.parametrize("shards", [1, 2])
+def test_an_optimizer_continues_with_slots_and_steps_that_are_set(shards):
+    with cluster(2, FixedShardsPartitioner(shards)) as strategy:
+        with strategy.scope():
+            v, w = hr.Variable(np.zeros(4, F), name="v"), hr.Variable(np.zeros(4, F), name="w")
+        first, second = hr.optimizers.Adam(0.1, name="a"), hr.optimizers.Adam(0.1, name="b")
+        gradient = np.arange(4, dtype=F)
+        for _ in range(3):
+            first.apply_gradients([(gradient, v)])
+        w.assign(v.read())
+        for name in ("momentum", "velocity"):
+            w.set_slot(second, name, v.read_slot(first, name))
+            assert np.array_equal(w.read_slot(second, name), v.read_slot(first, name))
+        second.counter_in(strategy.cluster).advance(strategy.cluster, 3)
+        assert second.iterations == 3
+        assert first.apply_gradients([(gradient, v)]) == second.apply_gradients([(gradient, w)])
+        assert np.array_equal(v.read(), w.read())
+        with pytest.raises(InvalidArgumentError, match=r"slot 'b/momentum' .* shape"):
+            w.set_slot(second, "momentum", np.zeros((4, 1), F))
+
+
+@pytest.mark.parametrize("shards", [1, 2])
 def test_averages_begin_as_copies_and_become_the_values_every_n_steps(shards):
     with cluster(2, FixedShardsPartitioner(shards)) as strategy:
         with strategy.scope():

@@ -169,16 +169,19 @@ def test_values_of_all_shapes_and_dtypes_are_on_both_servers() -> None:
             made = [hr.Variable(first, name=f"v{n}") for n, first in enumerate(firsts)]
             table = hr.EmbeddingTable(2, name="waiting", admission=3)
             optimizer = hr.optimizers.Adam(name="adam")
+            untrained = hr.optimizers.SGD(momentum=0.9, name="sgd")
         for lost in (0, 1, 0):
             made[0].assign_add(np.float64(1.0))
             made[1].assign(np.bool_(False))
             gradient = np.full((2, 1, 2), 0.5, np.float32)
             optimizer.apply_gradients([(gradient, made[4]), (np.array(2.0), made[0])])
             table.lookup(np.arange(5))
+            made[4].set_slot(untrained, "momentum", gradient + lost)
             there = [each.read() for each in made]
             servers.wait_until_whole()
             servers.stop(lost)
             _same([each.read() for each in made], there)
+            assert np.array_equal(made[4].read_slot(untrained, "momentum"), gradient + lost)
             servers.start(lost)
         assert sum(len(ids) for ids, _ in table.export()) == 5, "ids that wait are counted on both"
 

@@ -204,8 +204,8 @@ def distribute(
     A model that is made in `strategy.scope()` needs no call.
 
     Args:
-        model: A Keras 3 model, which may be built, compiled and trained already. Its optimizer
-            begins without slots.
+        model: A Keras 3 model, which may be built, compiled and trained already. Parameter servers
+            continue with the slots of its optimizer; replicas begin without slots.
         strategy: A `ParameterServerStrategy`, `MirroredStrategy` or `MultiWorkerMirroredStrategy`.
             With one replica nothing changes: Keras trains the model in this process.
         pss_evaluation_shards: In how many calls of workers to evaluate under a

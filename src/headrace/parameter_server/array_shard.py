@@ -71,6 +71,17 @@ class ArrayShard:
             change(self.value, value)
         self.touched.write_all()
 
+    def assign_slot(self, name: str, first: float, value: Array) -> None:
+        """Set a slot with an element for each of the value; `first` is what it begins with."""
+        if value.shape != self.value.shape:
+            raise InvalidArgumentError(
+                f"the slot {name!r} of shard {self.spec.index} of the variable "
+                f"{self.spec.variable} has shape {self.value.shape}, but got {value.shape}"
+            )
+        self.slots[name] = np.array(value, working_dtype(self.value.dtype))
+        self.slot_firsts[name] = first
+        self.touched.write_all()
+
     def gather(self, rows: Array, allocate: Callable[..., Array]) -> Array:
         """Return rows, in the order in which they are named."""
         local = self._local(rows)

@@ -50,6 +50,12 @@ class Counter:
         answer, _ = cluster.servers.ask(COUNTING_SERVER, Count(self.name, 0, seen=seen))
         return self.counted(cluster, answer).after
 
+    def advance(self, cluster: Cluster, steps: int) -> None:
+        """Count so many steps more."""
+        operation = Count(self.name, steps, next_key(self.name), cluster.counters.get(self.name, 0))
+        answer, _ = cluster.servers.ask(COUNTING_SERVER, operation)
+        self.counted(cluster, answer)
+
     def step(self, cluster: Cluster) -> Ask:
         """Return what is to be asked for one more step."""
         seen = cluster.counters.get(self.name, 0)

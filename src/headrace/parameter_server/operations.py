@@ -203,11 +203,22 @@ class Read(Question[Done], frozen=True):
 
 
 class Assign(Question[Done], frozen=True):
-    """Change the whole value. `how`: assign, add, sub. Arrays in: a value of the shard's shape."""
+    """Change the whole value. `how`: assign, add, sub. Arrays in: a value of the shard's shape.
+
+    Attributes:
+        shard: Its name.
+        how: What is done.
+        key: Which write.
+        slot: Set this slot ("optimizer/name") in place of the value, and make it if it is not
+            there; "": the value.
+        first: What the elements of the slot begin with.
+    """
 
     shard: str
     how: str = "assign"
     key: WriteKey | None = None
+    slot: str = ""
+    first: float = 0.0
 
 
 class Gather(Question[Done], frozen=True):

@@ -45,6 +45,7 @@ __all__ = [
     "Slot",
     "apply_dense",
     "apply_sparse",
+    "nadam_product",
     "put_rows",
     "slots_of",
     "update_average",
@@ -283,14 +284,19 @@ def _nadam_products() -> NDArray[np.float64]:
     return np.concatenate([[1.0], np.cumprod(factors)])
 
 
+def nadam_product(beta_1: float, count: int) -> float:
+    """Return the product of the momentum factors of so many steps of Nadam."""
+    products = _nadam_products()
+    return beta_1**count * float(products[min(count, len(products) - 1)])
+
+
 def _nadam(rule: NadamRule, step: Step, held: np.dtype[Any]) -> Change:
     count = step.iteration + 1
     # Keras rounds both betas to the variable's dtype, also where it takes them from 1.
     first, second = float(held.type(rule.beta_1)), float(held.type(rule.beta_2))
     this = first * (1 - 0.5 * _NADAM_DECAY**count)
     following = first * (1 - 0.5 * _NADAM_DECAY ** (count + 1))
-    products = _nadam_products()
-    product = first**count * float(products[min(count, len(products) - 1)])
+    product = nadam_product(first, count)
     of_momentum = step.learning_rate * following / (1 - product * following)
     of_gradient = step.learning_rate * (1 - this) / (1 - product)
     corrected = 1 - second**count

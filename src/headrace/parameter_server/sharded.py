@@ -99,16 +99,18 @@ class Sharded:
             return np.empty((0, *self._row_shape), self._dtype)
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    def assign(self, how: str, value: NDArray[Any]) -> None:
-        """Change the whole value."""
-        self.servers.ask_all(self.assigns(how, value))
+    def assign(self, how: str, value: NDArray[Any], slot: str = "", first: float = 0.0) -> None:
+        """Change the whole value; or set a slot, which begins with `first`."""
+        self.servers.ask_all(self.assigns(how, value, slot, first))
 
-    def assigns(self, how: str, value: NDArray[Any]) -> list[Ask]:
-        """Return what asks for a change of the whole value."""
+    def assigns(
+        self, how: str, value: NDArray[Any], slot: str = "", first: float = 0.0
+    ) -> list[Ask]:
+        """Return what asks for a change of the whole value, or of a slot."""
         return [
             Ask(
                 shard.server,
-                Assign(shard.spec.name, how, next_key(shard.spec.name)),
+                Assign(shard.spec.name, how, next_key(shard.spec.name), slot, first),
                 [value if self.is_whole else value[shard.rows]],
             )
             for shard in self._shards

@@ -129,7 +129,11 @@ class Store:
         return _DONE, (value,)
 
     def _assign(self, operation: ops.Assign, arrays: Arrays) -> Carried:
-        self._shard(operation.shard).assign(operation.how, arrays[0])
+        shard = self._shard(operation.shard)
+        if operation.slot:
+            shard.assign_slot(operation.slot, operation.first, arrays[0])
+        else:
+            shard.assign(operation.how, arrays[0])
         return _DONE, ()
 
     def _gather(self, operation: ops.Gather, arrays: Arrays) -> Carried:

@@ -45,6 +45,7 @@ from headrace.parameter_server.pushing import (
     push_gradients,
 )
 from headrace.parameter_server.reading import ShardedReading
+from headrace.parameter_server.rules import slots_of
 from headrace.parameter_server.sharded import Sharded
 
 __all__ = ["ServerVariable", "Shard"]
@@ -288,6 +289,18 @@ class ServerVariable(Handle[VariableRecord], ShardedReading):
             NotFoundError: The optimizer has no such slot, or has not trained the variable.
         """
         return self._sharded.read_slot(f"{optimizer.name_in(self.cluster)}/{name}")
+
+    def set_slot(self, optimizer: Optimizer, name: str, value: NDArray[Any]) -> None:
+        """Set what an optimizer keeps for this variable, which it need not have trained.
+
+        Args:
+            optimizer: Whose slot.
+            name: Of the slot, see `read_slot`.
+            value: Of the shape of the variable.
+        """
+        firsts = {slot.name: slot.first for slot in slots_of(optimizer.rule)}
+        key = f"{optimizer.name_in(self.cluster)}/{name}"
+        self._sharded.assign("assign", value, key, firsts.get(name, 0.0))
 
     def _floating(self, values: NDArray[Any]) -> NDArray[Any]:
         if is_floating(values.dtype):

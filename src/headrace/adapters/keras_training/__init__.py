@@ -20,7 +20,7 @@
 * `model_pickling`: models as bytes for another process: the object graph, without values of
   variables.
 * `server_optimizers`: optimizers of Keras as optimizers that run on parameter servers;
-  `optimizer_on_servers` keeps the one of each.
+  `optimizer_on_servers` keeps the one of each, and `optimizer_slots` copies slots there and back.
 * `strategy_of_model`: which strategy a model belongs to.
 * `keras_internals`: every private module and attribute of Keras that this package relies on, with
   the versions of Keras that were tried.

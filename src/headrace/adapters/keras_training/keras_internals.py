@@ -65,6 +65,7 @@ __all__ = [
     "restore_node_keys",
     "row_values",
     "seed_variables",
+    "set_momentum_product",
     "set_rows_shape",
     "sparse_embeddings",
     "state_to_send",
@@ -518,8 +519,8 @@ def optimizer_template(optimizer: Any) -> tuple[dict[str, Any], list[tuple[Any, 
     state: dict[str, Any] = {}
     numbers: list[tuple[Any, Any]] = []
     for name, value in vars(optimizer).items():
-        if name.startswith(_OWN_ATTRIBUTES):
-            continue
+        if name.startswith(_OWN_ATTRIBUTES) or name == "save_own_variables":
+            continue  # of this package
         if name in ("_tracker", "_variables"):
             state[name] = value  # replaced below, at the same place
         elif isinstance(value, keras.Variable):
@@ -544,6 +545,11 @@ def optimizer_template(optimizer: Any) -> tuple[dict[str, Any], list[tuple[Any, 
     state["_tracker"] = Tracker.__new__(Tracker)
     fill_tracker(state["_tracker"], tracker_state, {"variables": state["_variables"]})
     return state, numbers
+
+
+def set_momentum_product(optimizer: Any, product: float) -> None:
+    """Set the product of momentum factors that a `Nadam` keeps."""
+    optimizer._u_product.assign(product)
 
 
 def _assigns(kind: type, method: str, name: str) -> bool:

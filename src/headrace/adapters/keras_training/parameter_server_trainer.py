@@ -37,6 +37,7 @@ from headrace.adapters.keras_training.optimizer_on_servers import (
     OptimizerOnServers,
     optimizer_on_servers,
 )
+from headrace.adapters.keras_training.optimizer_slots import OptimizerSlots
 from headrace.adapters.keras_training.server_optimizers import decays
 from headrace.adapters.keras_training.server_weights import ServerWeights, weights_of
 from headrace.adapters.keras_training.step_scheduler import run_steps
@@ -507,6 +508,10 @@ class ParameterServerTrainer:
             counts = SGD(1.0, name=f"{self._model.name}/statistics", non_finite="apply")
             self._optimizers = optimizer, applies, counts
             self._loss_scale = LossScale(optimizer)
+            cluster = self._strategy.cluster
+            slots = OptimizerSlots(self._model, applies, self._placed.trainable, cluster)
+            slots.push()
+            slots.save_current()
         return self._optimizers[1:]
 
 
