@@ -60,7 +60,7 @@ class _KillTasks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras is un
     """Kills tasks of a cluster (SIGKILL); the cluster starts them again.
 
     Args:
-        cluster: Of processes.
+        cluster: Local cluster of processes.
         console: Gets a line for each.
         kills: For each: the epoch and the batch after which to kill, and the task.
     """

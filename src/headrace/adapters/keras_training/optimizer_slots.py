@@ -27,7 +27,7 @@ class OptimizerSlots:
     """Copies slots between an optimizer of Keras and parameter servers.
 
     Args:
-        model: Whose optimizer it is.
+        model: Model that the optimizer trains.
         applies: The optimizer on the servers.
         placed: The trainable variables on the servers, in the order of the model.
         cluster: Of the servers.
