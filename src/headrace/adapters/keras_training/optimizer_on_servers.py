@@ -27,6 +27,7 @@ class OptimizerOnServers:
     Attributes:
         applies: The optimizer on the servers.
         counted: Whether the count of steps may have changed.
+        earlier_steps: How many steps the optimizer took before it was placed on the servers.
     """
 
     def __init__(self, optimizer: Any, strategy: Any, name: str | None) -> None:
@@ -37,6 +38,7 @@ class OptimizerOnServers:
         self._rate: Any = None
         self._variable = learning_rate_variable(inner_optimizer(optimizer))
         iterations = inner_optimizer(optimizer).iterations
+        self.earlier_steps = int(value_of(iterations))
         StepCounter(iterations, lambda: self.applies.iterations, self.counted.take)
 
     @property

@@ -40,10 +40,13 @@ class OptimizerSlots:
         self._placed = placed
         self._cluster = cluster
 
-    def push(self) -> None:
-        """Move slots and the number of steps to the servers, if steps were taken here alone."""
+    def push(self, steps: int) -> None:
+        """Move slots and the number of steps to the servers, if steps were taken here alone.
+
+        Args:
+            steps: How many steps were taken here.
+        """
         inner = inner_optimizer(self._optimizer)
-        steps = int(value_of(inner.iterations))
         if not (inner.built and steps) or self._applies.iterations:
             return
         for variable, placed, name in self._slots():

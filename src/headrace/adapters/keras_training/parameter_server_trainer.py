@@ -391,7 +391,8 @@ class ParameterServerTrainer:
             return not model.stop_evaluating
 
         callbacks.on_test_begin()
-        run_steps(self._coordinator, steps(), deliver)
+        with self._placed.reading():
+            run_steps(self._coordinator, steps(), deliver)
         totals.show()
         logs: dict[str, Any] = pythonify_logs(totals.logs(last))
         callbacks.on_test_end(logs)
@@ -430,7 +431,8 @@ class ParameterServerTrainer:
                 return not model.stop_predicting
 
             callbacks.on_predict_begin()
-            run_steps(self._coordinator, scheduled(), deliver)
+            with self._placed.reading():
+                run_steps(self._coordinator, scheduled(), deliver)
             callbacks.on_predict_end()
         finally:
             data.close()
@@ -510,7 +512,7 @@ class ParameterServerTrainer:
             self._loss_scale = LossScale(optimizer)
             cluster = self._strategy.cluster
             slots = OptimizerSlots(self._model, applies, self._placed.trainable, cluster)
-            slots.push()
+            slots.push(self._on_servers.earlier_steps)
             slots.save_current()
         return self._optimizers[1:]
 

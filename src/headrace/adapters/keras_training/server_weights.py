@@ -12,6 +12,7 @@ import contextlib
 import threading
 import time
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 from numpy.typing import NDArray
@@ -98,11 +99,22 @@ class ServerVariables:
         """Mark the values as outdated, after a change that no scheduled function made."""
         self._changes.note()
 
+    def reading(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which this thread schedules functions that change no values."""
+        return self._changes.none()
+
     def pull(self) -> None:
         """Fetch the values, if they may have changed."""
         with self._lock:
             if self._is_pulling or not self._changes.take():
                 return
+            if self._strategy.cluster.is_closed:
+                self._changes.note()
+                raise FailedPreconditionError(
+                    f"the values of {self._what} were not read since functions ran that may have "
+                    "changed them, and its strategy is closed: call model.get_weights() or save "
+                    "the model before strategy.close()"
+                )
             self._is_pulling = True
             try:
                 pairs = list(self._placed.values())
@@ -224,6 +236,15 @@ class Changes:
     def note(self) -> None:
         """Make the next `take` return True."""
         self._is_noted = True
+
+    @contextlib.contextmanager
+    def none(self) -> Iterator[None]:
+        """Schedule functions that change no values within this context."""
+        before = self._coordinator.activity
+        is_up_to_date = before == self._seen and before[0] < before[1] and not self._is_noted
+        yield
+        if is_up_to_date:
+            self._seen = self._coordinator.activity
 
     def take(self) -> bool:
         """Return whether they may have changed since this was last asked.
