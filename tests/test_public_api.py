@@ -24,8 +24,8 @@ TOP = {
     "torch",
 }  # fmt: skip
 KERAS = {
-    "BestModelExporter", "DatasetCreator", "KerasDataset", "SidecarEvaluator", "TensorBoard",
-    "adapter", "dataset", "distribute",
+    "BestModelExporter", "DatasetCreator", "Embedding", "KerasDataset",
+    "SidecarEvaluator", "TensorBoard", "adapter", "dataset", "distribute",
 }  # fmt: skip
 SERVICE = {
     "CrossTrainerCache",

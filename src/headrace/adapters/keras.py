@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from headrace.adapters.keras_training.best_model_exporter import BestModelExporter
     from headrace.adapters.keras_training.dataset_creator import DatasetCreator
     from headrace.adapters.keras_training.sidecar_evaluator import SidecarEvaluator
+    from headrace.adapters.keras_training.table_embedding import Embedding
     from headrace.adapters.keras_training.tensorboard import TensorBoard
 else:
     _load, __dir__ = lazily(
@@ -22,6 +23,7 @@ else:
         {
             "BestModelExporter": "headrace.adapters.keras_training.best_model_exporter",
             "DatasetCreator": "headrace.adapters.keras_training.dataset_creator",
+            "Embedding": "headrace.adapters.keras_training.table_embedding",
             "KerasDataset": "headrace.adapters.keras_dataset",
             "SidecarEvaluator": "headrace.adapters.keras_training.sidecar_evaluator",
             "TensorBoard": "headrace.adapters.keras_training.tensorboard",
@@ -62,6 +64,7 @@ else:
 __all__ = [
     "BestModelExporter",
     "DatasetCreator",
+    "Embedding",
     "KerasDataset",
     "SidecarEvaluator",
     "TensorBoard",

@@ -302,12 +302,13 @@ class Lookup(Question[Done], frozen=True):
 class GatherIds(Question[Done], frozen=True):
     """Read rows and change nothing.
 
-    Arrays in: ids (int64). Arrays out: a row for each, zeros where there is none; in `dtype`, or
-    in that of the table.
+    Arrays in: ids (int64). Arrays out: a row for each; in `dtype`, or in that of the table. Where
+    there is none: zeros, or the first value that the row would have (`initialize`).
     """
 
     table: str
     dtype: str = ""
+    initialize: bool = False
 
 
 class ApplyIds(Question[Done], frozen=True):

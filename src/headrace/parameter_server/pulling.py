@@ -10,13 +10,14 @@ from numpy.typing import NDArray
 
 from headrace.distribute.pooling import pool_rows
 from headrace.parameter_server.arrays import refuse_while_tracing
-from headrace.parameter_server.asking import Ask
+from headrace.parameter_server.asking import Answered, Ask
+from headrace.parameter_server.connection import Servers
 from headrace.parameter_server.current import Cluster
 from headrace.parameter_server.dtypes import adding_dtype
 from headrace.parameter_server.read_cache import ask_together
 from headrace.parameter_server.sums import distinct_ids
 
-__all__ = ["Pulled", "pull"]
+__all__ = ["Pulled", "TablePull", "pull"]
 
 Ids = NDArray[np.int64]
 
@@ -31,7 +32,9 @@ class _Table(Protocol):
 
     def checked_ids(self, ids: Any) -> Ids: ...
 
-    def pulls(self, distinct: Ids, often: Ids | None) -> tuple[list[Ask], list[Ids]]: ...
+    def pulls(
+        self, distinct: Ids, often: Ids | None, *, initialize: bool = False
+    ) -> tuple[list[Ask], list[Ids]]: ...
 
 
 class Pulled(NamedTuple):
@@ -59,6 +62,42 @@ class Pulled(NamedTuple):
         return pool_rows(self.rows, self.inverse, combiner, adding_dtype(self.rows.dtype))
 
 
+class TablePull:
+    """A request for rows of one table, to be sent together with other requests.
+
+    Args:
+        table: Whose rows.
+        ids: Each once.
+        often: How often each is looked up; None reads rows and changes nothing.
+        initialize: Without `often`, return first values for rows that do not exist, not zeros.
+
+    Attributes:
+        asks: What to ask the servers of the table's cluster.
+    """
+
+    def __init__(
+        self, table: _Table, ids: Ids, often: Ids | None, *, initialize: bool = False
+    ) -> None:
+        self.asks, self._parts = table.pulls(ids, often, initialize=initialize)
+        self._table = table
+        self._count = len(ids)
+
+    @property
+    def servers(self) -> Servers:
+        """The servers to ask."""
+        return self._table.cluster.servers
+
+    def rows(self, answers: Sequence[Answered]) -> NDArray[Any]:
+        """Return the rows in the order of the ids, from the answers to `asks`."""
+        arrays = [arrays[0] for _, arrays in answers]
+        if len(arrays) == 1:
+            return arrays[0].astype(self._table.dtype, copy=False)
+        rows = np.empty((self._count, self._table.dim), self._table.dtype)
+        for part, array in zip(self._parts, arrays, strict=True):
+            rows[part] = array
+        return rows
+
+
 def pull(tables: Sequence[_Table], ids: Sequence[Any], *, counts: bool) -> list[Pulled]:
     """Pull the rows of ids of several tables; each server is asked once.
 
@@ -76,27 +115,18 @@ def pull(tables: Sequence[_Table], ids: Sequence[Any], *, counts: bool) -> list[
     if len({id(table.cluster) for table in tables}) > 1:
         raise ValueError("the tables of one look-up must be in one cluster, and are in several")
     found: list[tuple[Ids, Ids]] = []
-    places: list[list[Ids]] = []
-    asks: list[Ask] = []
+    pulls: list[TablePull] = []
     for table, wanted in zip(tables, ids, strict=True):
         distinct, inverse = distinct_ids(table.checked_ids(wanted))
         often = None
         if counts:
             often = np.bincount(inverse.reshape(-1), minlength=len(distinct))
             often = often.astype(np.int64, copy=False)
-        asked, parts = table.pulls(distinct, often)
         found.append((distinct, inverse))
-        places.append(parts)
-        asks += asked
+        pulls.append(TablePull(table, distinct, often))
+    asks = [ask for each in pulls for ask in each.asks]
     answers = iter(ask_together(tables[0].cluster.servers, asks) if asks else ())
-    pulled = []
-    for table, (distinct, inverse), parts in zip(tables, found, places, strict=True):
-        arrays = [next(answers)[1][0] for _ in parts]
-        if len(parts) == 1:
-            rows = arrays[0].astype(table.dtype, copy=False)
-        else:
-            rows = np.empty((len(distinct), table.dim), table.dtype)
-            for part, array in zip(parts, arrays, strict=True):
-                rows[part] = array
-        pulled.append(Pulled(distinct, inverse, rows))
-    return pulled
+    return [
+        Pulled(distinct, inverse, each.rows([next(answers) for _ in each.asks]))
+        for each, (distinct, inverse) in zip(pulls, found, strict=True)
+    ]

@@ -41,6 +41,17 @@ class _Whole(Protocol):
     def joined_rows(self, answers: Sequence[Answered]) -> NDArray[Any]: ...
 
 
+class _Pull(Protocol):
+    """A request for rows of a table."""
+
+    asks: list[Ask]
+
+    @property
+    def servers(self) -> Servers: ...
+
+    def rows(self, answers: Sequence[Answered]) -> NDArray[Any]: ...
+
+
 class Reads:
     """What was read in a scope, by variable, and what comes with the next that is.
 
@@ -158,17 +169,20 @@ def read_together(variables: Sequence[Any]) -> list[NDArray[Any]]:
 
 
 def read_with_rows(
-    variables: Sequence[Any], rows: Sequence[tuple[Any, NDArray[np.int64]]]
-) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
-    """Return the values of variables, and rows of others; each of their servers is asked once.
+    variables: Sequence[Any],
+    rows: Sequence[tuple[Any, NDArray[np.int64]]],
+    pulls: Sequence[_Pull] = (),
+) -> tuple[list[NDArray[Any]], list[NDArray[Any]], list[NDArray[Any]]]:
+    """Return values of variables, rows of others, and rows of tables; each server is asked once.
 
     Args:
         variables: On parameter servers of one cluster.
         rows: Pairs of a variable there and ids of rows, which rise and of which each is there once.
+        pulls: Requests for rows of tables there (`pulling.TablePull`).
 
     Returns:
-        Values in the order of the variables, and rows in the order of the pairs. All arrays belong
-        to the caller.
+        Values in the order of the variables, rows in the order of the pairs, and rows in the order
+        of the requests. All arrays belong to the caller.
 
     Raises:
         HeadraceError: As of `Servers.ask_all`.
@@ -177,9 +191,13 @@ def read_with_rows(
     of_rows: list[_Whole] = [each.sharded for each, _ in rows]
     parts = [each.reads() for each in wholes]
     parts += [each.row_reads(ids) for each, (_, ids) in zip(of_rows, rows, strict=True)]
+    parts += [each.asks for each in pulls]
     asks = [ask for part in parts for ask in part]
-    given = iter((wholes or of_rows)[0].servers.ask_all(asks) if asks else ())
-    answers = [[next(given) for _ in part] for part in parts]
-    values = [each.joined(part) for each, part in zip(wholes, answers, strict=False)]
-    found = answers[len(wholes) :]
-    return values, [each.joined_rows(part) for each, part in zip(of_rows, found, strict=True)]
+    servers = [each.servers for each in (*wholes, *of_rows)] + [each.servers for each in pulls]
+    given = iter(servers[0].ask_all(asks) if asks else ())
+    answers = iter([[next(given) for _ in part] for part in parts])
+    return (
+        [each.joined(next(answers)) for each in wholes],
+        [each.joined_rows(next(answers)) for each in of_rows],
+        [each.rows(next(answers)) for each in pulls],
+    )

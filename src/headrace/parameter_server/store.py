@@ -188,7 +188,8 @@ class Store:
         return _DONE, (self._sent(rows, operation.dtype),)
 
     def _gather_ids(self, operation: ops.GatherIds, arrays: Arrays) -> Carried:
-        rows = self._table(operation.table).gather(arrays[0], self._allocate)
+        table = self._table(operation.table)
+        rows = table.gather(arrays[0], self._allocate, initialize=operation.initialize)
         return _DONE, (self._sent(rows, operation.dtype),)
 
     def _sent(self, rows: NDArray[Any], dtype: str) -> NDArray[Any]:

@@ -209,13 +209,18 @@ class EmbeddingTable(Handle[TableRecord]):
         return found.spread() if combiner is None else found.pool(combiner)
 
     def pulls(
-        self, distinct: NDArray[np.int64], often: NDArray[np.int64] | None
+        self,
+        distinct: NDArray[np.int64],
+        often: NDArray[np.int64] | None,
+        *,
+        initialize: bool = False,
     ) -> tuple[list[Ask], list[NDArray[np.int64]]]:
         """Return what to ask of which server for rows, and which of `distinct` each answers for.
 
         Args:
             distinct: Ids, each once.
             often: How often each was asked for; None: nothing is counted or made.
+            initialize: Without `often`, return first values for rows that do not exist, not zeros.
         """
         asks, places = [], []
         shards = self._record.shards
@@ -224,7 +229,8 @@ class EmbeddingTable(Handle[TableRecord]):
                 continue
             name = shard.spec.name
             if often is None:
-                asks.append(Ask(shard.server, GatherIds(name, self.wire_name), [distinct[part]]))
+                gather = GatherIds(name, self.wire_name, initialize)
+                asks.append(Ask(shard.server, gather, [distinct[part]]))
             else:
                 operation = Lookup(name, next_key(name), self.wire_name)
                 asks.append(Ask(shard.server, operation, [distinct[part], often[part]]))

@@ -122,9 +122,24 @@ class TableShard:
         self.touched.write(kept, self.rows.index.room)
         return self._read(rows if inverse is None else rows[inverse], allocate)
 
-    def gather(self, ids: Array, allocate: Callable[..., Array]) -> Array:
-        """Return rows, and change nothing."""
-        return self._read(self.rows.index.find(self._checked(ids)), allocate)
+    def gather(
+        self, ids: Array, allocate: Callable[..., Array], *, initialize: bool = False
+    ) -> Array:
+        """Return rows, and change nothing.
+
+        Args:
+            ids: Whose rows.
+            allocate: Makes the array to return.
+            initialize: Return the first value of a row that does not exist, in place of zeros.
+        """
+        found = self._checked(ids)
+        rows = self.rows.index.find(found)
+        answer = self._read(rows, allocate)
+        if initialize and (absent := np.flatnonzero(rows < 0)).size:
+            answer[absent] = first_rows(
+                self.spec.initializer, found[absent], self.spec.dim, self.dtype
+            )
+        return answer
 
     def assign(self, ids: Array, values: Array) -> None:
         """Write rows; ids that have none are admitted."""

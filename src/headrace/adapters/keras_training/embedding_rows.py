@@ -16,12 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.adapters.keras_training.keras_internals import (
+    has_table,
     replace_embedding_call,
     restore_embedding_call,
     sparse_embeddings,
 )
 from headrace.adapters.keras_training.rows import WholeWeightNeeded
-from headrace.errors import InvalidArgumentError
+from headrace.errors import FailedPreconditionError, InvalidArgumentError
 
 __all__ = ["EmbeddingRows", "embedding_rows"]
 
@@ -33,7 +34,8 @@ class EmbeddingRows:
         index: Index of its matrix among the trainable variables of the model.
         layer: The layer, whose `call` asks `look_up`.
         variable: Its matrix, which has no value here.
-        count: Rows in it.
+        count: Rows in it; None if any id has a row.
+        has_table: Whether its rows are in a table, so that no step can have all of them.
         dim: Elements in a row.
         was_read: Whether anything but the layer's own `call` read the matrix.
     """
@@ -42,7 +44,9 @@ class EmbeddingRows:
         self.index = index
         self.layer = layer
         self.variable = layer.embeddings
-        self.count, self.dim = self.variable.shape
+        count, self.dim = self.variable.shape
+        self.has_table = has_table(self.variable)
+        self.count: int | None = count or None
         self.was_read = False
         replace_embedding_call(layer, self)
 
@@ -66,6 +70,8 @@ class EmbeddingRows:
             InvalidArgumentError: One is out of range.
         """
         found = np.unique(ids).astype(np.int64)
+        if self.count is None:
+            return found
         if len(found) and found[0] < 0:
             found = np.unique(np.where(found < 0, found + self.count, found))
         if len(found) and not (found[0] >= 0 and found[-1] < self.count):
@@ -77,7 +83,17 @@ class EmbeddingRows:
         return found
 
     def restore(self) -> None:
-        """Give the layer its own `call` and its matrix, which is zeros, back."""
+        """Give the layer its own `call` and its matrix, which is zeros, back.
+
+        Raises:
+            FailedPreconditionError: Its rows are in a table.
+        """
+        if self.has_table or self.count is None:
+            raise FailedPreconditionError(
+                f"the rows of the layer {self.layer.name!r} are in a table on parameter servers, "
+                "and the model uses all of them, or calls the layer in a loop or condition that "
+                "JAX traces: use rows only by calling the layer, outside of these"
+            )
         restore_embedding_call(self.layer, (self.count, self.dim))
 
 

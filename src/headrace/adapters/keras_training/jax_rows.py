@@ -42,7 +42,7 @@ class JaxRows(EmbeddingRows):
 
     def look_up(self, ids: Any) -> Any:
         """Return the rows of ids, or zeros where the step only finds ids."""
-        ids = jnp.where(ids < 0, ids + self.count, ids)
+        ids = self.from_start(ids)
         self.looked_up.append(ids)
         if self._ids is None:
             return jnp.zeros((*ids.shape, self.dim), self.variable.dtype)
@@ -50,12 +50,18 @@ class JaxRows(EmbeddingRows):
         self._here.append(jnp.all(jnp.take(self._ids, positions, mode="clip") == ids))
         return jnp.take(row_values(self.variable), positions, axis=0, mode="clip")
 
+    def from_start(self, ids: Any) -> Any:
+        """Return ids without negative ones, which count from the end."""
+        return ids if self.count is None else jnp.where(ids < 0, ids + self.count, ids)
+
     def padded(self, rows: Rows) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return ids and values of rows, with more at the end."""
         count = len(rows.ids)
         if count > self._size:
             # With some room: it is compiled again when the size grows.
-            self._size = min(self.count, 1 << (count + count // 4).bit_length())
+            self._size = 1 << (count + count // 4).bit_length()
+            if self.count is not None:
+                self._size = min(self.count, self._size)
         dtype = jax.dtypes.canonicalize_dtype(np.int64)
         ids = np.full(max(self._size, 1), np.iinfo(dtype).max, dtype)
         ids[:count] = rows.ids

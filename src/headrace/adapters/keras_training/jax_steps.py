@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from headrace.adapters.keras_training.jax_rows import JaxRows
 from headrace.adapters.keras_training.keras_internals import set_rows_shape
-from headrace.adapters.keras_training.rows import Rows, WholeWeightNeeded
+from headrace.adapters.keras_training.rows import MissingRows, Rows, WholeWeightNeeded
 from headrace.adapters.keras_training.steps import Arrays, ModelSteps, TrainOutputs
 from headrace.errors import FailedPreconditionError
 
@@ -67,12 +67,7 @@ class JaxSteps(ModelSteps):
             set_rows_shape(rows.variable, 0)
             weights[index] = np.zeros((0, rows.dim), rows.variable.dtype)
         found = self._call(self._finders[step], weights, state, metrics, batch)
-        return {
-            index: rows.distinct(
-                np.concatenate([np.zeros(0, int), *(np.ravel(each) for each in found[index])])
-            )
-            for index, rows in self.rows.items()
-        }
+        return {index: self._distinct(index, found[index]) for index in self.rows}
 
     def look_up_no_more(self, indices: Sequence[int]) -> None:
         """Take variables out of `rows`; see `ModelSteps.look_up_no_more`."""
@@ -89,11 +84,15 @@ class JaxSteps(ModelSteps):
         return ids_of
 
     def _with_rows(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        def with_rows(ids: dict[int, Any], *args: Any) -> tuple[Any, dict[int, Any]]:
+        def with_rows(ids: dict[int, Any], *args: Any) -> tuple[Any, dict[int, Any], Any]:
             for index, rows in self.rows.items():
                 rows.begin(ids[index])
             outputs = step(*args)
-            return outputs, {index: rows.are_all_here for index, rows in self.rows.items()}
+            are_all_here = {index: rows.are_all_here for index, rows in self.rows.items()}
+            of_tables = {
+                index: rows.looked_up for index, rows in self.rows.items() if rows.has_table
+            }
+            return outputs, are_all_here, of_tables
 
         return with_rows
 
@@ -103,11 +102,18 @@ class JaxSteps(ModelSteps):
         for index, rows in self.rows.items():
             ids[index], weights[index] = rows.padded(weights[index])
             set_rows_shape(rows.variable, len(weights[index]))
-        outputs, are_all_here = self._call(step, ids, weights, *args)
+        outputs, are_all_here, of_tables = self._call(step, ids, weights, *args)
         # Ids that depend on weights, or on rows of another layer, were not known before.
-        if wrong := [index for index, here in are_all_here.items() if not here]:
-            raise WholeWeightNeeded(wrong)
+        wrong = [index for index, here in are_all_here.items() if not here]
+        if whole := [index for index in wrong if index not in of_tables]:
+            raise WholeWeightNeeded(whole)
+        if wrong:
+            raise MissingRows({index: self._distinct(index, of_tables[index]) for index in wrong})
         return outputs
+
+    def _distinct(self, index: int, looked_up: Sequence[Any]) -> NDArray[np.int64]:
+        ids = [np.zeros(0, int), *(np.ravel(each) for each in looked_up)]
+        return self.rows[index].distinct(np.concatenate(ids))
 
     def _call(self, function: Callable[..., Any], *args: Any) -> Any:
         try:

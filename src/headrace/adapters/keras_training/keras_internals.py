@@ -16,6 +16,7 @@ from typing import Any
 import keras
 import numpy as np
 from keras.src.backend.common.stateless_scope import in_stateless_scope
+from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from keras.src.ops.function import Function, make_node_key
 from keras.src.ops.node import Node
 from keras.src.saving.keras_saveable import KerasSaveable
@@ -52,9 +53,11 @@ __all__ = [
     "first_epoch",
     "flat_logs",
     "graph_node_keys",
+    "has_table",
     "in_stateless_scope",
     "is_variable_value",
     "learning_rate_variable",
+    "look_up_rows",
     "mark_values",
     "optimizer_template",
     "produces_mask",
@@ -70,6 +73,8 @@ __all__ = [
     "sparse_embeddings",
     "state_to_send",
     "step_variables",
+    "table_of_variable",
+    "table_variable",
     "tracker_parts",
     "value_of",
     "variable_attributes",
@@ -358,7 +363,8 @@ def zero_value(variable: Any, state: dict[str, Any], value: Any) -> None:
     vars(variable).update(state)
     variable._initializer = None
     if value is None:
-        value = keras.ops.convert_to_tensor(np.zeros(state["_shape"], state["_dtype"]))
+        shape = (0, *state["_shape"][1:]) if has_table(variable) else state["_shape"]
+        value = keras.ops.convert_to_tensor(np.zeros(shape, state["_dtype"]))
         if keras.backend.backend() == "torch":
             import torch  # noqa: PLC0415 - optional dependency
 
@@ -407,9 +413,10 @@ def sparse_embeddings(model: Any) -> dict[int, Any]:
     """Return the `Embedding` layers of a model that use rows of their matrix alone.
 
     Returns:
-        By index of the matrix among the model's trainable variables. Left out are layers whose
-        matrix another layer has too, subclasses that look up in another way, and those with a
-        regularizer, a constraint, LoRA or quantization.
+        By index of the matrix among the model's trainable variables: all layers with a table, and
+        others with a matrix. Left out are layers whose matrix another layer has too, subclasses
+        that look up in another way, and those with a regularizer, a constraint, LoRA or
+        quantization.
     """
     holders: dict[int, int] = {}
     for layer in all_layers(model):
@@ -429,6 +436,10 @@ def sparse_embeddings(model: Any) -> dict[int, Any]:
         and layer.embeddings_constraint is None
         and holders.get(id(layer._embeddings)) == 1
     }
+    for layer in all_layers(model):
+        variable = getattr(layer, "_embeddings", None)
+        if has_table(variable):
+            found[id(variable)] = layer
     return {
         index: found[id(variable)]
         for index, variable in enumerate(model.trainable_variables)
@@ -444,7 +455,8 @@ def replace_embedding_call(layer: Any, lookup: Any) -> None:
     variable = layer._embeddings
     vars(layer)[_LOOKUP] = vars(variable)[_LOOKUP] = lookup
     kind: Any = type(layer)
-    object.__setattr__(layer, "__class__", _looking_up(kind))
+    if not has_table(variable):
+        object.__setattr__(layer, "__class__", _looking_up(kind))
     kind = type(variable)
     variable.__class__ = _without_value(kind)
     if keras.backend.backend() != "torch":  # there it is a parameter, which `torch_rows` empties
@@ -473,7 +485,114 @@ def row_values(variable: Any) -> Any:
     return base.value.fget(variable)
 
 
+def look_up_rows(layer: Any, ids: Any) -> Any:
+    """Return the rows of ids from the table of a layer, in a step on a training worker.
+
+    Elsewhere it returns zeros where Keras computes shapes alone, and else raises an error.
+    """
+    lookup = vars(layer).get(_LOOKUP)
+    if lookup is not None:
+        return lookup.look_up(ids)
+    variable = layer._embeddings
+    if in_symbolic_scope():
+        return keras.ops.zeros((*ids.shape, variable.shape[1]), dtype=variable.dtype)
+    return table_of_variable(variable).refuse_call()
+
+
 _LOOKUP = "_headrace_lookup"
+
+# --- variables whose rows are in a table ----------------------------------------------------------
+
+_TABLE = "_headrace_table"
+_HAS_TABLE = "has_headrace_table"  # sent to workers
+"""Of a variable, also in a worker's copy: its rows are in a table."""
+
+
+def table_variable(layer: Any, rows: int, dim: int, table: Any) -> Any:
+    """Add a weight to a layer that has no value; it is always trainable.
+
+    Args:
+        layer: Being built.
+        rows: How many it shows to have; 0 where any id has a row.
+        dim: Elements in a row.
+        table: Of its methods `note_read()` is called by reads of the value, and `assign(values,
+            rows)` by assignments. Its `table` is that of the variable.
+    """
+    variable = layer.add_weight(
+        shape=(rows, dim), initializer=_no_rows, name="embeddings", trainable=True
+    )
+    vars(variable).update({_TABLE: table, _HAS_TABLE: True})
+    kind: Any = type(variable)
+    variable.__class__ = _table_backed(kind)
+    variable._shape = (rows, dim)
+    _refuse_reads(variable)
+    return variable
+
+
+def has_table(variable: Any) -> bool:
+    """Return whether the rows of a variable are in a table."""
+    return isinstance(variable, keras.Variable) and _HAS_TABLE in vars(variable)
+
+
+def table_of_variable(variable: Any) -> Any:
+    """Return what `table_variable` was given; None for another variable."""
+    return vars(variable)[_TABLE] if has_table(variable) and _TABLE in vars(variable) else None
+
+
+def _no_rows(shape: tuple[int, ...], dtype: Any = None) -> Any:
+    return keras.ops.zeros((0, *shape[1:]), dtype=dtype)
+
+
+def _refuse_reads(variable: Any) -> None:
+    """Have a parameter of PyTorch refuse to be computed with: layers keep it, and may read it."""
+    if keras.backend.backend() == "torch" and variable._value is not None:
+        from headrace.adapters.keras_training.torch_rows import (  # noqa: PLC0415 - optional
+            note_reads,
+        )
+
+        note_reads(variable._value, table_of_variable(variable))
+
+
+@functools.cache
+def _table_backed(kind: type) -> type:
+    base: Any = kind
+
+    class TableBackedVariable(base):  # type: ignore[misc]
+        """A Keras variable whose rows are in a table on parameter servers."""
+
+        _shape: tuple[int, ...]
+        local_class = kind
+
+        @property
+        def value(self) -> Any:
+            if keras.backend.backend() != "torch":
+                table_of_variable(self).note_read()
+            return base.value.fget(self)
+
+        @property
+        def table(self) -> Any:
+            return table_of_variable(self).table
+
+        @property
+        def trainable(self) -> bool:
+            return True  # also in a frozen layer: else its rows would be state, which is read whole
+
+        @trainable.setter
+        def trainable(self, value: bool) -> None:
+            pass
+
+        def assign(self, value: Any) -> Any:
+            table_of_variable(self).assign(value, self._shape[0])
+            return value
+
+        def _initialize(self, value: Any) -> None:
+            shape = self._shape
+            base._initialize(self, value)
+            self._shape = shape
+            _refuse_reads(self)
+
+    TableBackedVariable.__name__ = TableBackedVariable.__qualname__ = kind.__name__
+    return TableBackedVariable
 
 
 @functools.cache

@@ -173,7 +173,7 @@ def reduce_keras(value: Any) -> Any:
         if issubclass(kind, kinds):
             return reduce(value)
     torch = sys.modules.get("torch")
-    if torch is not None and kind in (torch.Tensor, torch.nn.Parameter):
+    if torch is not None and _plain_class(kind) in (torch.Tensor, torch.nn.Parameter):
         return _reduce_tensor(value)
     return internals.reduce_submodule(value)
 
@@ -215,10 +215,21 @@ def _reduce_backend(backend: Any) -> Any:
     return type(backend), (internals.dynamic_backend_name(backend),)
 
 
+def _plain_class(kind: type) -> type:
+    """Return the class that a loaded tensor has."""
+    plain: type = getattr(kind, "plain_class", kind)
+    return plain
+
+
 def _reduce_tensor(tensor: Any) -> Any:
     if tensor.layout is not _torch().strided:
         return NotImplemented
-    described = (type(tensor), tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
+    described = (
+        _plain_class(type(tensor)),
+        tuple(tensor.shape),
+        tensor.dtype,
+        tensor.requires_grad,
+    )
     on_host = tensor.device.type == "cpu"
     if internals.is_variable_value(tensor):
         return _make_tensor, (*described, on_host, None)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MissingRows", "Rows", "WholeWeightNeeded"]
+__all__ = ["MissingRows", "Rows", "WholeWeightNeeded", "merged"]
 
 
 class Rows(NamedTuple):
@@ -21,6 +21,15 @@ class Rows(NamedTuple):
 
     ids: NDArray[np.int64]
     values: NDArray[Any]
+
+
+def merged(first: Rows, second: Rows) -> Rows:
+    """Return the rows of two that have no id in common."""
+    if not len(second.ids):
+        return first
+    ids = np.concatenate([first.ids, second.ids])
+    order = np.argsort(ids)
+    return Rows(ids[order], np.concatenate([first.values, second.values])[order])
 
 
 class MissingRows(Exception):  # noqa: N818 - a signal, which the caller always handles

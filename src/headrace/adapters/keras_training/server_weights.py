@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from headrace.adapters.keras_training.keras_internals import (
     seed_variables,
+    table_of_variable,
     value_of,
 )
 from headrace.adapters.keras_training.linked_variables import link, owner_of
@@ -53,11 +54,14 @@ class ServerVariables:
         self._lock = threading.RLock()
         self._is_pulling = False
         self._placed: dict[int, tuple[Any, Any]] = {}
+        self._tables: dict[int, Any] = {}
         self._changes = Changes(strategy)
         self.version = 0
 
     def place(self, variable: Any, trainable: bool) -> Any:
         """Return a variable on the servers. The first call creates it there."""
+        if (table := table_of_variable(variable)) is not None:
+            return self._tables.setdefault(id(variable), table.use_in(self._strategy))
         found = self._placed.get(id(variable))
         if found is not None:
             return found[1]
@@ -87,8 +91,11 @@ class ServerVariables:
 
     @property
     def by_name(self) -> dict[str, Any]:
-        """All variables on the servers, by their names."""
-        return {placed.name: placed for _, placed in self._placed.values()}
+        """All variables and tables on the servers, by their names."""
+        return {
+            **{placed.name: placed for _, placed in self._placed.values()},
+            **{f"tables/{table.name}": table for table in self._tables.values()},
+        }
 
     def new_version(self) -> int:
         """Return a new version. Workers read all values again when it changes."""

@@ -70,9 +70,14 @@ class ModelSteps:
         raise NotImplementedError
 
     def look_up_no_more(self, indices: Sequence[int]) -> None:
-        """Take these variables out of `rows`: from now on steps take all of them."""
+        """Take these variables out of `rows`: from now on steps take all of them.
+
+        Raises:
+            FailedPreconditionError: One is in a table.
+        """
         for index in indices:
-            self.rows.pop(index).restore()
+            self.rows[index].restore()
+            del self.rows[index]
 
     def seed(self, seed: int, step: int) -> None:
         """Have random numbers that no variable counts follow from a seed and the step alone."""

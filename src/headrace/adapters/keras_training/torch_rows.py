@@ -17,7 +17,7 @@ from headrace.adapters.keras_training.embedding_rows import EmbeddingRows
 from headrace.adapters.keras_training.keras_internals import row_values
 from headrace.adapters.keras_training.rows import Rows
 
-__all__ = ["TorchRows"]
+__all__ = ["TorchRows", "note_reads"]
 
 _NONE = np.zeros(0, np.int64)
 # Functions that read or set an attribute, such as `grad`.
@@ -35,8 +35,7 @@ class TorchRows(EmbeddingRows):
         super().__init__(index, layer)
         parameter = row_values(self.variable)
         parameter.data = parameter.data.new_zeros((0, self.dim))
-        parameter.__class__ = _RowsParameter
-        parameter.lookup = self
+        note_reads(parameter, self)
         self.missing = _NONE
         self._parameter = parameter
         self._ids = _NONE
@@ -44,12 +43,12 @@ class TorchRows(EmbeddingRows):
 
     def restore(self) -> None:
         """Give the layer its own `call` and its matrix, which is zeros, back."""
+        super().restore()
         parameter = self._parameter
         del parameter.lookup
         parameter.__class__ = torch.nn.Parameter
         parameter.grad = None
-        parameter.data = parameter.data.new_zeros((self.count, self.dim))
-        super().restore()
+        parameter.data = parameter.data.new_zeros((self.count or 0, self.dim))
 
     def give(self, rows: Rows) -> None:
         """Set the rows of the next step."""
@@ -72,7 +71,9 @@ class TorchRows(EmbeddingRows):
         if len(lacking):
             self.missing = np.union1d(self.missing, lacking)
             return self._parameter.data.new_zeros((*ids.shape, self.dim))
-        wanted = np.where(called < 0, called + self.count, called)
+        wanted = called
+        if self.count is not None:
+            wanted = np.where(called < 0, called + self.count, called)
         positions = torch.from_numpy(np.searchsorted(self._ids, wanted)).to(ids.device)
         rows: torch.Tensor = torch.nn.Parameter.__torch_function__(
             torch.nn.functional.embedding, (), (positions, self._parameter), {}
@@ -99,13 +100,22 @@ class TorchRows(EmbeddingRows):
 
     def expected(self, ids: NDArray[Any]) -> NDArray[np.int64]:
         """Return the likely ids that are in range, sorted and without duplicates."""
-        return self.distinct(ids[(ids >= -self.count) & (ids < self.count)])
+        if self.count is not None:
+            ids = ids[(ids >= -self.count) & (ids < self.count)]
+        return self.distinct(ids)
+
+
+def note_reads(parameter: torch.nn.Parameter, owner: Any) -> None:
+    """Call `owner.note_read()` whenever something computes with a parameter."""
+    parameter.__class__ = _RowsParameter
+    parameter.lookup = owner
 
 
 class _RowsParameter(torch.nn.Parameter):  # type: ignore[misc]
     """Tells `lookup.note_read()` when anything computes with it outside of the layer's call."""
 
     lookup: Any
+    plain_class = torch.nn.Parameter
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

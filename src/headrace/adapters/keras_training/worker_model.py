@@ -15,10 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.adapters.keras_training.object_specs import use_backend
-from headrace.adapters.keras_training.rows import MissingRows, Rows, WholeWeightNeeded
+from headrace.adapters.keras_training.rows import MissingRows, Rows, WholeWeightNeeded, merged
 from headrace.errors import FailedPreconditionError
 from headrace.parameter_server.indexed_slices import IndexedSlices
+from headrace.parameter_server.pulling import TablePull
 from headrace.parameter_server.read_cache import read_with_rows
+from headrace.parameter_server.table import EmbeddingTable
 
 __all__ = [
     "StateKind",
@@ -133,6 +135,14 @@ class WorkerModel:
         self._changing: set[int] = set()
         self._version: int | None = None
         self._all: tuple[list[NDArray[Any]], list[NDArray[Any]]] = ([], [])
+        #: Indices of trainable variables that are tables: whether gradients change their rows.
+        self._tables = {
+            index: self._steps.rows[index].layer.trainable
+            for index, each in enumerate(self._trainable)
+            if isinstance(each, EmbeddingTable)
+        }
+        #: Rows of tables that the current step has looked up: a second trial looks up only others.
+        self._looked_up: dict[int, Rows] = {}
 
     # --- training -------------------------------------------------------------------------------
 
@@ -160,7 +170,7 @@ class WorkerModel:
             state = list(self._all[1])
             self._set_seeds(state, number)
             ids = self._ids("train", state, metrics, batch, known)
-            weights, state = self._read(ids, is_fresh)
+            weights, state = self._read(ids, is_fresh, trains=True)
             if self._draws is None:
                 self._draws = self._count_draws(weights, state, batch)
                 if self._draws:
@@ -179,6 +189,7 @@ class WorkerModel:
                 likely to.
         """
         known: Ids = {}
+        self._looked_up = {}
         for _ in range(_MOST_TRIALS):
             try:
                 return step(known)
@@ -207,28 +218,56 @@ class WorkerModel:
         self._version = version
         return True
 
-    def _read(self, ids: Ids, is_fresh: bool) -> tuple[list[Any], list[NDArray[Any]]]:
+    def _read(self, ids: Ids, is_fresh: bool, trains: bool) -> tuple[list[Any], list[NDArray[Any]]]:
         """Return the values of variables; read those that steps change.
 
         Args:
             ids: Ids of the rows that are looked up.
             is_fresh: Whether all other values have just been read.
+            trains: Whether tables make rows for ids that have none.
         """
         weights: list[Any] = list(self._all[0])
         state = list(self._all[1])
         whole = [] if is_fresh else self._whole
         changing = [] if is_fresh else sorted(self._changing)
-        values, rows = read_with_rows(
+        of_variables = {index: each for index, each in ids.items() if index not in self._tables}
+        of_tables = self._not_looked_up(ids)
+        values, rows, table_rows = read_with_rows(
             [*(self._trainable[index] for index in whole), *(self._state[i] for i in changing)],
-            [(self._trainable[index], wanted) for index, wanted in ids.items()],
+            [(self._trainable[index], wanted) for index, wanted in of_variables.items()],
+            [self._pull(index, wanted, trains) for index, wanted in of_tables.items()],
         )
         for index, value in zip(whole, values, strict=False):
             weights[index] = value
         for index, value in zip(changing, values[len(whole) :], strict=True):
             state[index] = value
-        for (index, wanted), value in zip(ids.items(), rows, strict=True):
+        for (index, wanted), value in zip(of_variables.items(), rows, strict=True):
             weights[index] = Rows(wanted, value)
+        for (index, wanted), value in zip(of_tables.items(), table_rows, strict=True):
+            found = Rows(wanted, value)
+            before = self._looked_up.get(index)
+            self._looked_up[index] = found if before is None else merged(before, found)
+            weights[index] = self._looked_up[index]
         return weights, state
+
+    def _not_looked_up(self, ids: Ids) -> Ids:
+        """Return the ids of rows in tables that the current step has not looked up yet."""
+        return {
+            index: wanted
+            if (rows := self._looked_up.get(index)) is None
+            else np.setdiff1d(wanted, rows.ids, assume_unique=True)
+            for index, wanted in ids.items()
+            if index in self._tables
+        }
+
+    def _pull(self, index: int, ids: NDArray[np.int64], trains: bool) -> TablePull:
+        """Return the request for rows of a table.
+
+        A table without bounds, of `keras.layers.Embedding`, has first values where there is no row.
+        """
+        often = np.ones(len(ids), np.int64) if trains and self._tables[index] else None
+        initialize = self._steps.rows[index].count is not None
+        return TablePull(self._trainable[index], ids, often, initialize=initialize)
 
     @property
     def _whole(self) -> list[int]:
@@ -239,7 +278,7 @@ class WorkerModel:
         """Return all values; None for matrices whose rows are looked up."""
         whole = self._whole
         on_servers = [index for index, each in enumerate(self._state) if each is not None]
-        values, _ = read_with_rows(
+        values, _, _ = read_with_rows(
             [*(self._trainable[i] for i in whole), *(self._state[i] for i in on_servers)], []
         )
         weights: list[Any] = [None] * len(self._trainable)
@@ -289,6 +328,8 @@ class WorkerModel:
                 variable.assign_add(new - old)
         if call.learning_rate is not None:
             self._optimizer.learning_rate = call.learning_rate
+        for index, is_trained in self._tables.items():
+            gradients[index] = gradients[index] if is_trained else None
         pairs = list(zip(gradients, self._trainable, strict=True))
         if any(each is not None for each in gradients):
             self._optimizer.apply_gradients(pairs)
@@ -330,7 +371,7 @@ class WorkerModel:
         """Return the values that a version has, with the rows that a batch looks up."""
         self._refresh(version)
         ids = self._ids(name, self._all[1], metrics, batch, known)
-        return self._read(ids, is_fresh=True)
+        return self._read(ids, is_fresh=True, trains=False)
 
 
 def train_steps(model: WorkerModel, call: TrainCall, batches: Sequence[Any]) -> StepResult:
