@@ -109,7 +109,8 @@ def assembled_table(
         step = max(step, piece.step)
         mine = shard_of_ids(arrays["ids"], spec.shards) == spec.index
         layer: dict[str, NDArray[Any]] = {}
-        for name, array in _renamed(arrays, renamed, ()):
+        without = [each for each in arrays if "/" in each and each not in piece.slot_firsts]
+        for name, array in _renamed(arrays, renamed, without):
             if name.startswith("waiting_"):
                 continue
             if name == "removed":

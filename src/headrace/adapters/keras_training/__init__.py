@@ -15,7 +15,9 @@
   copy (`rows`), in place of all of their matrix; `jax_rows` and `torch_rows` do it on their back
   end.
 * `table_embedding`: a layer with a row for any id, whose rows are in a table on parameter servers.
-  `embedding_tables` makes the table, and refuses what needs all of its rows.
+  `large_embeddings` gives large `keras.layers.Embedding` such a table, too. `embedding_tables`
+  makes the table, and refuses what needs all of its rows; `table_saving` saves it beside the files
+  of Keras.
 * `mirrored_trainer`: `fit` and `evaluate` under a `MirroredStrategy` or
   `MultiWorkerMirroredStrategy`, by Keras' own loop. `replica_steps` is what it calls for a batch,
   `jax_replicas` and `torch_replicas` on their back end.

@@ -16,7 +16,7 @@ from headrace.adapters.keras_training.keras_internals import all_layers, table_o
 from headrace.errors import FailedPreconditionError
 from headrace.parameter_server.table import EmbeddingTable
 
-__all__ = ["ServerTable", "table_layers"]
+__all__ = ["ServerTable", "check_optimizer", "table_layers"]
 
 _ROWS_AT_A_TIME = 65_536
 
@@ -108,6 +108,21 @@ class ServerTable:
         for start in range(0, rows, _ROWS_AT_A_TIME):
             part = np.asarray(values[start : start + _ROWS_AT_A_TIME])
             table.assign(np.arange(start, start + len(part)), part.astype(table.dtype, copy=False))
+
+
+def check_optimizer(model: Any, optimizer: Any) -> None:
+    """Check that an optimizer of Keras trains the tables of a model.
+
+    Raises:
+        FailedPreconditionError: It averages all rows in each step.
+    """
+    if optimizer.use_ema and (layers := table_layers(model)):
+        names = ", ".join(repr(layer.name) for layer in layers.values())
+        raise FailedPreconditionError(
+            f"the optimizer {optimizer.name!r} has use_ema=True and averages whole weights, and "
+            f"the rows of {names} are in tables, of which a step reads some: use an optimizer "
+            "without use_ema"
+        )
 
 
 def table_layers(model: Any) -> dict[int, Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -13,6 +14,8 @@ from headrace.adapters.keras_training.jax_rows import JaxRows
 from headrace.adapters.keras_training.keras_internals import set_rows_shape
 from headrace.adapters.keras_training.rows import MissingRows, Rows, WholeWeightNeeded
 from headrace.adapters.keras_training.steps import Arrays, ModelSteps, TrainOutputs
+from headrace.element.structure import flatten
+from headrace.element.transpose import map_leaves
 from headrace.errors import FailedPreconditionError
 
 __all__ = ["JaxSteps", "check_train_step"]
@@ -37,6 +40,8 @@ class JaxSteps(ModelSteps):
         super().__init__(model)
         #: Indices of the non-trainable variables that `train_step` changes; found by tracing it.
         self._changing: list[int] = []
+        #: Whether a batch had ids of tables that need 64 bits.
+        self._has_wide_ids = False
         self._compile()
 
     def _compile(self) -> None:
@@ -66,8 +71,31 @@ class JaxSteps(ModelSteps):
         for index, rows in self.rows.items():
             set_rows_shape(rows.variable, 0)
             weights[index] = np.zeros((0, rows.dim), rows.variable.dtype)
-        found = self._call(self._finders[step], weights, state, metrics, batch)
+        with self._ids_of_64_bits(batch) as batch:
+            found = self._call(self._finders[step], weights, state, metrics, batch)
         return {index: self._distinct(index, found[index]) for index in self.rows}
+
+    @contextlib.contextmanager
+    def _ids_of_64_bits(self, batch: Any) -> Iterator[Any]:
+        """Compute with 64-bit integers if ids in a batch need them, and nothing else with 64 bits.
+
+        JAX truncates all numbers to 32 bits unless it is told otherwise.
+        """
+        has_tables = any(rows.has_table for rows in self.rows.values())
+        if jax.config.jax_enable_x64 or not has_tables:
+            yield batch
+            return
+        wide = [_needs_64_bits(np.asarray(each)) for each in flatten(batch)[0]]
+        self._has_wide_ids |= any(wide)
+        if not self._has_wide_ids:
+            yield batch
+            return
+        flags = iter(wide)
+        batch = map_leaves(
+            lambda each: np.asarray(each, None if next(flags) else _in_32_bits(each)), batch
+        )
+        with jax.enable_x64(True):
+            yield batch
 
     def look_up_no_more(self, indices: Sequence[int]) -> None:
         """Take variables out of `rows`; see `ModelSteps.look_up_no_more`."""
@@ -99,10 +127,11 @@ class JaxSteps(ModelSteps):
     def _run(self, step: Callable[..., Any], weights: Arrays, *args: Any) -> Any:
         weights = list(weights)
         ids = {}
-        for index, rows in self.rows.items():
-            ids[index], weights[index] = rows.padded(weights[index])
-            set_rows_shape(rows.variable, len(weights[index]))
-        outputs, are_all_here, of_tables = self._call(step, ids, weights, *args)
+        with self._ids_of_64_bits(args[-1]) as batch:
+            for index, rows in self.rows.items():
+                ids[index], weights[index] = rows.padded(weights[index])
+                set_rows_shape(rows.variable, len(weights[index]))
+            outputs, are_all_here, of_tables = self._call(step, ids, weights, *args[:-1], batch)
         # Ids that depend on weights, or on rows of another layer, were not known before.
         wrong = [index for index, here in are_all_here.items() if not here]
         if whole := [index for index in wrong if index not in of_tables]:
@@ -188,6 +217,17 @@ class JaxSteps(ModelSteps):
     def _predict_step(self, weights: Sequence[Any], state: Sequence[Any], batch: Any) -> Any:
         outputs, _ = self._model.predict_step((list(weights), list(state)), batch)
         return outputs
+
+
+def _needs_64_bits(array: Any) -> bool:
+    if array.dtype not in (np.int64, np.uint64) or not array.size:
+        return False
+    bounds = np.iinfo(np.int32)
+    return bool(array.min() < bounds.min or array.max() > bounds.max)
+
+
+def _in_32_bits(array: Any) -> Any:
+    return jax.dtypes.canonicalize_dtype(np.asarray(array).dtype)
 
 
 def check_train_step(

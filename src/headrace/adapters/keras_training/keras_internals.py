@@ -19,6 +19,7 @@ from keras.src.backend.common.stateless_scope import in_stateless_scope
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from keras.src.ops.function import Function, make_node_key
 from keras.src.ops.node import Node
+from keras.src.saving import saving_lib
 from keras.src.saving.keras_saveable import KerasSaveable
 from keras.src.trainers.data_adapters import get_data_adapter as data_adapter
 from keras.src.utils import tracking
@@ -57,6 +58,7 @@ __all__ = [
     "in_stateless_scope",
     "is_variable_value",
     "learning_rate_variable",
+    "leave_optimizers_unbuilt",
     "look_up_rows",
     "mark_values",
     "optimizer_template",
@@ -64,6 +66,7 @@ __all__ = [
     "pythonify_logs",
     "reduce_submodule",
     "replace_embedding_call",
+    "replace_saving",
     "restore_embedding_call",
     "restore_node_keys",
     "row_values",
@@ -151,13 +154,24 @@ def check_back_end() -> str:
 
 
 def build_model(model: Any, batch: Any) -> None:
-    """Build a model, its loss and its metrics for a batch; its optimizer stays as it is."""
+    """Build a model, its loss and its metrics for a batch; its optimizer stays as it is.
+
+    Without labels in the batch, as for predictions, neither loss nor metrics are built.
+    """
     # Slots of the optimizer are on servers.
     optimizer, model.optimizer = getattr(model, "optimizer", None), None
+    state, compiled = vars(model), {}
+    if keras.utils.unpack_x_y_sample_weight(batch)[1] is None:
+        compiled = {name: state[name] for name in _COMPILED if name in state}
     try:
+        state.update(dict.fromkeys(compiled))
         model._symbolic_build(data_batch=batch)
     finally:
+        state.update(compiled)
         model.optimizer = optimizer
+
+
+_COMPILED = ("_compile_loss", "_compile_metrics")
 
 
 def check_compiled(model: Any, method: str) -> None:
@@ -497,6 +511,50 @@ def look_up_rows(layer: Any, ids: Any) -> Any:
     if in_symbolic_scope():
         return keras.ops.zeros((*ids.shape, variable.shape[1]), dtype=variable.dtype)
     return table_of_variable(variable).refuse_call()
+
+
+def replace_saving(saving: Any, loading: Any) -> None:
+    """Have all that saves and loads models of Keras do so in a context.
+
+    Args:
+        saving: Called with a model and a file, which is written in the context that it returns.
+        loading: Called with a file, which is read in the context that it returns.
+    """
+    for name in ("save_model", "save_weights_only"):
+        _in_context(name, lambda model, file: saving(model, file))
+    _in_context("load_model", lambda file: loading(file))
+    _in_context("load_weights_only", lambda model, file: loading(file))
+
+
+def leave_optimizers_unbuilt(when: Any) -> None:
+    """Have Keras not make slots for the weights of a model that it loads, if `when(model)`."""
+    original = keras.Model.compile_from_config
+
+    @functools.wraps(original)
+    def compile_from_config(self: Any, config: Any) -> None:
+        built = self.built
+        if when(self):
+            object.__setattr__(self, "built", False)
+        try:
+            original(self, config)
+        finally:
+            object.__setattr__(self, "built", built)
+
+    keras.Model.compile_from_config = compile_from_config
+
+
+def _in_context(name: str, context: Any) -> None:
+    original = getattr(saving_lib, name)
+    count = len(inspect.signature(context).parameters)
+    names = list(inspect.signature(original).parameters)[:count]
+
+    @functools.wraps(original)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        with context(*(given[each] for each in names)):
+            return original(*args, **kwargs)
+
+    setattr(saving_lib, name, function)
 
 
 _LOOKUP = "_headrace_lookup"

@@ -21,6 +21,7 @@ from headrace.adapters.keras_training.backup import (
     state_of_callbacks,
     take_backup_callback,
 )
+from headrace.adapters.keras_training.embedding_tables import check_optimizer
 from headrace.adapters.keras_training.keras_internals import (
     CurrentLearningRate,
     build_model,
@@ -30,6 +31,7 @@ from headrace.adapters.keras_training.keras_internals import (
     flat_logs,
     pythonify_logs,
 )
+from headrace.adapters.keras_training.large_embeddings import use_tables
 from headrace.adapters.keras_training.loss_scale import LossScale, inner_optimizer
 from headrace.adapters.keras_training.metric_totals import MetricResults, MetricTotals
 from headrace.adapters.keras_training.model_pickling import dump_model
@@ -465,6 +467,7 @@ class ParameterServerTrainer:
     def _place(self, data: TrainingData) -> None:
         """Build the model, and have its variables on the servers."""
         model = self._model
+        use_tables(model, self._strategy)
         build_model(model, data.peek())
         self._weights = weights_of(model, self._strategy)
 
@@ -497,6 +500,7 @@ class ParameterServerTrainer:
         if optimizer is None:
             return None, None
         if self._optimizers is None or self._optimizers[0] is not optimizer:
+            check_optimizer(self._model, inner_optimizer(optimizer))
             name = f"{self._model.name}/{optimizer.name}"
             self._on_servers = optimizer_on_servers(optimizer, self._strategy, name)
             applies = self._on_servers.applies

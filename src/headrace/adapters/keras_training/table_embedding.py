@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 import keras
@@ -9,6 +10,7 @@ import msgspec
 
 from headrace.adapters.keras_training.embedding_tables import ServerTable
 from headrace.adapters.keras_training.keras_internals import look_up_rows, table_variable
+from headrace.adapters.keras_training.table_saving import load_table, save_table
 from headrace.arguments import check_int
 from headrace.distribute.current import get_strategy
 from headrace.distribute.pooling import COMBINERS
@@ -37,7 +39,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
     Any int64 is an id. Its row is made when a training step looks it up; evaluation and prediction
     read zeros for ids without a row, and make none. Only the rows of a batch travel, and the
     optimizer of the model trains them. The layer works in `fit`, `evaluate` and `predict` of a
-    model of a `ParameterServerStrategy`. JAX has 64-bit ids with `JAX_ENABLE_X64=1`.
+    model of a `ParameterServerStrategy`. Ids that need 64 bits need an input of dtype int64.
 
     Args:
         output_dim: Elements in a row.
@@ -130,12 +132,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
 
     def embed(self, inputs: Any, weights: Any, combiner: str | None) -> Any:
         """Look up rows, and combine them by a combiner other than the layer's."""
-        dtype = keras.backend.standardize_dtype(inputs.dtype)
-        if not dtype.startswith(("int", "uint")):
-            raise TypeError(
-                f"ids of the layer {self.name!r} must be integers, but got {dtype}: make the input "
-                'with keras.Input(shape, dtype="int64")'
-            )
+        dtype = self._check_dtype(inputs)
         if weights is not None and combiner is None:
             raise ValueError(
                 f"the layer {self.name!r} got `weights` and has no combiner: make it with "
@@ -151,6 +148,15 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
             weights = counts if weights is None else counts * weights
         return combine(rows, weights, combiner)
 
+    def _check_dtype(self, ids: Any) -> str:
+        dtype: str = keras.backend.standardize_dtype(ids.dtype)
+        if not dtype.startswith(("int", "uint")):
+            raise TypeError(
+                f"ids of the layer {self.name!r} must be integers, but got {dtype}: make the input "
+                'with keras.Input(shape, dtype="int64")'
+            )
+        return dtype
+
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
         """Return which ids are no padding; None without `mask_zero`, or with a combiner."""
         if not self.mask_zero or self.combiner is not None:
@@ -160,6 +166,19 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
     def compute_output_shape(self, inputs_shape: Any, weights_shape: Any = None) -> Any:
         """Return the shape of the rows."""
         return output_shape(inputs_shape, self.output_dim, self.combiner)
+
+    def compute_output_spec(self, inputs: Any, weights: Any = None) -> Any:
+        """Return the shape and dtype of the rows."""
+        self._check_dtype(inputs)
+        return keras.KerasTensor(self.compute_output_shape(inputs.shape), self.compute_dtype)
+
+    def save_own_variables(self, store: Any) -> None:
+        """Write where the table is saved, beside the file."""
+        save_table(self, store)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Have the table restored that was saved beside the file."""
+        load_table(self, store)
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the layer."""
@@ -225,6 +244,8 @@ def parameter_server_strategy() -> Any:
 def server_initializer(given: Any, layer: str) -> Any:
     """Return what `hr.EmbeddingTable` takes for an initializer of a layer.
 
+    A random one without a seed gets a seed that follows from the name of the layer.
+
     Raises:
         ValueError: Servers do not have it.
     """
@@ -237,7 +258,10 @@ def server_initializer(given: Any, layer: str) -> Any:
         return initializers.Constant(1.0)
     if type(given) is kinds.Constant and isinstance(given.value, int | float):
         return initializers.Constant(float(given.value))
-    seed = getattr(given, "seed", None)
+    # Without a seed a program that is started again must not have another one: the servers may
+    # still have the table.
+    seed = given.get_config().get("seed")
+    seed = zlib.crc32(layer.encode()) if seed is None else seed
     if isinstance(seed, int) and type(given) is kinds.RandomUniform:
         return initializers.Uniform(float(given.minval), float(given.maxval), seed)
     if isinstance(seed, int) and type(given) is kinds.RandomNormal:
