@@ -36,20 +36,32 @@ class End(keras.callbacks.Callback):
             os.kill(os.getpid(), signal)
 
 
+class Model(keras.Model):
+    """Its rows of embeddings are in tables, and their ids are computed."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = keras.layers.Dense(6, activation="relu")
+        self.drop = keras.layers.Dropout(0.3)
+        self.norm = keras.layers.BatchNormalization()
+        self.any_id = hr.keras.Embedding(3, name="any", combiner="sum")
+        self.large = keras.layers.Embedding(10**8, 3, name="large")
+        self.last = keras.layers.Dense(1)
+
+    def call(self, x, training=False):
+        ids = keras.ops.cast(x * 30, "int32")
+        rows = self.any_id(ids - 20), keras.ops.sum(self.large(ids * 1_000_003), axis=1)
+        hidden = self.norm(self.drop(self.first(x), training=training), training=training)
+        return self.last(keras.ops.concatenate([hidden, *rows], axis=-1))
+
+
 def main(directory: Path, mode: str, servers: int, end_at: int, signal: int) -> None:
     keras.utils.set_random_seed(11)
     rows = np.random.default_rng(3).random((130, 5)).astype(np.float32)
     with hr.distribute.LocalCluster(num_workers=2, num_ps=servers) as cluster:
         strategy = hr.distribute.ParameterServerStrategy(cluster.cluster_resolver, **MODES[mode])
         with strategy.scope():
-            model = keras.Sequential(
-                [
-                    keras.layers.Dense(6, activation="relu"),
-                    keras.layers.Dropout(0.3),
-                    keras.layers.BatchNormalization(),
-                    keras.layers.Dense(1),
-                ]
-            )
+            model = Model()
             model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
         callbacks = [
             keras.callbacks.BackupAndRestore(directory / "backup", save_freq=5),
@@ -65,7 +77,16 @@ def main(directory: Path, mode: str, servers: int, end_at: int, signal: int) -> 
             callbacks=callbacks,
             verbose=0,
         ).history
-        digest = hashlib.blake2b(b"".join(each.tobytes() for each in model.get_weights()))
+        tables = [each.embeddings.table for each in (model.any_id, model.large)]
+        weights = [
+            keras.ops.convert_to_numpy(each) for each in model.weights if not hasattr(each, "table")
+        ]
+        for table in tables:
+            parts = list(table.export())
+            ids = np.sort(np.concatenate([part for part, _ in parts]))
+            weights += [ids, table.gather(ids)]
+        assert all(len(each) for each in weights)
+        digest = hashlib.blake2b(b"".join(each.tobytes() for each in weights))
         left = os.listdir(directory / "backup")
         print(json.dumps({"weights": digest.hexdigest(), "history": history, "left": left}))
         strategy.close()

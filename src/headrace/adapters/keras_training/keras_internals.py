@@ -469,7 +469,7 @@ def replace_embedding_call(layer: Any, lookup: Any) -> None:
     variable = layer._embeddings
     vars(layer)[_LOOKUP] = vars(variable)[_LOOKUP] = lookup
     kind: Any = type(layer)
-    if not has_table(variable):
+    if isinstance(layer, keras.layers.Embedding):
         object.__setattr__(layer, "__class__", _looking_up(kind))
     kind = type(variable)
     variable.__class__ = _without_value(kind)
