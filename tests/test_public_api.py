@@ -24,7 +24,7 @@ TOP = {
     "torch",
 }  # fmt: skip
 KERAS = {
-    "BestModelExporter", "DatasetCreator", "Embedding", "KerasDataset",
+    "BestModelExporter", "DatasetCreator", "DistributedEmbedding", "Embedding", "KerasDataset",
     "SidecarEvaluator", "TensorBoard", "adapter", "dataset", "distribute",
 }  # fmt: skip
 SERVICE = {

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
+import resource
 
 import keras
 import numpy as np
@@ -289,3 +291,105 @@ def test_a_model_without_tables_has_plain_files(make_strategy, tmp_path):
         model = plain()
     model.save(tmp_path / "model.keras")
     assert os.listdir(tmp_path) == ["model.keras"]
+
+
+# --- features of Keras RS -------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class TableConfig:
+    """What `keras_rs.layers.TableConfig` has."""
+
+    name: str
+    vocabulary_size: int = WORDS
+    embedding_dim: int = DIM
+    initializer: object = dataclasses.field(
+        default_factory=lambda: keras.initializers.VarianceScaling(mode="fan_out")
+    )
+    optimizer: object = "adam"
+    combiner: str = "mean"
+    placement: str = "auto"
+    max_ids_per_partition: int = 256
+    max_unique_ids_per_partition: int = 256
+
+
+@dataclasses.dataclass
+class FeatureConfig:
+    """What `keras_rs.layers.FeatureConfig` has, and a length as TensorFlow's."""
+
+    name: str
+    table: TableConfig
+    input_shape: tuple
+    output_shape: tuple
+    max_sequence_length: int = 0
+
+
+def test_features_in_a_structure_share_tables(make_strategy, tmp_path):
+    users, items = TableConfig(new_name(), combiner="sum"), TableConfig(new_name())
+    features = {
+        "user": FeatureConfig("user", users, (24, 1), (24, DIM)),
+        "lists": [
+            FeatureConfig("friends", users, (24, 6), (24, DIM)),
+            FeatureConfig("items", items, (24, 6), (24, DIM)),
+            FeatureConfig("last items", items, (24, 6), (24, 8, DIM), max_sequence_length=8),
+        ],
+    }
+    shape = {"user": (1,), "lists": [(6,), (6,), (6,)]}
+    with make_strategy(staleness=0).scope():
+        inputs = {
+            "user": keras.Input(shape["user"], dtype="int32", name="user"),
+            "lists": [keras.Input((6,), dtype="int32", name=f"list_{i}") for i in range(3)],
+        }
+        layer = hr.keras.DistributedEmbedding(features)
+        found = layer(inputs)
+        assert set(found) == {"user", "lists"}
+        assert [each.shape[1:] for each in found["lists"]] == [(DIM,), (DIM,), (8, DIM)]
+        parts = [found["user"], *found["lists"][:2], keras.ops.sum(found["lists"][2], axis=1)]
+        flat = [inputs["user"], *inputs["lists"]]
+        model = keras.Model(flat, keras.layers.Dense(1)(keras.ops.concatenate(parts, -1)))
+    assert set(layer.tables) == {users.name, items.name}
+    model.compile(keras.optimizers.Adagrad(0.1), "mse", run_eagerly=True)
+    x = [IDS[:, :1], IDS, IDS, IDS % 20]
+    losses = model.fit(x, TARGET, batch_size=24, epochs=6, verbose=0).history["loss"]
+    assert losses[-1] < losses[0] / 2
+    assert count_rows(layer.tables[users.name]) == len(np.unique(IDS))
+    outputs = model.predict(x, batch_size=24, verbose=0)
+    model.save(tmp_path / "model.keras")
+    with make_strategy().scope():
+        other = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(other.predict(x, batch_size=24, verbose=0), outputs, rtol=1e-6)
+
+
+def test_settings_of_features_that_are_not_supported_are_named():
+    def make(shape=(8, 3), output=(8, DIM), **table):
+        config = FeatureConfig("friends", TableConfig("users", **table), shape, output)
+        return hr.keras.DistributedEmbedding(config)
+
+    for settings, named in (
+        ({"optimizer": keras.optimizers.SGD()}, "`optimizer` of the table 'users'"),
+        ({"placement": "sparsecore"}, "`placement` of the table 'users' is 'sparsecore'"),
+        ({"combiner": "max"}, "'sum', 'mean', 'sqrtn'"),
+        ({"initializer": "truncated_normal"}, "`initializer` of the layer 'users'"),
+    ):
+        with pytest.raises(ValueError, match=named):
+            make(**settings)
+    ids = keras.Input((3,), dtype="int32")
+    with pytest.raises(ValueError, match="`input_shape` of the feature 'friends'"):
+        make(shape=(8, 4))(ids)
+    with pytest.raises(ValueError, match="`output_shape` of the feature 'friends'"):
+        make(output=(8, 3, DIM))(ids)
+
+
+# --- memory and lost workers ----------------------------------------------------------------------
+
+
+def test_a_layer_too_large_for_any_process_trains(make_strategy):
+    with make_strategy(staleness=0).scope():
+        layer = keras.layers.Embedding(10**9, 64, name=new_name())  # 256 GB
+        model = keras.Sequential([keras.Input((6,), dtype="int32"), layer, keras.layers.Flatten()])
+    model.compile(keras.optimizers.Adagrad(0.1), "mse", run_eagerly=True)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    ids = IDS * 24_999_999
+    model.fit(ids, np.zeros((ROWS, 6 * 64), np.float32), batch_size=24, verbose=0)
+    assert count_rows(layer.embeddings.table) == len(np.unique(ids))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # KB

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from headrace.adapters.keras_fit import distribute
     from headrace.adapters.keras_training.best_model_exporter import BestModelExporter
     from headrace.adapters.keras_training.dataset_creator import DatasetCreator
+    from headrace.adapters.keras_training.distributed_embedding import DistributedEmbedding
     from headrace.adapters.keras_training.sidecar_evaluator import SidecarEvaluator
     from headrace.adapters.keras_training.table_embedding import Embedding
     from headrace.adapters.keras_training.tensorboard import TensorBoard
@@ -23,6 +24,7 @@ else:
         {
             "BestModelExporter": "headrace.adapters.keras_training.best_model_exporter",
             "DatasetCreator": "headrace.adapters.keras_training.dataset_creator",
+            "DistributedEmbedding": "headrace.adapters.keras_training.distributed_embedding",
             "Embedding": "headrace.adapters.keras_training.table_embedding",
             "KerasDataset": "headrace.adapters.keras_dataset",
             "SidecarEvaluator": "headrace.adapters.keras_training.sidecar_evaluator",
@@ -64,6 +66,7 @@ else:
 __all__ = [
     "BestModelExporter",
     "DatasetCreator",
+    "DistributedEmbedding",
     "Embedding",
     "KerasDataset",
     "SidecarEvaluator",

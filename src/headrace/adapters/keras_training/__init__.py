@@ -15,6 +15,7 @@
   copy (`rows`), in place of all of their matrix; `jax_rows` and `torch_rows` do it on their back
   end.
 * `table_embedding`: a layer with a row for any id, whose rows are in a table on parameter servers.
+  `distributed_embedding` has many of them, for features as Keras RS describes them.
   `large_embeddings` gives large `keras.layers.Embedding` such a table, too. `embedding_tables`
   makes the table, and refuses what needs all of its rows; `table_saving` saves it beside the files
   of Keras.

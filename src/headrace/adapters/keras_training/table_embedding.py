@@ -18,7 +18,14 @@ from headrace.parameter_server import initializers
 from headrace.parameter_server.strategy import ParameterServerStrategy
 from headrace.parameter_server.table import EmbeddingTable
 
-__all__ = ["Embedding", "parameter_server_strategy", "server_initializer"]
+__all__ = [
+    "Embedding",
+    "check_combiner",
+    "config_of_initializer",
+    "output_shape",
+    "parameter_server_strategy",
+    "server_initializer",
+]
 
 _INITIALIZERS = {
     name: getattr(initializers, name) for name in ("Constant", "Normal", "Uniform", "Zeros")
@@ -185,7 +192,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
         return {
             **super().get_config(),
             "output_dim": self.output_dim,
-            "initializer": _to_config(self.initializer),
+            "initializer": config_of_initializer(self.initializer),
             "seed": self.seed,
             "combiner": self.combiner,
             "mask_zero": self.mask_zero,
@@ -273,7 +280,8 @@ def server_initializer(given: Any, layer: str) -> Any:
     )
 
 
-def _to_config(initializer: Any) -> Any:
+def config_of_initializer(initializer: Any) -> Any:
+    """Return an initializer as values of JSON."""
     if isinstance(initializer, keras.initializers.Initializer):
         return keras.saving.serialize_keras_object(initializer)
     if isinstance(initializer, msgspec.Struct):
