@@ -117,10 +117,7 @@ def assert_same(alone, placed, coded):
 
 @pytest.mark.parametrize(
     ("make", "coded", "name"),
-    [
-        *((large, spread, "sgd"), (large, spread, "adagrad")),
-        *((any_id, wide, "sgd"), (any_id, wide, "adagrad")),
-    ],
+    [(large, spread, "sgd"), (large, spread, "adagrad"), (any_id, wide, "adagrad")],
 )
 def test_rows_in_a_table_train_as_those_of_a_matrix(make_strategy, make, coded, name):
     alone, placed = pair(make, coded, make_strategy(staleness=0), name)
@@ -393,3 +390,17 @@ def test_a_layer_too_large_for_any_process_trains(make_strategy):
     model.fit(ids, np.zeros((ROWS, 6 * 64), np.float32), batch_size=24, verbose=0)
     assert count_rows(layer.embeddings.table) == len(np.unique(ids))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # KB
+
+
+def test_a_killed_worker_loses_no_step_and_repeats_none():
+    with hr.distribute.LocalCluster(num_workers=2, num_ps=2) as cluster:
+        strategy = hr.distribute.ParameterServerStrategy(cluster.cluster_resolver, staleness=0)
+        alone, placed = pair(any_id, wide, strategy, "adagrad")
+        kills = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: batch == 1 and cluster.kill("worker", 0)
+        )
+        x, settings = batches(wide), {"batch_size": 12, "shuffle": False, "verbose": 0}
+        alone.fit(batches(lambda ids: ids), TARGET, epochs=2, **settings)
+        placed.fit(x, TARGET, epochs=2, callbacks=[kills], **settings)
+        assert_same(alone, placed, wide)
+        strategy.close()

@@ -15,6 +15,7 @@ DATASETS, STRATEGIES = HERE / "keras_on_a_back_end.py", HERE / "keras_in_strateg
 SERVERS = HERE / "keras_on_parameter_servers.py"
 EMBEDDINGS = HERE / "keras_embeddings_on_servers.py"
 FUNCTIONS = HERE / "keras_in_scheduled_functions.py"
+TABLES = HERE / "keras_tables_on_servers.py"
 REPLICAS = HERE / "keras_on_mirrored_replicas.py"
 NAMES = {
     (DATASETS, "torch"): names_of_tests(DATASETS),
@@ -45,6 +46,10 @@ NAMES = {
     (FUNCTIONS, "jax"): names_of_tests(FUNCTIONS),
     (EMBEDDINGS, "torch"): names_of_tests(EMBEDDINGS),
     (EMBEDDINGS, "jax"): names_of_tests(EMBEDDINGS),
+    (TABLES, "torch"): names_of_tests(TABLES),
+    (TABLES, "jax"): [
+        name for name in names_of_tests(TABLES) if "killed" not in name and "plain" not in name
+    ],
 }
 
 pytestmark = pytest.mark.heavy

@@ -27,7 +27,7 @@ class _Feature:
     """One feature, as a leaf of the nested structure of features.
 
     Attributes:
-        name: Of the feature, for errors.
+        name: Name of the feature.
         table: Index of its table.
         combiner: None with `max_sequence_length`.
         input_shape: Of its ids, with the batch; None: any.
@@ -45,7 +45,7 @@ class _Feature:
 
 @keras.saving.register_keras_serializable(package="headrace")
 class _BoundedTable(Embedding):
-    """A table with so many ids, as `keras_rs.layers.TableConfig` says."""
+    """A table with ids from 0 to `input_dim - 1`, from a `keras_rs.layers.TableConfig`."""
 
     def __init__(self, input_dim: int, output_dim: int, **arguments: Any) -> None:
         super().__init__(output_dim, **arguments)
@@ -74,8 +74,8 @@ class DistributedEmbedding(keras.layers.Layer):  # type: ignore[misc]
     `VarianceScaling` initializer with mode "fan_out", the default, becomes a normal or uniform
     distribution of the same deviation. The optimizer of the model trains all tables, so
     `optimizer` must be the default, "adam", which stands for it. Of a feature `name`, `table`,
-    `input_shape` and `output_shape` count, and `max_sequence_length` if there is one: so many rows
-    are returned uncombined, cut or filled with zeros.
+    `input_shape` and `output_shape` count, and `max_sequence_length` if there is one: the
+    number of rows to return uncombined, cut or filled with zeros.
 
     Args:
         feature_configs: A `FeatureConfig`, or a nested structure of them.
@@ -253,7 +253,7 @@ def _shape(shape: Any) -> tuple[int | None, ...] | None:
 def _check_shape(
     feature: _Feature, argument: str, expected: tuple[int | None, ...] | None, shape: Any
 ) -> None:
-    """Raise ValueError where a shape is another one, but for the batch."""
+    """Raise ValueError where a shape is another one; the batch does not count."""
     if expected is None:
         return
     pairs = list(zip(expected[1:], tuple(shape)[1:], strict=False))

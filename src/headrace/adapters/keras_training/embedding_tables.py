@@ -120,8 +120,8 @@ def check_optimizer(model: Any, optimizer: Any) -> None:
         names = ", ".join(repr(layer.name) for layer in layers.values())
         raise FailedPreconditionError(
             f"the optimizer {optimizer.name!r} has use_ema=True and averages whole weights, and "
-            f"the rows of {names} are in tables, of which a step reads some: use an optimizer "
-            "without use_ema"
+            f"no step reads all rows of {names}, which are in tables: use an optimizer without "
+            "use_ema"
         )
 
 

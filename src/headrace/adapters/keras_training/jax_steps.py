@@ -40,8 +40,6 @@ class JaxSteps(ModelSteps):
         super().__init__(model)
         #: Indices of the non-trainable variables that `train_step` changes; found by tracing it.
         self._changing: list[int] = []
-        #: Whether a batch had ids of tables that need 64 bits.
-        self._has_wide_ids = False
         self._compile()
 
     def _compile(self) -> None:
@@ -77,23 +75,19 @@ class JaxSteps(ModelSteps):
 
     @contextlib.contextmanager
     def _ids_of_64_bits(self, batch: Any) -> Iterator[Any]:
-        """Compute with 64-bit integers if ids in a batch need them, and nothing else with 64 bits.
+        """Keep integers of a batch that have 64 bits, which may be ids of tables.
 
-        JAX truncates all numbers to 32 bits unless it is told otherwise.
+        JAX truncates all numbers to 32 bits unless it is told otherwise; it still does so with
+        other numbers of the batch.
         """
         has_tables = any(rows.has_table for rows in self.rows.values())
         if jax.config.jax_enable_x64 or not has_tables:
             yield batch
             return
-        wide = [_needs_64_bits(np.asarray(each)) for each in flatten(batch)[0]]
-        self._has_wide_ids |= any(wide)
-        if not self._has_wide_ids:
+        batch = map_leaves(lambda each: np.asarray(each, _dtype_with_wide_ids(each)), batch)
+        if not any(each.dtype in _WIDE for each in flatten(batch)[0]):
             yield batch
             return
-        flags = iter(wide)
-        batch = map_leaves(
-            lambda each: np.asarray(each, None if next(flags) else _in_32_bits(each)), batch
-        )
         with jax.enable_x64(True):
             yield batch
 
@@ -219,15 +213,12 @@ class JaxSteps(ModelSteps):
         return outputs
 
 
-def _needs_64_bits(array: Any) -> bool:
-    if array.dtype not in (np.int64, np.uint64) or not array.size:
-        return False
-    bounds = np.iinfo(np.int32)
-    return bool(array.min() < bounds.min or array.max() > bounds.max)
+_WIDE = (np.int64, np.uint64)
 
 
-def _in_32_bits(array: Any) -> Any:
-    return jax.dtypes.canonicalize_dtype(np.asarray(array).dtype)
+def _dtype_with_wide_ids(array: Any) -> Any:
+    dtype = np.asarray(array).dtype
+    return dtype if dtype in _WIDE else jax.dtypes.canonicalize_dtype(dtype)
 
 
 def check_train_step(

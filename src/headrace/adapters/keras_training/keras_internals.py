@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import warnings
 import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -165,7 +166,10 @@ def build_model(model: Any, batch: Any) -> None:
         compiled = {name: state[name] for name in _COMPILED if name in state}
     try:
         state.update(dict.fromkeys(compiled))
-        model._symbolic_build(data_batch=batch)
+        with warnings.catch_warnings():
+            # Of JAX, for inputs of this dtype, which hold ids of tables: steps keep their 64 bits.
+            warnings.filterwarnings("ignore", message="Explicitly requested dtype int64")
+            model._symbolic_build(data_batch=batch)
     finally:
         state.update(compiled)
         model.optimizer = optimizer

@@ -80,7 +80,7 @@ def _has_table(layer: Any) -> bool:
 
 
 def _is_large(layer: Any) -> bool:
-    """Return whether a layer that is to be built gets a table."""
+    """Return whether the build of a layer makes a table."""
     base = keras.layers.Embedding
     size = layer.input_dim * layer.output_dim * np.dtype(_numpy_dtype(layer)).itemsize
     if layer.built or size <= LARGE_BYTES or not vars(layer).get(_STRATEGY):

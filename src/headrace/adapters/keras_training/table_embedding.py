@@ -60,7 +60,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
         dtype: A dtype or dtype policy of Keras.
         admission: An id gets its row in the training step that is the n-th to look it up; until
             then it reads zeros. None: in the first one.
-        evict_after: A row that was not used for so many steps is removed. None keeps all rows.
+        evict_after: Number of steps after which an unused row is removed. None keeps all rows.
         capacity: Maximum number of rows; the ones unused for longest are removed. None: no bound.
 
     Call arguments:

@@ -45,12 +45,12 @@ _saved: ContextVar[dict[int, _Reference] | None] = ContextVar("headrace_saved", 
 _loaded: ContextVar[list[tuple[_Reference, Any]] | None] = ContextVar(
     "headrace_loaded", default=None
 )
-"""While a model is loaded: the variables whose tables are to be restored."""
+"""While a model is loaded: the variables whose tables must be restored."""
 
 
 @contextlib.contextmanager
 def saving_tables(model: Any, file: Any) -> Iterator[None]:
-    """Save the tables of a model beside a file, which is written meanwhile.
+    """Save the tables of a model beside a file, which is written in this context.
 
     Raises:
         InvalidArgumentError: The file is no path.
@@ -87,7 +87,7 @@ def saving_tables(model: Any, file: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def loading_tables(file: Any) -> Iterator[None]:
-    """Restore tables of a file that is loaded meanwhile.
+    """Restore the tables of a file after it was loaded in this context.
 
     Raises:
         NotFoundError: The tables are not beside the file.
@@ -133,7 +133,7 @@ def save_table(layer: Any, store: Any) -> None:
 
 
 def load_table(layer: Any, store: Any) -> None:
-    """Take note that a layer's table is to be restored, or write a plain matrix to it.
+    """Record that a layer's table must be restored, or write a plain matrix to it.
 
     Raises:
         FailedPreconditionError: The layer's part of the Keras file has neither.
