@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from headrace.adapters.keras_training import event_files
 from headrace.adapters.keras_training.event_files import EventFile
+from headrace.adapters.keras_training.keras_internals import has_table
 from headrace.arguments import check_flag, check_int, check_path
 
 __all__ = ["TensorBoard"]
@@ -185,6 +186,8 @@ class TensorBoard(keras.callbacks.Callback):  # type: ignore[misc]
     def _weights(self) -> Iterator[Any]:
         for layer in self.model.layers:
             for weight in layer.weights:
+                if has_table(weight):
+                    continue  # no process holds all of its rows
                 name, array = weight.path.replace(":", "_"), _array(weight)
                 yield event_files.histogram(f"{name}/histogram", array)
                 pixels = _pixels(array) if self.write_images else None
