@@ -28,6 +28,7 @@ from keras.src.utils.backend_utils import DynamicBackend
 from keras.src.utils.python_utils import pythonify_logs
 
 from headrace.errors import FailedPreconditionError
+from headrace.frameworks.keras_state import LINKED
 from headrace.parameter_server.arrays import as_array
 
 __all__ = [
@@ -623,7 +624,6 @@ def _table_backed(kind: type) -> type:
         """A Keras variable whose rows are in a table on parameter servers."""
 
         _shape: tuple[int, ...]
-        local_class = kind
 
         @property
         def value(self) -> Any:
@@ -653,6 +653,7 @@ def _table_backed(kind: type) -> type:
             self._shape = shape
             _refuse_reads(self)
 
+    setattr(TableBackedVariable, LINKED, kind)
     TableBackedVariable.__name__ = TableBackedVariable.__qualname__ = kind.__name__
     return TableBackedVariable
 

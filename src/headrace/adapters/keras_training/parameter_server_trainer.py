@@ -514,10 +514,11 @@ class ParameterServerTrainer:
             counts = SGD(1.0, name=f"{self._model.name}/statistics", non_finite="apply")
             self._optimizers = optimizer, applies, counts
             self._loss_scale = LossScale(optimizer)
-            cluster = self._strategy.cluster
-            slots = OptimizerSlots(self._model, applies, self._placed.trainable, cluster)
-            slots.push(self._on_servers.earlier_steps)
-            slots.save_current()
+            if not self._placed.has_tables:  # whose slots would not fit into this process
+                cluster = self._strategy.cluster
+                slots = OptimizerSlots(self._model, applies, self._placed.trainable, cluster)
+                slots.push(self._on_servers.earlier_steps)
+                slots.save_current()
         return self._optimizers[1:]
 
 

@@ -97,6 +97,11 @@ class ServerVariables:
             **{f"tables/{table.name}": table for table in self._tables.values()},
         }
 
+    @property
+    def has_tables(self) -> bool:
+        """Whether any of them is a table."""
+        return bool(self._tables)
+
     def new_version(self) -> int:
         """Return a new version. Workers read all values again when it changes."""
         self.version += 1

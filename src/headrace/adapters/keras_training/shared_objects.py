@@ -15,6 +15,7 @@ import keras
 from headrace.adapters.keras_training.keras_internals import (
     excludes_from_decay,
     seed_variables,
+    table_of_variable,
     value_of,
 )
 from headrace.adapters.keras_training.linked_variables import owner_of
@@ -130,6 +131,12 @@ class SharedObject:
         seeds = {id(each) for each in ([] if layer is None else seed_variables(layer))}
         sent = []
         for each in variables:
+            if table_of_variable(each) is not None:
+                raise FailedPreconditionError(
+                    f"{what} has an embedding in a table ({each.path}), which works with "
+                    "model.fit, evaluate and predict. In scheduled functions use an "
+                    "hr.EmbeddingTable with hr.torch.Embedding or hr.jax.lookup"
+                )
             if id(each) in seeds:
                 sent.append(VariableSpec(VariableRole.SEED, None, value_of(each)))
             else:
