@@ -155,15 +155,18 @@ def check_back_end() -> str:
     return back_end
 
 
-def build_model(model: Any, batch: Any) -> None:
-    """Build a model, its loss and its metrics for a batch; its optimizer stays as it is.
+def build_model(model: Any, batch: Any, *, with_loss: bool) -> None:
+    """Build a model for a batch, and also its loss and its metrics; its optimizer stays as it is.
 
-    Without labels in the batch, as for predictions, neither loss nor metrics are built.
+    Args:
+        model: The model.
+        batch: What its steps are called with.
+        with_loss: Whether to build loss and metrics, which may need labels.
     """
     # Slots of the optimizer are on servers.
     optimizer, model.optimizer = getattr(model, "optimizer", None), None
     state, compiled = vars(model), {}
-    if keras.utils.unpack_x_y_sample_weight(batch)[1] is None:
+    if not with_loss:
         compiled = {name: state[name] for name in _COMPILED if name in state}
     try:
         state.update(dict.fromkeys(compiled))

@@ -413,7 +413,7 @@ class ParameterServerTrainer:
         data = TrainingData("predict", x, batch_size=batch_size, steps=steps)
         outputs: list[Any] = []
         try:
-            self._prepare(data)
+            self._prepare(data, with_loss=False)
             callbacks = self._callbacks(callbacks, verbose, data)
             model.stop_predicting = False
             version = self._placed.new_version()
@@ -459,16 +459,16 @@ class ParameterServerTrainer:
             model=self._model,
         )
 
-    def _prepare(self, data: TrainingData) -> None:
+    def _prepare(self, data: TrainingData, *, with_loss: bool = True) -> None:
         """Have the model on servers and workers as it is now: built, compiled, frozen or not."""
-        self._place(data)
+        self._place(data, with_loss=with_loss)
         self._send_model()
 
-    def _place(self, data: TrainingData) -> None:
+    def _place(self, data: TrainingData, *, with_loss: bool = True) -> None:
         """Build the model, and have its variables on the servers."""
         model = self._model
         use_tables(model, self._strategy)
-        build_model(model, data.peek())
+        build_model(model, data.peek(), with_loss=with_loss)
         self._weights = weights_of(model, self._strategy)
 
     def _send_model(self) -> None:
