@@ -3,8 +3,10 @@
 A dense model (32 inputs, 64 units, one output) is trained by Adam on batches of 64, which
 the coordinator reads. The hand-written loop does the same with the same model: a copy on each
 worker, variables that are read and gradients that are pushed once a step. Under tf.distribute
-workers read their own batches. Evaluation is of a wider model, on two workers and on one. Workers
-and servers are processes of this machine in all of them, and a worker computes with one thread.
+workers read their own batches. The model with an embedding has 100,000 rows of 32 numbers and 16
+ids in each of 256 rows of a batch. Evaluation is of a wider model, on two workers and on one.
+Workers and servers are processes of this machine in all of them, and a worker computes with one
+thread. Mirrored training has one replica, in the process that calls `fit`.
 """
 # ruff: noqa: PLC0415  (a contender imports its own framework: see workload.py, rule 3)
 
@@ -30,6 +32,7 @@ INPUTS, UNITS, BATCH, ROWS = 32, 64, 64, 6400
 RATE = 0.001
 _STEPS = 500
 """Steps of a call of `fit`."""
+IDS, DIM, EMBEDDING_BATCH = 100_000, 32, 256
 _WIDE, _EVALUATED = 1024, 200
 """Units, and steps of a call of `evaluate`."""
 
@@ -53,6 +56,31 @@ def rows() -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     return x, x @ random.random((INPUTS, 1), np.float32) / np.float32(INPUTS)
 
 
+def rows_of_ids() -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Return ids and labels."""
+    ids = np.random.default_rng(0).integers(0, IDS, (ROWS, 16), np.int32)
+    return ids, (ids.mean(axis=1, keepdims=True) / IDS).astype(np.float32)
+
+
+def _model_with_embedding(keras: Any) -> Any:
+    model = keras.Sequential(
+        [
+            keras.Input((16,), dtype="int32"),
+            keras.layers.Embedding(IDS, DIM),
+            keras.layers.GlobalAveragePooling1D(),
+            keras.layers.Dense(32, activation="relu"),
+            keras.layers.Dense(1),
+        ]
+    )
+    model.build((None, 16))
+    return model
+
+
+def _data(embedding: bool) -> tuple[Any, int]:
+    """Return rows and the size of a batch."""
+    return (rows_of_ids(), EMBEDDING_BATCH) if embedding else (rows(), BATCH)
+
+
 def _model(keras: Any, units: int = UNITS, layers: int = 1) -> Any:
     hidden = [keras.layers.Dense(units, activation="relu") for _ in range(layers)]
     model = keras.Sequential([*hidden, keras.layers.Dense(1)])
@@ -63,7 +91,7 @@ def _model(keras: Any, units: int = UNITS, layers: int = 1) -> Any:
 # --- training ------------------------------------------------------------------------------------
 
 
-def _headrace(steps: int) -> Build:
+def _headrace(steps: int, embedding: bool = False) -> Build:
     def build(_: Path, stack: ExitStack) -> Pipeline:
         os.environ.update(_ONE_THREAD)
         import keras
@@ -72,9 +100,10 @@ def _headrace(steps: int) -> Build:
 
         strategy, _coordinator = start_headrace(stack, servers=SERVERS, shards=1)
         with strategy.scope():
-            model = _model(keras)
+            model = _model_with_embedding(keras) if embedding else _model(keras)
         model.compile(keras.optimizers.Adam(RATE), "mse", steps_per_execution=steps)
-        data = hr.Dataset.from_tensor_slices(rows()).batch(BATCH).repeat()
+        found, batch = _data(embedding)
+        data = hr.Dataset.from_tensor_slices(found).batch(batch).repeat()
 
         def losses() -> Iterator[float]:
             while True:
@@ -138,7 +167,7 @@ def _by_hand(steps: int) -> Build:
     return build
 
 
-def _tf_keras(steps: int) -> Build:
+def _tf_keras(steps: int, embedding: bool = False) -> Build:
     def build(_: Path, stack: ExitStack) -> Pipeline:
         os.environ.update(_ONE_THREAD)
         import tensorflow as tf
@@ -146,12 +175,13 @@ def _tf_keras(steps: int) -> Build:
 
         strategy, _coordinator = start_tensorflow(stack, servers=SERVERS, shards=1)
         with strategy.scope():
-            model = _model(tf_keras)
+            model = _model_with_embedding(tf_keras) if embedding else _model(tf_keras)
             optimizer = tf_keras.optimizers.Adam(RATE)
             model.compile(optimizer, "mse", steps_per_execution=steps)
 
         def read(_context: Any) -> Any:
-            return tf.data.Dataset.from_tensor_slices(rows()).batch(BATCH).repeat().prefetch(2)
+            found, batch = _data(embedding)
+            return tf.data.Dataset.from_tensor_slices(found).batch(batch).repeat().prefetch(2)
 
         data = tf_keras.utils.experimental.DatasetCreator(read)
 
@@ -168,6 +198,40 @@ def _tf_keras(steps: int) -> Build:
 def _check_training(elements: Elements) -> None:
     first, *_, last = (float(loss) for loss in islice(elements, 3))
     expect(last < first and last < 0.02, f"the loss was {first}, and is {last}")
+
+
+def _check_embedding(elements: Elements) -> None:
+    first, last = (float(loss) for loss in islice(elements, 2))
+    expect(last < first, f"the loss was {first}, and is {last}")
+
+
+# --- mirrored -------------------------------------------------------------------------------------
+
+
+def _mirrored(replicas: int) -> Build:
+    """Return plain Keras, or a strategy with this many replicas."""
+
+    def build(_: Path, stack: ExitStack) -> Pipeline:
+        os.environ.update(_ONE_THREAD)
+        import keras
+
+        import headrace as hr
+
+        model = _model(keras)
+        if replicas:
+            devices = [f"cpu:{index}" for index in range(replicas)]
+            hr.keras.distribute(model, hr.distribute.MirroredStrategy(devices))
+        model.compile(keras.optimizers.Adam(RATE), "mse")
+        data = hr.keras.dataset(hr.Dataset.from_tensor_slices(rows()).batch(BATCH).repeat())
+
+        def losses() -> Iterator[float]:
+            while True:
+                history = model.fit(data, steps_per_epoch=_STEPS, verbose=0)
+                yield history.history["loss"][0]
+
+        return losses
+
+    return build
 
 
 # --- evaluation ----------------------------------------------------------------------------------
@@ -204,6 +268,24 @@ _BY_HAND, _TF_KERAS = "hand-written loop", "tf_keras, ParameterServerStrategy"
 _NEEDS = ("jax", "keras")
 
 
+def _embedding_workload(name: str, steps: int) -> Workload:
+    return Workload(
+        name=name,
+        unit="steps",
+        contenders=(
+            Contender(name="headrace", build=_headrace(steps, True), role="headrace", needs=_NEEDS),
+            Contender(
+                name=_TF_KERAS, build=_tf_keras(steps, True), needs=("tensorflow", "tf_keras")
+            ),
+        ),
+        check=_check_embedding,
+        consume=lambda _: _STEPS,
+        targets=(Target(of=(_TF_KERAS,), at_least=5.0),),
+        reopen=False,
+        stretch=4.0,
+    )
+
+
 def _training_workload(name: str, steps: int) -> Workload:
     return Workload(
         name=name,
@@ -227,6 +309,21 @@ def _training_workload(name: str, steps: int) -> Workload:
 WORKLOADS = (
     _training_workload("Keras fit", 1),
     _training_workload("Keras fit, ten steps a call", 10),
+    _embedding_workload("Keras fit with an embedding", 1),
+    _embedding_workload("Keras fit with an embedding, ten steps a call", 10),
+    Workload(
+        name="Keras fit, mirrored",
+        unit="steps",
+        contenders=(
+            Contender(name="headrace", build=_mirrored(1), role="headrace", needs=_NEEDS),
+            Contender(name="keras", build=_mirrored(0), role="peer", needs=_NEEDS),
+        ),
+        check=_check_training,
+        consume=lambda _: _STEPS,
+        targets=(Target(of=("keras",), at_least=0.95),),
+        reopen=False,
+        stretch=2.0,
+    ),
     Workload(
         name="Keras evaluation on two workers",
         unit="steps",
