@@ -30,8 +30,8 @@ __all__ = ["WORKLOADS"]
 SERVERS = 2
 INPUTS, UNITS, BATCH, ROWS = 32, 64, 64, 6400
 RATE = 0.001
-_STEPS = 500
-"""Steps of a call of `fit`."""
+_STEPS, _EMBEDDING_STEPS = 500, 100
+"""Steps of a call of `fit`, without and with an embedding."""
 IDS, DIM, EMBEDDING_BATCH = 100_000, 32, 256
 _WIDE, _EVALUATED = 1024, 200
 """Units, and steps of a call of `evaluate`."""
@@ -76,9 +76,11 @@ def _model_with_embedding(keras: Any) -> Any:
     return model
 
 
-def _data(embedding: bool) -> tuple[Any, int]:
-    """Return rows and the size of a batch."""
-    return (rows_of_ids(), EMBEDDING_BATCH) if embedding else (rows(), BATCH)
+def _data(embedding: bool) -> tuple[Any, int, int]:
+    """Return rows, the size of a batch, and steps of a call of `fit`."""
+    if embedding:
+        return rows_of_ids(), EMBEDDING_BATCH, _EMBEDDING_STEPS
+    return rows(), BATCH, _STEPS
 
 
 def _model(keras: Any, units: int = UNITS, layers: int = 1) -> Any:
@@ -102,12 +104,12 @@ def _headrace(steps: int, embedding: bool = False) -> Build:
         with strategy.scope():
             model = _model_with_embedding(keras) if embedding else _model(keras)
         model.compile(keras.optimizers.Adam(RATE), "mse", steps_per_execution=steps)
-        found, batch = _data(embedding)
+        found, batch, count = _data(embedding)
         data = hr.Dataset.from_tensor_slices(found).batch(batch).repeat()
 
         def losses() -> Iterator[float]:
             while True:
-                history = model.fit(data, steps_per_epoch=_STEPS, verbose=0)
+                history = model.fit(data, steps_per_epoch=count, verbose=0)
                 yield history.history["loss"][0]
 
         return losses
@@ -179,15 +181,16 @@ def _tf_keras(steps: int, embedding: bool = False) -> Build:
             optimizer = tf_keras.optimizers.Adam(RATE)
             model.compile(optimizer, "mse", steps_per_execution=steps)
 
+        found, batch, count = _data(embedding)
+
         def read(_context: Any) -> Any:
-            found, batch = _data(embedding)
             return tf.data.Dataset.from_tensor_slices(found).batch(batch).repeat().prefetch(2)
 
         data = tf_keras.utils.experimental.DatasetCreator(read)
 
         def losses() -> Iterator[float]:
             while True:
-                history = model.fit(data, steps_per_epoch=_STEPS, verbose=0)
+                history = model.fit(data, steps_per_epoch=count, verbose=0)
                 yield history.history["loss"][0]
 
         return losses
@@ -279,7 +282,7 @@ def _embedding_workload(name: str, steps: int) -> Workload:
             ),
         ),
         check=_check_embedding,
-        consume=lambda _: _STEPS,
+        consume=lambda _: _EMBEDDING_STEPS,
         targets=(Target(of=(_TF_KERAS,), at_least=5.0),),
         reopen=False,
         stretch=4.0,

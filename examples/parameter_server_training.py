@@ -54,7 +54,7 @@ def dataset_fn(context: hr.distribute.InputContext) -> hr.Dataset:
 
 
 def make_evaluation_data() -> hr.Dataset:
-    """Return batches that no training data have."""
+    """Return batches that are not in the training data."""
     return make_words(200, seed=100).map(look_up).batch(32)
 
 
@@ -130,12 +130,12 @@ def train_with_fit(strategy: Any, folder: Path) -> float:
         callbacks=callbacks,
         verbose=2,
     )
-    # Each batch is evaluated once, by one of the workers, also if workers are lost.
+    # Each batch is evaluated exactly once, even if workers are lost.
     results = model.evaluate(make_evaluation_data(), return_dict=True, verbose=0)
     return float(results["accuracy"])
 
 
-# --- training with a loop of one's own ------------------------------------------------------------
+# --- training with a custom loop ------------------------------------------------------------
 
 
 def train_with_loop(strategy: Any, coordinator: Any) -> tuple[keras.Model, float]:
@@ -205,7 +205,7 @@ def evaluate_on_workers(strategy: Any, coordinator: Any, model: keras.Model) -> 
 
 
 def evaluate_in_shards(coordinator: Any, model: keras.Model) -> float:
-    """Evaluate in shards, of which each counts once also if its worker is lost."""
+    """Evaluate in shards; each shard counts once, even if its worker is lost."""
 
     def shard_fn(dataset: hr.Dataset) -> Any:
         accuracy = keras.metrics.BinaryAccuracy()

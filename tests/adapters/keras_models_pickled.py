@@ -16,7 +16,7 @@ from keras import layers, ops
 from headrace.adapters.keras_training.model_pickling import (
     ModelPickler,
     dump_model,
-    load_model,
+    load_objects,
     reduce_keras,
 )
 from headrace.errors import FailedPreconditionError
@@ -84,7 +84,7 @@ def test_other_versions_and_back_ends_are_refused_and_both_named():
         words = header.split(b" ")
         words[at] = other
         with pytest.raises(FailedPreconditionError) as caught:
-            load_model(b" ".join(words) + b"\n" + rest)
+            load_objects(b" ".join(words) + b"\n" + rest)
         for word in (other, python, version, back_end):
             assert word.decode() in str(caught.value)
 
@@ -92,7 +92,7 @@ def test_other_versions_and_back_ends_are_refused_and_both_named():
 @pytest.mark.parametrize("data", [b"", b"headrace-keras-model 99 3.11 3.15 jax\n", b"\x80\x05N."])
 def test_bytes_of_another_format_are_refused(data):
     with pytest.raises(FailedPreconditionError, match="reads pickled Keras models of format 1"):
-        load_model(data)
+        load_objects(data)
 
 
 def test_changes_of_the_model_change_the_bytes_and_new_values_do_not():
@@ -141,7 +141,7 @@ def test_shared_layers_variables_and_objects_stay_shared():
     first = Holder(None)
     second = Holder({"layer": shared, "first": first})
     first.held = SimpleNamespace(other=second)  # which Keras does not look into
-    loaded = load_model(dump_model(dense(shared, first, second, shared)))
+    loaded = load_objects(dump_model(dense(shared, first, second, shared)))
     layer, one, two, again = loaded.layers[2:]
     assert same(layer, again)
     assert same(two.held["layer"], layer)
@@ -152,7 +152,7 @@ def test_shared_layers_variables_and_objects_stay_shared():
 
 
 def test_loaded_layers_track_what_they_hold_once():
-    loaded = load_model(dump_model(dense(Holder([layers.Dense(1)]))))
+    loaded = load_objects(dump_model(dense(Holder([layers.Dense(1)]))))
     holder = loaded.layers[-1]
     holder.part = holder.held[0]
     assert len(holder._layers) == 1
@@ -170,7 +170,7 @@ def test_collections_of_a_layer_keep_their_kinds_items_and_order():
         "dict": {1: 2, "layers": [layers.Dense(1)]},
     }
     model = dense(Holder(held))
-    found, sent = (each.layers[-1].held for each in (load_model(dump_model(model)), model))
+    found, sent = (each.layers[-1].held for each in (load_objects(dump_model(model)), model))
     for name in held:
         assert type(found[name]) is type(sent[name])
     for name in ("list", "ordered", "set"):
@@ -182,7 +182,7 @@ def test_collections_of_a_layer_keep_their_kinds_items_and_order():
 def test_loaded_functional_model_has_a_config_and_can_be_cloned():
     inputs = keras.Input((2,))
     model = keras.Model(inputs, layers.Dense(1)(layers.Dense(2)(inputs)))
-    loaded = load_model(dump_model(model))
+    loaded = load_objects(dump_model(model))
     assert loaded.get_config() == model.get_config()
     assert [v.path for v in keras.models.clone_model(loaded).variables] == [
         v.path for v in model.variables
@@ -197,7 +197,7 @@ def test_arrays_and_tensors_that_are_no_variables_keep_their_values():
         "empty": ops.zeros((0, 2)),
         "expanded": ops.broadcast_to(ops.convert_to_tensor(3.0), (1, 1)),
     }
-    found = load_model(dump_model(dense(Holder(held)))).layers[-1].held
+    found = load_objects(dump_model(dense(Holder(held)))).layers[-1].held
     for name, array in held.items():
         assert found[name].dtype == array.dtype
         np.testing.assert_array_equal(
@@ -223,9 +223,9 @@ def test_custom_optimizer_keeps_its_numbers_and_loses_its_slots():
     x = np.ones((4, 2), np.float32)
     before = dump_model(model)
     model.fit(x, x[:, :1], verbose=0)
-    optimizer = load_model(dump_model(model)).optimizer
+    optimizer = load_objects(dump_model(model)).optimizer
     assert [v.path for v in optimizer.variables] == [
-        v.path for v in load_model(before).optimizer.variables
+        v.path for v in load_objects(before).optimizer.variables
     ]
     assert float(ops.convert_to_numpy(optimizer.factor)) == 3.0
     assert float(ops.convert_to_numpy(optimizer.iterations)) == 0
@@ -236,7 +236,7 @@ def test_model_of_many_layers_does_not_exceed_the_recursion_limit():
     x = inputs = keras.Input((1,))
     for _ in range(150):
         x = layers.Dense(1)(x)
-    loaded = load_model(dump_model(keras.Model(inputs, x)))
+    loaded = load_objects(dump_model(keras.Model(inputs, x)))
     assert len(loaded.trainable_variables) == 300
 
 
@@ -271,7 +271,7 @@ def test_parameters_of_torch_are_the_values_of_the_variables():
 
     model = dense(Raw(), layers.BatchNormalization())
     list(model.parameters())
-    loaded = load_model(dump_model(model))
+    loaded = load_objects(dump_model(model))
     parameters = {id(each): each for each in loaded.parameters()}
     for variable in loaded.variables:
         assert same(variable.value, variable._value)

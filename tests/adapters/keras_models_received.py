@@ -16,7 +16,7 @@ from pathlib import Path
 import keras
 import numpy as np
 
-from headrace.adapters.keras_training.model_pickling import dump_model, load_model
+from headrace.adapters.keras_training.model_pickling import dump_model, load_objects
 from tests.adapters.keras_models_sent import description, fitted, values
 
 
@@ -43,7 +43,7 @@ def changed(here, there):
 def problems(record):
     """Return the differences from the model in the process that sent it."""
     x, y = record["x"], record["y"]
-    model = load_model(record["data"])
+    model = load_objects(record["data"])
     found = [*record["problems"], *changed(description(model), record["description"])]
     if any(np.any(array) for array in values(model)):
         found.append("variables are not zeros")
@@ -54,7 +54,7 @@ def problems(record):
     if dump_model(model) != dump_model(model):
         found.append("dumped twice here, the bytes differ")
 
-    model = load_model(record["trained_data"])
+    model = load_objects(record["trained_data"])
     found += changed(description(model), record["trained_description"])
     found += unlike_fresh(model.optimizer, model.trainable_variables)
     assign(model, record["trained_values"])

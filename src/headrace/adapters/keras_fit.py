@@ -1,4 +1,4 @@
-"""What `keras.Model` does with data and strategies of Headrace.
+"""Replacements for methods of `keras.Model`, for data and strategies of Headrace.
 
 `install` replaces methods of `keras.Model`. The new ones check their arguments, and call the
 original. Keras knows nothing of strategies, and hands data adapters neither `class_weight` nor
@@ -24,6 +24,7 @@ from headrace.adapters.keras_dataset import KerasDataset
 from headrace.adapters.keras_training.dataset_creator import DatasetCreator
 from headrace.adapters.keras_training.embedding_tables import table_layers
 from headrace.adapters.keras_training.keras_internals import (
+    check_back_end,
     leave_optimizers_unbuilt,
     replace_saving,
 )
@@ -66,7 +67,7 @@ def install() -> None:
 
 
 def mark_models() -> None:
-    """Have all models that there are belong to the strategy of this scope.
+    """Assign all existing models to the strategy of this scope.
 
     Called where Keras was imported within the scope: its models were all made there.
     """
@@ -193,7 +194,7 @@ def _reduce_shared(value: Any) -> Any:
 
 
 def _mirrored_trainer(model: Any, strategy: Any) -> Any:
-    """Return what has a model train on mirrored replicas; None: it has none."""
+    """Return the trainer for mirrored replicas; None if the model has no such strategy."""
     if strategy is None or isinstance(strategy, ParameterServerStrategy):
         return None
     # Where it is used: it imports what Keras' back end is.
@@ -230,6 +231,7 @@ def distribute(
         raise TypeError(
             f"`model` must be a keras.Model, but got a value of type {type(model).__name__}"
         )
+    check_back_end()
     if not isinstance(strategy, Strategy):
         raise TypeError(
             "`strategy` must be a ParameterServerStrategy, MirroredStrategy or "

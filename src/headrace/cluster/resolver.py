@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableSet
+from typing import Any
 
 from headrace.arguments import check_instance, check_int, check_string
 from headrace.cluster.spec import ClusterSpec
@@ -128,6 +129,9 @@ class SimpleClusterResolver(ClusterResolver):
     Raises:
         TypeError: `cluster_spec` is no ClusterSpec, or `master` no string.
     """
+
+    #: Where strategies that use it add themselves; None: nowhere.
+    users: MutableSet[Any] | None = None
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ import os
 import threading
 import weakref
 from collections.abc import Mapping
-from typing import Self
+from typing import Any, Self
 
 from headrace.arguments import check_flag, check_int, check_string
 from headrace.cluster.resolver import SimpleClusterResolver
@@ -92,6 +92,8 @@ class LocalCluster:
         self._posts: dict[tuple[str, int], Post] = {}
         self._servers: dict[tuple[str, int], Server] = {}
         self._household: Household | None = None
+        #: Strategies of this cluster, which wait for its tasks until they are closed.
+        self._users: weakref.WeakSet[Any] = weakref.WeakSet()
         _open.add(self)
         stays_with_parent(self)
         try:
@@ -105,7 +107,9 @@ class LocalCluster:
     @property
     def cluster_resolver(self) -> SimpleClusterResolver:
         """Where the tasks are, for strategies: it has no task of this process's own."""
-        return SimpleClusterResolver(self._spec, environment="local")
+        resolver = SimpleClusterResolver(self._spec, environment="local")
+        resolver.users = self._users
+        return resolver
 
     def is_running(self, task_type: str, task_index: int) -> bool:
         """Whether a task runs now."""
@@ -149,8 +153,10 @@ class LocalCluster:
             self._start([task])
 
     def close(self) -> None:
-        """Stop all tasks. May be called twice."""
+        """Close strategies that were made with its resolver, and stop all tasks."""
         _open.discard(self)
+        for each in list(self._users):
+            each.close()
         # Before the lock: it ends a start that waits.
         if self._household is not None:
             self._household.close()

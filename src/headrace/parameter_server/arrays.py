@@ -54,8 +54,12 @@ def is_foreign(value: Any) -> bool:
     )
 
 
-def refuse_while_tracing(what: str) -> None:
+def refuse_while_tracing(what: str, instead: str = "read it outside and pass the array") -> None:
     """Raise while JAX traces a function: a value read now would stand in it for ever.
+
+    Args:
+        what: What is read.
+        instead: What to do instead.
 
     Raises:
         FailedPreconditionError: It does.
@@ -65,5 +69,5 @@ def refuse_while_tracing(what: str) -> None:
     if is_clean is not None and not is_clean():
         raise FailedPreconditionError(
             f"{what} is read while JAX traces a function, which would keep this value for ever: "
-            "read it outside and pass the array"
+            f"{instead}"
         )

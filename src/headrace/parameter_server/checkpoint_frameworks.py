@@ -77,6 +77,12 @@ def variables_of(value: Any) -> Sequence[Any] | None:
     is_optimizer = _is_a(value, "keras.optimizers", "Optimizer")
     if not is_optimizer and not _is_a(value, "keras", "Layer", "Metric"):
         return None
+    if "_headrace_placed" in vars(value):
+        raise ValueError(
+            f"the slots of {type(value).__name__} {value.name!r} of Keras are on parameter "
+            "servers: save them with its model, model.compile(optimizer) and model.save(path), or "
+            "with keras.callbacks.BackupAndRestore in model.fit"
+        )
     if not getattr(value, "built", True):
         call = "build(model.trainable_variables)" if is_optimizer else "build(input_shape)"
         raise ValueError(

@@ -158,6 +158,9 @@ class ParameterServerStrategy(Strategy):
         self._cluster.optimizers.numbers = True
         self._find_earlier_steps()
         enter(self._cluster)
+        users = getattr(resolver, "users", None)
+        if users is not None:
+            users.add(self)
 
     def _find_earlier_steps(self) -> None:
         """Ask what the servers counted for an earlier program, which optimizers would continue."""
@@ -172,6 +175,8 @@ class ParameterServerStrategy(Strategy):
         self._lock = threading.Lock()
         #: Of variables and tables.
         self._names = Names()
+        #: Names of variables that the servers had before this program made them.
+        self.existing: set[str] = set()
         self._warned = False
         cluster.keep("strategy", "", self)
 
@@ -300,6 +305,7 @@ class ParameterServerStrategy(Strategy):
             self._names.take_back(own_name)
             raise
         if existed:
+            self.existing.add(own_name)
             _log.warning(
                 "the parameter servers had a variable %r already, of another program or of this "
                 "one before it was started again; it keeps its value",

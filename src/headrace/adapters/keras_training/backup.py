@@ -76,12 +76,12 @@ class Backup:
         return self.every is not None and self._batches >= self.every
 
     def count(self, batches: int) -> None:
-        """Take note that a step for some batches is scheduled."""
+        """Count batches whose step is scheduled."""
         self._batches += batches
 
     @property
     def is_asked_to_end(self) -> bool:
-        """Whether the program was told to end (SIGTERM), and is to save first."""
+        """Whether the program received SIGTERM, and must save before it ends."""
         return self._is_asked_to_end.is_set()
 
     def restore(self) -> dict[str, Any] | None:
@@ -123,7 +123,7 @@ class Backup:
 
     @contextlib.contextmanager
     def watching_for_the_end(self) -> Iterator[None]:
-        """Take note of SIGTERM meanwhile; where that came, end the program afterwards."""
+        """Record SIGTERM within the context, and end the program after it."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -134,7 +134,7 @@ class Backup:
         finally:
             signal.signal(signal.SIGTERM, before)
             if self.is_asked_to_end:
-                _log.warning("told to end (SIGTERM): training is saved in %s", self._directory)
+                _log.warning("received SIGTERM: training is saved in %s", self._directory)
                 os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -147,7 +147,7 @@ def state_of_callbacks(callbacks: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def restore_callbacks(callbacks: Sequence[Any], states: Sequence[dict[str, Any]]) -> None:
-    """Have callbacks remember what those of the program before did.
+    """Restore attributes that `state_of_callbacks` returned.
 
     Raises:
         FailedPreconditionError: These are other callbacks.
@@ -174,7 +174,7 @@ def _is_plain(value: Any) -> bool:
 def _encode(value: Any) -> Any:
     array = np.asarray(value)
     if array.dtype.hasobject:
-        raise TypeError(f"a backup has no room for a value of type {type(value).__name__}")
+        raise TypeError(f"a backup cannot contain a value of type {type(value).__name__}")
     with io.BytesIO() as file:
         np.save(file, array, allow_pickle=False)
         data = base64.b64encode(file.getvalue()).decode()

@@ -83,7 +83,7 @@ class EmbeddingRows:
         return found
 
     def restore(self) -> None:
-        """Give the layer its own `call` and its matrix, which is zeros, back.
+        """Restore the layer's own `call` and its matrix, with zeros.
 
         Raises:
             FailedPreconditionError: Its rows are in a table.

@@ -55,7 +55,7 @@ class JaxRows(EmbeddingRows):
         return ids if self.count is None else jnp.where(ids < 0, ids + self.count, ids)
 
     def padded(self, rows: Rows) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return ids and values of rows, with more at the end."""
+        """Return ids and values of rows, padded to the compiled size."""
         count = len(rows.ids)
         if count > self._size:
             # With some room: it is compiled again when the size grows.

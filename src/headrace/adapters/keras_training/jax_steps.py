@@ -142,7 +142,7 @@ class JaxSteps(ModelSteps):
         try:
             return function(*args)
         except Exception as error:
-            # Keras raises errors of layers anew, with more in the message.
+            # Keras re-raises errors of layers with a longer message.
             read = [index for index, rows in self.rows.items() if rows.was_read]
             if not read and isinstance(error, jax.errors.UnexpectedTracerError):
                 read = [index for index, rows in self.rows.items() if rows.looked_up]
@@ -227,13 +227,13 @@ def check_train_step(
     """Check what `train_step` returned, with an optimizer that records gradients.
 
     Args:
-        model: Whose step it was.
-        weights: What it was given.
-        new_weights: What it returned for them.
+        model: The model.
+        weights: The weights passed to the step.
+        new_weights: The weights that it returned.
         gradients: What it returned for the variables of the optimizer.
 
     Raises:
-        FailedPreconditionError: It changed weights by itself, or did not call the optimizer.
+        FailedPreconditionError: It changed weights itself, or did not call the optimizer.
     """
     if any(new is not old for new, old in zip(new_weights, weights, strict=True)):
         raise FailedPreconditionError(

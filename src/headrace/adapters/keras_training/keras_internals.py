@@ -129,7 +129,7 @@ _LEFT_OUT = frozenset(
 )
 _NOT_SENT = frozenset({"_value", "_initializer"})
 _OWN_ATTRIBUTES = "_headrace_"
-"""How attributes begin that this package gives to objects of Keras; they are not sent."""
+"""Prefix of attributes that this package adds to Keras objects; they are not sent."""
 _ITERATIONS = "_iterations"
 _NODES = "_nodes"
 
@@ -183,7 +183,7 @@ _COMPILED = ("_compile_loss", "_compile_metrics")
 
 
 def check_compiled(model: Any, method: str) -> None:
-    """Raise as Keras does for a model on which `compile` was not called."""
+    """Raise Keras' own error if `compile` was not called."""
     model._assert_compile_called(method)
 
 
@@ -202,7 +202,7 @@ def check_labels(model: Any, batch: Any, method: str) -> None:
 
 
 def first_epoch(model: Any, initial_epoch: int) -> int:
-    """Return the epoch with which `fit` begins: the one that a callback restored, if one did."""
+    """Return the first epoch of `fit`: the one that a callback restored, if any."""
     return getattr(model, "_initial_epoch", None) or initial_epoch
 
 
@@ -215,7 +215,7 @@ class CurrentLearningRate:
     """The learning rate that an optimizer was set to."""
 
     def __init__(self) -> None:
-        #: An array of JAX, which nobody changes, and the number in it.
+        #: An immutable JAX array, and the number in it.
         self._last: tuple[Any, float] = (None, 0.0)
 
     def of(self, optimizer: Any) -> float | None:
@@ -497,12 +497,12 @@ def restore_embedding_call(layer: Any, shape: tuple[int, int]) -> None:
 
 
 def set_rows_shape(variable: Any, count: int) -> None:
-    """Set the shape of a matrix of which so many rows are here."""
+    """Set the shape of a matrix that holds `count` rows in this process."""
     variable._shape = (count, variable._shape[1])
 
 
 def row_values(variable: Any) -> Any:
-    """Return the rows that are here, of a matrix that nothing else may read."""
+    """Return the rows of a matrix in this process; other reads of it raise."""
     base: Any = type(variable).__mro__[1]
     return base.value.fget(variable)
 

@@ -31,7 +31,7 @@ class _Owner(Protocol):
 
 
 class StepCounter:
-    """Makes `optimizer.iterations` show the number of steps that the servers have counted.
+    """Keeps `optimizer.iterations` equal to the servers' count of steps.
 
     Args:
         variable: `optimizer.iterations`.

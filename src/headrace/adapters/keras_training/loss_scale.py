@@ -1,4 +1,4 @@
-"""Scaling of the loss for gradients in half precision, as the coordinator keeps count of it."""
+"""Scaling of the loss for gradients in half precision, on the coordinator's side."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def inner_optimizer(optimizer: Any) -> Any:
 
 
 class LossScale:
-    """What the loss is multiplied by: halved where a gradient overflows, doubled after a while.
+    """The factor of the loss: halved after an overflow, doubled after enough finite steps.
 
     The rule is that of `keras.optimizers.LossScaleOptimizer`.
 
@@ -44,14 +44,14 @@ class LossScale:
         return self.value, self._finite_steps
 
     def set_state(self, state: Sequence[Any]) -> None:
-        """Go on from a state."""
+        """Restore a state that `get_state` returned."""
         self.value, self._finite_steps = state
 
     def update(self, non_finite: Sequence[bool]) -> None:
-        """Take note of steps.
+        """Update the scale after steps.
 
         Args:
-            non_finite: For each whether a gradient was not finite.
+            non_finite: For each step, whether a gradient was not finite.
         """
         if self.value is None or not self._growth_steps:
             return

@@ -1,4 +1,4 @@
-"""Metrics of a model, of which workers compute parts.
+"""Metrics of a model, added up from parts that workers compute.
 
 A worker begins each call with metrics at zero and returns their sums over its batches; here they
 are added. That is exact where each variable of a metric is a sum, as those of Keras are. A metric
@@ -21,7 +21,7 @@ __all__ = ["MetricResults", "MetricTotals", "check_additive"]
 
 
 class MetricResults:
-    """Computes results of a model's metrics; compiled, for as long as the metrics are the same.
+    """Computes results of a model's metrics; compiled again only if the metrics change.
 
     Args:
         model: Built and compiled.
@@ -92,16 +92,16 @@ class MetricTotals:
         """Return the metrics of all batches, with what `train_step` returned beside them.
 
         Args:
-            last: What the last step returned.
+            last: Logs of the last step.
         """
         results = self._results.of(self._sums)
         if not last or set(results) == set(last):
             return results
-        # As Keras has it, logs of the user's are what counts; metrics among them are of all.
+        # As in Keras, logs of a user's `train_step` take precedence; metrics cover all batches.
         return {name: results.get(name, value) for name, value in last.items()}
 
     def show(self) -> None:
-        """Have the metrics of the model show the sums, for callbacks and `model.metrics`."""
+        """Assign the sums to the model's metrics, for callbacks and `model.metrics`."""
         for variable, value in zip(self._variables, self._sums, strict=True):
             variable.assign(value)
 
@@ -111,7 +111,7 @@ def check_additive(metrics: Sequence[Any], owner: str) -> None:
 
     Args:
         metrics: Of Keras.
-        owner: What they belong to, for errors.
+        owner: A description of their owner, for errors.
 
     Raises:
         FailedPreconditionError: Parts of one cannot be added; it is named.

@@ -53,7 +53,7 @@ class MirroredTrainer:
         self._steps: ReplicaSteps | None = None
 
     def prepare(self, method: str, given: dict[str, Any], opened: contextlib.ExitStack) -> None:
-        """Have the model train on replicas, and the arguments be what Keras takes.
+        """Make the model train on replicas, and convert the arguments to ones that Keras takes.
 
         Args:
             method: The name of the method.
@@ -85,7 +85,7 @@ class MirroredTrainer:
             self._open_dataset(given, "validation_data", opened)
 
     def _have_steps(self) -> None:
-        """Replace what the model calls for a batch. `compile` removes it."""
+        """Replace `train_function` and `test_function` of the model, which `compile` removes."""
         model = self._model
         if self._steps is None or model.train_function is not self._steps.train_function:
             self._steps = _replicas(model, self._strategy)
@@ -189,7 +189,7 @@ def _replicas(model: Any, strategy: Any) -> ReplicaSteps:
 
 
 def mirrored_trainer_of(model: Any, strategy: Any) -> MirroredTrainer:
-    """Return what trains a model under a strategy; the same one each time."""
+    """Return the trainer of a model under a strategy, the same object each time."""
     found = vars(model).get(_TRAINER)
     if found is None:
         found = MirroredTrainer(model, strategy)

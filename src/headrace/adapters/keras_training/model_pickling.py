@@ -27,7 +27,14 @@ from headrace.parameter_server.pickling import WorkerPickler
 from headrace.plan.serialize import references
 from headrace.versions import own_versions, python_mismatch
 
-__all__ = ["ModelPickler", "dump_model", "dump_objects", "load_objects", "reduce_keras"]
+__all__ = [
+    "ModelPickler",
+    "check_built",
+    "dump_model",
+    "dump_objects",
+    "load_objects",
+    "reduce_keras",
+]
 
 MODEL_FORMAT = 1
 """Number of the format of pickled models."""
@@ -53,6 +60,16 @@ def dump_model(model: keras.Model) -> bytes:
         FailedPreconditionError: The model is not built, the back end is neither jax nor torch, or
             something in the model cannot be pickled; the message names its layer and attribute.
     """
+    check_built(model)
+    return dump_objects(model, f"the model {model.name!r}", model)
+
+
+def check_built(model: keras.Model) -> None:
+    """Check that a model can be sent to another process as it is.
+
+    Raises:
+        FailedPreconditionError: The model is not built, or the back end is neither jax nor torch.
+    """
     internals.check_back_end()
     if not model.built:
         raise FailedPreconditionError(
@@ -62,7 +79,6 @@ def dump_model(model: keras.Model) -> bytes:
         )
     if model.compiled:
         _ = model.jit_compile  # "auto" is decided when it is first read
-    return dump_objects(model, f"the model {model.name!r}", model)
 
 
 def dump_objects(value: Any, what: str, layer: Any = None) -> bytes:
@@ -70,7 +86,7 @@ def dump_objects(value: Any, what: str, layer: Any = None) -> bytes:
 
     Args:
         value: Of Keras, or a structure of such objects.
-        what: Words for it, for errors.
+        what: Its description in errors.
         layer: The layer that all layers in `value` belong to, if there are any.
 
     Raises:

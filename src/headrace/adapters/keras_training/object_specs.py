@@ -25,7 +25,7 @@ _VARIABLES = "_headrace_worker_variables"
 
 
 class VariableRole:
-    """What a worker does with the value of a variable."""
+    """How a worker uses the value of a variable."""
 
     WEIGHT = "weight"
     """Reads it, and sends changes, which are added."""

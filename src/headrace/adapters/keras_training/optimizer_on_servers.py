@@ -1,4 +1,4 @@
-"""The optimizer on the parameter servers for an optimizer of Keras."""
+"""The counterpart on parameter servers of a Keras optimizer."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ class OptimizerOnServers:
             value = value_of(self._variable)
             with self.strategy.scope():
                 self._rate = PlacedVariable(value, name=name, trainable=False)
-            self._rate.assign(value)  # the servers may have had one of this name
+            if name in self.strategy.existing:
+                self._rate.assign(value)
             link(self._variable, _Rate(self._rate, self.strategy))
         return self._rate
 

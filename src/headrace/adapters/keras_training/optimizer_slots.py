@@ -18,9 +18,25 @@ from headrace.adapters.keras_training.loss_scale import inner_optimizer
 from headrace.errors import NotFoundError
 from headrace.parameter_server.rules import AVERAGE, nadam_product, slots_of
 
-__all__ = ["OptimizerSlots"]
+__all__ = ["OptimizerSlots", "slots_on_servers"]
 
 _log = logging.getLogger(__name__)
+
+
+def slots_on_servers(model: Any, placed: Any, weights: Any) -> None:
+    """Move the slots of a model's optimizer to the servers, and save them from there.
+
+    Args:
+        model: Compiled.
+        placed: Its `OptimizerOnServers`.
+        weights: Its `ServerWeights`.
+    """
+    if weights.has_tables:
+        return  # their slots would not fit into this process
+    cluster = placed.strategy.cluster
+    slots = OptimizerSlots(model, placed.applies, weights.trainable, cluster)
+    slots.push(placed.earlier_steps)
+    slots.pull_before_saving()
 
 
 class OptimizerSlots:
@@ -30,7 +46,7 @@ class OptimizerSlots:
         model: Model that the optimizer trains.
         applies: The optimizer on the servers.
         placed: The trainable variables on the servers, in the order of the model.
-        cluster: Of the servers.
+        cluster: The cluster of the servers.
     """
 
     def __init__(self, model: Any, applies: Any, placed: list[Any], cluster: Any) -> None:
@@ -41,7 +57,7 @@ class OptimizerSlots:
         self._cluster = cluster
 
     def push(self, steps: int) -> None:
-        """Move slots and the number of steps to the servers, if steps were taken here alone.
+        """Move slots and the number of steps to the servers, unless those have counted steps.
 
         Args:
             steps: How many steps were taken here.
@@ -59,7 +75,7 @@ class OptimizerSlots:
         if self._cluster.is_closed:
             _log.warning(
                 "the optimizer %r is saved without the slots that it has on parameter servers, "
-                "because the strategy is closed: save the model before",
+                "because the strategy is closed: save the model before strategy.close()",
                 inner.name,
             )
             return
@@ -72,8 +88,8 @@ class OptimizerSlots:
         if isinstance(inner, keras.optimizers.Nadam):
             set_momentum_product(inner, nadam_product(inner.beta_1, self._applies.iterations))
 
-    def save_current(self) -> None:
-        """Have Keras save the optimizer with the slots of the servers."""
+    def pull_before_saving(self) -> None:
+        """Make Keras pull the slots from the servers whenever it saves the optimizer."""
         optimizer = self._optimizer
 
         def save_own_variables(store: Any) -> None:

@@ -39,7 +39,7 @@ from headrace.adapters.keras_training.optimizer_on_servers import (
     OptimizerOnServers,
     optimizer_on_servers,
 )
-from headrace.adapters.keras_training.optimizer_slots import OptimizerSlots
+from headrace.adapters.keras_training.optimizer_slots import slots_on_servers
 from headrace.adapters.keras_training.server_optimizers import decays
 from headrace.adapters.keras_training.server_weights import ServerWeights, weights_of
 from headrace.adapters.keras_training.step_scheduler import run_steps
@@ -66,14 +66,14 @@ class _Run:
     """One call of `fit`.
 
     Attributes:
-        data: What is trained on.
-        validation: What is evaluated on; None: nothing.
-        callbacks: All of them.
+        data: Training data.
+        validation: Validation data; None: no validation.
+        callbacks: The `CallbackList`.
         totals: The metrics of the epoch so far.
-        validation_freq: After which epochs to evaluate.
-        epoch: The epoch that runs, or comes next.
-        batch: How many of its batches were delivered.
-        backup: Saves backups; None: nobody does.
+        validation_freq: As in `keras.Model.fit`.
+        epoch: The current epoch, or the next one.
+        batch: The number of its batches whose results were delivered.
+        backup: None without a `BackupAndRestore` callback.
     """
 
     data: TrainingData
@@ -99,7 +99,7 @@ class ParameterServerTrainer:
         self._strategy = strategy
         self._coordinator = ClusterCoordinator(strategy)
         self._weights: ServerWeights | None = None
-        #: What workers hold, and the digest of what was sent.
+        #: The `WorkerModel` on each worker, and the digest of the model in it.
         self._worker_model: Any = None
         self._digest = b""
         self._optimizers: tuple[Any, Any, Any] | None = None
@@ -280,7 +280,7 @@ class ParameterServerTrainer:
             if backup is not None and not has_ended and not model.stop_training:
                 self._save(run, backup)
                 if backup.is_asked_to_end:
-                    raise CancelledError("fit was told to end (SIGTERM), and saved a backup")
+                    raise CancelledError("fit received SIGTERM, and saved a backup")
         return last
 
     # --- backups ----------------------------------------------------------------------------------
@@ -311,7 +311,7 @@ class ParameterServerTrainer:
         )
 
     def _restore(self, run: _Run, backup: Backup) -> Sequence[Any] | None:
-        """Go on from the newest backup; return states of callbacks, or None: there is none."""
+        """Restore the newest backup; return states of callbacks, or None if there is no backup."""
         found = backup.restore()
         if found is None:
             return None
@@ -332,7 +332,7 @@ class ParameterServerTrainer:
 
     @property
     def _learning_rate(self) -> float | None:
-        """The learning rate as callbacks set it; None: the optimizer's schedule says it."""
+        """The learning rate that callbacks set; None if the optimizer has a schedule."""
         return self._rate.of(inner_optimizer(self._model.optimizer))
 
     # --- evaluate and predict ---------------------------------------------------------------------
@@ -460,19 +460,19 @@ class ParameterServerTrainer:
         )
 
     def _prepare(self, data: TrainingData, *, with_loss: bool = True) -> None:
-        """Have the model on servers and workers as it is now: built, compiled, frozen or not."""
+        """Bring servers and workers up to date with the model: built, compiled, frozen or not."""
         self._place(data, with_loss=with_loss)
         self._send_model()
 
     def _place(self, data: TrainingData, *, with_loss: bool = True) -> None:
-        """Build the model, and have its variables on the servers."""
+        """Build the model, and place its variables on the servers."""
         model = self._model
         use_tables(model, self._strategy)
         build_model(model, data.peek(), with_loss=with_loss)
         self._weights = weights_of(model, self._strategy)
 
     def _send_model(self) -> None:
-        """Have workers hold the model as it is now, if they do not."""
+        """Send the model to the workers if it has changed since it was last sent."""
         weights, optimizers = self._placed, self._server_optimizers()
         packed = dump_model(self._model)
         digest = hashlib.blake2b(packed)
@@ -495,7 +495,7 @@ class ParameterServerTrainer:
         self._digest = digest.digest()
 
     def _server_optimizers(self) -> tuple[Any, Any]:
-        """Return what applies gradients, and changes of statistics, on the servers."""
+        """Return the optimizers on the servers: for gradients, and for changes of statistics."""
         optimizer = getattr(self._model, "optimizer", None)
         if optimizer is None:
             return None, None
@@ -514,16 +514,12 @@ class ParameterServerTrainer:
             counts = SGD(1.0, name=f"{self._model.name}/statistics", non_finite="apply")
             self._optimizers = optimizer, applies, counts
             self._loss_scale = LossScale(optimizer)
-            if not self._placed.has_tables:  # whose slots would not fit into this process
-                cluster = self._strategy.cluster
-                slots = OptimizerSlots(self._model, applies, self._placed.trainable, cluster)
-                slots.push(self._on_servers.earlier_steps)
-                slots.save_current()
+            slots_on_servers(self._model, self._on_servers, self._placed)
         return self._optimizers[1:]
 
 
 def trainer_of(model: Any, strategy: Any) -> ParameterServerTrainer:
-    """Return what trains a model under a strategy; the same one each time."""
+    """Return the trainer of a model under a strategy, the same object each time."""
     found = vars(model).get(_TRAINER)
     if found is None:
         found = ParameterServerTrainer(model, strategy)

@@ -31,7 +31,7 @@ from headrace.errors import FailedPreconditionError
 __all__ = ["ReplicaSteps", "cut", "scaled_sums"]
 
 _SEED_STEP = 0x9E3779B9
-"""Between the seeds of two replicas, which so draw different random numbers."""
+"""Difference between the seeds of two replicas, so that their random numbers differ."""
 
 
 class ReplicaSteps:
@@ -52,13 +52,13 @@ class ReplicaSteps:
         self.test_function: Any = None
 
     def begin(self) -> None:
-        """Forget what was found out of the model, which may have changed since."""
+        """Drop cached facts about the model, which may have changed."""
         for name in ("undivided", "state", "seeds"):
             vars(self).pop(name, None)
 
     @functools.cached_property
     def undivided(self) -> str | None:
-        """What makes the loss on a batch no mean of those on its parts; None: it is one."""
+        """Why the loss on a batch is not the mean of those on its parts; None if it is."""
         return _undivided(self._model)
 
     @functools.cached_property

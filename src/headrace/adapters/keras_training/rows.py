@@ -1,4 +1,4 @@
-"""Rows of matrices that steps look up: their form, and what a step raises that needs others."""
+"""Rows of matrices that steps look up, and the signals of a step that needs other rows."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class ServerVariables:
             return found[1]
         other = owner_of(variable)
         if isinstance(other, ServerVariables) and other._strategy is self._strategy:
-            # A function uses it separately from its model.
+            # A function uses this variable without its model: both share the one on the servers.
             _, placed = self._placed[id(variable)] = other._placed[id(variable)]
             link(variable, self)
             return placed
@@ -80,6 +80,8 @@ class ServerVariables:
         name = self._strategy.unused_name(variable.path)
         with self._strategy.scope():
             placed = PlacedVariable(value, name=name, trainable=trainable)
+        if name in self._strategy.existing:
+            placed.assign(value)  # of this program, not of the one that used the servers before
         self._placed[id(variable)] = variable, placed
         link(variable, self)
         return placed
@@ -112,7 +114,7 @@ class ServerVariables:
         self._changes.note()
 
     def reading(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context in which this thread schedules functions that change no values."""
+        """Return a context for scheduling functions that change no values, such as evaluation."""
         return self._changes.none()
 
     def pull(self) -> None:
@@ -231,7 +233,7 @@ _WEIGHTS = "_headrace_weights"
 
 
 class Changes:
-    """Tells whether scheduled functions may have changed values on the servers.
+    """Tracks whether scheduled functions may have changed values on the servers.
 
     Args:
         strategy: The strategy of their coordinator.
@@ -251,7 +253,7 @@ class Changes:
 
     @contextlib.contextmanager
     def none(self) -> Iterator[None]:
-        """Schedule functions that change no values within this context."""
+        """Within this context, treat scheduled functions as changing no values."""
         before = self._coordinator.activity
         is_up_to_date = before == self._seen and before[0] < before[1] and not self._is_noted
         yield
@@ -261,7 +263,7 @@ class Changes:
     def take(self) -> bool:
         """Return whether they may have changed since this was last asked.
 
-        While functions run, this is so after a tenth of a second, and when one of them ends.
+        While functions run, it is True at most every 0.1 s, and after each function that ends.
         """
         found = coordinator_of(self._strategy)
         if found is not None and found is not self._coordinator:

@@ -13,6 +13,7 @@ from typing import Any
 import keras
 
 from headrace.adapters.keras_training.keras_internals import (
+    all_layers,
     excludes_from_decay,
     seed_variables,
     table_of_variable,
@@ -20,7 +21,7 @@ from headrace.adapters.keras_training.keras_internals import (
 )
 from headrace.adapters.keras_training.linked_variables import owner_of
 from headrace.adapters.keras_training.metric_totals import check_additive
-from headrace.adapters.keras_training.model_pickling import dump_model, dump_objects
+from headrace.adapters.keras_training.model_pickling import check_built, dump_objects
 from headrace.adapters.keras_training.object_specs import (
     OptimizerSpec,
     VariableRole,
@@ -29,6 +30,7 @@ from headrace.adapters.keras_training.object_specs import (
     variable_of,
 )
 from headrace.adapters.keras_training.optimizer_on_servers import optimizer_on_servers
+from headrace.adapters.keras_training.optimizer_slots import slots_on_servers
 from headrace.adapters.keras_training.server_weights import ServerVariables, weights_of
 from headrace.adapters.keras_training.strategy_of_model import models_of, strategy_of
 from headrace.coordinator.coordinator import ClusterCoordinator
@@ -65,7 +67,7 @@ def reduce_shared(value: Any) -> Any:
 def _shared_object(value: Any, strategy: Any) -> SharedObject:
     found = vars(value).get(_SHARED)
     coordinator = ClusterCoordinator(strategy)
-    if found is None or found.coordinator is not coordinator:
+    if found is None or not found.is_current(value, coordinator):
         found = SharedObject(value, coordinator)
         object.__setattr__(value, _SHARED, found)
     shared: SharedObject = found
@@ -77,7 +79,7 @@ class SharedObject:
 
     Args:
         value: A model, layer, optimizer, metric or variable. Workers get it in its present state;
-            later they see changes of its variables only.
+            later they see changes of the values of its variables only.
         coordinator: Of a `ParameterServerStrategy`.
 
     Attributes:
@@ -90,7 +92,8 @@ class SharedObject:
         self._strategy = strategy = coordinator.strategy
         what = f"the Keras {_kind_of(value)} {value.name!r}"
         if isinstance(value, keras.Model):
-            dump_model(value)  # raises if it is not built
+            check_built(value)
+        self._state = _state_of(value)
         variables = [] if isinstance(value, keras.optimizers.Optimizer) else self._sent(value, what)
         optimizers = self._optimizers(value)
         data = dump_objects(
@@ -111,6 +114,10 @@ class SharedObject:
                 statistics,
             ),
         )
+
+    def is_current(self, value: Any, coordinator: ClusterCoordinator) -> bool:
+        """Return whether workers of a coordinator have the object in its present state."""
+        return self.coordinator is coordinator and self._state == _state_of(value)
 
     def _sent(self, value: Any, what: str) -> list[VariableSpec]:
         """Place the variables of an object on the servers, and return their specs."""
@@ -158,6 +165,16 @@ class SharedObject:
                 "another one there"
             )
         placed = optimizer_on_servers(optimizer, self._strategy)
+        models = models_of(self._strategy)
+        compiled = [each for each in models if getattr(each, "optimizer", None) is optimizer]
+        for model in compiled:
+            slots_on_servers(model, placed, weights_of(model, self._strategy))
+        if placed.earlier_steps and not compiled:
+            raise FailedPreconditionError(
+                f"the Keras optimizer {optimizer.name!r} took {placed.earlier_steps} steps, and in "
+                " scheduled functions it would begin without its slots: compile its model "
+                "with it before (model.compile(optimizer)), or use another one"
+            )
         return [(optimizer, OptimizerSpec(placed.applies, placed.rate))]
 
 
@@ -181,6 +198,14 @@ def _variables_of(value: Any) -> Sequence[Any]:
     if isinstance(value, keras.Layer):
         return [*value.trainable_variables, *value.non_trainable_variables]
     return []
+
+
+def _state_of(value: Any) -> Any:
+    """Return what workers have to know of an object beside the values of its variables."""
+    optimizer = getattr(value, "optimizer", None) if isinstance(value, keras.Model) else None
+    trainable = [each.trainable for each in _variables_of(value)]
+    layers = all_layers(value) if isinstance(value, keras.Layer) else []
+    return id(optimizer), trainable, [each.trainable for each in layers]
 
 
 def _kind_of(value: Any) -> str:

@@ -17,7 +17,7 @@ from headrace.coordinator.remote_value import RemoteValue
 __all__ = ["run_steps"]
 
 _MOST_UNDELIVERED = 1000
-"""Results that are here and wait for one before them, whose worker is slow or was lost."""
+"""Most results that may wait for an earlier one, whose worker is slow or was lost."""
 
 
 def run_steps(
@@ -25,7 +25,7 @@ def run_steps(
     steps: Iterator[RemoteValue],
     deliver: Callable[[Any], bool],
 ) -> None:
-    """Run steps until there are no more, or until one says that it is enough.
+    """Run steps until `steps` is exhausted, or `deliver` returns False.
 
     Args:
         coordinator: Runs them.
@@ -37,7 +37,7 @@ def run_steps(
         Exception: The first error of a step, of `steps` or of `deliver`.
     """
     pending: deque[RemoteValue] = deque()
-    #: Those of them that are not here yet.
+    #: Those of them without a result yet.
     under_way: list[RemoteValue] = []
     has_ended = False
     goes_on = True

@@ -1,4 +1,4 @@
-"""What steps of a model are on any back end: functions of arrays that change no variable."""
+"""The interface of a model's steps on any back end: functions of arrays without side effects."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Arrays: TypeAlias = Sequence[Any]
 
 
 class TrainOutputs(NamedTuple):
-    """What a training step returns.
+    """The result of a training step.
 
     Attributes:
         gradients: By trainable variable; None where there is none, and `Rows` where rows are looked
@@ -35,8 +35,8 @@ class TrainOutputs(NamedTuple):
 class ModelSteps:
     """Runs steps of a model on one back end.
 
-    Each method may raise `MissingRows`: then it is to be called again with these rows as well; or
-    `WholeWeightNeeded`: then again after `look_up_no_more`.
+    Each method may raise `MissingRows`: then call it again with these rows as well. Or it raises
+    `WholeWeightNeeded`: then call it again after `look_up_no_more`.
 
     Args:
         model: Built and compiled; its optimizer records gradients (`gradient_recorder`).
@@ -62,7 +62,7 @@ class ModelSteps:
                 `rows`.
             state: Such values of the non-trainable variables.
             metrics: Values of the variables of metrics.
-            batch: What the step is called with.
+            batch: The batch of the step.
 
         Returns:
             By index, as in `rows`.
@@ -80,7 +80,7 @@ class ModelSteps:
             del self.rows[index]
 
     def seed(self, seed: int, step: int) -> None:
-        """Have random numbers that no variable counts follow from a seed and the step alone."""
+        """Seed random numbers without a variable, so that they depend on seed and step only."""
 
     def train(
         self, weights: Arrays, state: Arrays, metrics: Arrays, scale: float | None, batch: Any

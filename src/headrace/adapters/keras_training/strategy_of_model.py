@@ -12,12 +12,12 @@ _models: weakref.WeakKeyDictionary[Any, list[weakref.ref[Any]]] = weakref.WeakKe
 
 
 def strategy_of(model: Any) -> Any:
-    """Return the strategy of a model; None: it trains as Keras does it alone."""
+    """Return the strategy of a model; None for a model that plain Keras trains."""
     return vars(model).get(_STRATEGY)
 
 
 def set_strategy(model: Any, strategy: Any) -> None:
-    """Have a model belong to a strategy."""
+    """Assign a model to a strategy."""
     object.__setattr__(model, _STRATEGY, strategy)
     models = _models.setdefault(strategy, [])
     models.append(weakref.ref(model, models.remove))

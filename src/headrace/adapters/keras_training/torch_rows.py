@@ -42,7 +42,7 @@ class TorchRows(EmbeddingRows):
         self._calls: list[NDArray[Any]] = []
 
     def restore(self) -> None:
-        """Give the layer its own `call` and its matrix, which is zeros, back."""
+        """Restore the layer's own `call` and its matrix, with zeros."""
         super().restore()
         parameter = self._parameter
         del parameter.lookup
@@ -64,7 +64,7 @@ class TorchRows(EmbeddingRows):
         self.missing, self._calls = _NONE, []
 
     def look_up(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the rows of ids; zeros, if any of them is not here."""
+        """Return the rows of ids; zeros if any of them is missing."""
         called = ids.detach().cpu().numpy()
         self._calls.append(called)
         lacking = np.setdiff1d(self.distinct(called), self._ids, assume_unique=True)

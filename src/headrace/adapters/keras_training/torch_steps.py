@@ -65,7 +65,7 @@ class TorchSteps(ModelSteps):
         try:
             outputs = function(_tensors(batch))
         except Exception:
-            # Keras raises errors of layers anew, with more in the message.
+            # Keras re-raises errors of layers with a longer message.
             self._check_rows()
             raise
         self._check_rows()

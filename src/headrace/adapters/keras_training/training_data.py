@@ -1,7 +1,7 @@
-"""What `fit`, `evaluate` and `predict` read: batches, one epoch after another.
+"""Batches that `fit`, `evaluate` and `predict` read, one epoch after another.
 
-A `Dataset` and an `hr.keras.dataset` are read as they are. Arrays become a `Dataset` that shuffles
-by itself. Anything else that Keras reads (a generator, a PyDataset, a DataLoader of PyTorch) comes
+A `Dataset` and an `hr.keras.dataset` are read as they are. Arrays become a shuffled `Dataset`.
+Anything else that Keras reads (a generator, a PyDataset, a DataLoader of PyTorch) comes
 through Keras' own adapter.
 """
 
@@ -49,8 +49,8 @@ class TrainingData:
         sample_weight: Weights, beside arrays.
         batch_size: Of arrays; None: 32.
         steps: Batches in an epoch; None: all that there are.
-        steps_argument: What `steps` is called there.
-        shuffle: Whether arrays are shuffled, anew in each epoch.
+        steps_argument: The name of `steps` among the method's arguments, for errors.
+        shuffle: Whether arrays are shuffled before each epoch.
         class_weight: The weight of each class, by its number.
     """
 
@@ -72,10 +72,10 @@ class TrainingData:
                 f"{method} got a {type(x).__name__}, whose workers read it: pass the Dataset that "
                 "was given to the strategy; each batch is sent to one worker"
             )
-        #: What is made here, and so is closed here.
+        #: The dataset that this object made and must close; None if the caller made it.
         self._own: KerasDataset | None = None
         self._class_weight = class_weight
-        #: Of the shuffling of arrays; None: they are not shuffled here.
+        #: The seed for shuffling arrays; None without shuffling.
         self._seed: int | None = None
         self._arrays: Callable[[int | None], Dataset] | None = None
         if are_arrays(x):
@@ -112,11 +112,11 @@ class TrainingData:
 
     @property
     def num_batches(self) -> int | None:
-        """Batches in an epoch; None: known only by reading them."""
+        """The number of batches in an epoch; None if only reading tells."""
         return self._steps or self._adapter.num_batches
 
     def peek(self) -> Any:
-        """Return the first batch of the next epoch, which comes again.
+        """Return the first batch of the next epoch without consuming it.
 
         Raises:
             ValueError: There is none.
@@ -135,7 +135,7 @@ class TrainingData:
         end the epoch with a warning.
 
         Args:
-            done: How many batches of it there were before a state that was set.
+            done: The number of batches of it before the state that was restored.
         """
         self._adapter.on_epoch_begin()
         count = done
@@ -170,10 +170,10 @@ class TrainingData:
         return {"seed": self._seed, "position": position}
 
     def set_state(self, state: dict[str, Any], batch: int) -> None:
-        """Go on where a state was taken.
+        """Continue at a state.
 
         Args:
-            state: Of data like these, perhaps in another program.
+            state: Returned by `get_state` for the same data, maybe in an earlier program.
             batch: How many batches of the epoch came before it: so many are passed over where the
                 data have no states.
         """
@@ -265,13 +265,13 @@ def dataset_of_arrays(
     """Return a dataset of batches of arrays.
 
     Args:
-        method: Whose arguments they are, for errors.
+        method: The name of the method that got the arguments, for errors.
         x: Arrays of inputs.
         y: Labels; None: there are none.
         sample_weight: Weights; None: there are none.
         batch_size: Rows of a batch.
-        shuffle: Whether rows are shuffled, anew in each epoch.
-        seed: Of shuffling; None: a random one.
+        shuffle: Whether rows are shuffled before each epoch.
+        seed: The seed for shuffling; None for a random one.
 
     Raises:
         ValueError: Their numbers of rows differ, or there are weights without labels.

@@ -1,4 +1,4 @@
-"""The copy of a Keras model on a training worker, and what the coordinator schedules there.
+"""The copy of a Keras model on a training worker, and the functions scheduled there.
 
 The coordinator sends the model once (`create_per_worker_values` makes a `WorkerModel` on each
 worker), and then functions of it: `train_steps`, `test_steps`, `predict_steps`. Each call brings
@@ -39,7 +39,7 @@ _MOST_TRIALS = 8
 
 
 class StateKind:
-    """What happens to a non-trainable variable that a training step changes."""
+    """How changes of a non-trainable variable by a training step are handled."""
 
     STATISTIC = "statistic"
     """Its change is added to the value on the servers."""
@@ -48,7 +48,7 @@ class StateKind:
 
 
 class TrainCall(NamedTuple):
-    """What the coordinator says of a call, beside the batches.
+    """The arguments of a training call other than the batches.
 
     Attributes:
         first_step: The number of the first batch among those that the optimizer was given.
@@ -67,10 +67,10 @@ class TrainCall(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """What a call returns.
+    """The result of a training or evaluation call.
 
     Attributes:
-        steps: How many batches it was.
+        steps: The number of batches.
         metrics: The sums of metrics over these batches.
         logs: What the last step returned: metrics of these batches, and what a `train_step` of the
             user's adds.
@@ -84,14 +84,14 @@ class StepResult(NamedTuple):
 
 
 class WorkerModel:
-    """A model as a worker runs it.
+    """A worker's copy of a model.
 
     Args:
-        backend: Of Keras, as the coordinator has it.
+        backend: The back end of Keras in the coordinator.
         data: The model, as `dump_model` packed it.
         trainable: Its trainable variables on the servers, in the order of Keras.
         state: Its non-trainable ones; None: one that is not on the servers, since it counts draws.
-        kinds: What each of those is (`StateKind`).
+        kinds: The `StateKind` of each of those.
         seeds: By index, the first value of each that counts draws.
         optimizer: Applies gradients on the servers.
         statistics: Applies changes of statistics: gradient descent with the rate 1.
@@ -174,7 +174,7 @@ class WorkerModel:
             if self._draws is None:
                 self._draws = self._count_draws(weights, state, batch)
                 if self._draws:
-                    return step(known)  # seeds are other ones, on which ids may depend
+                    return step(known)  # the seeds changed, and ids may depend on them
             self._set_seeds(state, number)
             self._steps.seed(call.seed, number)
             return self._steps.train(weights, state, metrics, call.scale, batch), state
@@ -211,7 +211,7 @@ class WorkerModel:
         return _united(dict.fromkeys(self._steps.rows, _NONE), _united(likely, known))
 
     def _refresh(self, version: int) -> bool:
-        """Read all values if the version is a new one, and say whether it is."""
+        """Read all values if the version is new; return whether it is."""
         if version == self._version:
             return False
         self._all = self._read_all()
@@ -303,7 +303,7 @@ class WorkerModel:
         }
 
     def _set_seeds(self, state: list[NDArray[Any]], number: int) -> None:
-        """Set each seed to what it is before a step: it depends on the number of the step alone."""
+        """Set each seed to its value before a step, which depends only on the step's number."""
         for index, draws in (self._draws or {}).items():
             seed = self._seeds[index].copy()
             seed[1] = (int(seed[1]) + number * draws) % (1 << 32)

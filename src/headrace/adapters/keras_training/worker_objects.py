@@ -10,9 +10,11 @@ A copy of an optimizer sends gradients to the parameter servers, which take the 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import numpy as np
 from numpy.typing import NDArray
 
@@ -51,9 +53,19 @@ def load_object(
     value, found, own_optimizers = load_objects(data)
     if found:
         WorkerVariables(list(zip(found, variables, strict=True)), statistics)
+    if isinstance(value, keras.Model):
+        for method in ("fit", "train_on_batch"):
+            object.__setattr__(value, method, functools.partial(_refuse_training, method))
     for optimizer, sent in zip(own_optimizers, optimizers, strict=True):
         send_gradients(optimizer, sent)
     return value, found
+
+
+def _refuse_training(method: str, *args: Any, **kwargs: Any) -> None:
+    raise FailedPreconditionError(
+        f"{method} of a Keras model in a scheduled function: call model.fit in the coordinator, or "
+        "compute gradients in the function and call optimizer.apply(gradients, variables)"
+    )
 
 
 class WorkerVariables:
@@ -89,7 +101,10 @@ class WorkerVariables:
         here = running.get()
         if self._is_pulling or (here is not None and here is self._call):
             return
-        refuse_while_tracing("a variable of Keras")
+        refuse_while_tracing(
+            "a variable of Keras",
+            "pass the values of its variables to model.stateless_call(weights, state, x)",
+        )
         if here is not None and not here.is_alone:
             raise FailedPreconditionError(
                 "Keras objects in scheduled functions need workers that run one function at a "
@@ -181,6 +196,12 @@ class _SendingMixin:
             )
         owners, pairs = {}, []
         for gradient, variable in zip(grads, trainable_variables, strict=True):
+            if not isinstance(variable, keras.Variable):
+                raise TypeError(
+                    "the variables of optimizer.apply(gradients, variables) must be variables of "
+                    f"Keras, but one is of type {type(variable).__name__}; pairs for "
+                    "apply_gradients are (gradient, variable), in this order"
+                )
             owner = owner_of(variable)
             if not isinstance(owner, WorkerVariables):
                 raise FailedPreconditionError(
