@@ -68,6 +68,7 @@ class Backup:
             self._checkpoint, self._directory, max_to_keep=2 if callback.double_checkpoint else 1
         )
         self._is_asked_to_end = threading.Event()
+        self.is_saved_for_the_end = False
         self._batches = 0
 
     @property
@@ -128,14 +129,22 @@ class Backup:
             yield
             return
         before = signal.getsignal(signal.SIGTERM)
-        signal.signal(signal.SIGTERM, lambda number, frame: self._is_asked_to_end.set())
+        signal.signal(signal.SIGTERM, self._ask_to_end)
         try:
             yield
-        finally:
+        except BaseException:
             signal.signal(signal.SIGTERM, before)
-            if self.is_asked_to_end:
-                _log.warning("received SIGTERM: training is saved in %s", self._directory)
+            if self.is_saved_for_the_end:  # else the program ends with this error
+                _log.warning("training is saved in %s", self._directory)
                 os.kill(os.getpid(), signal.SIGTERM)
+            raise
+        signal.signal(signal.SIGTERM, before)
+        if self.is_asked_to_end:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def _ask_to_end(self, *_: Any) -> None:
+        _log.warning("received SIGTERM: fit saves a backup and ends when the steps that run end")
+        self._is_asked_to_end.set()
 
 
 def state_of_callbacks(callbacks: Sequence[Any]) -> list[dict[str, Any]]:

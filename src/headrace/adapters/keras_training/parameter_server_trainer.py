@@ -212,24 +212,22 @@ class ParameterServerTrainer:
         callbacks.on_train_begin()
         if restored_callbacks is not None:
             restore_callbacks(callbacks.callbacks, restored_callbacks)
-        try:
-            while run.epoch < epochs and not model.stop_training:
-                epoch = run.epoch
-                callbacks.on_epoch_begin(epoch)
-                last = self._train_epoch(run)
-                run.totals.show()
-                logs = pythonify_logs(run.totals.logs(last))
-                if run.validation is not None and _is_due(epoch, run.validation_freq):
-                    found = self._evaluate(run.validation, callbacks)
-                    logs.update({f"val_{name}": value for name, value in found.items()})
-                callbacks.on_epoch_end(epoch, logs)
-                run.epoch, run.batch = epoch + 1, 0
-                run.totals.reset()
-                if run.backup is not None and run.backup.every is None:
-                    self._save(run, run.backup)
-            self._placed.use_averages(self._server_optimizers()[0])
-        finally:
-            self._placed.pull()
+        while run.epoch < epochs and not model.stop_training:
+            epoch = run.epoch
+            callbacks.on_epoch_begin(epoch)
+            last = self._train_epoch(run)
+            run.totals.show()
+            logs = pythonify_logs(run.totals.logs(last))
+            if run.validation is not None and _is_due(epoch, run.validation_freq):
+                found = self._evaluate(run.validation, callbacks)
+                logs.update({f"val_{name}": value for name, value in found.items()})
+            callbacks.on_epoch_end(epoch, logs)
+            run.epoch, run.batch = epoch + 1, 0
+            run.totals.reset()
+            if run.backup is not None and run.backup.every is None:
+                self._save(run, run.backup)
+        self._placed.use_averages(self._server_optimizers()[0])
+        self._placed.pull()
         callbacks.on_train_end(logs)
 
     def _train_epoch(self, run: _Run) -> dict[str, Any]:
@@ -280,6 +278,7 @@ class ParameterServerTrainer:
             if backup is not None and not has_ended and not model.stop_training:
                 self._save(run, backup)
                 if backup.is_asked_to_end:
+                    backup.is_saved_for_the_end = True
                     raise CancelledError("fit received SIGTERM, and saved a backup")
         return last
 
