@@ -347,6 +347,29 @@ def test_layers_and_variables_of_a_model_are_the_models(make_coordinator):
     np.testing.assert_allclose(model.layers[-1].bias.value.tolist(), second[0], rtol=1e-5)
 
 
+def test_models_that_share_layers_are_one_copy_on_a_worker(make_coordinator):
+    coordinator = make_coordinator(staleness=0)
+    with coordinator.strategy.scope():
+        first = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+        second = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        inputs = keras.Input((4,))
+        both = keras.Model(inputs, second(first(inputs)))
+        optimizer, seen = keras.optimizers.SGD(0.1), keras.metrics.Sum(f"seen{next(NUMBERS)}")
+    layer = first.layers[0]
+
+    def step():
+        seen.update_state(1.0)
+        before = keras.ops.convert_to_numpy(layer.bias.value)
+        optimizer.apply([np.ones(each.shape, "f4") for each in first.weights], first.weights)
+        seen.update_state(1.0)
+        models = [first.layers[0], both.layers[1].layers[0], layer]
+        return [before - keras.ops.convert_to_numpy(each.bias.value) for each in models]
+
+    for change in coordinator.schedule(step).fetch():
+        np.testing.assert_allclose(change, 0.1, rtol=1e-5)
+    assert float(seen.result()) == 2
+
+
 def test_dropout_draws_other_masks_on_each_worker(make_coordinator):
     coordinator = make_coordinator()
     with coordinator.strategy.scope():

@@ -462,6 +462,44 @@ def test_a_model_may_compute_its_loss_without_labels_until_its_strategy_is_close
         model.fit(X, verbose=0)
 
 
+def test_models_of_one_name_and_coordinators_may_follow_each_other(make_strategy):
+    strategy = make_strategy(staleness=0)
+    losses = []
+    for _ in range(2):
+        keras.utils.clear_session()
+        keras.utils.set_random_seed(1)
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1, name="last")])
+        model.compile(keras.optimizers.Adam(0.05), "mse")
+        found = model.fit(X, Y, batch_size=10, epochs=2, shuffle=False, verbose=0)
+        losses.append(found.history["loss"])
+    assert losses[0] == losses[1]
+    hr.coordinator.ClusterCoordinator(strategy).close()
+    assert model.fit(X, Y, verbose=0).history["loss"][0] < losses[1][0]
+
+
+class FirstLabel(keras.metrics.Sum):
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        super().update_state(y_true[0, 0])
+
+
+def test_steps_of_validation_begin_at_the_start_of_the_data(make_strategy):
+    with make_strategy().scope():
+        model = sequential()
+    model.compile("sgd", "mse", metrics=[FirstLabel("first")])
+    data = hr.Dataset.from_tensor_slices((X, Y)).batch(10)
+    for validation in (data, hr.keras.dataset(data), (X, Y)):
+        history = model.fit(
+            data,
+            epochs=3,
+            validation_data=validation,
+            validation_steps=1,
+            validation_batch_size=10 if isinstance(validation, tuple) else None,
+            verbose=0,
+        ).history
+        assert history["val_first"] == pytest.approx([float(Y[0, 0])] * 3)
+
+
 def test_a_model_that_exists_is_distributed(make_strategy):
     model = sequential()
     model.compile(keras.optimizers.SGD(0.05), "mse")

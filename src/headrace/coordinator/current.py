@@ -103,6 +103,7 @@ class Running:
         is_alone: Whether no other closure runs here at the same time.
         used: Iterators that it read from, by resource.
         lease: Elements of a shared dataset that it was given; None: none.
+        steps: How many steps of Keras optimizers it has taken.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class Running:
         self.is_alone = is_alone
         self.used: dict[int, UsedIterator] = {}
         self.lease = lease
+        self.steps = 0
 
 
 running: ContextVar[Running | None] = ContextVar("headrace_closure", default=None)

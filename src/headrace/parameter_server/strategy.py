@@ -288,6 +288,10 @@ class ParameterServerStrategy(Strategy):
         """Return a name for a variable or table, with a number behind it if there is one so."""
         return self._names.unused(name)
 
+    def reserve_name(self, name: str) -> str:
+        """Return such a name, which nothing else gets from now on."""
+        return self._names.give(name)
+
     def make_variable(
         self, first: Initial, name: str | None, trainable: bool, aggregation: str
     ) -> tuple[Cluster, VariableRecord]:

@@ -17,6 +17,7 @@ __all__ = [
     "VariableRole",
     "VariableSpec",
     "build_object",
+    "layer_of",
     "use_backend",
     "variable_of",
 ]
@@ -93,6 +94,13 @@ def build_object(
     value, found = load_object(data, variables, optimizers, statistics)
     object.__setattr__(value, _VARIABLES, found)
     return value
+
+
+def layer_of(model: Any, index: int) -> Any:
+    """Return a layer of a model that `build_object` made."""
+    from headrace.adapters.keras_training.keras_internals import all_layers  # noqa: PLC0415
+
+    return all_layers(model)[index]
 
 
 def variable_of(value: Any, index: int) -> Any:

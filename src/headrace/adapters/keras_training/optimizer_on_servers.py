@@ -32,6 +32,8 @@ class OptimizerOnServers:
 
     def __init__(self, optimizer: Any, strategy: Any, name: str | None) -> None:
         self.strategy = strategy
+        if name is not None:
+            name = strategy.reserve_name(name)  # models of one name may follow each other
         with strategy.scope():
             self.applies = server_optimizer(optimizer, name)
         self.counted = Changes(strategy)

@@ -97,7 +97,8 @@ class ParameterServerTrainer:
     def __init__(self, model: Any, strategy: Any) -> None:
         self._model = model
         self._strategy = strategy
-        self._coordinator = ClusterCoordinator(strategy)
+        #: It is closed when nobody holds it.
+        self._held_coordinator = ClusterCoordinator(strategy)
         self._weights: ServerWeights | None = None
         #: The `WorkerModel` on each worker, and the digest of the model in it.
         self._worker_model: Any = None
@@ -163,6 +164,7 @@ class ParameterServerTrainer:
                 batch_size=validation_batch_size or batch_size,
                 steps=validation_steps,
                 steps_argument="validation_steps",
+                restarts=True,
             )
         backup: Backup | None = None
         try:
@@ -442,6 +444,14 @@ class ParameterServerTrainer:
     # --- the model on workers and servers ---------------------------------------------------------
 
     @property
+    def _coordinator(self) -> ClusterCoordinator:
+        """The strategy's coordinator; another one if that was closed."""
+        found = ClusterCoordinator(self._strategy)
+        if found is not self._held_coordinator:
+            self._held_coordinator, self._digest = found, b""
+        return found
+
+    @property
     def _placed(self) -> ServerWeights:
         assert self._weights is not None
         return self._weights
@@ -477,9 +487,10 @@ class ParameterServerTrainer:
         digest = hashlib.blake2b(packed)
         for seed in weights.seeds.values():
             digest.update(seed.tobytes())
+        coordinator = self._coordinator
         if digest.digest() == self._digest:
             return
-        self._worker_model = self._coordinator.create_per_worker_values(
+        self._worker_model = coordinator.create_per_worker_values(
             WorkerModel,
             args=(
                 keras.backend.backend(),

@@ -27,6 +27,7 @@ from headrace.adapters.keras_training.object_specs import (
     VariableRole,
     VariableSpec,
     build_object,
+    layer_of,
     variable_of,
 )
 from headrace.adapters.keras_training.optimizer_on_servers import optimizer_on_servers
@@ -59,8 +60,9 @@ def reduce_shared(value: Any) -> Any:
     if isinstance(value, keras.Model) and strategy_of(value) is not strategy:
         return None
     if isinstance(value, keras.Variable) and (root := _root_of(value, strategy)) is not None:
-        index = next(i for i, each in enumerate(_variables_of(root)) if each is value)
-        return variable_of, (root, index)
+        return variable_of, (root, _place_of(value, _variables_of(root)))
+    if isinstance(value, keras.Layer) and (model := _outermost(value, strategy)) is not value:
+        return layer_of, (model, _place_of(value, all_layers(model)))
     return _shared_object(value, strategy).resource.__reduce__()
 
 
@@ -180,13 +182,31 @@ class SharedObject:
 
 def _root_of(variable: Any, strategy: Any) -> Any:
     """Return the model, layer or metric that a variable belongs to, or None."""
+    models = [
+        each
+        for each in models_of(strategy)
+        if each.built and any(own is variable for own in _variables_of(each))
+    ]
+    if models:
+        return _outermost(models[0], strategy)
     owner = owner_of(variable)
     if isinstance(owner, ServerVariables):
         return None if owner.root is variable else owner.root
-    for model in models_of(strategy):
-        if any(each is variable for each in _variables_of(model)):
-            return model
     return None
+
+
+def _outermost(layer: Any, strategy: Any) -> Any:
+    """Return the model of a strategy that contains a layer and is in no other, or the layer.
+
+    A function that uses a model and a layer of it then has one copy of both.
+    """
+    models = [each for each in models_of(strategy) if each.built]
+    around = [each for each in models if any(own is layer for own in all_layers(each))]
+    return max(around, key=lambda each: len(all_layers(each)), default=layer)
+
+
+def _place_of(value: Any, values: Sequence[Any]) -> int:
+    return next(place for place, each in enumerate(values) if each is value)
 
 
 def _variables_of(value: Any) -> Sequence[Any]:

@@ -52,6 +52,8 @@ class TrainingData:
         steps_argument: The name of `steps` among the method's arguments, for errors.
         shuffle: Whether arrays are shuffled before each epoch.
         class_weight: The weight of each class, by its number.
+        restarts: Whether each epoch begins at the start of the data, also if the one before ended
+            within them.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class TrainingData:
         steps_argument: str = "steps",
         shuffle: bool = False,
         class_weight: Mapping[int, float] | None = None,
+        restarts: bool = False,
     ) -> None:
         if isinstance(x, _READ_ELSEWHERE):
             raise TypeError(
@@ -102,6 +105,7 @@ class TrainingData:
             )
         self._adapter = x
         self._steps = steps
+        self._restarts = restarts
         if steps is None and getattr(x, "is_endless", False):
             raise ValueError(
                 f"{method} would never end: the dataset is infinite, and `{steps_argument}` is not "
@@ -131,8 +135,8 @@ class TrainingData:
     def epoch(self, done: int = 0) -> Iterator[Any]:
         """Yield the batches of an epoch, after those that are done.
 
-        With a number of steps the next epoch goes on where this one ends; data that end before it
-        end the epoch with a warning.
+        With a number of steps the next epoch continues where this one ends, unless the data
+        restart; data that end before it end the epoch with a warning.
 
         Args:
             done: The number of batches of it before the state that was restored.
@@ -153,7 +157,7 @@ class TrainingData:
                 break
             count += 1
             yield batch
-        if self._steps is None or self._steps == self._adapter.num_batches:
+        if self._restarts or self._steps is None or self._steps == self._adapter.num_batches:
             self._end_pass()
         self._adapter.on_epoch_end()
 

@@ -73,11 +73,16 @@ class WorkerVariables:
 
     Args:
         variables: Pairs of a variable and its spec.
-        statistics: The optimizer for changes of statistics.
+        statistics: The optimizer for changes of statistics; None if there are none, and no step
+            changes the variables.
     """
 
     def __init__(self, variables: Sequence[tuple[Any, VariableSpec]], statistics: Any) -> None:
         self._statistics = statistics
+        #: Whether steps of optimizers may change the values.
+        self._follows_steps = statistics is not None and any(
+            sent.role in (VariableRole.WEIGHT, VariableRole.STATISTIC) for _, sent in variables
+        )
         self._sent = {id(variable): (variable, sent) for variable, sent in variables}
         #: The function call that read the values, and the one that calls `flush` when it ends.
         self._call: Any = None
@@ -99,7 +104,8 @@ class WorkerVariables:
     def pull(self) -> None:
         """Read the values, once per function call."""
         here = running.get()
-        if self._is_pulling or (here is not None and here is self._call):
+        now = None if here is None else (here, here.steps if self._follows_steps else 0)
+        if self._is_pulling or (now is not None and now == self._call):
             return
         refuse_while_tracing(
             "a variable of Keras",
@@ -110,6 +116,8 @@ class WorkerVariables:
                 "Keras objects in scheduled functions need workers that run one function at a "
                 "time: ClusterCoordinator(strategy, threads_per_worker=1)"
             )
+        if self._changed and self._call is not None and self._call[0] is here:
+            self.flush()
         self._changed = set()
         self._is_pulling = True
         try:
@@ -130,7 +138,7 @@ class WorkerVariables:
                 variable.assign(value)
         finally:
             self._is_pulling = False
-        self._call = here
+        self._call = now
 
     def before_write(self) -> None:
         """Read the values, to compute the difference later."""
@@ -216,6 +224,8 @@ class _SendingMixin:
         sent.applies.apply_gradients(pairs)
         for owner in owners.values():
             owner.flush()
+        if (here := running.get()) is not None:
+            here.steps += 1  # all copies of these variables read them again
 
     def apply_gradients(self, grads_and_vars: Any) -> None:
         pairs = list(grads_and_vars)
