@@ -370,6 +370,15 @@ def test_models_that_share_layers_are_one_copy_on_a_worker(make_coordinator):
     assert float(seen.result()) == 2
 
 
+def test_a_function_may_name_a_module_with_a_class_of_its_own(make_coordinator):
+    torch = pytest.importorskip("torch")
+
+    def add():
+        return float(keras.ops.convert_to_numpy(keras.ops.add(1.0, float(torch.ones(())))))
+
+    assert make_coordinator().schedule(add).fetch() == 2.0
+
+
 def test_dropout_draws_other_masks_on_each_worker(make_coordinator):
     coordinator = make_coordinator()
     with coordinator.strategy.scope():

@@ -500,6 +500,42 @@ def test_steps_of_validation_begin_at_the_start_of_the_data(make_strategy):
         assert history["val_first"] == pytest.approx([float(Y[0, 0])] * 3)
 
 
+def test_predictions_of_several_outputs_keep_their_structure(make_strategy):
+    with make_strategy().scope():
+        inputs = keras.Input((6,))
+        outputs = [keras.layers.Dense(1)(inputs), keras.layers.Dense(2)(inputs)]
+        model = keras.Model(inputs, outputs)
+    found = model.predict(X, batch_size=10, verbose=0)
+    assert isinstance(found, list)
+    assert [each.shape for each in found] == [(ROWS, 1), (ROWS, 2)]
+    np.testing.assert_allclose(found[1], keras.ops.convert_to_numpy(model(X)[1]), atol=1e-5)
+
+
+class Clipped(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, *args):
+        result = super().train_step(*args)
+        if keras.backend.backend() == "torch":
+            self.dense.kernel.assign(keras.ops.clip(self.dense.kernel, -0.1, 0.1))
+            return result
+        logs, (weights, *rest) = result
+        return logs, ([keras.ops.clip(each, -0.1, 0.1) for each in weights], *rest)
+
+
+def test_weights_that_a_step_changes_by_itself_are_refused(make_strategy):
+    with make_strategy().scope():
+        model = Clipped()
+    model.compile("sgd", "mse", run_eagerly=True)
+    with pytest.raises(FailedPreconditionError, match="by other means"):
+        model.fit(X, Y, verbose=0)
+
+
 def test_a_model_that_exists_is_distributed(make_strategy):
     model = sequential()
     model.compile(keras.optimizers.SGD(0.05), "mse")

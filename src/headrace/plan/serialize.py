@@ -7,9 +7,11 @@ functions travel as bytecode, which another minor version of Python must not run
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import pickle
 import sys
+import types
 from collections import ChainMap
 from typing import Any, ClassVar
 
@@ -157,6 +159,14 @@ _as_ever: Any = cloudpickle.Pickler.dispatch_table
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickles functions by value, as cloudpickle does, and no open files."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Return how a value is pickled: modules with a class of their own, by their names."""
+        kind = type(obj)
+        is_module = kind is not types.ModuleType and issubclass(kind, types.ModuleType)
+        if is_module and sys.modules.get(obj.__name__) is obj:  # such as torch.ops
+            return importlib.import_module, (obj.__name__,)
+        return super().reducer_override(obj)
 
     dispatch_table: ClassVar = ChainMap[Any, Any]({io.TextIOWrapper: _refuse_open_file}, _as_ever)
 

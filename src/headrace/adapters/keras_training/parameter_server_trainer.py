@@ -54,7 +54,6 @@ from headrace.adapters.keras_training.worker_model import (
 )
 from headrace.coordinator.coordinator import ClusterCoordinator
 from headrace.coordinator.remote_value import RemoteValue
-from headrace.element.structure import flatten, unflatten
 from headrace.errors import CancelledError
 from headrace.parameter_server.optimizers import SGD
 
@@ -576,9 +575,4 @@ def _has_batch_hooks(callbacks: Any) -> bool:
 
 
 def _joined(outputs: Sequence[Any]) -> Any:
-    leaves, structure = flatten(outputs[0])
-    columns: list[list[Any]] = [[] for _ in leaves]
-    for each in outputs:
-        for column, leaf in zip(columns, flatten(each)[0], strict=True):
-            column.append(leaf)
-    return unflatten(structure, [np.concatenate(column) for column in columns])
+    return keras.tree.map_structure(lambda *parts: np.concatenate(parts), *outputs)

@@ -16,6 +16,7 @@ from headrace.adapters.keras_training.steps import Arrays, ModelSteps, TrainOutp
 from headrace.adapters.keras_training.torch_rows import TorchRows
 from headrace.element.structure import flatten
 from headrace.element.transpose import map_leaves
+from headrace.errors import FailedPreconditionError
 
 __all__ = ["TorchSteps"]
 
@@ -105,7 +106,13 @@ class TorchSteps(ModelSteps):
         model.optimizer.scale = scale
         model.optimizer.recorded.clear()
         model.train()
+        versions = self._versions()
         logs = self._call("train", model.train_step, batch)
+        if self._versions() != versions:
+            raise FailedPreconditionError(
+                f"train_step of the model {model.name!r} changes weights by other means than "
+                "self.optimizer.apply: under this strategy only the optimizer of the model does"
+            )
         recorded = {
             id(variable): gradient
             for gradient, variable in model.optimizer.recorded
@@ -142,7 +149,8 @@ class TorchSteps(ModelSteps):
         self._set(weights, state, None)
         self._model.eval()
         with torch.no_grad():
-            return map_leaves(_plain, self._call("predict", self._model.predict_step, batch))
+            outputs = self._call("predict", self._model.predict_step, batch)
+            return keras.tree.map_structure(_plain, outputs)
 
     def _set(self, weights: Arrays, state: Arrays, metrics: Arrays | None) -> None:
         model = self._model
@@ -156,6 +164,15 @@ class TorchSteps(ModelSteps):
                 variable.value.copy_(_tensor(value))
         for index, rows in self.rows.items():
             rows.give(weights[index])
+
+    def _versions(self) -> list[tuple[int, int]]:
+        """Return which tensors the weights are, and how often each was changed."""
+        found = [
+            each.value
+            for index, each in enumerate(self._model.trainable_variables)
+            if index not in self.rows
+        ]
+        return [(id(each), each._version) for each in found]
 
     def _metrics(self) -> Arrays:
         return [_array(each.value) for each in self._model.metrics_variables]

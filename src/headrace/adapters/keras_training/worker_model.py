@@ -353,7 +353,7 @@ class WorkerModel:
 
     def predict(self, version: int, batches: Sequence[Any]) -> list[Any]:
         """Return the outputs of each batch."""
-        from headrace.element.transpose import map_leaves  # noqa: PLC0415
+        import keras  # noqa: PLC0415 - after its back end is set
 
         outputs = []
         for batch in batches:
@@ -362,7 +362,7 @@ class WorkerModel:
                 weights, state = self._values("predict", version, (), batch, known)
                 return self._steps.predict(weights, state, batch)
 
-            outputs.append(map_leaves(np.asarray, self._with_rows(step)))
+            outputs.append(keras.tree.map_structure(np.asarray, self._with_rows(step)))
         return outputs
 
     def _values(
