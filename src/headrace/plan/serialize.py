@@ -164,8 +164,9 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         """Return how a value is pickled: modules with a class of their own, by their names."""
         kind = type(obj)
         is_module = kind is not types.ModuleType and issubclass(kind, types.ModuleType)
-        if is_module and sys.modules.get(obj.__name__) is obj:  # such as torch.ops
-            return importlib.import_module, (obj.__name__,)
+        name = getattr(obj, "__name__", "")
+        if is_module and sys.modules.get(name) is obj:  # such as torch.ops
+            return importlib.import_module, (name,)
         return super().reducer_override(obj)
 
     dispatch_table: ClassVar = ChainMap[Any, Any]({io.TextIOWrapper: _refuse_open_file}, _as_ever)
