@@ -466,10 +466,10 @@ def test_models_of_one_name_and_coordinators_may_follow_each_other(make_strategy
     strategy = make_strategy(staleness=0)
     losses = []
     for _ in range(2):
-        keras.utils.clear_session()
         keras.utils.set_random_seed(1)
         with strategy.scope():
-            model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1, name="last")])
+            layers = [keras.Input((6,)), keras.layers.Dense(1, name="of_a_trial")]
+            model = keras.Sequential(layers, name="trial")
         model.compile(keras.optimizers.Adam(0.05), "mse")
         found = model.fit(X, Y, batch_size=10, epochs=2, shuffle=False, verbose=0)
         losses.append(found.history["loss"])
