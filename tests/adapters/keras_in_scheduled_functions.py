@@ -370,6 +370,27 @@ def test_models_that_share_layers_are_one_copy_on_a_worker(make_coordinator):
     assert float(seen.result()) == 2
 
 
+@pytest.mark.parametrize("reads_again", [True, False])
+def test_a_step_of_another_model_loses_no_assignment(make_coordinator, reads_again):
+    coordinator = make_coordinator(staleness=0)
+    with coordinator.strategy.scope():
+        weight = keras.Variable(np.zeros(2, "f4"))
+        statistic = keras.Variable(np.zeros(2, "f4"), trainable=False)
+        optimizer = keras.optimizers.SGD(1.0)
+
+    def step():
+        statistic.assign_add(np.ones(2, "f4"))
+        optimizer.apply([np.ones(2, "f4")], [weight])
+        if reads_again:
+            statistic.assign_add(np.ones(2, "f4"))
+
+    for _ in range(3):
+        coordinator.schedule(step)
+    coordinator.join()
+    expected = 6.0 if reads_again else 3.0
+    assert keras.ops.convert_to_numpy(statistic.value).tolist() == [expected] * 2
+
+
 def test_a_function_may_name_a_module_with_a_class_of_its_own(make_coordinator):
     torch = pytest.importorskip("torch")
 

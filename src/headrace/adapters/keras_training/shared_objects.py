@@ -174,7 +174,7 @@ class SharedObject:
         if placed.earlier_steps and not compiled:
             raise FailedPreconditionError(
                 f"the Keras optimizer {optimizer.name!r} took {placed.earlier_steps} steps, and in "
-                " scheduled functions it would begin without its slots: compile its model "
+                "scheduled functions it would begin without its slots: compile its model "
                 "with it before (model.compile(optimizer)), or use another one"
             )
         return [(optimizer, OptimizerSpec(placed.applies, placed.rate))]

@@ -158,9 +158,14 @@ class WorkerVariables:
         """Send all assignments. The next read asks the servers again."""
         changed, self._changed = self._changed, set()
         added, statistics = [], []
-        for key in sorted(changed, key=list(self._sent).index):
-            variable, sent = self._sent[key]
-            change = value_of(variable) - self._read[key]
+        self._is_pulling = True  # or reading a value here would fetch it again
+        try:
+            values = {key: value_of(self._sent[key][0]) for key in self._sent if key in changed}
+        finally:
+            self._is_pulling = False
+        for key, value in values.items():
+            sent = self._sent[key][1]
+            change = value - self._read[key]
             if sent.role == VariableRole.STATISTIC and sent.placed.dtype.kind == "f":
                 statistics.append((-change, sent.placed))
             else:
