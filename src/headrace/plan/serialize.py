@@ -163,10 +163,10 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, obj: Any) -> Any:
         """Return how a value is pickled: modules with a class of their own, by their names."""
         kind = type(obj)
-        is_module = kind is not types.ModuleType and issubclass(kind, types.ModuleType)
-        name = getattr(obj, "__name__", "")
-        if is_module and sys.modules.get(name) is obj:  # such as torch.ops
-            return importlib.import_module, (name,)
+        if kind is not types.ModuleType and issubclass(kind, types.ModuleType):  # such as torch.ops
+            name = getattr(obj, "__name__", "")
+            if sys.modules.get(name) is obj:
+                return importlib.import_module, (name,)
         return super().reducer_override(obj)
 
     dispatch_table: ClassVar = ChainMap[Any, Any]({io.TextIOWrapper: _refuse_open_file}, _as_ever)
