@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 
@@ -587,6 +588,61 @@ def test_slots_of_an_optimizer_move_to_the_servers_and_into_files(make_strategy,
         made = make()
     assert_close(fit(made), first)
     assert_close(fit(saved(made)), second)
+
+
+def test_changes_of_an_optimizer_between_two_fits_count_as_in_keras(make_strategy, tmp_path):
+    path = tmp_path / "model.weights.h5"
+
+    def train(model):
+        yield
+        model.optimizer.clipnorm = 0.01
+        yield
+        model.optimizer.learning_rate = keras.optimizers.schedules.InverseTimeDecay(0.1, 5, 1.0)
+        yield
+        model.save_weights(path)
+        yield
+        model.optimizer.iterations.assign(3)
+        yield
+        model.load_weights(path)
+        yield
+
+    def weights(strategy):
+        keras.utils.set_random_seed(5)
+        with strategy.scope() if strategy else contextlib.nullcontext():
+            model = sequential()
+        model.compile(keras.optimizers.Adam(0.05), "mse")
+        for steps, _ in enumerate(train(model), 1):
+            model.train_function = None  # Keras keeps a compiled one with the settings in it
+            model.fit(X, Y, batch_size=10, shuffle=False, verbose=0)
+            expected = {5: 13, 6: 40}.get(steps, steps * 10)
+            assert int(np.asarray(model.optimizer.iterations)) == expected
+            yield model.get_weights()
+
+    for found, expected in zip(weights(make_strategy(staleness=0)), weights(None), strict=True):
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_a_changed_optimizer_goes_on_in_functions(make_strategy):
+    strategy = make_strategy(staleness=0)
+    with strategy.scope():
+        model = sequential()
+    model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse")
+    model.fit(X, Y, batch_size=10, shuffle=False, verbose=0)
+    coordinator = hr.coordinator.ClusterCoordinator(strategy)
+
+    def step(model):
+        gradients = [keras.ops.ones_like(each.value) for each in model.trainable_variables]
+        model.optimizer.apply(gradients, model.trainable_variables)
+
+    coordinator.schedule(step, (model,)).fetch(60)
+    before = model.get_weights()
+    model.optimizer.learning_rate = 0.0
+    model.optimizer.momentum = 0.0
+    coordinator.schedule(step, (model,)).fetch(60)
+    assert int(np.asarray(model.optimizer.iterations)) == 12
+    for one, other in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 # --- failures -------------------------------------------------------------------------------------

@@ -8,8 +8,10 @@ ahead on a thread of its own.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from types import FrameType
 from typing import Any, Self
 
 import keras
@@ -157,6 +159,7 @@ class KerasDataset(DataAdapter):  # type: ignore[misc]
     @property
     def num_batches(self) -> int | None:
         """Batches in an epoch; None: without end, or known only by reading them."""
+        _check_arguments(self, sys._getframe(1))
         if self._steps is not None:
             return self._steps
         size = self._dataset.cardinality()
@@ -464,3 +467,26 @@ def _checked_plan(dataset: Dataset, prefetch: int) -> Node:
         check_batches(spec)
     is_read_ahead = isinstance(plan, Prefetch) or not prefetch
     return plan if is_read_ahead else Prefetch(input=plan, buffer_size=prefetch)
+
+
+def _check_arguments(data: KerasDataset, caller: FrameType) -> None:
+    """Check the arguments of Keras' own epoch iterator, if that is the caller.
+
+    In `model.fit(hr.keras.dataset(...))`, Python looks up `fit` before the first use of `hr.keras`
+    replaces it by a method that checks them.
+    """
+    given = caller.f_locals
+    if caller.f_code.co_name != "__init__" or not {"x", "steps_per_epoch"} <= given.keys():
+        return
+    if data.is_endless and not given["steps_per_epoch"]:
+        raise ValueError(
+            "the epoch would never end: the dataset is infinite, and the number of steps is not "
+            "given. Say steps_per_epoch=n, or hr.keras.dataset(dataset, steps=n)"
+        )
+    for name in ("y", "sample_weight", "class_weight"):
+        if given.get(name) is not None:
+            raise ValueError(
+                f"Keras would ignore `{name}` beside an hr.keras.dataset here. Make the dataset in "
+                "a statement before the call: data = hr.keras.dataset(...), then "
+                f"model.fit(data, ...{name}=...)"
+            )

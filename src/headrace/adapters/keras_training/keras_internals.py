@@ -130,6 +130,8 @@ _LEFT_OUT = frozenset(
 _NOT_SENT = frozenset({"_value", "_initializer"})
 _OWN_ATTRIBUTES = "_headrace_"
 """Prefix of attributes that this package adds to Keras objects; they are not sent."""
+_SAVING_METHODS = ("save_own_variables", "load_own_variables")
+"""Methods of an optimizer that this package replaces on the object; they are not sent."""
 _ITERATIONS = "_iterations"
 _NODES = "_nodes"
 
@@ -704,7 +706,7 @@ def optimizer_template(optimizer: Any) -> tuple[dict[str, Any], list[tuple[Any, 
     state: dict[str, Any] = {}
     numbers: list[tuple[Any, Any]] = []
     for name, value in vars(optimizer).items():
-        if name.startswith(_OWN_ATTRIBUTES) or name == "save_own_variables":
+        if name.startswith(_OWN_ATTRIBUTES) or name in _SAVING_METHODS:
             continue  # of this package
         if name in ("_tracker", "_variables"):
             state[name] = value  # replaced below, at the same place

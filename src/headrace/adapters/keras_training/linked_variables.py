@@ -37,6 +37,9 @@ class StepCounter:
         variable: `optimizer.iterations`.
         count: Returns the number of steps.
         may_change: Returns whether it may have changed since this was last asked.
+
+    Attributes:
+        is_assigned: Whether this process assigned a count, which then is not the servers' any more.
     """
 
     def __init__(
@@ -46,11 +49,12 @@ class StepCounter:
         self._count = count
         self._may_change = may_change
         self._is_pulling = False
+        self.is_assigned = False
         link(variable, self)
 
     def pull(self) -> None:
         """Ask the servers, if that is necessary."""
-        if not self._is_pulling and self._may_change():
+        if not (self._is_pulling or self.is_assigned) and self._may_change():
             self._is_pulling = True
             try:
                 self._variable.assign(self._count())
@@ -61,7 +65,8 @@ class StepCounter:
         """Do nothing."""
 
     def write(self, variable: Any) -> None:
-        """Do nothing: only the servers count."""
+        """Note that the count is not that of the servers any more."""
+        self.is_assigned = self.is_assigned or not self._is_pulling
 
 
 def link(variable: Any, owner: _Owner) -> None:

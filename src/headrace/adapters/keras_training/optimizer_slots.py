@@ -36,7 +36,8 @@ def slots_on_servers(model: Any, placed: Any, weights: Any) -> None:
     cluster = placed.strategy.cluster
     slots = OptimizerSlots(model, placed.applies, weights.trainable, cluster)
     slots.push(placed.earlier_steps)
-    slots.pull_before_saving()
+    placed.slots = slots
+    _use_in_files(model.optimizer, placed)
 
 
 class OptimizerSlots:
@@ -88,16 +89,6 @@ class OptimizerSlots:
         if isinstance(inner, keras.optimizers.Nadam):
             set_momentum_product(inner, nadam_product(inner.beta_1, self._applies.iterations))
 
-    def pull_before_saving(self) -> None:
-        """Make Keras pull the slots from the servers whenever it saves the optimizer."""
-        optimizer = self._optimizer
-
-        def save_own_variables(store: Any) -> None:
-            self.pull()
-            type(optimizer).save_own_variables(optimizer, store)
-
-        object.__setattr__(optimizer, "save_own_variables", save_own_variables)
-
     def _slots(self) -> Iterator[tuple[Any, Any, str]]:
         """Yield the slot variables of Keras, with the variable on the servers, and the name."""
         rule = self._applies.rule
@@ -113,3 +104,19 @@ class OptimizerSlots:
                 found = by_name.get(f"{variable.path}_{name}".replace("/", "_"))
                 if found:
                     yield found.pop(0), placed, name
+
+
+def _use_in_files(optimizer: Any, placed: Any) -> None:
+    """Make Keras save the slots that the servers have, and note when it loads others."""
+
+    def save_own_variables(store: Any) -> None:
+        if placed.is_current:
+            placed.slots.pull()
+        type(optimizer).save_own_variables(optimizer, store)
+
+    def load_own_variables(store: Any) -> None:
+        type(optimizer).load_own_variables(optimizer, store)
+        placed.is_loaded = True
+
+    object.__setattr__(optimizer, "save_own_variables", save_own_variables)
+    object.__setattr__(optimizer, "load_own_variables", load_own_variables)

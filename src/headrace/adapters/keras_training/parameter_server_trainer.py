@@ -102,7 +102,7 @@ class ParameterServerTrainer:
         #: The `WorkerModel` on each worker, and the digest of the model in it.
         self._worker_model: Any = None
         self._digest = b""
-        self._optimizers: tuple[Any, Any, Any] | None = None
+        self._optimizers: tuple[Any, Any] = None, None
         self._on_servers: OptimizerOnServers | None = None
         self._loss_scale = LossScale(None)
         self._metric_results = MetricResults(model)
@@ -227,7 +227,7 @@ class ParameterServerTrainer:
             run.totals.reset()
             if run.backup is not None and run.backup.every is None:
                 self._save(run, run.backup)
-        self._placed.use_averages(self._server_optimizers()[0])
+        self._placed.use_averages(self._optimizers[0])
         self._placed.pull()
         callbacks.on_train_end(logs)
 
@@ -286,7 +286,7 @@ class ParameterServerTrainer:
     # --- backups ----------------------------------------------------------------------------------
 
     def _saved_objects(self) -> dict[str, Any]:
-        optimizer, statistics = self._server_optimizers()
+        optimizer, statistics = self._place_optimizer()
         return {
             "weights": self._placed.by_name,
             "optimizer": optimizer,
@@ -481,9 +481,11 @@ class ParameterServerTrainer:
 
     def _send_model(self) -> None:
         """Send the model to the workers if it has changed since it was last sent."""
-        weights, optimizers = self._placed, self._server_optimizers()
+        weights, optimizers = self._placed, self._place_optimizer()
         packed = dump_model(self._model)
         digest = hashlib.blake2b(packed)
+        if optimizers[0] is not None:
+            digest.update(optimizers[0].name.encode())
         for seed in weights.seeds.values():
             digest.update(seed.tobytes())
         coordinator = self._coordinator
@@ -503,15 +505,17 @@ class ParameterServerTrainer:
         )
         self._digest = digest.digest()
 
-    def _server_optimizers(self) -> tuple[Any, Any]:
+    def _place_optimizer(self) -> tuple[Any, Any]:
         """Return the optimizers on the servers: for gradients, and for changes of statistics."""
         optimizer = getattr(self._model, "optimizer", None)
         if optimizer is None:
-            return None, None
-        if self._optimizers is None or self._optimizers[0] is not optimizer:
-            check_optimizer(self._model, inner_optimizer(optimizer))
-            name = f"{self._model.name}/{optimizer.name}"
-            self._on_servers = optimizer_on_servers(optimizer, self._strategy, name)
+            self._on_servers, self._optimizers = None, (None, None)
+            return self._optimizers
+        check_optimizer(self._model, inner_optimizer(optimizer))
+        name = f"{self._model.name}/{optimizer.name}"
+        on_servers = optimizer_on_servers(optimizer, self._strategy, name)
+        if on_servers is not self._on_servers:
+            self._on_servers = on_servers
             applies = self._on_servers.applies
             applies.exclude_from_weight_decay(
                 placed
@@ -521,10 +525,10 @@ class ParameterServerTrainer:
                 if not decays(optimizer, variable)
             )
             counts = SGD(1.0, name=f"{self._model.name}/statistics", non_finite="apply")
-            self._optimizers = optimizer, applies, counts
+            self._optimizers = applies, counts
             self._loss_scale = LossScale(optimizer)
             slots_on_servers(self._model, self._on_servers, self._placed)
-        return self._optimizers[1:]
+        return self._optimizers
 
 
 def trainer_of(model: Any, strategy: Any) -> ParameterServerTrainer:

@@ -26,6 +26,7 @@ __all__ = [
     "check_optimizer",
     "decays",
     "server_optimizer",
+    "settings_of",
 ]
 
 _ARGUMENTS = {
@@ -108,25 +109,41 @@ def server_optimizer(
     """
     kind = check_optimizer(optimizer)
     inner = _inner(optimizer)
-    arguments = {argument: getattr(inner, argument) for argument in _ARGUMENTS[kind]}
+    converted: optimizers.Optimizer = getattr(optimizers, kind)(
+        learning_rate=_rate(inner),
+        name=name,
+        non_finite="apply" if inner is optimizer else "skip",
+        **_numbers(inner, kind),
+    )
+    return converted
+
+
+def settings_of(optimizer: keras.optimizers.Optimizer) -> tuple[Any, ...]:
+    """Return what `server_optimizer` uses of an optimizer, for comparing; no learning rate.
+
+    Of learning rates, it has schedules and functions only: numbers may change at any time.
+    """
+    inner = _inner(optimizer)
+    rate = inner._learning_rate
+    return _numbers(inner, check_optimizer(optimizer)), rate if callable(rate) else None
+
+
+def _numbers(inner: Any, kind: str) -> dict[str, Any]:
+    """Return the arguments that an optimizer on servers has in common with one of Keras."""
     # Keras takes a bound of 0 or less for no bound.
     clips = {
         clip: value
         for clip in ("clipnorm", "clipvalue", "global_clipnorm")
         if (value := getattr(inner, clip)) is not None and value > 0
     }
-    converted: optimizers.Optimizer = getattr(optimizers, kind)(
-        learning_rate=_rate(inner),
-        weight_decay=inner.weight_decay,
-        name=name,
-        non_finite="apply" if inner is optimizer else "skip",
-        use_ema=bool(inner.use_ema),
-        ema_momentum=inner.ema_momentum,
-        ema_overwrite_frequency=inner.ema_overwrite_frequency or None,
+    return {
         **clips,
-        **arguments,
-    )
-    return converted
+        **{argument: getattr(inner, argument) for argument in _ARGUMENTS[kind]},
+        "weight_decay": inner.weight_decay,
+        "use_ema": bool(inner.use_ema),
+        "ema_momentum": inner.ema_momentum,
+        "ema_overwrite_frequency": inner.ema_overwrite_frequency or None,
+    }
 
 
 def check_optimizer(optimizer: keras.optimizers.Optimizer) -> str:

@@ -30,7 +30,10 @@ from headrace.adapters.keras_training.object_specs import (
     layer_of,
     variable_of,
 )
-from headrace.adapters.keras_training.optimizer_on_servers import optimizer_on_servers
+from headrace.adapters.keras_training.optimizer_on_servers import (
+    OptimizerOnServers,
+    optimizer_on_servers,
+)
 from headrace.adapters.keras_training.optimizer_slots import slots_on_servers
 from headrace.adapters.keras_training.server_weights import ServerVariables, weights_of
 from headrace.adapters.keras_training.strategy_of_model import models_of, strategy_of
@@ -96,6 +99,7 @@ class SharedObject:
         if isinstance(value, keras.Model):
             check_built(value)
         self._state = _state_of(value)
+        self._placed_optimizers: list[tuple[Any, OptimizerOnServers]] = []
         variables = [] if isinstance(value, keras.optimizers.Optimizer) else self._sent(value, what)
         optimizers = self._optimizers(value)
         data = dump_objects(
@@ -119,7 +123,14 @@ class SharedObject:
 
     def is_current(self, value: Any, coordinator: ClusterCoordinator) -> bool:
         """Return whether workers of a coordinator have the object in its present state."""
-        return self.coordinator is coordinator and self._state == _state_of(value)
+        return (
+            self.coordinator is coordinator
+            and self._state == _state_of(value)
+            and all(
+                placed.is_current and placed is optimizer_on_servers(optimizer, self._strategy)
+                for optimizer, placed in self._placed_optimizers
+            )
+        )
 
     def _sent(self, value: Any, what: str) -> list[VariableSpec]:
         """Place the variables of an object on the servers, and return their specs."""
@@ -177,6 +188,7 @@ class SharedObject:
                 "scheduled functions it would begin without its slots: compile its model "
                 "with it before (model.compile(optimizer)), or use another one"
             )
+        self._placed_optimizers.append((optimizer, placed))
         return [(optimizer, OptimizerSpec(placed.applies, placed.rate))]
 
 
