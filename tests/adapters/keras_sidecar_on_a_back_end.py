@@ -16,7 +16,6 @@ import headrace as hr
 from headrace.adapters.keras_training import checkpoint_watch, sidecar_evaluator
 from headrace.adapters.keras_training.checkpoint_watch import FoundCheckpoint
 from headrace.errors import InvalidArgumentError
-from headrace.serving import reminder
 
 # What Keras itself does to tensors of PyTorch.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -185,7 +184,7 @@ def test_a_complete_file_of_another_model_is_an_error_that_names_it(tmp_path, mo
 
 
 def test_a_long_wait_is_logged_and_ends_after_the_timeout(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(reminder, "FIRST_WORD", 0.1)
+    monkeypatch.setattr("headrace.waiting.FIRST_WARNING", 0.1)
     with caplog.at_level(logging.WARNING, "headrace"):
         assert evaluated(tmp_path / "later", timeout=0.3) == []
     waiting, stopped = caplog.messages

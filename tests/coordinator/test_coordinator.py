@@ -181,7 +181,7 @@ def test_a_queue_of_two_takes_many():
 def test_a_long_wait_says_for_what(
     coordinator: ClusterCoordinator, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ):
-    monkeypatch.setattr("headrace.serving.reminder.FIRST_WORD", 0.1)
+    monkeypatch.setattr("headrace.waiting.FIRST_WARNING", 0.1)
     monkeypatch.setattr(shell, "_SLICE_SECONDS", 0.05)
     release = threading.Event()
     shared_here["release"] = release

@@ -178,7 +178,7 @@ def test_a_worker_says_in_time_that_its_coordinator_does_not_answer(
         def close(self) -> None:
             pass
 
-    monkeypatch.setattr("headrace.serving.reminder.FIRST_WORD", 0.2)
+    monkeypatch.setattr("headrace.waiting.FIRST_WARNING", 0.2)
     monkeypatch.setattr(announcing, "_EVERY_SECONDS", 0.01)
     monkeypatch.setattr(announcing.zeromq, "connect", lambda *_, **__: Silent())
     looking = announcing.Announcing("host:1", "host:2", None)

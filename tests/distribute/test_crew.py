@@ -12,7 +12,6 @@ import pytest
 
 from headrace.distribute import get_replica_context
 from headrace.errors import FailedPreconditionError, InvalidArgumentError
-from headrace.serving import reminder
 from tests.distribute.replicas import mirrored
 
 
@@ -71,7 +70,7 @@ def test_a_forked_child_has_replicas_of_its_own():
 def test_a_long_wait_for_other_replicas_says_for_which(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(reminder, "FIRST_WORD", 0.01)
+    monkeypatch.setattr("headrace.waiting.FIRST_WARNING", 0.01)
     strategy = mirrored(3)
 
     def step() -> int:
@@ -91,7 +90,7 @@ def test_a_long_wait_for_other_replicas_says_for_which(
 def test_a_long_wait_for_the_function_of_a_meeting_is_none_for_other_replicas(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(reminder, "FIRST_WORD", 0.01)
+    monkeypatch.setattr("headrace.waiting.FIRST_WARNING", 0.01)
 
     def step() -> None:
         get_replica_context().merge_call(lambda s: time.sleep(0.1))

@@ -18,7 +18,6 @@ from headrace.cluster.resolver import SimpleClusterResolver
 from headrace.cluster.spec import ClusterSpec
 from headrace.distribute import MultiWorkerMirroredStrategy, PerReplica
 from headrace.errors import InvalidArgumentError, UnavailableError
-from headrace.serving import reminder
 from headrace.transport.security import Security, new_keys
 from tests.distribute import scenarios
 from tests.distribute.several_workers import Workers, free_ports
@@ -329,7 +328,7 @@ def test_wrong_arguments_are_refused_at_once(arguments, error, match):
 
 
 def test_the_log_says_who_is_missing_when_a_wait_is_long(monkeypatch, caplog):
-    monkeypatch.setattr(reminder, "FIRST_WORD", 0.3)
+    monkeypatch.setattr("headrace.waiting.FIRST_WARNING", 0.3)
     ports = free_ports(2)
     addresses = [f"127.0.0.1:{port}" for port in ports]
     caplog.set_level(logging.WARNING)

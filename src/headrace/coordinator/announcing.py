@@ -9,10 +9,10 @@ import uuid
 
 from headrace.coordinator.reception import Announce, ReceptionReply
 from headrace.errors import FailedPreconditionError, HeadraceError
-from headrace.serving.reminder import Reminder
 from headrace.threads import start_thread
 from headrace.transport import zeromq
 from headrace.transport.security import Security
+from headrace.waiting import WaitWarnings
 
 __all__ = ["Announcing"]
 
@@ -46,7 +46,7 @@ class Announcing:
             security=self._security,
             shared_memory=False,
         )
-        since, reminder = time.monotonic(), Reminder()
+        since, warnings = time.monotonic(), WaitWarnings()
         refusal = ""
         try:
             while True:
@@ -59,11 +59,11 @@ class Announcing:
                         _log.error("refused by the coordinator: %s", error)
                 except HeadraceError as error:
                     # A coordinator that stands still takes all of the patience at each try.
-                    if reminder.is_due(time.monotonic() - since):
+                    if warnings.is_due(time.monotonic() - since):
                         _log.warning("no coordinator answers at %s: %s", self._coordinator, error)
                 else:
                     since = time.monotonic()
-                    reminder.begin()
+                    warnings.reset()
                 if self._ended.wait(_EVERY_SECONDS):
                     return
         finally:

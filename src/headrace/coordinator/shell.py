@@ -27,10 +27,10 @@ from headrace.coordinator.server_talk import NoServers, Servers, ServerTalk, Tal
 from headrace.coordinator.stuck import what_is_stuck
 from headrace.errors import CancelledError, DeadlineExceededError, HeadraceError
 from headrace.forks import stays_with_parent
-from headrace.serving.reminder import Reminder
 from headrace.threads import start_thread
 from headrace.transport.channel import Channel, Reply
 from headrace.transport.inbox import Inbox
+from headrace.waiting import WaitWarnings
 
 __all__ = ["Shell"]
 
@@ -249,7 +249,7 @@ class Shell:
             self._waiters.append(waiter)
         begun = moved = time.monotonic()
         until = math.inf if timeout is None else begun + timeout
-        progress, reminder = -1, Reminder()
+        progress, warnings = -1, WaitWarnings()
         try:
             while True:
                 event.wait(max(0.0, min(_SLICE_SECONDS, until - time.monotonic())))
@@ -264,8 +264,8 @@ class Shell:
                     return False
                 if finished != progress:
                     progress, moved = finished, now
-                    reminder.begin()
-                elif reminder.is_due(now - moved):
+                    warnings.reset()
+                elif warnings.is_due(now - moved):
                     _log.warning("waiting for %s: %s", what, self._what_is_stuck())
         finally:
             with self.lock:

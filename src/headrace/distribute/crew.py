@@ -26,8 +26,8 @@ from typing import Any
 
 from headrace.errors import DeadlineExceededError, FailedPreconditionError
 from headrace.forks import in_each_child
-from headrace.serving.reminder import Reminder
 from headrace.threads import start_thread
+from headrace.waiting import WaitWarnings
 
 __all__ = ["Crew", "Round"]
 
@@ -202,7 +202,7 @@ class Round:
                 raise error
 
     def _wait_for_others(self, replica: int, meeting: int, limit: float | None) -> None:
-        began, reminder = time.monotonic(), Reminder()
+        began, warnings = time.monotonic(), WaitWarnings()
         while self._meetings == meeting and self._error is None:
             waited = time.monotonic() - began
             missing = [each for each in range(self._replicas) if each not in self._here]
@@ -211,7 +211,7 @@ class Round:
                 return
             # One of those who wait says it for all. Where all are here, their function is at work,
             # which says itself for whom it waits.
-            if reminder.is_due(waited) and missing and replica == min(self._here):
+            if warnings.is_due(waited) and missing and replica == min(self._here):
                 here = sorted(self._here)
                 _log.warning(
                     "replica %s waits for replica %s since %.0f s, in merge_call, all_reduce, "
@@ -221,7 +221,7 @@ class Round:
                     waited,
                     self._here[replica][2],
                 )
-            until = reminder.due_after if limit is None else min(limit, reminder.due_after)
+            until = warnings.due_after if limit is None else min(limit, warnings.due_after)
             self._changed.wait(max(0.0, until - waited))
 
     def _fail_late(self, replica: int, missing: list[int], waited: float) -> None:

@@ -7,15 +7,11 @@ import time
 from collections.abc import Callable
 
 from headrace.errors import DataLossError, HeadraceError, NotFoundError, UnavailableError
-from headrace.transport.retry import RetryPolicy, delays, random_chance
+from headrace.waiting import Backoff, WaitWarnings
 
 __all__ = ["Patience"]
 
 _log = logging.getLogger(__name__)
-
-_QUIET_SECONDS = 10.0
-_WORDS_SECONDS = 60.0
-_POLICY = RetryPolicy(first_delay=0.02, max_delay=1.0)
 
 
 class Patience:
@@ -46,19 +42,18 @@ class Patience:
         self._seconds = seconds
         self._pause = pause
         self._began = time.monotonic() if began is None else began
-        self._words_at = self._began + _QUIET_SECONDS
-        self._delays = delays(_POLICY, random_chance)
+        self._warnings = WaitWarnings()
+        self._backoff = Backoff(0.02, longest=1.0, factor=1.3, jitter=0.2)
 
     def say(self, what: str) -> None:
         """Log what the server does, where that has lasted."""
-        now = time.monotonic()
-        if now >= self._words_at:
-            self._words_at = now + _WORDS_SECONDS
+        waited = time.monotonic() - self._began
+        if self._warnings.is_due(waited):
             _log.warning(
                 "%s %s for %.0f s; it was asked to %s",
                 self._server,
                 what,
-                now - self._began,
+                waited,
                 self._task,
             )
 
@@ -72,7 +67,7 @@ class Patience:
             DataLossError: Nobody has restored in time what the server held.
             UnavailableError: It could not be reached in time.
         """
-        pause = next(self._delays)
+        pause = next(self._backoff)
         if time.monotonic() + pause > self._began + self._seconds:
             began_again = isinstance(error, NotFoundError)
             why_lost = self._why_lost(began_again) if self._why_lost is not None else ""

@@ -30,14 +30,13 @@ from headrace.parameter_server.extended import placed_beside
 from headrace.parameter_server.operations import Describe, Described, ShardSpec
 from headrace.parameter_server.strategy import ParameterServerStrategy as WithCoordinator
 from headrace.transport.security import Security
+from headrace.waiting import WaitWarnings
 
 __all__ = ["ParameterServerStrategy"]
 
 _log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.05
-_QUIET_SECONDS = 10.0
-_WORDS_SECONDS = 60.0
 
 
 class ParameterServerStrategy(WithCoordinator):
@@ -182,7 +181,7 @@ def _check_task(resolver: ClusterResolver) -> None:
 def _wait_for(servers: Servers, name: str, shards: Sequence[PlacedShard]) -> None:
     """Wait until the chief has made all shards of a variable."""
     began = time.monotonic()
-    words_at = began + _QUIET_SECONDS
+    warnings = WaitWarnings()
     missing = list(shards)
     while True:
         asked = sorted({shard.server for shard in missing})
@@ -205,8 +204,7 @@ def _wait_for(servers: Servers, name: str, shards: Sequence[PlacedShard]) -> Non
                 "first worker) gives it its first value. Does its program run, and make a variable "
                 "of this name, with the same partitioner?"
             )
-        if began + waited >= words_at:
-            words_at = began + waited + _WORDS_SECONDS
+        if warnings.is_due(waited):
             _log.warning(
                 "waiting for %.0f s for the chief (without one, the first worker) to make the "
                 "variable %r",

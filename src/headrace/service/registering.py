@@ -24,9 +24,9 @@ from headrace.service.config import parse_service
 from headrace.service.dispatcher.stub import DispatcherStub
 from headrace.service.messages import PLAN_PART_BYTES, GetPlan, PutPlan, RegisterDataset
 from headrace.serving.call import Question
-from headrace.transport.retry import RetryPolicy, retry
 from headrace.transport.security import Security, check_security
 from headrace.versions import own_versions, release_mismatch
+from headrace.waiting import retry
 
 __all__ = ["ask", "check_compression", "register_dataset", "registered", "registered_plan"]
 
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 A = TypeVar("A")
 
 _COMPRESSIONS = ("AUTO", None)
-_PATIENCE = RetryPolicy(deadline=60.0)
+_DEADLINE = 60.0
 _CALL_SECONDS = 5.0
 _LARGE_PLAN_BYTES = 64 << 20
 _MOST_TIMES_WANTED = 5
@@ -182,8 +182,8 @@ def ask(address: str, security: Security | None, question: Question[A]) -> A:
     with DispatcherStub(address, security=security) as stub:
         return retry(
             lambda timeout: stub.call(question, timeout=timeout),
-            _PATIENCE,
+            deadline=_DEADLINE,
             whom=f"the dispatcher at {address}",
             attempt_timeout=_CALL_SECONDS,
-            say=_log.warning,
+            warn=_log.warning,
         )

@@ -11,7 +11,6 @@
 `presence`        who was heard from when, and which silence counts (pure)
 `call`            a request names the type of its reply; one `call` for all of them (pure)
 `asked`           what was asked on a channel, and is not answered (pure)
-`reminder`        when a wait is worth a word (pure)
 `rates`           how much of something there was per second, lately (pure)
 `endpoint`        /metrics, /healthz and /readyz, on a thread of its own
 `conversation`    numbered requests and what answers them, whatever the connection does (pure)

@@ -5,7 +5,6 @@ The contract, and what serves all carriers:
     channel            calls between two peers, in five rules
     calling_end        what the calling ends of all carriers share
     inbox              one thread waits on many channels
-    retry              asking again, until an answer comes or patience ends
     address            "host:port": read, resolved, judged
     limits             how much a server takes from its peers, and keeps for them
     security           keys, and who is let in

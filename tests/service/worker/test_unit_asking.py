@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import pytest
 
 from headrace.service.messages import SplitGranted
-from headrace.service.worker.unit_asking import UnitAsking, next_want, waits
+from headrace.service.worker.unit_asking import UnitAsking, next_want
 
 
 @pytest.mark.parametrize(
@@ -19,10 +18,6 @@ def test_a_range_used_up_soon_is_followed_by_a_longer_one(
     want: int, seconds: float, expected: int
 ) -> None:
     assert next_want(want, seconds) == expected
-
-
-def test_waits_grow_from_20_to_200_milliseconds() -> None:
-    assert list(itertools.islice(waits(), 6)) == [0.02, 0.04, 0.08, 0.16, 0.2, 0.2]
 
 
 def test_what_is_granted_is_counted_and_ends_the_waiting() -> None:

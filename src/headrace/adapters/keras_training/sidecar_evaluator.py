@@ -21,7 +21,7 @@ from headrace.adapters.keras_training.best_model_exporter import BestModelExport
 from headrace.adapters.keras_training.checkpoint_loading import IncompleteError, load
 from headrace.adapters.keras_training.checkpoint_watch import CheckpointWatch, FoundCheckpoint
 from headrace.arguments import check_instance, check_int, check_path, check_seconds
-from headrace.serving.reminder import Reminder
+from headrace.waiting import WaitWarnings
 
 __all__ = ["SidecarEvaluator"]
 
@@ -117,7 +117,7 @@ class SidecarEvaluator:
                 "`model` is not built, so nothing can be loaded: give it an Input layer, or call "
                 "model.build(input_shape)"
             )
-        began, reminder, last = time.monotonic(), Reminder(), ""
+        began, warnings, last = time.monotonic(), WaitWarnings(), ""
         with tempfile.TemporaryDirectory(prefix="headrace-sidecar-") as folder:
             while self._most is None or self._evaluations < self._most:
                 loaded = self._load_newest(folder)
@@ -127,13 +127,13 @@ class SidecarEvaluator:
                     if self._most is not None and (found.number or 0) >= self._most:
                         return
                     began, last = time.monotonic(), os.path.basename(found.path)
-                    reminder.begin()
+                    warnings.reset()
                     continue
                 waited = time.monotonic() - began
                 if self._timeout is not None and waited >= self._timeout:
                     _log.warning("stopped: %s", self._missing(waited, last))
                     return
-                if reminder.is_due(waited):
+                if warnings.is_due(waited):
                     _log.warning("waiting: %s", self._missing(waited, last))
                 left = _LONGEST_PAUSE if self._timeout is None else self._timeout - waited
                 time.sleep(max(0.0, min(left, 0.02 + waited / 10, _LONGEST_PAUSE)))

@@ -37,8 +37,8 @@ from headrace.distribute.meeting.messages import (
     Result,
 )
 from headrace.errors import FailedPreconditionError, HeadraceError, UnavailableError
-from headrace.serving.reminder import Reminder
 from headrace.transport.channel import Buffer, Channel, Reply
+from headrace.waiting import WaitWarnings
 
 __all__ = ["Member"]
 
@@ -169,10 +169,10 @@ class Member:
         with self._lock:
             self._begin_work()
             longest = min(self._timeout, math.inf if timeout is None else timeout)
-            waited, reminder, ends, speaks = 0.0, Reminder(), math.inf, math.inf
+            waited, warnings, ends, speaks = 0.0, WaitWarnings(), math.inf, math.inf
             while number not in self._results and number != self._taken[0]:
                 self._check()
-                if reminder.is_due(waited):
+                if warnings.is_due(waited):
                     speaks = waited + self._look_around(number, waited)
                 if None not in self._tickets.values():
                     speaks = math.inf
@@ -186,7 +186,7 @@ class Member:
                     continue
                 begun = self._clock()
                 limit = ends if waited >= longest else longest
-                asked = min(reminder.due_after, limit, speaks) - waited
+                asked = min(warnings.due_after, limit, speaks) - waited
                 self._receive(begun + asked)
                 # Time in which this process did not run is no waiting.
                 waited += min(self._clock() - begun, asked + _SLACK_SECONDS)

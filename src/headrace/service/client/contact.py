@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import math
 
+from headrace.waiting import Backoff
+
 __all__ = ["CALL_SECONDS", "HEARTBEAT_SECONDS", "Contact"]
 
 HEARTBEAT_SECONDS = 1.0
 CALL_SECONDS = 2.0
 """How long an answer is waited for."""
-_FIRST_DELAY = 0.02
 
 
 class Contact:
@@ -32,7 +33,7 @@ class Contact:
         self._interval = HEARTBEAT_SECONDS
         self._heard = now
         self._beat_at = now + HEARTBEAT_SECONDS
-        self._beat_delay = _FIRST_DELAY
+        self._backoff = Backoff(0.02, longest=HEARTBEAT_SECONDS)
         #: When the heartbeat was sent that is not answered.
         self._asked_at: float | None = None
         self._urgent = False
@@ -75,10 +76,10 @@ class Contact:
             waits: Something waits for a verdict: soon at first, then more and more patiently.
         """
         if waits:
-            self._beat_at = now + self._beat_delay
-            self._beat_delay = min(self._beat_delay * 2, HEARTBEAT_SECONDS)
+            self._beat_at = now + next(self._backoff)
         else:
-            self._beat_at, self._beat_delay = now + self._interval, _FIRST_DELAY
+            self._beat_at = now + self._interval
+            self._backoff.reset()
 
     def doubt(self, pause: float) -> bool:
         """Take note that this client did not run for so long; return whether it may be gone now."""

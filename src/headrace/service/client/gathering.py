@@ -13,8 +13,7 @@ from headrace.service.client.contact import CALL_SECONDS
 from headrace.service.dispatcher.rows import END
 from headrace.service.dispatcher.stub import DispatcherStub
 from headrace.service.messages import GatherPlace
-from headrace.serving.reminder import Reminder
-from headrace.transport.retry import RetryPolicy, retry
+from headrace.waiting import WaitWarnings, retry
 
 __all__ = ["GATHER_SECONDS", "gathered"]
 
@@ -50,19 +49,19 @@ def gathered(
         client_id=client_id, token=uuid.uuid4().hex, delivered=own.whole, parts=own.parts
     )
     since = time.monotonic()
-    reminder = Reminder()
+    warnings = WaitWarnings()
     with dial() as stub:
         while True:
             reply = retry(
                 lambda timeout: stub.call(question, timeout=timeout),
-                RetryPolicy(deadline=timeout),
+                deadline=timeout,
                 whom=f"the dispatcher at {dispatcher}",
                 attempt_timeout=CALL_SECONDS,
             )
             if not reply.missing:
                 break
             waited = time.monotonic() - since
-            if reminder.is_due(waited):
+            if warnings.is_due(waited):
                 _log.warning(
                     "get_state has waited %.0f s for the place of %s: the state of a job that "
                     "several clients share is of all of them, and each is to call `get_state` at "

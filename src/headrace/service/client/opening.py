@@ -17,7 +17,7 @@ from headrace.service.messages import (
     PutPlan,
 )
 from headrace.transport.channel import Channel
-from headrace.transport.retry import RetryPolicy, retry
+from headrace.waiting import retry
 
 __all__ = ["open_iteration"]
 
@@ -56,10 +56,10 @@ def open_iteration(
     with dial() as stub:
         opened = retry(
             lambda timeout: _ask(stub, opening, cost_fn, timeout),
-            RetryPolicy(deadline=wait_timeout),
+            deadline=wait_timeout,
             whom=f"the dispatcher at {dispatcher}",
             attempt_timeout=CALL_SECONDS,
-            say=lambda words: _log.warning("%s", words),
+            warn=lambda words: _log.warning("%s", words),
         )
         keep(stub.release())
     chosen = target.opened(opened)

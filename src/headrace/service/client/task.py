@@ -8,11 +8,10 @@ from headrace.errors import UnavailableError
 from headrace.service.client.receipt import Receipt
 from headrace.service.messages import Elements, TaskAddress
 from headrace.serving.conversation import Window
+from headrace.waiting import Backoff
 
 __all__ = ["Task"]
 
-_FIRST_DELAY = 0.02
-_LAST_DELAY = 1.0
 _NOT_NOW_SECONDS = 0.1
 
 
@@ -45,7 +44,7 @@ class Task:
         self.said = 0
         #: Not before this time is the worker asked again; 0.0: at any time.
         self.retry_at = 0.0
-        self._delay = _FIRST_DELAY
+        self._backoff = Backoff(0.02, longest=1.0)
         #: The connection was lost, and nothing was heard since; how, and since when.
         self.problem: str = ""
         self.problem_since = 0.0
@@ -92,7 +91,8 @@ class Task:
         """Take note of a sign of life."""
         if self.problem:
             self.retry_at = 0.0
-        self._delay, self.problem = _FIRST_DELAY, ""
+        self._backoff.reset()
+        self.problem = ""
 
     def aborted(self, number: int, now: float) -> None:
         """Take note that the worker does not answer this request, or not the one it repeats."""
@@ -114,8 +114,7 @@ class Task:
         self.refused = bool(getattr(error, "refused", False))
         self.to_send = []
         self._repeated.clear()
-        self.retry_at = now + self._delay
-        self._delay = min(self._delay * 2, _LAST_DELAY)
+        self.retry_at = now + next(self._backoff)
 
     def try_again(self) -> None:
         """Stop waiting for `retry_at`; after a loss, all that is not answered is to be sent."""

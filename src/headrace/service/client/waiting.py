@@ -11,7 +11,7 @@ import math
 from collections.abc import Collection, Sequence
 
 from headrace.service.client.task import Task
-from headrace.serving.reminder import Reminder
+from headrace.waiting import WaitWarnings
 
 __all__ = ["Waiting", "describe_missing"]
 
@@ -33,7 +33,7 @@ class Waiting:
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
         self._since: float | None = None
-        self._reminder = Reminder()
+        self._warnings = WaitWarnings()
         #: Since when there has been nobody who could deliver, and since when no task.
         self._helpless_since: float | None = None
         self._idle_since: float | None = None
@@ -52,7 +52,7 @@ class Waiting:
     def begin(self, now: float) -> None:
         """Take note that the consumer waits for the next element, from now on."""
         self._since = now
-        self._reminder.begin()
+        self._warnings.reset()
 
     def end(self) -> None:
         """Take note that the consumer does not wait."""
@@ -98,13 +98,13 @@ class Waiting:
 
     def is_worth_a_warning(self, now: float) -> bool:
         """Whether to say what is missing; not again for a while after that."""
-        return self._since is not None and self._reminder.is_due(now - self._since)
+        return self._since is not None and self._warnings.is_due(now - self._since)
 
     def next_in(self, now: float) -> float:
         """Return the seconds after which to look again, while it goes on."""
         if self._since is None:
             return math.inf
-        times = [self._since + self._reminder.due_after]
+        times = [self._since + self._warnings.due_after]
         if self._helpless_since is not None:
             times.append(max(self._since, self._helpless_since) + self._timeout)
         return max(0.0, min(times) - now)

@@ -17,15 +17,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from headrace.service.messages import DispatcherRequest, GetPlan
-from headrace.serving.reminder import FIRST_WORD, Reminder
+from headrace.waiting import FIRST_WARNING, Backoff, WaitWarnings
 
 __all__ = ["Calls"]
 
 _ANSWER_SECONDS = 1.0
 _PLAN_SECONDS = 10.0
-_FIRST_DELAY = 0.05
-_BACKOFF = 1.3
-_LAST_DELAY = 1.0
 _JITTER = 0.5
 
 
@@ -33,9 +30,9 @@ _JITTER = 0.5
 class _Call:
     since: float
     again_at: float
-    delay: float = _FIRST_DELAY
+    backoff: Backoff = field(default_factory=lambda: Backoff(0.05, longest=1.0, factor=1.3))
     losses: int = 0
-    reminder: Reminder = field(default_factory=Reminder)
+    warnings: WaitWarnings = field(default_factory=WaitWarnings)
 
 
 class Calls:
@@ -55,7 +52,7 @@ class Calls:
         self._heard = now
         #: When a silence that was worth a warning ended.
         self._resumed = now
-        self._reminder = Reminder()
+        self._warnings = WaitWarnings()
 
     def ask(self, message: DispatcherRequest, now: float) -> bool:
         """Take note of a call that is made now; False: it waits for its answer already."""
@@ -75,18 +72,17 @@ class Calls:
 
     def heard(self, now: float) -> None:
         """Take note that the dispatcher answers."""
-        if now - self._silent_since >= FIRST_WORD:
+        if now - self._silent_since >= FIRST_WARNING:
             self._resumed = now
         self._heard = now
-        self._reminder.begin()
+        self._warnings.reset()
 
     def lost(self, message: DispatcherRequest, now: float) -> int:
         """Take note that no answer will come; return how often that was the case."""
         call = self._open.get(message)
         if call is None:
             return 0
-        call.again_at = now + self._drawn(call.delay)
-        call.delay = min(call.delay * _BACKOFF, _LAST_DELAY)
+        call.again_at = now + self._drawn(next(call.backoff))
         call.losses += 1
         return call.losses
 
@@ -117,23 +113,23 @@ class Calls:
         # One that is lost again and again is made again every other second at least: its warning
         # is seen then.
         times = [min(c.again_at, c.since + self._patience) for c in self._open.values()]
-        return min([*times, self._silent_since + self._reminder.due_after], default=math.inf)
+        return min([*times, self._silent_since + self._warnings.due_after], default=math.inf)
 
     def silence_to_warn_of(self, now: float) -> float:
         """Return the seconds without an answer if that is worth a warning, else 0.0."""
         silence = now - self._silent_since
-        return silence if self._reminder.is_due(silence) else 0.0
+        return silence if self._warnings.is_due(silence) else 0.0
 
     def refusal_to_warn_of(self, now: float) -> tuple[DispatcherRequest, float] | None:
         """Return a call that was lost again and again while others were answered, and the seconds.
 
         None: there is none that is worth a warning now.
         """
-        if now - self._silent_since >= FIRST_WORD:
+        if now - self._silent_since >= FIRST_WARNING:
             return None
         for message, call in self._open.items():
             seconds = now - max(call.since, self._resumed)
-            if call.losses and call.reminder.is_due(seconds):
+            if call.losses and call.warnings.is_due(seconds):
                 return message, seconds
         return None
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from headrace.service.messages import HandBack
 from headrace.service.worker.hand_out import Left
-from headrace.serving.reminder import Reminder
+from headrace.waiting import WaitWarnings
 
 __all__ = ["Leaving", "Phase", "Undelivered"]
 
@@ -73,7 +73,7 @@ class Leaving:
         self.until = math.inf
         """When the phase ends: draining, settling, or all of the others."""
         self._began = math.inf
-        self._reminder = Reminder()
+        self._wait_warnings = WaitWarnings()
         self._left = Undelivered()
         self._drained = False
         self.is_hopeless = False
@@ -118,7 +118,7 @@ class Leaving:
         """When there is something to be done next."""
         if self.phase is not Phase.DRAINING:
             return self.until
-        return min(self.until, self._began + self._reminder.due_after)
+        return min(self.until, self._began + self._wait_warnings.due_after)
 
     def end(self) -> list[str]:
         """Take note that the worker has left; return what is to be said of losses."""
@@ -144,7 +144,7 @@ class Leaving:
     def wait_to_warn_of(self, tasks: int, now: float) -> list[str]:
         """Return what is to be said of a drain that takes long: so many tasks are not settled."""
         waited = now - self._began
-        if not self._reminder.is_due(waited):
+        if not self._wait_warnings.is_due(waited):
             return []
         return [
             f"the worker at {self._address} is to leave, and has waited {waited:.0f} s "

@@ -25,7 +25,7 @@ from headrace.serving.life_cycle import LifeCycle
 from headrace.transport import address as addresses
 from headrace.transport import inprocess, zeromq
 from headrace.transport.channel import Channel, Request
-from headrace.transport.retry import random_chance
+from headrace.waiting import random_chance
 
 __all__ = ["DRAIN_SECONDS", "WorkerServer"]
 

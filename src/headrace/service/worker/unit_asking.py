@@ -11,17 +11,15 @@ Rule 3. A request that was granted units is counted when they are here: one that
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 from headrace.service.messages import SplitGranted
+from headrace.waiting import Backoff
 
-__all__ = ["UnitAsking", "next_want", "waits"]
+__all__ = ["UnitAsking", "next_want"]
 
 _SOON = 0.04
 _LATE = 0.1
 _MOST = 1 << 24
-_FIRST_WAIT = 0.02
-_LONGEST_WAIT = 0.2
 
 
 def next_want(want: int, seconds: float) -> int:
@@ -31,14 +29,6 @@ def next_want(want: int, seconds: float) -> int:
     if seconds > _LATE:
         return max(1, want // 2)
     return want
-
-
-def waits() -> Iterator[float]:
-    """Yield the seconds to wait before asking again, for the first time, the second and so on."""
-    seconds = _FIRST_WAIT
-    while True:
-        yield seconds
-        seconds = min(seconds * 2, _LONGEST_WAIT)
 
 
 class UnitAsking:
@@ -57,7 +47,7 @@ class UnitAsking:
         self.ask_at = math.inf
         """When the dispatcher is to be asked, if it is not being asked."""
         self._granted_at: float | None = None
-        self._waits = waits()
+        self._backoff = Backoff(0.02, longest=0.2)
 
     @property
     def is_asked(self) -> bool:
@@ -70,7 +60,7 @@ class UnitAsking:
             self.want = next_want(self.want, now - self._granted_at)
             self._granted_at = None
         self.is_wanted = True
-        self._waits = waits()
+        self._backoff.reset()
         self.ask_at = now
 
     def take(self, granted: SplitGranted, now: float) -> tuple[int, int] | None:
@@ -82,7 +72,7 @@ class UnitAsking:
             self._granted_at = now
             return granted.start, granted.stop
         if granted.wait:
-            self.ask_at = now + next(self._waits)
+            self.ask_at = now + next(self._backoff)
         else:
             self.is_over = True
         return None
