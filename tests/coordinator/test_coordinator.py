@@ -14,7 +14,6 @@ from headrace.coordinator import (
     ClusterCoordinator,
     RemoteValueStatus,
     failure,
-    shell,
 )
 from headrace.errors import (
     CancelledError,
@@ -182,7 +181,7 @@ def test_a_long_wait_says_for_what(
     coordinator: ClusterCoordinator, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ):
     monkeypatch.setattr("headrace.waiting.FIRST_WARNING", 0.1)
-    monkeypatch.setattr(shell, "_SLICE_SECONDS", 0.05)
+    monkeypatch.setattr("headrace.serving.session_runner._SLICE_SECONDS", 0.05)
     release = threading.Event()
     shared_here["release"] = release
 

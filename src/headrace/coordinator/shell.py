@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import msgspec
 
@@ -27,17 +25,16 @@ from headrace.coordinator.server_talk import NoServers, Servers, ServerTalk, Tal
 from headrace.coordinator.stuck import what_is_stuck
 from headrace.errors import CancelledError, DeadlineExceededError, HeadraceError
 from headrace.forks import stays_with_parent
+from headrace.serving.connections import Answered, Lost
+from headrace.serving.session_runner import SessionRunner
 from headrace.threads import start_thread
-from headrace.transport.channel import Channel, Reply
-from headrace.transport.inbox import Inbox
+from headrace.transport.channel import Channel
 from headrace.waiting import WaitWarnings
 
 __all__ = ["Shell"]
 
 _log = logging.getLogger(__name__)
 
-_LONGEST_WAIT = 5.0
-_SLICE_SECONDS = 1.0
 _JOIN_SECONDS = 1.0
 _SETTLE_SECONDS = 0.2
 _YIELD_SECONDS = 2e-5
@@ -57,62 +54,57 @@ class Shell:
     def __init__(
         self, core: Coordination, connect: Callable[[str], Channel], servers: Servers | None
     ) -> None:
-        self.lock: contextlib.AbstractContextManager[object] = threading.RLock()
         self.core = core
         """Used under `lock` alone."""
         self._connect = connect
-        #: What is waited for, and who.
-        self._waiters: list[tuple[Callable[[], bool], threading.Event]] = []
-        self._is_closed = False
-        self._broken: Exception | None = None
-        #: Of the I/O thread alone, as are the next two.
-        self._channels: dict[int, Channel] = {}
-        self._workers: dict[Channel, int] = {}
-        #: What was asked, by worker and ticket.
-        self._asked: dict[int, dict[int, Any]] = {}
-        self._inbox: Inbox | None = None
+        self._runner = SessionRunner(
+            "headrace-coordinator", self._turn, self._fail, self._say_goodbye
+        )
+        self._broken: BaseException | None = None
         #: Resources that nobody holds any more. Whoever finds that out may be the collector, in the
         #: middle of anything: so it only says so here.
         self._released: deque[int] = deque()
         #: Whether `schedule` has woken the I/O thread, which has not had its turn since.
         self._is_called = False
         self._yields_at = 0.0
-        self._runs: list[Callable[[], None]] = [self._run]
         self._talk: Talk = NoServers(self)
+        self._talk_thread: threading.Thread | None = None
         self._servers = servers
         if servers is not None:
             self._talk = talk = ServerTalk(servers, self)
-            self._runs.append(talk.run)
-        self._threads: list[threading.Thread] = []
+            self._talk_thread = threading.Thread(
+                target=talk.run, name="headrace-coordinator", daemon=True
+            )
         stays_with_parent(self)
+
+    @property
+    def lock(self) -> contextlib.AbstractContextManager[object]:
+        """What the core is used under."""
+        return self._runner.lock
 
     # --- life -----------------------------------------------------------------------------------
 
     def open(self) -> None:
         """Start; to be followed by `close`, whatever it raises."""
-        self._inbox = Inbox()
-        for target in self._runs:
-            thread = threading.Thread(target=target, name="headrace-coordinator", daemon=True)
-            self._threads.append(thread)
-            start_thread(thread)
+        self._runner.start()
+        if self._talk_thread is not None:
+            start_thread(self._talk_thread)
 
     def close(self) -> None:
         """Call off what there is, and end all threads. May be called twice."""
         with self.lock:
-            self._is_closed = True
-            self._wake_waiters()
+            self._runner.is_closed = True
+            self._runner.notify(everybody=True)
         self._talk.end()
-        self.wake()
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(_JOIN_SECONDS)
-        if not self._threads and self._inbox is not None:
-            self._inbox.close()
+        self._runner.close(_JOIN_SECONDS)
+        thread = self._talk_thread
+        if thread is not None and thread.ident and thread is not threading.current_thread():
+            thread.join(_JOIN_SECONDS)
 
     def leave_to_parent(self) -> None:
         """Refuse further use, in a process that was just forked: none of the threads is in it."""
-        self.lock = Refusal()
-        self._talk, self._inbox, self._threads = NoServers(self), None, []
+        self._runner.leave_to_parent(Refusal())
+        self._talk, self._talk_thread = NoServers(self), None
 
     def check_here(self) -> None:
         """Raise FailedPreconditionError in a process that was forked from the coordinator's."""
@@ -121,8 +113,7 @@ class Shell:
 
     def wake(self) -> None:
         """Have the I/O thread look at once."""
-        if self._inbox is not None:
-            self._inbox.wake()
+        self._runner.wake()
 
     def release(self, resource: int) -> None:
         """Have workers let go of something, at the next turn. May be called at any instant."""
@@ -226,7 +217,7 @@ class Shell:
         """Call a closure off; False: it has ended."""
         with self.lock:
             is_off = self.core.queue.cancel(closure, time.monotonic())
-            self._wake_waiters()
+            self._runner.notify()
         self.wake()
         return is_off
 
@@ -241,35 +232,22 @@ class Shell:
         Raises:
             CancelledError: The coordinator is closed.
         """
-        waiter = is_met, (event := threading.Event())
-        with self.lock:
-            if is_met():
-                return True
-            self._check_open()
-            self._waiters.append(waiter)
-        begun = moved = time.monotonic()
-        until = math.inf if timeout is None else begun + timeout
+        moved = time.monotonic()
         progress, warnings = -1, WaitWarnings()
-        try:
-            while True:
-                event.wait(max(0.0, min(_SLICE_SECONDS, until - time.monotonic())))
-                with self.lock:
-                    event.clear()
-                    if is_met():
-                        return True
-                    self._check_open()
-                    finished = self.core.queue.finished
-                now = time.monotonic()
-                if now >= until:
-                    return False
-                if finished != progress:
-                    progress, moved = finished, now
-                    warnings.reset()
-                elif warnings.is_due(now - moved):
-                    _log.warning("waiting for %s: %s", what, self._what_is_stuck())
-        finally:
+
+        def check() -> None:
+            nonlocal progress, moved
             with self.lock:
-                self._waiters.remove(waiter)
+                self._check_open()
+                finished = self.core.queue.finished
+            now = time.monotonic()
+            if finished != progress:
+                progress, moved = finished, now
+                warnings.reset()
+            elif warnings.is_due(now - moved):
+                _log.warning("waiting for %s: %s", what, self._what_is_stuck())
+
+        return self._runner.wait(is_met, timeout, check)
 
     def _what_is_stuck(self) -> str:
         with self.lock:
@@ -278,16 +256,10 @@ class Shell:
     def _check_open(self) -> None:
         if self._broken is not None:
             raise self._broken
-        if self._is_closed:
+        if self._runner.is_closed:
             raise CancelledError(_CLOSED)
         if self.core.failure is not None:
             raise self.core.failure
-
-    def _wake_waiters(self) -> None:
-        is_over = self._is_closed or self._broken or self.core.failure
-        for is_met, event in self._waiters:
-            if is_over or is_met():
-                event.set()
 
     # --- what servers were told (`server_talk.Hears`) --------------------------------------------
 
@@ -316,91 +288,64 @@ class Shell:
 
     # --- the I/O thread -------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        inbox = self._inbox
-        assert inbox is not None
-        try:
-            wait = 0.0
-            while not self._is_closed:
-                wait = self._turn(inbox, inbox.wait(min(wait, _LONGEST_WAIT)))
-        except Exception as error:
-            _log.exception("the coordinator cannot go on")
-            with self.lock:
-                self._broken = error
-                self._wake_waiters()
-        finally:
-            self._say_goodbye()
-            for channel in self._channels.values():
-                inbox.remove(channel)
-                channel.close()
-            inbox.close()
+    def _fail(self, error: BaseException) -> bool:
+        _log.error("the coordinator cannot go on", exc_info=error)
+        with self.lock:
+            self._broken = error
+            self._runner.notify(everybody=True)
+        return False
 
-    def _turn(self, inbox: Inbox, events: list[tuple[Channel, Reply | HeadraceError]]) -> float:
+    def _turn(self, events: Sequence[Answered | Lost]) -> float:
         """Take note of what arrived, and do what follows; return when to look again."""
         core = self.core
         self._is_called = False
         with self.lock:
             now = time.monotonic()
-            for channel, event in events:
-                worker = self._workers[channel]
-                asked = self._asked[worker]
-                if isinstance(event, HeadraceError):
-                    asked.clear()
-                    core.lost(worker, event, now)
-                elif (question := asked.pop(event.ticket, None)) is not None:
-                    if self._servers is not None and isinstance(event.message, Ran):
-                        # Before servers are told that it has ended, by whom it may be forgotten.
-                        self._servers.learn(event.message.acknowledged)
-                    core.answered(worker, question, event.message, event.buffers, now)
+            for event in events:
+                if isinstance(event, Lost):
+                    core.lost(event.peer, event.error, now)
+                    continue
+                worker, question, (_, answer, buffers) = event
+                if self._servers is not None and isinstance(answer, Ran):
+                    # Before servers are told that it has ended, by whom it may be forgotten.
+                    self._servers.learn(answer.acknowledged)
+                core.answered(worker, question, answer, buffers, now)
             while self._released:
                 core.release(self._released.popleft())
             actions = core.act(now)
             self._talk.tell(actions.fences, actions.settles, actions.round)
-            if self._waiters:
-                self._wake_waiters()
+            self._runner.notify(everybody=core.failure is not None)
         for words in actions.words:
             _log.warning("%s", words)
         for call in actions.calls:
-            self._send(inbox, call, now)
+            self._send(call, now)
         for worker in actions.closes:
-            self._hang_up(inbox, worker)
+            self._runner.connections.drop(worker)
         return actions.wake_in
 
-    def _send(self, inbox: Inbox, call: Call, now: float) -> None:
-        channel = self._channels.get(call.worker)
-        if channel is None:
+    def _send(self, call: Call, now: float) -> None:
+        connections, message = self._runner.connections, call.message
+        if call.worker not in connections:
             with self.lock:
                 contact = self.core.contacts.get(call.worker)
             if contact is None:
                 return
-            channel = self._channels[call.worker] = self._connect(contact.address)
-            self._workers[channel], self._asked[call.worker] = call.worker, {}
-            inbox.add(channel)
-        message = call.message
+            connections.add(call.worker, self._connect(contact.address))
         if self._servers is not None and isinstance(message, Greet):
             message = msgspec.structs.replace(message, acknowledged=self._servers.acknowledged())
         try:
-            ticket = channel.send(message, call.buffers)
+            connections.send(call.worker, message, call.message, call.buffers)
         except (HeadraceError, ValueError, OSError) as error:
             with self.lock:
                 self.core.answered(call.worker, call.message, error, (), now)
-            inbox.wake()
-            return
-        self._asked[call.worker][ticket] = call.message
-
-    def _hang_up(self, inbox: Inbox, worker: int) -> None:
-        channel = self._channels.pop(worker, None)
-        if channel is not None:
-            del self._workers[channel], self._asked[worker]
-            inbox.remove(channel)
-            channel.close()
+            self.wake()
 
     def _say_goodbye(self) -> None:
         """Have workers drop what belongs to this coordinator, as far as they hear of it."""
+        connections = self._runner.connections
         with self.lock:
             contacts = [each for each in self.core.contacts.values() if each.is_there]
         for contact in contacts:
-            channel = self._channels.get(contact.worker)
-            if channel is not None:
+            if contact.worker in connections:
                 with contextlib.suppress(Exception):
-                    channel.send(Forget(session=contact.session))
+                    connections.send(contact.worker, Forget(session=contact.session), None)

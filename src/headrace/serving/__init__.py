@@ -12,6 +12,8 @@
 `call`            a request names the type of its reply; one `call` for all of them (pure)
 `asked`           what was asked on a channel, and is not answered (pure)
 `rates`           how much of something there was per second, lately (pure)
+`connections`     channels to several peers: which answer belongs to which request
+`session_runner`  a lock and a thread around a session that does no I/O itself
 `endpoint`        /metrics, /healthz and /readyz, on a thread of its own
 `conversation`    numbered requests and what answers them, whatever the connection does (pure)
 ================  ==============================================================================

@@ -28,7 +28,6 @@ What does it:
     server        where the worker listens, and its life
     here          which workers are of this process, by their ids
     shell         the session under a lock, the I/O thread, the producers
-    wire          the channel to the dispatcher
     task_thread   a thread that reads the iterator of a task
     producer      one that cuts its elements into portions
     file_producer one that writes them to files

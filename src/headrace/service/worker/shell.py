@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from headrace.errors import CancelledError, UnavailableError
 from headrace.execution.iterator import ElementIterator
 from headrace.service.messages import (
-    DispatcherReply,
     DispatcherRequest,
     Done,
     GetElements,
@@ -40,9 +39,9 @@ from headrace.service.worker.producer import MOST_ELEMENTS, Producer
 from headrace.service.worker.sampler import Sampler
 from headrace.service.worker.session import Session
 from headrace.service.worker.ways import is_in_order
-from headrace.service.worker.wire import Wire
+from headrace.serving.connections import Answered, Lost
+from headrace.serving.session_runner import SessionRunner
 from headrace.transport.channel import Buffer, Channel, Request
-from headrace.transport.inbox import Inbox
 
 __all__ = ["Shell"]
 
@@ -51,6 +50,9 @@ _log = logging.getLogger(__name__)
 _LEAVE_SECONDS = 0.8
 _STOP_SECONDS = 0.95
 """How long closing may take, and the part of it in which the session is to be over."""
+_DISPATCHER = "dispatcher"
+_EXPIRY_SECONDS = 30.0
+"""Calls are repeated much earlier, so answers to older ones do not matter."""
 _LONGEST_WAIT = 5.0
 _RECOVERY_SECONDS = 0.05
 
@@ -66,10 +68,10 @@ class Shell:
     def __init__(self, connect: Callable[[], Channel], hang_timeout: float = 0.0) -> None:
         self._connect = connect
         self._address = ""
-        self._changed = threading.Condition()
+        self._runner = SessionRunner("headrace-worker", self._turn, self._recover)
         self._meters = Meters()
         self._sampler = Sampler(self._meters, HangDetector(self._meters, hang_timeout).look)
-        #: Used under `_changed` alone, as all below it.
+        #: Used under the runner's lock alone, as all below it.
         self._session: Session[Request] | None = None
         self._feeds: dict[int, Feed] = {}
         self._producers: dict[int, Producer | FileProducer] = {}
@@ -78,8 +80,6 @@ class Shell:
         self._looks_at = 0.0
         self._is_over = False
         self._packer = Packer(_answer)
-        self._inbox: Inbox | None = None
-        self._thread: threading.Thread | None = None
 
     @property
     def is_over(self) -> bool:
@@ -89,13 +89,13 @@ class Shell:
     @property
     def num_tasks(self) -> int:
         """Number of tasks that are not finished."""
-        with self._changed:
+        with self._runner.lock:
             return 0 if self._session is None else len(self._session.running)
 
     @property
     def is_registered(self) -> bool:
         """Whether the dispatcher knows this worker, as far as it said."""
-        with self._changed:
+        with self._runner.lock:
             return self._session is not None and self._session.is_registered
 
     def changes(self, ready: ReadyByTask) -> tuple[TaskActivity, ...]:
@@ -104,7 +104,7 @@ class Shell:
 
     def totals(self) -> Totals:
         """Return what was done for all tasks so far."""
-        with self._changed:
+        with self._runner.lock:
             ready: ReadyByTask = {} if self._session is None else self._session.ready
         return self._meters.totals(ready)
 
@@ -112,14 +112,11 @@ class Shell:
 
     def open(self, session: Session[Request]) -> None:
         """Begin; to be followed by `close`, whatever it raises."""
-        thread = threading.Thread(target=self._run, name="headrace-worker", daemon=True)
-        with self._changed:
+        with self._runner.lock:
             if self._is_over:
                 raise _stopped_early()
-            self._inbox = Inbox()
             self._address, self._session = session.address, session
-            thread.start()
-            self._thread = thread
+            self._runner.start()
         self._sampler.start()
 
     def register(self) -> None:
@@ -131,7 +128,7 @@ class Shell:
         """
         session = self._session
         assert session is not None
-        self._wait(lambda: session.is_registered or self._is_over)
+        self._runner.wait(lambda: session.is_registered or self._is_over)
         if session.failure is not None:
             raise session.failure
         if not session.is_registered:
@@ -140,45 +137,30 @@ class Shell:
     def drain(self, seconds: float) -> None:
         """Deliver what there is, for so many seconds; return when that is done."""
         if self._bring(lambda session, now: session.drain(seconds, now)):
-            self._wait(lambda: self._is_over)
+            self._runner.wait(lambda: self._is_over)
 
     def close(self) -> None:
         """Leave, and end all threads, for as long as that may take. May be called twice."""
         until = time.monotonic() + _STOP_SECONDS
         self._sampler.stop()
-        if threading.current_thread() is self._thread:
+        if self._runner.is_current_thread:
             # The collector found a server that was dropped: nobody is left to say goodbye.
-            self._is_over = True
+            self._is_over = self._runner.is_closed = True
             return
         if self._bring(lambda session, now: session.stop(now)):
-            self._wait(lambda: self._is_over, _LEAVE_SECONDS)
-        with self._changed:
-            self._is_over = True
-            self._changed.notify_all()
+            self._runner.wait(lambda: self._is_over, _LEAVE_SECONDS)
+        with self._runner.lock:
+            self._is_over = self._runner.is_closed = True
+            self._runner.notify()
             feeds, producers = list(self._feeds.values()), list(self._producers.values())
-            thread, inbox = self._thread, self._inbox
-        self._wake()
+        self._runner.wake()
         for feed in feeds:
             feed.close()
         self._packer.close()
         for producer in producers:
             producer.join(until - time.monotonic())
-        if thread is not None:
-            thread.join(max(0.0, until - time.monotonic()))
-        elif inbox is not None:
-            inbox.close()
+        self._runner.close(until - time.monotonic())
         self._sampler.join(until - time.monotonic())
-
-    def _wait(self, condition: Callable[[], bool], seconds: float | None = None) -> None:
-        """Wait until something is the case, for at most so many seconds."""
-        until = None if seconds is None else time.monotonic() + seconds
-        with self._changed:
-            while not condition() and (until is None or time.monotonic() < until):
-                # In slices, so that Ctrl-C gets through, and a thread that died is noticed.
-                left = 1.0 if until is None else until - time.monotonic()
-                self._changed.wait(max(0.0, min(1.0, left)))
-                if self._thread is None or not self._thread.is_alive():
-                    return
 
     # --- clients --------------------------------------------------------------------------------
 
@@ -203,7 +185,7 @@ class Shell:
 
     def _bring(self, event: Callable[[Session[Request], float], None]) -> bool:
         """Let the session hear of something, and do what follows; False: there is no session."""
-        with self._changed:
+        with self._runner.lock:
             session = self._session
             if session is None:
                 return False
@@ -212,7 +194,7 @@ class Shell:
             actions = self._act(session, now)
             wakes = bool(self._outgoing) or now + actions.wake_in < self._looks_at
         if wakes:
-            self._wake()
+            self._runner.wake()
         self._say(actions)
         return True
 
@@ -232,7 +214,8 @@ class Shell:
         for producer in actions.closes:
             self._feeds[producer].close()
         self._is_over = self._is_over or actions.over
-        self._changed.notify_all()
+        self._runner.is_closed = self._is_over
+        self._runner.notify()
         if not failed:
             return actions
         for producer, error in failed:
@@ -320,57 +303,44 @@ class Shell:
 
     # --- the I/O thread -------------------------------------------------------------------------
 
-    def _wake(self) -> None:
-        inbox = self._inbox
-        if inbox is not None:
-            inbox.wake()
-
-    def _run(self) -> None:
-        inbox = self._inbox
-        assert inbox is not None
-        wire: Wire | None = None
-        came: list[tuple[DispatcherRequest, DispatcherReply | Exception]] = []
-        try:
-            while not self._is_over:
-                try:
-                    wire = wire or Wire(inbox, self._connect)
-                    came = self._exchange(wire, came)
-                except BaseException as error:
-                    # Without this thread the worker would be taken for lost while it serves on.
-                    # What is short now (memory, file descriptors) may be there again soon.
-                    _log.warning("no heartbeat: %s", describe(error))
-                    came = []
-                    _close(wire)
-                    wire = None
-                    time.sleep(_RECOVERY_SECONDS)
-        finally:
-            _close(wire)
-            inbox.close()
-
-    def _exchange(
-        self, wire: Wire, came: list[tuple[DispatcherRequest, DispatcherReply | Exception]]
-    ) -> list[tuple[DispatcherRequest, DispatcherReply | Exception]]:
-        """Let the session hear what came, send what it asks; return what comes next."""
-        wait = _LONGEST_WAIT
-        with self._changed:
-            session = self._session
-            actions: Actions[Request] = Actions()
-            if session is not None:
-                now = time.monotonic()
-                for asked, answer_ in came:
-                    session.answered(asked, answer_, now)
-                actions = self._act(session, now)
-                wait = min(wait, actions.wake_in)
-                self._looks_at = now + wait
+    def _turn(self, events: Sequence[Answered | Lost]) -> float:
+        """Tell the session what came, and send what it asks; return when to do so again."""
+        connections = self._runner.connections
+        if _DISPATCHER not in connections:
+            connections.add(_DISPATCHER, self._connect())
+        came = [each for event in events for each in _outcomes(event)]
+        for message, outcome in came:
+            if isinstance(outcome, Exception):
+                _log.debug("the dispatcher answers %s: %s", type(message).__name__, outcome)
+        with self._runner.lock:
+            session, now = self._session, time.monotonic()
+            assert session is not None
+            for message, outcome in came:
+                session.answered(message, outcome, now)
+            actions = self._act(session, now)
+            self._looks_at = now + min(_LONGEST_WAIT, actions.wake_in)
             outgoing = list(self._outgoing)
             self._outgoing.clear()
-        for asked, answer_ in came:
-            if isinstance(answer_, Exception):
-                _log.debug("the dispatcher answers %s: %s", type(asked).__name__, answer_)
         self._say(actions)
-        for message in outgoing:
-            wire.send(message)
-        return [] if self._is_over else wire.wait(wait)
+        for call in outgoing:
+            connections.send(_DISPATCHER, call, call, expires=_EXPIRY_SECONDS)
+        return actions.wake_in
+
+    def _recover(self, error: BaseException) -> bool:
+        # Without this thread the worker would be taken for lost while it serves on. What is short
+        # now (memory, file descriptors) may be there again soon.
+        _log.warning("no heartbeat: %s", describe(error))
+        with contextlib.suppress(Exception):
+            self._runner.connections.drop(_DISPATCHER)
+        time.sleep(_RECOVERY_SECONDS)
+        return True
+
+
+def _outcomes(event: Answered | Lost) -> list[tuple[DispatcherRequest, Any]]:
+    """Return requests, each with its answer or the error in its place."""
+    if isinstance(event, Lost):
+        return [(request, event.error) for request in event.requests]
+    return [(event.request, event.reply.message)]
 
 
 def _answer(
@@ -383,13 +353,6 @@ def _answer(
         _log.exception("an answer cannot be sent")
         with contextlib.suppress(Exception):
             request.fail(for_clients(error))
-
-
-def _close(wire: Wire | None) -> None:
-    """Close a wire, whatever state it is in."""
-    if wire is not None:
-        with contextlib.suppress(Exception):
-            wire.close()
 
 
 def _stopped_early() -> CancelledError:

@@ -1,0 +1,141 @@
+"""Connections to several peers, for one thread: which answer belongs to which request.
+
+connections.add(peer, channel)
+connections.send(peer, message, request)
+connections.wait(seconds)     # -> [Answered(peer, request, reply), Lost(peer, requests, error)]
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from headrace.errors import HeadraceError
+from headrace.transport.channel import Buffer, Channel, Reply
+from headrace.transport.inbox import Inbox
+
+__all__ = ["Answered", "Connections", "Lost"]
+
+Peer = TypeVar("Peer")
+Q = TypeVar("Q")
+
+
+class Answered(NamedTuple):
+    """A reply, and the request that it answers."""
+
+    peer: Any
+    request: Any
+    reply: Reply
+
+
+class Lost(NamedTuple):
+    """A connection was lost, and with it the requests that were not answered, oldest first."""
+
+    peer: Any
+    requests: list[Any]
+    error: HeadraceError
+
+
+@dataclass
+class _Connection(Generic[Q]):
+    channel: Channel
+    #: By ticket, the oldest first: when nobody waits for the answer any more, and the request.
+    requests: dict[int, tuple[float, Q]] = field(default_factory=dict)
+
+
+class Connections(Generic[Peer, Q]):
+    """Sends requests to peers, and waits for the answers of all of them.
+
+    All methods but `wake` are for one thread. A channel stays until it is dropped, also after a
+    loss: it connects again when something is sent.
+    """
+
+    def __init__(self) -> None:
+        self._inbox = Inbox()
+        self._by_peer: dict[Peer, _Connection[Q]] = {}
+        self._peers: dict[Channel, Peer] = {}
+
+    def __contains__(self, peer: Peer) -> bool:
+        return peer in self._by_peer
+
+    def __iter__(self) -> Any:
+        return iter(list(self._by_peer))
+
+    def add(self, peer: Peer, channel: Channel) -> None:
+        """Use a channel for a peer that has none."""
+        self._by_peer[peer] = _Connection(channel)
+        self._peers[channel] = peer
+        self._inbox.add(channel)
+
+    def channel(self, peer: Peer) -> Channel:
+        """Return the channel of a peer."""
+        return self._by_peer[peer].channel
+
+    def send(
+        self,
+        peer: Peer,
+        message: Any,
+        request: Q,
+        buffers: Sequence[Buffer] = (),
+        *,
+        expires: float = math.inf,
+    ) -> None:
+        """Send a message.
+
+        Args:
+            peer: One that has a channel.
+            message: What to send.
+            request: What `wait` returns with the answer.
+            buffers: Sent with it.
+            expires: Seconds after which the answer does not matter, as the request is repeated.
+
+        Raises:
+            HeadraceError: It cannot be sent.
+        """
+        connection = self._by_peer[peer]
+        requests, now = connection.requests, time.monotonic()
+        for ticket, (until, _) in list(requests.items()):
+            if now <= until:
+                break
+            del requests[ticket]
+        ticket = connection.channel.send(message, buffers)
+        requests[ticket] = now + expires, request
+
+    def wait(self, seconds: float) -> list[Answered | Lost]:
+        """Return what came, once something did, `wake` was called, or time has passed.
+
+        Answers to requests that have expired, or of peers that were dropped, are left out.
+        """
+        found: list[Answered | Lost] = []
+        for channel, event in self._inbox.wait(seconds):
+            peer = self._peers.get(channel)
+            if peer is None:
+                continue
+            requests = self._by_peer[peer].requests
+            if isinstance(event, HeadraceError):
+                found.append(Lost(peer, [request for _, request in requests.values()], event))
+                requests.clear()
+            elif event.ticket in requests:
+                found.append(Answered(peer, requests.pop(event.ticket)[1], event))
+        return found
+
+    def wake(self) -> None:
+        """End the `wait` that is under way, or the next one. May be called from any thread."""
+        self._inbox.wake()
+
+    def drop(self, peer: Peer) -> None:
+        """Close the channel of a peer, if it has one."""
+        connection = self._by_peer.pop(peer, None)
+        if connection is not None:
+            del self._peers[connection.channel]
+            self._inbox.remove(connection.channel)
+            connection.channel.close()
+
+    def close(self) -> None:
+        """Close everything."""
+        for peer in self:
+            self.drop(peer)
+        self._inbox.close()
