@@ -10,7 +10,6 @@
 `high_water`      whether records are missing at a journal's end
 `presence`        who was heard from when, and which silence counts (pure)
 `call`            a request names the type of its reply; one `call` for all of them (pure)
-`asked`           what was asked on a channel, and is not answered (pure)
 `rates`           how much of something there was per second, lately (pure)
 `connections`     channels to several peers: which answer belongs to which request
 `session_runner`  a lock and a thread around a session that does no I/O itself

@@ -79,12 +79,12 @@ class SessionRunner:
     def run(self) -> None:
         """Take turns until `is_closed`. `start` calls it on a new thread."""
         self._thread = threading.current_thread()
+        connections = self._connections = self._connections or Connections()
+        seconds = 0.0
         try:
-            self._connections = self._connections or Connections()
-            seconds = 0.0
             while not self.is_closed:
                 try:
-                    seconds = self._turn(self._connections.wait(min(seconds, _LONGEST_WAIT)))
+                    seconds = self._turn(connections.wait(min(seconds, _LONGEST_WAIT)))
                 except BaseException as error:
                     if not self._failed(error):
                         return
@@ -93,8 +93,7 @@ class SessionRunner:
             try:
                 self._ended()
             finally:
-                if self._connections is not None:
-                    self._connections.close()
+                connections.close()
 
     def wake(self) -> None:
         """Make the thread take a turn now. May be called from any thread."""

@@ -7,8 +7,8 @@ from typing import Any
 
 from headrace.service.client.job_use import JobUse
 from headrace.service.client.opening import open_iteration
+from headrace.service.client.shell import Line
 from headrace.service.client.targets import Target
-from headrace.service.client.wires import Line
 from headrace.service.messages import (
     IterationOpened,
     OpenIteration,

@@ -15,8 +15,8 @@ from headrace.service.client.round_session import RoundSession
 from headrace.service.client.session import Session
 from headrace.service.client.shell import Shell
 from headrace.service.client.targets import Target
-from headrace.service.client.wires import TaskEvent
 from headrace.service.messages import Elements, IterationOpened, TaskAddress
+from headrace.serving.connections import Answered
 from headrace.transport.channel import Reply
 
 TASK = TaskAddress(task_id=1, worker_id="w", worker_address="w:1", ticket="t")
@@ -33,7 +33,7 @@ class Watched(RoundSession):
 
     @property
     def is_over(self) -> bool:
-        assert self.shell._lock._is_owned()  # type: ignore[attr-defined]
+        assert self.shell._runner.lock._is_owned()  # type: ignore[attr-defined]
         self.looks += 1
         return super().is_over
 
@@ -70,7 +70,7 @@ def test_elements_that_were_gone_count_once_however_often_the_answer_comes() -> 
     before = REGISTRY.get_sample_value("headrace_elements_skipped_total") or 0.0
     reply = Reply(1, Elements(first=100, count=1, end=False, skipped=100), ())
     for _ in range(3):
-        shell._take_answer(TaskEvent(1, number, reply), 0.1)
+        shell._take_answer(Answered(1, number, reply), 0.1)
     assert session.skipped == 100
     assert (REGISTRY.get_sample_value("headrace_elements_skipped_total") or 0.0) - before == 100
 
@@ -91,11 +91,11 @@ def test_what_is_taken_in_order_wakes_the_thread_only_where_few_answers_are_on_t
     numbers = [ask.number for ask in session.act(0.0).asks]
     assert len(numbers) == 3
     shell, bell = shell_of(session), Bell()
-    shell._inbox = bell  # type: ignore[assignment]
+    shell._runner._connections = bell  # type: ignore[assignment]
     rung = []
     for first, number in enumerate(numbers):
         reply = Reply(1, Elements(first=first, count=1, end=False), ())
-        shell._take_answer(TaskEvent(1, number, reply), 0.1)
+        shell._take_answer(Answered(1, number, reply), 0.1)
         assert len(shell.delivered()) == 1
         rung.append(bell.rung)
     assert rung == [0, 1, 2]

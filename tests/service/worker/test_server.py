@@ -45,6 +45,7 @@ from headrace.service.messages import (
     WorkerReply,
     WorkerUpdate,
 )
+from headrace.service.worker.producer import Producer
 from headrace.service.worker.server import WorkerServer
 from headrace.serving.connections import Connections
 from headrace.transport import zeromq
@@ -340,7 +341,7 @@ def test_a_task_whose_thread_cannot_be_started_fails_and_its_clients_hear_why(
         WorkerServer(WorkerConfig(address)) as worker,
         reading(worker) as channel,
     ):
-        monkeypatch.setattr(shell.Producer, "start", no_thread_left)
+        monkeypatch.setattr(Producer, "start", no_thread_left)
         with pytest.raises(HeadraceError, match="can't start new thread"):
             read(channel, 1)
         assert channel.call(get(1, 1), timeout=SECONDS)[0] == Elements(first=0, count=0, end=True)

@@ -44,7 +44,6 @@ What does it:
     gathering  the place of all clients of a job, asked for together
     opening    the first call to the dispatcher
     shell      the session under a lock, and the I/O thread
-    wires      the channels of that thread
 
 Nothing above the source knows that its elements come from elsewhere.
 """

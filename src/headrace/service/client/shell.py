@@ -13,6 +13,7 @@ Rule 3. An interruption may come at any instant of the consumer's. The lock is o
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -34,7 +35,6 @@ from headrace.service.client.actions import Actions, Delivery
 from headrace.service.client.round_session import RoundSession
 from headrace.service.client.session import Session
 from headrace.service.client.targets import Target
-from headrace.service.client.wires import Line, TaskEvent, Verdict, Wires
 from headrace.service.messages import (
     ClientUpdate,
     CloseIteration,
@@ -44,12 +44,13 @@ from headrace.service.messages import (
     SettleTask,
     TaskAddress,
 )
+from headrace.serving.connections import Answered, Lost
+from headrace.serving.session_runner import SessionRunner
 from headrace.threads import start_thread
-from headrace.transport.channel import Channel, Reply
+from headrace.transport.channel import Channel
 from headrace.transport.envelope import decode_error
-from headrace.transport.inbox import Inbox
 
-__all__ = ["Shell"]
+__all__ = ["Line", "Shell"]
 
 InHand: TypeAlias = Callable[[], tuple[Delivery, int] | None]
 
@@ -58,6 +59,44 @@ _log = logging.getLogger(__name__)
 _SHORT_WAIT = 0.05
 """Seconds of a consumer's wait after which the I/O thread is to look at it."""
 _LONGEST_WAIT = 5.0
+_GOODBYE_SECONDS = 0.5
+_EXPIRY_SECONDS = 30.0
+"""Requests to the dispatcher are repeated much earlier, so later answers do not matter."""
+_DISPATCHER = "dispatcher"
+
+
+class Line:
+    """The channel of a reader to the dispatcher, on its way from one thread to another.
+
+    The consumer's thread opens the iteration, and leaves the channel to the I/O thread, which would
+    else connect again: that took a tenth of a short epoch.
+
+    Args:
+        connect: Opens a channel to the dispatcher.
+    """
+
+    def __init__(self, connect: Callable[[], Channel]) -> None:
+        self._connect = connect
+        self._kept: list[Channel] = []
+        self._is_taken = False
+
+    def keep(self, channel: Channel) -> None:
+        """Keep a channel for whoever takes it; close it where that was done."""
+        if self._is_taken:
+            channel.close()
+        else:
+            self._kept.append(channel)
+
+    def take(self) -> Channel:
+        """Return the last channel that was kept, or a new one."""
+        self._is_taken = True
+        if not self._kept:
+            return self._connect()
+        channel = self._kept.pop()
+        # An opening that was interrupted and repeated may have left one, too.
+        while self._kept:
+            self._kept.pop().close()
+        return channel
 
 
 class Shell:
@@ -88,7 +127,7 @@ class Shell:
         self._connect = connect
         self._target = target
         self._settles = settles
-        self._lock = threading.RLock()
+        self._runner = SessionRunner("headrace-client", self._turn, self._fail, self._end)
         self._deliveries: deque[Delivery] = deque()
         #: What the consumer waits for.
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -96,13 +135,11 @@ class Shell:
         self._waits_since: float | None = None
         #: How often those who waited were sent away.
         self._turns = 0
-        self._closing = False
-        #: The I/O thread's, which looks before it waits for the first time.
-        self._inbox: Inbox | None = None
         #: Taken by the thread when it begins; released when it is over.
         self._begun, self._over = threading.Lock(), threading.Lock()
         self._over.acquire()
-        self._thread: threading.Thread | None = None
+        #: Of the thread, once it has begun.
+        self._in_hand: InHand = _nothing
 
     @property
     def failure(self) -> HeadraceError | None:
@@ -122,13 +159,13 @@ class Shell:
     @property
     def is_closing(self) -> bool:
         """Whether `close` was called."""
-        return self._closing
+        return self._runner.is_closed
 
     # --- life -----------------------------------------------------------------------------------
 
     def opened(self, reply: IterationOpened) -> None:
         """Take what there is to read of what the dispatcher answered to `OpenIteration`."""
-        with self._lock:
+        with self._runner.lock:
             self._session.passed_over = self._target.passed_over
             self._session.opened(reply, time.monotonic())
 
@@ -156,15 +193,15 @@ class Shell:
             in_hand: As for `begin`.
             is_known: Whether the dispatcher may know this client.
         """
-        with self._lock:
-            self._closing = True
+        with self._runner.lock:
+            self._runner.is_closed = True
             self._deliveries.clear()
         if not is_known:
             return
         self.begin(in_hand)
         self._ring()
-        self._wake()
-        if self._thread is not threading.current_thread():
+        self._runner.wake()
+        if not self._runner.is_current_thread:
             with self._over:
                 pass
 
@@ -191,28 +228,28 @@ class Shell:
 
     def use_up(self, delivery: Delivery) -> None:
         """Take note that nothing of a delivery is left. May be said twice."""
-        with self._lock:
+        with self._runner.lock:
             is_urgent = self._session.used_up(delivery.task.task_id, delivery.number)
         if is_urgent:
-            self._wake()
+            self._runner.wake()
 
     def delivered(self) -> list[Delivery]:
         """Return all that was delivered so far, without waiting, as used up."""
         found = []
         is_urgent = False
-        with self._lock:
+        with self._runner.lock:
             while self._deliveries:
                 delivery = self._deliveries.popleft()
                 found.append(delivery)
                 said = self._session.used_up(delivery.task.task_id, delivery.number)
                 is_urgent = is_urgent or said
         if is_urgent:
-            self._wake()
+            self._runner.wake()
         return found
 
     def await_delivery(self) -> bool:
         """Wait until something is delivered, or given up; False: no more comes."""
-        with self._lock:
+        with self._runner.lock:
             known, helpers = self._session.given_up, self._session.helpers
         self._wait(
             lambda: (
@@ -223,12 +260,14 @@ class Shell:
             ),
             goes_on=True,
         )
-        with self._lock:
-            return not self._closing and (bool(self._deliveries) or not self._session.is_over)
+        with self._runner.lock:
+            return not self._runner.is_closed and (
+                bool(self._deliveries) or not self._session.is_over
+            )
 
     def survey(self) -> tuple[set[int], tuple[tuple[int, int], ...], frozenset[int]]:
         """Return the tasks that are being read, units that are dealt no more, and helpers."""
-        with self._lock:
+        with self._runner.lock:
             return self._session.reading, self._session.given_up, self._session.helpers
 
     def allow(self, task_ids: set[int] | None, wanted: int | None) -> None:
@@ -238,10 +277,10 @@ class Shell:
             task_ids: The tasks.
             wanted: The unit that the consumer waits for; None: none.
         """
-        with self._lock:
+        with self._runner.lock:
             changed = self._session.allow(task_ids, wanted, time.monotonic())
         if changed:
-            self._wake()
+            self._runner.wake()
 
     def renew_lease(self) -> bool:
         """Wait, after a long pause of this process, until the dispatcher knows this client again.
@@ -249,7 +288,7 @@ class Shell:
         Returns:
             Whether what was delivered may be used; else `failure` says why not.
         """
-        with self._lock:
+        with self._runner.lock:
             if self._session.may_use(time.monotonic()):
                 return True
         self._wait(lambda: self._session.may_use(time.monotonic()))
@@ -262,7 +301,7 @@ class Shell:
 
     def wait_no_more(self) -> None:
         """Take note that what `await_delivery` was for is here."""
-        with self._lock:
+        with self._runner.lock:
             if self._waits_since is not None:
                 self._session.waited(time.monotonic() - self._waits_since)
                 self._waits_since = None
@@ -279,7 +318,7 @@ class Shell:
             CancelledError: Whoever waits was sent away.
         """
         turn = self._turns
-        with self._lock:
+        with self._runner.lock:
             if is_over():
                 return
             if self._waits_since is None:
@@ -299,23 +338,18 @@ class Shell:
         """Wait until something is the case, or whoever waits was sent away after `turn`."""
         # What is asked for comes soon, as a rule: the I/O thread need not look twice for it.
         slice_ = _SHORT_WAIT
-        while not self._closing and self._turns == turn:
+        while not self._runner.is_closed and self._turns == turn:
             # In slices, so that a thread that died is noticed.
             try:
                 self._bell.get(timeout=slice_)
             except queue.Empty:
                 slice_ = _LONGEST_WAIT
-                self._wake()
+                self._runner.wake()
             if not self._over.locked():
                 break
-            with self._lock:
+            with self._runner.lock:
                 if is_over():
                     break
-
-    def _wake(self) -> None:
-        """Let the I/O thread look."""
-        if self._inbox is not None:
-            self._inbox.wake()
 
     def _ring(self) -> None:
         """Let the consumer look, if it waits."""
@@ -327,39 +361,60 @@ class Shell:
     def _run(self, in_hand: InHand) -> None:
         if not self._begun.acquire(blocking=False):
             return
-        self._thread = threading.current_thread()
+        self._in_hand = in_hand
         try:
-            self._read_on(in_hand)
+            self._runner.run()
         except BaseException as error:
-            _log.exception("reading from the dispatcher at %s failed", self._dispatcher)
-            with self._lock:
-                self._session.fail(
-                    HeadraceError(f"reading failed by an error of its own: {error!r}")
-                )
+            self._fail(error)
         finally:
             self._over.release()
             self._ring()
 
-    def _read_on(self, in_hand: InHand) -> None:
-        self._inbox = Inbox()
-        wires = Wires(self._inbox, self.line.take, self._connect)
-        try:
-            while not self._closing:
-                with self._lock:
-                    actions = self._session.act(time.monotonic())
-                    is_over = self._session.is_over
-                if is_over:
-                    self._ring()
-                self._do(actions, wires)
-                self._take(wires.wait(min(actions.wake_in, _LONGEST_WAIT)))
-        finally:
-            self._say_the_rest()
-            goodbye = CloseIteration(client_id=self._session.client_id)
-            wires.close(self._last_words(in_hand), goodbye)
+    def _fail(self, error: BaseException) -> bool:
+        _log.error("reading from the dispatcher at %s failed", self._dispatcher, exc_info=error)
+        with self._runner.lock:
+            self._session.fail(HeadraceError(f"reading failed by an error of its own: {error!r}"))
+        return False
+
+    def _turn(self, events: Sequence[Answered | Lost]) -> float:
+        self._connect_dispatcher()
+        self._take(events)
+        if self._runner.is_closed:
+            return 0.0
+        with self._runner.lock:
+            actions = self._session.act(time.monotonic())
+            is_over = self._session.is_over
+        if is_over:
+            self._ring()
+        self._do(actions)
+        return actions.wake_in
+
+    def _connect_dispatcher(self) -> None:
+        connections = self._runner.connections
+        if _DISPATCHER not in connections:
+            connections.add(_DISPATCHER, self.line.take())
+
+    def _end(self) -> None:
+        """Say goodbye to the dispatcher, and wait for a moment until it answers."""
+        self._say_the_rest()
+        self._connect_dispatcher()
+        connections = self._runner.connections
+        words = self._last_words(self._in_hand)
+        for peer in connections:
+            if peer != _DISPATCHER:
+                connections.drop(peer)
+        with contextlib.suppress(HeadraceError):
+            for message in [*words, CloseIteration(client_id=self._session.client_id)]:
+                connections.send(_DISPATCHER, message, message)
+            until = time.monotonic() + _GOODBYE_SECONDS
+            while (left := until - time.monotonic()) > 0:
+                for event in connections.wait(left):
+                    if isinstance(event, Lost) or event.request is message:
+                        return
 
     def _say_the_rest(self) -> None:
         """Log what the session found at the very end, where the consumer closed at once."""
-        with self._lock:
+        with self._runner.lock:
             warnings = self._session.act(time.monotonic()).warnings if self._session.is_over else []
         for warning in warnings:
             _log.warning("%s", warning)
@@ -368,29 +423,32 @@ class Shell:
         """Return what is to be said of what was used, where others are to read the rest."""
         if not self._settles:
             return []
-        with self._lock:
+        with self._runner.lock:
             held = in_hand()
             begun = None if held is None else (held[0].task.task_id, held[0].number, held[1])
             return self._session.leave(begun)
 
-    def _do(self, actions: Actions, wires: Wires) -> None:
+    def _do(self, actions: Actions) -> None:
+        connections = self._runner.connections
         for warning in actions.warnings:
             _log.warning("%s", warning)
         for task_id in actions.drops:
-            wires.drop(task_id)
+            connections.drop(task_id)
         for task, number, message in actions.asks:
             try:
-                wires.ask(task, number, message)
+                if task.task_id not in connections:
+                    connections.add(task.task_id, self._connect(task))
+                connections.send(task.task_id, message, number)
             except UnavailableError as error:
-                with self._lock:
+                with self._runner.lock:
                     self._session.disconnected(task.task_id, error, time.monotonic())
             except (HeadraceError, ValueError) as error:
                 # A worker that cannot be read this way is the trouble of that worker alone, unless
                 # the user chose the way.
-                with self._lock:
+                with self._runner.lock:
                     self._unreadable(task, error)
         for request in actions.calls:
-            wires.call(request)
+            connections.send(_DISPATCHER, request, request, expires=_EXPIRY_SECONDS)
 
     def _unreadable(self, task: TaskAddress, error: Exception) -> None:
         if isinstance(error, FailedPreconditionError):
@@ -401,42 +459,49 @@ class Shell:
 
     # --- what came ------------------------------------------------------------------------------
 
-    def _take(self, events: list[TaskEvent | Verdict]) -> None:
+    def _take(self, events: Sequence[Answered | Lost]) -> None:
         now = time.monotonic()
-        with self._lock:
+        with self._runner.lock:
             before = len(self._deliveries)
-            had_verdict = any(isinstance(event, Verdict) for event in events)
+            from_dispatcher = [each for each in events if each.peer == _DISPATCHER]
             for event in events:
-                if isinstance(event, Verdict):
-                    self._take_verdict(event, now)
+                if event.peer == _DISPATCHER:
+                    self._take_from_dispatcher(event, now)
+                elif isinstance(event, Lost):
+                    self._take_loss(event, now)
                 else:
                     self._take_answer(event, now)
             self._deliveries += self._session.due(now)
             is_over = self._session.is_over
         # Also where nothing came: who waits to be known again must hear that it is.
-        if len(self._deliveries) > before or is_over or had_verdict:
+        if len(self._deliveries) > before or is_over or from_dispatcher:
             self._ring()
 
-    def _take_answer(self, event: TaskEvent, now: float) -> None:
-        task_id, number, what = event
-        if isinstance(what, UnavailableError):
-            self._session.disconnected(task_id, what, now)
-        elif isinstance(what, Reply):
-            answer = what.message
-            if not isinstance(answer, Elements | Exception):
-                answer = HeadraceError(f"the worker answered with {type(answer).__name__}")
-            payload = _error_of(answer) or what.buffers
-            if what.buffers:
-                self._session.measured(task_id, what.buffers, now)
-            skipped = self._session.skipped
-            self._deliveries += self._session.answered(task_id, number, answer, payload, now)
-            if self._session.skipped > skipped:
-                count_skipped(self._session.skipped - skipped)
+    def _take_loss(self, event: Lost, now: float) -> None:
+        self._runner.connections.drop(event.peer)
+        if isinstance(event.error, UnavailableError):
+            self._session.disconnected(event.peer, event.error, now)
         else:
-            self._session.fail(what)
+            self._session.fail(event.error)
 
-    def _take_verdict(self, event: Verdict, now: float) -> None:
-        answer: Any = event.what.message if isinstance(event.what, Reply) else event.what
+    def _take_answer(self, event: Answered, now: float) -> None:
+        task_id, number, (_, answer, buffers) = event
+        if not isinstance(answer, Elements | Exception):
+            answer = HeadraceError(f"the worker answered with {type(answer).__name__}")
+        payload = _error_of(answer) or buffers
+        if buffers:
+            self._session.measured(task_id, buffers, now)
+        skipped = self._session.skipped
+        self._deliveries += self._session.answered(task_id, number, answer, payload, now)
+        if self._session.skipped > skipped:
+            count_skipped(self._session.skipped - skipped)
+
+    def _take_from_dispatcher(self, event: Answered | Lost, now: float) -> None:
+        answer: Any
+        if isinstance(event, Lost):
+            asked, answer = None, event.error
+        else:
+            asked, answer = event.request, event.reply.message
         if isinstance(answer, UnavailableError):
             _log.debug("the dispatcher at %s: %s; reading on", self._dispatcher, answer)
         if isinstance(answer, ClientUpdate):
@@ -444,7 +509,7 @@ class Shell:
             self._session.passed_over = self._target.passed_over
             if self._target.is_local:
                 answer = self._local_part(heard, answer)
-        self._session.heard(event.asked, answer, now)
+        self._session.heard(asked, answer, now)
 
     def _local_part(self, update: ClientUpdate, local: ClientUpdate) -> ClientUpdate:
         """Leave out the tasks of other processes, which end as soon as those of this one do.
@@ -484,3 +549,7 @@ def _error_of(answer: Elements | Exception) -> Exception | None:
         return decode_error(answer.error)
     except msgspec.DecodeError as error:
         return HeadraceError(f"the worker sent an error that cannot be read: {error}")
+
+
+def _nothing() -> None:
+    """Return what a consumer has in hand that has begun nothing."""

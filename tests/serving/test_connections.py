@@ -1,0 +1,95 @@
+"""Connections know which answer belongs to which request, and what is lost with a connection."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from headrace.service.messages import DispatcherReply, DispatcherRequest, Done, Ping
+from headrace.serving.connections import Answered, Connections, Lost
+from headrace.transport import zeromq
+from headrace.transport.channel import Request, Server
+
+SECONDS = 10.0
+
+
+class Peer:
+    """A server that answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+        self.server: Server = zeromq.serve(self._take, request_type=DispatcherRequest)
+
+    def _take(self, requests: Sequence[Request]) -> None:
+        self.requests += requests
+
+
+@pytest.fixture
+def peer() -> Iterator[Peer]:
+    found = Peer()
+    yield found
+    found.server.close()
+
+
+@pytest.fixture
+def connections(peer: Peer) -> Iterator[Connections[str, Any]]:
+    found: Connections[str, Any] = Connections()
+    found.add("peer", zeromq.connect(peer.server.address, reply_type=DispatcherReply))
+    yield found
+    found.close()
+
+
+def wait_for(condition: Any) -> None:
+    until = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.005)
+
+
+def test_an_answer_comes_with_its_request(peer: Peer, connections: Any) -> None:
+    for name in ("one", "two"):
+        connections.send("peer", Ping(), name)
+    wait_for(lambda: len(peer.requests) == 2)
+    for request in reversed(peer.requests):
+        request.reply(Done())
+        (event,) = connections.wait(SECONDS)
+        assert isinstance(event, Answered)
+        assert (event.peer, event.request) == (
+            "peer",
+            "two" if request is peer.requests[1] else "one",
+        )
+
+
+def test_requests_are_lost_with_their_connection(peer: Peer, connections: Any) -> None:
+    for name in ("one", "two"):
+        connections.send("peer", Ping(), name)
+    wait_for(lambda: len(peer.requests) == 2)
+    peer.server.close()
+    (event,) = connections.wait(SECONDS)
+    assert isinstance(event, Lost)
+    assert (event.peer, event.requests) == ("peer", ["one", "two"])
+
+
+def test_the_answer_to_a_request_that_has_expired_is_left_out(peer: Peer, connections: Any) -> None:
+    connections.send("peer", Ping(), "old", expires=-1.0)
+    connections.send("peer", Ping(), "new")
+    wait_for(lambda: len(peer.requests) == 2)
+    for request in peer.requests:
+        request.reply(Done())
+    found: list[Any] = []
+    while not found:
+        found += connections.wait(SECONDS)
+    assert [event.request for event in found] == ["new"]
+
+
+def test_nothing_comes_of_a_peer_that_was_dropped(peer: Peer, connections: Any) -> None:
+    connections.send("peer", Ping(), "one")
+    wait_for(lambda: peer.requests)
+    peer.requests[0].reply(Done())
+    connections.drop("peer")
+    assert "peer" not in connections
+    connections.wake()
+    assert connections.wait(SECONDS) == []
