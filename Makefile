@@ -25,7 +25,7 @@ export PIP_NO_WARN_SCRIPT_LOCATION := 1
 # Tests start hundreds of Python processes; without cached bytecode each compiles Headrace again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo demo-flights demo-keras test check soak bench docs clean
+.PHONY: help setup demo demo-flights demo-keras test test-all check soak bench docs clean
 .DEFAULT_GOAL := test
 
 help:
@@ -35,7 +35,9 @@ help:
 	@echo "             train a model of late flights on two workers and two parameter servers"
 	@echo "make demo-keras"
 	@echo "             train a Keras model on as many, kill one of each, and compare the weights"
-	@echo "make test    all checks and tests (WORKERS=3 processes)"
+	@echo "make test    all checks, and all tests but the slow ones (WORKERS=3 processes)"
+	@echo "make test-all"
+	@echo "             all checks and tests"
 	@echo "make check   format, lint, types, floors"
 	@echo "make soak    crowds in the simulation, the tests of the service many times over (TIMES=20)"
 	@echo "make bench   the benchmarks, in an environment of their own"
@@ -54,6 +56,9 @@ demo-keras: $(KERAS_READY)
 	@$(BIN)/headrace demo --job keras
 
 test: check
+	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m "not slow"
+
+test-all: check
 	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
 check: $(READY)

@@ -27,6 +27,7 @@ settings.register_profile(
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "headrace"))
 
+
 # A shell that starts the tests in the background has them ignore Ctrl-C, and all their children.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -47,8 +48,13 @@ KEPT_BY_LIBRARIES = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let tests that start processes take longer, where they do not say how long."""
+    """Let tests that start processes take longer, where they do not say how long.
+
+    Tests of Keras on JAX are slow: on PyTorch they are part of `make test`.
+    """
     for item in items:
+        if getattr(getattr(item, "callspec", None), "params", {}).get("back_end") == "jax":
+            item.add_marker(pytest.mark.slow)
         starts_processes = item.get_closest_marker("system") or item.get_closest_marker("heavy")
         if starts_processes and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(_REAL_PROCESSES_SECONDS))

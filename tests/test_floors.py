@@ -80,7 +80,10 @@ def test_every_folder_has_a_caption(folder):
 TABLES = [
     "adapters", "adapters/keras_training", "cli", "coordinator", "deploy", "distribute",
     "frameworks", "parameter_server", "process", "saved", "service", "service/client",
-    "service/dispatcher", "service/messages", "service/worker", "serving",
+    "service/dispatcher", "service/messages", "service/modes", "service/modes/coordinated_reads",
+    "service/modes/cross_trainer_cache", "service/modes/distributed_save", "service/modes/dynamic",
+    "service/modes/no_sharding", "service/modes/ordered", "service/modes/static",
+    "service/worker", "serving",
     "sources", "storage", "testing", "transport",
 ]  # fmt: skip
 

@@ -34,7 +34,7 @@ def result(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("mode", ["sync", "ordered"])
+@pytest.mark.parametrize("mode", [pytest.param("sync", marks=pytest.mark.slow), "ordered"])
 @pytest.mark.parametrize("back_end", ["jax", "torch"])
 def test_a_killed_program_ends_with_the_weights_of_one_that_was_not(
     tmp_path: Path, back_end: str, mode: str

@@ -9,7 +9,7 @@ import pytest
 
 from tests.distribute.several_workers import Scenarios, Workers
 
-pytestmark = [pytest.mark.heavy, pytest.mark.system]
+pytestmark = [pytest.mark.heavy, pytest.mark.slow, pytest.mark.system]
 
 SCENARIOS = Scenarios("tests.adapters.keras_worker_scenarios")
 

@@ -140,6 +140,7 @@ print(len(loaded))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".keras", ".weights.h5"])
 def test_versions_of_a_file_that_is_written_all_the_time_are_not_mixed(suffix, tmp_path):
     scratch = tmp_path / "scratch"

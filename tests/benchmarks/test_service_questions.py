@@ -13,7 +13,7 @@ from benchmarks.contender import Rounds
 from benchmarks.dispatcher_curves import CURVES, Curve, points
 from benchmarks.workload import Contender, Workload
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.heavy, pytest.mark.slow, pytest.mark.timeout(240)]
 
 QUESTIONS = (
     "adapters_torch",

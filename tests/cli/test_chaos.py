@@ -21,6 +21,7 @@ from headrace.cli.chaos_servers import Kill, Killer
 COMMAND = [sys.executable, "-m", "headrace", "demo", "--job", "chaos"]
 
 
+@pytest.mark.slow
 @pytest.mark.heavy
 @pytest.mark.timeout(300)
 def test_what_is_read_while_processes_are_killed_is_what_one_process_reads(

@@ -87,6 +87,7 @@ def some(flights, count, seed):
     return flights.at(chosen)
 
 
+@pytest.mark.slow
 @pytest.mark.heavy
 @pytest.mark.timeout(170)
 def test_the_demo_trains_as_well_as_a_logistic_regression_though_tasks_are_killed():

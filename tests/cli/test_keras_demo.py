@@ -9,6 +9,7 @@ import sys
 import pytest
 
 
+@pytest.mark.slow
 @pytest.mark.heavy
 @pytest.mark.timeout(170)
 def test_the_demo_ends_with_equal_weights_though_tasks_are_killed():

@@ -178,6 +178,7 @@ with open(sys.argv[1], "w") as file:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.heavy
 def test_real_actors_find_each_other_and_one_that_is_started_again_has_its_address(tmp_path: Path):
     (tmp_path / "train.py").write_text(_SCRIPT)

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from headrace.data.dataset import Dataset
 from headrace.service import LocalCluster, distribute
+from tests.service.dispatcher.scenario import Scenario
+
+
+@pytest.fixture
+def scene() -> Iterator[Scenario]:
+    """A scenario of the dispatcher whose facts and state are checked when the test is over."""
+    scene = Scenario()
+    yield scene
+    scene.check()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -16,7 +16,7 @@ import headrace as hr
 from headrace.errors import UserFunctionError
 from headrace.plan.elements import FromSource
 from headrace.service import LocalCluster, ShardingPolicy, distribute
-from headrace.service.client.in_order import InOrder
+from headrace.service.modes.ordered.plan_cut import InOrder
 
 pytestmark = pytest.mark.system
 

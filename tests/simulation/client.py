@@ -15,9 +15,7 @@ from headrace.errors import (
     HeadraceError,
     UnavailableError,
 )
-from headrace.service.client.round_session import RoundSession
 from headrace.service.client.session import Delivery, Session
-from headrace.service.client.units import Found, Units
 from headrace.service.config import STATIC_POLICIES
 from headrace.service.dispatcher.ranges import Ranges
 from headrace.service.messages import (
@@ -34,6 +32,8 @@ from headrace.service.messages import (
     RegisterDataset,
     TaskAddress,
 )
+from headrace.service.modes.coordinated_reads.session import RoundSession
+from headrace.service.modes.ordered.units import Found, Units
 from headrace.transport.envelope import decode_error
 from tests.simulation.network import Link, Network, Peer
 from tests.simulation.production import Atom, Element

@@ -16,8 +16,8 @@ from typing import Any
 from headrace.errors import HeadraceError
 from headrace.service import messages
 from headrace.service.dispatcher import updates
-from headrace.service.dispatcher.publisher import ask_core
-from headrace.service.dispatcher.saves import LookAtSaves, NoteSave
+from headrace.service.modes.distributed_save.publisher import ask_core
+from headrace.service.modes.distributed_save.saves import LookAtSaves, NoteSave
 from tests.simulation import promises
 from tests.simulation.cast import Cast
 from tests.simulation.run import run

@@ -21,8 +21,8 @@ from collections import defaultdict
 from headrace.errors import FailedPreconditionError, NotFoundError, UnavailableError
 from headrace.service.config import ShardingPolicy
 from headrace.service.messages import OpenIteration, PutPlan, RegisterDataset, Terms
+from headrace.service.modes.cross_trainer_cache.delivery import Shared
 from headrace.service.worker.hand_out import Bounds
-from headrace.service.worker.shared import Shared
 from tests.simulation.cast import Cast
 from tests.simulation.client import ClientProcess, Outcome, Reading
 from tests.simulation.production import Plan

@@ -11,6 +11,7 @@ import logging
 import os
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -18,12 +19,20 @@ from tests.simulation.run import run
 from tests.simulation.scenario import KINDS, crowd_of, rounds_of, scenario_of
 
 _SEEDS_EACH = 50
-_FIXED = 30
-_FIXED_ROUNDS = 6
+_FIXED, _QUICK = 30, 10
+_FIXED_ROUNDS, _QUICK_ROUNDS = 6, 2
 _RANDOM = 10 * int(os.environ.get("SIMULATION_ROUNDS", "0"))
 _CROWDS = int(os.environ.get("SIMULATION_CROWDS", "0"))
 _CROWDS_OF = ((1000, 20), (20, 1000), (140, 140))
 """Workers and clients; each pair of them is a conversation, 20,000 of which take about a minute."""
+
+
+def blocks(quick: int, count: int) -> list[Any]:
+    """Return numbers of blocks of seeds; those after the first ones are slow."""
+    return [
+        block if block < quick else pytest.param(block, marks=pytest.mark.slow)
+        for block in range(count)
+    ]
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +44,7 @@ def _silence() -> Iterator[None]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("block", range(_FIXED + _RANDOM))
+@pytest.mark.parametrize("block", blocks(_QUICK, _FIXED + _RANDOM))
 def test_every_promise_holds(block: int) -> None:
     """The seeds of a soak are not known beforehand; whichever breaks is named in the failure."""
     first = block * _SEEDS_EACH
@@ -46,7 +55,7 @@ def test_every_promise_holds(block: int) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("block", range(_FIXED_ROUNDS + _RANDOM // 2))
+@pytest.mark.parametrize("block", blocks(_QUICK_ROUNDS, _FIXED_ROUNDS + _RANDOM // 2))
 def test_every_promise_holds_for_consumers_who_read_in_rounds(block: int) -> None:
     first = block * _SEEDS_EACH
     if block >= _FIXED_ROUNDS:

@@ -8,13 +8,13 @@ from typing import Any
 
 from headrace.errors import UnavailableError
 from headrace.service.messages import DispatcherRequest, GetElements
+from headrace.service.modes.coordinated_reads.delivery import Rounds
 from headrace.service.worker import answering
 from headrace.service.worker.actions import Actions, Grant, Start
 from headrace.service.worker.first_come import FirstCome
 from headrace.service.worker.hand_out import Bounds
 from headrace.service.worker.portion import Portion
 from headrace.service.worker.producer import MOST_ELEMENTS
-from headrace.service.worker.rounds import Rounds
 from headrace.service.worker.session import Session
 from headrace.service.worker.ways import is_in_order
 from tests.simulation import production

@@ -5,6 +5,7 @@
     dispatcher/    knows datasets, workers, jobs and tasks; never sees an element
     worker/        runs tasks, hands out their elements
     client/        reads tasks; a Source again
+    modes/         how workers share a dataset: one package for each reading mode
     passes         how a pass is called in messages
     by_value       modules that travel with a dataset
     dataset        `distribute`, `from_dataset_id`

@@ -24,9 +24,6 @@ from headrace.plan.node import Node
 from headrace.plan.source import INFINITE, UNKNOWN
 from headrace.rewrites.cut import Cut
 from headrace.service.by_value import by_value, checked_modules
-from headrace.service.client.consumers import spec_of_parts
-from headrace.service.client.in_order import InOrder
-from headrace.service.client.in_turns import InTurns, source_for
 from headrace.service.client.job_use import JobUse
 from headrace.service.client.materialized import (
     MaterializedSource,
@@ -43,6 +40,9 @@ from headrace.service.client.visits import (
 )
 from headrace.service.config import CrossTrainerCache, ShardingPolicy, parse_service
 from headrace.service.messages import GetDataset
+from headrace.service.modes.ordered.consumers import spec_of_parts
+from headrace.service.modes.ordered.consumers_source import InTurns, source_for
+from headrace.service.modes.ordered.plan_cut import InOrder
 from headrace.service.registering import ask, check_compression, registered, registered_plan
 from headrace.storage.names import FileName
 from headrace.transport.security import Security

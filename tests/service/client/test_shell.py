@@ -11,11 +11,11 @@ import pytest
 from headrace.counts import REGISTRY
 from headrace.errors import CancelledError, UnavailableError
 from headrace.service.client.actions import Delivery
-from headrace.service.client.round_session import RoundSession
 from headrace.service.client.session import Session
 from headrace.service.client.shell import Shell
 from headrace.service.client.targets import Target
 from headrace.service.messages import Elements, IterationOpened, TaskAddress
+from headrace.service.modes.coordinated_reads.session import RoundSession
 from headrace.serving.connections import Answered
 from headrace.transport.channel import Reply
 

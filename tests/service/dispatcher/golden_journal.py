@@ -21,7 +21,7 @@ from headrace.service import messages
 from headrace.service.config import ShardingPolicy
 from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.apply import apply
-from headrace.service.dispatcher.saves import NoteSave
+from headrace.service.modes.distributed_save.saves import NoteSave
 from tests.service.dispatcher.scenario import DYNAMIC, STARTED, Scenario, registration, saving
 
 __all__ = ["GOLDEN", "STORIES", "a_day", "saved"]

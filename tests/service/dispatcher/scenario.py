@@ -13,9 +13,9 @@ from headrace.service.dispatcher.connections import Connections
 from headrace.service.dispatcher.dispatcher import Dispatcher
 from headrace.service.dispatcher.invariants import validate
 from headrace.service.dispatcher.limits import Limits
-from headrace.service.dispatcher.saves import LookAtSaves, SaveWork
 from headrace.service.dispatcher.state import DispatcherState
 from headrace.service.dispatcher.updates import DispatcherStarted, Update
+from headrace.service.modes.distributed_save.saves import LookAtSaves, SaveWork
 
 OFF, DYNAMIC = ShardingPolicy.OFF, ShardingPolicy.DYNAMIC
 

@@ -21,8 +21,8 @@ from headrace.service.dispatcher import retention, updates
 from headrace.service.dispatcher.apply import apply
 from headrace.service.dispatcher.journal import FORMAT
 from headrace.service.dispatcher.rows import END
-from headrace.service.dispatcher.saves import NoteSave
 from headrace.service.dispatcher.state import Task
+from headrace.service.modes.distributed_save.saves import NoteSave
 from tests.service.dispatcher.scenario import DYNAMIC, OFF, STARTED, Scenario, look_at, saving
 
 SEEDS = range(24)

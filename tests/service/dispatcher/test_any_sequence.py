@@ -16,7 +16,7 @@ from headrace.service import messages
 from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.ranges import Ranges, common, count, located, subtracted, united
 from headrace.service.dispatcher.rows import END
-from headrace.service.dispatcher.saves import NoteSave
+from headrace.service.modes.distributed_save.saves import NoteSave
 from headrace.versions import Versions
 from tests.service.dispatcher.scenario import (
     DYNAMIC,

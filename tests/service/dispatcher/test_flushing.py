@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from headrace.service import messages
-from headrace.service.dispatcher.saves import NoteSave
 from headrace.service.messages import SplitGranted
+from headrace.service.modes.distributed_save.saves import NoteSave
 from tests.service.dispatcher.scenario import DYNAMIC, Scenario, saving
 
 EXACTLY: dict[str, Any] = {

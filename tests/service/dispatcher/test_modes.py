@@ -7,12 +7,12 @@ import pytest
 from headrace.errors import FailedPreconditionError
 from headrace.service import messages
 from headrace.service.config import ShardingPolicy
-from headrace.service.dispatcher.copies import Copies
 from headrace.service.dispatcher.modes import OFFERED
 from headrace.service.dispatcher.policy import Post
 from headrace.service.dispatcher.state import DispatcherState, Iteration
-from headrace.service.dispatcher.static import check_slots_may_change
 from headrace.service.dispatcher.updates import SlotsConfigured
+from headrace.service.modes.no_sharding.policy import Copies
+from headrace.service.modes.static.policy import check_slots_may_change
 from tests.service.dispatcher.scenario import DYNAMIC, STARTED, Scenario, saving
 
 

@@ -5,19 +5,14 @@ What is decided, on plain values, without thread, socket or clock:
     reading    one iteration, read from all of its tasks: what its sessions have in common
     session    what is there is delivered, whichever task it comes from
     task       one task: what was asked, what arrived, whether its worker answers
-    round_session  one round after another is delivered, to one of several consumers
-    round_task     one task whose elements come in rounds
-    rounds         whose turn each round is
     receipt    which units of a task came whole, and of which anything came
     settling   what the dispatcher is to hear of lost tasks, and of what was used
     turns      which tasks are to be looked at, and what each asks
     schedule   how many requests may be under way, and who is first in line
     contact    when the dispatcher is asked
     waiting    how long the consumer waits, and what is said of it
-    falling_behind  what was gone when a trainer came for it, that shares with others
     packing_pace    whether answers are to be packed, found out by trying
     actions    what the shell is to do
-    units      what arrives in any order, sorted by unit and ordinal
     places     from which unit on a saved place is read, and what is left of it
     progress   what was given up to each place, where there is no order
     losses     what is said at the end of a pass that lost something
@@ -28,16 +23,11 @@ What does it:
 
     options    how a service is read, checked once
     visits     how often elements are visited: what a plan can do, and its default
-    in_order   how a plan is cut for reading in order, by what its elements take
-    consumers  which consumer reads, of how many: arguments, checked once
     source     the Source that a plan holds
     reader     what the consumer takes from an iteration, in pieces of the size that is asked for
-    in_turns   the Source of one of several consumers that read in order
-    turn_readers   what such a consumer takes: its own elements, or its part of the whole stream
     parts      what a reading gave, kept in a folder part by part
     materialized   the Source that reads there first, and keeps what comes
     materialized_reader   its reader
-    upper      what the consumer takes from the client's half of a plan
     content    what came with an answer: elements, or an error
     keeping    what was given, until it cannot be asked for again
     targets    which tasks are for this client, by where their workers are, and by tags

@@ -19,13 +19,13 @@ from headrace.plan.iteration_counter import IterationCounter
 from headrace.plan.node import Node
 from headrace.plan.source import INFINITE, Position, Reader, Source
 from headrace.plan.traverse import merged_options
-from headrace.service.client.in_turns import InTurns
 from headrace.service.client.keeping import Keeper
 from headrace.service.client.materialized_reader import MaterializedReader
 from headrace.service.client.options import ReadingOptions
 from headrace.service.client.parts import Parts
 from headrace.service.client.source import RemoteSource
 from headrace.service.config import ShardingPolicy
+from headrace.service.modes.ordered.consumers_source import InTurns
 from headrace.storage.folder import open_folder
 from headrace.storage.names import FileName
 

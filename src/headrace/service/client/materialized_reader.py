@@ -25,9 +25,9 @@ from headrace.errors import (
     UnavailableError,
 )
 from headrace.plan.source import Position, Reader, Source
-from headrace.service.client.in_turns import InTurns
 from headrace.service.client.parts import NOTHING, Part, Parts, PartWriter, Place
 from headrace.service.client.source import RemoteSource
+from headrace.service.modes.ordered.consumers_source import InTurns
 from headrace.sources.saved import SavedChunksSource
 
 __all__ = ["MaterializedReader"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headrace.errors import InvalidArgumentError
-from headrace.service.client.consumers import consumer_of
 from headrace.service.config import (
     STATIC_POLICIES,
     TRANSFER_PROTOCOLS,
@@ -14,6 +13,7 @@ from headrace.service.config import (
     parse_processing_mode,
     parse_service,
 )
+from headrace.service.modes.ordered.consumers import consumer_of
 from headrace.transport.security import Security, check_security
 
 __all__ = ["ReadingOptions", "reading_options"]

@@ -25,7 +25,6 @@ from headrace.service.client.keeping import Given, Keeper, Kept
 from headrace.service.client.losses import report_loss
 from headrace.service.client.opening import open_iteration
 from headrace.service.client.progress import Progress
-from headrace.service.client.round_session import RoundSession
 from headrace.service.client.schedule import MOST_REQUESTS
 from headrace.service.client.session import Session
 from headrace.service.client.shell import Shell
@@ -33,6 +32,7 @@ from headrace.service.client.targets import Target
 from headrace.service.config import STATIC_POLICIES, ShardingPolicy
 from headrace.service.dispatcher.stub import DispatcherStub
 from headrace.service.messages import LostUnits, OpenIteration, TaskAddress
+from headrace.service.modes.coordinated_reads.session import RoundSession
 from headrace.transport import address as addresses
 from headrace.transport.channel import Channel
 

@@ -25,7 +25,6 @@ from headrace.errors import (
     UnavailableError,
 )
 from headrace.service.client.actions import Actions, Ask, Delivery
-from headrace.service.client.falling_behind import FallingBehind
 from headrace.service.client.reading import Reading
 from headrace.service.client.schedule import Budget
 from headrace.service.client.settling import Settling
@@ -40,6 +39,7 @@ from headrace.service.messages import (
     SettleTask,
     TaskAddress,
 )
+from headrace.service.modes.cross_trainer_cache.falling_behind import FallingBehind
 from headrace.transport.channel import Buffer
 
 __all__ = ["Session"]

@@ -32,7 +32,6 @@ from headrace.errors import (
     UnavailableError,
 )
 from headrace.service.client.actions import Actions, Delivery
-from headrace.service.client.round_session import RoundSession
 from headrace.service.client.session import Session
 from headrace.service.client.targets import Target
 from headrace.service.messages import (
@@ -44,6 +43,7 @@ from headrace.service.messages import (
     SettleTask,
     TaskAddress,
 )
+from headrace.service.modes.coordinated_reads.session import RoundSession
 from headrace.serving.connections import Answered, Lost
 from headrace.serving.session_runner import SessionRunner
 from headrace.threads import start_thread

@@ -30,7 +30,6 @@ from headrace.plan.traverse import transform
 from headrace.plan.units import Units
 from headrace.rewrites.cut import Half, cut_as
 from headrace.rewrites.optimize import prepare
-from headrace.service.client.in_order import InOrder
 from headrace.service.client.job_use import JobUse
 from headrace.service.client.keeping import Keeper
 from headrace.service.client.losses import report_loss
@@ -41,7 +40,6 @@ from headrace.service.client.reader import RemoteReader
 from headrace.service.client.session import Session
 from headrace.service.client.shell import Shell
 from headrace.service.client.targets import Target
-from headrace.service.client.upper import NO_UNITS, ArrivingUnits, UpperReader, new_session
 from headrace.service.client.visits import account_of, cannot_begin
 from headrace.service.config import ShardingPolicy
 from headrace.service.dispatcher.stub import DispatcherStub
@@ -54,6 +52,8 @@ from headrace.service.messages import (
     Terms,
     WorkerReply,
 )
+from headrace.service.modes.ordered.plan_cut import InOrder
+from headrace.service.modes.ordered.reader import NO_UNITS, ArrivingUnits, UpperReader, new_session
 from headrace.service.worker.here import was_here
 from headrace.transport import address as addresses
 from headrace.transport import inprocess, zeromq

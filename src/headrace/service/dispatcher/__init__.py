@@ -9,26 +9,16 @@ What it remembers, as facts that add up to a state:
     apply          the only code that changes a state
     apply_units    its part about units: dealt, returned, missing
     apply_settled  its part about what clients have of a task
-    apply_saves    its part about saves: begun, files that count, the end
     contradiction  a fact that does not fit, with the story of what it names
     invariants     checks a state, for tests
 
 How workers share an iteration:
 
     assignment     who gets which task, and what follows from facts, whatever the mode
-    modes          which policy a processing mode has
+    modes          which policy a processing mode has (the policies are in `service.modes`)
     unoffered      what another version began, and this one does not offer
     policy         what there is to say of a mode
-    copies         OFF: each worker reads the whole dataset
-    static         FILE, DATA, HINT: each slot of a fixed list of workers has a share of its own
-    rounds         consumers read together: which tasks there are in a round, who is who
-    slots          which slot a worker takes
     python_versions  which workers can run the functions of which datasets
-    dealing        DYNAMIC: the units of one stream go to whoever asks
-    shared         the same where trainers share what workers make
-    shares         which units a task is dealt next
-    backups        in order, what a slow task holds is dealt to an idle one
-    saving         as dealing, and what is made of the units goes to files
 
 What one run of the process knows beside that:
 
@@ -57,7 +47,6 @@ Who decides; each reads, and never writes:
     liveness       who is alive, who leaves, who is gone
     retention      what is forgotten, so that it stays small
     status         who is there, and what is going on
-    saves          saves begin, their files count, their directories are looked after
     losses         what an iteration has lost in the end
     notices        what the log says of a loss
 
@@ -69,7 +58,6 @@ What runs it:
     journal        what `serving.journal` keeps for it
     core           what `serving.core` runs
     roles          who may ask what
-    publisher      brings the directories of saves to what the facts say
     gauges         what Prometheus is told
     server         the shell: port and threads
     stub           typed calls to that server

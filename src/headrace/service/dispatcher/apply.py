@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.service.dispatcher import apply_saves, apply_settled, apply_units, updates
+from headrace.service.dispatcher import apply_settled, apply_units, updates
 from headrace.service.dispatcher.apply_units import (
     forget_done,
     give_back_kept,
@@ -23,7 +23,6 @@ from headrace.service.dispatcher.apply_units import (
 from headrace.service.dispatcher.beginnings import leave_out
 from headrace.service.dispatcher.contradiction import IllegalFactError, illegal, require
 from headrace.service.dispatcher.ranges import united
-from headrace.service.dispatcher.slots import configured
 from headrace.service.dispatcher.state import (
     LEFT,
     PASSES_REMEMBERED,
@@ -37,6 +36,8 @@ from headrace.service.dispatcher.state import (
     Worker,
 )
 from headrace.service.dispatcher.updates import Update
+from headrace.service.modes.distributed_save import apply as apply_saves
+from headrace.service.modes.static.slots import configured
 
 __all__ = ["IllegalFactError", "apply"]
 

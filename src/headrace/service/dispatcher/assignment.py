@@ -15,9 +15,9 @@ import msgspec
 
 from headrace.service.dispatcher import updates
 from headrace.service.dispatcher.modes import policy_of
-from headrace.service.dispatcher.saving import unfinished_saves
 from headrace.service.dispatcher.state import DispatcherState
 from headrace.service.dispatcher.updates import Update
+from headrace.service.modes.distributed_save.policy import unfinished_saves
 
 __all__ = ["consequences", "struck_by"]
 

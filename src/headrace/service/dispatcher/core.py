@@ -15,7 +15,6 @@ from headrace.service.dispatcher.decision import Decision
 from headrace.service.dispatcher.dispatcher import Dispatcher
 from headrace.service.dispatcher.limits import Limits
 from headrace.service.dispatcher.state import DispatcherState
-from headrace.service.dispatcher.static import check_slots_may_change
 from headrace.service.dispatcher.updates import (
     DispatcherStarted,
     SlotsConfigured,
@@ -23,6 +22,7 @@ from headrace.service.dispatcher.updates import (
     Update,
 )
 from headrace.service.messages import ClientUpdate, DispatcherStatus
+from headrace.service.modes.static.policy import check_slots_may_change
 from headrace.serving.core import JournaledCore
 from headrace.serving.journal import Journal
 

@@ -22,7 +22,6 @@ from headrace.service.dispatcher import (
     plans,
     registration,
     retention,
-    saves,
     splits,
     status,
     tasks,
@@ -38,6 +37,7 @@ from headrace.service.dispatcher.presence import Presence
 from headrace.service.dispatcher.state import DispatcherState
 from headrace.service.dispatcher.unoffered import Unoffered
 from headrace.service.dispatcher.updates import Update
+from headrace.service.modes.distributed_save import saves
 from headrace.serving.presence import Pulse
 
 __all__ = ["Dispatcher"]

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from headrace.errors import FailedPreconditionError
 from headrace.service.config import ShardingPolicy
-from headrace.service.dispatcher.copies import Copies
-from headrace.service.dispatcher.dealing import Dealing, ExactDealing
 from headrace.service.dispatcher.policy import Policy
-from headrace.service.dispatcher.rounds import RoundCopies, RoundDealing
-from headrace.service.dispatcher.saving import Saving
-from headrace.service.dispatcher.shared import shared_by_trainers
 from headrace.service.dispatcher.state import DispatcherState, Iteration
-from headrace.service.dispatcher.static import Static
 from headrace.service.dispatcher.unoffered import Unoffered
 from headrace.service.messages import Terms
+from headrace.service.modes.coordinated_reads.policy import RoundCopies, RoundDealing
+from headrace.service.modes.cross_trainer_cache.policy import shared_by_trainers
+from headrace.service.modes.distributed_save.policy import Saving
+from headrace.service.modes.dynamic.policy import Dealing, ExactDealing
+from headrace.service.modes.no_sharding.policy import Copies
+from headrace.service.modes.static.policy import Static
 
 __all__ = ["OFFERED", "SAVING", "name_of", "policy_for", "policy_of"]
 

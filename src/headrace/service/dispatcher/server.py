@@ -14,8 +14,8 @@ from headrace.service.dispatcher.core import DispatcherCore
 from headrace.service.dispatcher.gauges import metrics_of
 from headrace.service.dispatcher.journal import open_journal
 from headrace.service.dispatcher.limits import Limits
-from headrace.service.dispatcher.publisher import Publisher, ask_core
 from headrace.service.dispatcher.roles import let_in
+from headrace.service.modes.distributed_save.publisher import Publisher, ask_core
 from headrace.serving.endpoint import Endpoint
 from headrace.serving.life_cycle import LifeCycle
 from headrace.transport import zeromq

@@ -11,8 +11,6 @@ import msgspec
 from headrace.errors import AbortedError, FailedPreconditionError
 from headrace.service import messages
 from headrace.service.dispatcher import updates
-from headrace.service.dispatcher.backups import has_backups, others_hold, overdue
-from headrace.service.dispatcher.dealing import may_recover
 from headrace.service.dispatcher.decision import Decision, Moment
 from headrace.service.dispatcher.modes import policy_of
 from headrace.service.dispatcher.policy import Policy
@@ -27,6 +25,8 @@ from headrace.service.dispatcher.ranges import (
 from headrace.service.dispatcher.rows import END, Parts
 from headrace.service.dispatcher.state import DispatcherState, Iteration, Task, TaskPhase
 from headrace.service.dispatcher.tasks import workers_task
+from headrace.service.modes.dynamic.policy import may_recover
+from headrace.service.modes.ordered.backups import has_backups, others_hold, overdue
 
 __all__ = ["checked_parts", "checked_units", "get_split", "hand_back"]
 

@@ -12,11 +12,6 @@ What is decided, on plain values, without thread, socket or clock:
     ways          what a task's definition says by name: how units and elements are handed out
     hand_out      what every way to hand out elements does
     first_come    the next portion to who has waited longest
-    shared        every portion to every trainer
-    shared_window the newest portions, and where trainers stand among them
-    rounds        an element to each consumer of every round, or to none
-    balance       rows shared so that each consumer has as many, and none is much dearer
-    file_account  no client: files in place of answers, of which the dispatcher hears
     unit_asking   how many units are asked for, and when
     dealt_order   whence elements are, by units in dealt order
     agenda        what is to be done now, and when to look again
@@ -30,7 +25,6 @@ What does it:
     shell         the session under a lock, the I/O thread, the producers
     task_thread   a thread that reads the iterator of a task
     producer      one that cuts its elements into portions
-    file_producer one that writes them to files
     preloading    modules that are imported before the first task
     outlet        where its portions go: the contract
     unit_ends     when it is said of units that they ended
@@ -40,7 +34,6 @@ What does it:
     sampler       at which steps of datasets the time goes
     hang_detector tasks that make no progress
     opening       the one place where the engine is called
-    round_shape   the rows of a round's batches, shared among consumers
     portion       what answers one request
     answering     how that is put into the answer
     sending       what of a portion is sent

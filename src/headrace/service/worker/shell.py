@@ -24,11 +24,11 @@ from headrace.service.messages import (
     GetElements,
     TaskActivity,
 )
+from headrace.service.modes.distributed_save.producer import FileProducer
 from headrace.service.worker.actions import Actions, Start
 from headrace.service.worker.answering import answer
 from headrace.service.worker.failure import describe, for_clients
 from headrace.service.worker.feed import Feed
-from headrace.service.worker.file_producer import FileProducer
 from headrace.service.worker.hand_out import ReadyByTask
 from headrace.service.worker.hang_detector import HangDetector
 from headrace.service.worker.meters import Meters, Totals

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 from headrace.errors import FailedPreconditionError
 from headrace.service.messages import TaskDefinition
-from headrace.service.worker.file_account import FileAccount
+from headrace.service.modes.coordinated_reads.delivery import Rounds
+from headrace.service.modes.cross_trainer_cache.delivery import Shared
+from headrace.service.modes.distributed_save.delivery import FileAccount
 from headrace.service.worker.first_come import FirstCome
 from headrace.service.worker.hand_out import Bounds, HandOut
-from headrace.service.worker.rounds import Rounds
-from headrace.service.worker.shared import Shared
 
 __all__ = ["found_by_name", "hand_out_of", "is_in_order"]
 

@@ -1,0 +1,5 @@
+"""Dynamic sharding (DYNAMIC): splits of one stream go to the workers that ask for them.
+
+policy   the dispatcher gives out splits, at most once or exactly once
+shares   which units a task gets next
+"""

@@ -1,0 +1,244 @@
+"""Dealing: the units of one stream go to whoever asks (`ShardingPolicy.DYNAMIC`).
+
+Each worker has one task of each unfinished iteration, one that joins later too. Where units came
+back from a leaving worker and nobody runs who could be dealt them, every worker that stays gets
+another task.
+
+An iteration is over when no task runs and somebody reached the end, or nothing is left to deal. A
+task that runs and holds nothing does not keep it open once nothing can be dealt any more: its
+worker may be one that no client reaches. Where several clients read, the end waits until each of
+them was heard since the last task ended, or counts as gone: what one was sent that has died is left
+to the others. Where all tasks were lost before that, or only leaving workers ended while units are
+left, it goes on when a worker joins: until then its clients wait, as they do where there was no
+worker at all.
+
+Units of a task that is lost or failed are dealt again, once all its clients have said what they
+received: those of which none received anything. An iteration is not over before that. A unit that
+came back so twice because a worker process ended is suspected to kill its workers. It is dealt
+with few others, in the end alone; it is given up after three deaths there. A worker that was only
+silent proves nothing about its units: they are dealt again as often as that happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from headrace.errors import FailedPreconditionError
+from headrace.service.dispatcher import updates
+from headrace.service.dispatcher.losses import lost_units
+from headrace.service.dispatcher.policy import Policy, Post, staying
+from headrace.service.dispatcher.ranges import common, located, numbered, subtracted, united
+from headrace.service.dispatcher.state import (
+    Dataset,
+    DispatcherState,
+    Iteration,
+    Task,
+    TaskPhase,
+)
+from headrace.service.dispatcher.updates import Update
+from headrace.service.messages import GetSplit, LostUnits, OpenIteration
+from headrace.service.modes.dynamic.shares import holds_suspects, next_units
+
+__all__ = ["Dealing", "ExactDealing", "may_recover"]
+
+_SLOW = "it was slow, and another worker gave what it held"
+_MOST_DEATHS = 3
+"""Of a unit that was dealt alone: then it is given up."""
+
+
+class Dealing(Policy):
+    """Units are dealt to tasks, first come, first served (`shares`)."""
+
+    deals = True
+    #: Whether who reads is told of units that are whole, without elements (`must_flush`).
+    says_what_is_whole = True
+
+    def check(self, state: DispatcherState, dataset: Dataset, opening: OpenIteration) -> None:
+        """Refuse a dataset without units.
+
+        Raises:
+            FailedPreconditionError: It has none.
+        """
+        if dataset.positions is not None:
+            return
+        raise FailedPreconditionError(
+            f"dataset {dataset.dataset_id} cannot be read with ShardingPolicy.DYNAMIC: it has no "
+            "positions that could be dealt, because it reads another service or has a source that "
+            "cannot be split. Use ShardingPolicy.OFF, or a source with indices: files, arrays, a "
+            "range, Dataset.from_source"
+        )
+
+    def vacant(self, state: DispatcherState, iteration: Iteration) -> list[Post]:
+        """Return a task for each worker without one; for all if no other can take the rest."""
+        tasks = [task for task in state.tasks_of(iteration) if task.phase is not TaskPhase.LOST]
+        running = {task.worker_id for task in tasks if task.phase is TaskPhase.RUNNING}
+        if _has_rest(iteration) and not running & set(staying(state, iteration)):
+            without = _able(state, iteration)
+        else:
+            served = {task.worker_id for task in tasks}
+            without = [each for each in staying(state, iteration) if each not in served]
+        return [Post(worker_id=each) for each in without]
+
+    def loose_end(self, state: DispatcherState, iteration: Iteration) -> Update | None:
+        """Return what becomes of units of a task that is gone, or the end of an idle task."""
+        for task in state.tasks_of(iteration):
+            if task.gone and not task.unsettled and iteration.left_of(task):
+                return _recovery(iteration, task)
+        idle = _idle(state, iteration)
+        if idle is None:
+            return None
+        if idle.returned and not state.workers[idle.worker_id].leaving:
+            # It is still at what another one gave (`backups`): nobody waits for it.
+            return updates.TaskLost(task_id=idle.task_id, reason=_SLOW)
+        return updates.TaskFinished(task_id=idle.task_id)
+
+    def is_over(self, state: DispatcherState, iteration: Iteration) -> bool:
+        """Whether no task runs and nothing can be dealt, now or later."""
+        phases = {task.phase for task in state.tasks_of(iteration)}
+        if not phases or TaskPhase.RUNNING in phases or may_recover(state, iteration):
+            return False
+        if phases == {TaskPhase.LOST}:
+            return iteration.rest == 0
+        # Where every worker that could go on has failed at it, what is left would wait for ever.
+        given_up = TaskPhase.FAILED in phases and not _able(state, iteration)
+        return not _has_rest(iteration) or given_up
+
+    def waits_for(
+        self, state: DispatcherState, iteration: Iteration, is_silent: Callable[[str, int], bool]
+    ) -> list[str]:
+        """Return silent clients where others read too: what they did not use is dealt again."""
+        if len(iteration.clients) < 2:
+            return []
+        return sorted(each for each in iteration.clients if is_silent(each, iteration.iteration_id))
+
+    def next_units(
+        self,
+        state: DispatcherState,
+        iteration: Iteration,
+        task: Task,
+        request: GetSplit,
+        *,
+        is_impatient: bool,
+    ) -> tuple[int, int] | None:
+        """Return the task's share, first come, first served."""
+        return next_units(iteration, task, request.want, request.done, is_impatient=is_impatient)
+
+    def must_flush(
+        self, state: DispatcherState, iteration: Iteration, task: Task, request: GetSplit
+    ) -> bool:
+        """Whether it holds suspects: it is dealt nothing more before they are done.
+
+        Not where a step works on the whole stream: to begin it again would change what comes.
+        """
+        if not (self.says_what_is_whole and _goes_by_units(state, iteration)):
+            return False
+        return holds_suspects(iteration, task, request.done)
+
+    def lost(self, state: DispatcherState, iteration: Iteration) -> tuple[LostUnits, ...]:
+        """Return the units that are missing."""
+        return lost_units(iteration, state.tasks_of(iteration))
+
+    def is_kept(self, state: DispatcherState, iteration: Iteration, task: Task) -> bool:
+        """Whether units are with it which it has delivered, as far as its worker knows."""
+        return task.phase is TaskPhase.FINISHED and not task.gone and bool(task.held)
+
+
+class ExactDealing(Dealing):
+    """The same, and each element comes once: what nobody has of a unit is dealt again in part."""
+
+    exactly_once = True
+
+    def goes_on(self, state: DispatcherState, iteration: Iteration) -> bool:
+        """Whether a worker was lost with what one of the clients has not got.
+
+        A slow client keeps the others from nothing: an iteration is over though its last elements
+        are still on their way to it.
+        """
+        return (
+            bool(iteration.clients)
+            and not iteration.failed
+            and any(
+                task.gone and not task.unsettled and iteration.left_of(task)
+                for task in state.tasks_of(iteration)
+            )
+        )
+
+    def must_flush(
+        self, state: DispatcherState, iteration: Iteration, task: Task, request: GetSplit
+    ) -> bool:
+        """Whether it holds suspects, or waits for what a death brings, which it might outlive.
+
+        Where workers die again and again, that nothing can come back any more may never be.
+        """
+        if iteration.rest == 0:
+            return may_recover(state, iteration)
+        return super().must_flush(state, iteration, task, request)
+
+    def check(self, state: DispatcherState, dataset: Dataset, opening: OpenIteration) -> None:
+        """Refuse a dataset whose elements cannot be told apart.
+
+        Raises:
+            FailedPreconditionError: It says why.
+        """
+        super().check(state, dataset, opening)
+        if not (dataset.origins or opening.terms.half):
+            raise FailedPreconditionError(
+                f"dataset {dataset.dataset_id} cannot be visited exactly once: a step works on the "
+                "whole stream, so that its elements are of no one unit. Put that step after "
+                '`distribute`, or use visitation="at_most_once"'
+            )
+
+
+def may_recover(state: DispatcherState, iteration: Iteration) -> bool:
+    """Whether units may come back from a task that is lost or failed, or from a client."""
+    return any(
+        task.unsettled or (task.departed and task.held) for task in state.tasks_of(iteration)
+    )
+
+
+def _recovery(iteration: Iteration, task: Task) -> Update:
+    """Return what becomes of units of a task that is gone."""
+    left = iteration.left_of(task)
+    if iteration.suspects and iteration.suspects_at_once == 1 and iteration.may_be_poison(task):
+        held = located(task.runs, task.done, left)
+        deadly = numbered(task.runs, task.done, common(held, iteration.suspects))
+        deadly = common(deadly, left)
+        if iteration.exactly_once:
+            # A worker that got on with a unit did not die of it; and others may have had a hand in
+            # what happens once.
+            deadly = subtracted(deadly, task.touched)
+            often = (
+                (unit, unit + 1)
+                for unit, addresses in iteration.deaths.items()
+                if len(addresses) + 1 >= _MOST_DEATHS
+            )
+            deadly = common(deadly, numbered(task.runs, task.done, united(often)))
+        if deadly:
+            return updates.UnitsGivenUp(task_id=task.task_id, units=deadly)
+    return updates.UnitsReturned(task_id=task.task_id, units=left)
+
+
+def _goes_by_units(state: DispatcherState, iteration: Iteration) -> bool:
+    """Whether what workers run of the plan works on units, one by one or some together."""
+    job = state.jobs[iteration.job_id]
+    return bool(job.terms.half) or state.datasets[job.dataset_id].origins
+
+
+def _idle(state: DispatcherState, iteration: Iteration) -> Task | None:
+    """Return a running task of an iteration of which every unit is done, or lost for good."""
+    if iteration.rest != 0 or may_recover(state, iteration):
+        return None
+    running = state.running_tasks(iteration)
+    return None if any(task.held for task in running) else next(iter(running), None)
+
+
+def _has_rest(iteration: Iteration) -> bool:
+    return bool(iteration.returned or iteration.parts) or (
+        not iteration.ended and iteration.rest != 0
+    )
+
+
+def _able(state: DispatcherState, iteration: Iteration) -> list[str]:
+    tasks = state.tasks_of(iteration)
+    failed = {task.worker_id for task in tasks if task.phase is TaskPhase.FAILED}
+    return [worker_id for worker_id in staying(state, iteration) if worker_id not in failed]

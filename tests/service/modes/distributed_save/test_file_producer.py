@@ -1,0 +1,292 @@
+"""A producer of files says that they are whole only between units."""
+
+from __future__ import annotations
+
+import errno
+import re
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import headrace as hr
+from headrace.execution.iterator import ElementIterator
+from headrace.plan.serialize import dump_plan
+from headrace.saved.chunk_file import ChunkFile
+from headrace.saved.directory import SavedDirectory
+from headrace.saved.format import Begun, ChunkRecord
+from headrace.service.messages import SaveOrder, TaskDefinition
+from headrace.service.modes.distributed_save.producer import FileProducer
+from headrace.service.worker.actions import Grant
+from headrace.service.worker.feed import Feed
+from headrace.service.worker.opening import open_plan
+from headrace.service.worker.portion import Portion
+from headrace.storage.folder import LocalFolder
+from tests.service.reading import wait_until
+from tests.service.worker.listed import SECONDS
+
+SAVE = "0" * 16
+
+
+class Session:
+    """Grants units as a test says, and takes what the producer says."""
+
+    def __init__(
+        self,
+        path: Path,
+        dataset: hr.Dataset,
+        *,
+        chunk_bytes: int | None = None,
+        patience: float = 0.3,
+    ) -> None:
+        self.directory = SavedDirectory(path)
+        self.directory.begin(Begun(SAVE, "digest", None))
+        self.said: list[Portion] = []
+        self.failure: str | None = None
+        self.ended_ = threading.Event()
+        self.needs = threading.Semaphore(0)
+        self.feed = Feed(1, self)
+        plan = dump_plan(dataset.plan)
+        task = TaskDefinition(
+            task_id=1,
+            iteration_id=1,
+            dataset_id="1",
+            digest=b"",
+            pass_number=(0,),
+            seed=7,
+            ticket="",
+            deals=True,
+        )
+
+        def opened(hand_over: Callable[[], None]) -> ElementIterator:
+            return open_plan(plan, task, partial(self.feed.next_units, hand_over), worker="w:1")
+
+        order = SaveOrder(SAVE, str(path), b"", chunk_bytes)
+        self.producer = FileProducer(
+            "task-1", opened, self.feed, order=order, stream=4, patience=patience
+        )
+        self.producer.start()
+
+    def produced(self, producer: int, portion: Portion) -> None:
+        self.said.append(portion)
+        self.feed.resume()
+
+    def needs_units(self, producer: int) -> None:
+        self.needs.release()
+
+    def ended(self, producer: int, failure: str | None) -> None:
+        self.failure = failure
+        self.ended_.set()
+
+    def grant(self, *units: tuple[int, int] | None) -> None:
+        for each in units:
+            assert self.needs.acquire(timeout=SECONDS)
+            self.feed.grant(Grant(producer=1, units=each))
+
+    def let_wait(self) -> None:
+        assert self.needs.acquire(timeout=SECONDS)
+        self.feed.let_wait()
+
+    def end(self) -> None:
+        assert self.ended_.wait(SECONDS)
+        self.producer.join(SECONDS)
+
+    def elements(self, portion: Portion) -> list[Any]:
+        found: list[Any] = []
+        for each in portion.files:
+            record = ChunkRecord(4, each.number, each.elements, each.bytes, each.form, 0)
+            folder = self.directory.folder
+            folder.publish(record.name(SAVE), record.public_name(SAVE))
+            chunk = ChunkFile(folder, record, SAVE).read(0, 1 << 20)
+            found += [] if chunk is None else [int(row) for row in chunk.rows()]
+        return found
+
+    def leftovers(self) -> list[str]:
+        return self.directory.folder.leftovers()
+
+
+def test_all_is_said_at_the_end(tmp_path: Path) -> None:
+    session = Session(tmp_path, hr.Dataset.range(10).map(lambda x: x * 2))
+    session.grant((0, 3), (7, 9), None)
+    session.end()
+    (portion,) = session.said
+    assert (portion.done_from, portion.done_to, portion.count) == (0, 5, 5)
+    assert session.elements(portion) == [0, 2, 4, 14, 16]
+    assert session.leftovers() == []
+
+
+def test_files_of_a_good_size_are_said(tmp_path: Path) -> None:
+    session = Session(tmp_path, hr.Dataset.range(1000), chunk_bytes=1000)
+    session.grant((0, 1000), None)
+    session.end()
+    assert len(session.said) > 3
+    assert [each.done_from for each in session.said[1:]] == [e.done_to for e in session.said[:-1]]
+    assert [x for each in session.said for x in session.elements(each)] == [*range(1000)]
+
+
+def test_what_is_whole_is_said_when_units_are_waited_for_in_vain(tmp_path: Path) -> None:
+    session = Session(tmp_path, hr.Dataset.range(10))
+    session.grant((0, 3))
+    session.let_wait()
+    wait_until(lambda: bool(session.said))
+    assert session.said[0].done_to == 3
+    session.feed.grant(Grant(producer=1, units=(3, 5)))
+    session.grant(None)
+    session.end()
+    assert session.elements(session.said[1]) == [3, 4]
+
+
+def test_what_a_step_holds_is_said_when_it_has_run_out(tmp_path: Path) -> None:
+    session = Session(tmp_path, hr.Dataset.range(10).filter(lambda x: x % 2 == 0).batch(2))
+    session.grant((0, 3))
+    session.let_wait()
+    session.feed.grant(Grant(producer=1, units=(3, 5)))
+    session.grant(None)
+    session.end()
+    assert [each.done_to for each in session.said] in ([5], [3, 5])
+    assert sum(each.count for each in session.said) == 2
+
+
+@pytest.mark.parametrize("and_waits", [False, True])
+def test_what_steps_hold_is_said_at_a_pause(tmp_path: Path, and_waits: bool) -> None:
+    dataset = hr.Dataset.range(100).filter(lambda x: x < 60).shuffle(1000, seed=3).batch(4)
+    session = Session(tmp_path, dataset.unbatch())
+    session.grant((0, 8))
+    assert session.needs.acquire(timeout=SECONDS)
+    assert session.said == []
+    session.feed.grant(Grant(producer=1, is_pause=True))
+    if and_waits:
+        session.let_wait()
+        session.needs.release()
+    session.grant((50, 70), (3, 4), None)
+    session.end()
+    assert [(each.done_from, each.done_to) for each in session.said] == [(0, 8), (8, 29)]
+    assert sorted(session.elements(session.said[0])) == [*range(8)]
+    assert sorted(session.elements(session.said[1])) == [3, *range(50, 60)]
+
+
+def test_units_without_elements_are_said_too(tmp_path: Path) -> None:
+    session = Session(tmp_path, hr.Dataset.range(10).filter(lambda x: x < 2))
+    session.grant((0, 8))
+    session.let_wait()
+    wait_until(lambda: bool(session.said))
+    assert sum(each.count for each in session.said) == 2
+    session.feed.grant(Grant(producer=1))
+    session.end()
+    assert session.failure is None
+
+
+def test_a_function_that_raises_ends_it(tmp_path: Path) -> None:
+    def seven(x: int) -> int:
+        if x == 7:
+            raise ValueError("seven")
+        return x
+
+    session = Session(tmp_path, hr.Dataset.range(10).map(seven))
+    session.grant((0, 10))
+    session.end()
+    assert session.failure is not None
+    assert "seven" in session.failure
+    assert session.said == []
+    assert session.leftovers() == []
+
+
+class FullDisk:
+    """A file on a disk that has room for some bytes, and for more when `room` is raised."""
+
+    def __init__(self, file: Any, room: int) -> None:
+        self._file = file
+        self.room = room
+        self.refused = threading.Event()
+
+    def write(self, data: Any) -> int:
+        taken = min(self.room, len(data))
+        if not taken:
+            self.refused.set()
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.room -= taken
+        return int(self._file.write(data[:taken]))
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def test_a_disk_that_is_full_for_a_while_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disks: list[FullDisk] = []
+    create = LocalFolder.create
+
+    def full(self: LocalFolder, name: str) -> Any:
+        disks.append(FullDisk(create(self, name), room=100))
+        return disks[-1]
+
+    with monkeypatch.context() as patched:
+        session = Session(tmp_path, hr.Dataset.range(1000), patience=60.0)
+        patched.setattr(LocalFolder, "create", full)
+        session.grant((0, 1000), None)
+        wait_until(lambda: bool(disks))
+        assert disks[0].refused.wait(SECONDS)
+        assert session.said == []
+        disks[0].room = 1 << 30
+        session.end()
+    assert session.failure is None
+    assert [x for each in session.said for x in session.elements(each)] == [*range(1000)]
+
+
+def test_a_save_that_is_called_off_waits_for_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = FullDisk(open("/dev/null", "wb"), room=0)  # noqa: SIM115 - closed by its user
+    with monkeypatch.context() as patched:
+        session = Session(tmp_path, hr.Dataset.range(10), patience=600.0)
+        patched.setattr(LocalFolder, "create", lambda self, name: disk)
+        session.grant((0, 10), None)
+        assert disk.refused.wait(SECONDS)
+        session.feed.close()
+        session.end()
+    assert session.failure is not None
+
+
+def test_a_disk_that_stays_full_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: object, name: str) -> Any:
+        return open("/dev/full", "wb", buffering=0)
+
+    with monkeypatch.context() as patched:
+        session = Session(tmp_path, hr.Dataset.range(10))
+        patched.setattr("headrace.storage.folder.LocalFolder.create", full)
+        session.grant((0, 10), None)
+        session.end()
+    assert session.failure is not None
+    assert re.search(
+        rf"'{tmp_path}/.*\.arrow' cannot be written: No space left .* \([\d,]+ of [\d,]+ bytes are",
+        session.failure,
+    )
+    assert session.failure.count("cannot be written") == 1
+
+
+def test_a_plan_that_cannot_be_opened_says_so(tmp_path: Path) -> None:
+    session = Session(tmp_path, hr.Dataset.range(3))
+    session.grant((0, 3), None)
+    session.end()
+
+    def refuse(hand_over: Callable[[], None]) -> ElementIterator:
+        raise ValueError("no such thing")
+
+    order = SaveOrder(SAVE, str(tmp_path), b"")
+    session.ended_.clear()
+    FileProducer("task-2", refuse, Feed(2, session), order=order, stream=5).start()
+    session.end()
+    assert session.failure == "its plan cannot be opened: ValueError: no such thing"
+
+
+def test_one_that_is_closed_leaves_nothing_half_written(tmp_path: Path) -> None:
+    session = Session(tmp_path, hr.Dataset.range(1 << 20))
+    session.grant((0, 1 << 18))
+    assert session.needs.acquire(timeout=SECONDS)
+    session.feed.close()
+    session.end()
+    assert session.leftovers() == []

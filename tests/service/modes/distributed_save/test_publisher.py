@@ -1,0 +1,222 @@
+"""The publisher brings directories to what the facts say; each step may be done twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.errors import UnavailableError
+from headrace.saved.directory import SavedDirectory
+from headrace.saved.format import Begun, ChunkRecord
+from headrace.service import messages
+from headrace.service.modes.distributed_save import publisher as publishing
+from headrace.service.modes.distributed_save.publisher import Publisher
+from headrace.serving.call import Question
+from tests.service.dispatcher.scenario import Scenario, saving
+
+SAVE, OTHER = "0" * 16, "1" * 16
+
+
+class Directories:
+    """A dispatcher, one worker with a task, and a publisher that is called by hand."""
+
+    def __init__(self, path: Path, patience: float = 30.0) -> None:
+        self.path = path / "saved"
+        self.scene = Scenario(keeps_journal=True)
+        self.scene.register(positions=4)
+        self.scene.add_worker("u")
+        self.patience = patience
+        self.begin_again()
+
+    def begin_again(self) -> None:
+        """Start another publisher, as after a restart."""
+        self.publisher = Publisher(self._ask, self.patience)
+
+    def _ask(self, question: Question[Any]) -> Any:
+        return self.scene.ask(question)  # type: ignore[arg-type]
+
+    def look(self) -> None:
+        self.publisher._look()
+
+    def begin(self, save: str = SAVE) -> None:
+        self.scene.ask(saving(save, path=str(self.path)))
+
+    def write(self, *contents: bytes, done: int) -> None:
+        """Let the worker write files, and say so."""
+        (task,) = self.scene.state.tasks.values()
+        while task.dealt < done:
+            self.scene.split(task.task_id, want=done - task.dealt)
+        records = [
+            ChunkRecord(task.task_id, task.stored + place, 1, len(content), "{}")
+            for place, content in enumerate(contents)
+        ]
+        folder = SavedDirectory(self.path).folder
+        for record, content in zip(records, contents, strict=True):
+            with folder.create(record.name(SAVE)) as file:
+                file.write(content)
+        self.scene.ask(
+            messages.SaveFiles(
+                worker_id="u",
+                number=task.commits,
+                files=tuple(
+                    messages.SavedFile(r.number, r.elements, r.bytes, "{}") for r in records
+                ),
+                done=done,
+                **self.scene.shown(task.task_id),
+            )
+        )
+
+    def finish(self) -> None:
+        (task,) = self.scene.state.tasks.values()
+        self.scene.finish("u", task.task_id)
+
+    def update(self, save: str = SAVE) -> messages.SaveUpdate:
+        return self.scene.ask(messages.GetSave(save=save))
+
+    def names(self) -> list[str]:
+        return sorted(each.name for each in self.path.iterdir())
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> Iterator[Directories]:
+    there = Directories(tmp_path)
+    yield there
+    there.scene.check()
+
+
+def test_a_directory_is_begun_filled_and_finished(there: Directories) -> None:
+    there.begin()
+    there.look()
+    assert there.update().is_open
+    assert there.names() == ["dataset.json"]
+    there.write(b"one", b"two", done=2)
+    there.look()
+    assert [name[:8] for name in there.names()] == ["00000000", "00000001", "dataset."]
+    there.write(b"three", done=4)
+    there.finish()
+    there.look()
+    assert there.update().is_closed
+    standing = SavedDirectory(there.path).look()
+    assert standing.chunks is not None
+    assert [each.bytes for each in standing.chunks] == [3, 3, 5]
+
+
+def test_after_a_restart_all_is_done_again_that_may_not_have_been(there: Directories) -> None:
+    there.begin()
+    for step in (
+        lambda: None,
+        lambda: there.write(b"one", done=2),
+        lambda: there.write(b"two", done=4),
+        there.finish,
+    ):
+        step()
+        there.look()
+        there.begin_again()
+        there.scene.restart()
+        there.look()
+    assert there.update().is_closed
+    assert len(SavedDirectory(there.path).look().chunks or ()) == 2
+
+
+def test_files_that_do_not_count_are_never_seen_and_are_swept(there: Directories) -> None:
+    there.begin()
+    there.look()
+    directory = SavedDirectory(there.path)
+    with directory.folder.create(ChunkRecord(7, 0).name(SAVE)) as file:
+        file.write(b"of a worker that died")
+    (there.path / "stray").write_bytes(b"")
+    there.write(b"one", done=4)
+    there.look()
+    assert len(directory.published(SAVE)) == 1
+    there.finish()
+    there.look()
+    assert directory.folder.leftovers() == []
+    assert "stray" in there.names()
+
+
+def test_a_directory_that_holds_a_dataset_is_left_alone(there: Directories) -> None:
+    directory = SavedDirectory(there.path)
+    directory.begin(Begun(OTHER, "other", None))
+    directory.finish(OTHER, [])
+    there.begin()
+    there.look()
+    there.look()
+    update = there.update()
+    assert (update.is_closed, update.kind) == (True, "AlreadyExistsError")
+    assert there.names() == ["DONE", "dataset.json"]
+
+
+def test_a_save_that_failed_says_so_in_its_directory(there: Directories) -> None:
+    there.begin()
+    there.look()
+    there.write(b"one", done=2)
+    (task,) = there.scene.state.tasks
+    there.scene.fail("u", task, "ValueError: seven")
+    there.look()
+    assert there.update().is_closed
+    assert there.names() == ["ERROR", "dataset.json"]
+    assert SavedDirectory(there.path).look().error == "the worker at u:1: ValueError: seven"
+
+
+def test_a_directory_that_another_save_took_is_left_to_it(there: Directories) -> None:
+    there.begin()
+    there.look()
+    SavedDirectory(there.path).begin(Begun(OTHER, "digest", None))
+    there.write(b"one", done=4)
+    there.look()
+    there.look()
+    update = there.update()
+    assert (update.is_closed, update.kind) == (True, "AbortedError")
+    assert SavedDirectory(there.path).look() == (Begun(OTHER, "digest", None), None, None)
+
+
+def test_what_cannot_be_done_now_is_tried_again_and_then_fails(
+    there: Directories, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: object, *args: object) -> None:
+        raise UnavailableError("no space left on device")
+
+    there.begin()
+    there.look()
+    there.write(b"one", done=4)
+    there.finish()
+    with monkeypatch.context() as patched:
+        patched.setattr(SavedDirectory, "finish", full)
+        there.look()
+        assert not there.update().error
+    there.look()
+    assert there.update().is_closed
+    assert not there.update().error
+
+
+def test_a_disk_that_stays_full_fails_the_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: object, *args: object) -> None:
+        raise UnavailableError("no space left on device")
+
+    there = Directories(tmp_path, patience=0.0)
+    there.begin()
+    there.look()
+    there.write(b"one", done=4)
+    there.finish()
+    monkeypatch.setattr(SavedDirectory, "finish", full)
+    there.look()
+    there.look()
+    assert (there.update().is_closed, there.update().error) == (True, "no space left on device")
+
+
+def test_the_thread_looks_when_a_fact_is_about_a_save(tmp_path: Path) -> None:
+    there = Directories(tmp_path)
+    asked: list[object] = []
+    publisher = Publisher(asked.append)
+    assert publishing._LOOK_SECONDS == 1.0
+    publisher.heard(there.scene.facts)
+    assert not publisher._bell.is_set()
+    there.begin()
+    publisher.heard(there.scene.facts)
+    assert publisher._bell.is_set()
+    publisher.close()
