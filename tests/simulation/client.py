@@ -458,7 +458,7 @@ class ClientProcess(Peer):
         self._owed.pop((delivery.task.task_id, delivery.number), None)
         self.session.used_up(delivery.task.task_id, delivery.number)
         payload, answer = delivery.payload, delivery.answer
-        if isinstance(payload, Exception) and (answer is None or answer.failed < 0):
+        if isinstance(payload, Exception) and (answer is None or answer.origins.failed < 0):
             self.reading.errors.append(payload)
         content = None
         if isinstance(payload, Exception):

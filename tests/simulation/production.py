@@ -18,6 +18,7 @@ from headrace.errors import UserFunctionError
 from headrace.execution.begun import begun_units
 from headrace.service.dispatcher.ranges import Ranges
 from headrace.service.dispatcher.rows import END, EVERYTHING, OriginRun
+from headrace.service.messages import ElementOrigins
 from headrace.service.worker.dealt_order import DealtOrder
 from headrace.service.worker.opening import units_whole
 from headrace.service.worker.portion import Portion
@@ -359,7 +360,7 @@ class _Account:
             done_from=before,
             done_to=self._units,
             touched=self._touched,
-            origins=self._origins(elements, says_ends=state is None),
+            mode=self._origins(elements, says_ends=state is None),
         )
 
     def ends(self) -> Portion:
@@ -369,7 +370,7 @@ class _Account:
             done_from=self._units,
             done_to=self._units,
             touched=self._touched,
-            origins=self._origins([]),
+            mode=self._origins([]),
         )
 
     def whole(self) -> Portion:
@@ -381,34 +382,35 @@ class _Account:
             done_from=before,
             done_to=self._units,
             touched=self._touched,
-            origins=self._origins([]),
+            mode=self._origins([]),
         )
 
     def error(self, error: UserFunctionError, atom: Atom) -> Portion:
         before = self._units
-        failed = -1
+        failed, failed_at = -1, (0, 0)
         if self._says_origins:
+            failed_at = 0, 1  # the first of its unit
             place = (atom[0], 1, self._stream.plan.ordinal(atom), 1)
             failed = self._stream.order.origins([place], [])[0][0]
         self._count_units()
         return Portion(
             first=self._first,
             error=error,
-            failed=failed,
-            failed_at=(0, 1),  # the first of its unit
             done_from=before,
             done_to=self._units,
             touched=self._touched,
-            origins=self._origins([]),
+            mode=self._origins([], failed=failed, failed_at=failed_at),
         )
 
-    def _origins(self, elements: list[Element], *, says_ends: bool = True) -> tuple[OriginRun, ...]:
+    def _origins(
+        self, elements: list[Element], *, says_ends: bool = True, **failure: Any
+    ) -> ElementOrigins | None:
         """Return whence elements are, and which units ended since the last time.
 
         That a unit ended with an error is said with the error, and not before.
         """
         if not self._says_origins:
-            return ()
+            return None
         stream, runs = self._stream, list[OriginRun]()
         for unit, k in (atom for element in elements for atom in element):
             ordinal = stream.plan.ordinal((unit, k))
@@ -418,7 +420,7 @@ class _Account:
                 runs.append((unit, 1, ordinal, 1))
         ended = [(unit, 1, count) for unit, count in stream.ends if says_ends]
         stream.ends = stream.ends[len(ended) :]
-        return stream.order.origins(runs, ended)
+        return ElementOrigins(runs=stream.order.origins(runs, ended), **failure)
 
     def _count_units(self, state: Any = None) -> None:
         if self._stream.is_dealt:

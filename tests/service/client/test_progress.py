@@ -10,12 +10,7 @@ import pytest
 from headrace.errors import FailedPreconditionError
 from headrace.execution.delivered import END, Delivered
 from headrace.service.client.progress import Progress, rows_given
-from headrace.service.messages import Elements
-
-
-def answer_of(**fields: Any) -> Elements:
-    return Elements(**{"first": 0, "count": 0, "end": False, **fields})
-
+from tests.service.answers import answer_of
 
 TWO_UNITS = ((0, 1, 0, 2), (1, 1, 0, 2), (0, 2, 2, END - 2))
 """Units 0 and 1 of two elements each, which both have ended."""

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from headrace.service.client.receipt import Receipt
-from headrace.service.messages import Elements
+from headrace.service.messages import ElementOrigins, Elements
 
 
 def answer(first: int, count: int, done: tuple[int, int], touched: int, begun: int = 0) -> Elements:
@@ -75,7 +75,9 @@ def test_of_an_answer_that_was_begun_those_count_whose_origins_are_known(
     origins: tuple[tuple[int, int, int, int], ...], is_mixed: bool, used: int, parts: object
 ) -> None:
     receipt = Receipt()
-    begun = msgspec.structs.replace(answer(0, 4, (0, 0), 1), origins=origins, is_mixed=is_mixed)
+    begun = msgspec.structs.replace(
+        answer(0, 4, (0, 0), 1), mode=ElementOrigins(runs=origins, is_mixed=is_mixed)
+    )
     receipt.begin(begun, used)
     assert receipt.parts == parts
     assert receipt.touched == ((0, 1),)
@@ -92,7 +94,7 @@ def test_what_came_is_the_same_however_seldom_somebody_asks() -> None:
         first += chance.choice([0, 0, 0, 4])  # what came to somebody else
         came = msgspec.structs.replace(
             answer(first, count, (done, done + more), done + more + 1, begun=done),
-            origins=((done, 1 + more, 0, 2),),
+            mode=ElementOrigins(runs=((done, 1 + more, 0, 2),)),
             done=max(0, done - 20),
         )
         first, done = first + count, done + more

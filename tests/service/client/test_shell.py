@@ -14,7 +14,7 @@ from headrace.service.client.actions import Delivery
 from headrace.service.client.session import Session
 from headrace.service.client.shell import Shell
 from headrace.service.client.targets import Target
-from headrace.service.messages import Elements, IterationOpened, TaskAddress
+from headrace.service.messages import Elements, IterationOpened, Skipped, TaskAddress
 from headrace.service.modes.coordinated_reads.session import RoundSession
 from headrace.serving.connections import Answered
 from headrace.transport.channel import Reply
@@ -68,7 +68,7 @@ def test_elements_that_were_gone_count_once_however_often_the_answer_comes() -> 
     number = session.act(0.0).asks[0].number
     shell = shell_of(session)
     before = REGISTRY.get_sample_value("headrace_elements_skipped_total") or 0.0
-    reply = Reply(1, Elements(first=100, count=1, end=False, skipped=100), ())
+    reply = Reply(1, Elements(first=100, count=1, end=False, mode=Skipped(count=100)), ())
     for _ in range(3):
         shell._take_answer(Answered(1, number, reply), 0.1)
     assert session.skipped == 100

@@ -102,6 +102,6 @@ def test_all_that_a_shuffle_holds_is_put_and_its_units_are_whole() -> None:
         producer.join(SECONDS)
     rows = [row for portion in put if portion.count for row in wire.decode(portion.buffers).rows()]
     assert sorted(int(np.max(row)) for row in rows) == [0, 1, 2, 2, 3, 4]
-    ends = [run for portion in put for run in portion.origins if run[2] + run[3] == END]
+    ends = [run for portion in put for run in portion.origins.runs if run[2] + run[3] == END]
     ended = {unit for first, units, _, _ in ends for unit in range(first, first + units)}
     assert ended >= set(range(8)), "all units ended, those without elements as well"

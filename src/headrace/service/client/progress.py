@@ -94,8 +94,8 @@ class _Numbers:
         if self.runs and self.runs[0][0] + self.runs[0][1] <= done:
             self.runs = tuple(run for run in self.runs if run[0] + run[1] > done)
         known = self.runs[-1][0] + self.runs[-1][1] if self.runs else 0
-        if answer.dealt and answer.dealt[-1][0] >= known:
-            new = [each[:3] for each in answer.dealt if each[0] >= known]
+        if answer.origins.dealt and answer.origins.dealt[-1][0] >= known:
+            new = [each[:3] for each in answer.origins.dealt if each[0] >= known]
             self.runs = (*self.runs, *new)
 
 
@@ -127,29 +127,29 @@ def rows_given(answer: Elements, count: int, size: int) -> Iterable[OriginRun]:
         FailedPreconditionError: Whence those are nobody knows.
     """
     if count >= size:
-        return answer.origins
+        return answer.origins.runs
     if not count:
         return ()
-    rows = count_rows(answer.origins)
-    number = sum(answer.sizes[:count]) if answer.sizes else count * (rows // size)
-    ends = [run for run in answer.origins if run[2] + run[3] >= END]
-    if not answer.is_mixed:
-        return with_ends(first_rows(_elements_in(answer.origins), number), ends)
+    rows = count_rows(answer.origins.runs)
+    number = sum(answer.origins.sizes[:count]) if answer.origins.sizes else count * (rows // size)
+    ends = [run for run in answer.origins.runs if run[2] + run[3] >= END]
+    if not answer.origins.is_mixed:
+        return with_ends(first_rows(_elements_in(answer.origins.runs), number), ends)
     order = _order_of(answer)
     if len(order) != rows:
         raise FailedPreconditionError(
             "the worker does not say which elements of a portion came first: is it of another "
             "version of Headrace?"
         )
-    units, ordinals = _expanded(_elements_in(answer.origins))
+    units, ordinals = _expanded(_elements_in(answer.origins.runs))
     chosen = order < number
     return with_ends(runs_of(units[chosen], ordinals[chosen]), ends)
 
 
 def _order_of(answer: Elements) -> NDArray[Any]:
-    if answer.turns:
-        return order_in_turns(InParts(tuple([InTurns(*each) for each in answer.turns])))
-    return np.frombuffer(answer.order, "<u4")
+    if answer.origins.turns:
+        return order_in_turns(InParts(tuple([InTurns(*each) for each in answer.origins.turns])))
+    return np.frombuffer(answer.origins.order, "<u4")
 
 
 def _elements_in(origins: Iterable[OriginRun]) -> list[OriginRun]:

@@ -78,10 +78,10 @@ class Receipt:
         self._next = answer.first + answer.count
         start = max(answer.done_from, self._since)
         _add_run(self._whole, start, answer.done_to)
-        if answer.origins:
+        if answer.origins.runs:
             self._has_origins = True
         if self._has_origins:
-            self._rows.add_with_whole(answer.origins, start, answer.done_to)
+            self._rows.add_with_whole(answer.origins.runs, start, answer.done_to)
             self._rows.forget(answer.done)
         self._touch(answer)
 
@@ -94,9 +94,9 @@ class Receipt:
         self._go_through()
         self._touch(answer)
         if number >= answer.count:
-            self._rows.add(answer.origins)
-        elif count_rows(answer.origins) == answer.count and not answer.is_mixed:
-            self._rows.add(first_rows(answer.origins, number))
+            self._rows.add(answer.origins.runs)
+        elif count_rows(answer.origins.runs) == answer.count and not answer.origins.is_mixed:
+            self._rows.add(first_rows(answer.origins.runs, number))
 
     def _touch(self, answer: Elements) -> None:
         """Take note that something came of an answer."""

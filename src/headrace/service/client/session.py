@@ -37,6 +37,7 @@ from headrace.service.messages import (
     GetElements,
     IterationOpened,
     SettleTask,
+    Skipped,
     TaskAddress,
 )
 from headrace.service.modes.cross_trainer_cache.falling_behind import FallingBehind
@@ -239,7 +240,8 @@ class Session(Reading[Task]):
             entry = (answer, payload)
             task.ending = task.ending or answer.end
             if task.window.awaits(number):
-                self._behind.skipped(answer.skipped, task.address.worker_address)
+                skipped = answer.mode.count if isinstance(answer.mode, Skipped) else 0
+                self._behind.skipped(skipped, task.address.worker_address)
             # With nothing in it the end is near, and waits until the dispatcher has heard of each
             # client; or all that was held was given, and more is dealt when that is used.
             task.draining = not (answer.count or answer.error)

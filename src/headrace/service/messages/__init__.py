@@ -43,9 +43,13 @@ from headrace.service.messages.datasets import (
     RegisterDataset,
 )
 from headrace.service.messages.elements import (
+    NO_ORIGINS,
     WORD,
+    ElementOrigins,
     Elements,
     GetElements,
+    RoundProgress,
+    Skipped,
 )
 from headrace.service.messages.iterations import (
     ClientHeartbeat,
@@ -102,6 +106,7 @@ from headrace.serving.call import Done, Ping
 __all__ = [
     "FOR_CLIENTS",
     "FOR_UNITS",
+    "NO_ORIGINS",
     "PLAN_PART_BYTES",
     "WORD",
     "BeginSave",
@@ -116,6 +121,7 @@ __all__ = [
     "DispatcherStatus",
     "Done",
     "DropClient",
+    "ElementOrigins",
     "Elements",
     "FailTask",
     "FinishTask",
@@ -142,11 +148,13 @@ __all__ = [
     "RegisterDataset",
     "RegisterWorker",
     "ReportUnreachable",
+    "RoundProgress",
     "SaveFiles",
     "SaveOrder",
     "SaveUpdate",
     "SavedFile",
     "SettleTask",
+    "Skipped",
     "SplitGranted",
     "StageSeconds",
     "StageStatus",

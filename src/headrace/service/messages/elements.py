@@ -4,11 +4,68 @@ from __future__ import annotations
 
 from headrace.serving.call import Message, Question
 
-__all__ = ["WORD", "Elements", "GetElements"]
+__all__ = [
+    "NO_ORIGINS",
+    "WORD",
+    "ElementOrigins",
+    "Elements",
+    "GetElements",
+    "RoundProgress",
+    "Skipped",
+]
 
 WORD = -1
 """The number of a request for no element: where tasks are read in rounds, its answer says how many
 of them are whole."""
+
+
+class ElementOrigins(Message, frozen=True):
+    """Where elements come from, for exactly-once and ordered reading."""
+
+    runs: tuple[tuple[int, int, int, int], ...] = ()
+    """The origins (`dispatcher.rows.OriginRun`) in the order of the elements; then, of units that
+    ended, the ordinals after the last."""
+    is_mixed: bool = False
+    """The origins are in another order than the elements."""
+    order: bytes = b""
+    """Where they are: for each of them, in their order, which it is in the order of the elements,
+    as 32 bits (little-endian)."""
+    turns: tuple[tuple[tuple[int, ...], int, int, int], ...] = ()
+    """In place of `order`, where units take turns: in the order of the elements, (units of the
+    stream, elements in a turn, elements that came before since the cycle began, elements). Origins
+    are sorted by those units."""
+    sizes: tuple[int, ...] = ()
+    """How many origins each element has; empty: all as many."""
+    dealt: tuple[tuple[int, int, int, int], ...] = ()
+    """(number, units, unit, first) for what was dealt to the task and is not done: `units` units of
+    the stream from `unit` on, the first of which has this number in dealt order, and of each the
+    ordinals from `first` on."""
+    failed: int = -1
+    """With an error, where elements are wanted in order: the unit, in dealt order, that it is
+    of."""
+    failed_at: tuple[int, int] = (0, 0)
+    """With `failed`: where the error stands in the unit. (ordinal of the element before which it
+    stands, its number among those that stand there, from 1 on; 0: the element before that one has
+    failed itself; -1: so it has, below steps of the client's half that choose)"""
+
+
+NO_ORIGINS = ElementOrigins()
+
+
+class RoundProgress(Message, frozen=True):
+    """How far rounds are, for coordinated reads. `Elements.first` is the number of the round."""
+
+    whole: int
+    """So many rounds, from the first on, arrived at every consumer."""
+    behind: tuple[int, ...] = ()
+    """In the answer to a word: consumers that have not received the next round, which is made."""
+
+
+class Skipped(Message, frozen=True):
+    """What a trainer missed that fell behind a cross-trainer cache."""
+
+    count: int
+    """Elements before the first of the answer, which had gone."""
 
 
 class Elements(Message, frozen=True):
@@ -30,44 +87,19 @@ class Elements(Message, frozen=True):
     of those before `done_from`, nothing came with this one."""
     begun: int = 0
     """Of units from this one on, in dealt order, nothing came with an earlier answer to anybody."""
-    error: bytes | None = None
-    """What stands in an element's place, with `count` 0 (`transport.envelope.encode_error`). It is
-    data, whatever its class: an error as the answer itself is about the request alone."""
-    whole: int = 0
-    """Where the task is read in rounds: so many of them, from the first on, arrived at every
-    consumer. `first` is the number of the round."""
-    behind: tuple[int, ...] = ()
-    """In the answer to a word: consumers that have not received the next round, which is made."""
-    origins: tuple[tuple[int, int, int, int], ...] = ()
-    """Where the task's definition says so: whence the elements are (`dispatcher.rows.OriginRun`),
-    in their order; then, of units that ended, the ordinals after the last."""
     done: int = 0
     """Units before this one, in dealt order, were delivered and acknowledged, to whichever
     clients, and the dispatcher knows it."""
-    skipped: int = 0
-    """Elements before the first that the trainer did not get: it fell behind what the worker
-    keeps, and they had gone."""
-    dealt: tuple[tuple[int, int, int, int], ...] = ()
-    """Where elements have origins: (number, units, unit, first) for what was dealt to the
-    task and is not done: `units` units of the stream from `unit` on, the first of which has this
-    number in dealt order, and of each the ordinals from `first` on."""
-    failed: int = -1
-    """With `error`, where elements are wanted in order: the unit, in dealt order, that it is of."""
-    is_mixed: bool = False
-    """The origins are in another order than the elements."""
-    failed_at: tuple[int, int] = (0, 0)
-    """With `failed`: where the error stands in the unit. (ordinal of the element before which it
-    stands, its number among those that stand there, from 1 on; 0: the element before that one has
-    failed itself; -1: so it has, below steps of the client's half that choose)"""
-    order: bytes = b""
-    """Where they are: for each of them, in their order, which it is in the order of the elements,
-    as 32 bits (little-endian)."""
-    turns: tuple[tuple[tuple[int, ...], int, int, int], ...] = ()
-    """In place of `order`, where units take turns: in the order of the elements, (units of the
-    stream, elements in a turn, elements that came before since the cycle began, elements). Origins
-    are sorted by those units."""
-    sizes: tuple[int, ...] = ()
-    """How many origins each element has; empty: all as many."""
+    error: bytes | None = None
+    """What stands in an element's place, with `count` 0 (`transport.envelope.encode_error`). It is
+    data, whatever its class: an error as the answer itself is about the request alone."""
+    mode: ElementOrigins | RoundProgress | Skipped | None = None
+    """What the task's reading mode adds."""
+
+    @property
+    def origins(self) -> ElementOrigins:
+        """Where the elements come from; nothing where the reading mode does not say it."""
+        return self.mode if isinstance(self.mode, ElementOrigins) else NO_ORIGINS
 
 
 class GetElements(Question[Elements], frozen=True):

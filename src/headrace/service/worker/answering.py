@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from msgspec.structs import replace
+
 from headrace.service.messages import Elements
 from headrace.service.worker.portion import Answer, Portion
 from headrace.service.worker.sending import frame_of
@@ -41,17 +43,8 @@ def answer(
             done_to=content.done_to,
             touched=content.touched,
             begun=content.begun,
-            whole=content.whole,
-            error=None if content.error is None else encode_error(content.error),
-            origins=content.origins,
             done=content.done,
-            skipped=content.skipped,
-            dealt=content.dealt,
-            failed=content.failed,
-            failed_at=content.failed_at,
-            is_mixed=content.is_mixed,
-            order=content.order,
-            turns=content.turns,
-            sizes=content.sizes,
+            error=None if content.error is None else encode_error(content.error),
+            mode=replace(content.origins, dealt=content.dealt) if content.dealt else content.mode,
         )
         request.reply(message, frame_of(content))

@@ -34,7 +34,7 @@ from headrace.service.dispatcher.ranges import (
     united,
 )
 from headrace.service.dispatcher.rows import Rows
-from headrace.service.messages import Elements, GetElements
+from headrace.service.messages import ElementOrigins, Elements, GetElements
 from headrace.service.worker.hand_out import Bounds, Departure, HandOut, Left, Ready
 from headrace.service.worker.portion import Answer, Portion
 from headrace.serving.conversation import Delivery
@@ -265,7 +265,7 @@ class FirstCome(HandOut[R]):
             return answers, Departure(units=alone, lost=subtracted(lost, alone))
         rows, used = Rows(), self._used.get(client_id, Rows())
         for portion in given:
-            rows.add(portion.origins)
+            rows.add(portion.origins.runs)
         return answers, Departure(
             units=alone,
             lost=(),
@@ -288,7 +288,7 @@ class FirstCome(HandOut[R]):
         for portion in portions:
             # Units that begin and end with a portion came with nothing else.
             start = max(portion.done_from, portion.begun)
-            rows.add_with_whole(portion.origins, start, portion.done_to)
+            rows.add_with_whole(portion.origins.runs, start, portion.done_to)
 
     def forget(self, client_id: str) -> list[tuple[R, Answer]]:
         """Take note that the dispatcher has heard of what a client that is gone was given."""
@@ -342,7 +342,7 @@ class FirstCome(HandOut[R]):
             done_to=self._units_at_end,
             touched=max(self._touched, self._units_at_end),
             begun=self._touched,
-            dealt=self._not_done(),
+            mode=ElementOrigins(dealt=dealt) if (dealt := self._not_done()) else None,
         )
 
     def _left(self) -> Left:

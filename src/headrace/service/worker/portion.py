@@ -6,8 +6,14 @@ from collections.abc import Sequence
 
 import msgspec
 
-from headrace.service.dispatcher.rows import OriginRun
-from headrace.service.messages import Elements, SavedFile
+from headrace.service.messages import (
+    NO_ORIGINS,
+    ElementOrigins,
+    Elements,
+    RoundProgress,
+    SavedFile,
+    Skipped,
+)
 from headrace.transport.channel import Buffer
 
 __all__ = ["Answer", "Portion"]
@@ -28,37 +34,27 @@ class Portion(msgspec.Struct, frozen=True, kw_only=True):
     touched: int = 0
     """Of units from this one on, in dealt order, nothing is in this portion or an earlier one."""
     error: Exception | None = None
-    failed: int = -1
-    """The unit, in dealt order, whose element failed, where units come one after the other."""
-    failed_at: tuple[int, int] = (0, 0)
-    """Where it stands in that unit (`messages.Elements.failed_at`)."""
-    origins: tuple[OriginRun, ...] = ()
-    """Whence its elements are, in dealt order, where the task's elements have origins; with the
-    ordinals after the last of units that ended (`rows`)."""
     files: tuple[SavedFile, ...] = ()
     """Not for clients: files that are whole, with all elements since the portion before."""
-    is_mixed: bool = False
-    """The origins are not in the order of the elements."""
-    order: bytes = b""
-    turns: tuple[tuple[tuple[int, ...], int, int, int], ...] = ()
-    sizes: tuple[int, ...] = ()
-    """As in `messages.Elements`."""
+    mode: ElementOrigins | RoundProgress | Skipped | None = None
+    """What the task's reading mode adds."""
     begun: int = 0
     """Of units from this one on, in dealt order, nothing was in an earlier portion."""
     index: int = 0
     """Its place among the task's portions."""
-    whole: int = 0
-    """Rounds that arrived at every consumer, where the task is read in rounds."""
     done: int = 0
     """Of units before this one the dispatcher knew that they are done, when it was given."""
     rows: tuple[int, int] | None = None
     """Which of the elements in `buffers` it is: (start, stop); None: all."""
     is_shared: bool = False
     """Others get the same memory: nobody may write into it."""
-    skipped: int = 0
-    """Elements before the first that whoever gets it did not get, because they had gone."""
     dealt: tuple[tuple[int, int, int, int], ...] = ()
-    """What the task was dealt until then (`messages.Elements.dealt`), where that is said."""
+    """What the task was dealt until it was given (`messages.ElementOrigins.dealt`)."""
+
+    @property
+    def origins(self) -> ElementOrigins:
+        """Where its elements come from; nothing where the reading mode does not say it."""
+        return self.mode if isinstance(self.mode, ElementOrigins) else NO_ORIGINS
 
     @property
     def units(self) -> int:

@@ -31,9 +31,9 @@ from headrace.execution.error_origins import ErrorOrigin, origin_of_error
 from headrace.execution.iterator import ElementIterator, State
 from headrace.execution.origins import by_unit
 from headrace.service.dispatcher.rows import END, OriginRun
+from headrace.service.messages import ElementOrigins
 from headrace.service.worker.failure import describe, for_clients
 from headrace.service.worker.opening import (
-    Origins,
     origins_of,
     state_after,
     units_begun,
@@ -248,7 +248,7 @@ class Producer(TaskThread[Outlet]):
                 done_from=done_from,
                 done_to=self._units_put,
                 touched=self._touched,
-                origins=ended,
+                mode=ElementOrigins(runs=ended) if ended else None,
             )
         )
 
@@ -281,11 +281,19 @@ class Producer(TaskThread[Outlet]):
             self._put_chunk(chunk.slice(0, middle), done_from, done_from, ())
             self._put_chunk(chunk.slice(middle, chunk.size), done_from, done_to, ended)
             return
-        runs: tuple[OriginRun, ...] = ()
-        origins = Origins()
+        mode: ElementOrigins | None = None
         if self._says_origins:
             origins = origins_of(chunk)
             runs = self._outlet.origins(origins.runs, ()) + ended
+            mode = ElementOrigins(
+                runs=runs,
+                is_mixed=origins.is_mixed,
+                order=origins.order,
+                turns=origins.turns,
+                sizes=origins.sizes,
+                failed=runs[0][0] if error is not None and runs else -1,
+                failed_at=(runs[0][2] + 1, 0) if error is not None and runs else (0, 0),
+            )
         number, self._produced = self._produced, self._produced + chunk.size
         self._outlet.put(
             Portion(
@@ -297,13 +305,7 @@ class Producer(TaskThread[Outlet]):
                 done_to=done_to,
                 touched=self._touched,
                 error=error,
-                origins=runs,
-                is_mixed=origins.is_mixed,
-                order=origins.order,
-                turns=origins.turns,
-                sizes=origins.sizes,
-                failed=runs[0][0] if error is not None and runs else -1,
-                failed_at=(runs[0][2] + 1, 0) if error is not None and runs else (0, 0),
+                mode=mode,
             )
         )
 
@@ -331,10 +333,12 @@ class Producer(TaskThread[Outlet]):
                 self._touched = max(self._touched, begun_at_most)
             before, self._units_put = self._units_put, self._units
             ended = self._ended()
-            failed = -1
+            mode = ElementOrigins(runs=ended) if ended else None
             if origin is not None and self._in_order:
                 run = (origin.unit, 1, origin.element, 1)
                 ((failed, *_),) = self._outlet.origins((run,), ())
+                at = (origin.ordinal, origin.number)
+                mode = ElementOrigins(runs=ended, failed=failed, failed_at=at)
             self._outlet.put(
                 Portion(
                     first=self._produced,
@@ -342,9 +346,7 @@ class Producer(TaskThread[Outlet]):
                     done_from=before,
                     done_to=self._units,
                     touched=self._touched,
-                    origins=ended,
-                    failed=failed,
-                    failed_at=(0, 0) if origin is None else (origin.ordinal, origin.number),
+                    mode=mode,
                 )
             )
 

@@ -20,6 +20,7 @@ from headrace.service.messages import (
     Done,
     Elements,
     IterationOpened,
+    RoundProgress,
     SettleTask,
     TaskAddress,
 )
@@ -52,7 +53,7 @@ def test_a_consumer_that_joins_what_has_failed_hears_why() -> None:
 
 
 def part(number: int, whole: int = 0) -> Elements:
-    return Elements(first=number, count=1, end=False, whole=whole)
+    return Elements(first=number, count=1, end=False, mode=RoundProgress(whole=whole))
 
 
 def asked(session: RoundSession, now: float) -> list[tuple[int, int]]:
@@ -89,7 +90,7 @@ def test_a_round_is_delivered_once_it_is_whole_and_in_its_turn() -> None:
     assert session.answered(2, 0, part(0), "two", 0.1) == []
     assert session.answered(1, 0, part(0), "one", 0.1) == []
     assert set(asked(session, 0.1)) == {(1, WORD), (2, WORD)}
-    word = Elements(first=1, count=0, end=False, whole=1)
+    word = Elements(first=1, count=0, end=False, mode=RoundProgress(whole=1))
     assert session.answered(2, WORD, word, None, 0.2) == []
     found = session.answered(1, WORD, word, None, 0.2)
     assert [each.payload for each in found] == ["one", "two"]
@@ -109,7 +110,7 @@ def test_a_lost_task_is_settled_by_rounds_and_only_those_that_all_have_are_used(
     assert [each.payload for each in session.due(0.3)] == ["one 0"]
     session.answered(2, 0, part(0, whole=1), "two 0", 0.4)
     asked(session, 0.4)
-    word = Elements(first=1, count=0, end=False, whole=1)
+    word = Elements(first=1, count=0, end=False, mode=RoundProgress(whole=1))
     found = session.answered(2, WORD, word, None, 0.5)
     assert [each.payload for each in found] in (["two 0"], []), "round 1 of task 1 never was"
 
@@ -148,7 +149,7 @@ def test_a_wait_for_another_consumer_ends_at_the_deadline_and_names_it() -> None
     asked(session, 0.0)
     session.answered(1, 0, part(0), "one", 0.1)
     session.waiting(0.1)
-    word = Elements(first=1, count=0, end=False, whole=0, behind=(1,))
+    word = Elements(first=1, count=0, end=False, mode=RoundProgress(whole=0, behind=(1,)))
     warnings = []
     for second in range(1, 40):
         actions = session.act(float(second))
@@ -249,7 +250,7 @@ def test_time_in_which_this_process_stood_still_is_no_wait_for_others() -> None:
     session.answered(1, 0, part(0), "one", 0.1)
     session.waiting(0.1)
     session.act(0.1)
-    word = Elements(first=1, count=0, end=False, whole=0, behind=(1,))
+    word = Elements(first=1, count=0, end=False, mode=RoundProgress(whole=0, behind=(1,)))
     session.answered(1, WORD, word, None, 0.2)
     session.act(1.0)
     session.act(101.0)  # a hundred seconds without a look
@@ -302,7 +303,7 @@ def test_rounds_are_asked_for_once_a_quarter_of_them_is_used_up(most: int, toget
     for number in numbers:
         session.answered(1, number, part(number), "part", 0.1)
     asked(session, 0.1)
-    word = Elements(first=most, count=0, end=False, whole=most)
+    word = Elements(first=most, count=0, end=False, mode=RoundProgress(whole=most))
     assert len(session.answered(1, WORD, word, None, 0.2)) == most
     assert asked(session, 0.2) == [], "nothing is used up"
     looks = [session.used_up(1, number) for number in range(together)]

@@ -48,7 +48,7 @@ def told(answers: list[tuple[str, Answer]]) -> dict[str, object]:
             # Element p is the only one of unit p.
             found[request] = answer.size if answer.error is None else "error"
         elif isinstance(answer, Elements):
-            found[request] = "end" if answer.end else ("whole", answer.whole)
+            found[request] = "end" if answer.end else ("whole", answer.mode.whole)
         else:
             found[request] = type(answer)
     return found
@@ -109,13 +109,13 @@ def test_a_word_that_knows_nothing_is_answered_at_once_and_says_who_lags() -> No
     rounds: Rounds[str] = Rounds(3)
     ((_, nothing),) = rounds.ask("x", ask(0, WORD, 0), now=0.0)
     assert isinstance(nothing, Elements)
-    assert nothing.behind == (), "the round is not made: nobody keeps it"
+    assert nothing.mode.behind == (), "the round is not made: nobody keeps it"
     for number in range(3):
         rounds.add(element(number))
     rounds.ask("a0", ask(0, 0, 0), now=0.0)
     ((_, lags),) = rounds.ask("a word", ask(0, WORD, 1), now=0.0)
     assert isinstance(lags, Elements)
-    assert lags.behind == (1, 2)
+    assert lags.mode.behind == (1, 2)
 
 
 def test_a_consumer_that_lags_stops_the_worker_after_some_rounds() -> None:

@@ -13,6 +13,7 @@ from headrace.execution.error_origins import ErrorOrigin, origin_of_error
 from headrace.service.dispatcher.rows import END
 from headrace.service.messages import Elements
 from headrace.service.modes.ordered.units import Units
+from tests.service.answers import answer_of
 
 
 class FailedError(Exception):
@@ -21,10 +22,6 @@ class FailedError(Exception):
 
 def chunk_of(values: list[int]) -> Chunk:
     return Chunk.of_columns(np.array(values), len(values))
-
-
-def answer_of(**fields: object) -> Elements:
-    return Elements(**{"first": 0, "count": 0, "end": False, **fields})  # type: ignore[arg-type]
 
 
 def joined(runs: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:

@@ -29,7 +29,7 @@ from msgspec.structs import replace
 
 from headrace.errors import AbortedError, FailedPreconditionError
 from headrace.service.dispatcher.ranges import Ranges, first, united
-from headrace.service.messages import WORD, Elements, GetElements
+from headrace.service.messages import WORD, Elements, GetElements, RoundProgress
 from headrace.service.worker.hand_out import Bounds, Departure, HandOut, Left, Ready
 from headrace.service.worker.portion import Answer, Portion
 
@@ -299,16 +299,15 @@ class Rounds(HandOut[R]):
             done_to=last.done_to,
             touched=touched,
             begun=begin.begun,
-            whole=self._whole,
+            mode=RoundProgress(whole=self._whole),
         )
 
     def _word(self) -> Elements:
-        return Elements(
-            first=self._made, count=0, end=False, whole=self._whole, behind=self._behind()
-        )
+        progress = RoundProgress(whole=self._whole, behind=self._behind())
+        return Elements(first=self._made, count=0, end=False, mode=progress)
 
     def _end(self) -> Elements:
-        return Elements(first=self._made, count=0, end=True, whole=self._whole)
+        return Elements(first=self._made, count=0, end=True, mode=RoundProgress(whole=self._whole))
 
     def _behind(self) -> tuple[int, ...]:
         """Return the consumers without which the next round is not whole; none: it is not made."""

@@ -6,7 +6,14 @@ import math
 
 from headrace.service.client.actions import Delivery
 from headrace.service.client.task import Task
-from headrace.service.messages import WORD, Elements, GetElements, SettleTask, TaskAddress
+from headrace.service.messages import (
+    WORD,
+    Elements,
+    GetElements,
+    RoundProgress,
+    SettleTask,
+    TaskAddress,
+)
 
 __all__ = ["RoundTask"]
 
@@ -109,12 +116,13 @@ class RoundTask(Task):
 
     def word_came(self, answer: Elements) -> None:
         """Take how far rounds are whole; any answer says so."""
-        self.whole = max(self.whole, answer.whole)
+        if isinstance(answer.mode, RoundProgress):
+            self.whole = max(self.whole, answer.mode.whole)
 
     def word_answered(self, answer: Elements) -> None:
         """Take the answer to a word."""
         self._has_word = False
-        self.behind = answer.behind
+        self.behind = answer.mode.behind if isinstance(answer.mode, RoundProgress) else ()
 
     def arrive(self, number: int, answer: Elements, delivery: Delivery) -> None:
         """Take a round's element."""

@@ -27,7 +27,7 @@ from msgspec.structs import replace
 
 from headrace.errors import AbortedError, CancelledError, HeadraceError, InvalidArgumentError
 from headrace.service.dispatcher.ranges import Ranges, first
-from headrace.service.messages import Elements, GetElements, TrainerActivity
+from headrace.service.messages import Elements, GetElements, Skipped, TrainerActivity
 from headrace.service.modes.cross_trainer_cache.window import Place, Window
 from headrace.service.worker.hand_out import Bounds, Departure, HandOut, Left, Ready
 from headrace.service.worker.portion import Answer, Portion
@@ -315,7 +315,7 @@ class Shared(HandOut[R]):
         portion = self._window.take(trainer.place, self._waiting[who][1])
         trainer.given += portion.count
         if trainer.unsaid:
-            portion = replace(portion, skipped=trainer.unsaid)
+            portion = replace(portion, mode=Skipped(count=trainer.unsaid))
             trainer.unsaid = 0
         if self._newest is None or portion.first >= self._newest.first:
             self._newest = portion

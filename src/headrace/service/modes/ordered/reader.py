@@ -254,7 +254,7 @@ class ArrivingUnits:
             if isinstance(content, Exception):
                 self._broken = self._broken or content
                 return
-        if isinstance(content, Exception) and (answer is None or answer.failed < 0):
+        if isinstance(content, Exception) and (answer is None or answer.origins.failed < 0):
             self._errors.append(content)
         if delivery.count:
             address = task.worker_address

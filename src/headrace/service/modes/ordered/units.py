@@ -138,14 +138,16 @@ class Units:
             size: Its bytes.
         """
         task = self._tasks.setdefault(task_id, _Task())
-        task.dealt = answer.dealt
-        if isinstance(content, Exception) and answer.failed >= 0:
-            is_last = answer.done_from <= answer.failed < answer.done_to
-            origin = ErrorOrigin(task.place(answer.failed)[0], *answer.failed_at, is_last=is_last)
+        origins = answer.origins
+        task.dealt = origins.dealt
+        if isinstance(content, Exception) and origins.failed >= 0:
+            is_last = answer.done_from <= origins.failed < answer.done_to
+            unit, _ = task.place(origins.failed)
+            origin = ErrorOrigin(unit, *origins.failed_at, is_last=is_last)
             self._fail(origin, content)
-        ends = [run for run in answer.origins if run[2] + run[3] >= END]
+        ends = [run for run in origins.runs if run[2] + run[3] >= END]
         row, each = 0, size // max(1, answer.count)
-        for number, units, first, count in answer.origins:
+        for number, units, first, count in origins.runs:
             if first + count >= END or not isinstance(content, Chunk):
                 continue
             while units:
