@@ -1,0 +1,20 @@
+"""docs/testing.md names tests that exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NAMED = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "docs" / "testing.md").read_text())
+
+
+@pytest.mark.parametrize(("file", "test"), NAMED)
+def test_the_test_of_a_fault_exists(file: str, test: str) -> None:
+    assert f"def {test}(" in (ROOT / file).read_text()
+
+
+def test_faults_are_listed() -> None:
+    assert len(NAMED) > 30
