@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from headrace.element.lookup import Lookup
     from headrace.element.spec import ArraySpec
     from headrace.parameter_server import initializers, optimizers
+    from headrace.parameter_server.arrays import IndexedSlices
     from headrace.parameter_server.checkpoint import Checkpoint
     from headrace.parameter_server.checkpoints import CheckpointManager, checkpoints_iterator
-    from headrace.parameter_server.indexed_slices import IndexedSlices
     from headrace.parameter_server.table import EmbeddingTable
     from headrace.plan.node import AUTOTUNE
     from headrace.plan.options import Options
@@ -40,7 +40,7 @@ else:
             "Dataset": "headrace.data.dataset",
             "DatasetIterator": "headrace.data.iterator",
             "EmbeddingTable": "headrace.parameter_server.table",
-            "IndexedSlices": "headrace.parameter_server.indexed_slices",
+            "IndexedSlices": "headrace.parameter_server.arrays",
             "IndexedSource": "headrace.plan.source",
             "Lookup": "headrace.element.lookup",
             "Optional": "headrace.data.optional",

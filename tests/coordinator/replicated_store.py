@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from headrace.errors import AbortedError
-from headrace.parameter_server.leaders import Leaders
+from headrace.parameter_server.lives import Leaders
 from headrace.parameter_server.messages import CarryOut
 from headrace.parameter_server.seats import Admission, Role, Seat
 

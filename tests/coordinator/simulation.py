@@ -20,26 +20,28 @@ from typing import Any
 
 import msgspec
 
-from headrace.coordinator.actions import Call
 from headrace.coordinator.agenda import Agenda, Task
 from headrace.coordinator.closure import Closure, Payload, Result
 from headrace.coordinator.closure_queue import ClosureQueue
 from headrace.coordinator.coordination import Coordination
 from headrace.coordinator.messages import (
     Attend,
+    Call,
     CallOff,
     Forget,
+    Function,
     Greet,
     Greeted,
     LoadFunction,
     Ran,
     Received,
     Release,
+    Resource,
     Run,
     Taken,
     TakeResult,
+    Work,
 )
-from headrace.coordinator.work import Function, Resource, Work
 from headrace.errors import AbortedError, CancelledError, UnavailableError
 from headrace.parameter_server.origin import Attempt, Origin
 from headrace.parameter_server.specs import WriteKey

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from headrace.coordinator.closure import Closure, Payload, RemoteValueStatus
+from headrace.coordinator.closure import CallOff, Closure, Decided, How, Payload, RemoteValueStatus
 from headrace.coordinator.closure_queue import ClosureQueue
-from headrace.coordinator.decided import CallOff, Decided, How
 from headrace.errors import (
     CancelledError,
     DeadlineExceededError,

@@ -13,7 +13,7 @@ import headrace as hr
 from headrace.coordinator import (
     ClusterCoordinator,
     RemoteValueStatus,
-    failure,
+    closure,
 )
 from headrace.errors import (
     CancelledError,
@@ -250,7 +250,7 @@ def test_scheduling_in_a_loop_raises_at_last(coordinator: ClusterCoordinator):
 def test_what_runs_when_another_one_fails_is_waited_for_and_no_longer(
     coordinator: ClusterCoordinator, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(failure, "DRAIN_SECONDS", 0.2)
+    monkeypatch.setattr(closure, "DRAIN_SECONDS", 0.2)
     shared_here["release"] = threading.Event()
     long = coordinator.schedule(wait_for_release)
     coordinator.schedule(divide, (1, 0))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from headrace.coordinator import ClosureWorker, ClusterCoordinator, functions
+from headrace.coordinator import ClosureWorker, ClusterCoordinator
+from headrace.coordinator import packing as functions
 from headrace.coordinator.cluster import Workers
-from headrace.coordinator.functions import Loads
+from headrace.coordinator.packing import Loads
 from tests.coordinator.in_process import SECONDS
 
 SIZE = 1 << 20

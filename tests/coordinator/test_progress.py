@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from headrace.coordinator.progress import Progress
+from headrace.coordinator.shared_dataset import Progress
 
 
 def read(progress: Progress, elements: list[int], count: int) -> list[tuple[int, int]]:

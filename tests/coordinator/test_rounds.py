@@ -16,7 +16,7 @@ from headrace.cluster.resolver import SimpleClusterResolver
 from headrace.cluster.spec import ClusterSpec
 from headrace.coordinator import ClosureWorker, ClusterCoordinator
 from headrace.coordinator.closure import Closure
-from headrace.coordinator.rounds import Rounds
+from headrace.coordinator.closure_queue import Rounds
 from headrace.errors import CancelledError, InvalidArgumentError, UserFunctionError
 from headrace.parameter_server.operations import Describe
 from headrace.parameter_server.server import ParameterServer

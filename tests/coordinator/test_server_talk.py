@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.coordinator.server_talk import ServerTalk
+from headrace.coordinator.shell import ServerTalk
 
 
 class Told:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.coordinator.closure import Closure, Phase
-from headrace.coordinator.decided import NEVER
-from headrace.coordinator.settling import Settling
+from headrace.coordinator.closure import NEVER, Closure, Phase
+from headrace.coordinator.closure_queue import Settling
 from headrace.errors import UserFunctionError
 from tests.coordinator.test_closure_queue import Driver
 

@@ -8,9 +8,8 @@ from headrace.coordinator.closure import Closure, Payload
 from headrace.coordinator.closure_queue import ClosureQueue
 from headrace.coordinator.contact import Contact
 from headrace.coordinator.coordination import Coordination
-from headrace.coordinator.messages import Attend, Greet, Greeted, Ran, Run
+from headrace.coordinator.messages import Attend, Function, Greet, Greeted, Ran, Run, Work
 from headrace.coordinator.status import status_of
-from headrace.coordinator.work import Function, Work
 from headrace.errors import UnavailableError
 
 

@@ -17,8 +17,8 @@ import headrace as hr
 from headrace.coordinator import (
     ClosureWorker,
     ClusterCoordinator,
-    announcing,
     get_current_worker_index,
+    reception,
 )
 from headrace.coordinator.cluster import Workers
 from headrace.coordinator.reception import Announce, Announced, ReceptionReply
@@ -179,9 +179,9 @@ def test_a_worker_says_in_time_that_its_coordinator_does_not_answer(
             pass
 
     monkeypatch.setattr("headrace.waiting.FIRST_WARNING", 0.2)
-    monkeypatch.setattr(announcing, "_EVERY_SECONDS", 0.01)
-    monkeypatch.setattr(announcing.zeromq, "connect", lambda *_, **__: Silent())
-    looking = announcing.Announcing("host:1", "host:2", None)
+    monkeypatch.setattr(reception, "_EVERY_SECONDS", 0.01)
+    monkeypatch.setattr(reception.zeromq, "connect", lambda *_, **__: Silent())
+    looking = reception.Announcing("host:1", "host:2", None)
     assert said.wait(SECONDS)
     looking.close()
     looking._thread.join(SECONDS)

@@ -19,12 +19,10 @@ from headrace.errors import (
 )
 from headrace.parameter_server import operations as ops
 from headrace.parameter_server.applying import Applying
-from headrace.parameter_server.asking import Ask
-from headrace.parameter_server.closure_servers import ClosureServers
-from headrace.parameter_server.connection import Servers
+from headrace.parameter_server.connection import Ask, Servers, may_be_repeated
 from headrace.parameter_server.messages import Elsewhere, SaveShards, ServerRequest
 from headrace.parameter_server.origin import Origin, writing_as
-from headrace.parameter_server.repeating import may_be_repeated
+from headrace.parameter_server.rounds import ClosureServers
 from headrace.parameter_server.server import ParameterServer
 from headrace.parameter_server.server_files import ask_for_files
 from headrace.parameter_server.store import Store
@@ -317,7 +315,7 @@ def test_a_write_that_nobody_took_is_not_said_to_be_done_perhaps(answering):
 
 
 def test_long_silence_of_a_server_that_saves_is_said_as_well(answering, monkeypatch, caplog):
-    monkeypatch.setattr("headrace.parameter_server.patience._QUIET_SECONDS", 0.02)
+    monkeypatch.setattr("headrace.waiting.FIRST_WARNING", 0.02)
     monkeypatch.setattr("headrace.parameter_server.server_files._SLICE_SECONDS", 0.02)
 
     servers = answering(lambda message: None, 20)
@@ -365,8 +363,8 @@ def test_who_waits_is_released_when_the_connection_is_closed(monkeypatch):
 
 def test_long_silence_is_said_with_who_and_what(interrupted, caplog, monkeypatch):
     server, servers = interrupted
-    monkeypatch.setattr("headrace.parameter_server.patience._QUIET_SECONDS", 0.05)
-    monkeypatch.setattr("headrace.parameter_server.asking._SLICE_SECONDS", 0.05)
+    monkeypatch.setattr("headrace.waiting.FIRST_WARNING", 0.05)
+    monkeypatch.setattr("headrace.parameter_server.connection._SLICE_SECONDS", 0.05)
     begun, go_on = threading.Event(), threading.Event()
 
     def stand_still(operation, arrays):

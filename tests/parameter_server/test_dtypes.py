@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from headrace.distribute.casting import is_floating
-from headrace.parameter_server.dtypes import as_dtype, dtype_named, name_of
-from headrace.parameter_server.dtypes import working_dtype as working
+from headrace.parameter_server.specs import as_dtype, dtype_named, name_of
+from headrace.parameter_server.specs import working_dtype as working
 
 KEPT = [
     bool, np.int8, np.uint64, np.float16, np.float32, np.float64, np.complex64, ml_dtypes.bfloat16,

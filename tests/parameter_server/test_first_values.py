@@ -6,8 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from headrace.parameter_server.first_values import fill, first_rows
 from headrace.parameter_server.operations import Constant, Normal, Uniform, Zeros
+from headrace.parameter_server.table_rows import fill, first_rows
 
 F = np.dtype(np.float32)
 ALL = [Zeros(), Constant(2.5), Uniform(-1.0, 1.0, 3), Normal(1.0, 2.0, 3)]

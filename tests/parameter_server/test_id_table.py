@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from headrace.parameter_server.id_table import IdTable
+from headrace.parameter_server.table_rows import IdTable
 
 LOWEST, HIGHEST = -(2**63), 2**63 - 1
 

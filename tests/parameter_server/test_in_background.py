@@ -21,9 +21,9 @@ from headrace.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from headrace.parameter_server import asking
+from headrace.parameter_server import connection as asking
 from headrace.parameter_server.applying import Applying
-from headrace.parameter_server.asking import Line
+from headrace.parameter_server.connection import Line
 from headrace.parameter_server.messages import CarryOut, ServerRequest
 from headrace.parameter_server.operations import Apply
 from headrace.parameter_server.origin import Attempt, Origin, finish, writing_as

@@ -9,8 +9,12 @@ import pytest
 
 import headrace as hr
 from headrace.parameter_server import partitioners
-from headrace.parameter_server.partitioners import Partitioner, count_shards, ranges_of_rows
-from headrace.parameter_server.placement import placement
+from headrace.parameter_server.partitioners import (
+    Partitioner,
+    count_shards,
+    placement,
+    ranges_of_rows,
+)
 
 Fixed = hr.distribute.partitioners.FixedShardsPartitioner
 Min = hr.distribute.partitioners.MinSizePartitioner

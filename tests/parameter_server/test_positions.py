@@ -12,8 +12,7 @@ import random
 import pytest
 
 from headrace.parameter_server.acknowledged import START, has_all, joined
-from headrace.parameter_server.leaders import Leaders
-from headrace.parameter_server.lives import Lives
+from headrace.parameter_server.lives import Leaders, Lives
 from headrace.parameter_server.messages import CarryOut
 from headrace.parameter_server.seats import Admission, Role, Seat
 

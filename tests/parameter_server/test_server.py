@@ -9,9 +9,8 @@ import pytest
 
 from headrace.errors import FailedPreconditionError, UnauthenticatedError
 from headrace.parameter_server import operations as ops
-from headrace.parameter_server.applying import Applying
+from headrace.parameter_server.applying import Applying, Kept
 from headrace.parameter_server.connection import Servers
-from headrace.parameter_server.gauges import Kept
 from headrace.parameter_server.messages import ArrayForm, CarryOut, Reborn
 from headrace.parameter_server.server import ParameterServer
 from headrace.transport.channel import Request

@@ -9,7 +9,8 @@ import pytest
 from safetensors import safe_open
 
 from headrace.errors import DataLossError, NotFoundError
-from headrace.parameter_server.checkpoint_format import standing
+from headrace.parameter_server.checkpoint_format import TensorFile, standing, write_tensors
+from headrace.parameter_server.gradients import shard_of_ids
 from headrace.parameter_server.operations import (
     AdamRule,
     Apply,
@@ -29,12 +30,9 @@ from headrace.parameter_server.operations import (
     WriteKey,
 )
 from headrace.parameter_server.partitioners import ranges_of_rows
-from headrace.parameter_server.shard_reader import put_shards, read_shards
-from headrace.parameter_server.shard_writer import write_shards
+from headrace.parameter_server.shard_writer import put_shards, read_shards, write_shards
 from headrace.parameter_server.snapshots import Holding, holdings
 from headrace.parameter_server.store import Store
-from headrace.parameter_server.sums import shard_of_ids
-from headrace.parameter_server.tensor_file import TensorFile, write_tensors
 from headrace.storage.folder import open_folder
 
 F = np.float32

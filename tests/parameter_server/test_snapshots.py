@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from headrace.errors import InvalidArgumentError, NotFoundError
+from headrace.parameter_server.gradients import shard_of_ids
 from headrace.parameter_server.operations import (
     AdamRule,
     Apply,
@@ -48,7 +49,6 @@ from headrace.parameter_server.snapshots import (
     snapshot_of,
 )
 from headrace.parameter_server.store import Store
-from headrace.parameter_server.sums import shard_of_ids
 
 F = np.float32
 SHAPE = (10, 3)

@@ -8,10 +8,9 @@ import pytest
 
 from headrace.distribute.row_numbers import check_rows
 from headrace.errors import InvalidArgumentError
-from headrace.parameter_server import sums
-from headrace.parameter_server.indexed_slices import IndexedSlices
-from headrace.parameter_server.partitioners import ranges_of_rows
-from headrace.parameter_server.sums import (
+from headrace.parameter_server import gradients as sums
+from headrace.parameter_server.arrays import IndexedSlices
+from headrace.parameter_server.gradients import (
     Batch,
     check_ids,
     distinct_ids,
@@ -21,6 +20,7 @@ from headrace.parameter_server.sums import (
     sum_rows,
     sum_shared,
 )
+from headrace.parameter_server.partitioners import ranges_of_rows
 
 IDS = {
     "none": [],

@@ -14,7 +14,6 @@ import pytest
 
 import headrace as hr
 from headrace.errors import AlreadyExistsError, DeadlineExceededError
-from headrace.parameter_server import v1
 from tests.parameter_server.program_of_v1 import REPLICAS
 from tests.parameter_server.small_cluster import servers
 
@@ -54,7 +53,7 @@ def test_programs_add_once_each_and_of_one_first_replica_each():
 
 
 def test_who_is_not_chief_waits_and_finds_the_values_of_the_chief(caplog, monkeypatch):
-    monkeypatch.setattr(v1, "_QUIET_SECONDS", 0.0)
+    monkeypatch.setattr("headrace.waiting.FIRST_WARNING", 0.0)
     caplog.set_level(logging.WARNING, "headrace.parameter_server.v1")
     with servers(2) as started:
         chief, other = (strategy_of(started, task_id=number) for number in (0, 1))

@@ -18,13 +18,11 @@ from numpy.typing import NDArray
 
 from headrace.arguments import check_instance, check_int
 from headrace.errors import InvalidArgumentError
-from headrace.parameter_server.arrays import as_array, refuse_while_tracing
+from headrace.parameter_server.arrays import IndexedSlices, as_array, refuse_while_tracing
 from headrace.parameter_server.background import Work
 from headrace.parameter_server.in_background import InBackground, may_work_in_background
-from headrace.parameter_server.indexed_slices import IndexedSlices
 from headrace.parameter_server.optimizer import Optimizer
-from headrace.parameter_server.pulling import Pulled, pull
-from headrace.parameter_server.table import EmbeddingTable
+from headrace.parameter_server.table import EmbeddingTable, Pulled, pull
 
 __all__ = ["Push", "lookup", "prefetch"]
 

@@ -29,7 +29,7 @@ from headrace.distribute.dataset import DistributedDataset, DistributedDatasetsF
 from headrace.element.spec import Spec, spec_of
 from headrace.element.transpose import map_leaves
 from headrace.errors import FailedPreconditionError, InvalidArgumentError
-from headrace.parameter_server.per_worker_input import PerWorkerInput
+from headrace.parameter_server.pickling import PerWorkerInput
 from headrace.plan.buffering import Prefetch
 from headrace.plan.node import Node
 from headrace.plan.source import INFINITE, UNKNOWN

@@ -40,7 +40,7 @@ from headrace.distribute.iterator import DistributedIterator
 from headrace.distribute.strategy import Strategy
 from headrace.errors import FailedPreconditionError
 from headrace.frameworks.keras_state import WHAT_WORKS, share_with
-from headrace.parameter_server.per_worker_input import PerWorkerInput
+from headrace.parameter_server.pickling import PerWorkerInput
 from headrace.parameter_server.strategy import ParameterServerStrategy
 
 __all__ = ["distribute", "install", "mark_models"]

@@ -1,21 +1,34 @@
-"""The coordinator: closures that are scheduled here, run on workers, and survive their loss.
+"""The coordinator: functions that are scheduled here, run on workers, and survive their loss.
 
-* `closure_queue` decides which closure goes where, and what becomes of it (`closure`, `inputs`,
-  `ready`, `rounds`, `settling`, `roster`, `load`, `deadlines`, `failure`, `decided`);
-  `coordination` what that takes in messages to workers (`contact`, `work`, `messages`, `actions`).
-  Both are pure.
-* `shell` runs them, with one I/O thread, for as long as there is a coordinator (`running_shell`);
-  `server_talk` tells parameter servers. A forked child meets a `refusal`.
-* `stuck` says what a wait waits for, `watch` counts and says what takes too long; `status` and
-  `gauges` are for who looks on, as are a worker's `totals`.
-* `coordinator` is what users see, with `remote_value`, `per_worker` and `shared_dataset`; `cluster`
-  is who takes part; `keeping` makes closures of calls, `progress` says what was used of a shared
-  dataset. At the `reception` workers announce
-  themselves (`announcing`), and watchers ask.
-* `worker` is the other end: a `life` for each greeting, with an `agenda` that is pure. What a
-  function sees there is in `current`, `worker_iterator` and `leased_elements`; `blame` says what
-  its error becomes.
-* `packing` and `functions` say what travels, and how; `coordinator_stub` is a coordinator that did.
+What decides, without threads, sockets and clocks:
+
+    closure        a function with its arguments: its state, its inputs, its result or error
+    closure_queue  which closure goes to which worker, and what happens when one is lost
+    load           the workers that are there, and what each has to do
+    contact        one worker as the coordinator sees it; what takes too long
+    coordination   what follows in messages to workers
+    messages       what coordinator and workers send to each other
+    stuck          what a wait waits for, for the log
+    status         what `headrace status` shows
+    agenda         what a worker runs next
+
+What runs it:
+
+    shell            the lock, the thread, the waits of users, and what parameter servers are told
+    coordinator      `ClusterCoordinator`
+    cluster          the workers and servers of a strategy
+    keeping          makes closures of calls, and keeps what workers hold
+    packing          functions and values as they are sent
+    remote_value     `RemoteValue`
+    per_worker       `PerWorkerValues`, per-worker datasets, variables and iterators
+    shared_dataset   a dataset whose elements are shared by all workers, and what was used of it
+    reception        where workers announce themselves
+    worker           `ClosureWorker`
+    life             a worker's threads, for one coordinator
+    current          what a function sees on its worker
+    worker_iterator  datasets and their iterators on a worker
+    blame            what an error of a function becomes
+    gauges           metrics for Prometheus
 """
 
 from typing import TYPE_CHECKING

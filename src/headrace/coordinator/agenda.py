@@ -11,8 +11,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from headrace.coordinator.closure import Payload
-from headrace.coordinator.failure import CANCELLED
+from headrace.coordinator.closure import CANCELLED, Payload
 from headrace.coordinator.messages import CalledOff, CallOff, Ran, Run
 from headrace.errors import CancelledError
 from headrace.transport.channel import Buffer

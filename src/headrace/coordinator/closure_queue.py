@@ -17,28 +17,34 @@ nobody waits for them, and their errors are those of whoever uses what they make
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import heapq
+from collections import deque
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from headrace.coordinator.closure import Closure, Payload, Phase, Result
-from headrace.coordinator.deadlines import Deadlines
-from headrace.coordinator.decided import NEVER, Decided, How, Send, call_off
-from headrace.coordinator.failure import (
+from headrace.coordinator.closure import (
     CANCELLED,
+    NEVER,
+    Closure,
+    Decided,
     Failure,
+    How,
+    Payload,
+    Phase,
+    Result,
+    Round,
+    Send,
+    await_inputs,
+    awaited,
+    call_off,
     is_call_off,
     lost_too_often,
     took_too_long,
 )
-from headrace.coordinator.inputs import await_inputs, awaited
-from headrace.coordinator.load import Load
-from headrace.coordinator.ready import Ready
-from headrace.coordinator.roster import Roster
-from headrace.coordinator.rounds import Rounds
-from headrace.coordinator.settling import Settling
+from headrace.coordinator.load import Load, Roster
 from headrace.errors import CancelledError
 
-__all__ = ["ClosureQueue"]
+__all__ = ["ClosureQueue", "Deadlines", "Ready", "Rounds", "Settling"]
 
 
 class ClosureQueue:
@@ -397,3 +403,248 @@ class ClosureQueue:
         self.finished += 1
         while self.low < self._next and self.low not in self.unsettled:
             self.low += 1
+
+
+# --- closures that wait for a worker, in the order of their numbers, whenever they came -----------
+
+
+class Ready:
+    """A heap; closures that are not READY any more are passed over.
+
+    Args:
+        staleness: How many closures before one may not be over when it begins; None: any number.
+        rounds: Says which may begin; None: all.
+    """
+
+    def __init__(self, staleness: int | None, rounds: Rounds | None) -> None:
+        self._staleness = staleness
+        self._rounds = rounds
+        self._heap: list[tuple[int, Closure]] = []
+
+    def push(self, closure: Closure) -> None:
+        """Take a closure; its phase is READY as long as it waits here."""
+        closure.phase = Phase.READY
+        heapq.heappush(self._heap, (closure.number, closure))
+
+    def first(self, low: int) -> Closure | None:
+        """Return the one that comes next; None: there is none that may begin.
+
+        Args:
+            low: All closures below this number are over.
+        """
+        heap = self._heap
+        while heap:
+            closure = heap[0][1]
+            if closure.phase is Phase.READY:
+                return closure if self._may_begin(closure.number, low) else None
+            heapq.heappop(heap)
+        return None
+
+    def _may_begin(self, number: int, low: int) -> bool:
+        if self._staleness is not None and low < number - self._staleness:
+            return False
+        return self._rounds is None or self._rounds.may_begin(number)
+
+    def pop(self) -> None:
+        """Let go of the one that `first` returned."""
+        heapq.heappop(self._heap)
+
+
+# --- which closures have ended whose keys servers still have, and when servers are told. Pure -----
+
+# Rule 1. While nobody waits for it, servers are told of several ends at a time: a request to each
+# of
+#         them costs more than a short function does.
+# Rule 2. Somebody waits where `join` or `done` asked for numbers up to one (`wait_for`), and all of
+#         those have ended. Where staleness is bounded, the next closure may wait: nothing is held
+#         back.
+# Rule 3. A closure that was called off may still write, and servers refuse that when they are told:
+#         so they are told at once. So they are after an error, and of many ends.
+
+_MOST = 256
+
+"""Of so many ends servers are told at once: what they remember stays small."""
+
+
+class Settling:
+    """Numbers of closures that have ended, until servers are told.
+
+    Args:
+        within: Seconds after which servers are told in any case; 0: at once.
+    """
+
+    def __init__(self, within: float) -> None:
+        self._within = within
+        self._numbers: list[int] = []
+        self._least = 0
+        self._is_urgent = within <= 0
+        self.due = NEVER
+        """When servers are told in any case."""
+        #: Rising: somebody waits until all closures up to each of these are over.
+        self._awaited: deque[int] = deque()
+        self._first = 1
+
+    def wait_for(self, number: int) -> None:
+        """Take note that somebody waits until all closures up to this one are over."""
+        if not self._awaited or number > self._awaited[-1]:
+            self._awaited.append(number)
+
+    def add(self, closure: Closure) -> None:
+        """Have servers told of a closure, sooner or later."""
+        number = closure.number
+        self._least = min(self._least, number) if self._numbers else number
+        self._numbers.append(number)
+        self._is_urgent = self._is_urgent or closure.is_off
+
+    def first(self, unsettled: Mapping[int, Closure], last: int) -> int:
+        """Return the first closure that has not ended, of those up to `last`; `last` + 1: all have.
+
+        Args:
+            unsettled: Closures that are not over. What has ended never runs again.
+            last: The number that was scheduled last.
+        """
+        first = self._first
+        while first <= last:
+            closure = unsettled.get(first)
+            if closure is not None and closure.phase is not Phase.SETTLING:
+                break
+            first += 1
+        self._first = first
+        return first
+
+    def take(self, now: float, first: int, *, at_once: bool) -> list[int]:
+        """Return what servers are to be told now.
+
+        Args:
+            now: In seconds.
+            first: The first closure that has not ended.
+            at_once: Whether somebody waits for all there is.
+        """
+        if not self._numbers:
+            return []
+        if self.due == NEVER:
+            self.due = now + self._within
+        while self._awaited and self._awaited[0] < min(first, self._least):
+            self._awaited.popleft()  # all of those have ended, and servers know
+        if not (
+            at_once
+            or self._is_urgent
+            or (self._awaited and self._awaited[0] < first)
+            or now >= self.due
+            or len(self._numbers) >= _MOST
+        ):
+            return []
+        numbers, self._numbers = self._numbers, []
+        self.due, self._is_urgent = NEVER, self._within <= 0
+        return numbers
+
+
+# --- when closures with a timeout have run for too long -------------------------------------------
+
+
+class Deadlines:
+    """Attempts that are under way, by the time at which they have to be looked at."""
+
+    def __init__(self) -> None:
+        #: When, which closure, and which attempt at it.
+        self._heap: list[tuple[float, int, int, Closure]] = []
+
+    @property
+    def first(self) -> float:
+        """When to look next."""
+        return self._heap[0][0] if self._heap else NEVER
+
+    def add(self, closure: Closure, now: float) -> None:
+        """Watch an attempt that was sent just now."""
+        assert closure.timeout is not None
+        entry = (now + closure.timeout, closure.number, closure.attempt, closure)
+        heapq.heappush(self._heap, entry)
+
+    def passed(self, now: float) -> list[Closure]:
+        """Return closures that have run for too long.
+
+        Time in which a closure waited for a thread of its worker does not count.
+        """
+        found: list[Closure] = []
+        while self._heap and self._heap[0][0] <= now:
+            _, number, attempt, closure = heapq.heappop(self._heap)
+            if closure.phase is not Phase.SENT or closure.attempt != attempt or closure.is_off:
+                continue
+            assert closure.timeout is not None
+            until = closure.timeout + (now if closure.begun_at is None else closure.begun_at)
+            if until <= now:
+                found.append(closure)
+            else:
+                heapq.heappush(self._heap, (until, number, attempt, closure))
+        return found
+
+
+# --- which closures make a round, and when it is complete. Pure -----------------------------------
+
+#     closures 1 2 3 | 4 5 6 | 7            rounds of 3; the last one is cut by `join`
+#
+# Rule 1. A closure may begin when its round is open: the round before is complete, and its mean is
+# on
+#         the servers.
+# Rule 2. A round has `size` numbers in a row, or fewer where it was cut: it is complete when all of
+#         them have ended, however they ended.
+
+
+class Rounds:
+    """Rounds of closures, one after another.
+
+    Args:
+        size: How many closures make one.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        #: The round that is open has the numbers from here to `_last`.
+        self._first = 1
+        #: Where rounds are cut: numbers of closures that end one.
+        self._cuts: set[int] = set()
+        #: Closures that have ended, in this round and later ones.
+        self._ended: dict[int, Closure] = {}
+        #: All numbers below this one have ended.
+        self._next = 1
+        #: Those of a round whose mean is on its way to the servers; none: there is no such round.
+        self._pushing: list[Closure] = []
+
+    @property
+    def _last(self) -> int:
+        """The last number of the open round."""
+        return min([self._first + self._size - 1, *self._cuts])
+
+    def may_begin(self, number: int) -> bool:
+        """Whether a closure may be sent to a worker."""
+        return number <= self._last and not self._pushing
+
+    def cut(self, last: int) -> None:
+        """End the round that has this number with it; the next number begins another."""
+        if last >= self._first:
+            self._cuts.add(last)
+
+    def end(self, closure: Closure) -> None:
+        """Take note that a closure has ended, or never will be sent."""
+        self._ended[closure.number] = closure
+        while self._next in self._ended:
+            self._next += 1
+
+    def take(self) -> Round | None:
+        """Return the round that is complete, once; None: there is none. See `pushed`."""
+        last = self._last
+        if self._pushing or self._next <= last:
+            return None
+        closures = [self._ended.pop(number) for number in range(self._first, last + 1)]
+        self._pushing = closures
+        steps = [each.steps for each in closures if each.steps is not None]
+        # The round is written with the keys of its last closure.
+        closures[-1].wrote |= bool(steps)
+        return Round(last, steps)
+
+    def pushed(self) -> list[Closure]:
+        """Take note that the mean of that round is on the servers: return its closures."""
+        closures, self._pushing = self._pushing, []
+        self._first = self._last + 1
+        self._cuts = {each for each in self._cuts if each >= self._first}
+        return closures

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from headrace.arguments import check_int, check_string, check_strings
 from headrace.cluster.roles import PS, WORKER
 from headrace.coordinator.messages import Greet, WorkerReply
-from headrace.coordinator.server_talk import Servers
+from headrace.coordinator.shell import Servers
 from headrace.coordinator.worker import LARGEST_CLOSURE, this_process
-from headrace.parameter_server.closure_servers import ClosureServers
+from headrace.parameter_server.rounds import ClosureServers
 from headrace.parameter_server.strategy import ParameterServerStrategy
 from headrace.transport import address as addresses
 from headrace.transport import zeromq

@@ -19,13 +19,13 @@ from typing import Any
 
 import msgspec
 
-from headrace.coordinator.actions import Actions, Call
-from headrace.coordinator.closure import Closure, Payload, RemoteValueStatus
+from headrace.coordinator.closure import NEVER, Closure, Payload, RemoteValueStatus
 from headrace.coordinator.closure_queue import ClosureQueue
-from headrace.coordinator.contact import Contact, Ended
-from headrace.coordinator.decided import NEVER
+from headrace.coordinator.contact import Contact, Ended, Watch
 from headrace.coordinator.messages import (
+    Actions,
     Attend,
+    Call,
     CalledOff,
     CallOff,
     Feed,
@@ -35,12 +35,14 @@ from headrace.coordinator.messages import (
     Ran,
     Received,
     Release,
+    Resource,
     Run,
     Taken,
     TakeResult,
+    feed_message,
+    load_message,
+    run_message,
 )
-from headrace.coordinator.watch import Watch
-from headrace.coordinator.work import Resource, feed_message, load_message, run_message
 from headrace.errors import AbortedError, FailedPreconditionError
 from headrace.transport.channel import Buffer
 from headrace.versions import Versions, release_mismatch

@@ -6,37 +6,41 @@ import functools
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, Self
+from typing import Any, Literal, NoReturn, Self
 
 from headrace.arguments import check_callable, check_instance, check_int, check_seconds
 from headrace.coordinator.closure_queue import ClosureQueue
 from headrace.coordinator.cluster import check_address, check_strategy, cluster_of
 from headrace.coordinator.coordination import Coordination
-from headrace.coordinator.coordinator_stub import CoordinatorStub
 from headrace.coordinator.keeping import Keeping
 from headrace.coordinator.per_worker import PerWorkerDataset, PerWorkerResource, PerWorkerVariable
 from headrace.coordinator.reception import Reception
 from headrace.coordinator.remote_value import RemoteValue, fetched
-from headrace.coordinator.running_shell import RunningShell
 from headrace.coordinator.shared_dataset import Epoch, SharedDataset, shared_by
-from headrace.coordinator.shell import Shell
+from headrace.coordinator.shell import RunningShell, Shell
 from headrace.coordinator.status import CoordinatorStatus
 from headrace.coordinator.worker_iterator import DATASETS, build_dataset
 from headrace.data.dataset import Dataset
+from headrace.errors import FailedPreconditionError
 from headrace.execution.build import draw_seed
-from headrace.parameter_server.per_worker_input import PerWorkerInput
+from headrace.parameter_server.pickling import PerWorkerInput
 from headrace.parameter_server.strategy import ParameterServerStrategy
 from headrace.plan.options import Options
 from headrace.plan.source import INFINITE
 from headrace.transport.envelope import decode_error
 from headrace.transport.security import Security
 
-__all__ = ["ClusterCoordinator", "coordinator_of"]
+__all__ = ["ClusterCoordinator", "CoordinatorStub", "coordinator_of"]
+
 
 _MOST_QUEUED = 1 << 16
+
 _SETTLE_WITHIN = 0.1
+
 _AHEAD = 2
+
 _SHARDS_PER_WORKER = 4
+
 """So that a worker that is slower, or lost, leaves little to wait for."""
 
 
@@ -458,3 +462,41 @@ def coordinator_of(strategy: Any) -> ClusterCoordinator | None:
 _known: weakref.WeakKeyDictionary[Any, weakref.ref[ClusterCoordinator]] = (
     weakref.WeakKeyDictionary()
 )
+
+
+# --- a coordinator as it arrives on workers, with the objects that hold it ------------------------
+
+
+class CoordinatorStub:
+    """Stands for a `ClusterCoordinator` that was pickled; any use raises an error.
+
+    Methods of a class that holds its coordinator can be scheduled, since the object travels.
+
+    Args:
+        strategy: The strategy of the coordinator, if it travels; else None.
+    """
+
+    def __init__(self, strategy: Any) -> None:
+        self._strategy = strategy
+
+    @property
+    def strategy(self) -> Any:
+        """The strategy, as this worker has it."""
+        if self._strategy is None:
+            self._refuse("strategy")
+        return self._strategy
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # of protocols, such as that of copies
+            raise AttributeError(name)
+        self._refuse(name)
+
+    def _refuse(self, name: str) -> NoReturn:
+        raise FailedPreconditionError(
+            f"`{name}` of a ClusterCoordinator works in the coordinator's process alone, and this "
+            "one is a copy that was pickled: functions that are scheduled may not schedule others. "
+            "The number of a worker is hr.coordinator.get_current_worker_index()"
+        )
+
+    def __repr__(self) -> str:
+        return "<a ClusterCoordinator of another process>"

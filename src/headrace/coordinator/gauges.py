@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from headrace.coordinator.status import CoordinatorStatus
-from headrace.coordinator.totals import Totals
 
-__all__ = ["metrics_of", "metrics_of_worker"]
+__all__ = ["Totals", "metrics_of", "metrics_of_worker"]
 
 
 def metrics_of(status: CoordinatorStatus) -> Iterator[Metric]:
@@ -68,3 +69,39 @@ def _gauges(prefix: str, *found: tuple[str, str, float]) -> Iterator[Metric]:
 def _counters(prefix: str, *found: tuple[str, str, float]) -> Iterator[Metric]:
     for name, words, value in found:
         yield CounterMetricFamily(f"{prefix}{name}", words, value=value)
+
+
+# --- what a worker has done for all coordinators that it had --------------------------------------
+
+
+@dataclass(eq=False)
+class Totals:
+    """Counts, from the worker's start on.
+
+    Attributes:
+        greetings: How often a coordinator took the worker.
+        ended: Functions that returned or raised.
+        failed: Those that raised.
+        abandoned: Functions that were given up while they ran.
+        seconds: For which functions ran.
+        is_greeted: Whether a coordinator has the worker now.
+        running: Functions that run now, for that one.
+        waiting: Functions that wait for a thread.
+    """
+
+    greetings: int = 0
+    ended: int = 0
+    failed: int = 0
+    abandoned: int = 0
+    seconds: float = 0.0
+    is_greeted: bool = False
+    running: int = 0
+    waiting: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def ran(self, seconds: float, *, failed: bool) -> None:
+        """Take note that a function has returned or raised."""
+        with self._lock:
+            self.ended += 1
+            self.failed += failed
+            self.seconds += seconds

@@ -11,12 +11,11 @@ from typing import Any
 from headrace.arguments import check_instance, check_int, check_seconds
 from headrace.coordinator.closure import Closure, Payload, fresh
 from headrace.coordinator.contact import Contact
-from headrace.coordinator.functions import Functions
-from headrace.coordinator.packing import Packing, pack, unpack
+from headrace.coordinator.messages import Function, Resource, Work
+from headrace.coordinator.packing import Functions, Packing, pack, unpack
 from headrace.coordinator.remote_value import RemoteValue
 from headrace.coordinator.shared_dataset import SharedDataset
 from headrace.coordinator.shell import Shell
-from headrace.coordinator.work import Function, Resource, Work
 from headrace.coordinator.worker import LARGEST_CLOSURE
 from headrace.errors import CancelledError, FailedPreconditionError, describe_error
 

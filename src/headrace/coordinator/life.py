@@ -16,11 +16,9 @@ import msgspec
 
 from headrace.coordinator.agenda import Agenda, Task
 from headrace.coordinator.blame import blame
-from headrace.coordinator.closure import Payload
+from headrace.coordinator.closure import CANCELLED, Payload
 from headrace.coordinator.current import Resources, Running, running
-from headrace.coordinator.failure import CANCELLED
-from headrace.coordinator.functions import Loaded, Loads
-from headrace.coordinator.leased_elements import LeasedElements
+from headrace.coordinator.gauges import Totals
 from headrace.coordinator.messages import (
     CalledOff,
     CallOff,
@@ -31,8 +29,8 @@ from headrace.coordinator.messages import (
     Run,
     Taken,
 )
-from headrace.coordinator.packing import NOTHING, pack, unpack
-from headrace.coordinator.totals import Totals
+from headrace.coordinator.packing import NOTHING, Loaded, Loads, pack, unpack
+from headrace.coordinator.worker_iterator import LeasedElements
 from headrace.distribute.context import refusing_variables
 from headrace.errors import (
     AbortedError,

@@ -6,33 +6,45 @@ Messages of another session than the last are answered with AbortedError.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
+from headrace.coordinator.closure import NEVER, Closure, Payload, Result, Round
 from headrace.parameter_server.acknowledged import Acknowledged
 from headrace.serving.call import Done, Message, Question
+from headrace.transport.channel import Buffer
 from headrace.versions import Versions, own_versions
 
 __all__ = [
+    "Actions",
     "Attend",
+    "Call",
     "CallOff",
     "CalledOff",
     "Feed",
     "Forget",
+    "Function",
     "Greet",
     "Greeted",
+    "Lease",
     "LoadFunction",
     "News",
     "Ran",
     "Received",
     "Release",
+    "Resource",
     "Run",
     "TakeResult",
     "Taken",
+    "Work",
     "WorkerReply",
     "WorkerRequest",
+    "feed_message",
+    "load_message",
+    "run_message",
 ]
 
 
@@ -229,4 +241,189 @@ class Forget(Question[Done], frozen=True):
 WorkerRequest: TypeAlias = (
     Greet | Attend | LoadFunction | Run | Feed | CallOff | TakeResult | Received | Release | Forget
 )
+
 WorkerReply: TypeAlias = Greeted | News | Ran | CalledOff | Taken | Done
+
+
+# --- what is sent to workers: calls, what they need, and what workers keep for themselves ---------
+
+
+@dataclass(frozen=True, eq=False)
+class Function:
+    """A function as it was when it was scheduled first.
+
+    Attributes:
+        digest: Of its bytes.
+        name: For words.
+        payload: Pickled.
+        kept: Handles of what workers keep that it uses.
+    """
+
+    digest: bytes
+    name: str
+    payload: Payload
+    kept: tuple[object, ...] = ()
+
+
+class Lease:
+    """Elements of a shared dataset that a closure was given: another attempt gets the same.
+
+    Attributes:
+        elements: Packed.
+        has_ended: Whether the dataset has no more.
+        unused: How many of the last ones it did not ask for; known when it has returned.
+        met_end: Whether it ended because there were no more.
+        wants: For how many more it waits.
+    """
+
+    __slots__ = ("elements", "has_ended", "met_end", "unused", "wants")
+
+    def __init__(self, elements: list[Payload], *, has_ended: bool) -> None:
+        self.elements = elements
+        self.has_ended = has_ended
+        self.met_end = False
+        self.unused = self.wants = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A call.
+
+    Attributes:
+        function: What is called.
+        arguments: (args, kwargs), packed; None: there are none.
+        keeps: The resource that its value becomes; 0: the value comes back.
+        lease: Elements of a shared dataset.
+        kept: Handles of what workers keep that its arguments name.
+    """
+
+    function: Function
+    arguments: Payload | None = None
+    keeps: int = 0
+    lease: Lease | None = None
+    kept: tuple[object, ...] = ()
+
+
+@dataclass(eq=False)
+class Resource:
+    """What each worker makes and keeps for itself.
+
+    Attributes:
+        number: From 1.
+        name: For words.
+        function: Makes it.
+        arguments: Returns its arguments, given the state that it had before (empty: none).
+        results: How far it is on each worker.
+        states: Where it stood when the last closure that used it had ended, by worker.
+    """
+
+    number: int
+    name: str
+    function: Function
+    arguments: Callable[[bytes], Payload | None]
+    results: dict[int, Result] = field(default_factory=dict)
+    states: dict[int, bytes] = field(default_factory=dict)
+
+    def closure_for(self, worker: int) -> Closure:
+        """Return the closure that makes it on a worker."""
+        arguments = self.arguments(self.states.get(worker, b""))
+        closure = Closure(self.name, Work(self.function, arguments, keeps=self.number))
+        self.results[worker] = closure.result
+        return closure
+
+
+def load_message(session: int, function: Function) -> tuple[LoadFunction, list[Buffer]]:
+    """Return the request that brings a function, and its buffers."""
+    payload = function.payload
+    message = LoadFunction(session=session, digest=function.digest, name=function.name)
+    return message, [payload.data, *payload.buffers]
+
+
+def run_message(session: int, closure: Closure) -> tuple[Run, list[Buffer]]:
+    """Return the request that has a closure run, and its buffers."""
+    work: Work = closure.work
+    if work.arguments is None and work.lease is None:
+        return (
+            Run(
+                session=session,
+                number=closure.number,
+                digest=work.function.digest,
+                keeps=work.keeps,
+            ),
+            [],
+        )
+    arguments = work.arguments or Payload(b"")
+    inputs = [each.payload for each in closure.inputs if each.payload is not None]
+    elements = [] if work.lease is None else work.lease.elements
+    counts, buffers = _beside((arguments, *inputs, *elements))
+    message = Run(
+        session=session,
+        number=closure.number,
+        digest=work.function.digest,
+        arguments=arguments.data,
+        inputs=tuple([each.data for each in inputs]),
+        elements=tuple([each.data for each in elements]),
+        has_ended=work.lease is not None and work.lease.has_ended,
+        buffers=counts,
+        keeps=work.keeps,
+    )
+    return message, buffers
+
+
+def feed_message(
+    session: int, number: int, elements: Sequence[Payload], *, has_ended: bool
+) -> tuple[Feed, list[Buffer]]:
+    """Return the request that brings elements to a closure, and its buffers."""
+    counts, buffers = _beside(elements)
+    message = Feed(
+        session=session,
+        number=number,
+        elements=tuple([each.data for each in elements]),
+        has_ended=has_ended,
+        buffers=counts,
+    )
+    return message, buffers
+
+
+def _beside(payloads: Iterable[Payload]) -> tuple[tuple[int, ...], list[Buffer]]:
+    """Return how many buffers each has, and all of them; () where there are none."""
+    counts: list[int] = []
+    buffers: list[Buffer] = []
+    for payload in payloads:
+        counts.append(len(payload.buffers))
+        buffers += payload.buffers
+    return (tuple(counts) if buffers else ()), buffers
+
+
+# --- what the coordinator's core has its shell do -------------------------------------------------
+
+
+class Call(NamedTuple):
+    """Ask a worker; the answer comes back with what was asked."""
+
+    worker: int
+    message: Any
+    buffers: Sequence[Buffer] = ()
+
+
+@dataclass
+class Actions:
+    """What is to be done.
+
+    Attributes:
+        calls: To workers, in this order.
+        settles: Closures whose keys servers may forget.
+        fences: Lives of workers whose writes servers are to refuse.
+        round: The mean of what closures took as steps is to be pushed to servers.
+        closes: Workers whose connection is to be closed: they have left.
+        words: To be logged, as warnings.
+        wake_in: Seconds after which to look again.
+    """
+
+    calls: list[Call] = field(default_factory=list)
+    settles: list[int] = field(default_factory=list)
+    fences: list[int] = field(default_factory=list)
+    round: Round | None = None
+    closes: list[int] = field(default_factory=list)
+    words: list[str] = field(default_factory=list)
+    wake_in: float = NEVER

@@ -11,8 +11,8 @@ import numpy as np
 from headrace.arguments import check_instance
 from headrace.coordinator.closure import Payload, RemoteValueStatus
 from headrace.coordinator.current import kept_here, one_of
+from headrace.coordinator.messages import Function, Resource
 from headrace.coordinator.packing import Packing, keep, pack
-from headrace.coordinator.work import Function, Resource
 from headrace.coordinator.worker_iterator import DATASETS, build_iterator
 from headrace.distribute.variable import Variable
 from headrace.errors import FailedPreconditionError

@@ -6,7 +6,9 @@ Nothing of users' comes this way: no function, no value.
 from __future__ import annotations
 
 import logging
+import threading
 import time
+import uuid
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TypeAlias
@@ -17,16 +19,19 @@ from headrace.arguments import check_metrics
 from headrace.coordinator.gauges import metrics_of
 from headrace.coordinator.shell import Shell
 from headrace.coordinator.status import AskStatus, CoordinatorStatus, status_of
-from headrace.errors import FailedPreconditionError, InvalidArgumentError
+from headrace.errors import FailedPreconditionError, HeadraceError, InvalidArgumentError
 from headrace.serving.call import Done, Message, Ping, Question
 from headrace.serving.endpoint import Endpoint
+from headrace.threads import start_thread
 from headrace.transport import address as addresses
 from headrace.transport import zeromq
 from headrace.transport.channel import Request
 from headrace.transport.security import Security
 from headrace.versions import Versions, own_versions, python_mismatch
+from headrace.waiting import WaitWarnings
 
-__all__ = ["Announce", "Announced", "Reception", "ReceptionReply"]
+__all__ = ["Announce", "Announced", "Announcing", "Reception", "ReceptionReply"]
+
 
 _log = logging.getLogger(__name__)
 
@@ -52,6 +57,7 @@ class Announce(Question[Announced], frozen=True):
 
 
 _ReceptionRequest: TypeAlias = Announce | AskStatus | Ping
+
 ReceptionReply: TypeAlias = Announced | CoordinatorStatus | Done
 
 
@@ -165,3 +171,63 @@ class Reception:
             worker = self._shell.core.add_worker(message.address, now, announced=now)
         self._shell.wake()
         return worker
+
+
+# --- a worker that looks for its coordinator, instead of being named by a strategy ----------------
+
+_EVERY_SECONDS = 2.0
+
+_PATIENCE = 5.0
+
+
+class Announcing:
+    """Says every two seconds that a worker is there, until it is closed.
+
+    Args:
+        coordinator: Where the coordinator listens, as "host:port".
+        address: Where the worker listens.
+        security: Keys of a client.
+    """
+
+    def __init__(self, coordinator: str, address: str, security: Security | None) -> None:
+        self._coordinator = coordinator
+        self._message = Announce(address=address, life=uuid.uuid4().hex)
+        self._security = security
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="headrace-announcing", daemon=True)
+        start_thread(self._thread)
+
+    def _run(self) -> None:
+        channel = zeromq.connect(
+            self._coordinator,
+            reply_type=ReceptionReply,
+            security=self._security,
+            shared_memory=False,
+        )
+        since, warnings = time.monotonic(), WaitWarnings()
+        refusal = ""
+        try:
+            while True:
+                try:
+                    channel.call(self._message, timeout=_PATIENCE)
+                except FailedPreconditionError as error:
+                    # Another coordinator may listen there later, so it is asked again.
+                    if str(error) != refusal:
+                        refusal = str(error)
+                        _log.error("refused by the coordinator: %s", error)
+                except HeadraceError as error:
+                    # A coordinator that stands still takes all of the patience at each try.
+                    if warnings.is_due(time.monotonic() - since):
+                        _log.warning("no coordinator answers at %s: %s", self._coordinator, error)
+                else:
+                    since = time.monotonic()
+                    warnings.reset()
+                if self._ended.wait(_EVERY_SECONDS):
+                    return
+        finally:
+            channel.close()
+
+    def close(self) -> None:
+        """End it, after the call that is under way."""
+        self._ended.set()
+        self._thread.join(_EVERY_SECONDS)

@@ -7,38 +7,65 @@ servers, whose answers take as long as they take.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
+import os
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, NoReturn, Protocol
 
 import msgspec
 
-from headrace.coordinator.actions import Call
-from headrace.coordinator.closure import Closure, Result
+from headrace.coordinator.closure import Closure, Phase, Result, Round
+from headrace.coordinator.closure_queue import ClosureQueue
 from headrace.coordinator.coordination import Coordination
-from headrace.coordinator.messages import Forget, Greet, Ran
-from headrace.coordinator.refusal import Refusal
-from headrace.coordinator.server_talk import NoServers, Servers, ServerTalk, Talk
+from headrace.coordinator.messages import Call, Forget, Greet, Ran
+from headrace.coordinator.packing import unpack
 from headrace.coordinator.stuck import what_is_stuck
-from headrace.errors import CancelledError, DeadlineExceededError, HeadraceError
+from headrace.errors import (
+    CancelledError,
+    DeadlineExceededError,
+    FailedPreconditionError,
+    HeadraceError,
+)
 from headrace.forks import stays_with_parent
+from headrace.parameter_server.acknowledged import Acknowledged
 from headrace.serving.connections import Answered, Lost
+from headrace.serving.life_cycle import LifeCycle
 from headrace.serving.session_runner import SessionRunner
 from headrace.threads import start_thread
 from headrace.transport.channel import Channel
 from headrace.waiting import WaitWarnings
 
-__all__ = ["Shell"]
+__all__ = [
+    "Hears",
+    "NoServers",
+    "Refusal",
+    "RunningShell",
+    "ServerTalk",
+    "Servers",
+    "Shell",
+    "Talk",
+]
+
 
 _log = logging.getLogger(__name__)
 
 _JOIN_SECONDS = 1.0
+
 _SETTLE_SECONDS = 0.2
+
 _YIELD_SECONDS = 2e-5
+
 _BURST_SECONDS = 1e-3
+
 _CLOSED = "the coordinator is closed"
 
 
@@ -349,3 +376,217 @@ class Shell:
             if contact.worker in connections:
                 with contextlib.suppress(Exception):
                     connections.send(contact.worker, Forget(session=contact.session), None)
+
+
+# --------------------------------------------------------------------------------------------------
+# The life of a coordinator's shell: until it is closed, nobody holds it, or the program ends
+
+
+class RunningShell(LifeCycle):
+    """The coordinator's threads; they end when nobody holds it, or with the program."""
+
+    def __init__(self, shell: Shell) -> None:
+        super().__init__()
+        self._shell = shell
+
+    def _open(self) -> None:
+        self._keep(self._shell.close)
+        # Registered now, so that it is called before servers of this program are closed: those that
+        # are here already, and have registered themselves.
+        atexit.register(at_exit := _AtExit(self))
+        self._keep(lambda: atexit.unregister(at_exit))
+        self._shell.open()
+
+    def keep(self, close: Callable[[], object]) -> None:
+        """Have `close` called at the end."""
+        self._keep(close)
+
+    def end_with_program(self) -> None:
+        """Say what nobody waited for, and stop."""
+        if os.getpid() != self._process:
+            return
+        queue = self._shell.core.queue
+        with self._shell.lock:
+            left, failure = len(_left(queue)), queue.failure
+        if left:
+            _log.warning(
+                "the program ends while %d functions that were scheduled are not over: they are "
+                "called off; coordinator.join() waits for them",
+                left,
+            )
+        if failure is not None:
+            _log.warning(
+                "the program ends before schedule() or join() raised this error of a function: %s",
+                failure.error,
+            )
+        self.stop()
+
+
+def _left(queue: ClosureQueue) -> list[Closure]:
+    """Return closures whose end would make a difference: no longer where servers forget keys."""
+    return [
+        closure
+        for closure in queue.unsettled.values()
+        if closure.phase is not Phase.SETTLING or closure.steps is not None
+    ]
+
+
+class _AtExit:
+    """Ends a coordinator at the end of the program, and does not keep it until then."""
+
+    def __init__(self, running: RunningShell) -> None:
+        self._running = weakref.ref(running)
+
+    def __call__(self) -> None:
+        running = self._running()
+        if running is not None:
+            running.end_with_program()
+
+
+# --- what a forked child of a coordinator's process finds where the coordinator's lock was --------
+
+_FORKED = (
+    "this coordinator was made before a fork, and belongs to the process that made it: schedule "
+    "there, or start processes with `subprocess` or the spawn method of multiprocessing"
+)
+
+
+class Refusal(AbstractContextManager[None]):
+    """A lock that nobody gets: all ways into a coordinator lead through it."""
+
+    def __enter__(self) -> NoReturn:
+        raise FailedPreconditionError(_FORKED)
+
+    def __exit__(self, *error: object) -> None:
+        return
+
+
+# --------------------------------------------------------------------------------------------------
+# What the coordinator tells parameter servers, on a thread of its own: their answers take a while
+
+# What waits at a time is told at once, in its order: a worker is fenced before its closures settle.
+
+
+class Servers(Protocol):
+    """The parameter servers, as far as closures are concerned. Other calls wait for all of them."""
+
+    def acknowledged(self) -> tuple[Acknowledged, ...]:
+        """Return what is known to be acknowledged, for workers; returns at once."""
+
+    def learn(self, acknowledged: Sequence[Acknowledged]) -> None:
+        """Take note of what a worker knows to be acknowledged; returns at once."""
+
+    def settle(self, closures: Sequence[int], below: int) -> None:
+        """Have them forget the keys of closures that have ended, and of all below a number."""
+
+    def fence(self, worker: int) -> None:
+        """Have them refuse the writes of a life of a worker."""
+
+    def push_round(self, last: int, closures: Sequence[Any]) -> None:
+        """Push the mean of what closures took as steps; `last` is the last of them."""
+
+
+class Hears(Protocol):
+    """Who wants to know when servers have been told, and with which error they could not be."""
+
+    def low(self) -> int:
+        """Return below which number all closures are over."""
+
+    def fenced(self, session: int, error: Exception | None) -> None:
+        """Take note that servers refuse the writes of a life of a worker."""
+
+    def settled(self, closures: Sequence[int], error: Exception | None) -> None:
+        """Take note that servers have forgotten keys."""
+
+    def pushed(self, error: Exception | None) -> None:
+        """Take note that the mean of a round is on the servers."""
+
+
+class Talk(Protocol):
+    """What a coordinator has servers told through."""
+
+    def tell(self, sessions: list[int], closures: list[int], complete: Round | None) -> None:
+        """Have servers told, soon: lives to fence, closures to settle, a round to push."""
+
+    def end(self) -> None:
+        """Have nothing more told."""
+
+
+class NoServers:
+    """Where there are no servers: what they would be told is done as soon as it is decided.
+
+    Args:
+        hears: Who wants to know.
+    """
+
+    def __init__(self, hears: Hears) -> None:
+        self._hears = hears
+
+    def tell(self, sessions: list[int], closures: list[int], complete: Round | None) -> None:
+        """Report all of it as done."""
+        for session in sessions:
+            self._hears.fenced(session, None)
+        if closures:
+            self._hears.settled(closures, None)
+        if complete is not None:
+            self._hears.pushed(None)
+
+    def end(self) -> None:
+        """Do nothing: nothing is under way."""
+
+
+class ServerTalk:
+    """Tells servers what is to be settled and fenced, until `end`.
+
+    Args:
+        servers: Who is told.
+        hears: Who wants to know.
+    """
+
+    def __init__(self, servers: Servers, hears: Hears) -> None:
+        self._servers = servers
+        self._hears = hears
+        #: Lives to be fenced, after that closures to be settled, and a round; None: the end.
+        self._jobs: SimpleQueue[tuple[list[int], list[int], Round | None] | None] = SimpleQueue()
+
+    def tell(self, sessions: list[int], closures: list[int], complete: Round | None) -> None:
+        """Have servers told, soon: lives to fence, closures to settle, a round to push."""
+        if sessions or closures or complete is not None:
+            self._jobs.put((sessions, closures, complete))
+
+    def end(self) -> None:
+        """End `run`, as soon as servers have answered what they were told."""
+        self._jobs.put(None)
+
+    def run(self) -> None:
+        """Tell servers what is to be told; to be called on a thread of its own."""
+        is_last = False
+        while not is_last and (job := self._jobs.get()) is not None:
+            sessions, closures, complete = list(job[0]), list(job[1]), job[2]
+            while not self._jobs.empty():
+                more = self._jobs.get()
+                if more is None:
+                    is_last = True
+                    break
+                sessions += more[0]
+                closures += more[1]
+                complete = complete or more[2]  # there is one at a time
+            for session in sessions:
+                self._hears.fenced(session, _error_of(partial(self._servers.fence, session)))
+            if closures:
+                below = self._hears.low()
+                error = _error_of(partial(self._servers.settle, closures, below))
+                self._hears.settled(closures, error)
+            if complete is not None:
+                self._hears.pushed(_error_of(partial(self._push, complete)))
+
+    def _push(self, complete: Round) -> None:
+        self._servers.push_round(complete.last, [unpack(steps) for steps in complete.steps])
+
+
+def _error_of(tell: Callable[[], None]) -> Exception | None:
+    try:
+        tell()
+    except Exception as error:
+        return error
+    return None

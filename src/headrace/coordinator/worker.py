@@ -16,8 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from headrace.arguments import check_int, check_metrics, check_string
-from headrace.coordinator.announcing import Announcing
-from headrace.coordinator.gauges import metrics_of_worker
+from headrace.coordinator.gauges import Totals, metrics_of_worker
 from headrace.coordinator.life import Life
 from headrace.coordinator.messages import (
     Attend,
@@ -33,7 +32,7 @@ from headrace.coordinator.messages import (
     TakeResult,
     WorkerRequest,
 )
-from headrace.coordinator.totals import Totals
+from headrace.coordinator.reception import Announcing
 from headrace.errors import (
     AbortedError,
     FailedPreconditionError,

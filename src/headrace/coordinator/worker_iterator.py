@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from typing import Any, Self
 
 import msgspec
 
+from headrace.coordinator.closure import Payload
 from headrace.coordinator.current import running
+from headrace.coordinator.packing import unpack
 from headrace.data.dataset import Dataset
 from headrace.data.optional import Optional
 from headrace.distribute.context import refusing_variables
 from headrace.distribute.dataset import DistributedDataset, DistributedDatasetsFromFunction
 from headrace.errors import FailedPreconditionError, InvalidArgumentError, OutOfRangeError
-from headrace.parameter_server.per_worker_input import PerWorkerInput
+from headrace.parameter_server.pickling import PerWorkerInput
 
-__all__ = ["DATASETS", "WorkerIterator", "build_dataset", "build_iterator"]
+__all__ = ["DATASETS", "LeasedElements", "WorkerIterator", "build_dataset", "build_iterator"]
+
 
 DATASETS = (Dataset, DistributedDataset, DistributedDatasetsFromFunction)
+
 """What a per-worker dataset may be."""
 
 
@@ -133,3 +138,69 @@ class WorkerIterator:
         """Release threads and files, once nobody reads."""
         with contextlib.suppress(Exception), self._lock:
             self._iterator.close()
+
+
+# --------------------------------------------------------------------------------------------------
+# Elements of a shared dataset, as a function that `run_epoch` calls sees them on its worker
+
+
+class LeasedElements:
+    """An iterator over what this closure was given, and is given while it reads.
+
+    Args:
+        elements: Those that came with it.
+        has_ended: There are no more after these.
+
+    Attributes:
+        ask: Called where there is none left; returns when there is one, or the end is known.
+        met_end: Whether `next` has said that there is none.
+    """
+
+    def __init__(self, elements: Iterable[Payload], *, has_ended: bool) -> None:
+        self._elements = deque(elements)
+        self.num_given = len(self._elements)
+        self.has_ended = has_ended
+        self.met_end = False
+        self.ask: Callable[[], None] = _ask_nobody
+        self._lock = threading.Lock()
+
+    @property
+    def num_left(self) -> int:
+        """Elements that were not asked for."""
+        return len(self._elements)
+
+    def feed(self, elements: list[Payload]) -> None:
+        """Take more elements."""
+        self._elements += elements
+        self.num_given += len(elements)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        """Return the next element.
+
+        Raises:
+            OutOfRangeError: There is none; a StopIteration, too.
+        """
+        with self._lock:
+            if not self._elements and not self.has_ended:
+                self.ask()
+            if not self._elements:
+                self.met_end = True
+                raise OutOfRangeError("the shared dataset has no more elements in this epoch")
+            payload = self._elements.popleft()
+        return unpack(payload)
+
+    get_next = __next__
+
+    def get_next_as_optional(self) -> Optional:
+        """Return the next element, or an `Optional` without a value at the end."""
+        try:
+            return Optional(self.get_next())
+        except OutOfRangeError:
+            return Optional()
+
+
+def _ask_nobody() -> None:
+    return

@@ -20,17 +20,17 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from headrace.errors import CancelledError, FailedPreconditionError, HeadraceError, describe_error
 from headrace.parameter_server.acknowledged import START, Position
-from headrace.parameter_server.gauges import Kept
 from headrace.parameter_server.messages import (
     ArrayForm,
     CarriedOut,
@@ -64,22 +64,29 @@ from headrace.parameter_server.operations import (
     Scatter,
     Settle,
 )
+from headrace.parameter_server.store import Store
 from headrace.serving.call import Done, Message
 from headrace.transport.channel import Request
 
-__all__ = ["AnswerRoom", "Applying", "Changed", "Core", "Shared"]
+__all__ = ["AnswerRoom", "Applying", "Changed", "Core", "Kept", "Shared", "kept_in", "metrics_of"]
+
 
 _log = logging.getLogger(__name__)
 
 _STOP_SECONDS = 0.8
+
 _UNCHANGING = frozenset({Read, Gather, GatherIds, Describe, Export})
+
 _MAKING = frozenset({Gather, GatherIds, Lookup})
+
 _SMALL_BYTES = 2 << 20
+
 _MOST_REFUSED = 10_000
 #: Of so many that come together the first does not wait for long until its answer goes.
 _AT_ONCE = 2
 #: What takes no longer than its arrays are large.
 _SHORT = _MAKING | {Read, Count, Assign, Scatter, Apply, ApplyIds, Settle, Fence}
+
 _WRITES = frozenset({Apply, ApplyIds, Assign, AssignIds, Scatter})
 
 
@@ -433,3 +440,70 @@ class Applying:
         if not isinstance(error, HeadraceError | ValueError | TypeError):
             _log.error("an operation failed: %s", describe_error(error), exc_info=error)
         request.fail(error)
+
+
+# --- what a parameter server keeps, and what it says of itself to Prometheus ----------------------
+
+
+class Kept(NamedTuple):
+    """What a store keeps.
+
+    Attributes:
+        shards: Of variables.
+        tables: Shards of tables.
+        rows: Of tables.
+        nbytes: Of arrays, in all.
+    """
+
+    shards: int = 0
+    tables: int = 0
+    rows: int = 0
+    nbytes: int = 0
+
+
+def kept_in(store: Store) -> Kept:
+    """Return what a store keeps; to be called between two operations."""
+    tables = store.tables.values()
+    return Kept(
+        shards=len(store.shards),
+        tables=len(tables),
+        rows=sum(len(table.rows) for table in tables),
+        nbytes=sum(shard.nbytes for shard in store.shards.values())
+        + sum(table.nbytes for table in tables),
+    )
+
+
+def metrics_of(status: ServerStatus) -> Iterator[Metric]:
+    """Return the metrics of a parameter server."""
+    name = "headrace_parameter_server_"
+    operations = CounterMetricFamily(
+        f"{name}operations", "Operations that were carried out.", labels=["operation"]
+    )
+    for operation, count in status.operations.items():
+        operations.add_metric([operation], count)
+    yield operations
+    for counter, words, value in (
+        ("requests", "Requests that were carried out.", status.requests),
+        ("failures", "Requests that ended with an error.", status.failed),
+        ("received_bytes", "Bytes of arrays that came.", status.bytes_in),
+        ("sent_bytes", "Bytes of arrays that went.", status.bytes_out),
+        ("busy_seconds", "Seconds spent on operations.", status.busy_seconds),
+    ):
+        yield CounterMetricFamily(f"{name}{counter}", words, value=value)
+    seats = GaugeMetricFamily(
+        f"{name}seats",
+        "Stores that are on two servers, and what this one does.",
+        labels=["store", "does"],
+    )
+    for store, does in status.seats.items():
+        seats.add_metric([str(store), does], 1)
+    yield seats
+    for gauge, words, value in (
+        ("waiting", "Requests that wait.", status.waiting),
+        ("shards", "Shards of variables that are kept.", status.shards),
+        ("tables", "Shards of tables that are kept.", status.tables),
+        ("rows", "Rows of tables that are kept.", status.rows),
+        ("kept_bytes", "Bytes of values, slots and tables that are kept.", status.bytes_kept),
+        ("uptime_seconds", "Seconds since the server started.", status.seconds),
+    ):
+        yield GaugeMetricFamily(f"{name}{gauge}", words, value=value)

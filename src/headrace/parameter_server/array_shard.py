@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from headrace.distribute.casting import is_floating
 from headrace.distribute.row_numbers import check_rows
 from headrace.errors import InvalidArgumentError, NotFoundError
-from headrace.parameter_server.dtypes import dtype_named, working_dtype
+from headrace.parameter_server.gradients import sum_rows
 from headrace.parameter_server.rules import (
     AVERAGE,
     Slot,
@@ -21,9 +21,14 @@ from headrace.parameter_server.rules import (
     slots_of,
     update_average,
 )
-from headrace.parameter_server.specs import OptimizerRule, ShardSpec, Step
-from headrace.parameter_server.sums import sum_rows
-from headrace.parameter_server.touched import Touched
+from headrace.parameter_server.saved import Touched
+from headrace.parameter_server.specs import (
+    OptimizerRule,
+    ShardSpec,
+    Step,
+    dtype_named,
+    working_dtype,
+)
 
 __all__ = [
     "ArrayShard",

@@ -5,16 +5,19 @@ No framework is imported here: one whose arrays come along has been.
 
 from __future__ import annotations
 
+import math
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.errors import FailedPreconditionError
-from headrace.parameter_server.dtypes import dtype_named
+from headrace.distribute.row_numbers import are_large_integers
+from headrace.errors import FailedPreconditionError, InvalidArgumentError
+from headrace.parameter_server.specs import dtype_named
 
-__all__ = ["as_array", "is_foreign", "refuse_while_tracing"]
+__all__ = ["IndexedSlices", "as_array", "is_foreign", "refuse_while_tracing"]
 
 
 def as_array(value: Any) -> NDArray[Any]:
@@ -70,4 +73,90 @@ def refuse_while_tracing(what: str, instead: str = "read it outside and pass the
         raise FailedPreconditionError(
             f"{what} is read while JAX traces a function, which would keep this value for ever: "
             f"{instead}"
+        )
+
+
+# --- sparse gradients: rows of a variable or table, and a value for each --------------------------
+
+
+class IndexedSlices:
+    """Values for some rows of an array; a row that stands there twice counts twice.
+
+    >>> import headrace as hr
+    >>> import numpy as np
+    >>> hr.IndexedSlices(np.ones((2, 4), np.float32), [7, 3])
+    <IndexedSlices of 2 rows, values (2, 4) float32>
+
+    Args:
+        values: A value for each index: an array of NumPy, JAX or PyTorch. Its first axes are those
+            of `indices`, the others those of a row. What is broadcast along one of the first
+            (`np.broadcast_to`, `expand`) is sent once.
+        indices: Integers.
+        dense_shape: Of the whole array; None: that of the variable.
+
+    Raises:
+        TypeError: The indices are no integers.
+        InvalidArgumentError: There are more or fewer values than indices.
+    """
+
+    __slots__ = ("_axes", "_given", "_values", "dense_shape", "indices")
+
+    def __init__(self, values: Any, indices: Any, dense_shape: Sequence[int] | None = None) -> None:
+        rows = as_array(indices)
+        if rows.dtype.kind not in "iu":
+            if are_large_integers(rows):
+                raise InvalidArgumentError(
+                    f"`indices` must fit in 64 bits, but one is {max(rows.flat, key=abs)}"
+                )
+            if rows.size:
+                raise TypeError(f"`indices` must be integers, but got dtype {rows.dtype}")
+            rows = rows.astype(np.int64)
+        found = as_array(values)
+        if found.shape[: rows.ndim] != rows.shape:
+            is_of_bags = rows.ndim > 1 and found.shape[: rows.ndim - 1] == rows.shape[:-1]
+            raise InvalidArgumentError(
+                f"`values` must begin with the axes of `indices`, {rows.shape}, but has shape "
+                f"{found.shape}"
+                + "; broadcast what the ids of a bag share: np.broadcast_to(values[..., None, :], "
+                "(*ids.shape, dim))" * is_of_bags
+            )
+        #: With the axes of the indices, along which it may be broadcast.
+        self._given = found
+        self._axes = rows.shape
+        self._values: NDArray[Any] | None = None
+        self.indices: NDArray[np.int64] = rows.reshape(-1).astype(np.int64, copy=False)
+        self.dense_shape = None if dense_shape is None else tuple(int(each) for each in dense_shape)
+
+    @property
+    def values(self) -> NDArray[Any]:
+        """A value for each of `indices`."""
+        if self._values is None:
+            self._values = self._given.reshape(
+                len(self.indices), *self._given.shape[len(self._axes) :]
+            )
+        return self._values
+
+    def shared(self) -> tuple[NDArray[Any], NDArray[np.intp] | None]:
+        """Return values, and which of them each index has; None: each has its own.
+
+        Where the values were broadcast along an axis of the indices, as the gradient of a mean over
+        ids is, they are there once.
+        """
+        axes = len(self._axes)
+        strides = zip(self._given.strides[:axes], self._axes, strict=True)
+        repeats = [stride == 0 and count > 1 for stride, count in strides]
+        if not any(repeats) or not self._given.size:
+            return self.values, None
+        once = self._given[tuple(slice(0, 1) if each else slice(None) for each in repeats)]
+        places = once.shape[:axes]
+        which = np.arange(math.prod(places)).reshape(places)
+        return (
+            once.reshape(-1, *once.shape[axes:]),
+            np.broadcast_to(which, self._axes).reshape(-1),
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"<IndexedSlices of {len(self.indices)} rows, values {self.values.shape} "
+            f"{self.values.dtype}>"
         )

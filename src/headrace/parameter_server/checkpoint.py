@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from headrace.errors import DataLossError, InvalidArgumentError, NotFoundError
-from headrace.parameter_server.checkpoint_folder import Read, place_of, read_checkpoint, sweep
+from headrace.parameter_server.checkpoint_format import Read, place_of, read_checkpoint, sweep
 from headrace.parameter_server.checkpoint_objects import (
     restore_objects,
     save_objects,

@@ -15,15 +15,26 @@ Rule 4. An increment, `ckpt-3+2`, has what was written since `ckpt-3+1`; its man
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import json
+import math
+import os
 import re
 import zlib
-from collections.abc import Iterable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, BinaryIO, TypeAlias
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
-from headrace.errors import DataLossError, FailedPreconditionError
+from headrace.errors import DataLossError, FailedPreconditionError, NotFoundError
+from headrace.parameter_server.specs import dtype_named, name_of
 from headrace.parameter_server.write_keys import Remembered
+from headrace.storage.files import open_file
+from headrace.storage.folder import Folder, open_folder
+from headrace.storage.names import FileName, as_names, is_local
 
 __all__ = [
     "FORMAT",
@@ -32,21 +43,34 @@ __all__ = [
     "Manifest",
     "OptimizerEntry",
     "Piece",
+    "Read",
     "StateDictEntry",
     "StateEntry",
     "TableEntry",
+    "TensorFile",
     "ValueEntry",
     "VariableEntry",
     "attempt_of",
+    "checkpoint_names",
+    "checksum_of",
     "decode",
+    "delete",
     "encode",
+    "increments_of",
+    "names_up_to",
+    "place_of",
+    "read_checkpoint",
     "standing",
+    "sweep",
+    "write_tensors",
 ]
+
 
 FORMAT = 1
 
 #: Before the rest of a manifest, of which it is the checksum; older ones have none.
 _CHECKED = re.compile(rb'\{\n "checksum": "([0-9a-f]{8})",')
+
 _FILE = re.compile(r"(?P<name>.+)\.(?P<token>[0-9a-f]{8})\.[0-9a-z-]+\.safetensors")
 
 
@@ -246,3 +270,349 @@ def standing(pieces: Iterable[Piece]) -> Sequence[Piece]:
             kept[piece.shard] = []
         kept[piece.shard].append(piece)
     return [piece for each in kept.values() for piece in each]
+
+
+# --- files of tensors, as `safetensors` writes them: a header of JSON, then the bytes of each -----
+
+# What is written is known beforehand but for its bytes, so arrays are written one after another and
+# never copied together. Dtypes that the format has no name for are written as bytes (U8), with the
+# dtype's name in the header's metadata.
+
+_NAMES = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "uint16": "U16",
+    "int16": "I16",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "uint32": "U32",
+    "int32": "I32",
+    "float32": "F32",
+    "uint64": "U64",
+    "int64": "I64",
+    "float64": "F64",
+}
+
+_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+_LARGEST_HEADER = 100 << 20
+
+_BLOCK = 16 << 20
+
+
+def write_tensors(folder: Folder, name: str, tensors: Mapping[str, NDArray[Any]]) -> int:
+    """Write a file, and return its bytes; others see it when it is whole.
+
+    Raises:
+        FailedPreconditionError: There is no room for it.
+    """
+    header: dict[str, Any] = {}
+    others: dict[str, str] = {}
+    at = 0
+    for key, array in tensors.items():
+        dtype = name_of(array.dtype)
+        shape = list(array.shape)
+        if dtype not in _NAMES:
+            others[key] = dtype
+            shape.append(array.dtype.itemsize)
+        header[key] = {
+            "dtype": _NAMES.get(dtype, "U8"),
+            "shape": shape,
+            "data_offsets": [at, at + array.nbytes],
+        }
+        at += array.nbytes
+    if others:
+        header["__metadata__"] = others
+    words = json.dumps(header).encode()
+    words += b" " * (-len(words) % 8)
+    try:
+        with folder.create(name) as file:
+            _write(file, len(words).to_bytes(8, "little"))
+            _write(file, words)
+            for array in tensors.values():
+                flat = _bytes_of(array)
+                for start in range(0, flat.nbytes, _BLOCK):
+                    _write(file, flat[start : start + _BLOCK])
+        folder.publish(name, name)
+    except Exception as error:
+        with contextlib.suppress(Exception):
+            folder.remove(name)  # others want the room
+        cause = error if isinstance(error, OSError) and error.errno else error.__cause__
+        if isinstance(cause, OSError) and cause.errno in _FULL:
+            raise FailedPreconditionError(
+                f"{folder.path(name)!r} cannot be written: {cause.strerror}; make room there"
+            ) from error
+        raise
+    return 8 + len(words) + at
+
+
+def checksum_of(tensors: Mapping[str, NDArray[Any]]) -> int:
+    """Return a checksum (CRC-32) of names, dtypes, shapes and bytes, whatever their order."""
+    found = 0
+    for name, array in sorted(tensors.items()):
+        found = zlib.crc32(f"{name} {name_of(array.dtype)} {array.shape}".encode(), found)
+        found = zlib.crc32(_bytes_of(array), found)
+    return found
+
+
+def _bytes_of(array: NDArray[Any]) -> memoryview:
+    if not array.size:
+        return memoryview(b"")
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def _write(file: BinaryIO, data: bytes | memoryview) -> None:
+    """Write all of it: an unbuffered file may take less at a time."""
+    rest = memoryview(data)
+    while rest.nbytes:
+        taken = file.write(rest)
+        rest = rest[taken:]
+
+
+class TensorFile:
+    """A file that was written; its arrays show its memory and are not to be written to.
+
+    Args:
+        folder: Where it is.
+        name: Its name there.
+
+    Raises:
+        DataLossError: It is missing, or damaged.
+    """
+
+    def __init__(self, folder: Folder, name: str) -> None:
+        self._path = folder.path(folder.found_as(name, name))
+        self._bytes = self._read(folder)
+        head = int.from_bytes(self._bytes[:8].tobytes(), "little")
+        if not 2 <= head <= min(_LARGEST_HEADER, len(self._bytes) - 8):
+            raise self._damaged("it has no header")
+        try:
+            self._header = json.loads(self._bytes[8 : 8 + head].tobytes())
+        except ValueError as error:
+            raise self._damaged(f"its header is no JSON ({error})") from error
+        if not isinstance(self._header, dict):
+            raise self._damaged("its header is no object")
+        self._others = self._header.pop("__metadata__", {})
+        self._first = 8 + head
+
+    def names(self) -> list[str]:
+        """Return the names of its tensors."""
+        return list(self._header)
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        form = self._header.get(name)
+        if form is None:
+            raise self._damaged(f"it has no tensor {name!r}")
+        try:
+            begin, end = form["data_offsets"]
+            dtype = dtype_named(self._others.get(name) or _DTYPES[form["dtype"]])
+            shape = form["shape"][:-1] if name in self._others else form["shape"]
+            raw = self._bytes[self._first + begin : self._first + end]
+            due = dtype.itemsize * math.prod(shape)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise self._damaged(f"its header says nonsense of {name!r} ({error!r})") from error
+        if len(raw) != end - begin or len(raw) != due:
+            raise self._damaged(f"it ends within the tensor {name!r}")
+        if not len(raw):
+            return np.empty(shape, dtype)
+        found = np.frombuffer(raw.data, dtype).reshape(shape)
+        found.flags.writeable = False
+        return found
+
+    def of(self, key: str, checksum: int | None = None) -> dict[str, NDArray[Any]]:
+        """Return the tensors whose names begin with `key/`, by the rest of their names.
+
+        Args:
+            key: Of a piece.
+            checksum: What `checksum_of` returned when they were written; None: it is not known.
+
+        Raises:
+            DataLossError: They are others now.
+        """
+        start = f"{key}/"
+        found = {name[len(start) :]: self[name] for name in self._header if name.startswith(start)}
+        self.check(key, found, checksum)
+        return found
+
+    def check(self, what: str, tensors: Mapping[str, NDArray[Any]], checksum: int | None) -> None:
+        """Raise DataLossError if tensors are not those that were written."""
+        if checksum is not None and checksum_of(tensors) != checksum:
+            raise self._damaged(f"the checksum of {what!r} is not that of what was written")
+
+    def _read(self, folder: Folder) -> NDArray[np.uint8]:
+        try:
+            if folder.is_local:
+                return np.memmap(self._path, np.uint8, "r")
+            stream = open_file(self._path)
+            try:
+                blocks = list(iter(lambda: stream.read(_BLOCK), b""))
+            finally:
+                stream.close()
+        except (FileNotFoundError, NotFoundError) as error:
+            raise DataLossError(f"the checkpoint's file {self._path!r} is missing") from error
+        except ValueError as error:
+            raise self._damaged(str(error)) from error
+        return np.frombuffer(b"".join(blocks), np.uint8)
+
+    def _damaged(self, why: str) -> DataLossError:
+        return DataLossError(f"the checkpoint's file {self._path!r} is damaged: {why}")
+
+
+# --------------------------------------------------------------------------------------------------
+# The checkpoints in a folder: found, read, deleted, and what is left of saves that did not end
+
+_MANIFEST = ".json"
+
+_NUMBERED = re.compile(r"-(\d+)$")
+
+_INCREMENT = re.compile(r"(?P<full>.+)\+(?P<number>\d+)$")
+
+
+class Read:
+    """A checkpoint that was read: its manifest, and the pieces of those that it continues.
+
+    Args:
+        folder: Where it is.
+        name: Its name there.
+        manifest: Of it.
+        pieces: Of all, in their order.
+    """
+
+    def __init__(
+        self, folder: Folder, name: str, manifest: Manifest, pieces: Sequence[Piece]
+    ) -> None:
+        self.folder = folder
+        self.name = name
+        self.manifest = manifest
+        self.pieces = tuple(pieces)
+
+    @property
+    def path(self) -> str:
+        """Its path or URL."""
+        return self.folder.path(self.name)
+
+    def exists(self) -> bool:
+        """Whether it is still there."""
+        try:
+            self.folder.read(self.name + _MANIFEST)
+        except NotFoundError:
+            return False
+        return True
+
+
+def place_of(path: FileName) -> tuple[Folder, str]:
+    """Return the folder of a checkpoint and its name there."""
+    (given,) = as_names("path", [path])
+    given = given.removeprefix("file://")
+    directory, _, name = given.rpartition("/")
+    if not name:
+        raise ValueError(f"`path` must end with the name of a checkpoint, but got {given!r}")
+    if not directory:
+        directory = "/" if given.startswith("/") else "."
+    # Servers have other working directories.
+    return open_folder(os.path.abspath(directory) if is_local(given) else directory), name
+
+
+def read_checkpoint(folder: Folder, name: str) -> Read:
+    """Return a checkpoint.
+
+    Raises:
+        NotFoundError: There is none, or it was deleted meanwhile.
+        DataLossError: Its manifest is damaged.
+    """
+    manifest = _manifest(folder, name)
+    pieces: list[Piece] = []
+    for before in manifest.continues:
+        try:
+            pieces += _manifest(folder, before).pieces
+        except NotFoundError as error:
+            raise NotFoundError(
+                f"the checkpoint {folder.path(name)!r} continues {before!r}, which is not there"
+            ) from error
+    return Read(folder, name, manifest, [*pieces, *manifest.pieces])
+
+
+def _manifest(folder: Folder, name: str) -> Manifest:
+    try:
+        data = folder.read(name + _MANIFEST)
+    except NotFoundError as error:
+        raise NotFoundError(
+            f"there is no checkpoint {folder.path(name)!r}: it was deleted, or never finished"
+        ) from error
+    return decode(data, folder.path(name))
+
+
+def checkpoint_names(folder: Folder, prefix: str | None = None) -> list[str]:
+    """Return the names of full checkpoints, by their number."""
+    found = []
+    for file in _listed(folder):
+        name = file.removesuffix(_MANIFEST)
+        number = _NUMBERED.search(name)
+        if name != file and number and (prefix is None or name[: number.start()] == prefix):
+            found.append((int(number[1]), name))
+    return [name for _, name in sorted(found)]
+
+
+def increments_of(folder: Folder, full: str) -> list[str]:
+    """Return the names of the increments of a checkpoint, in their order."""
+    found = []
+    for file in _listed(folder):
+        match = _INCREMENT.fullmatch(file.removesuffix(_MANIFEST))
+        if match and file.endswith(_MANIFEST) and match["full"] == full:
+            found.append((int(match["number"]), match.string))
+    return [name for _, name in sorted(found)]
+
+
+def names_up_to(folder: Folder, prefix: str, last: str) -> list[str]:
+    """Return the names of full checkpoints and increments up to one, in their order."""
+    names = []
+    for full in checkpoint_names(folder, prefix):
+        for name in (full, *increments_of(folder, full)):
+            names.append(name)
+            if name == last:
+                return names
+    return names
+
+
+def delete(folder: Folder, full: str) -> None:
+    """Delete a checkpoint with its increments: the manifests first."""
+    names = [full, *increments_of(folder, full)]
+    for name in reversed(names):
+        folder.remove(name + _MANIFEST)
+    sweep(folder, lambda name: name in names)
+
+
+def sweep(folder: Folder, of: Callable[[str], bool]) -> None:
+    """Delete the files of saves that did not end.
+
+    Args:
+        folder: Where they are.
+        of: Says of the name of a checkpoint whether its files may be deleted.
+    """
+    left: dict[str, list[str]] = {}
+    for file in _listed(folder):
+        attempt = attempt_of(file)
+        if attempt is not None and of(attempt[0]):
+            left.setdefault(attempt[0], []).append(file)
+    for name, files in left.items():
+        try:
+            needed = _manifest(folder, name).files()
+        except (NotFoundError, DataLossError):
+            needed = set()
+        for file in files:
+            if file not in needed:
+                folder.remove(file)
+
+
+def _listed(folder: Folder) -> list[str]:
+    names = set(folder.names())
+    # On a local disk these are of files that are not whole.
+    names.update(folder.leftovers())
+    if folder.is_local:
+        names -= {name for name in folder.leftovers() if name.endswith(_MANIFEST)} - set(
+            folder.names()
+        )
+    return sorted(names)

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.parameter_server.arrays import as_array
-from headrace.parameter_server.dtypes import dtype_named, name_of
+from headrace.parameter_server.specs import dtype_named, name_of
 
 __all__ = [
     "array_like",

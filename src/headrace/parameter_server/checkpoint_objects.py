@@ -7,34 +7,59 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
+import logging
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 from numpy.typing import NDArray
 
 from headrace.distribute.current import get_strategy
-from headrace.errors import DataLossError, HeadraceError, InvalidArgumentError, NotFoundError
-from headrace.parameter_server.checkpoint_folder import Read
+from headrace.distribute.variable import Variable
+from headrace.errors import (
+    DataLossError,
+    HeadraceError,
+    InvalidArgumentError,
+    NotFoundError,
+    describe_error,
+)
 from headrace.parameter_server.checkpoint_format import (
     Answers,
     ArrayEntry,
+    Entry,
     Manifest,
+    OptimizerEntry,
+    Piece,
+    Read,
+    StateDictEntry,
+    StateEntry,
     TableEntry,
+    TensorFile,
+    ValueEntry,
     VariableEntry,
+    checksum_of,
     encode,
+    write_tensors,
 )
-from headrace.parameter_server.checkpoint_local import changed, prepared
-from headrace.parameter_server.checkpoint_optimizers import (
-    check_renames,
-    renames,
-    restored_counters,
+from headrace.parameter_server.checkpoint_frameworks import (
+    array_like,
+    array_of,
+    assign,
+    decode_state,
+    encode_state,
+    is_array,
+    is_variable,
+    state_mismatch,
+    write_refusal,
 )
 from headrace.parameter_server.checkpoint_tree import (
     Leaf,
+    changes_in_place,
     describe,
     describe_state_dict,
     has_state,
@@ -43,24 +68,31 @@ from headrace.parameter_server.checkpoint_tree import (
     leaves,
     local_array,
 )
-from headrace.parameter_server.counter import COUNTING_SERVER
+from headrace.parameter_server.counter import COUNTING_SERVER, counters_of, steps_of
 from headrace.parameter_server.current import Cluster
 from headrace.parameter_server.messages import Phase, RestoreShards, SaveShards, ShardsSaved
 from headrace.parameter_server.operations import ShardSpec, TableSpec
 from headrace.parameter_server.optimizer import Optimizer
 from headrace.parameter_server.server_files import ask_for_files
+from headrace.parameter_server.shard_writer import assembled_shard
 from headrace.parameter_server.table import EmbeddingTable
-from headrace.parameter_server.tensor_file import TensorFile, checksum_of, write_tensors
 from headrace.parameter_server.variable import ServerVariable
 from headrace.storage.folder import Folder
 
 __all__ = [
+    "Change",
     "Mark",
     "SavedNow",
     "answers_on",
+    "changed",
+    "check_renames",
     "on_servers_of",
+    "prepared",
+    "renamed_counters",
+    "renames",
     "restore_objects",
     "restore_on_servers",
+    "restored_counters",
     "save_objects",
     "writes_here",
 ]
@@ -368,3 +400,244 @@ def answers_on(server: int, placed: Iterable[Any], answers: Answers) -> Answers:
         for target, found in answers.items()
         if target in own or (server == COUNTING_SERVER and target.startswith("counter "))
     }
+
+
+# --- restoring the objects of this process: all of them, or none ----------------------------------
+
+# 1. what was saved is read, and compared with the object (`prepared`): an error changes nothing
+# 2. the objects get their values one after the other (`changed`); if one refuses its value, those
+#    before it get back what they had
+# 3. the servers, which have read theirs, put them in place; if they fail, 2 is taken back as well
+#
+# Not taken back: objects with a `set_state` (iterators), which come last in 2, and what one server
+# has put in place when another one fails in 3.
+
+_log = logging.getLogger(__name__)
+
+
+class Change(NamedTuple):
+    """An object, and what gives it the value that was saved."""
+
+    leaf: Leaf
+    put: Callable[[], object]
+
+
+@contextlib.contextmanager
+def changed(changes: Iterable[Change]) -> Iterator[None]:
+    """Carry out changes, and take them back where one of them or the block fails."""
+    with contextlib.ExitStack() as back:
+        for change in sorted(changes, key=lambda change: has_state(change.leaf)):
+            back.callback(_put_back, change.leaf.path, _undoing(change.leaf))
+            change.put()
+        yield
+        back.pop_all()
+
+
+def _put_back(path: str, undo: Callable[[], object]) -> None:
+    try:
+        undo()
+    except Exception as error:  # the others are put back all the same, and the first is raised
+        _log.warning(
+            "%r could not be put back after a restore that failed: %s", path, describe_error(error)
+        )
+
+
+def _undoing(leaf: Leaf) -> Callable[[], object]:
+    """Return what gives an object back the value that it has now."""
+    value = leaf.value
+    if has_state(leaf):
+        # Distributed iterators would wait for the other workers here.
+        return lambda: None
+    if is_state_dict(leaf):
+        arrays: dict[str, NDArray[Any]] = {}
+
+        def add(array: NDArray[Any]) -> str:
+            key = str(len(arrays))
+            arrays[key] = np.array(array)
+            return key
+
+        try:
+            state = encode_state(leaf.path, value.state_dict(), add)
+        except TypeError:  # it has now what a checkpoint does not save
+            return functools.partial(value.load_state_dict, copy.deepcopy(value.state_dict()))
+        return lambda: value.load_state_dict(decode_state(state, arrays.__getitem__))
+    if isinstance(value, Variable):
+        before = copy.copy(value)  # its copies are never written into
+        return lambda: vars(value).update(vars(before))
+    if isinstance(value, ServerVariable):
+        return functools.partial(value.assign, np.array(value.read()))
+    if is_variable(value):
+        return functools.partial(assign, value, np.array(array_of(value)))
+    if isinstance(value, np.ndarray) and changes_in_place(value):
+        return functools.partial(np.copyto, value, value.copy())
+    return functools.partial(leaf.replace, value)
+
+
+def prepared(leaf: Leaf, entry: Entry, read: Read, local: TensorFile | None) -> Change | None:
+    """Return what restores an object, for which everything was read and checked; None: servers do.
+
+    Raises:
+        DataLossError: What was saved is damaged.
+        InvalidArgumentError: It does not fit the object.
+    """
+    value = leaf.value
+    refused = write_refusal(value)
+    if refused:
+        raise InvalidArgumentError(f"{leaf.path!r} cannot be restored in place: {refused}")
+
+    def saved_array(key: str, checksum: int | None) -> NDArray[Any]:
+        assert local is not None
+        array = local[key]
+        local.check(key, {key: array}, checksum)
+        return array
+
+    match entry:
+        case ValueEntry():
+            if changes_in_place(value):
+                return Change(leaf, functools.partial(_put, leaf, np.asarray(entry.value)))
+            return Change(leaf, functools.partial(leaf.replace, entry.value))
+        case StateEntry():
+            return Change(leaf, functools.partial(value.set_state, entry.state))
+        case StateDictEntry():
+            state = decode_state(entry.state, lambda key: saved_array(key, entry.checksums[key]))
+            why = state_mismatch(value, state, entry.kind, entry.parameters)
+            if why:
+                raise InvalidArgumentError(
+                    f"the checkpoint {read.path!r} is of another model: {leaf.path!r}: {why}"
+                )
+            return Change(leaf, functools.partial(value.load_state_dict, state))
+        case ArrayEntry():
+            return Change(
+                leaf, functools.partial(_put, leaf, saved_array(entry.key, entry.checksum))
+            )
+        case VariableEntry() if not isinstance(value, ServerVariable):
+            return Change(leaf, functools.partial(_put, leaf, _whole(read, entry)))
+    return None
+
+
+def _put(leaf: Leaf, array: NDArray[Any]) -> None:
+    """Make an array the value of what is there."""
+    value = leaf.value
+    if isinstance(value, ServerVariable | Variable):
+        value.assign(array)
+    elif is_variable(value):
+        assign(value, array)
+    elif isinstance(value, np.ndarray) and changes_in_place(value):
+        value[...] = array
+    elif is_array(value):
+        leaf.replace(array_like(value, array))
+    else:
+        is_number = isinstance(value, int | float | complex) and not array.ndim
+        leaf.replace(array.item() if is_number else np.array(array)[()])
+
+
+def _whole(read: Read, entry: VariableEntry) -> NDArray[Any]:
+    """Return a variable that was on servers."""
+    spec = ShardSpec(
+        name=entry.name,
+        variable=entry.name,
+        shape=entry.shape,
+        dtype=entry.dtype,
+        variable_shape=entry.shape,
+    )
+    pieces = [piece for piece in read.pieces if (piece.kind, piece.of) == ("shard", entry.name)]
+
+    def arrays_of(piece: Piece) -> dict[str, NDArray[Any]]:
+        return TensorFile(read.folder, piece.file).of(piece.key, piece.checksum)
+
+    return assembled_shard(spec, pieces, arrays_of, {}).arrays["value"]
+
+
+# --------------------------------------------------------------------------------------------------
+# Optimizers of a checkpoint: slots are saved with variables, and counts of steps with the slots
+
+# An optimizer need not be in the `Checkpoint`: its slots are restored with the variables, so its
+# count is as well. What differs is the name: only one that is in the `Checkpoint` may have another
+# name than when it was saved.
+
+
+def renames(found: Iterable[Leaf], entries: Mapping[str, Entry]) -> dict[str, str]:
+    """Return the names of optimizers here, by those that they had when they were saved."""
+    return {
+        entry.name: leaf.value.name
+        for leaf in found
+        if isinstance(leaf.value, Optimizer)
+        and isinstance(entry := entries.get(leaf.path), OptimizerEntry)
+    }
+
+
+def check_renames(
+    read: Read, pieces: Iterable[Piece], renamed: Mapping[str, str], restored: Mapping[str, str]
+) -> None:
+    """Check that the slots of two optimizers are not restored under one name.
+
+    Args:
+        read: The checkpoint.
+        pieces: Those that are restored now.
+        renamed: Names of optimizers here, by their names in the checkpoint.
+        restored: The same, for slots that were restored from this checkpoint before.
+
+    Raises:
+        InvalidArgumentError: They would be, or an optimizer came after its slots.
+    """
+    saved = _with_slots(pieces)
+    for old, new in renamed.items():
+        if new != old and new in saved - renamed.keys():
+            raise InvalidArgumentError(
+                f"the checkpoint {read.path!r} has slots of an optimizer {new!r} that is not in "
+                f"this Checkpoint, and the optimizer that was saved as {old!r} has that name here: "
+                f"add the other optimizer to the Checkpoint, or give this one name={old!r}"
+            )
+        if restored.get(old, new) != new:
+            raise InvalidArgumentError(
+                f"the optimizer {new!r} was saved as {old!r} in the checkpoint {read.path!r}, and "
+                f"its slots were restored with the variables before: set it in the Checkpoint "
+                f"before the variables, or give it name={old!r}"
+            )
+
+
+def restored_counters(
+    cluster: Cluster,
+    read: Read,
+    due: Iterable[Leaf],
+    pieces: Iterable[Piece],
+    renamed: Mapping[str, str],
+    restored: dict[str, str],
+) -> dict[str, int]:
+    """Return what the servers must count on from; optimizers ask them from now on.
+
+    Args:
+        cluster: Of the servers.
+        read: The checkpoint.
+        due: Objects that are restored now.
+        pieces: Those that are restored now.
+        renamed: Names of optimizers here, by their names in the checkpoint.
+        restored: Optimizers whose count was restored from this checkpoint before, likewise; those
+            of now are added.
+    """
+    saved = steps_of(read.manifest.counters)
+    counts = {}
+    for old in sorted(_with_slots(pieces) - restored.keys()):
+        if old in saved:
+            counts[renamed.get(old, old)] = saved[old]
+        restored[old] = renamed.get(old, old)
+    for leaf in due:
+        entry = read.manifest.entries[leaf.path]
+        if isinstance(leaf.value, Optimizer) and isinstance(entry, OptimizerEntry):
+            counts[leaf.value.name_in(cluster)] = entry.iterations
+    for name in counts:
+        cluster.optimizers.restored(name)
+    return counters_of(counts)
+
+
+def renamed_counters(counters: Mapping[str, int], renamed: Mapping[str, str]) -> dict[str, int]:
+    """Return the counters of a checkpoint under the names that optimizers have here."""
+    counts = steps_of(counters)
+    kept = {name: count for name, count in counts.items() if name not in renamed}
+    moved = {renamed[name]: count for name, count in counts.items() if name in renamed}
+    return counters_of(kept | moved)
+
+
+def _with_slots(pieces: Iterable[Piece]) -> set[str]:
+    """Return the names of optimizers that have slots."""
+    return {slot.rpartition("/")[0] for piece in pieces for slot in piece.slot_firsts}

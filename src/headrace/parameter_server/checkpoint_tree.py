@@ -26,6 +26,7 @@ from headrace.parameter_server.checkpoint_format import (
     TableEntry,
     ValueEntry,
     VariableEntry,
+    checksum_of,
 )
 from headrace.parameter_server.checkpoint_frameworks import (
     array_of,
@@ -38,10 +39,9 @@ from headrace.parameter_server.checkpoint_frameworks import (
     parameters_of,
     variables_of,
 )
-from headrace.parameter_server.dtypes import name_of
 from headrace.parameter_server.optimizer import Optimizer
+from headrace.parameter_server.specs import name_of
 from headrace.parameter_server.table import EmbeddingTable
-from headrace.parameter_server.tensor_file import checksum_of
 from headrace.parameter_server.variable import ServerVariable
 
 __all__ = [

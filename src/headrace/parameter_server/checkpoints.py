@@ -30,7 +30,9 @@ from headrace.errors import (
     describe_error,
 )
 from headrace.parameter_server.checkpoint import Checkpoint
-from headrace.parameter_server.checkpoint_folder import (
+from headrace.parameter_server.checkpoint_format import (
+    TableEntry,
+    VariableEntry,
     checkpoint_names,
     delete,
     increments_of,
@@ -39,17 +41,17 @@ from headrace.parameter_server.checkpoint_folder import (
     read_checkpoint,
     sweep,
 )
-from headrace.parameter_server.checkpoint_format import TableEntry, VariableEntry
 from headrace.parameter_server.checkpoint_objects import (
     Mark,
     SavedNow,
     answers_on,
     on_servers_of,
+    renamed_counters,
+    renames,
     restore_on_servers,
     save_objects,
     writes_here,
 )
-from headrace.parameter_server.checkpoint_optimizers import renamed_counters, renames
 from headrace.parameter_server.checkpoint_tree import leaves
 from headrace.parameter_server.current import Cluster
 from headrace.storage.names import FileName

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from headrace.parameter_server.asking import Ask
+from headrace.parameter_server.connection import Ask
 from headrace.parameter_server.current import Cluster, cluster_of
 from headrace.parameter_server.operations import Answer, Count, Counted
 from headrace.parameter_server.origin import next_key

@@ -16,12 +16,25 @@ from __future__ import annotations
 import contextvars
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
 
-from headrace.errors import describe_error
+import msgspec
+
+from headrace.errors import (
+    DataLossError,
+    HeadraceError,
+    NotFoundError,
+    UnavailableError,
+    describe_error,
+)
 from headrace.parameter_server.acknowledged import START, Acknowledged, Position
+from headrace.parameter_server.messages import CarryOut, Lead, RestoreShards, SaveShards
+from headrace.waiting import Backoff, WaitWarnings
 
-__all__ = ["Lives"]
+__all__ = ["Leaders", "Lives", "Patience", "Placed"]
+
 
 _log = logging.getLogger(__name__)
 
@@ -180,3 +193,176 @@ class Lives:
                 _log.error("%s was not restored: %s", self._name_of(server), describe_error(error))
         for callback in list(self._callbacks):
             callback(server)
+
+
+# --- which server is asked for which store, where each store is on two of them --------------------
+
+# Rule 1. Store k is on servers k and k + 1. The first that answers for it is asked on; when it is
+#         gone, or says that it does not lead, the other one is.
+# Rule 2. The other one hears when the first was found gone or empty: only then may it take over.
+# Rule 3. Where both are found empty, the store begins empty, or is restored.
+
+A = TypeVar("A", CarryOut, SaveShards | RestoreShards)
+
+
+class Placed(NamedTuple):
+    """Where a store is looked for.
+
+    Attributes:
+        place: 0 for the first server that may have it, 1 for the second.
+        gone: Whether each of the two was found gone or empty, since one has answered.
+        vacant: Whether each of the two was found empty.
+    """
+
+    place: int = 0
+    gone: tuple[bool, bool] = (False, False)
+    vacant: tuple[bool, bool] = (False, False)
+
+
+class Leaders:
+    """Where each store is looked for; without replicas, store k is on server k alone.
+
+    Args:
+        addresses: Of the servers.
+        replication: How many servers have each store.
+    """
+
+    def __init__(self, addresses: tuple[str, ...], replication: int) -> None:
+        self._addresses = addresses
+        self.are_two = replication == 2
+        #: A record is replaced whole: threads that find the same out do no harm to each other.
+        self._placed = [Placed()] * len(addresses)
+
+    def server_of(self, store: int) -> int:
+        """Return which server is to be asked for a store."""
+        return (store + self._placed[store].place) % len(self._addresses)
+
+    def to_store(self, message: A, store: int, seen: Position = START) -> A:
+        """Return a message as the server that is asked for the store is to get it.
+
+        Args:
+            message: What is asked.
+            store: Its number.
+            seen: Up to where operations on the contents that it is meant for are acknowledged.
+        """
+        if not self.are_two:
+            return message
+        place, gone, _ = self._placed[store]
+        return msgspec.structs.replace(message, store=store, insists=gone[1 - place], seen=seen)
+
+    def answered(self, store: int, server: int) -> None:
+        """Take note that a server has answered for a store."""
+        if self.are_two:
+            self._placed[store] = Placed(place=int(server != store))
+
+    def is_gone(self, store: int, server: int) -> None:
+        """Take note that a server could not be reached; the other one is asked next."""
+        self._not_here(store, server, is_gone=True, is_vacant=False)
+
+    def is_elsewhere(self, store: int, server: int, *, is_vacant: bool) -> None:
+        """Take note that a server does not lead a store; the other one is asked next."""
+        self._not_here(store, server, is_gone=is_vacant, is_vacant=is_vacant)
+
+    def _not_here(self, store: int, server: int, *, is_gone: bool, is_vacant: bool) -> None:
+        if self.are_two:
+            place = int(server != store)
+            _, gone, vacant = self._placed[store]
+            self._placed[store] = Placed(
+                1 - place, _with(gone, place, is_gone), _with(vacant, place, is_vacant)
+            )
+
+    def beginning(self, store: int) -> Lead | None:
+        """Return what has a store begin empty, for its first server, where both have nothing."""
+        placed = self._placed[store]
+        if placed.vacant != (True, True):
+            return None
+        self._placed[store] = Placed()
+        second = (store + 1) % len(self._addresses)
+        return Lead(store=store, seats=(self._addresses[store], self._addresses[second]))
+
+
+def _with(of_both: tuple[bool, bool], place: int, value: bool) -> tuple[bool, bool]:
+    return (value, of_both[1]) if place == 0 else (of_both[0], value)
+
+
+# --------------------------------------------------------------------------------------------------
+# Waiting for one parameter server: with a word after ten seconds, then each minute, and an end
+
+
+class Patience:
+    """That of one who asked a server for something.
+
+    Args:
+        server: What the server is called.
+        task: What it was asked to do, for words.
+        seconds: So long it may be away, or without what it held.
+        pause: Waits for some seconds; raises if nobody is to wait any more.
+        began: When the waiting began, by the monotonic clock; None: now.
+        why_lost: Returns why what the server held is lost, where it was not started again; else "".
+            It takes whether the server has begun again with nothing.
+    """
+
+    def __init__(
+        self,
+        server: str,
+        task: str,
+        seconds: float,
+        pause: Callable[[float], object],
+        began: float | None = None,
+        why_lost: Callable[[bool], str] | None = None,
+    ) -> None:
+        self._why_lost = why_lost
+        self._server = server
+        self._task = task
+        self._seconds = seconds
+        self._pause = pause
+        self._began = time.monotonic() if began is None else began
+        self._warnings = WaitWarnings()
+        self._backoff = Backoff(0.02, longest=1.0, factor=1.3, jitter=0.2)
+
+    def say(self, what: str) -> None:
+        """Log what the server does, where that has lasted."""
+        waited = time.monotonic() - self._began
+        if self._warnings.is_due(waited):
+            _log.warning(
+                "%s %s for %.0f s; it was asked to %s",
+                self._server,
+                what,
+                waited,
+                self._task,
+            )
+
+    def wait(self, error: HeadraceError) -> None:
+        """Wait before the next try.
+
+        Args:
+            error: What the last try ended with.
+
+        Raises:
+            DataLossError: Nobody has restored in time what the server held.
+            UnavailableError: It could not be reached in time.
+        """
+        pause = next(self._backoff)
+        if time.monotonic() + pause > self._began + self._seconds:
+            began_again = isinstance(error, NotFoundError)
+            why_lost = self._why_lost(began_again) if self._why_lost is not None else ""
+            if began_again:
+                raise DataLossError(
+                    f"{why_lost or f'{self._server} was started again'}, and in "
+                    f"{self._seconds:g} s nobody restored what it held: {error}. Restore a "
+                    "checkpoint; an `hr.CheckpointManager` that is there while training does so by "
+                    "itself"
+                ) from error
+            if why_lost:
+                raise DataLossError(
+                    f"{why_lost}, and in {self._seconds:g} s the other server has not come back "
+                    f"({error}). Start it again: if it still has them, nothing is lost; if it "
+                    "ended, restore a checkpoint then, which an `hr.CheckpointManager` that is "
+                    "there while training does by itself"
+                ) from error
+            raise UnavailableError(
+                f"{self._server} did not answer for {self._seconds:g} s: is it running, and is "
+                f"this its address? The last try: {error}"
+            ) from error
+        self.say(f"cannot do what it is asked ({error})")
+        self._pause(pause)

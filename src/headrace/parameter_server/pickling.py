@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from headrace.distribute.metrics import Metric
@@ -11,7 +12,7 @@ from headrace.errors import FailedPreconditionError
 from headrace.frameworks.keras_state import WHAT_WORKS, is_linked, keras_state, shared
 from headrace.plan.serialize import Pickler
 
-__all__ = ["ReplyPickler", "WorkerPickler", "pickle_for_workers"]
+__all__ = ["PerWorkerInput", "ReplyPickler", "WorkerPickler", "pickle_for_workers"]
 
 
 class WorkerPickler(Pickler):
@@ -72,3 +73,39 @@ def pickle_for_workers(value: Any) -> bytes:
     with io.BytesIO() as file:
         WorkerPickler(file).dump(value)
         return file.getvalue()
+
+
+# --- datasets that workers read, before any worker has them ---------------------------------------
+
+# `strategy.distribute_dataset` of a strategy of parameter servers returns one: the coordinator's
+# process reads nothing, `ClusterCoordinator.create_per_worker_dataset` has each worker `build` it.
+
+
+class PerWorkerInput:
+    """A dataset to be built on each worker.
+
+    Args:
+        build: Makes it, where it is read.
+        refusal: What to say to whoever reads it here.
+    """
+
+    def __init__(self, build: Callable[[], Any], refusal: str) -> None:
+        self._build = build
+        self._refusal = refusal
+
+    def build(self) -> Any:
+        """Return the dataset, on a worker."""
+        return self._build()
+
+    @property
+    def element_spec(self) -> Any:
+        """What its elements look like."""
+        return self._build().element_spec
+
+    def _refuse(self, *_: Any) -> NoReturn:
+        raise ValueError(self._refusal)
+
+    __iter__ = __len__ = __bool__ = _refuse
+
+    def __repr__(self) -> str:
+        return "<a dataset that workers read: pass it to create_per_worker_dataset>"

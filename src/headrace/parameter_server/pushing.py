@@ -20,10 +20,9 @@ from numpy.typing import NDArray
 
 from headrace.distribute.context import OnReplica, here
 from headrace.errors import FailedPreconditionError, InvalidArgumentError
-from headrace.parameter_server.asking import Answered, Ask, UnderWay
-from headrace.parameter_server.connection import Servers
+from headrace.parameter_server.connection import Answered, Ask, Servers, UnderWay
 from headrace.parameter_server.current import Cluster
-from headrace.parameter_server.gradients import refuse_non_finite
+from headrace.parameter_server.gradients import refuse_non_finite, sum_rows, sum_shared
 from headrace.parameter_server.operations import (
     AdamaxRule,
     AdamRule,
@@ -33,7 +32,6 @@ from headrace.parameter_server.operations import (
 )
 from headrace.parameter_server.optimizer import Optimizer
 from headrace.parameter_server.origin import Attempt, gathering
-from headrace.parameter_server.sums import sum_rows, sum_shared
 
 __all__ = [
     "BegunStep",

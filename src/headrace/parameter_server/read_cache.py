@@ -14,8 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.parameter_server.asking import Answered, Ask
-from headrace.parameter_server.connection import Servers
+from headrace.parameter_server.connection import Answered, Ask, Servers
 
 __all__ = [
     "Reads",

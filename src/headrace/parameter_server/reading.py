@@ -14,10 +14,10 @@ from headrace.distribute.casting import kind_of
 from headrace.distribute.pooling import check_combiner, pool_rows
 from headrace.distribute.row_numbers import rows_of
 from headrace.parameter_server.arrays import as_array, is_foreign, refuse_while_tracing
-from headrace.parameter_server.dtypes import adding_dtype
+from headrace.parameter_server.creation import Sharded
+from headrace.parameter_server.gradients import Batch
 from headrace.parameter_server.read_cache import cached_reads
-from headrace.parameter_server.sharded import Sharded
-from headrace.parameter_server.sums import Batch
+from headrace.parameter_server.specs import adding_dtype
 
 __all__ = ["ShardedReading"]
 

@@ -10,16 +10,25 @@ Rule 2. The store and the seat are read and changed there alone, so they need no
 from __future__ import annotations
 
 import logging
+import secrets
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import msgspec
 
-from headrace.errors import NotFoundError
-from headrace.parameter_server.acknowledged import Position
-from headrace.parameter_server.applying import Applying, Changed
-from headrace.parameter_server.gauges import kept_in
+from headrace.errors import (
+    CancelledError,
+    HeadraceError,
+    NotFoundError,
+    UnavailableError,
+    describe_error,
+)
+from headrace.parameter_server.acknowledged import START, Position
+from headrace.parameter_server.applying import Applying, Changed, kept_in
 from headrace.parameter_server.messages import (
     CarryOut,
     Elsewhere,
@@ -30,25 +39,38 @@ from headrace.parameter_server.messages import (
     Reborn,
     RestoreShards,
     SaveShards,
+    ServerReply,
     ServerStatus,
+    buffer_of,
+    contiguous,
+    form_of,
     read_arrays,
 )
-from headrace.parameter_server.mirror import Mirroring
+from headrace.parameter_server.operations import Settle
 from headrace.parameter_server.saved import Saved
 from headrace.parameter_server.saving import Saving
-from headrace.parameter_server.seats import Admission, Role, Seat
-from headrace.parameter_server.snapshots import restore
+from headrace.parameter_server.seats import PATIENCE, Admission, Role, Seat
+from headrace.parameter_server.snapshots import (
+    Holding,
+    holdings,
+    restore,
+    snapshot_of,
+    snapshot_of_server,
+)
 from headrace.parameter_server.store import Store
 from headrace.parameter_server.write_keys import WriteKeys
-from headrace.serving.call import Done, Message
-from headrace.transport.channel import Request
+from headrace.serving.call import Done, Message, Ping
+from headrace.transport import zeromq
+from headrace.transport.channel import Buffer, Channel, Request
 from headrace.transport.security import Security
 
-__all__ = ["Replica", "Replicas"]
+__all__ = ["Mirroring", "Replica", "Replicas"]
+
 
 _log = logging.getLogger(__name__)
 
 _PERIODS = 1 << 20
+
 """Marks of one epoch: those of the next are larger, so that increments have all of each shard."""
 
 
@@ -315,3 +337,329 @@ class Replicas:
         """Carry out nothing more. May be called twice."""
         for replica in list(self._by_number.values()):
             replica.close()
+
+
+# --- what the leading seat of a replicated store says to the other one ----------------------------
+
+#     follow, fill, fill, ..., mirror(is_whole)       the other seat gets what there is
+#     mirror, mirror, ...                             and does what is done here
+#
+# Rule 1. A write is answered when the other seat has it, too, or is gone: then this one is alone.
+# Rule 2. The other seat is filled one shard or table at a time, between two operations. What is
+# done
+#         meanwhile is mirrored as well: where the shard is not there yet, it will come with it.
+# Rule 3. All that is said is said between two operations, or as a part of one (`Applying`), so that
+#         its order is that of the operations. What this object knows changes there alone, too, and
+#         has no lock; its thread only waits, and asks whether the other server answers.
+# Rule 4. Before it goes on alone, and before it answers when it has heard nothing of the other for
+# a
+#         while, as after its process stood still, it asks the other, on a connection of its own if
+#         need be: that one may have taken over.
+# Rule 5. A seat that takes nothing may have begun again, or lead itself. It is asked to follow;
+# what
+#         leads does not, and then what is here is given up, with the write that was not taken.
+
+_PAUSE_SECONDS = 0.1
+
+_CHECK_SECONDS = 0.5
+
+_SLICE_SECONDS = 0.5
+
+_STOP_SECONDS = 1.0
+
+_TOUCH_SECONDS = 1.0
+
+"""For so long a leading seat answers without news of the other; less than `PATIENCE` of clients."""
+
+_LARGEST_REQUEST = 16 << 30
+
+
+class Mirroring:
+    """The leading seat's end; it has something to do only while the seat leads, or wants to.
+
+    Args:
+        number: Of the store.
+        store: What this seat has.
+        seat: What it does.
+        between: Calls a function between two operations (`Applying.between`).
+        give_up: Gives up what this seat has: another one leads.
+        security: Keys of a client of the other server.
+        writes: Returns how many writes are in the store.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        store: Store,
+        seat: Seat,
+        between: Callable[[Callable[[], Any]], Any],
+        give_up: Callable[[], object],
+        security: Security | None,
+        writes: Callable[[], int],
+    ) -> None:
+        self._writes = writes
+        #: When the last message was sent that the other seat has answered as one that follows.
+        self._in_touch_at = 0.0
+        self.seats = ("", "")
+        self.place = 0
+        self._number = number
+        self._store = store
+        self._seat = seat
+        self._between = between
+        self._give_up = give_up
+        self._security = security
+        self._channel: Channel | None = None
+        #: Whether the other seat follows, and gets all that is done here.
+        self._is_followed = False
+        #: Whether this seat is to lead contents that begin empty.
+        self._begins = False
+        #: Why the other seat does not follow, as it was logged last.
+        self._said = ""
+        #: Whether the other seat is left alone, as while this one is restored.
+        self._is_held = False
+        self._wanted = threading.Event()
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether the other seat has all that this one has."""
+        return self._is_followed and not self._wanted.is_set()
+
+    @property
+    def is_out_of_touch(self) -> bool:
+        """Whether the other seat, which followed, has not been heard of for a while."""
+        return self._is_followed and time.monotonic() - self._in_touch_at > _TOUCH_SECONDS
+
+    # --- between two operations ---------------------------------------------------------------
+
+    def check(self) -> None:
+        """Notice that the other seat is gone, or leads, also where nobody writes."""
+        if self._is_followed:
+            self._say(self._mirror())
+
+    def begin(self) -> None:
+        """Lead contents that begin empty, if the other seat agrees."""
+        self._begins = True
+        self.start()
+
+    def start(self) -> None:
+        """Have the other seat follow, now or as soon as it is there."""
+        self._wanted.set()
+        if self._thread is None and not self._closed.is_set():
+            self._thread = threading.Thread(
+                target=self._run, name=f"headrace-mirror-{self._number}", daemon=True
+            )
+            self._thread.start()
+
+    def forward(self, changed: Sequence[Changed]) -> bool:
+        """Have the other seat do what was done here; False: this one does not lead any more."""
+        # Who lacks a Settle remembers a few keys for longer; it has all that was written.
+        self._seat.advance(self.place, sum(type(each) is not Settle for each, _ in changed))
+        if not self._is_followed:
+            return True
+        arrays = [[contiguous(array) for array in each] for _, each in changed]
+        message = self._mirror(
+            operations=tuple(operation for operation, _ in changed),
+            arrays=tuple(tuple(map(form_of, each)) for each in arrays),
+        )
+        self._say(message, [buffer_of(array) for each in arrays for array in each])
+        return self._seat.role is Role.LEADING
+
+    def hold(self) -> None:
+        """Have the other seat know that it lacks something, and leave it alone until `let_go`."""
+        self._is_held = True
+        self._seat.advance(self.place, 1)  # what the other seat has now is outdated soon
+        if self._is_followed and self._follow():
+            self._is_followed = False
+
+    def let_go(self) -> None:
+        """Have the other seat follow again."""
+        self._is_held = self._is_followed = False
+        self._wanted.set()
+
+    def lose(self) -> None:
+        """Have nobody follow any more: this seat does not lead."""
+        self._is_followed = self._begins = False
+        self._wanted.clear()
+
+    # --- life -----------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Say nothing more. May be called twice; `hang_up` follows when no operation runs."""
+        self._closed.set()
+        self._wanted.set()
+        if self._thread is not None:
+            self._thread.join(_STOP_SECONDS)
+
+    def hang_up(self) -> None:
+        """Close the connection to the other server."""
+        if self._channel is not None:
+            self._channel.close()
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            is_wanted = self._wanted.wait(_CHECK_SECONDS)
+            try:
+                if not is_wanted:
+                    self._between(self.check)
+                elif self._is_there():
+                    self._fill_all()
+            except CancelledError:
+                return
+            if is_wanted:
+                self._closed.wait(_PAUSE_SECONDS)
+
+    def _is_there(self) -> bool:
+        channel = self._connect()
+        try:
+            channel.call(Ping(), timeout=_STOP_SECONDS)
+        except HeadraceError:
+            return False
+        finally:
+            channel.close()
+        return True
+
+    def _fill_all(self) -> None:
+        """Bring the other seat what there is, one thing after another."""
+        if not self._between(self._begin_to_fill):
+            return
+        for holding in self._between(partial(holdings, self._store)):
+            if not self._between(partial(self._fill, holding)):
+                return
+        self._between(self._end_filling)
+
+    def _begin_to_fill(self) -> bool:
+        if self._is_held or self._is_followed:
+            return False
+        return self._follow()
+
+    def _follow(self) -> bool:
+        seat = self._seat
+        is_new = self._begins and seat.role is Role.VACANT
+        if seat.role is not Role.LEADING and not is_new:
+            self.lose()
+            return False
+        life = secrets.token_hex(8) if is_new else seat.life
+        message = Follow(
+            store=self._number,
+            seats=self.seats,
+            seat=1 - self.place,
+            epoch=1 if is_new else seat.epoch,
+            life=life,
+            server=snapshot_of_server(self._store).record,
+            is_restored=self._store.is_restored,
+            writes=self._writes(),
+            position=START if is_new else seat.position,
+        )
+        reply = self._answer(message)
+        self._is_followed = isinstance(reply, Done)
+        if isinstance(reply, Elsewhere):
+            self.lose()
+            if not is_new:
+                _log.warning(
+                    "store %d is led by the server at %s now: what is here is given up",
+                    self._number,
+                    self.seats[1 - self.place],
+                )
+                self._give_up()
+        if not self._is_followed:
+            return False
+        if is_new:
+            seat.lead(life)
+            self._begins = False
+        return True
+
+    def _fill(self, holding: Holding) -> bool:
+        if not self._is_followed:
+            return False
+        saved = snapshot_of(self._store, holding)
+        arrays = [contiguous(array) for array in saved.arrays.values()]
+        target = " ".join(holding)
+        message = Fill(
+            store=self._number,
+            epoch=self._seat.epoch,
+            life=self._seat.life,
+            saved=saved.record,
+            names=tuple(saved.arrays),
+            arrays=tuple(map(form_of, arrays)),
+            incarnation=self._store.keys.incarnation,
+            answers={target: self._store.keys.answers_of(target)},
+        )
+        return self._say(message, [buffer_of(array) for array in arrays])
+
+    def _end_filling(self) -> None:
+        seat = self._seat
+        if self._is_followed and self._say(self._mirror(is_whole=True)):
+            self._wanted.clear()
+            self._said = ""
+            _log.info("store %d is on two servers (epoch %d)", self._number, seat.epoch)
+
+    # --- saying -----------------------------------------------------------------------------------
+
+    def _connect(self) -> Channel:
+        return zeromq.connect(
+            self.seats[1 - self.place],
+            reply_type=ServerReply,
+            security=self._security,
+            patience=PATIENCE,
+            request_bytes=_LARGEST_REQUEST,
+        )
+
+    def _mirror(self, **what: Any) -> Mirror:
+        seat = self._seat
+        return Mirror(
+            store=self._number,
+            epoch=seat.epoch,
+            life=seat.life,
+            writes=self._writes(),
+            position=seat.position,
+            **what,
+        )
+
+    def _say(self, message: Message, buffers: Sequence[Buffer] = ()) -> bool:
+        """Say something to the other seat, and wait until it is done; False: it is not."""
+        reply = self._answer(message, buffers)
+        is_refused = isinstance(reply, Elsewhere)
+        if reply is None and not self._closed.is_set():
+            is_refused = self._is_there()  # the connection alone was lost
+        if is_refused and self._follow():
+            self._is_followed = False  # it has nothing of what was said before
+            self._wanted.set()
+        return isinstance(reply, Done)
+
+    def _answer(self, message: Message, buffers: Sequence[Buffer] = ()) -> Message | None:
+        """Return what the other seat answers; None: it is gone, or cannot."""
+        try:
+            if self._channel is None:
+                self._channel = self._connect()
+            began = time.monotonic()
+            ticket = self._channel.send(message, buffers)
+            while (reply := self._channel.receive(_SLICE_SECONDS)) is None or (
+                reply.ticket != ticket
+            ):
+                if self._closed.is_set():
+                    raise UnavailableError("this server is stopped")
+            if isinstance(reply.message, Exception):
+                raise reply.message
+        except Exception as error:
+            self._alone(error)
+            return None
+        assert isinstance(reply.message, Message)
+        if isinstance(reply.message, Done):
+            self._in_touch_at = began
+        return reply.message
+
+    def _alone(self, error: Exception) -> None:
+        words = describe_error(error)
+        is_news = words != self._said  # it is tried again and again
+        if is_news and self._seat.role is Role.LEADING and not self._closed.is_set():
+            self._said = words
+            _log.warning(
+                "store %d is on this server alone until the one at %s is back: %s",
+                self._number,
+                self.seats[1 - self.place],
+                words,
+            )
+        self._is_followed = False
+        self._wanted.set()

@@ -23,7 +23,6 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.parameter_server.dtypes import working_dtype
 from headrace.parameter_server.operations import (
     AdadeltaRule,
     AdagradRule,
@@ -38,6 +37,7 @@ from headrace.parameter_server.operations import (
     SgdRule,
     Step,
 )
+from headrace.parameter_server.specs import working_dtype
 
 __all__ = [
     "AVERAGE",

@@ -15,8 +15,7 @@ from headrace.parameter_server.messages import (
     ShardsRestored,
     ShardsSaved,
 )
-from headrace.parameter_server.shard_reader import Parts, put_shards, read_shards
-from headrace.parameter_server.shard_writer import write_shards
+from headrace.parameter_server.shard_writer import Parts, put_shards, read_shards, write_shards
 from headrace.parameter_server.snapshots import Holding
 from headrace.parameter_server.store import Store
 from headrace.storage.folder import open_folder

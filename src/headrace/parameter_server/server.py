@@ -6,8 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from headrace.arguments import check_int, check_metrics, check_string
-from headrace.parameter_server.applying import AnswerRoom, Applying
-from headrace.parameter_server.gauges import kept_in, metrics_of
+from headrace.parameter_server.applying import AnswerRoom, Applying, kept_in, metrics_of
 from headrace.parameter_server.messages import ServerRequest, ServerStatus, Status
 from headrace.parameter_server.replica import Replicas
 from headrace.parameter_server.saving import Saving

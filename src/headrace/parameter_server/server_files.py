@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from headrace.errors import AbortedError, UnavailableError
-from headrace.parameter_server.asking import NOTHING_HERE
-from headrace.parameter_server.connection import Servers
+from headrace.parameter_server.connection import NOTHING_HERE, Servers
 from headrace.parameter_server.messages import (
     Elsewhere,
     Reborn,

@@ -9,16 +9,26 @@ Rule 3. Keys of writes to a shard are those of its moment.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.errors import NotFoundError
-from headrace.parameter_server.checkpoint_format import Answers, Piece
-from headrace.parameter_server.saved import Saved, SavedShard
+from headrace.errors import DataLossError, NotFoundError
+from headrace.parameter_server.array_shard import ArrayShard
+from headrace.parameter_server.checkpoint_format import (
+    Answers,
+    Piece,
+    TensorFile,
+    checksum_of,
+    standing,
+    write_tensors,
+)
+from headrace.parameter_server.gradients import shard_of_ids
+from headrace.parameter_server.operations import Counted, ShardSpec, TableSpec
+from headrace.parameter_server.saved import Saved, SavedShard, SavedTable
 from headrace.parameter_server.snapshots import (
     Holding,
     changes_of,
@@ -26,17 +36,31 @@ from headrace.parameter_server.snapshots import (
     holdings,
     mark,
     part_of,
+    part_of_saved,
+    put,
     rows_of,
     snapshot_of,
     touched_bytes,
 )
+from headrace.parameter_server.specs import dtype_named
 from headrace.parameter_server.store import Store
-from headrace.parameter_server.tensor_file import checksum_of, write_tensors
+from headrace.parameter_server.table_shard import TableShard
 from headrace.storage.folder import Folder
 
-__all__ = ["PART_BYTES", "Written", "write_shards"]
+__all__ = [
+    "PART_BYTES",
+    "Parts",
+    "Written",
+    "assembled_shard",
+    "assembled_table",
+    "put_shards",
+    "read_shards",
+    "write_shards",
+]
+
 
 PART_BYTES = 8 << 20
+
 """What is copied between two operations: some milliseconds."""
 
 _FILE_BYTES = 64 << 20
@@ -268,3 +292,276 @@ class _Files:
             self.bytes += write_tensors(self._folder, name, self._tensors)
             self._number += 1
             self._tensors, self._size = {}, 0
+
+
+# --- shards from the pieces of a checkpoint, whatever the shards were that it was saved from ------
+
+#     shard = assembled_shard(spec, pieces, arrays_of)
+#     table = assembled_table(spec, pieces, arrays_of)
+#
+# `arrays_of(piece)` returns the arrays of a piece; it is called once for each, in their order.
+
+Arrays = Mapping[str, NDArray[Any]]
+
+ArraysOf = Callable[[Piece], Arrays]
+
+
+def assembled_shard(
+    spec: ShardSpec, pieces: Sequence[Piece], arrays_of: ArraysOf, renamed: Mapping[str, str]
+) -> Saved[SavedShard]:
+    """Return a shard of a variable.
+
+    Args:
+        spec: Which rows of it.
+        pieces: Of the variable.
+        arrays_of: Returns the arrays of a piece.
+        renamed: New names of optimizers.
+
+    Raises:
+        DataLossError: Not all of its rows are there.
+    """
+    found: dict[str, NDArray[Any]] = {}
+    firsts: dict[str, float] = {}
+    value = found["value"] = np.empty(spec.shape, dtype_named(spec.dtype))
+    rows = spec.shape[0] if spec.shape else 1
+    filled = 0
+    for piece in standing(pieces):
+        if _is_elsewhere(spec, rows, piece):
+            continue
+        arrays = arrays_of(piece)
+        there, taken = _places(spec, rows, piece, arrays)
+        if piece.row is not None:
+            filled += there.stop - there.start
+        for name, array in _renamed(arrays, renamed, ("rows",)):
+            part = array[taken] if array.ndim else array
+            if name not in found:
+                first = firsts[name] = _first(piece, name, renamed)
+                shape = (*value.shape[:1], *array.shape[1:])
+                # Zeros cost no time until they are touched.
+                found[name] = (
+                    np.full(shape, first, array.dtype) if first else np.zeros(shape, array.dtype)
+                )
+            if spec.shape:
+                found[name][there] = part
+            else:
+                found[name][...] = part
+    if filled < rows:
+        raise DataLossError(
+            f"of the {rows} rows of {spec.name} that begin at row {spec.row} of {spec.variable}, "
+            f"the checkpoint has {filled}"
+        )
+    return Saved(SavedShard(spec=spec, slot_firsts=firsts), found)
+
+
+def _is_elsewhere(spec: ShardSpec, rows: int, piece: Piece) -> bool:
+    """Whether a piece is known to have no row of the shard, so that it need not be read."""
+    if piece.row is None or piece.rows is None:
+        return False
+    return piece.row + piece.rows <= spec.row or piece.row >= spec.row + rows
+
+
+def _places(spec: ShardSpec, rows: int, piece: Piece, arrays: Arrays) -> tuple[Any, Any]:
+    """Return where in the shard a piece goes, and which part of the piece goes there."""
+    if piece.row is None:
+        local = arrays["rows"] - spec.row
+        mine = (local >= 0) & (local < rows)
+        return local[mine], mine
+    value = arrays["value"]
+    length = len(value) if value.ndim else 1
+    start = max(0, piece.row - spec.row)
+    stop = max(start, min(rows, piece.row + length - spec.row))
+    first = start + spec.row - piece.row
+    return slice(start, stop), slice(first, first + stop - start)
+
+
+def assembled_table(
+    spec: TableSpec, pieces: Sequence[Piece], arrays_of: ArraysOf, renamed: Mapping[str, str]
+) -> Saved[SavedTable]:
+    """Return a shard of a table: the ids that fall to it; see `assembled_shard`."""
+    firsts: dict[str, float] = {}
+    step = 0
+    #: Where the state of an id is: of those that stand there several times the last counts.
+    layers: list[dict[str, NDArray[Any]]] = []
+    waiting: dict[str, dict[str, NDArray[Any]]] = {}
+    for piece in standing(pieces):
+        arrays = arrays_of(piece)
+        step = max(step, piece.step)
+        mine = shard_of_ids(arrays["ids"], spec.shards) == spec.index
+        layer: dict[str, NDArray[Any]] = {}
+        without = [each for each in arrays if "/" in each and each not in piece.slot_firsts]
+        for name, array in _renamed(arrays, renamed, without):
+            if name.startswith("waiting_"):
+                continue
+            if name == "removed":
+                layer[name] = np.asarray(array)
+                continue
+            layer[name] = array[mine]
+            if "/" in name:
+                firsts[name] = _first(piece, name, renamed)
+        layers.append(layer)
+        if "waiting_ids" in arrays:
+            due = shard_of_ids(arrays["waiting_ids"], spec.shards) == spec.index
+            waiting[piece.shard] = {
+                name: array[due] for name, array in arrays.items() if name.startswith("waiting_")
+            }
+    whole = _last_of_each(layers, firsts)
+    for name in ("waiting_ids", "waiting_seen", "waiting_touched"):
+        parts = [each[name] for each in waiting.values()]
+        whole[name] = np.concatenate(parts) if parts else np.zeros(0, np.int64)
+    return Saved(SavedTable(spec=spec, step=step, slot_firsts=firsts), whole)
+
+
+def _last_of_each(
+    layers: Sequence[Mapping[str, NDArray[Any]]], firsts: Mapping[str, float]
+) -> dict[str, NDArray[Any]]:
+    """Return the rows of all layers, of each id the last, without those that were removed."""
+    kept: list[NDArray[np.bool_]] = [np.ones(len(layer["ids"]), bool) for layer in layers]
+    later = np.zeros(0, np.int64)
+    for number in range(len(layers) - 1, -1, -1):
+        ids = layers[number]["ids"]
+        if len(later):
+            kept[number] &= ~np.isin(ids, later)
+        gone = [later, ids, *([layers[number]["removed"]] if "removed" in layers[number] else [])]
+        later = np.unique(np.concatenate(gone)) if number else later
+    examples = {
+        name: array for layer in layers for name, array in layer.items() if name != "removed"
+    }
+    return {
+        name: np.concatenate(
+            [
+                layer[name][keep]
+                if name in layer
+                else np.full((int(keep.sum()), *like.shape[1:]), firsts[name], like.dtype)
+                for layer, keep in zip(layers, kept, strict=True)
+            ]
+        )
+        for name, like in examples.items()
+    }
+
+
+def _renamed(
+    arrays: Arrays, renamed: Mapping[str, str], without: Sequence[str]
+) -> Iterator[tuple[str, NDArray[Any]]]:
+    for name, array in arrays.items():
+        if name not in without:
+            optimizer, slash, slot = name.rpartition("/")
+            yield f"{renamed.get(optimizer, optimizer)}{slash}{slot}", array
+
+
+def _first(piece: Piece, name: str, renamed: Mapping[str, str]) -> float:
+    for old, first in piece.slot_firsts.items():
+        optimizer, slash, slot = old.rpartition("/")
+        if f"{renamed.get(optimizer, optimizer)}{slash}{slot}" == name:
+            return first
+    return 0.0
+
+
+# --------------------------------------------------------------------------------------------------
+# A server reads shards from a checkpoint: those that it is to have, whatever they were before
+
+# Files are read and shards are put together on another thread (`read_shards`); then all are put in
+# place between two operations (`put_shards`), so that nobody finds one without the others.
+
+Parts: TypeAlias = list[ArrayShard | TableShard]
+
+
+def read_shards(
+    folder: Folder,
+    shards: Sequence[tuple[ShardSpec, str]],
+    tables: Sequence[tuple[TableSpec, str]],
+    pieces: Sequence[Piece],
+    renamed: Mapping[str, str],
+) -> Parts:
+    """Read shards, and check them.
+
+    Args:
+        folder: Where the files are.
+        shards: Each with the name of the variable in the checkpoint.
+        tables: Likewise.
+        pieces: What is in the files.
+        renamed: New names of optimizers.
+
+    Raises:
+        DataLossError: A file is missing or damaged, or rows are.
+    """
+    files = _Opened(folder)
+    ready: Parts = []
+    for spec, name in shards:
+        found = _of(pieces, "shard", name)
+        ready.append(part_of_saved(assembled_shard(spec, found, files.arrays_of, renamed)))
+    for table, name in tables:
+        found = _of(pieces, "table", name)
+        if not found:
+            raise DataLossError(f"the checkpoint has nothing of the table {name}")
+        ready.append(part_of_saved(assembled_table(table, found, files.arrays_of, renamed)))
+    return ready
+
+
+def put_shards(
+    store: Store,
+    between: Callable[[Callable[[], Any]], Any],
+    parts: Parts,
+    counters: Mapping[str, int],
+    incarnation: int,
+    answers: Answers,
+    recovers: bool = False,
+) -> None:
+    """Put shards in place of what is there under their names.
+
+    Args:
+        store: Whose.
+        between: Calls a function between two operations.
+        parts: The shards.
+        counters: What they are to be at.
+        incarnation: Of the coordinator whose writes `answers` are.
+        answers: Keys of writes that are in the shards; none where rows were dealt again.
+        recovers: The store lost what it had: what it has counted since then counts as well.
+    """
+
+    def put_in_place() -> None:
+        for part in parts:
+            put(store, part)
+        for counter, count in counters.items():
+            later = _counted_since(store, counter, incarnation, answers) if recovers else 0
+            store.counters[counter] = count + later
+        store.keys.restore(incarnation, answers)
+        store.is_restored = True
+
+    between(put_in_place)
+
+
+def _counted_since(store: Store, counter: str, incarnation: int, answers: Answers) -> int:
+    """Return how far a counter was moved by writes that are not in what was saved of it."""
+    target = f"counter {counter}"
+    moved = store.counters.get(counter, 0)
+    if store.keys.incarnation == incarnation:
+        # Those whose answer the lost server did not get out: they were sent again.
+        known = {(closure, number) for closure, number, _ in answers.get(target, ())}
+        for closure, number, answer in store.keys.answers_of(target):
+            if (closure, number) in known and isinstance(answer, Counted):
+                moved -= answer.after - answer.before
+    return moved
+
+
+def _of(pieces: Sequence[Piece], kind: str, name: str) -> list[Piece]:
+    return [piece for piece in pieces if piece.kind == kind and piece.of == name]
+
+
+class _Opened:
+    """The last file that was read: pieces of one file come one after another."""
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        self._name = ""
+        self._file: TensorFile | None = None
+        self._checked: set[tuple[str, str]] = set()
+
+    def arrays_of(self, piece: Piece) -> dict[str, NDArray[Any]]:
+        """Return the arrays of a piece; they are checked when it is read first."""
+        if self._file is None or self._name != piece.file:
+            self._file = None
+            self._file = TensorFile(self._folder, piece.file)
+            self._name = piece.file
+        is_new = (piece.file, piece.key) not in self._checked
+        self._checked.add((piece.file, piece.key))
+        return self._file.of(piece.key, piece.checksum if is_new else None)

@@ -20,10 +20,16 @@ from numpy.typing import NDArray
 
 from headrace.errors import NotFoundError
 from headrace.parameter_server.array_shard import ArrayShard, check_value
-from headrace.parameter_server.saved import Changes, Saved, SavedServer, SavedShard, SavedTable
+from headrace.parameter_server.saved import (
+    Changes,
+    Saved,
+    SavedServer,
+    SavedShard,
+    SavedTable,
+    Touched,
+)
 from headrace.parameter_server.store import Store
 from headrace.parameter_server.table_shard import TableShard, slot_column
-from headrace.parameter_server.touched import Touched
 from headrace.parameter_server.write_keys import WriteKeys
 
 __all__ = [

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from headrace.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from headrace.parameter_server import operations as ops
 from headrace.parameter_server.array_shard import ArrayShard, check_place, first_value
-from headrace.parameter_server.dtypes import dtype_named
-from headrace.parameter_server.first_values import fill
+from headrace.parameter_server.specs import dtype_named
+from headrace.parameter_server.table_rows import fill
 from headrace.parameter_server.table_shard import TableShard
 from headrace.parameter_server.write_keys import WriteKeys
 

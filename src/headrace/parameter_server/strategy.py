@@ -7,6 +7,7 @@ here, against the servers.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import secrets
@@ -14,14 +15,16 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any, Literal
 
 import msgspec
 
-from headrace.arguments import check_callable, check_seconds
+from headrace.arguments import check_callable, check_int, check_seconds
 from headrace.cluster.environment import TFConfigClusterResolver
 from headrace.cluster.resolver import ClusterResolver
+from headrace.cluster.roles import CHIEF, EVALUATOR, PS, TYPES, WORKER
 from headrace.cluster.spec import ClusterSpec
 from headrace.data.dataset import Dataset
 from headrace.distribute.context import check_cross_replica
@@ -29,30 +32,33 @@ from headrace.distribute.extended import Extended
 from headrace.distribute.input_context import InputContext, InputOptions
 from headrace.distribute.strategy import Strategy
 from headrace.errors import FailedPreconditionError
-from headrace.parameter_server.closure_servers import ClosureServers
-from headrace.parameter_server.cluster_check import (
-    check_resolver,
-    checked_cluster,
-    server_addresses,
-    worker_addresses,
-)
 from headrace.parameter_server.connection import Servers
 from headrace.parameter_server.counter import COUNTING_SERVER, steps_of
 from headrace.parameter_server.creation import Initial, VariableRecord, cut, make
 from headrace.parameter_server.current import Cluster, cluster_of, enter
-from headrace.parameter_server.dtypes import name_of
-from headrace.parameter_server.extended import ServerExtended, placed_beside
-from headrace.parameter_server.names import Names
 from headrace.parameter_server.operations import Describe, Described, TableSpec
 from headrace.parameter_server.origin import in_closure
-from headrace.parameter_server.per_worker_input import PerWorkerInput
-from headrace.parameter_server.placement import placement as placement_named
-from headrace.parameter_server.settings import StrategySettings, checked_settings
+from headrace.parameter_server.partitioners import placement as placement_named
+from headrace.parameter_server.pickling import PerWorkerInput
+from headrace.parameter_server.rounds import ClosureServers
+from headrace.parameter_server.specs import name_of
 from headrace.parameter_server.table import PlacedTable, TableRecord
 from headrace.parameter_server.variable import ServerVariable
 from headrace.transport.security import Security, check_security
 
-__all__ = ["ParameterServerStrategy"]
+__all__ = [
+    "Names",
+    "ParameterServerStrategy",
+    "ServerExtended",
+    "StrategySettings",
+    "check_resolver",
+    "checked_cluster",
+    "checked_settings",
+    "placed_beside",
+    "server_addresses",
+    "worker_addresses",
+]
+
 
 _log = logging.getLogger(__name__)
 
@@ -60,10 +66,12 @@ _NOT_SCHEDULED = (
     "A `ParameterServerStrategy` method is invoked without using `ClusterCoordinator.schedule`: it "
     "runs here, in the coordinator's process, and not on a worker"
 )
+
 _READ_HERE = (
     "To use this dataset, you need to pass this dataset to "
     "ClusterCoordinator.create_per_worker_dataset."
 )
+
 _READ_HERE_FUNCTION = (
     "You need to use this dataset in ClusterCoordinator.create_per_worker_dataset."
 )
@@ -408,3 +416,205 @@ def _resolve(cluster_id: str, settings: StrategySettings) -> ParameterServerStra
     return cluster.resolve(
         "strategy", "", lambda: ParameterServerStrategy.at_worker(cluster, settings)
     )
+
+
+# --- how a strategy of parameter servers works: what its handle carries, checked once -------------
+
+
+class StrategySettings(msgspec.Struct, frozen=True):
+    """How a strategy works, as its handle carries it."""
+
+    mode: str
+    staleness: int | None
+    round_size: int | None
+    replication: int
+    replicas: int
+
+
+def checked_settings(
+    mode: Any, staleness: Any, round_size: Any, replication: Any, replicas: Any
+) -> StrategySettings:
+    """Check how a strategy is to work.
+
+    Raises:
+        ValueError: An argument is out of its bounds, or does not go with another.
+    """
+    if mode not in ("async", "sync"):
+        raise ValueError(f'`mode` must be "async" or "sync", but got {mode!r}')
+    if staleness is not None:
+        check_int("staleness", staleness, minimum=0)
+    if round_size is not None:
+        check_int("round_size", round_size, minimum=1)
+    check_int("replication", replication, minimum=1)
+    check_int("replicas", replicas, minimum=1)
+    if mode == "sync" and staleness is not None:
+        raise ValueError('`staleness` is for mode="async": in mode="sync" no write is stale')
+    if mode == "async" and round_size is not None:
+        raise ValueError('`round_size` is for mode="sync"')
+    if replication > 2:
+        raise ValueError(
+            f"`replication` must be 1 or 2, but got {replication}: what is on two servers is lost "
+            "with both alone, and checkpoints keep it then"
+        )
+    return StrategySettings(mode, staleness, round_size, replication, replicas)
+
+
+# --- `strategy.extended`, where variables are on servers ------------------------------------------
+
+_beside: ContextVar[ServerVariable | None] = ContextVar("headrace_beside", default=None)
+
+
+def placed_beside() -> ServerVariable | None:
+    """Return the variable beside which new ones are placed; None: they are placed in turn."""
+    return _beside.get()
+
+
+class ServerExtended(Extended):
+    """What `strategy.extended` has, where variables are on servers."""
+
+    @property
+    def parameter_devices(self) -> tuple[str, ...]:
+        """The parameter servers."""
+        count = len(self._strategy.cluster.servers)
+        return tuple(f"ps:{number}" for number in range(count))
+
+    @contextlib.contextmanager
+    def colocate_vars_with(self, colocate_with_variable: Any) -> Iterator[None]:
+        """Place the variables that are made inside where that one's first shard is, in one."""
+        if getattr(colocate_with_variable, "cluster", None) is not self._strategy.cluster:
+            raise ValueError(
+                "`colocate_vars_with` must only be passed a variable created in this "
+                f"Strategy.scope(), but got {colocate_with_variable!r:.80}"
+            )
+        token = _beside.set(colocate_with_variable)
+        try:
+            yield
+        finally:
+            _beside.reset(token)
+
+
+# --- what a cluster must have, so that parameter servers can train in it --------------------------
+
+
+def check_resolver(resolver: object) -> None:
+    """Raise TypeError for what is no resolver, and say where there is one."""
+    if isinstance(resolver, ClusterResolver):
+        return
+    cure = ""
+    if isinstance(resolver, ClusterSpec):
+        cure = "; hr.distribute.SimpleClusterResolver(spec) is one"
+    elif isinstance(getattr(resolver, "cluster_resolver", None), ClusterResolver):
+        cure = "; its `cluster_resolver` is one"
+    raise TypeError(
+        f"`cluster_resolver` must be a ClusterResolver, but got {resolver!r:.80} of type "
+        f"{type(resolver).__name__}{cure}"
+    )
+
+
+def checked_cluster(resolver: ClusterResolver) -> ClusterSpec:
+    """Return the tasks of a cluster that has what is needed.
+
+    Raises:
+        ValueError: It says what is missing, or too much.
+    """
+    spec = resolver.cluster_spec()
+    if not spec:
+        raise ValueError(
+            f"Cluster spec must be non-empty in {type(resolver).__name__}: name the addresses of "
+            'the workers and of the parameter servers ("ps"), in a resolver or in TF_CONFIG'
+        )
+    allowed = ", ".join(map(repr, TYPES))
+    strange = [name for name in spec.jobs if name not in TYPES]
+    if strange:
+        raise ValueError(
+            f"Disallowed task type found in cluster spec. Allowed types are {allowed}, and the "
+            f"cluster spec has {', '.join(map(repr, strange))}"
+        )
+    task_type, task_id = resolver.task_type, resolver.task_id
+    if task_type is not None and task_type not in TYPES:
+        raise ValueError(f"Unrecognized task_type: {task_type}, valid task types are: {allowed}")
+    if task_type not in (None, EVALUATOR, *spec.jobs):
+        raise ValueError(f"task_type {task_type!r} not found in cluster_spec: {spec}")
+    for single in (CHIEF, EVALUATOR):
+        if single in spec.jobs and spec.num_tasks(single) > 1:
+            raise ValueError(f"There must be at most one {single!r} job: {spec}")
+    if task_type in spec.jobs and task_id is not None:
+        last = max(spec.task_indices(task_type), default=-1)
+        if task_id > last:
+            raise ValueError(
+                f"The task_id {task_id} exceeds the maximum id of {task_type}: it is {last}"
+            )
+    for needed in (PS, WORKER):
+        if needed not in spec.jobs or not spec.num_tasks(needed):
+            raise ValueError(f"There must be at least one {needed}: {spec}")
+    return spec
+
+
+def server_addresses(spec: ClusterSpec) -> list[str]:
+    """Return where the parameter servers are, in the order of their numbers.
+
+    Raises:
+        ValueError: Their numbers have gaps.
+    """
+    numbers = spec.task_indices(PS)
+    if numbers != list(range(len(numbers))):
+        raise ValueError(
+            f"parameter servers must be numbered from 0 without gaps, but have {numbers}"
+        )
+    return [_plain(spec.task_address(PS, number)) for number in numbers]
+
+
+def worker_addresses(spec: ClusterSpec) -> list[str]:
+    """Return where the workers are, in the order of their numbers."""
+    numbers = spec.task_indices(WORKER) if WORKER in spec.jobs else []
+    return [_plain(spec.task_address(WORKER, number)) for number in numbers]
+
+
+def _plain(address: str) -> str:
+    """Return "host:port" of what some resolvers write: "grpc://host:port"."""
+    return address.rpartition("://")[2]
+
+
+# --- names that a strategy gives: unique, and the same ones whenever the same program runs --------
+
+
+class Names:
+    """Names of one sort of thing that were given."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._given: set[str] = set()
+
+    def give(self, kind: str, name: str | None = None) -> str:
+        """Return `name`; or, if it is None, the kind, with a number from the second one on.
+
+        Raises:
+            ValueError: It was given before.
+        """
+        with self._lock:
+            if name in self._given:
+                raise ValueError(
+                    "`name` must be unique in a strategy, and there is a variable or table "
+                    f"{name!r}"
+                )
+            free = name or kind
+            number = 0
+            while free in self._given:
+                number += 1
+                free = f"{kind}_{number}"
+            self._given.add(free)
+            return free
+
+    def unused(self, name: str) -> str:
+        """Return a name, with a number behind it if it was given already."""
+        with self._lock:
+            free, number = name, 0
+            while free in self._given:
+                number += 1
+                free = f"{name}_{number}"
+            return free
+
+    def take_back(self, name: str) -> None:
+        """Forget a name: what was to have it could not be made."""
+        with self._lock:
+            self._given.discard(name)

@@ -19,13 +19,17 @@ from numpy.typing import NDArray
 from headrace.distribute.casting import is_floating
 from headrace.errors import InvalidArgumentError
 from headrace.parameter_server.array_shard import check_gradient, check_which, rising
-from headrace.parameter_server.dtypes import dtype_named, working_dtype
-from headrace.parameter_server.first_values import first_rows
+from headrace.parameter_server.gradients import distinct_ids, sum_rows
 from headrace.parameter_server.rules import apply_sparse, slots_of
-from headrace.parameter_server.specs import OptimizerRule, Step, TableSpec
-from headrace.parameter_server.sums import distinct_ids, sum_rows
-from headrace.parameter_server.table_rows import Column, TableRows
-from headrace.parameter_server.touched import Touched
+from headrace.parameter_server.saved import Touched
+from headrace.parameter_server.specs import (
+    OptimizerRule,
+    Step,
+    TableSpec,
+    dtype_named,
+    working_dtype,
+)
+from headrace.parameter_server.table_rows import Column, TableRows, first_rows
 
 __all__ = ["TableShard", "slot_column"]
 

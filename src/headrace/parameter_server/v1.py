@@ -21,14 +21,13 @@ from headrace.distribute.dataset import DistributedDataset, DistributedDatasetsF
 from headrace.distribute.input_context import InputContext, InputOptions
 from headrace.distribute.strategy import Strategy
 from headrace.errors import AlreadyExistsError, DeadlineExceededError
-from headrace.parameter_server.asking import Ask
-from headrace.parameter_server.connection import Servers
+from headrace.parameter_server.connection import Ask, Servers
 from headrace.parameter_server.creation import Initial, PlacedShard, VariableRecord, cut, make
 from headrace.parameter_server.current import Cluster
-from headrace.parameter_server.dtypes import name_of
-from headrace.parameter_server.extended import placed_beside
 from headrace.parameter_server.operations import Describe, Described, ShardSpec
+from headrace.parameter_server.specs import name_of
 from headrace.parameter_server.strategy import ParameterServerStrategy as WithCoordinator
+from headrace.parameter_server.strategy import placed_beside
 from headrace.transport.security import Security
 from headrace.waiting import WaitWarnings
 

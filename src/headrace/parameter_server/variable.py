@@ -28,13 +28,10 @@ from headrace.distribute.current import get_strategy
 from headrace.distribute.scattering import written_together
 from headrace.distribute.variable import Variable
 from headrace.errors import FailedPreconditionError
-from headrace.parameter_server.arrays import as_array
-from headrace.parameter_server.asking import Ask
-from headrace.parameter_server.creation import PlacedShard, VariableRecord, initial
-from headrace.parameter_server.current import Cluster
-from headrace.parameter_server.dtypes import dtype_named, working_dtype
-from headrace.parameter_server.handle import Handle
-from headrace.parameter_server.indexed_slices import IndexedSlices
+from headrace.parameter_server.arrays import IndexedSlices, as_array
+from headrace.parameter_server.connection import Ask
+from headrace.parameter_server.creation import PlacedShard, Sharded, VariableRecord, initial
+from headrace.parameter_server.current import Cluster, Handle
 from headrace.parameter_server.operations import OptimizerRule, Step
 from headrace.parameter_server.optimizer import Optimizer
 from headrace.parameter_server.origin import in_closure
@@ -46,7 +43,7 @@ from headrace.parameter_server.pushing import (
 )
 from headrace.parameter_server.reading import ShardedReading
 from headrace.parameter_server.rules import slots_of
-from headrace.parameter_server.sharded import Sharded
+from headrace.parameter_server.specs import dtype_named, working_dtype
 
 __all__ = ["ServerVariable", "Shard"]
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from headrace.errors import FailedPreconditionError
 from headrace.parameter_server.checkpoint import Checkpoint
-from headrace.parameter_server.checkpoint_folder import delete
+from headrace.parameter_server.checkpoint_format import delete
 from headrace.parameter_server.checkpoints import CheckpointManager
 from headrace.storage.folder import open_folder
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from headrace.parameter_server.checkpoint_folder import checkpoint_names, place_of
+from headrace.parameter_server.checkpoint_format import checkpoint_names, place_of
 
 __all__ = ["KERAS_SUFFIXES", "CheckpointWatch", "FoundCheckpoint", "version_of"]
 

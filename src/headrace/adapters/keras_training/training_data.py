@@ -24,7 +24,7 @@ from headrace.data.iterator import DatasetIterator
 from headrace.distribute.dataset import DistributedDataset, DistributedDatasetsFromFunction
 from headrace.distribute.iterator import DistributedIterator
 from headrace.element.structure import flatten, unflatten
-from headrace.parameter_server.per_worker_input import PerWorkerInput
+from headrace.parameter_server.pickling import PerWorkerInput
 
 __all__ = ["TrainingData", "are_arrays", "dataset_of_arrays", "split_for_validation"]
 

@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 from headrace.adapters.keras_training.object_specs import use_backend
 from headrace.adapters.keras_training.rows import MissingRows, Rows, WholeWeightNeeded, merged
 from headrace.errors import FailedPreconditionError
-from headrace.parameter_server.indexed_slices import IndexedSlices
-from headrace.parameter_server.pulling import TablePull
+from headrace.parameter_server.arrays import IndexedSlices
 from headrace.parameter_server.read_cache import read_with_rows
-from headrace.parameter_server.table import EmbeddingTable
+from headrace.parameter_server.table import EmbeddingTable, TablePull
 
 __all__ = [
     "StateKind",

@@ -29,9 +29,9 @@ from headrace.adapters.keras_training.object_specs import (
 from headrace.coordinator.current import get_current_worker_index, running
 from headrace.errors import FailedPreconditionError
 from headrace.parameter_server.arrays import refuse_while_tracing
+from headrace.parameter_server.creation import add_together
 from headrace.parameter_server.origin import at_end
 from headrace.parameter_server.read_cache import read_together
-from headrace.parameter_server.sharded import add_together
 
 __all__ = ["WorkerVariables", "load_object", "send_gradients"]
 
