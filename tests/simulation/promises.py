@@ -594,7 +594,7 @@ def check_retention(cast: Cast) -> None:
     _require(not kept, "iterations are forgotten", kept)
     for worker in cast.workers:
         if worker.is_up:
-            mine = [each for each in worker.session.running if each not in state.tasks]
+            mine = [each for each in worker.session.tasks.running if each not in state.tasks]
             _require(not mine, "workers forget tasks", worker.name, mine, of=[worker])
 
 

@@ -49,7 +49,7 @@ class _Worker(WorkerProcess):
     """Keeps windows."""
 
     def kept(self) -> list[tuple[int, int]]:
-        for task in self.session._tasks._tasks.values():
+        for task in self.session.tasks._tasks.values():
             hand_out = task._hand_out
             assert isinstance(hand_out, Shared)
             assert self._bounds is not None

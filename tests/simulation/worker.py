@@ -98,7 +98,7 @@ class WorkerProcess(Peer):
 
     def kept(self) -> list[tuple[int, int]]:
         """Return of each task the portions that nobody asked for, and the bytes that are out."""
-        tasks = self.session._tasks._tasks.values()
+        tasks = self.session.tasks._tasks.values()
         kept = [_kept(task._hand_out) for task in tasks]
         return [each for each in kept if each is not None]
 
@@ -222,7 +222,7 @@ class _Producer:
         files = self._steps.let_wait() if isinstance(self._steps, FileSteps) else None
         if files is not None and self._needs is Need.UNITS:
             self._has_room = False
-            self.worker.session.produced(self.number, files, self.worker.world.now)
+            self.worker.session.tasks.produced(self.number, files, self.worker.world.now)
 
     def cut(self) -> None:
         self._is_cut = True
@@ -258,7 +258,7 @@ class _Producer:
             grant = None
             if isinstance(step, Portion):
                 self._has_room = False
-                session.produced(self.number, step, now)
+                session.tasks.produced(self.number, step, now)
             elif step is Need.DEATH:
                 worker.was_killed_by_a_unit = True
                 worker.killed_by_units += 1
@@ -266,7 +266,7 @@ class _Producer:
             elif isinstance(step, Need):
                 self._needs = step
                 if step is Need.UNITS:
-                    session.needs_units(self.number, now)
+                    session.tasks.needs_units(self.number, now)
                     return
             else:
                 worker.later(step * worker.slowness, self._after_work)
@@ -279,4 +279,4 @@ class _Producer:
 
     def _end(self, failure: str | None) -> None:
         self.worker.forget(self.number)
-        self.worker.session.ended(self.number, failure, self.worker.world.now)
+        self.worker.session.tasks.ended(self.number, failure, self.worker.world.now)

@@ -187,15 +187,15 @@ class Driven:
     def produce(self, producer: int, *portions: Portion) -> Actions[str]:
         """Let a producer make portions."""
         for each in portions:
-            self.session.produced(producer, each, self.now)
+            self.session.tasks.produced(producer, each, self.now)
         return self.act()
 
     def need(self, producer: int) -> Actions[str]:
         """Let a producer ask for units."""
-        self.session.needs_units(producer, self.now)
+        self.session.tasks.needs_units(producer, self.now)
         return self.act()
 
     def end(self, producer: int, failure: str | None = None) -> Actions[str]:
         """Let a producer end."""
-        self.session.ended(producer, failure, self.now)
+        self.session.tasks.ended(producer, failure, self.now)
         return self.act()

@@ -159,7 +159,7 @@ def test_a_worker_that_is_not_known_any_more_registers_under_a_new_id(
     assert isinstance(worker.answers[running], CancelledError)
     assert isinstance(worker.answers[waiting], CancelledError)
     assert actions.closes == [producer]
-    assert worker.session.running == ()
+    assert worker.session.tasks.running == ()
 
     worker.registered("second")
     worker.beat(incarnation="second")
@@ -176,7 +176,7 @@ def test_what_an_earlier_producer_of_a_task_with_the_same_number_says_is_not_hea
     assert before != after
     actions = worker.end(before, "its iterator was closed")
     assert actions.answers == actions.calls == []
-    assert worker.session.running == (1,)
+    assert worker.session.tasks.running == (1,)
 
 
 def test_a_registration_that_is_refused_later_is_tried_again_under_another_id() -> None:

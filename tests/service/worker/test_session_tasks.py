@@ -397,7 +397,7 @@ def test_clients_hear_of_the_end_when_the_dispatcher_has() -> None:
     assert request not in worker.answers
     worker.done(FinishTask)
     assert worker.answers[request].end
-    assert worker.session.running == ()
+    assert worker.session.tasks.running == ()
 
 
 @pytest.mark.parametrize("error", [NotFoundError("closed"), FailedPreconditionError("another")])

@@ -32,7 +32,6 @@ from headrace.errors import (
 from headrace.service.messages import (
     DispatcherReply,
     DispatcherRequest,
-    Done,
     DropClient,
     FailTask,
     FinishTask,
@@ -41,12 +40,10 @@ from headrace.service.messages import (
     GetSplit,
     GetTask,
     HandBack,
-    PlanBytes,
     RegisterWorker,
     SaveFiles,
     SplitGranted,
     TaskActivity,
-    TaskDefinition,
     WorkerHeartbeat,
     WorkerLeaving,
     WorkerLeft,
@@ -60,7 +57,6 @@ from headrace.service.worker.failure import describe
 from headrace.service.worker.hand_out import Bounds, ReadyByTask
 from headrace.service.worker.leaving import Leaving, Phase, Undelivered
 from headrace.service.worker.plans import PlanCache
-from headrace.service.worker.portion import Portion
 from headrace.service.worker.registration import Registration
 from headrace.service.worker.task_table import TaskTable
 from headrace.serving.call import reply_type
@@ -91,6 +87,10 @@ class Session(Generic[R]):
         plans: Where plans are kept.
         activity: Returns what changed of the work on tasks since it was asked last; it is given
             what of each waits for clients.
+
+    Attributes:
+        address: Where clients reach the worker.
+        tasks: Its tasks, which hear of requests, portions and ends.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Session(Generic[R]):
         self._calls = Calls(patience, now, chance)
         self._agenda: Agenda[R] = Agenda(self._calls)
         self._registration = Registration(address, tags, new_id, heartbeat_interval)
-        self._tasks: TaskTable[R] = TaskTable(self._agenda, plans or PlanCache(), bounds)
+        self.tasks: TaskTable[R] = TaskTable(self._agenda, plans or PlanCache(), bounds)
         self._leaving = Leaving(address, dispatcher)
         self._failure: HeadraceError | None = None
         self._last_loss = ""
@@ -132,16 +132,6 @@ class Session(Generic[R]):
     def failure(self) -> HeadraceError | None:
         """Why the worker could not register for the first time; the session is over with it."""
         return self._failure
-
-    @property
-    def running(self) -> tuple[int, ...]:
-        """Numbers of the tasks that are not finished."""
-        return self._tasks.running
-
-    @property
-    def ready(self) -> ReadyByTask:
-        """What of each task is made and waits for clients."""
-        return self._tasks.ready
 
     # --- the dispatcher -------------------------------------------------------------------------
 
@@ -176,7 +166,7 @@ class Session(Generic[R]):
         self._agenda.at(self._calls.next_at)
         if isinstance(asked, FinishTask | FailTask):
             # It is said again; the clients need not wait for that.
-            self._tasks.reported(asked, error, now)
+            self.tasks.reported(asked, error, now)
         # When the worker leaves, there is no time to wait for somebody to come back.
         self._leaving.is_hopeless |= losses > 1
 
@@ -193,7 +183,7 @@ class Session(Generic[R]):
 
     def _register(self, now: float) -> None:
         message = self._registration.begin()
-        self._tasks.clear(message.worker_id)
+        self.tasks.clear(message.worker_id)
         self._agenda.ask(message, now)
 
     def _registered(
@@ -201,14 +191,14 @@ class Session(Generic[R]):
     ) -> None:
         if isinstance(answer, WorkerRegistered):
             self._registration.registered(answer, now)
-            self._tasks.open(now)
+            self.tasks.open(now)
         elif self._registration.was_ever:
             self._agenda.actions.warnings.append(
                 f"the worker at {self.address} cannot register again with the dispatcher at "
                 f"{self._dispatcher}: {describe(answer)}"
             )
             self._registration.refused(now)
-            self._tasks.not_taken()
+            self.tasks.not_taken()
         else:
             self._failure = HeadraceError(describe(answer))
             if isinstance(answer, HeadraceError):
@@ -231,19 +221,19 @@ class Session(Generic[R]):
                 self._register_again(now)
         elif isinstance(answer, WorkerUpdate):
             for task_id, client_id in answer.departed:
-                self._tasks.departed(task_id, client_id, now)
+                self.tasks.departed(task_id, client_id, now)
             for task_id in answer.tasks_to_delete:
-                self._tasks.delete(task_id)
+                self.tasks.delete(task_id)
             if not self._leaving.is_wished:
                 for task_id in answer.begin:
-                    self._tasks.begin(task_id, now)
+                    self.tasks.begin(task_id, now)
 
     def _register_again(self, now: float) -> None:
         self._agenda.actions.warnings.append(
             f"the dispatcher at {self._dispatcher} does not know this worker any more (it was "
             "restarted, or took the worker for lost); registering again"
         )
-        self._tasks.call_off(
+        self.tasks.call_off(
             CancelledError(
                 f"the worker at {self.address} registers again: the dispatcher does not know "
                 "what it worked on before"
@@ -256,44 +246,16 @@ class Session(Generic[R]):
 
     def requested(self, request: R, message: GetElements, now: float) -> None:
         """Take a client's request; it is answered once, now or later."""
-        if self._leaving.has_begun and message.task_id not in self._tasks:
+        if self._leaving.has_begun and message.task_id not in self.tasks:
             self._agenda.actions.answers.append((request, _stops()))
         else:
-            self._tasks.requested(request, message, now)
-
-    def produced(self, producer: int, portion: Portion, now: float) -> None:
-        """Take a portion; the producer makes the next one when it is resumed."""
-        self._tasks.produced(producer, portion, now)
-
-    def needs_units(self, producer: int, now: float) -> None:
-        """Take note that a producer has used up what it was granted, and waits for a grant."""
-        self._tasks.needs_units(producer, now)
-
-    def ended(self, producer: int, failure: str | None, now: float) -> None:
-        """Take note that a producer makes no more portions, and why, if its task failed."""
-        self._tasks.ended(producer, failure, now)
-
-    def _defined(self, asked: GetTask, answer: TaskDefinition | Exception, now: float) -> None:
-        self._tasks.defined(asked, answer, now)
-
-    def _fetched(self, asked: GetPlan, answer: PlanBytes | Exception, now: float) -> None:
-        self._tasks.fetched(asked, answer, now)
+            self.tasks.requested(request, message, now)
 
     def _granted(self, asked: GetSplit, answer: SplitGranted | Exception, now: float) -> None:
-        if not self._tasks.granted(asked, answer, now):
+        if not self.tasks.granted(asked, answer, now):
             # Perhaps it is the worker that the dispatcher does not know.
             self._registration.due_at = now
             self._agenda.at(now)
-
-    def _files_heard(self, asked: SaveFiles, answer: Done | Exception, now: float) -> None:
-        self._tasks.files_heard(asked, answer, now)
-
-    def _dropped(self, asked: DropClient, answer: Done | Exception, now: float) -> None:
-        self._tasks.dropped(asked, answer, now)
-
-    def _reported(self, asked: FinishTask | FailTask, answer: Done | Exception, now: float) -> None:
-        # One that the dispatcher has no use for (its iteration was closed) is answered, too.
-        self._tasks.reported(asked, answer, now)
 
     # --- leaving --------------------------------------------------------------------------------
 
@@ -306,14 +268,14 @@ class Session(Generic[R]):
             return
         self._leaving.drain(seconds, now)
         self._agenda.ask(WorkerLeaving(worker_id=self._registration.worker_id), now)
-        self._tasks.cut(now)
+        self.tasks.cut(now)
 
     def stop(self, now: float) -> None:
         """Hand back what was not delivered, and leave; over within a second."""
         if self._leaving.has_begun:
             return
         self._leaving.settle(now)
-        self._tasks.call_off(_stops())
+        self.tasks.call_off(_stops())
         self._registration.due_at = math.inf
         # Units that are granted now are handed back, and the ends of tasks are worth saying.
         self._calls.forget(lambda call: not isinstance(call, GetSplit | FinishTask | FailTask))
@@ -321,13 +283,13 @@ class Session(Generic[R]):
     def _go_on_leaving(self, now: float) -> None:
         leaving, calls = self._leaving, self._calls
         if leaving.phase is Phase.DRAINING:
-            unsettled = self._tasks.unsettled
+            unsettled = self.tasks.unsettled
             self._agenda.actions.warnings += leaving.wait_to_warn_of(unsettled, now)
             if not unsettled or leaving.is_due(now):
                 self.stop(now)
         if leaving.phase is Phase.SETTLING and (leaving.is_due(now) or not calls.of(GetSplit)):
             calls.forget(lambda call: isinstance(call, GetSplit))
-            left, words = self._tasks.undelivered()
+            left, words = self.tasks.undelivered()
             leaving.hand_back(Undelivered.of(left, words))
             for word in words:
                 self._agenda.ask(word, now)
@@ -362,12 +324,12 @@ class Session(Generic[R]):
         agenda, registration = self._agenda, self._registration
         if now >= registration.due_at:
             if registration.is_registered:
-                activity = () if self._activity is None else self._activity(self.ready)
-                agenda.ask(registration.beat(self.running, activity), now)
-                self._tasks.forget_silent(now)
+                activity = () if self._activity is None else self._activity(self.tasks.ready)
+                agenda.ask(registration.beat(self.tasks.running, activity), now)
+                self.tasks.forget_silent(now)
             else:
                 self._register(now)
-        self._tasks.look(now)
+        self.tasks.look(now)
         for call in self._calls.give_up(now):
             self._give_up(call, now)
         agenda.actions.calls += self._calls.due(now)
@@ -410,13 +372,14 @@ def _heard(session: Session[Any], asked: Any, answer: Any, now: float) -> None:
 _HEAR: dict[type, Callable[[Session[Any], Any, Any, float], None]] = {
     RegisterWorker: Session._registered,
     WorkerHeartbeat: Session._beaten,
-    GetTask: Session._defined,
-    GetPlan: Session._fetched,
+    GetTask: lambda session, *answer: session.tasks.defined(*answer),
+    GetPlan: lambda session, *answer: session.tasks.fetched(*answer),
     GetSplit: Session._granted,
-    FinishTask: Session._reported,
-    FailTask: Session._reported,
-    DropClient: Session._dropped,
-    SaveFiles: Session._files_heard,
+    # One that the dispatcher has no use for (its iteration was closed) is answered, too.
+    FinishTask: lambda session, *answer: session.tasks.reported(*answer),
+    FailTask: lambda session, *answer: session.tasks.reported(*answer),
+    DropClient: lambda session, *answer: session.tasks.dropped(*answer),
+    SaveFiles: lambda session, *answer: session.tasks.files_heard(*answer),
     HandBack: _heard,
     WorkerLeaving: _heard,
     WorkerLeft: _heard,

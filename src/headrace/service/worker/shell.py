@@ -90,7 +90,7 @@ class Shell:
     def num_tasks(self) -> int:
         """Number of tasks that are not finished."""
         with self._runner.lock:
-            return 0 if self._session is None else len(self._session.running)
+            return 0 if self._session is None else len(self._session.tasks.running)
 
     @property
     def is_registered(self) -> bool:
@@ -105,7 +105,7 @@ class Shell:
     def totals(self) -> Totals:
         """Return what was done for all tasks so far."""
         with self._runner.lock:
-            ready: ReadyByTask = {} if self._session is None else self._session.ready
+            ready: ReadyByTask = {} if self._session is None else self._session.tasks.ready
         return self._meters.totals(ready)
 
     # --- life -----------------------------------------------------------------------------------
@@ -219,8 +219,8 @@ class Shell:
         if not failed:
             return actions
         for producer, error in failed:
-            session.produced(producer, Portion(first=0, error=for_clients(error)), now)
-            session.ended(producer, f"it cannot be started: {describe(error)}", now)
+            session.tasks.produced(producer, Portion(first=0, error=for_clients(error)), now)
+            session.tasks.ended(producer, f"it cannot be started: {describe(error)}", now)
         more = self._act(session, now)
         for producer, _ in failed:
             del self._feeds[producer], self._producers[producer]
@@ -274,17 +274,17 @@ class Shell:
 
     def produced(self, producer: int, portion: Portion) -> None:
         """Take a portion that a producer made (`feed.Owner`)."""
-        self._bring(lambda session, now: session.produced(producer, portion, now))
+        self._bring(lambda session, now: session.tasks.produced(producer, portion, now))
 
     def needs_units(self, producer: int) -> None:
         """Take note that a producer waits for units (`feed.Owner`)."""
-        self._bring(lambda session, now: session.needs_units(producer, now))
+        self._bring(lambda session, now: session.tasks.needs_units(producer, now))
 
     def ended(self, producer: int, failure: str | None) -> None:
         """Take note that a producer makes no more portions (`feed.Owner`)."""
 
         def end(session: Session[Request], now: float) -> None:
-            session.ended(producer, failure, now)
+            session.tasks.ended(producer, failure, now)
             self._producers.pop(producer, None)
             self._meters.end(producer)
             feed = self._feeds.pop(producer, None)
