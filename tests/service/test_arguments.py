@@ -89,6 +89,11 @@ def test_distribute_refuses(changes: dict[str, Any], message: str) -> None:
             from_dataset_id(dataset_id="1000", **arguments)
 
 
+def test_an_argument_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'materialize'"):
+        distribute(ShardingPolicy.DYNAMIC, NOWHERE, materialize="folder")  # type: ignore[call-arg]
+
+
 def test_a_dataset_given_to_distribute_is_refused_with_apply() -> None:
     with pytest.raises(TypeError, match=r"dataset\.apply\(hr\.service\.distribute"):
         distribute(hr.Dataset.range(3), NOWHERE)  # type: ignore[arg-type]

@@ -25,11 +25,6 @@ from headrace.plan.source import INFINITE, UNKNOWN
 from headrace.rewrites.cut import Cut
 from headrace.service.by_value import by_value, checked_modules
 from headrace.service.client.job_use import JobUse
-from headrace.service.client.materialized import (
-    MaterializedSource,
-    check_materialize,
-    materialized,
-)
 from headrace.service.client.options import ReadingOptions, reading_options
 from headrace.service.client.source import RemoteSource
 from headrace.service.client.visits import (
@@ -44,7 +39,6 @@ from headrace.service.modes.ordered.consumers import spec_of_parts
 from headrace.service.modes.ordered.consumers_source import InTurns, source_for
 from headrace.service.modes.ordered.plan_cut import InOrder
 from headrace.service.registering import ask, check_compression, registered, registered_plan
-from headrace.storage.names import FileName
 from headrace.transport.security import Security
 
 __all__ = ["delivery_report", "distribute", "from_dataset_id"]
@@ -66,7 +60,6 @@ def distribute(
     ordered: bool = False,
     remainder: str = "drop",
     cost_fn: Callable[..., object] | None = None,
-    materialize: FileName | None = None,
     modules: Sequence[ModuleType | str] = (),
     wait_timeout: float = 3600.0,
     security: Security | None = None,
@@ -119,10 +112,6 @@ def distribute(
             "end_together" (their rows are shared evenly).
         cost_fn: Returns what a row costs, as its length. Rows of a round's batches are then shared
             so that each consumer has as many, and none is much dearer. It runs on workers.
-        materialize: A folder, by path or fsspec URL, in which this process keeps what comes. Later
-            passes, and other programs with the same dataset, read it there, in the order of the
-            pass that was kept; what is not there yet is made. A dataset with other steps, data or
-            code has a folder of its own in it. With DYNAMIC and exactly once alone.
         modules: Modules, or their names, that travel with the dataset: workers need not have them.
             A package stands for all that is in it. Modules that are not named travel by name.
         wait_timeout: Seconds without anybody alive who could deliver, or with a dispatcher that is
@@ -167,21 +156,9 @@ def distribute(
             on_data_loss=on_data_loss,
         )
     check_compression(compression)
-    kept_in = None if materialize is None else check_materialize(materialize, options)
 
     def apply(pipeline: Any) -> Dataset:
         dataset = Dataset.from_pipeline(pipeline)
-        served = serve(dataset)
-        if kept_in is None:
-            return served
-        plan = served.plan
-        assert isinstance(plan, FromSource)
-        assert isinstance(plan.source, RemoteSource | InTurns)
-        size = traverse.cardinality(dataset.plan)
-        source = materialized(plan.source, dataset.plan, kept_in, options, size)
-        return Dataset.from_source(source)
-
-    def serve(dataset: Dataset) -> Dataset:
         if options.processing_mode is ShardingPolicy.DYNAMIC:
             _check_not_distributed(dataset)
         _check_endless(options, traverse.cardinality(dataset.plan))
@@ -405,7 +382,7 @@ def _in_turns(
 
 def _check_not_distributed(dataset: Dataset) -> None:
     sources = [node.source for node in traverse.walk(dataset.plan) if isinstance(node, FromSource)]
-    if any(isinstance(source, RemoteSource | InTurns | MaterializedSource) for source in sources):
+    if any(isinstance(source, RemoteSource | InTurns) for source in sources):
         raise FailedPreconditionError(
             "this dataset reads a data service already, so there is nothing in it to be dealt: "
             "apply `distribute` once, after the steps that workers are to run"

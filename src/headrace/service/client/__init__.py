@@ -25,9 +25,6 @@ What does it:
     visits     how often elements are visited: what a plan can do, and its default
     source     the Source that a plan holds
     reader     what the consumer takes from an iteration, in pieces of the size that is asked for
-    parts      what a reading gave, kept in a folder part by part
-    materialized   the Source that reads there first, and keeps what comes
-    materialized_reader   its reader
     content    what came with an answer: elements, or an error
     keeping    what was given, until it cannot be asked for again
     targets    which tasks are for this client, by where their workers are, and by tags

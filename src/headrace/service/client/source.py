@@ -84,8 +84,6 @@ class _Latest:
 
     def __init__(self) -> None:
         self.reader: RemoteReader | ArrivingUnits | None = None
-        #: Whether others had read the pass to its end when it was opened.
-        self.was_over = False
 
     def __reduce__(self) -> tuple[type[_Latest], tuple[()]]:
         # Another process reads on its own account.
@@ -416,7 +414,7 @@ class RemoteSource(Source):
             lambda shell: self._join(opening, shell, target, left),
             left,
         )
-        self._latest.reader, self._latest.was_over = units, False
+        self._latest.reader = units
         named: dict[str, Any] = {"half": made.half, "seed": opening.seed}
         if self.counter is not None:
             named["iteration"] = list(pass_number)
@@ -478,7 +476,6 @@ class RemoteSource(Source):
         shell.opened(opened)
         if not opened.finished:  # nobody else is let in before it is
             self._use.received()
-        self._latest.was_over = opened.finished and left != 0
         return opened
 
     @property
@@ -507,13 +504,6 @@ class RemoteSource(Source):
         """Return what the latest iteration lost with workers; known at its end."""
         reader = self._latest.reader
         return () if reader is None else reader.lost
-
-    @property
-    def has_gaps(self) -> bool:
-        """Whether the latest iteration lacks units so far: lost, given up, or read by others."""
-        reader = self._latest.reader
-        gave_up = isinstance(reader, ArrivingUnits) and bool(reader.given_up)
-        return gave_up or self._latest.was_over or bool(self.lost_units())
 
     def _dial(self) -> DispatcherStub:
         return DispatcherStub(self.options.service, security=self.options.security)

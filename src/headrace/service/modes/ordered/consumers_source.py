@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import cast
@@ -127,8 +126,6 @@ class InTurns(Source):
     _use: JobUse = field(repr=False)
     _seed: int | None = field(default=None, repr=False)
     _keeper: Keeper = field(default_factory=Keeper, repr=False)
-    #: What was read last: the consumer's own elements, and those that are too few for a round.
-    _latest: deque[RemoteSource] = field(default_factory=lambda: deque(maxlen=2), repr=False)
 
     @property
     def element_spec(self) -> Spec | None:
@@ -227,16 +224,10 @@ class InTurns(Source):
         part = dataclasses.replace(part, _keeper=self._keeper)
         if is_job:
             part = dataclasses.replace(part, _use=self._use)
-        self._latest.append(part)
         return part
 
     def used_up(self, number: int) -> str:
         return self._use.used_up(number)
-
-    @property
-    def has_gaps(self) -> bool:
-        """Whether the latest pass lacks units so far: they were lost, or given up."""
-        return any(part.has_gaps for part in self._latest)
 
 
 def source_for(
