@@ -1,4 +1,4 @@
-# make demo | make demo-flights | make demo-keras | make test: each works as the first and only command on a fresh clone.
+# make demo | make demo-flights | make demo-keras | make demo-chaos | make test: each works as the first and only command on a fresh clone.
 # Needs make, git and Python 3.11 or newer (choose one with `make test PYTHON=python3.13`).
 
 PYTHON ?= python3
@@ -25,7 +25,7 @@ export PIP_NO_WARN_SCRIPT_LOCATION := 1
 # Tests start hundreds of Python processes; without cached bytecode each compiles Headrace again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo demo-flights demo-keras test test-all check soak bench docs clean
+.PHONY: help setup demo demo-flights demo-keras demo-chaos test test-all check soak bench docs clean
 .DEFAULT_GOAL := test
 
 help:
@@ -35,6 +35,8 @@ help:
 	@echo "             train a model of late flights on two workers and two parameter servers"
 	@echo "make demo-keras"
 	@echo "             train a Keras model on as many, kill one of each, and compare the weights"
+	@echo "make demo-chaos"
+	@echo "             kill a process every second, and compare with what one process reads"
 	@echo "make test    all checks, and all tests but the slow ones (WORKERS=3 processes)"
 	@echo "make test-all"
 	@echo "             all checks and tests"
@@ -50,10 +52,13 @@ demo: $(DEMO_READY)
 	@$(BIN)/headrace demo
 
 demo-flights: $(FLIGHTS_READY)
-	@$(BIN)/headrace demo --job flights
+	@$(BIN)/python examples/flights.py
 
 demo-keras: $(KERAS_READY)
-	@$(BIN)/headrace demo --job keras
+	@KERAS_BACKEND=$${KERAS_BACKEND:-jax} $(BIN)/python examples/keras_demo.py
+
+demo-chaos: $(DEMO_READY)
+	@$(BIN)/python examples/chaos.py
 
 test: check
 	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m "not slow"

@@ -3,6 +3,8 @@ from __future__ import annotations
 import dataclasses
 import re
 import socket
+import subprocess
+import sys
 
 import pytest
 import typer
@@ -35,6 +37,7 @@ def test_help_names_every_command():
     ("arguments", "words"),
     [
         (["no-such-command"], "no-such-command"),
+        (["demo", "--job", "keras"], "No such option: --job"),
         (["worker"], "--dispatcher"),
         (["worker", "--dispatcher", "nonsense"], "nonsense"),
         (["worker", "--dispatcher", "a:1", "--processes", "0"], "--processes 0"),
@@ -143,3 +146,10 @@ def test_the_status_of_nobody_is_one_line_and_exit_code_1():
     [line] = result.stderr.splitlines()
     assert line.startswith("headrace: ")
     assert address in line
+
+
+def test_the_commands_need_neither_jax_nor_scikit_learn():
+    code = (
+        "import sys, headrace.cli.main; sys.exit(any(m in sys.modules for m in ('jax', 'sklearn')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

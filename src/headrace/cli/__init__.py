@@ -21,10 +21,6 @@ journal            `headrace journal`: what became of a task or a job
 keys               `headrace keys`
 doctor             `headrace doctor`: what of this machine would hurt
 demo               `headrace demo`, with digits_data and digits_classifier
-flights            `headrace demo --job flights`, with flights_data and flights_model
-keras_demo         `headrace demo --job keras`
-scikit_learn       what these demos take from there
-chaos              `headrace demo --job chaos`, with chaos_data and chaos_servers
 help               plain text, in which names are whole
 failures           how a failure looks: one line and an exit code
 """

@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
-
-from headrace.cli.scikit_learn import images_and_labels
+from sklearn import datasets
 
 __all__ = ["Classifier", "Digits", "load_digits"]
 
@@ -32,7 +31,8 @@ class Digits:
 
 def load_digits() -> Digits:
     """Return scikit-learn's 1,797 handwritten digits."""
-    images, labels = images_and_labels()
+    bunch = datasets.load_digits()
+    images, labels = bunch.images.astype(np.uint8), bunch.target.astype(np.int64)
     held_out = np.arange(len(images)) % 5 == 0
     return Digits(images[~held_out], labels[~held_out], images[held_out], labels[held_out])
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import enum
 import importlib.metadata
-import os
 import sys
 from typing import Annotated
 
 import typer
 
-from headrace.cli import chaos, doctor, inspect, journal, keys, serve, task, top
+from headrace.cli import doctor, inspect, journal, keys, serve, task, top
 from headrace.cli.failures import CommandGroup
 from headrace.cli.help import GroupWithHelp
 
@@ -34,51 +32,17 @@ app.command("doctor")(doctor.examine)
 app.add_typer(keys.app, name="keys", cls=GroupWithHelp)
 
 
-class Job(enum.StrEnum):
-    """What the demo shows."""
-
-    DIGITS = "digits"
-    CHAOS = "chaos"
-    FLIGHTS = "flights"
-    KERAS = "keras"
-
-
 @app.command("demo")
-def _run_demo(
-    job: Annotated[
-        Job,
-        typer.Option(
-            help="digits: train a classifier on real digits through a dispatcher and two workers, "
-            "and kill one. chaos: kill a process every second, and compare what arrives with what "
-            "one process reads. flights: train a model of late flights on two workers and two "
-            "parameter servers, and kill one of each. keras: train a Keras model on as many, "
-            "with and without kills, and compare the weights."
-        ),
-    ] = Job.DIGITS,
-) -> None:
-    """Show what Headrace does, with processes that are killed."""
-    if job is Job.CHAOS:
-        raise typer.Exit(chaos.run_chaos())
-    extra = "demo" if job is Job.DIGITS else f"demo-{job}"
+def _run_demo() -> None:
+    """Train a classifier through a dispatcher and two workers, and kill one of them."""
     try:
-        if job is Job.FLIGHTS:
-            from headrace.cli.flights import run_flights  # noqa: PLC0415 - optional: scikit-learn
-
-            raise typer.Exit(run_flights())
-        if job is Job.KERAS:
-            os.environ.setdefault("KERAS_BACKEND", "jax")  # before Keras is imported
-            from headrace.cli.keras_demo import run_keras  # noqa: PLC0415 - optional: keras, jax
-
-            raise typer.Exit(run_keras())
         from headrace.cli.demo import run_demo  # noqa: PLC0415 - optional: jax, scikit-learn
-
-        raise typer.Exit(run_demo())
     except ModuleNotFoundError as error:
         print(
-            f"headrace: the demo needs {error.name}: pip install 'headrace[{extra}]'",
-            file=sys.stderr,
+            f"headrace: the demo needs {error.name}: pip install 'headrace[demo]'", file=sys.stderr
         )
         raise typer.Exit(1) from error
+    raise typer.Exit(run_demo())
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,4 +1,4 @@
-"""The programs under `examples` run, on each back end of Keras."""
+"""The example of parameter server training runs on each back end of Keras."""
 
 from __future__ import annotations
 

@@ -1,18 +1,22 @@
-"""`headrace demo --job keras`: Keras' `model.fit` on workers and parameter servers that are killed.
+"""Train a Keras model with `model.fit` while a worker and a parameter server are killed.
 
-    coordinator     digits -> shuffle -> batch -> model.fit
+    this program    digits -> shuffle -> batch -> model.fit
     workers         gradients of a batch each; a round of two is averaged
     servers         weights and slots of Adam, each on two servers
 
 The model is trained twice, from the same weights and on the same batches. In the second run a
 worker and a parameter server are killed in the middle of an epoch. Training goes on, and both runs
 end with the same weights, bit for bit.
+
+    pip install 'headrace[demo-keras]'
+    KERAS_BACKEND=jax python examples/keras_demo.py
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -20,18 +24,28 @@ from typing import Any
 import keras
 import numpy as np
 from rich.console import Console
+from sklearn import datasets
 
 import headrace as hr
-from headrace.cli.digits_classifier import Digits, load_digits
 
-__all__ = ["run_keras"]
-
-_EPOCHS = 12
-_BATCH_SIZE = 32
-_WANTED_ACCURACY = 0.93
+EPOCHS = 12
+BATCH_SIZE = 32
+WANTED_ACCURACY = 0.93
 
 
-class _ProgressLines(keras.callbacks.Callback):  # type: ignore[misc]  # Keras is untyped
+Digits = tuple[Any, Any]
+"""Images of 8 x 8 in 0..16 (uint8), and which digit each is (int64)."""
+
+
+def load_digits() -> tuple[Digits, Digits]:
+    """Return scikit-learn's 1,797 handwritten digits; every fifth is held out."""
+    bunch = datasets.load_digits()
+    images, labels = bunch.images.astype(np.uint8), bunch.target.astype(np.int64)
+    held_out = np.arange(len(images)) % 5 == 0
+    return (images[~held_out], labels[~held_out]), (images[held_out], labels[held_out])
+
+
+class ProgressLines(keras.callbacks.Callback):
     """Prints a line for each epoch."""
 
     def __init__(self, console: Console, epochs: int) -> None:
@@ -42,12 +56,15 @@ class _ProgressLines(keras.callbacks.Callback):  # type: ignore[misc]  # Keras i
         self._began = 0.0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Start the clock."""
         self._steps, self._began = 0, time.perf_counter()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Count a step."""
         self._steps = batch + 1
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Print the line."""
         seconds = time.perf_counter() - self._began
         self._console.print(
             f"epoch {epoch + 1}/{self._epochs}  {self._steps} steps in {seconds:.1f} s  "
@@ -56,7 +73,7 @@ class _ProgressLines(keras.callbacks.Callback):  # type: ignore[misc]  # Keras i
         )
 
 
-class _KillTasks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras is untyped
+class KillTasks(keras.callbacks.Callback):
     """Kills tasks of a cluster (SIGKILL); the cluster starts them again.
 
     Args:
@@ -83,9 +100,11 @@ class _KillTasks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras is un
         return [f"{kind} {index}" for kind, index in self._kills.values()]
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Remember the epoch."""
         self._epoch = epoch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Kill the task that is due after this batch, if one is."""
         task = self._kills.get((self._epoch, batch))
         pid = None if task is None else self._cluster.pid(*task)
         if task is None or pid is None:
@@ -98,14 +117,14 @@ class _KillTasks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras is un
         )
 
 
-def run_keras(epochs: int = _EPOCHS, console: Console | None = None) -> int:
+def run_keras(epochs: int = EPOCHS, console: Console | None = None) -> int:
     """Run the demo; return the exit code: 0 if all that the last line says is true."""
     console = console or Console(highlight=False, soft_wrap=True)
     began = time.perf_counter()
-    digits = load_digits()
-    steps = -(-len(digits.train_images) // _BATCH_SIZE)
+    train_digits, held_out_digits = load_digits()
+    steps = -(-len(train_digits[1]) // BATCH_SIZE)
     console.print(
-        f"{len(digits.train_images)} handwritten digits; {len(digits.test_images)} more are held "
+        f"{len(train_digits[1])} handwritten digits; {len(held_out_digits[1])} more are held "
         f"out; Keras {keras.version()} on {keras.backend.backend()}"
     )
     with hr.distribute.LocalCluster(num_workers=2, num_ps=2) as cluster:
@@ -115,16 +134,20 @@ def run_keras(epochs: int = _EPOCHS, console: Console | None = None) -> int:
             )
         )
         console.print("\nfirst run: nothing is killed")
-        expected, accuracy = _train(cluster, digits, epochs, [_ProgressLines(console, epochs)])
+        expected, accuracy = train(
+            cluster, train_digits, held_out_digits, epochs, [ProgressLines(console, epochs)]
+        )
         console.print("\nsecond run: a worker and a parameter server are killed")
         middle = steps // 2
-        kills = _KillTasks(
+        kills = KillTasks(
             cluster,
             console,
             [(epochs // 3, middle, ("worker", 0)), (epochs * 2 // 3, middle, ("ps", 1))],
         )
-        lines = _ProgressLines(console, epochs)
-        weights, accuracy_of_second = _train(cluster, digits, epochs, [lines, kills])
+        lines = ProgressLines(console, epochs)
+        weights, accuracy_of_second = train(
+            cluster, train_digits, held_out_digits, epochs, [lines, kills]
+        )
     difference = max(
         float(np.max(np.abs(one - other))) for one, other in zip(expected, weights, strict=True)
     )
@@ -135,8 +158,8 @@ def run_keras(epochs: int = _EPOCHS, console: Console | None = None) -> int:
     problems = [f"{name} was not killed" for name in kills.left]
     if not all(map(np.array_equal, expected, weights)) or accuracy != accuracy_of_second:
         problems.append("the two runs differ")
-    if accuracy < _WANTED_ACCURACY:
-        problems.append(f"held-out accuracy {accuracy:.4f} is below {_WANTED_ACCURACY}")
+    if accuracy < WANTED_ACCURACY:
+        problems.append(f"held-out accuracy {accuracy:.4f} is below {WANTED_ACCURACY}")
     if problems:
         console.print("demo: failed: " + "; ".join(problems), style="red")
         return 1
@@ -149,8 +172,12 @@ def run_keras(epochs: int = _EPOCHS, console: Console | None = None) -> int:
     return 0
 
 
-def _train(
-    cluster: hr.distribute.LocalCluster, digits: Digits, epochs: int, callbacks: list[Any]
+def train(
+    cluster: hr.distribute.LocalCluster,
+    train_digits: Digits,
+    held_out_digits: Digits,
+    epochs: int,
+    callbacks: list[Any],
 ) -> tuple[list[Any], float]:
     """Train a model; return its weights and its accuracy on held-out digits."""
     keras.utils.set_random_seed(0)
@@ -170,14 +197,18 @@ def _train(
         model.compile(
             keras.optimizers.Adam(0.003), "sparse_categorical_crossentropy", metrics=["accuracy"]
         )
-    train = (
-        hr.Dataset.from_tensor_slices((digits.train_images, digits.train_labels))
-        .shuffle(len(digits.train_images), seed=0)
-        .batch(_BATCH_SIZE)
+    batches = (
+        hr.Dataset.from_tensor_slices(train_digits)
+        .shuffle(len(train_digits[1]), seed=0)
+        .batch(BATCH_SIZE)
     )
-    held_out = hr.Dataset.from_tensor_slices((digits.test_images, digits.test_labels)).batch(120)
-    model.fit(train, epochs=epochs, validation_data=held_out, callbacks=callbacks, verbose=0)
+    held_out = hr.Dataset.from_tensor_slices(held_out_digits).batch(120)
+    model.fit(batches, epochs=epochs, validation_data=held_out, callbacks=callbacks, verbose=0)
     accuracy = model.evaluate(held_out, return_dict=True, verbose=0)["accuracy"]
     weights = model.get_weights()
     strategy.close()
     return weights, accuracy
+
+
+if __name__ == "__main__":
+    sys.exit(run_keras())

@@ -14,11 +14,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.cli import chaos
-from headrace.cli.chaos_data import ElementsHash, SequenceHash, batches, images, write_files
-from headrace.cli.chaos_servers import Kill, Killer
+from examples.chaos import (
+    ElementsHash,
+    Kill,
+    Killer,
+    SequenceHash,
+    batches,
+    images,
+    run_chaos,
+    write_files,
+)
 
-COMMAND = [sys.executable, "-m", "headrace", "demo", "--job", "chaos"]
+COMMAND = [sys.executable, str(Path(__file__).parents[2] / "examples" / "chaos.py")]
 
 
 @pytest.mark.slow
@@ -31,7 +38,7 @@ def test_what_is_read_while_processes_are_killed_is_what_one_process_reads(
     monkeypatch.setattr("tempfile.tempdir", None)
     seed = random.randrange(10_000)
     # 600 rows of 20 ms at three workers: on any machine four seconds at least, so some are killed.
-    code = chaos.run_chaos(seed, files=30, rows=20, pause=0.02)
+    code = run_chaos(seed, files=30, rows=20, pause=0.02)
     written = capsys.readouterr().out
     assert code == 0, written
     lines = written.splitlines()
@@ -82,13 +89,6 @@ def running(*words: str) -> list[str]:
         if any(word in command for word in words):
             found.append(command)
     return found
-
-
-def test_it_needs_neither_jax_nor_scikit_learn() -> None:
-    code = (
-        "import sys, headrace.cli.main; sys.exit(any(m in sys.modules for m in ('jax', 'sklearn')))"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def batch(*numbers: int) -> dict[str, Any]:

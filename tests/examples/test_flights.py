@@ -10,9 +10,16 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from headrace.cli.flights import Kill, Training, run_flights
-from headrace.cli.flights_data import Flights, code_tail, load_flights
-from headrace.cli.flights_model import gradients_of, scores_of
+from examples.flights import (
+    Flights,
+    Kill,
+    Training,
+    code_tail,
+    gradients_of,
+    load_flights,
+    run_flights,
+    scores_of,
+)
 
 HEADER = "year,month,day,arr_delay,carrier,tailnum,origin,dest,hour"
 
