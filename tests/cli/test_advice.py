@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.cli.advice import bound_of, bound_of_save
+from headrace.cli.frame import bound_of, bound_of_save
 from headrace.service.messages import ClientStatus, IterationStatus, StageStatus, TaskStatus
 
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from headrace.cli.asking import Look, SeenServer
-from headrace.cli.shown import render_look
+from headrace.cli.inspect import render_look
 from headrace.coordinator.status import CoordinatorStatus, RunningFunction, WorkerStatus
 from headrace.parameter_server.messages import ServerStatus
 

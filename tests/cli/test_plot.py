@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.cli.plot import letters
+from headrace.cli.tables import letters
 
 
 @pytest.mark.parametrize(

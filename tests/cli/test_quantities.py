@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.cli.quantities import bytes_of, duration, number, plural, printable, rate
+from headrace.cli.tables import bytes_of, duration, number, plural, printable, rate
 
 
 @pytest.mark.parametrize(

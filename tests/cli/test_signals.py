@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 
-from headrace.cli.signals import Signals
+from headrace.cli.running import Signals
 
 
 def test_a_signal_that_came_before_the_wait_is_not_lost():
@@ -44,7 +44,7 @@ def test_the_handlers_from_before_are_back_afterwards():
 
 FORKING = """
 import os, signal, time
-from headrace.cli.signals import Signals
+from headrace.cli.running import Signals
 
 with Signals() as signals:
     begun, begins = os.pipe()
@@ -76,7 +76,7 @@ def send():
 parent = os.getpid()
 os.register_at_fork(after_in_child=send)  # before anybody else's
 
-from headrace.cli.signals import Signals
+from headrace.cli.running import Signals
 
 with Signals() as signals:
     child = os.fork()

@@ -5,8 +5,8 @@ import signal
 
 import pytest
 
-from headrace.cli import supervise
-from headrace.cli.supervise import run_children
+from headrace.cli import running
+from headrace.cli.running import run_children
 
 pytestmark = pytest.mark.heavy
 
@@ -25,13 +25,13 @@ def test_a_child_that_fails_by_itself_is_reported_and_the_command_fails(capfd):
 
 @pytest.mark.timeout(120)
 def test_a_stop_signal_stops_the_children(monkeypatch, capfd):
-    class SignalThatCameAtOnce(supervise.Signals):
+    class SignalThatCameAtOnce(running.Signals):
         def __enter__(self):
             super().__enter__()
             os.kill(os.getpid(), signal.SIGTERM)
             return self
 
-    monkeypatch.setattr(supervise, "Signals", SignalThatCameAtOnce)
+    monkeypatch.setattr(running, "Signals", SignalThatCameAtOnce)
     worker = ["worker", "--with-parent", "--dispatcher", "127.0.0.1:1"]
     # They have to start before they can stop: where the machine is busy that takes a while.
     assert run_children([worker, worker], patience=60.0) == 0

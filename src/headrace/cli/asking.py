@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
-from headrace.cli.failures import wrong_arguments
+from headrace.cli.commands import wrong_arguments
 from headrace.coordinator.status import AskStatus, CoordinatorStatus
 from headrace.errors import FailedPreconditionError, HeadraceError
 from headrace.parameter_server.messages import ServerStatus, Status

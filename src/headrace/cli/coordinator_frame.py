@@ -5,8 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from headrace.cli.asking import Look, SeenServer
-from headrace.cli.quantities import bytes_of, duration, number, plural, rate, trend
-from headrace.cli.tables import cut, fitted, other_versions, table
+from headrace.cli.tables import (
+    bytes_of,
+    cut,
+    duration,
+    fitted,
+    number,
+    other_versions,
+    plural,
+    rate,
+    table,
+    trend,
+)
 from headrace.coordinator.status import CoordinatorStatus, WorkerStatus
 from headrace.parameter_server.messages import ServerStatus
 

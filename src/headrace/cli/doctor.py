@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from headrace.cli.failures import wrong_arguments
-from headrace.cli.quantities import plural
+from headrace.cli.commands import wrong_arguments
+from headrace.cli.tables import plural
 from headrace.errors import HeadraceError
 from headrace.service.config import parse_service
 from headrace.service.dispatcher.stub import DispatcherStub

@@ -1,13 +1,31 @@
-"""One frame of `headrace top` on a dispatcher: a status as text, without terminal or clock."""
+"""One frame of `headrace top` on a dispatcher, as text, with what bounds an epoch.
+
+clients wait | tasks wait for clients | what bounds it
+-------------+------------------------+------------------------------------------------
+yes          | no                     | the workers, or that there is nothing to read
+no           | yes                    | the clients
+yes          | yes                    | the connection between them
+no           | no                     | nothing: both have what they need
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean
 
-from headrace.cli import plot
-from headrace.cli.advice import bound_of, bound_of_save
-from headrace.cli.quantities import bytes_of, duration, number, plural, rate, trend
-from headrace.cli.tables import fitted, other_versions, table
+from headrace.cli.tables import (
+    bytes_of,
+    duration,
+    fitted,
+    letters,
+    number,
+    other_versions,
+    plural,
+    rate,
+    table,
+    trend,
+)
 from headrace.service.config import ShardingPolicy
 from headrace.service.messages import (
     ClientStatus,
@@ -17,7 +35,85 @@ from headrace.service.messages import (
     WorkerStatus,
 )
 
-__all__ = ["render"]
+__all__ = ["Bound", "bound_of", "bound_of_save", "render"]
+
+
+_WAITS = 0.2
+"""Who waits for a part of the time that is less does not wait; nor who waits for half as long as
+the others."""
+_TOO_SOON = 3.0
+"""Seconds in which too little was heard to judge."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What bounds a pass."""
+
+    by: str
+    """A few words, to stand after "bound by"."""
+    advice: str
+    """What would help; empty where nothing needs to."""
+
+
+def bound_of(reading: IterationStatus) -> Bound | None:
+    """Return what bounds a pass; None: it is over, or too little was heard of it."""
+    if reading.finished:
+        return None
+    if not reading.tasks:
+        return Bound("nobody who works", "no worker reads for this job; start one, or wait for it")
+    if not reading.clients:
+        return Bound("nobody who reads", "its elements wait for a client to come back")
+    if reading.seconds < _TOO_SOON:
+        return None
+    clients_wait = _mean([each.waiting for each in reading.clients])
+    tasks_wait = _mean([each.waiting_for_clients for each in reading.tasks])
+    clients = clients_wait >= max(_WAITS, tasks_wait / 2)
+    tasks = tasks_wait >= max(_WAITS, clients_wait / 2)
+    if clients and tasks:
+        return Bound(
+            "the way between workers and clients",
+            "both wait: see the network, put workers nearer, or raise max_outstanding_requests",
+        )
+    if tasks:
+        return Bound(
+            "the clients", "workers wait for them: training takes the time, and fewer workers do"
+        )
+    if clients:
+        return _short_of_work(reading)
+    return Bound("nothing", "")
+
+
+def bound_of_save(saving: IterationStatus) -> Bound | None:
+    """Return what bounds a save, which nobody reads; None: it is over, or began just now."""
+    if saving.finished:
+        return None
+    if not saving.tasks:
+        return Bound("nobody who works", "no worker writes its files; start one, or wait for it")
+    if saving.seconds < _TOO_SOON:
+        return None
+    if _mean([each.waiting_for_clients for each in saving.tasks]) >= _WAITS:
+        return Bound("the dispatcher", "workers wait until it has heard of their files")
+    return _short_of_work(saving)
+
+
+def _short_of_work(reading: IterationStatus) -> Bound:
+    starved = _mean([each.waiting_for_units for each in reading.tasks]) >= 0.5
+    if starved and reading.units_left == 0:
+        return Bound("the last units", "all units are dealt; the pass ends when they are done")
+    if starved:
+        return Bound(
+            "the dealing of units",
+            "workers wait for units: make them larger (a batch before distribute, larger files)",
+        )
+    if not reading.stages:
+        return Bound("the workers", "add workers")
+    stage = reading.stages[0]
+    return Bound(f"{stage.stage}, on the workers", "add workers, or make that step faster")
+
+
+def _mean(values: Sequence[float]) -> float:
+    return fmean(values) if values else 0.0
+
 
 _BAR = 24
 _MOST_CLIENTS = 3
@@ -94,7 +190,7 @@ def _pass(reading: IterationStatus, before: float | None, *, is_save: bool) -> I
         parts.append(f"{duration(reading.seconds_left)} left")
     yield f"  {title}  {'  '.join(parts)}"
     if len(reading.history) > 1:
-        yield f"    made      {plot.letters(reading.history)} {rate(max(reading.history))} at most"
+        yield f"    made      {letters(reading.history)} {rate(max(reading.history))} at most"
     if reading.units is not None:
         total = "without end" if reading.units < 0 else f"of {number(reading.units)}"
         units = (

@@ -1,22 +1,77 @@
-"""`headrace status`: who is there, and what is going on."""
+"""`headrace status` and `headrace journal`: the status of a server, and what its journal holds."""
 
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from headrace.cli.asking import Asking
-from headrace.cli.options import Keys
-from headrace.cli.quantities import plural, printable
-from headrace.cli.shown import WIDTH_WITHOUT_TERMINAL, as_json, render_look
+from headrace.cli.asking import Asking, Look
+from headrace.cli.commands import Keys
+from headrace.cli.coordinator_frame import render_coordinator, render_server
+from headrace.cli.frame import render
+from headrace.cli.tables import plural, printable
+from headrace.coordinator.status import CoordinatorStatus
+from headrace.errors import NotFoundError
+from headrace.parameter_server.messages import ServerStatus
 from headrace.service.config import ShardingPolicy
+from headrace.service.dispatcher.journal import FORMAT
+from headrace.service.dispatcher.story import overview, tell_job, tell_task
 from headrace.service.messages import DispatcherStatus
+from headrace.serving.journal_copy import JournalCopy
 
-__all__ = ["Address", "Timeout", "show_status"]
+__all__ = [
+    "WIDTH_WITHOUT_TERMINAL",
+    "Address",
+    "Timeout",
+    "as_json",
+    "render_look",
+    "show_status",
+    "tell_journal",
+]
+
+
+WIDTH_WITHOUT_TERMINAL = 120
+
+
+def render_look(look: Look, previous: Look | None, width: int) -> str:
+    """Return what was seen as lines of at most `width` letters."""
+    match look.status:
+        case CoordinatorStatus() as status:
+            return render_coordinator(look, status, previous, width)
+        case ServerStatus() as status:
+            return render_server(look, status, previous, width)
+        case status:
+            before = None if previous is None else previous.status
+            return render(status, before if isinstance(before, DispatcherStatus) else None, width)
+
+
+def as_json(look: Look) -> str:
+    """Write what was seen as JSON: the fields of the records, and modes by name."""
+    plain = msgspec.to_builtins(look.status)
+    for job in plain.get("jobs", ()):
+        job["processing_mode"] = ShardingPolicy(job["processing_mode"]).name
+    if look.servers:
+        plain["servers"] = msgspec.to_builtins(look.servers)
+    _drop_types(plain)
+    return msgspec.json.format(msgspec.json.encode(plain), indent=2).decode()
+
+
+def _drop_types(value: Any) -> None:
+    """Leave out which record it was: what it is, its place says."""
+    if isinstance(value, dict):
+        value.pop("type", None)
+        for each in value.values():
+            _drop_types(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            _drop_types(each)
+
 
 Address = Annotated[
     str,
@@ -87,3 +142,35 @@ def _print(address: str, status: DispatcherStatus) -> None:
                 str(job.clients),
             )
         console.print(table)
+
+
+def tell_journal(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The dispatcher's --work-dir.")],
+    task: Annotated[int | None, typer.Option(help="Tell what became of this task.")] = None,
+    job: Annotated[
+        str | None, typer.Option(help="Tell what became of the job of this name.")
+    ] = None,
+) -> None:
+    """Tell what became of a task or a job; also while the dispatcher runs.
+
+    Without --task or --job it lists which there are. The directory is only read.
+    """
+    if task is not None and job is not None:
+        raise typer.BadParameter("--task and --job: one story at a time")
+    with JournalCopy(directory, FORMAT) as copy:
+        number, state = copy.first()
+        if task is not None:
+            told = [str(each) for each in tell_task(number, state, copy.records(), task)]
+        elif job is not None:
+            told = [str(each) for each in tell_job(number, state, copy.records(), job)]
+        else:
+            told = overview(state, copy.records())
+    if not told:
+        what = f"task {task}" if task is not None else f"job {job!r}"
+        raise NotFoundError(
+            f"the journal in {directory} tells of no {what}: there was none, or it was forgotten "
+            f"before the journal was last shortened; `headrace journal {directory}` lists those "
+            "that are there"
+        )
+    for line in told:
+        print(printable(line))

@@ -4,15 +4,39 @@ from __future__ import annotations
 
 import importlib.metadata
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from headrace.cli import doctor, inspect, journal, keys, serve, task, top
-from headrace.cli.failures import CommandGroup
-from headrace.cli.help import GroupWithHelp
+from headrace.cli import doctor, inspect, serve, task, top
+from headrace.cli.commands import CommandGroup, GroupWithHelp
+from headrace.transport.security import new_keys
 
 __all__ = ["app"]
+
+
+keys_app = typer.Typer(
+    no_args_is_help=True, help="Keys for services that other machines can reach."
+)
+
+
+@keys_app.callback()
+def _group() -> None:
+    """Keep `new` a command of its own while it is the only one."""
+
+
+@keys_app.command("new")
+def make_keys(
+    directory: Annotated[Path, typer.Argument(help="Where to write them; made if need be.")],
+) -> None:
+    """Make the keys of a server and of a first client, who is let in."""
+    folder = new_keys(directory)
+    print(f"keys written to {folder}")
+    print("  start the dispatcher with --keys and this directory; keep it secret")
+    print("  whoever talks to it needs client.key, client.key_secret and server.key")
+    print("  to let another client in, put its public key into authorized_clients/")
+
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -27,9 +51,9 @@ app.command("worker")(serve.run_worker)
 app.command("server")(task.run_task)
 app.command("status")(inspect.show_status)
 app.command("top")(top.show_top)
-app.command("journal")(journal.tell_journal)
+app.command("journal")(inspect.tell_journal)
 app.command("doctor")(doctor.examine)
-app.add_typer(keys.app, name="keys", cls=GroupWithHelp)
+app.add_typer(keys_app, name="keys", cls=GroupWithHelp)
 
 
 @app.command("demo")

@@ -1,19 +1,119 @@
-"""A server that runs until it is stopped: from its start to the last word."""
+"""Run one server, or several worker processes of one command, from the start to the last line.
+
+Both wait in the main thread for Ctrl-C, SIGTERM and their children, without races.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import select
+import signal
+import socket
 import sys
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Protocol
+from types import FrameType, TracebackType
+from typing import Protocol, Self, TextIO
 
-from headrace.cli.failures import wrong_arguments
-from headrace.cli.signals import STOP_SIGNALS, Signals
+from headrace.cli.commands import wrong_arguments
 from headrace.errors import CancelledError
+from headrace.forks import in_each_child
+from headrace.open_files import in_words
+from headrace.process.child import Command, clean_environment
+from headrace.process.family import Ended, Event, Family, NotStarted
 from headrace.process.parent import say_leaving, say_ready
+from headrace.process.stopping import stop
 
-__all__ = ["RunningServer", "run_server", "say"]
+__all__ = ["STOP_SIGNALS", "RunningServer", "Signals", "run_children", "run_server", "say"]
+
+
+STOP_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM})
+
+
+class Signals:
+    """Collects signals while the `with` block lasts; `wait` tells which came.
+
+    A signal that arrives before `wait` is not lost, and none interrupts what the main thread is
+    doing, so that starting and stopping are never left half done.
+    """
+
+    def __init__(self, *, children: bool = False) -> None:
+        self._wanted = STOP_SIGNALS | ({signal.SIGCHLD} if children else set())
+
+    def __enter__(self) -> Self:
+        """Take the signals over from Python's own handlers."""
+        self._receiver, self._sender = socket.socketpair()
+        self._sender.setblocking(False)
+        self._receiver.setblocking(False)
+        self._wakeup_before = signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
+        self._handlers_before = {
+            number: signal.signal(number, _leave_it_to_the_wakeup) for number in self._wanted
+        }
+        _taken_over.append(self)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Give the signals back."""
+        _taken_over.remove(self)
+        self._restore(self._wakeup_before)
+        self._receiver.close()
+        self._sender.close()
+
+    def _restore(self, wakeup: int) -> None:
+        for number, handler in self._handlers_before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(wakeup)
+
+    def wake(self) -> None:
+        """Let `wait` return without a signal; called from any thread, at any time."""
+        # A full buffer wakes as well as one byte more would; after the block nobody waits.
+        with contextlib.suppress(OSError):
+            self._sender.send(b"\0")
+
+    def wait(
+        self,
+        timeout: float | None = None,
+        closing: Sequence[TextIO] = (),
+        readable: Sequence[TextIO] = (),
+    ) -> frozenset[signal.Signals]:
+        """Wait for signals, or a call of `wake`; return the signals that came.
+
+        Args:
+            timeout: Seconds to wait, or None for as long as it takes.
+            closing: Streams that tell by closing that whoever started us is gone, which counts as
+                SIGTERM.
+            readable: Streams that end the wait, too, when something can be read from them.
+        """
+        watched: list[socket.socket | TextIO] = [self._receiver, *closing, *readable]
+        ready, _, _ = select.select(watched, [], [], timeout)
+        numbers = set(self._receiver.recv(4096)) if self._receiver in ready else set()
+        if any(stream in ready for stream in closing):
+            numbers.add(signal.SIGTERM)
+        return frozenset(number for number in self._wanted if number in numbers)
+
+
+def _give_back_in_a_child() -> None:
+    # A process that a user's function forks has nobody who waits; what it was sent would be heard
+    # in this one, through the socket that both have.
+    for each in reversed(_taken_over):
+        each._restore(-1)
+    _taken_over.clear()
+
+
+_taken_over: list[Signals] = []
+in_each_child(_give_back_in_a_child)
+
+
+def _leave_it_to_the_wakeup(number: int, frame: FrameType | None) -> None:
+    """Do nothing: the number was written to the socket already."""
 
 
 class RunningServer(Protocol):
@@ -126,3 +226,77 @@ class _Start:
         """Stop the server, whether it has started, is starting, or was about to."""
         self._is_called_off = True
         self._server.stop()
+
+
+_STOP_SECONDS = 15.0
+_OWN_CODES = (0, 1, 2)
+"""What a command of ours ends with before it is ready: done, failed with a message, wrongly
+called."""
+
+
+def run_children(
+    commands: Sequence[Sequence[str]],
+    *,
+    environment: Mapping[str, str] | None = None,
+    patience: float = 0.0,
+) -> int:
+    """Run commands of `headrace` as child processes until all have ended.
+
+    Ctrl-C or SIGTERM lets all of them deliver what they have and stop; a second one stops them at
+    once. One that ends unasked is reported on stderr and started again, after a delay that grows
+    with each end of it; one that never was ready and ends with a message of its own is not. Should
+    this process be killed, the children see it and stop.
+
+    Args:
+        commands: The arguments of each.
+        environment: Of the children; None: that of this process.
+        patience: Seconds that a child may take to deliver what it has.
+
+    Returns:
+        The exit code: 0, or 1 if a child failed.
+    """
+    variables = clean_environment(os.environ if environment is None else environment)
+    failed = False
+    family = Family(retries=lambda code: code not in _OWN_CODES)
+    with Signals(children=True) as signals:
+        try:
+            for arguments in commands:
+                ours = ("-P", "-m", "headrace", *arguments)
+                family.add(Command(arguments=ours, environment=variables), time.monotonic())
+            while not family.is_empty:
+                due = family.next_due()
+                wait = None if due is None else max(0.0, due - time.monotonic())
+                if STOP_SIGNALS & signals.wait(wait):
+                    break
+                for event in family.look(time.monotonic()):
+                    failed = _note(event, family, len(commands)) or failed
+        finally:
+            killed = stop(
+                family.children,
+                patience + _STOP_SECONDS,
+                hurried=_STOP_SECONDS,
+                is_hurried=lambda seconds: bool(STOP_SIGNALS & signals.wait(seconds)),
+            )
+    if killed:
+        pids = ", ".join(str(child.pid) for child in killed)
+        print(f"headrace: did not stop in time and was killed: process {pids}", file=sys.stderr)
+    return int(failed or bool(killed))
+
+
+def _note(event: Event, family: Family, count: int) -> bool:
+    """Report what has happened to a child; return whether it failed for good."""
+    match event:
+        case Ended(_, child, again_in):
+            words = "left when a signal asked it to" if child.was_asked else child.ending
+            if again_in is not None:
+                words += f" and is started again in {again_in:g} s"
+            left = sum(other.is_running for other in family.children)
+            _say(f"process {child.pid} {words}; {left} of {count} are left")
+            return again_in is None and not child.was_asked and child.code != 0
+        case NotStarted(_, error, again_in):
+            _say(f"a process could not be started ({in_words(error)}); next try in {again_in:g} s")
+    return False
+
+
+def _say(text: str) -> None:
+    print(f"headrace: {text}", file=sys.stderr, flush=True)

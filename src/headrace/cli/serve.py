@@ -10,10 +10,8 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.failures import wrong_arguments
-from headrace.cli.options import Keys, MetricsHost, MetricsPort, WithParent
-from headrace.cli.running import run_server, say
-from headrace.cli.supervise import run_children
+from headrace.cli.commands import Keys, MetricsHost, MetricsPort, WithParent, wrong_arguments
+from headrace.cli.running import run_children, run_server, say
 from headrace.process.bound import NO_ACCELERATORS
 from headrace.process.large_copies import large_copies
 from headrace.process.watchdog import exit_when_hung

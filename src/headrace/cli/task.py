@@ -9,11 +9,9 @@ from typing import Annotated
 import typer
 
 from headrace.arguments import check_int
-from headrace.cli.failures import wrong_arguments
-from headrace.cli.options import Keys, MetricsHost, MetricsPort, WithParent
-from headrace.cli.running import run_server, say
+from headrace.cli.commands import Keys, MetricsHost, MetricsPort, WithParent, wrong_arguments
+from headrace.cli.running import run_children, run_server, say
 from headrace.cli.serve import import_modules
-from headrace.cli.supervise import run_children
 from headrace.cluster.environment import TFConfigClusterResolver
 from headrace.cluster.roles import WORKER
 from headrace.cluster.spec import ClusterSpec

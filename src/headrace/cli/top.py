@@ -16,11 +16,10 @@ from typing import Annotated
 import typer
 
 from headrace.cli.asking import Asking, Look
-from headrace.cli.inspect import Address, Timeout
-from headrace.cli.options import Keys
-from headrace.cli.quantities import duration
-from headrace.cli.shown import WIDTH_WITHOUT_TERMINAL, render_look
-from headrace.cli.signals import STOP_SIGNALS, Signals
+from headrace.cli.commands import Keys
+from headrace.cli.inspect import WIDTH_WITHOUT_TERMINAL, Address, Timeout, render_look
+from headrace.cli.running import STOP_SIGNALS, Signals
+from headrace.cli.tables import duration
 from headrace.errors import HeadraceError
 
 __all__ = ["show_top"]

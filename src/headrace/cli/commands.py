@@ -1,0 +1,138 @@
+"""What all commands share: options, help, and failures.
+
+Help is plain text in which no name is broken, however narrow the terminal is. A failure is one line
+on stderr and an exit code:
+
+    0  done, or stopped by Ctrl-C or SIGTERM after running
+    1  something failed while it ran (`HeadraceError`, `OSError`)
+    2  the command was called wrongly
+
+`--debug` shows the traceback too.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from headrace.errors import DataLossError, HeadraceError
+from headrace.open_files import in_words
+
+__all__ = [
+    "CommandGroup",
+    "GroupWithHelp",
+    "Keys",
+    "MetricsHost",
+    "MetricsPort",
+    "WithParent",
+    "wrong_arguments",
+]
+
+
+Keys = Annotated[
+    Path | None,
+    typer.Option(envvar="HEADRACE_KEYS", help="Directory made by `headrace keys new`."),
+]
+MetricsPort = Annotated[
+    int | None,
+    typer.Option(help="Serve /metrics, /healthz and /readyz there, over HTTP; 0 takes a free one."),
+]
+MetricsHost = Annotated[
+    str, typer.Option(help="Whom these are for; the default is this machine alone.")
+]
+WithParent = Annotated[bool, typer.Option("--with-parent", hidden=True)]
+
+
+#: A hyphen at which no line is broken: `--fault-tolerant` is one word.
+_FIRM_HYPHEN = "\N{NON-BREAKING HYPHEN}"
+
+
+_WrapsLines: Any = typer.Context.formatter_class  # which has no public name
+
+
+class _Formatter(_WrapsLines):  # type: ignore[misc]
+    """Breaks lines at blanks alone."""
+
+    def write_text(self, text: str) -> None:
+        super().write_text(_firm(text))
+
+    def write_dl(self, rows: Sequence[tuple[str, str]], *args: Any, **options: Any) -> None:
+        super().write_dl([(_firm(term), _firm(text)) for term, text in rows], *args, **options)
+
+    def write(self, string: str) -> None:
+        super().write(string.replace(_FIRM_HYPHEN, "-"))
+
+
+class _Context(typer.Context):
+    formatter_class = _Formatter
+
+
+class GroupWithHelp(TyperGroup):
+    """Commands with such a help."""
+
+    context_class = _Context
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return the command of a name, or None."""
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            command.context_class = _Context
+        return command
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write each command with the whole first line of its help."""
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        rows = [
+            (name, (command.help or "").partition("\n")[0])
+            for name, command in commands
+            if not command.hidden
+        ]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+def _firm(text: str) -> str:
+    return text.replace("-", _FIRM_HYPHEN)
+
+
+class CommandGroup(GroupWithHelp):
+    """The commands; what one of them raises becomes a line and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the chosen command."""
+        try:
+            return super().invoke(ctx)
+        except (HeadraceError, OSError) as error:
+            if ctx.params.get("debug"):
+                traceback.print_exc()
+            # An error without words of its own is named by its class.
+            print(f"headrace: {in_words(error) or type(error).__name__}", file=sys.stderr)
+            raise typer.Exit(1) from error
+
+
+@contextmanager
+def wrong_arguments(options: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Turn the ValueError or TypeError of a checked record into a usage error.
+
+    Args:
+        options: The option for each field of the record: errors are to name what the user wrote.
+    """
+    try:
+        yield
+    except DataLossError:
+        raise  # it is a ValueError, too, and says nothing of arguments
+    except (TypeError, ValueError) as error:
+        words = str(error)
+        for field, option in (options or {}).items():
+            words = words.replace(f"`{field}`", option)
+            words = re.sub(rf"\b{field}=", f"{option} ", words)
+            words = words.replace(f"{option} ({option})", option)
+        raise typer.BadParameter(words) from error
